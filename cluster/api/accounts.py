@@ -206,9 +206,9 @@ async def estimate_job(call: Call[None]) -> Reply[v.EstimateView]:
     if job is None:
         raise unknown_job(f"there is no job {job_id} in the state")
     check_sight(call, state, job_id)
-    if job.guest is not None:
-        sentence = f"{job.guest.name} is a job of another scheduler, which alone says when it starts"
-        raise Problem(409, "wrong_state", sentence, f"ask that scheduler for its job {job.guest.job}", "job id")
+    if job.external_job is not None:
+        sentence = f"{job.external_job.name} is a job of another scheduler, which alone says when it starts"
+        raise Problem(409, "wrong_state", sentence, f"ask that scheduler for its job {job.external_job.job}", "job id")
     at = Instant(max(state.at, call.service.clock.now())) if job.state is JobState.PENDING else state.at
     found = await call.service.verdicts.estimate(state, job_id, at, call.work)
     view = v.EstimateView(

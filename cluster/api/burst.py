@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from cluster.api.privacy import only_user, owns
-from cluster.api.render import buffer_view, guest_fields, persistent_view
+from cluster.api.render import buffer_view, external_job_fields, persistent_view
 from cluster.api.service import Call, Reply, encoded, handles
 from cluster.api.web import Problem, actor_of, bad, queue_full
 from cluster.providers import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX, OperationError
@@ -29,7 +29,7 @@ from cluster.schemas import operations as ops
 from cluster.system import format_instant
 from cluster.system.eventloop import paced
 from replica.model import provider_facts, provision_of
-from replica.operations import GuestPhase
+from replica.operations import ExternalJobPhase
 from replica.views import Burst, BurstBuffer, burst_buffers, burst_of, burst_place
 
 BUFFERS_LISTED_MAX = 10_000
@@ -63,7 +63,7 @@ async def list_buffers(call: Call[None]) -> Reply[BuffersAnswer]:
         async for job_id in paced(job_ids, work, parts=1):
             if job_id not in state.buffers or (only is not None and state.jobs[job_id].request.user != only):
                 continue
-            if not parked or guest_fields(state, job_id).get("phase") == GuestPhase.PARKED:
+            if not parked or external_job_fields(state, job_id).get("phase") == ExternalJobPhase.PARKED:
                 found.append(job_id)
         return await work.ordered(found, reverse=newest)
 

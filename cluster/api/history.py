@@ -52,7 +52,7 @@ from cluster.security import Role
 from cluster.system import format_instant, parse_instant
 from cluster.system.eventloop import Work, paced
 from replica.messages import EVENTS, Batch, Entry, Event, JobSubmitted, job_of
-from replica.messages.events import GuestSetUp
+from replica.messages.events import ExternalJobSetUp
 from replica.model import private_data
 from replica.state import State
 from replica.values import NEVER, Instant
@@ -68,7 +68,7 @@ OF_DRILLS = frozenset({"stage_retried", "job_requeued", "run_requeued", "node_we
 }
 """Events that the role drill may see: what a drill should not lead to, and drills."""
 
-_BEGINNINGS = ("job_submitted", "guest_set_up")
+_BEGINNINGS = ("job_submitted", "external_job_set_up")
 """Events that a job begins with."""
 
 
@@ -299,9 +299,11 @@ async def explain_job(call: Call[None]) -> Reply[WhyView]:
 async def _explained(call: Call[None], state: State) -> Explained:
     """Return why the job waited at the moment that is asked about; Problem."""
     revision, at = _moment(call, state, "at")
-    (job, tasks), guest = call.one_reference()
+    (job, tasks), external_job = call.one_reference()
     try:
-        found = await call.service.past.why(job, call.identity, revision=revision, at=at, tasks=tasks, guest=guest)
+        found = await call.service.past.why(
+            job, call.identity, revision=revision, at=at, tasks=tasks, external_job=external_job
+        )
     except (HistorianBusy, HistorianLate) as error:
         raise busy(error) from error
     if not isinstance(found, Explained):
@@ -309,7 +311,7 @@ async def _explained(call: Call[None], state: State) -> Explained:
             raise unknown_job(found.sentence, "see its history")
         raise _not_held(call, found, at, "at")
     if call.identity.role is Role.SCHEDULER and found.scheduler != call.identity.name:
-        raise denied(f"{call.identity} may look at its own guests only", f"ask for {call.identity.name}:JOB")
+        raise denied(f"{call.identity} may look at its own external jobs only", f"ask for {call.identity.name}:JOB")
     check_sight_of(call, state, found.view.job_id, found.user)
     return found
 
@@ -357,7 +359,7 @@ async def decoded(recorded: Recorded, found: Records, work: Work) -> AsyncIterat
         await work.take(size_bytes=len(record.batch))
         batch = decode_batch(record.batch)
         for event in batch.entries[0].events:
-            if isinstance(event, JobSubmitted | GuestSetUp):
+            if isinstance(event, JobSubmitted | ExternalJobSetUp):
                 recorded.submitted_by(event.request.user)
         yield record, batch
 

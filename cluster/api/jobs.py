@@ -103,7 +103,7 @@ async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
     if unknown:
         raise bad(f"the job state {unknown[0]!r} is unknown", f"use {', '.join(sorted(_WORDS))}", "query state")
     user = call.query.get("user")
-    only_guests = call.query.get("guests") == "yes"
+    only_external_jobs = call.query.get("external_jobs") == "yes"
     after = call.integer("after", 0, least=0, most=JOB_ID_MAX) if "after" in call.query else None
     named = wire.job_reference(call.query["job"], "query job") if "job" in call.query else None
     state, work = await call.state(), call.work
@@ -113,7 +113,7 @@ async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
     async for job_id in paced(listed, work, parts=1):
         job = state.jobs[job_id]
         matches = (not wanted or job.state.name in wanted) and (user is None or job.request.user == user)
-        matches = matches and (job.guest is not None or not only_guests)
+        matches = matches and (job.external_job is not None or not only_external_jobs)
         if matches and (after is None or job_id > after):
             found.append(job_id)
     truncated = len(found) > limit
@@ -122,7 +122,7 @@ async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
     async for job_id in paced(shown_ids if after is not None else reversed(shown_ids), work):
         view = shown(call, state, job_view(state, job_id, known))
         job = state.jobs[job_id]
-        if expected and job.state is JobState.PENDING and job.guest is None and may_see(call, state, job_id):
+        if expected and job.state is JobState.PENDING and job.external_job is None and may_see(call, state, job_id):
             view = await _expected(call, state, view)
         rows.append(encoded(view))
     answer = JobsAnswer(
@@ -147,7 +147,7 @@ async def show_job(call: Call[None]) -> Reply[JobView]:
     job_id = call.job_in(state)
     view = await _job(call, state, job_id)
     job = state.jobs[job_id]
-    if job.state is JobState.PENDING and job.guest is None and may_see(call, state, job_id):
+    if job.state is JobState.PENDING and job.external_job is None and may_see(call, state, job_id):
         view = await _expected(call, state, view)
     if job_id in state.buffers and may_see(call, state, job_id):
         await work.take(RECORDS_PER_SLICE)

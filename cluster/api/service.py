@@ -88,8 +88,8 @@ LEADER_LATE_S_MAX = 60
 """How far a leader that caught up late is believed to be behind the truth, seconds, where a majority's clocks leave it
 open: with one replica down, one clock that is an hour ahead must not let an id of then come in."""
 
-GUEST_COLON = ":"
-"""What only names of guests have: `slurm:42`."""
+EXTERNAL_JOB_COLON = ":"
+"""What only names of external jobs have: `slurm:42`."""
 
 NO_ID = b""
 
@@ -174,26 +174,29 @@ class Call(msgspec.Struct, Generic[Asked]):
     def job_reference(self) -> tuple[int, Tasks]:
         """Return the job or array of the path, and its tasks: `12`, `12_3`, `12_[1-4]`; Problem 400 for others.
 
-        `slurm:42` is the last epoch of a guest, as this replica knows it; Redirect where that is not for it to say.
+        `slurm:42` is the last epoch of an external job, as this replica knows it; Redirect where that is not for it to
+        say.
         """
         named = self.params["id"]
-        if GUEST_COLON not in named:
+        if EXTERNAL_JOB_COLON not in named:
             return wire.job_reference(named, "job id")
         controller = self.service.controller
         if not controller.leads:
             raise self.service.elsewhere(controller.engine.leader)
-        return self._guest_in(controller.state, named), None
+        return self._external_job_in(controller.state, named), None
 
-    def _guest_in(self, state: State, named: str) -> int:
-        known = state.guests.get(named)
+    def _external_job_in(self, state: State, named: str) -> int:
+        known = state.external_jobs.get(named)
         if known is None:
-            raise unknown_job(f"there is no guest {named!r:.120} in the state")
+            raise unknown_job(f"there is no external job {named!r:.120} in the state")
         return known.job
 
     def one_reference(self) -> tuple[tuple[int, Tasks], str]:
-        """Return the job of the path with its task, or else the guest by its name, in whatever state; Problem 400."""
+        """Return the job of the path with its task, or else the external job by its name, in whatever state; Problem
+        400.
+        """
         named = self.params["id"]
-        if GUEST_COLON in named:
+        if EXTERNAL_JOB_COLON in named:
             return (0, None), named
         job_id, tasks = self.job_reference()
         if tasks is not None and len(tasks) > 1:
@@ -203,15 +206,17 @@ class Call(msgspec.Struct, Generic[Asked]):
     def job_in(self, state: State) -> int:
         """Return the one job that the path names at `state`; Problem 400 or 404 where it names none, or several.
 
-        Another scheduler finds its own guests and nothing else: Problem 403.
+        Another scheduler finds its own external jobs and nothing else: Problem 403.
         """
-        (job_id, tasks), guest = self.one_reference()
-        if guest:
-            job_id = self._guest_in(state, guest)
+        (job_id, tasks), external_job = self.one_reference()
+        if external_job:
+            job_id = self._external_job_in(state, external_job)
         if self.identity.role is Role.SCHEDULER:
             job = state.jobs.get(job_id)
-            if job is None or job.guest is None or job.guest.scheduler != self.identity.name:
-                raise denied(f"{self.identity} may look at its own guests only", f"ask for {self.identity.name}:JOB")
+            if job is None or job.external_job is None or job.external_job.scheduler != self.identity.name:
+                raise denied(
+                    f"{self.identity} may look at its own external jobs only", f"ask for {self.identity.name}:JOB"
+                )
             return job_id
         found = job_of_task(state, job_id, tasks)
         if found is None and tasks is not None:
@@ -317,7 +322,7 @@ class Service:
         self.stopping.set()
         self.statuses.stop()
         self.controller.orders.wake_all()
-        self.controller.guests.wake_all()
+        self.controller.external_jobs.wake_all()
 
     @functools.cached_property
     def publisher(self) -> Publisher:

@@ -118,7 +118,7 @@ async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
     found, work = await records_of(call, recorded, newest=True), call.work
     async for record, batch in decoded(recorded, found, work):
         for event in batch.entries[0].events:
-            if isinstance(event, e.JobSubmitted | e.GuestSetUp):
+            if isinstance(event, e.JobSubmitted | e.ExternalJobSetUp):
                 complete = found.whole  # it was submitted here
             elif isinstance(event, e.TransferRecorded):
                 if stage in (None, event.receipt.stage.word) and attempt in (0, event.receipt.attempt):

@@ -12,11 +12,11 @@ import msgspec
 from cluster.api.web import LONG_CHARACTERS, Prepared, Problem, bad, denied
 from cluster.schemas import OtherError, SubmitRequest, UpdateRequest, made_of, shared_fields
 from cluster.schemas import agents as agent_schemas
-from cluster.schemas import guests as g
+from cluster.schemas import external_jobs as g
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
 from cluster.system import parse_instant
-from replica.grammar import DirectiveRefused, Reading, read_guest_request, read_request, script_bytes_max
+from replica.grammar import DirectiveRefused, Reading, read_external_job_request, read_request, script_bytes_max
 from replica.messages import commands as c
 from replica.model import (
     DEFAULT_SITE,
@@ -183,8 +183,12 @@ def _licenses(texts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(found.items()))
 
 
-def guest_setup(job: str, request: g.SetupGuestRequest, site: Site) -> tuple[c.SetupGuest, tuple[str, ...]]:
-    """Return the command of a guest's setup, and what its directives say without effect; Problem with its place."""
+def external_job_setup(
+    job: str, request: g.SetUpExternalJobRequest, site: Site
+) -> tuple[c.SetUpExternalJob, tuple[str, ...]]:
+    """Return the command of an external job's setup, and what its directives say without effect; Problem with its
+    place.
+    """
     if len(request.script.encode()) > SCRIPT_BYTES_MAX:
         sentence = f"the script has more than {SCRIPT_BYTES_MAX} bytes"
         raise Problem(413, "limit_exceeded", sentence, "put its data into files and stage them in", "script")
@@ -198,13 +202,13 @@ def guest_setup(job: str, request: g.SetupGuestRequest, site: Site) -> tuple[c.S
         asked = msgspec.structs.replace(asked, **own, units="bare" if request.size else asked.units)
     options = JobOptions(gid=request.gid, groups=request.groups)
     wanted = JobRequest(request.name or job, request.user, "", request.workdir, 0, buffer=asked)
-    command = c.SetupGuest(request.cluster, job, request.uid, with_options(wanted, options), request.epoch)
+    command = c.SetUpExternalJob(request.cluster, job, request.uid, with_options(wanted, options), request.epoch)
     return command, reading.warnings
 
 
 def _directives(script: str, site: Site) -> Reading:
     try:
-        reading = read_guest_request(script, directive=site.directive)
+        reading = read_external_job_request(script, directive=site.directive)
         # Without a line of Slurm's word it is a scheduler that writes Forebay's own.
         return reading if reading.request is not None else read_request(script, "", "", provider=site.provider)
     except DirectiveRefused as error:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from cluster.audit.resubmit import guest_requests, submits, updates
+from cluster.audit.resubmit import external_job_requests, submits, updates
 from cluster.server import jobs_under_way
 from replica.decide import Wanted, differences
 from replica.fold import SpeculativeState
@@ -361,45 +361,45 @@ def _register_scheduler(led: Led) -> Iterator[Command]:
         yield c.RegisterScheduler(event.scheduler.cluster, event.scheduler.address)
 
 
-def _setup_guest(led: Led) -> Iterator[Command]:
+def _set_up_external_job(led: Led) -> Iterator[Command]:
     cluster = _cluster_of(led)
     for event in led.events:
-        if isinstance(event, e.GuestSetUp):
-            guest, decided = event.guest, event.request
-        elif isinstance(event, e.GuestTakenUp) and (known := led.state.jobs[event.job]).guest is not None:
-            guest, decided = replace(known.guest, epoch=event.epoch), known.request
+        if isinstance(event, e.ExternalJobSetUp):
+            external_job, decided = event.external_job, event.request
+        elif isinstance(event, e.ExternalJobTakenUp) and (known := led.state.jobs[event.job]).external_job is not None:
+            external_job, decided = replace(known.external_job, epoch=event.epoch), known.request
         else:
             continue
-        for request in guest_requests(led.state, guest.job, decided):
-            for epoch in dict.fromkeys((0, guest.epoch, guest.epoch - 1)):
-                yield c.SetupGuest(cluster, guest.job, guest.uid, request, epoch)
+        for request in external_job_requests(led.state, external_job.job, decided):
+            for epoch in dict.fromkeys((0, external_job.epoch, external_job.epoch - 1)):
+                yield c.SetUpExternalJob(cluster, external_job.job, external_job.uid, request, epoch)
 
 
-def _of_guest(command: Any, *flags: str) -> Callable[[Led], Iterator[Command]]:
-    """Return the candidates of a command about a guest, with each of its flags and without."""
+def _of_external_job(command: Any, *flags: str) -> Callable[[Led], Iterator[Command]]:
+    """Return the candidates of a command about an external job, with each of its flags and without."""
 
     def candidates(led: Led) -> Iterator[Command]:
         cluster = _cluster_of(led)
         for job in _jobs(led):
-            guest = led.state.jobs[job].guest
-            if guest is None:
+            external_job = led.state.jobs[job].external_job
+            if external_job is None:
                 continue
-            for epoch, *said in product((0, guest.epoch), *([(False, True)] * len(flags))):
+            for epoch, *said in product((0, external_job.epoch), *([(False, True)] * len(flags))):
                 fields = dict(zip(flags, said, strict=True))
-                yield command(cluster=cluster, job=guest.job, epoch=epoch, **fields)
+                yield command(cluster=cluster, job=external_job.job, epoch=epoch, **fields)
 
     return candidates
 
 
-def _tear_down_guest(led: Led) -> Iterator[Command]:
+def _tear_down_external_job(led: Led) -> Iterator[Command]:
     reasons = dict.fromkeys(("", *(event.reason for event in led.events if hasattr(event, "reason"))))
-    for command in _of_guest(c.TearDownGuest, "hurry")(led):
+    for command in _of_external_job(c.TearDownExternalJob, "hurry")(led):
         yield from (replace(command, reason=reason) for reason in reasons)
 
 
-def _miss_guest(led: Led) -> Iterator[Command]:
-    for event in led.of(e.GuestMissed):
-        yield c.MissGuest(_cluster_of(led), event.guest.removeprefix(f"{led.actor.name}:"), event.state)
+def _miss_external_job(led: Led) -> Iterator[Command]:
+    for event in led.of(e.ExternalJobMissed):
+        yield c.MissExternalJob(_cluster_of(led), event.external_job.removeprefix(f"{led.actor.name}:"), event.state)
 
 
 def _recover_cluster(led: Led) -> Iterator[Command]:
@@ -412,17 +412,23 @@ def _abort_drill(led: Led) -> Iterator[Command]:
         yield c.AbortDrill(event.drill, event.reason.removeprefix(f"{led.actor.name}: "))
 
 
-GUESTS_ASKED_MAX: Final = 1_024
-"""Guests that are looked at for the id of their user, count: a millisecond."""
+EXTERNAL_JOBS_ASKED_MAX: Final = 1_024
+"""External jobs that are looked at for the id of their user, count: a millisecond."""
 
 
 def _ids(led: Led, request: JobRequest) -> list[int]:
-    """Return what the id of a user may be: that of the group, as on most systems, or what guests of the user have."""
+    """Return what the id of a user may be: that of the group, as on most systems, or what external jobs of the user
+    have.
+    """
     assert isinstance(led.state, State)  # `WALKING` has asked for it
     gid, jobs = request.asked.gid, led.state.jobs
-    known = (jobs.get(one.job) for one in islice(led.state.guests.values(), GUESTS_ASKED_MAX))
-    guests = (job.guest.uid for job in known if job is not None and job.guest and job.request.user == request.user)
-    return list(dict.fromkeys((gid, *guests)))
+    known = (jobs.get(one.job) for one in islice(led.state.external_jobs.values(), EXTERNAL_JOBS_ASKED_MAX))
+    external_jobs = (
+        job.external_job.uid
+        for job in known
+        if job is not None and job.external_job and job.request.user == request.user
+    )
+    return list(dict.fromkeys((gid, *external_jobs)))
 
 
 def _make_persistent(led: Led) -> Iterator[Command]:
@@ -448,7 +454,7 @@ def _remove_persistent(led: Led) -> Iterator[Command]:
 
 # ---- the table
 
-_OTHER_ID: Final = "the user's id that its scheduler named, where no guest has it and it is not the group's"
+_OTHER_ID: Final = "the user's id that its scheduler named, where no external job has it and it is not the group's"
 
 REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.FoundCluster: Rebuilder(_found_cluster),
@@ -513,13 +519,15 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.ProbeDrill: Rebuilder(_as_event(c.ProbeDrill, e.DrillRenewed)),
     c.LockDrills: Rebuilder(_as_event(c.LockDrills, e.DrillsLocked)),
     c.UnlockDrills: Rebuilder(_as_event(c.UnlockDrills, e.DrillsUnlocked)),
-    c.SetupGuest: Rebuilder(_setup_guest, "directives that say more than was given, as its scheduler counted it"),
-    c.StageInGuest: Rebuilder(_of_guest(c.StageInGuest)),
-    c.BeginGuestRun: Rebuilder(_of_guest(c.BeginGuestRun)),
-    c.EndGuestRun: Rebuilder(_of_guest(c.EndGuestRun)),
-    c.StageOutGuest: Rebuilder(_of_guest(c.StageOutGuest)),
-    c.TearDownGuest: Rebuilder(_tear_down_guest, "the reason, where nothing came of it that says why"),
-    c.MissGuest: Rebuilder(_miss_guest),
+    c.SetUpExternalJob: Rebuilder(
+        _set_up_external_job, "directives that say more than was given, as its scheduler counted it"
+    ),
+    c.StageInExternalJob: Rebuilder(_of_external_job(c.StageInExternalJob)),
+    c.BeginExternalJobRun: Rebuilder(_of_external_job(c.BeginExternalJobRun)),
+    c.EndExternalJobRun: Rebuilder(_of_external_job(c.EndExternalJobRun)),
+    c.StageOutExternalJob: Rebuilder(_of_external_job(c.StageOutExternalJob)),
+    c.TearDownExternalJob: Rebuilder(_tear_down_external_job, "the reason, where nothing came of it that says why"),
+    c.MissExternalJob: Rebuilder(_miss_external_job),
     c.MakePersistent: Rebuilder(_make_persistent, _OTHER_ID),
     c.RemovePersistent: Rebuilder(_remove_persistent, _OTHER_ID),
 }

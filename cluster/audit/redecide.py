@@ -61,8 +61,8 @@ _TEXTS: Final = ("reason", "comment", "message")
 """Fields of events that people read and nothing is decided by."""
 
 _ALLOCATES: Final = (
-    e.BufferAllocated, e.AllocationRevoked, e.PersistentReserved, e.RunOrdered, e.GuestSpaceGiven, e.MoverChanged,
-    e.GuestStageInOrdered,
+    e.BufferAllocated, e.AllocationRevoked, e.PersistentReserved, e.RunOrdered, e.ExternalJobSpaceGiven, e.MoverChanged,
+    e.ExternalJobStageInOrdered,
 )  # fmt: skip
 
 

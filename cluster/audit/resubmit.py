@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from replica.grammar import DirectiveRefused, Reading, read_guest_request, read_request
+from replica.grammar import DirectiveRefused, Reading, read_external_job_request, read_request
 from replica.messages import JobSubmitted, SubmitJob, UpdateJob
 from replica.messages import events as e
 from replica.model import (
@@ -97,8 +97,8 @@ def buffers_asked(state: Facts, decided: JobRequest) -> list[BufferRequest | Non
     return list(dict.fromkeys(found))
 
 
-def guest_requests(state: Facts, name: str, decided: JobRequest) -> Iterator[JobRequest]:
-    """Yield what the setup of a guest may have asked for where this was decided; `name` is its job's number."""
+def external_job_requests(state: Facts, name: str, decided: JobRequest) -> Iterator[JobRequest]:
+    """Yield what the setup of an external job may have asked for where this was decided; `name` is its job's number."""
     options = JobOptions(gid=decided.asked.gid, groups=decided.asked.groups)
     buffer = decided.buffer
     if buffer is None:
@@ -106,7 +106,7 @@ def guest_requests(state: Facts, name: str, decided: JobRequest) -> Iterator[Job
     text = buffer.text + "\n"
     found = buffers_asked(state, decided)
     for read in (
-        lambda: read_guest_request("#!/bin/sh\n" + text, directive=state.site.directive),
+        lambda: read_external_job_request("#!/bin/sh\n" + text, directive=state.site.directive),
         lambda: read_request("#!/bin/sh\n" + text, "", "", provider=state.site.provider),
     ):
         found += _as_written(buffer, read)

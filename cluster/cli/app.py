@@ -90,7 +90,7 @@ SUMMARIES: Final = {
     "reservation": "Show and change reservations of burst-buffer space.",
     "scheduling": "Show and change the site's rules of scheduling.",
     "serve": "Run one replica in the foreground, as a service manager would.",
-    "scheduler": "Show other schedulers that have guests here: buffers whose jobs are theirs.",
+    "scheduler": "Show other schedulers that have external jobs here: buffers whose jobs are theirs.",
     "session": "Show and close sessions of programs: the answers to their commands are kept until they have arrived.",
     "slurm": "Be the burst buffer of a Slurm: its bridge, and what is written on its hosts.",
     "snapshot": "Save, fetch, inspect and restore snapshots.",

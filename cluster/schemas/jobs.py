@@ -89,12 +89,12 @@ class JobView(View, frozen=True, kw_only=True):
     """Only in the answer about one job: the user's number as the replica that answers knows it."""
     mover: str | None = None
     """The agent that stages for it where its buffer lies in a place."""
-    guest: str | None = None
+    external_job: str | None = None
     """What people call it at the scheduler that it belongs to, such as `slurm:42`; null: it is Forebay's own."""
     epoch: int | None = None
-    """Of a guest: how often that number has been set up, from 1."""
+    """Of an external job: how often that number has been set up, from 1."""
     phase: str | None = None
-    """Of a guest: where it stands, such as `lingering` or `parked`."""
+    """Of an external job: where it stands, such as `lingering` or `parked`."""
     tres: str = ""
     """What counts for it, as Slurm writes it: `cpu=1,node=1,bb/datawarp=200G`."""
     details: JobDetailsView | None = None
@@ -216,10 +216,10 @@ class BufferView(View, frozen=True, kw_only=True):
     hurry: bool = False
     unit: str = "bytes"
     """What its numbers count: bytes, nodes or count, as those of its pool."""
-    guest: str | None = None
-    """Of a guest: what people call it, such as `slurm:42`."""
+    external_job: str | None = None
+    """Of an external job: what people call it, such as `slurm:42`."""
     phase: str | None = None
-    """Of a guest: where it stands, such as `lingering` or `parked`."""
+    """Of an external job: where it stands, such as `lingering` or `parked`."""
     made_by: int | None = None
     """Of a persistent buffer: the job that made it, makes it, or has it deleted."""
     path: str | None = None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cluster.schemas import certificates as s
     from cluster.schemas import configuration as c
     from cluster.schemas import drills as d
-    from cluster.schemas import guests as g
+    from cluster.schemas import external_jobs as g
     from cluster.schemas import jobs as j
     from cluster.schemas import requests as r
     from cluster.schemas import transfers as t
@@ -36,7 +36,7 @@ else:
         Later, [f"cluster.schemas.{name}" for name in ("agents", "requests", "certificates", "transfers")]
     )
     d, g, ledger, overview, sessions = map(
-        Later, [f"cluster.schemas.{name}" for name in ("drills", "guests", "ledger", "overview", "sessions")]
+        Later, [f"cluster.schemas.{name}" for name in ("drills", "external_jobs", "ledger", "overview", "sessions")]
     )
 
 Asked = TypeVar("Asked")
@@ -56,7 +56,7 @@ _DRILLS: Final = frozenset({Role.OPERATOR, Role.DRILL})
 """Who carries out drills of the cluster."""
 _DRILL_WATCHERS: Final = PEOPLE | {Role.DRILL}
 _READERS: Final = PEOPLE | _SCHEDULERS
-"""People, and other schedulers about their own guests: `Call.job_in` finds no other job for them."""
+"""People, and other schedulers about their own external jobs: `Call.job_in` finds no other job for them."""
 _EVERYBODY: Final = frozenset(Role) - {Role.AUDITOR, Role.MONITOR, Role.GATEWAY}
 """Everybody who takes part; a gateway does in the name of people only."""
 _WATCHERS: Final = _EVERYBODY | {Role.MONITOR}
@@ -80,8 +80,8 @@ ENTRIES_READ: Final = 100
 ENTRIES_READ_MAX: Final = 1_000
 """Entries of the ledger in one answer, count."""
 
-GUEST_WAIT_S_MAX: Final = 30
-"""Seconds that a question about a guest may wait: below the idle timeouts of common proxies and firewalls."""
+EXTERNAL_JOB_WAIT_S_MAX: Final = 30
+"""Seconds that a question about an external job may wait: below the idle timeouts of common proxies and firewalls."""
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
@@ -108,7 +108,7 @@ HISTORY_OF: Final = (
 _THEN: Final = {"at": "how it was after a revision, or at a time, 2026-01-31T12:00:00Z; how it is if left out"}
 _PATIENCE: Final = {
     "while": "phases to wait in, separated by commas, before the answer is given",
-    "wait_s": f"wait for at most so many seconds (default 0, at most {GUEST_WAIT_S_MAX})",
+    "wait_s": f"wait for at most so many seconds (default 0, at most {EXTERNAL_JOB_WAIT_S_MAX})",
 }
 _STALE: Final = {"stale": "`ok`: answer at once from the replica that is asked, however old its state is"}
 _PARAMETER: Final = re.compile(r"\{([a-z_]+)\}")
@@ -222,7 +222,7 @@ LIST_JOBS = _get("list_jobs", "/v1/jobs", PEOPLE, lambda: j.JobsAnswer,
     {
         "state": "job states, separated by commas",
         "user": "only jobs of this user",
-        "guests": "`yes`: only guests, which are jobs of other schedulers",
+        "external_jobs": "`yes`: only external jobs, which are jobs of other schedulers",
         "job": "only this job, or these tasks: `12`, `12_3`, `12_[1-4]`; `12` is all tasks of an array",
         "after": "only jobs with a larger id, the smallest first: for reading all of them, page by page",
         "expected": f"`yes`: with when those that wait should start; at most {EXPECTED_LISTED_MAX} jobs then",
@@ -346,7 +346,7 @@ LIST_BUFFERS = _get("list_buffers", "/v1/buffers", PEOPLE, lambda: j.BuffersAnsw
     "List buffers: the persistent ones, those that hold or wait for something, and the newest others unless `live`.",
     {
         "live": "`yes`: only buffers that hold or wait for something",
-        "parked": "`yes`: only those of guests that were torn down with results which nobody has exported",
+        "parked": "`yes`: only those of external jobs that were torn down with results which nobody has exported",
     }, tag="capacity", then=True)
 CLEAR_PERSISTENT_BUFFER = _write("clear_persistent_buffer", "POST /v1/persistent/{name}/clear", _OPERATORS,
     lambda: r.ClearRequest, lambda: r.PersistentCleared,
@@ -408,54 +408,55 @@ LIST_RECEIPTS = _get("list_receipts", "/v1/transfers/{id}/receipts", PEOPLE, lam
     "Give every receipt of a job that the ledger has, oldest first; of one `stage` or `attempt` if that is asked.",
     {"stage": "only of `stage_in` or `stage_out`", "attempt": "only of this attempt"}, tag="transfers")
 
-# Guests: buffers whose jobs belong to another scheduler
+# External jobs: buffers whose jobs belong to another scheduler
 
 REGISTER_SCHEDULER = _write("register_scheduler", "POST /v1/scheduler/register", _SCHEDULERS,
     lambda: g.RegisterSchedulerRequest, lambda: g.SchedulersAnswer,
-    "Have guests under the name of the certificate; refused where another cluster has them.", tag="guests")
+    "Register the scheduler that the certificate names; rejected if another cluster has it.", tag="external_jobs")
 SHOW_SCHEDULER_SITE = _get("show_scheduler_site", "/v1/scheduler/site", _SCHEDULERS, lambda: g.SchedulerSiteAnswer,
-    "Show the pools that guests may be in with what is free, and what requests may say.", stale=False, tag="guests")
+    "Show the pools for external jobs with their free space, and the values requests accept.",
+    stale=False, tag="external_jobs")
 LIST_SCHEDULERS = _get("list_schedulers", "/v1/schedulers", PEOPLE, lambda: g.SchedulersAnswer,
-    "List the other schedulers that have guests here.", tag="guests")
+    "List the other schedulers that have external jobs here.", tag="external_jobs")
 RELEASE_SCHEDULER = _write("release_scheduler", "POST /v1/schedulers/{name}/release", _OPERATORS,
     lambda: Command, lambda: g.SchedulersAnswer,
-    "Let another cluster have guests under the name of a scheduler.", tag="guests")
-LIST_GUESTS = _get("list_guests", "/v1/guests", _SCHEDULERS, lambda: g.GuestsAnswer,
-    "List the caller's guests, each with its last epoch.",
-    {"live": "`yes`: only guests that are not over"}, stale=False, tag="guests")
-SHOW_GUEST = _get("show_guest", "/v1/guests/{job}", _SCHEDULERS, lambda: g.GuestAnswer,
-    "Show one of the caller's guests, at once or as soon as it is in another phase than those of `while`.",
-    _PATIENCE, stale=False, tag="guests")
-SETUP_GUEST = _write("setup_guest", "POST /v1/guests/{job}/setup", _SCHEDULERS,
-    lambda: g.SetupGuestRequest, lambda: g.GuestAnswer,
-    "Ask for the space of a guest, or take one up again that lingers; it may wait for space.",
-    query=_PATIENCE, tag="guests")
-STAGE_IN_GUEST = _write("stage_in_guest", "POST /v1/guests/{job}/stage-in", _SCHEDULERS,
-    lambda: g.GuestCommand, lambda: g.GuestAnswer,
-    "Have the data of a guest staged in.", query=_PATIENCE, tag="guests")
-BEGIN_GUEST_RUN = _write("begin_guest_run", "POST /v1/guests/{job}/begin-run", _SCHEDULERS,
-    lambda: g.GuestCommand, lambda: g.GuestAnswer,
-    "Say that the job of a guest begins.", tag="guests")
-END_GUEST_RUN = _write("end_guest_run", "POST /v1/guests/{job}/end-run", _SCHEDULERS,
-    lambda: g.GuestCommand, lambda: g.GuestAnswer,
-    "Say that the job of a guest has ended.", tag="guests")
-STAGE_OUT_GUEST = _write("stage_out_guest", "POST /v1/guests/{job}/stage-out", _SCHEDULERS,
-    lambda: g.GuestCommand, lambda: g.GuestAnswer,
-    "Have the results of a guest exported; then it is torn down.", query=_PATIENCE, tag="guests")
-TEAR_DOWN_GUEST = _write("tear_down_guest", "POST /v1/guests/{job}/teardown", _SCHEDULERS,
-    lambda: g.TearDownGuestRequest, lambda: g.GuestAnswer,
-    "Be done with a guest: it lingers, is parked or removed.", query=_PATIENCE, tag="guests")
-MISS_GUEST = _write("miss_guest", "POST /v1/guests/{job}/miss", _SCHEDULERS,
-    lambda: g.MissGuestRequest, lambda: g.GuestAnswer,
-    "Say that there should be a guest, and is none: the ledger has it from then on.", tag="guests")
+    "Let another cluster have external jobs under the name of a scheduler.", tag="external_jobs")
+LIST_EXTERNAL_JOBS = _get("list_external_jobs", "/v1/external-jobs", _SCHEDULERS, lambda: g.ExternalJobsAnswer,
+    "List the caller's external jobs, each with its last epoch.",
+    {"live": "`yes`: only external jobs that are not over"}, stale=False, tag="external_jobs")
+SHOW_EXTERNAL_JOB = _get("show_external_job", "/v1/external-jobs/{job}", _SCHEDULERS, lambda: g.ExternalJobAnswer,
+    "Show one of the caller's external jobs, at once or as soon as it is in another phase than those of `while`.",
+    _PATIENCE, stale=False, tag="external_jobs")
+SET_UP_EXTERNAL_JOB = _write("set_up_external_job", "POST /v1/external-jobs/{job}/setup", _SCHEDULERS,
+    lambda: g.SetUpExternalJobRequest, lambda: g.ExternalJobAnswer,
+    "Ask for the space of an external job, or take one up again that lingers; it may wait for space.",
+    query=_PATIENCE, tag="external_jobs")
+STAGE_IN_EXTERNAL_JOB = _write("stage_in_external_job", "POST /v1/external-jobs/{job}/stage-in", _SCHEDULERS,
+    lambda: g.ExternalJobCommand, lambda: g.ExternalJobAnswer,
+    "Have the data of an external job staged in.", query=_PATIENCE, tag="external_jobs")
+BEGIN_EXTERNAL_JOB_RUN = _write("begin_external_job_run", "POST /v1/external-jobs/{job}/begin-run", _SCHEDULERS,
+    lambda: g.ExternalJobCommand, lambda: g.ExternalJobAnswer,
+    "Say that the job of an external job begins.", tag="external_jobs")
+END_EXTERNAL_JOB_RUN = _write("end_external_job_run", "POST /v1/external-jobs/{job}/end-run", _SCHEDULERS,
+    lambda: g.ExternalJobCommand, lambda: g.ExternalJobAnswer,
+    "Say that the job of an external job has ended.", tag="external_jobs")
+STAGE_OUT_EXTERNAL_JOB = _write("stage_out_external_job", "POST /v1/external-jobs/{job}/stage-out", _SCHEDULERS,
+    lambda: g.ExternalJobCommand, lambda: g.ExternalJobAnswer,
+    "Have the results of an external job exported; then it is torn down.", query=_PATIENCE, tag="external_jobs")
+TEAR_DOWN_EXTERNAL_JOB = _write("tear_down_external_job", "POST /v1/external-jobs/{job}/teardown", _SCHEDULERS,
+    lambda: g.TearDownExternalJobRequest, lambda: g.ExternalJobAnswer,
+    "Be done with an external job: it lingers, is parked or removed.", query=_PATIENCE, tag="external_jobs")
+MISS_EXTERNAL_JOB = _write("miss_external_job", "POST /v1/external-jobs/{job}/miss", _SCHEDULERS,
+    lambda: g.MissExternalJobRequest, lambda: g.ExternalJobAnswer,
+    "Say that there should be an external job, and is none: the ledger has it from then on.", tag="external_jobs")
 LIST_PERSISTENT = _get("list_persistent", "/v1/persistent", _SCHEDULERS, lambda: g.PersistentsAnswer,
-    "List the persistent buffers that all nodes see, whoever made them.", stale=False, tag="guests")
+    "List the persistent buffers that all nodes see, whoever made them.", stale=False, tag="external_jobs")
 MAKE_PERSISTENT = _write("make_persistent", "POST /v1/persistent/{name}/make", _SCHEDULERS,
     lambda: g.MakePersistentRequest, lambda: g.PersistentAnswer,
-    "Have a persistent buffer made for a user; repeated, it says how far that is.", tag="guests")
+    "Have a persistent buffer made for a user; repeated, it says how far that is.", tag="external_jobs")
 REMOVE_PERSISTENT = _write("remove_persistent", "POST /v1/persistent/{name}/remove", _SCHEDULERS,
     lambda: g.RemovePersistentRequest, lambda: g.PersistentAnswer,
-    "Have a persistent buffer of a user removed; repeated, it says how far that is.", tag="guests")
+    "Have a persistent buffer of a user removed; repeated, it says how far that is.", tag="external_jobs")
 
 # Replicas, the ledger
 

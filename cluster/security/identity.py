@@ -39,7 +39,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
     USER = "user"
     SCHEDULER = "scheduler"
-    """Another scheduler: for its guests, which stand under the name of the certificate, and nothing else."""
+    """Another scheduler: for its external jobs, which stand under the name of the certificate, and nothing else."""
     AUDITOR = "auditor"
     """Somebody outside: reads checkpoints, tiles and leaves of the ledger's tree, and nothing else."""
     MONITOR = "monitor"

@@ -33,7 +33,7 @@ from cluster.server.history_fetch import Scrubbed
 from cluster.server.liveness import (
     LEADERLESS_S,
     NODE_DOWN_S,
-    GuestWatch,
+    ExternalJobWatch,
     Liveness,
     NodeWatch,
     OrderWatch,
@@ -141,7 +141,7 @@ class Controller:
         )
         self.liveness = Liveness(clock, node_down_s=node_down_s)
         self.orders = OrderWatch(storage.state.revision)
-        self.guests = GuestWatch()
+        self.external_jobs = ExternalJobWatch()
         self.transfer_totals = TransferTotals()
         self.job_totals = JobTotals(clock.now())
         self.engine = make_engine(self, self._on_change, fail)
@@ -252,7 +252,7 @@ class Controller:
         self.proposer.stop()
         self.polls.stop()
         self.orders.wake_all()
-        self.guests.wake_all()
+        self.external_jobs.wake_all()
         await self.engine.stop()
         self.applied_log.close()
         self._storage.close()
@@ -396,7 +396,7 @@ class Controller:
             if precomputed is None:
                 self.agreed.applied(after.at)
             self.orders.applied(before, batch, after)
-            self.guests.applied(batch, after)
+            self.external_jobs.applied(batch, after)
             self.job_totals.applied(before, batch, after)
             if before.transfers is not after.transfers:
                 self.transfer_totals.applied(batch)
@@ -474,7 +474,7 @@ class Controller:
         self.agreed.applied(image.state.at)
         self._snapshot_index = self._attempted_index = image.index
         self.orders.installed(image.state.revision)
-        self.guests.wake_all()
+        self.external_jobs.wake_all()
         self.proposer.installed()
         self.applied_log.reset(image.index, image.state.revision)
         self._release_appliers()
@@ -492,7 +492,7 @@ class Controller:
         if leading_term != self._leading_term:
             self._leading_term = leading_term
             self.liveness.lead()
-            self.guests.wake_all()
+            self.external_jobs.wake_all()
             LOGGER.info(
                 "%s in term %d, leader %s",
                 self.engine.role,

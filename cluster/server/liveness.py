@@ -512,13 +512,13 @@ class PollRounds:
                 proof.set_exception(error)
 
 
-GUEST_POLLS_MAX = 4096
-GUEST_POLLS_PER_SCHEDULER_MAX = 2048
-"""Questions about guests that wait at once, count: of all, and of one scheduler; the others ask again later."""
+EXTERNAL_JOB_POLLS_MAX = 4096
+EXTERNAL_JOB_POLLS_PER_SCHEDULER_MAX = 2048
+"""Questions about external jobs that wait at once, count: of all, and of one scheduler; the others ask again later."""
 
 
-class GuestWatch:
-    """Who waits for a guest to come further."""
+class ExternalJobWatch:
+    """Who waits for an external job to come further."""
 
     def __init__(self) -> None:
         """Begin with nobody."""
@@ -527,17 +527,17 @@ class GuestWatch:
 
     def has_room(self, scheduler: str) -> bool:
         """Whether one more question of the scheduler may wait."""
-        return self._of.total() < GUEST_POLLS_MAX and self._of[scheduler] < GUEST_POLLS_PER_SCHEDULER_MAX
+        return self._of.total() < EXTERNAL_JOB_POLLS_MAX and self._of[scheduler] < EXTERNAL_JOB_POLLS_PER_SCHEDULER_MAX
 
     def applied(self, batch: Batch, after: State) -> None:
-        """Have those check again who wait for a guest that the batch was about."""
+        """Have those check again who wait for an external job that the batch was about."""
         if not self._waiting:
             return
         for entry in batch.entries:
             for event in entry.events:
                 job = after.jobs.get(job_of(event) or 0)
-                if job is not None and job.guest is not None:
-                    self._wake(job.guest.name)
+                if job is not None and job.external_job is not None:
+                    self._wake(job.external_job.name)
 
     def wake_all(self) -> None:
         """Have everybody check again: leadership has changed, a snapshot was installed, or the server stops."""
@@ -545,7 +545,7 @@ class GuestWatch:
             self._wake(name)
 
     async def wait(self, scheduler: str, name: str, timeout_s: float) -> None:
-        """Wait until something may have happened to the guest, or `timeout_s` seconds."""
+        """Wait until something may have happened to the external job, or `timeout_s` seconds."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, set()).add(future)
         self._of[scheduler] += 1

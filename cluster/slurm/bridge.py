@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cluster.client import ApiError, Client
-from cluster.schemas import guests as g
+from cluster.schemas import external_jobs as g
 from cluster.schemas import new_command_id, operations
 from cluster.slurm.calls import FUNCTIONS, NO_TEXT, QUESTIONS, STAGE_IN, Answer, Calls, sentence
 from cluster.slurm.fifos import Fifos, Request
@@ -59,7 +59,7 @@ LOOK_S: Final = 0.02
 """Seconds between two looks whether an answer was read; twice as long each time, up to a second."""
 
 LIST_EVERY: Final = 5
-"""Renewals of files between two looks at all guests: what a bridge on another host staged."""
+"""Renewals of files between two looks at all external jobs: what a bridge on another host staged."""
 
 SITE_S: Final = 5.0
 """Seconds that the question for the site may take: it is asked again every RENEW_S anyway."""
@@ -86,7 +86,9 @@ def cluster_token(state: Path) -> str:
 
 
 def keep_token(state: Path, token: str) -> None:
-    """Put the word back where it was taken away with the rest of the state: these guests are of this Slurm still."""
+    """Put the word back where it was taken away with the rest of the state: these external jobs are of this Slurm
+    still.
+    """
     path = state / "forebay.cluster"
     if path.exists():
         return
@@ -212,15 +214,15 @@ class Bridge:
             await asyncio.sleep(max(0.0, RENEW_S - (uptime_s() - asked_s)))
 
     async def _list(self) -> None:
-        """Have the files of all guests as they are; ApiError, OSError."""
+        """Have the files of all external jobs as they are; ApiError, OSError."""
         self._files.ask()
         asked_s = uptime_s()
-        listed = await self._leader.call(operations.LIST_GUESTS, live="yes", deadline_s=SITE_S)
+        listed = await self._leader.call(operations.LIST_EXTERNAL_JOBS, live="yes", deadline_s=SITE_S)
         whole = not listed.truncated
-        self._files.reconcile(listed.guests, whole=whole)
+        self._files.reconcile(listed.external_jobs, whole=whole)
         made = (await self._leader.call(operations.LIST_PERSISTENT, deadline_s=SITE_S)).buffers
         uids = await self._identities.uids(one.user for one in made)
-        sessions = [session_of(guest) for guest in listed.guests if is_listed(guest)]
+        sessions = [session_of(external_job) for external_job in listed.external_jobs if is_listed(external_job)]
         unsure: list[str] = []
         for one in made:
             uid = uids.get(one.user)
@@ -229,8 +231,8 @@ class Bridge:
             elif (session := session_of_persistent(one, uid)) is not None:
                 sessions.append(session)
         self._files.list_all(sessions, whole=whole, unsure=unsure)
-        for guest in listed.guests:
-            self._calls.remember(guest, asked_s)
+        for external_job in listed.external_jobs:
+            self._calls.remember(external_job, asked_s)
 
     def _count(self) -> None:
         if self._metrics_file is None:
@@ -243,7 +245,7 @@ class Bridge:
             self._metrics_file = None
 
     async def _register(self) -> None:
-        """Say whose guests these are; BridgeRefused where another Slurm has this name."""
+        """Say whose external jobs these are; BridgeRefused where another Slurm has this name."""
         request = g.RegisterSchedulerRequest(
             command_id=new_command_id(self._clock), cluster=self._cluster, address=self._host
         )

@@ -1,9 +1,9 @@
 """What each function of Slurm's burst-buffer plugins comes to, as calls to the leader.
 
-Every call is a repeat or a no-op by where its guest stands (replica/decide/guests), so it is sent again until somebody
-answers, with a new command id or the old one. Of the calls of one job the later one wins: it ends the wait of an
-earlier one. On another host, where the backup slurmctld calls, that is what the epoch is for: each call asks first
-which one there is, and means no other however late it comes.
+Every call is a repeat or a no-op by where its external job stands (replica/decide/external_jobs), so it is sent again
+until somebody answers, with a new command id or the old one. Of the calls of one job the later one wins: it ends the
+wait of an earlier one. On another host, where the backup slurmctld calls, that is what the epoch is for: each call asks
+first which one there is, and means no other however late it comes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any, Final, TypeVar
 
 from cluster.client import ApiError, Client
 from cluster.schemas import Operation, TransferView, WhyView, new_command_id, operations
-from cluster.schemas import guests as g
+from cluster.schemas import external_jobs as g
 from cluster.slurm.files import Files, Session, linked_script, make_directory, session_of_persistent, uptime_s
 from cluster.slurm.slurmctld import array_of, owner_of
 from cluster.slurm.stage_ins import NEXT_S, POLLED_AGAIN_S, StageIns
 from cluster.system import Clock
-from replica.grammar import DirectiveRefused, find_overlap_in, read_guest_request, read_request
+from replica.grammar import DirectiveRefused, find_overlap_in, read_external_job_request, read_request
 from replica.model import Access, BufferRequest
 from replica.values import (
     MICROSECONDS_PER_SECOND,
@@ -40,7 +40,7 @@ from replica.values import (
 LOGGER = logging.getLogger(__name__)
 
 POLL_S: Final = 25
-"""Seconds that one question about a guest waits at the leader."""
+"""Seconds that one question about an external job waits at the leader."""
 
 CALL_S: Final = 10.0
 """Seconds that one call may take beside its own wait, before it is sent again."""
@@ -52,10 +52,12 @@ HOLD_S: Final = 10
 """Seconds that a question whether a stage has ended waits for its end: Slurm sleeps PollInterval after each `busy`."""
 
 NOT_NOW: Final = frozenset({401, 408, 429})
-"""Refusals below 500 that may be over soon: certificates and limits change. All others are the guest's own."""
+"""Refusals below 500 that may be over soon: certificates and limits change. All others are the external job's own."""
 
 EPOCH_S: Final = 2.0
-"""Seconds in which the leader says which epoch of a guest there is; then the one is meant that was heard of last."""
+"""Seconds in which the leader says which epoch of an external job there is; then the one is meant that was heard of
+last.
+"""
 
 WARM_S: Final = 5.0
 """Seconds in which the epoch that was heard of is the one that is meant: no other host takes over that fast."""
@@ -63,7 +65,7 @@ WARM_S: Final = 5.0
 NO_TEXT: Final = "the job's script is not UTF-8; write it as UTF-8"
 
 KNOWN_MAX: Final = 100_000
-"""Guests whose last epoch is remembered, count: more than Slurm has buffer jobs."""
+"""External jobs whose last epoch is remembered, count: more than Slurm has buffer jobs."""
 
 ALIVE: Final = frozenset({"waiting", "set-up", "staging-in", "stage-in-failed", "staged-in"})
 """Phases of an epoch that was set up and has not run: a setup of the same is a repeat."""
@@ -119,7 +121,7 @@ class Calls:
         self._said = ""
         self._stage_ins = StageIns()
         self._epochs: dict[str, tuple[int, float]] = {}
-        """Of each guest the last one that was heard of, and the uptime at that time, seconds."""
+        """Of each external job the last one that was heard of, and the uptime at that time, seconds."""
         self.site: g.SchedulerSiteAnswer | None = None
         """What the leader said last of this site; None until it did."""
         self.is_stuck: Callable[[str], bool] = lambda _: False
@@ -173,44 +175,45 @@ class Calls:
             return found
 
     async def _tell(
-        self, operation: Operation[Any, g.GuestAnswer], job: str, *phases: str, **fields: Any
-    ) -> g.GuestAnswer:
-        """Send a command, and return the guest as soon as it is in none of these phases; ApiError."""
+        self, operation: Operation[Any, g.ExternalJobAnswer], job: str, *phases: str, **fields: Any
+    ) -> g.ExternalJobAnswer:
+        """Send a command, and return the external job as soon as it is in none of these phases; ApiError."""
         epoch, heard_s = self._epochs.get(job, (0, -math.inf))
         if uptime_s() - heard_s > WARM_S:
             epoch, _ = await self._last(job)
-        kind = g.TearDownGuestRequest if operation is operations.TEAR_DOWN_GUEST else g.GuestCommand
+        kind = g.TearDownExternalJobRequest if operation is operations.TEAR_DOWN_EXTERNAL_JOB else g.ExternalJobCommand
         return await self._after(operation, lambda **own: kind(**own, epoch=epoch, **fields), job, *phases)
 
     async def _after(
-        self, operation: Operation[Any, g.GuestAnswer], make: Callable[..., Any], job: str, *phases: str
-    ) -> g.GuestAnswer:
+        self, operation: Operation[Any, g.ExternalJobAnswer], make: Callable[..., Any], job: str, *phases: str
+    ) -> g.ExternalJobAnswer:
         # The command itself waits: a question after it would cost as much as the command.
         waits = {"wait_s": POLL_S, "while": ",".join(phases)} if phases else {}
-        guest = await self._told(operation, make, job=job, **waits)
-        while guest.phase in phases:
-            guest = await self._told(operations.SHOW_GUEST, None, job=job, **waits)
-        self.remember(guest)
-        return guest
+        external_job = await self._told(operation, make, job=job, **waits)
+        while external_job.phase in phases:
+            external_job = await self._told(operations.SHOW_EXTERNAL_JOB, None, job=job, **waits)
+        self.remember(external_job)
+        return external_job
 
     async def _last(self, job: str) -> tuple[int, str]:
-        """Return the last epoch of a guest as the call begins, 0 for none, and its phase, empty where nobody says it.
+        """Return the last epoch of an external job as the call begins, 0 for none, and its phase, empty where nobody
+        says it.
 
         Asked of the leader; while none answers, what was heard of last. What another host begins is not meant.
         """
         try:
-            guest = await self._leader.call(operations.SHOW_GUEST, job=job, deadline_s=EPOCH_S)
+            external_job = await self._leader.call(operations.SHOW_EXTERNAL_JOB, job=job, deadline_s=EPOCH_S)
         except ApiError:
             if job in self._epochs:
                 return self._epochs[job][0], ""
-            guest = await self._show(job)
-        self.heard(guest)
-        return guest.epoch, guest.phase
+            external_job = await self._show(job)
+        self.heard(external_job)
+        return external_job.epoch, external_job.phase
 
-    def heard(self, guest: g.GuestView) -> None:
-        """Remember which epoch of a guest there is, and list it while Slurm counts it; OSError."""
-        self._files.heard(guest)
-        self.remember(guest)
+    def heard(self, external_job: g.ExternalJobView) -> None:
+        """Remember which epoch of an external job there is, and list it while Slurm counts it; OSError."""
+        self._files.heard(external_job)
+        self.remember(external_job)
 
     def answered(self, function: str, words: list[str], word: str) -> None:
         """Note that Slurm has the answer to a call; OSError."""
@@ -219,19 +222,21 @@ class Calls:
         if words and (function in STAGE_IN or function == "setup"):
             self._stage_ins.answered(words[0], _NEXT_S.get((function, word), 0.0))
 
-    def remember(self, guest: g.GuestView, asked_s: float | None = None) -> None:
-        """Remember which epoch of a guest there is; `asked_s`: the uptime when that was asked, None: it is fresh."""
-        known = self._epochs.get(guest.job)
+    def remember(self, external_job: g.ExternalJobView, asked_s: float | None = None) -> None:
+        """Remember which epoch of an external job there is; `asked_s`: the uptime when that was asked, None: it is
+        fresh.
+        """
+        known = self._epochs.get(external_job.job)
         # A list that was asked for before a setup was answered knows nothing of that setup.
         if known is not None and asked_s is not None and known[1] >= asked_s:
             return
-        if guest.phase in ("none", "over"):
-            self._epochs.pop(guest.job, None)
+        if external_job.phase in ("none", "over"):
+            self._epochs.pop(external_job.job, None)
         elif known is not None or len(self._epochs) < KNOWN_MAX:
-            self._epochs[guest.job] = guest.epoch, uptime_s() if asked_s is None else asked_s
+            self._epochs[external_job.job] = external_job.epoch, uptime_s() if asked_s is None else asked_s
 
-    async def _show(self, job: str) -> g.GuestAnswer:
-        return await self._told(operations.SHOW_GUEST, None, job=job)
+    async def _show(self, job: str) -> g.ExternalJobAnswer:
+        return await self._told(operations.SHOW_EXTERNAL_JOB, None, job=job)
 
     # In the order of a job's life
 
@@ -262,8 +267,8 @@ class Calls:
         except KeyError:
             return "fail", f"this host knows no user with the number {uid}"
 
-        def wanted(**own: Any) -> g.SetupGuestRequest:
-            return g.SetupGuestRequest(
+        def wanted(**own: Any) -> g.SetUpExternalJobRequest:
+            return g.SetUpExternalJobRequest(
                 **own, epoch=epoch, user=user, uid=uid, gid=gid, groups=groups, script=script, pool=pool, size=size
             )
 
@@ -273,16 +278,16 @@ class Calls:
         try:
             last, phase = await self._last(job)
             epoch = last if phase in ALIVE else last + 1
-            guest = await self._after(operations.SETUP_GUEST, wanted, job, "waiting")
-            self.heard(guest)
-            failed = guest.phase not in ("set-up", "staging-in", "staged-in")
+            external_job = await self._after(operations.SET_UP_EXTERNAL_JOB, wanted, job, "waiting")
+            self.heard(external_job)
+            failed = external_job.phase not in ("set-up", "staging-in", "staged-in")
         except ApiError:
             failed = True
             raise
         finally:
             # Where the bridge ends, Slurm goes on counting.
             self._files.setup_ends(job, failed=failed)
-        return ("fail", guest.message or f"the buffer is {guest.phase}") if failed else ("ok", "")
+        return ("fail", external_job.message or f"the buffer is {external_job.phase}") if failed else ("ok", "")
 
     async def _job_files(self, job: str, script: str) -> str:
         """Make what Slurm has not made of a task of a job array, and return the script; OSError."""
@@ -292,10 +297,15 @@ class Calls:
         return script or await linked_script(self._state, job, self._ask_array)
 
     def _has_none(self, script: str) -> bool:
-        """Whether a job only makes or removes persistent buffers: Slurm asks for those by name, and it is no guest."""
+        """Whether a job only makes or removes persistent buffers: Slurm asks for those by name, and it is no
+        external job.
+        """
         try:
             # Where Slurm has a word of its own (lua), nothing else asks for anything.
-            if self.site is not None and read_guest_request(script, directive=self.site.directive).request is not None:
+            if (
+                self.site is not None
+                and read_external_job_request(script, directive=self.site.directive).request is not None
+            ):
                 return False
             asked = read_request(script).request
         except DirectiveRefused:
@@ -327,66 +337,66 @@ class Calls:
         """`job`, perhaps its script: stage in, and wait until all is there."""
         if script and self._has_none(script):
             return "ok", ""
-        return self._staged(await self._tell(operations.STAGE_IN_GUEST, words[0], "set-up", "staging-in"))
+        return self._staged(await self._tell(operations.STAGE_IN_EXTERNAL_JOB, words[0], "set-up", "staging-in"))
 
     async def begin_data_in(self, words: list[str], script: str) -> Answer:
         """`job`: stage in; `test_data_in` asks how far it is."""
-        guest = await self._tell(operations.STAGE_IN_GUEST, words[0])
-        if guest.phase in ("set-up", "staging-in"):
+        external_job = await self._tell(operations.STAGE_IN_EXTERNAL_JOB, words[0])
+        if external_job.phase in ("set-up", "staging-in"):
             return "ok", ""
-        return self._staged(guest)
+        return self._staged(external_job)
 
     async def test_data_in(self, words: list[str], script: str) -> Answer:
         """`job`: whether all is there; waits a while for it."""
-        guest = await self._told(
-            operations.SHOW_GUEST, None, job=words[0], wait_s=HOLD_S, **{"while": "set-up,staging-in"}
+        external_job = await self._told(
+            operations.SHOW_EXTERNAL_JOB, None, job=words[0], wait_s=HOLD_S, **{"while": "set-up,staging-in"}
         )
-        return ("busy", "") if guest.phase in ("set-up", "staging-in") else self._staged(guest)
+        return ("busy", "") if external_job.phase in ("set-up", "staging-in") else self._staged(external_job)
 
-    def _staged(self, guest: g.GuestAnswer) -> Answer:
-        if guest.phase not in ("staged-in", "running"):
-            return "fail", guest.message or f"the buffer is {guest.phase}"
+    def _staged(self, external_job: g.ExternalJobAnswer) -> Answer:
+        if external_job.phase not in ("staged-in", "running"):
+            return "fail", external_job.message or f"the buffer is {external_job.phase}"
         # Before Slurm knows: `paths` must find it.
-        self._files.staged(guest)
+        self._files.staged(external_job)
         return "ok", ""
 
     async def pre_run(self, words: list[str], script: str) -> Answer:
         """`job`: the run begins."""
-        guest = await self._tell(operations.BEGIN_GUEST_RUN, words[0])
+        external_job = await self._tell(operations.BEGIN_EXTERNAL_JOB_RUN, words[0])
         # post-run: slurmctld was killed before it had written down that the job ran, and has it run again.
-        began = guest.phase in ("running", "post-run")
-        return ("ok", "") if began else ("fail", guest.message or f"the buffer is {guest.phase}")
+        began = external_job.phase in ("running", "post-run")
+        return ("ok", "") if began else ("fail", external_job.message or f"the buffer is {external_job.phase}")
 
     async def post_run(self, words: list[str], script: str) -> Answer:
         """`job`: the run has ended."""
-        await self._tell(operations.END_GUEST_RUN, words[0])
+        await self._tell(operations.END_EXTERNAL_JOB_RUN, words[0])
         return "ok", ""
 
     async def data_out(self, words: list[str], script: str) -> Answer:
         """`job`: export the results, and wait until they are."""
-        return _exported(await self._tell(operations.STAGE_OUT_GUEST, words[0], "post-run", "staging-out"))
+        return _exported(await self._tell(operations.STAGE_OUT_EXTERNAL_JOB, words[0], "post-run", "staging-out"))
 
     async def begin_data_out(self, words: list[str], script: str) -> Answer:
         """`job`: export the results; `test_data_out` asks how far it is."""
-        guest = await self._tell(operations.STAGE_OUT_GUEST, words[0])
-        return ("ok", "") if guest.phase in ("post-run", "staging-out") else _exported(guest)
+        external_job = await self._tell(operations.STAGE_OUT_EXTERNAL_JOB, words[0])
+        return ("ok", "") if external_job.phase in ("post-run", "staging-out") else _exported(external_job)
 
     async def test_data_out(self, words: list[str], script: str) -> Answer:
         """`job`: whether the results are exported; waits a while for it."""
-        guest = await self._told(
-            operations.SHOW_GUEST, None, job=words[0], wait_s=HOLD_S, **{"while": "post-run,staging-out"}
+        external_job = await self._told(
+            operations.SHOW_EXTERNAL_JOB, None, job=words[0], wait_s=HOLD_S, **{"while": "post-run,staging-out"}
         )
-        return ("busy", "") if guest.phase in ("post-run", "staging-out") else _exported(guest)
+        return ("busy", "") if external_job.phase in ("post-run", "staging-out") else _exported(external_job)
 
     async def teardown(self, words: list[str], script: str) -> Answer:
         """`job, hurry`: be done with the buffer."""
         self._files.teardown_begins(words[0], self._clock.now() // MICROSECONDS_PER_SECOND)
         hurry = words[1:2] == ["true"]
         async with self._stage_ins.leaving(words[0]):
-            guest = await self._tell(operations.TEAR_DOWN_GUEST, words[0], "teardown", hurry=hurry)
-        if guest.phase not in CASE_OVER:
-            return "fail", guest.message or f"the buffer is {guest.phase}"
-        self.heard(guest)
+            external_job = await self._tell(operations.TEAR_DOWN_EXTERNAL_JOB, words[0], "teardown", hurry=hurry)
+        if external_job.phase not in CASE_OVER:
+            return "fail", external_job.message or f"the buffer is {external_job.phase}"
+        self.heard(external_job)
         self._files.gone(words[0])
         return "ok", ""
 
@@ -495,19 +505,19 @@ class Calls:
         if not jobs:
             return "ok", "usage: scontrol show bbstat PLUGIN JOB, where PLUGIN is lua or datawarp\n"
         # From 23.02 on the asking user's uid and gid stand first.
-        guest = await self._show(jobs[-1])
-        stuck = STUCK.format(guest.job) if self.is_stuck(guest.job) else ""
-        if guest.job_id is None:
-            return "ok", f"job {guest.job}: Forebay has no buffer of it\n{stuck}"
-        name = f"{guest.scheduler}:{guest.job}"
+        external_job = await self._show(jobs[-1])
+        stuck = STUCK.format(external_job.job) if self.is_stuck(external_job.job) else ""
+        if external_job.job_id is None:
+            return "ok", f"job {external_job.job}: Forebay has no buffer of it\n{stuck}"
+        name = f"{external_job.scheduler}:{external_job.job}"
         why = await self._told(operations.EXPLAIN_JOB, None, id=name)
         moved = await self._told(operations.SHOW_JOB_TRANSFERS, None, id=name)
-        return "ok", "".join(f"{line}\n" for line in _status(guest, why, moved.transfer)) + stuck
+        return "ok", "".join(f"{line}\n" for line in _status(external_job, why, moved.transfer)) + stuck
 
 
 def _asked(site: g.SchedulerSiteAnswer, script: str) -> BufferRequest | None:
     """Return what a script asks for, read as a setup of it is: by Slurm's word, or else by Forebay's own, #DW."""
-    asked = read_guest_request(script, directive=site.directive).request
+    asked = read_external_job_request(script, directive=site.directive).request
     return asked if asked is not None else read_request(script, "", "", provider=site.provider).request
 
 
@@ -540,9 +550,10 @@ _PART: Final = re.compile(r"(?:^|[ \t])capacity=([0-9]*\.[^ \t]*)", re.MULTILINE
 """A capacity that is no whole number."""
 
 
-def _status(guest: g.GuestAnswer, why: WhyView, moving: TransferView | None) -> Iterator[str]:
-    size = format_size(guest.size) if guest.size else "nothing"
-    yield f"job {guest.job}: {guest.phase} (epoch {guest.epoch}, {size} of pool {guest.pool or '-'})"
+def _status(external_job: g.ExternalJobAnswer, why: WhyView, moving: TransferView | None) -> Iterator[str]:
+    size = format_size(external_job.size) if external_job.size else "nothing"
+    pool = external_job.pool or "-"
+    yield f"job {external_job.job}: {external_job.phase} (epoch {external_job.epoch}, {size} of pool {pool})"
     if "/" not in why.sentence:  # a path, in what an operation said
         yield f"why: {why.sentence}"
     if moving is not None:
@@ -554,8 +565,8 @@ def _status(guest: g.GuestAnswer, why: WhyView, moving: TransferView | None) -> 
         if moving.time_left_s is not None:
             parts.append(f"{moving.time_left_s:.0f} s left")
         yield f"{moving.stage}, attempt {moving.attempt} on {moving.node}, {moving.state}: {', '.join(parts)}"
-    yield f"staged in: {guest.staged_in_files} files, {_mib(guest.staged_in_bytes)}"
-    yield f"staged out: {guest.staged_out_files} files, {_mib(guest.staged_out_bytes)}"
+    yield f"staged in: {external_job.staged_in_files} files, {_mib(external_job.staged_in_bytes)}"
+    yield f"staged out: {external_job.staged_out_files} files, {_mib(external_job.staged_out_bytes)}"
 
 
 def _removal(**fields: Any) -> g.RemovePersistentRequest:
@@ -574,9 +585,9 @@ def _mib(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:.1f} MiB"
 
 
-def _exported(guest: g.GuestAnswer) -> Answer:
-    if guest.phase == "stage-out-failed" or guest.phase in ("running", "post-run"):
-        return "fail", guest.message or f"the buffer is {guest.phase}"
+def _exported(external_job: g.ExternalJobAnswer) -> Answer:
+    if external_job.phase == "stage-out-failed" or external_job.phase in ("running", "post-run"):
+        return "fail", external_job.message or f"the buffer is {external_job.phase}"
     return "ok", ""
 
 

@@ -266,8 +266,8 @@ def buffer_conf_faults(
     said = values.get("othertimeout", str(OTHER_TIMEOUT_S))
     if not said.isdigit() or int(said) <= setup_wait_s:
         yield (
-            f"{path}: OtherTimeout={said} ends a setup that may wait for space for {setup_wait_s} s (GuestSetupWait); "
-            f"write OtherTimeout={OTHER_TIMEOUT_S}"
+            f"{path}: OtherTimeout={said} ends a setup that may wait for space for {setup_wait_s} s "
+            f"(ExternalJobSetupWait); write OtherTimeout={OTHER_TIMEOUT_S}"
         )
     if TEARDOWN_FLAG.lower() not in values.get("flags", "").lower().split(","):
         yield (

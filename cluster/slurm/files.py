@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from cluster.schemas.guests import GuestView, PersistentView, SchedulerSiteAnswer
+from cluster.schemas.external_jobs import ExternalJobView, PersistentView, SchedulerSiteAnswer
 from cluster.slurm import PARTS, script_parts
 from cluster.system import closing, make_private_directory, open_directory
-from replica.grammar import guest_tables
+from replica.grammar import external_job_tables
 from replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variable
 from replica.values import SCRIPT_BYTES_MAX
 
@@ -104,15 +104,15 @@ def _second(written: str | None) -> int:
     return int(datetime.fromisoformat(written).timestamp()) if written else 0
 
 
-def is_listed(guest: GuestView) -> bool:
-    """Whether a guest is in Slurm's books."""
-    return guest.phase in SESSIONS and _JOB.fullmatch(guest.job) is not None
+def is_listed(external_job: ExternalJobView) -> bool:
+    """Whether an external job is in Slurm's books."""
+    return external_job.phase in SESSIONS and _JOB.fullmatch(external_job.job) is not None
 
 
-def session_of(guest: GuestView) -> Session:
-    """Return the session of a guest."""
-    created = _second(guest.submit_time)
-    return Session(guest.job, int(guest.job), guest.uid, guest.size, created)
+def session_of(external_job: ExternalJobView) -> Session:
+    """Return the session of an external job."""
+    created = _second(external_job.submit_time)
+    return Session(external_job.job, int(external_job.job), external_job.uid, external_job.size, created)
 
 
 def session_of_persistent(buffer: PersistentView, uid: int) -> Session | None:
@@ -159,7 +159,9 @@ class Files:
         """Jobs whose setup is under way -> how many calls: Slurm counts them from then on, whatever Forebay knows."""
         self._known: dict[str, str] = {}
         self._since: set[str] = set()
-        """Jobs that were staged, or listed, since the guests were last asked for: the answer may not have them."""
+        """Jobs that were staged, or listed, since the external jobs were last asked for: the answer may not have
+        them.
+        """
         self._ended: set[str] = set()
         """Sessions that ended since then: the answer may still have them."""
         self._leaving_s: dict[str, float] = {}
@@ -192,7 +194,7 @@ class Files:
         self._write(self.directory / "pools.json", msgspec.json.encode({**until, "pools": pools}))
         tables: dict[str, Any] = {
             **until,
-            **guest_tables(),
+            **external_job_tables(),
             "away": self._away,
             "compiled": self._compiled,
             "directive": site.directive,
@@ -202,17 +204,19 @@ class Files:
             tables["users"] = users
         self._write(self.directory / "site.json", msgspec.json.encode(tables))
 
-    def staged(self, guest: GuestView) -> None:
+    def staged(self, external_job: ExternalJobView) -> None:
         """Write the variables of a job whose buffer is there; OSError."""
-        if guest.path is None or not _JOB.fullmatch(guest.job):
+        if external_job.path is None or not _JOB.fullmatch(external_job.job):
             return
-        self._since.add(guest.job)
-        own = () if guest.persistent and not guest.size else VARIABLES.items()
-        text = "".join(f"{name}={guest.path}{below}\n" for name, below in own)
-        text += "".join(f"{persistent_variable(name)}={path}\n" for name, path in sorted(guest.persistent.items()))
-        if self._known.get(guest.job) != text:
-            self._write(self._paths / guest.job, text.encode())
-            self._known[guest.job] = text
+        self._since.add(external_job.job)
+        own = () if external_job.persistent and not external_job.size else VARIABLES.items()
+        text = "".join(f"{name}={external_job.path}{below}\n" for name, below in own)
+        text += "".join(
+            f"{persistent_variable(name)}={path}\n" for name, path in sorted(external_job.persistent.items())
+        )
+        if self._known.get(external_job.job) != text:
+            self._write(self._paths / external_job.job, text.encode())
+            self._known[external_job.job] = text
 
     def gone(self, job: str) -> None:
         """Remove the variables of a job."""
@@ -229,7 +233,7 @@ class Files:
         self._list(session)
 
     def setup_ends(self, job: str, *, failed: bool) -> None:
-        """Have what becomes of its guest count again; one that failed is listed no longer."""
+        """Have what becomes of its external job count again; one that failed is listed no longer."""
         self._setting_up[job] -= 1
         if not self._setting_up[job]:
             del self._setting_up[job]
@@ -261,14 +265,14 @@ class Files:
             del self._leaving_s[job]
             self._unlist(job)
 
-    def heard(self, guest: GuestView) -> None:
-        """List a guest, or do so no longer; OSError."""
-        if guest.job in self._leaving_s:
+    def heard(self, external_job: ExternalJobView) -> None:
+        """List an external job, or do so no longer; OSError."""
+        if external_job.job in self._leaving_s:
             return
-        if is_listed(guest):
-            self._list(session_of(guest))
-        elif guest.job not in self._setting_up:
-            self._unlist(guest.job)
+        if is_listed(external_job):
+            self._list(session_of(external_job))
+        elif external_job.job not in self._setting_up:
+            self._unlist(external_job.job)
 
     def made(self, session: Session) -> None:
         """List a persistent buffer; OSError."""
@@ -293,21 +297,21 @@ class Files:
         (self._sessions / token).unlink(missing_ok=True)
 
     def ask(self) -> None:
-        """Note that all guests are being asked for, for `reconcile`."""
+        """Note that all external jobs are being asked for, for `reconcile`."""
         self._since.clear()
         self._ended.clear()
 
-    def reconcile(self, guests: Iterable[GuestView], *, whole: bool = True) -> None:
-        """Have the variables of these guests, and of those that were staged since `ask`: other hosts stage, too.
+    def reconcile(self, external_jobs: Iterable[ExternalJobView], *, whole: bool = True) -> None:
+        """Have the variables of these external jobs, and of those that were staged since `ask`: other hosts stage, too.
 
         `whole`: the answer has all that there are; else none is taken away.
         """
-        wanted = {guest.job: guest for guest in guests if guest.phase in STAGED}
+        wanted = {external_job.job: external_job for external_job in external_jobs if external_job.phase in STAGED}
         for name in os.listdir(self._paths) if whole else ():
             if name not in wanted and name not in self._since:
                 self.gone(name)
-        for guest in wanted.values():
-            self.staged(guest)
+        for external_job in wanted.values():
+            self.staged(external_job)
 
     def list_all(self, sessions: Iterable[Session], *, whole: bool = True, unsure: Iterable[str] = ()) -> None:
         """Have these sessions, and those listed since `ask` or being set up; `whole` as in `reconcile`, and nothing is

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, write_to_textfile
 
-from cluster.schemas.guests import GuestView
-from replica.operations import GuestPhase
+from cluster.schemas.external_jobs import ExternalJobView
+from replica.operations import ExternalJobPhase
 
 CALL_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0, 10_000.0)
 """Bounds of the histogram of calls, seconds: from one commit to a stage-in of hours."""
@@ -32,27 +32,32 @@ class Metrics:
             "forebay_slurm_leader_answered_timestamp_seconds", "When the leader answered last, seconds since 1970."
         )
         self.looks = self._counter(
-            "forebay_slurm_looks", "Comparisons of Slurm's jobs and Forebay's guests, by outcome.", "outcome"
+            "forebay_slurm_looks", "Comparisons of Slurm's jobs and Forebay's external jobs, by outcome.", "outcome"
         )
         self.forgotten = self._counter(
-            "forebay_slurm_guests_forgotten",
-            "Guests that Slurm knew or asked nothing more of, by what became of them.",
+            "forebay_slurm_external_jobs_forgotten",
+            "External jobs that Slurm knew or asked nothing more of, by what became of them.",
             "end",
         )
         self.missed = Counter(
-            "forebay_slurm_guests_missed",
+            "forebay_slurm_external_jobs_missed",
             "Buffers that Slurm believed to be there, and that Forebay did not have.",
             registry=self._registry,
         )
-        self._guests = Gauge(
-            "forebay_slurm_guests", "Guests at the last comparison, by phase.", ["phase"], registry=self._registry
+        self._external_jobs = Gauge(
+            "forebay_slurm_external_jobs",
+            "External jobs at the last comparison, by phase.",
+            ["phase"],
+            registry=self._registry,
         )
-        self._unknown = self._gauge("forebay_slurm_unknown_to_slurm", "Guests that the last look did not find there.")
+        self._unknown = self._gauge(
+            "forebay_slurm_unknown_to_slurm", "External jobs that the last look did not find there."
+        )
         self.stuck = self._gauge(
             "forebay_slurm_jobs_stuck",
             "Pending jobs that slurmctld will never start: it has lost their stage-in, and scancel ends them.",
         )
-        self._missing = self._gauge("forebay_slurm_unknown_to_forebay", "Buffers of Slurm that are no guests.")
+        self._missing = self._gauge("forebay_slurm_unknown_to_forebay", "Buffers of Slurm that are no external jobs.")
 
     def _gauge(self, name: str, help_text: str) -> Gauge:
         return Gauge(name, help_text, registry=self._registry)
@@ -60,14 +65,14 @@ class Metrics:
     def _counter(self, name: str, help_text: str, label: str) -> Counter:
         return Counter(name, help_text, [label], registry=self._registry)
 
-    def guests_are(self, guests: Iterable[GuestView]) -> None:
-        """Note how many guests there are in each phase."""
-        count = Count(guest.phase for guest in guests)
-        for phase in GuestPhase:
-            self._guests.labels(phase.value).set(count[phase.value])
+    def external_jobs_are(self, external_jobs: Iterable[ExternalJobView]) -> None:
+        """Note how many external jobs there are in each phase."""
+        count = Count(external_job.phase for external_job in external_jobs)
+        for phase in ExternalJobPhase:
+            self._external_jobs.labels(phase.value).set(count[phase.value])
 
     def differ(self, unknown: int, missing: int) -> None:
-        """Note how many guests Slurm does not know, and how many of its buffers are no guests."""
+        """Note how many external jobs Slurm does not know, and how many of its buffers are no external jobs."""
         self._unknown.set(unknown)
         self._missing.set(missing)
 

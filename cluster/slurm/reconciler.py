@@ -1,11 +1,11 @@
-"""Slurm's buffer jobs and Forebay's guests, side by side, once a minute: what only one of the two knows.
+"""Slurm's buffer jobs and Forebay's external jobs, side by side, once a minute: what only one of the two knows.
 
-Nothing is done in one look, and nothing while slurmctld does not answer. A guest that Slurm did not know in two looks,
-or whose job was over in two and its buffer not torn down, is torn down with the reason, which parks it where it has
-results that are not exported. One whose run had ended for Slurm in two looks, and not here, has its results exported.
-A buffer that Slurm believes to be staged in two looks, and that is no guest, is said to the leader once, and counted.
-A pending job whose stage-in Slurm has lost in two looks never starts: that is logged once, counted, and shown by the
-service manager. Slurm offers no way to begin its stage-in anew.
+Nothing is done in one look, and nothing while slurmctld does not answer. An external job that Slurm did not know in two
+looks, or whose job was over in two and its buffer not torn down, is torn down with the reason, which parks it where it
+has results that are not exported. One whose run had ended for Slurm in two looks, and not here, has its results
+exported. A buffer that Slurm believes to be staged in two looks, and that is no external job, is said to the leader
+once, and counted. A pending job whose stage-in Slurm has lost in two looks never starts: that is logged once, counted,
+and shown by the service manager. Slurm offers no way to begin its stage-in anew.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 from cluster.client import ApiError, Client
-from cluster.schemas import guests as g
+from cluster.schemas import external_jobs as g
 from cluster.schemas import new_command_id, operations
 from cluster.slurm.metrics import Metrics
 from cluster.slurm.slurmctld import Looked
@@ -37,7 +37,7 @@ BELIEVED: Final = frozenset({"staged-in", "pre-run", "running", "post-run", "sta
 """States of Slurm's buffers that need something here."""
 
 NOT_EXPORTED: Final = frozenset({"running", "post-run"})
-"""Phases of guests that ran, and whose results nobody has asked for."""
+"""Phases of external jobs that ran, and whose results nobody has asked for."""
 
 STAGE_IN_ENDED: Final = frozenset({"stage-in-failed", "lingering", "parked", "teardown", "teardown-failed"})
 """Phases of external jobs whose stage-in is not under way and has not succeeded."""
@@ -104,12 +104,12 @@ class Reconciler:
 
     async def look(self) -> None:
         """Compare once; ApiError where no leader answers."""
-        # First the guests: of what is in neither, one has had time to hear of its end.
-        listed = await self._leader.call(operations.LIST_GUESTS, live="yes", deadline_s=CALL_S)
+        # First the external jobs: of what is in neither, one has had time to hear of its end.
+        listed = await self._leader.call(operations.LIST_EXTERNAL_JOBS, live="yes", deadline_s=CALL_S)
         looked = await self._ask()
         if isinstance(looked, str):
             if looked != self._said:
-                LOGGER.warning("guests are not compared with Slurm's jobs: %s", looked)
+                LOGGER.warning("external jobs are not compared with Slurm's jobs: %s", looked)
             self._said = looked
             self._metrics.looks.labels("slurm_away").inc()
             return
@@ -117,17 +117,19 @@ class Reconciler:
             LOGGER.info("slurmctld answers again")
             self._said = ""
         self._metrics.looks.labels("compared").inc()
-        self._metrics.guests_are(listed.guests)
+        self._metrics.external_jobs_are(listed.external_jobs)
         unknown = {
             (one.job, one.epoch): FORGOTTEN if one.job not in looked.jobs else LEFT
-            for one in listed.guests
+            for one in listed.external_jobs
             if one.phase not in SETTLED and (one.job not in looked.jobs or one.job in looked.over)
         }
         unasked = frozenset(
-            (one.job, one.epoch) for one in listed.guests if one.phase in NOT_EXPORTED and one.job in looked.staging_out
+            (one.job, one.epoch)
+            for one in listed.external_jobs
+            if one.phase in NOT_EXPORTED and one.job in looked.staging_out
         )
         unasked_again, self._unasked = unasked & self._unasked, unasked
-        phases = {one.job: one.phase for one in listed.guests}
+        phases = {one.job: one.phase for one in listed.external_jobs}
         self._note_stuck(_lost(looked, phases))
         pools = self._pools()
         missed = frozenset(
@@ -139,7 +141,7 @@ class Reconciler:
             and (pools is None or looked.pools.get(job) in pools)
         )
         self._metrics.differ(len(unknown), len(missed))
-        again = {guest: reason for guest, reason in unknown.items() if guest in self._unknown}
+        again = {external_job: reason for external_job, reason in unknown.items() if external_job in self._unknown}
         self._unknown = unknown
         self._exported &= looked.buffers.keys()
         missed -= self._exported
@@ -167,28 +169,28 @@ class Reconciler:
             tell_manager(status=stuck_status(self._stuck))
 
     async def _forget(self, job: str, epoch: int, reason: str) -> None:
-        request = g.TearDownGuestRequest(
+        request = g.TearDownExternalJobRequest(
             command_id=new_command_id(self._clock), cluster=self._cluster, epoch=epoch, reason=reason
         )
-        guest = await self._leader.call(operations.TEAR_DOWN_GUEST, request, job=job, deadline_s=CALL_S)
-        LOGGER.warning("job %s: %s; its buffer is %s", job, reason, guest.phase, extra=about(job=f"slurm:{job}"))
-        self._metrics.forgotten.labels("parked" if guest.phase == "parked" else "removed").inc()
+        external_job = await self._leader.call(operations.TEAR_DOWN_EXTERNAL_JOB, request, job=job, deadline_s=CALL_S)
+        LOGGER.warning("job %s: %s; its buffer is %s", job, reason, external_job.phase, extra=about(job=f"slurm:{job}"))
+        self._metrics.forgotten.labels("parked" if external_job.phase == "parked" else "removed").inc()
 
     async def _export(self, job: str, epoch: int) -> None:
         """Have a job's results exported, as Slurm would: what it asks for later is done then."""
-        request = g.GuestCommand(command_id=new_command_id(self._clock), cluster=self._cluster, epoch=epoch)
-        guest = await self._leader.call(operations.STAGE_OUT_GUEST, request, job=job, deadline_s=CALL_S)
+        request = g.ExternalJobCommand(command_id=new_command_id(self._clock), cluster=self._cluster, epoch=epoch)
+        external_job = await self._leader.call(operations.STAGE_OUT_EXTERNAL_JOB, request, job=job, deadline_s=CALL_S)
         LOGGER.warning(
             "job %s: its run has ended for slurmctld, which in two looks a minute apart has not asked for its results; "
-            "they are exported, and its buffer is %s", job, guest.phase,
+            "they are exported, and its buffer is %s", job, external_job.phase,
             extra=about(job=f"slurm:{job}"),
         )  # fmt: skip
         self._exported |= {job}
         self._metrics.forgotten.labels("exported").inc()
 
     async def _miss(self, job: str, state: str) -> None:
-        request = g.MissGuestRequest(command_id=new_command_id(self._clock), cluster=self._cluster, state=state)
-        await self._leader.call(operations.MISS_GUEST, request, job=job, deadline_s=CALL_S)
+        request = g.MissExternalJobRequest(command_id=new_command_id(self._clock), cluster=self._cluster, state=state)
+        await self._leader.call(operations.MISS_EXTERNAL_JOB, request, job=job, deadline_s=CALL_S)
         LOGGER.error(
             "job %s: Slurm has its buffer as %s, and Forebay has none", job, state, extra=about(job=f"slurm:{job}")
         )

@@ -15,7 +15,7 @@ from replica.decide.accounts import CHANGES, PARTITION_CHANGES
 from replica.decide.arrays import members
 from replica.decide.cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
 from replica.decide.drills import DRILLS_BY_KEY
-from replica.decide.guests import GUESTS_BY_KEY
+from replica.decide.external_jobs import EXTERNAL_JOBS_BY_KEY
 from replica.decide.jobs import JOBS_BY_KEY, update_one
 from replica.decide.persistent import PERSISTENT_BY_KEY
 from replica.decide.sessions import SESSIONS_BY_KEY, SESSIONS_BY_WALKING, close_of_itself
@@ -210,21 +210,28 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.ExpireAnswers: _CONTROLLER,
     c.RecordStateDigest: _CONTROLLER,
     c.RecordHistories: _CONTROLLER,
-    **dict.fromkeys(GUESTS_BY_KEY, _SCHEDULER),
+    **dict.fromkeys(EXTERNAL_JOBS_BY_KEY, _SCHEDULER),
     **dict.fromkeys(PERSISTENT_BY_KEY, _SCHEDULER),
     c.ReleaseScheduler: _OPERATOR,
     **dict.fromkeys(DRILLS_BY_KEY, _OPERATOR),
     **dict.fromkeys((c.StartDrill, c.AbortDrill, c.EndDrill, c.ProbeDrill), _OPERATOR | _DRILL),
     c.ExportBuffer: _PEOPLE,
 }
-"""Who may send which command; an agent for its own node only, a scheduler for guests under its own name."""
+"""Who may send which command; an agent for its own node only, a scheduler for external jobs under its own name."""
 
 
 def _run_scheduling_pass(state: State, actor: c.Actor, command: c.RunSchedulingPass, at: Instant) -> Decision:
     return Accepted(events_of_pass(SchedulingIndex(state), at))
 
 
-_BY_KEY = {**CLUSTER_BY_KEY, **JOBS_BY_KEY, **GUESTS_BY_KEY, **DRILLS_BY_KEY, **PERSISTENT_BY_KEY, **SESSIONS_BY_KEY}
+_BY_KEY = {
+    **CLUSTER_BY_KEY,
+    **JOBS_BY_KEY,
+    **EXTERNAL_JOBS_BY_KEY,
+    **DRILLS_BY_KEY,
+    **PERSISTENT_BY_KEY,
+    **SESSIONS_BY_KEY,
+}
 _BY_WALKING: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
     c.RunSchedulingPass: _run_scheduling_pass,
     **CLUSTER_BY_WALKING,

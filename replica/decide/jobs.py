@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replica.decide.guests import exported_again
+from replica.decide.external_jobs import exported_again
 from replica.decide.reports import _report_operation, _settle_mails
 from replica.decide.runs import (
     cleared_job,
@@ -23,7 +23,7 @@ from replica.decide.update import updated
 from replica.messages import NOTHING, Accepted, Decision, accepted
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import ENDED, BufferState, Guest, Hold, Job, JobState, Stage
+from replica.model import ENDED, BufferState, ExternalJob, Hold, Job, JobState, Stage
 from replica.operations import (
     unwound,
     waiting_stage,
@@ -37,8 +37,10 @@ def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant)
     return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
 
 
-def _find_job(state: Facts, actor: c.Actor, job_id: int, *, of_guests: bool = False) -> Job | Refusal:
-    """Return the job, if it exists and the actor may act on it. `of_guests`: what is asked may be asked of a guest."""
+def _find_job(state: Facts, actor: c.Actor, job_id: int, *, of_external_jobs: bool = False) -> Job | Refusal:
+    """Return the job, if it exists and the actor may act on it. `of_external_jobs`: what is asked may be asked of an
+    external job.
+    """
     job = state.jobs.get(job_id)
     if job is None:
         gone = 0 < job_id < state.next_job
@@ -55,14 +57,14 @@ def _find_job(state: Facts, actor: c.Actor, job_id: int, *, of_guests: bool = Fa
             "ask its user or an operator",
             "job",
         )
-    return job if job.guest is None or of_guests else _of_another_scheduler(job, job.guest)
+    return job if job.external_job is None or of_external_jobs else _of_another_scheduler(job, job.external_job)
 
 
-def _of_another_scheduler(job: Job, guest: Guest) -> Refusal:
+def _of_another_scheduler(job: Job, external_job: ExternalJob) -> Refusal:
     return Refusal(
         RefusalCode.WRONG_STATE,
-        f"job {job.id} is {guest.name}, of another scheduler, which alone says what becomes of it",
-        f"ask that scheduler, for its job {guest.job}; forebay buffer export and clear are for what it has left",
+        f"job {job.id} is {external_job.name}, of another scheduler, which alone says what becomes of it",
+        f"ask that scheduler, for its job {external_job.job}; forebay buffer export and clear are for what it has left",
         "job",
     )
 
@@ -119,7 +121,7 @@ def _hold_job(state: Facts, actor: c.Actor, command: c.HoldJob, at: Instant) -> 
 
 
 def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instant) -> Decision:
-    job = _find_job(state, actor, command.job, of_guests=True)
+    job = _find_job(state, actor, command.job, of_external_jobs=True)
     if isinstance(job, Refusal):
         return job
     if job.hold is Hold.ADMIN and actor.role is c.ActorRole.USER:
@@ -134,8 +136,8 @@ def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instan
         events.append(e.JobReleased(job.id))
     buffer = state.buffers.get(job.id)
     stage = None if buffer is None else waiting_stage(job, buffer)
-    if job.guest is not None and stage is Stage.STAGE_IN:
-        return _of_another_scheduler(job, job.guest)
+    if job.external_job is not None and stage is Stage.STAGE_IN:
+        return _of_another_scheduler(job, job.external_job)
     if command.partial and stage is not Stage.STAGE_OUT:
         return Refusal(
             RefusalCode.WRONG_STATE,
@@ -184,12 +186,12 @@ def update_one(state: Facts, actor: c.Actor, command: c.UpdateJob, job_id: int, 
 def _clear_buffer(state: Facts, actor: c.Actor, command: c.ClearBuffer, at: Instant) -> Decision:
     if command.name:
         return accepted(cleared_persistent(state, actor, command.name, command.discard))
-    job = _find_job(state, actor, command.job, of_guests=True)
+    job = _find_job(state, actor, command.job, of_external_jobs=True)
     return job if isinstance(job, Refusal) else accepted(cleared_job(state, actor, job, command.discard))
 
 
 def _export_buffer(state: Facts, actor: c.Actor, command: c.ExportBuffer, at: Instant) -> Decision:
-    job = _find_job(state, actor, command.job, of_guests=True)
+    job = _find_job(state, actor, command.job, of_external_jobs=True)
     return job if isinstance(job, Refusal) else accepted(exported_again(state, job, command.partial))
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from replica.decide.buffer_request import pool_of
 from replica.decide.checks import Rejected, check_name, require
-from replica.decide.guests import scheduler_refusal
+from replica.decide.external_jobs import scheduler_refusal
 from replica.decide.jobs import cancel_job
 from replica.decide.submit import NO_OUTPUT, job_submitted
 from replica.messages import NOTHING, Accepted, Decision

@@ -105,7 +105,7 @@ def cleared_job(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events
         )
     if job.state is JobState.STAGE_OUT:
         if not discard:
-            again = "release it" if job.guest is None else "export it (forebay buffer export)"
+            again = "release it" if job.external_job is None else "export it (forebay buffer export)"
             return _wrong(
                 job,
                 f"has results that are not staged out (its buffer is {buffer.state.word})",
@@ -162,8 +162,8 @@ def restarted(state: Facts, jobs: Iterable[int]) -> Events | Refusal:
         )
     for job_id in wanted:
         job, buffer = state.jobs.get(job_id), state.buffers.get(job_id)
-        if job is None or buffer is None or job.guest is not None:
-            continue  # a guest is its own scheduler's to restart
+        if job is None or buffer is None or job.external_job is not None:
+            continue  # an external job is its own scheduler's to restart
         if buffer.state in _STAGED_AGAIN:
             held_back = job.stuck and job.hold is not Hold.NONE
             found.extend(() if held_back else taken_back(state, job, "the controller was restarted"))

@@ -11,7 +11,7 @@ from replica.fold.accounts import SCHEDULING_FOLDS
 from replica.fold.answers import SESSION_FOLDS
 from replica.fold.cluster import CLUSTER_FOLDS, Levelled
 from replica.fold.drills import DRILL_FOLDS
-from replica.fold.guests import GUEST_FOLDS
+from replica.fold.external_jobs import EXTERNAL_JOB_FOLDS
 from replica.fold.jobs import CHANGE_FOLDS, JOB_FOLDS, submitting
 from replica.fold.mail import OWING, fold_dropped, fold_sent, owing
 from replica.fold.runs import FOLDS as FOLDS_OF_WHOLE_BUFFERS
@@ -57,7 +57,7 @@ _FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     **CHANGE_FOLDS,
     **FOLDS_OF_WHOLE_BUFFERS,
     **TRANSFER_FOLDS,
-    **GUEST_FOLDS,
+    **EXTERNAL_JOB_FOLDS,
     **DRILL_FOLDS,
     **SESSION_FOLDS,
 }

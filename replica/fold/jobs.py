@@ -9,7 +9,7 @@ import immutables
 from msgspec.structs import replace
 
 from replica.fold.accounts import _partition_deleted, _partition_set, _usage_reset, measure
-from replica.fold.guests import purged
+from replica.fold.external_jobs import purged
 from replica.messages import events as e
 from replica.model import (
     ENDED,

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
         values_of,
     )
     from replica.grammar.destinations import find_overlap, find_overlap_in, with_file_name
-    from replica.grammar.directives import Reading, read_guest_request, read_request
+    from replica.grammar.directives import Reading, read_external_job_request, read_request
     from replica.grammar.lexer import PACKED_MARK, DirectiveRefused, script_bytes_max, split_packed
     from replica.grammar.paths import path_fault, place_refusal, split_inside
     from replica.grammar.settings import KEYS, Key, Kind, Owner, ValueFault, find_key, format_value
-    from replica.grammar.slurm import guest_tables
+    from replica.grammar.slurm import external_job_tables
 else:
     __getattr__ = shown(
         __name__,
@@ -40,10 +40,10 @@ else:
         account_limits: TextFault format_limits format_reserved parse_limits parse_reserved
         burst_buffer_conf: Fault Line Setting SettingFault include_of lines_of parse_lines place_in values_of
         destinations: find_overlap find_overlap_in with_file_name
-        directives: Reading read_guest_request read_request
+        directives: Reading read_external_job_request read_request
         lexer: PACKED_MARK DirectiveRefused script_bytes_max split_packed
         paths: path_fault place_refusal split_inside
         settings: KEYS Key Kind Owner ValueFault find_key format_value
-        slurm: guest_tables
+        slurm: external_job_tables
         """,
     )

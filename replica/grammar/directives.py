@@ -33,7 +33,7 @@ from replica.grammar.lexer import (
 from replica.grammar.lua import read_lua
 from replica.grammar.paths import INSIDE_VARIABLES, path_fault, split_inside
 from replica.grammar.request import Asked
-from replica.grammar.slurm import read_guest
+from replica.grammar.slurm import read_external_job
 from replica.grammar.spur import is_spur, read_spur
 from replica.grammar.values import without_comment
 from replica.model import NATIVE, BufferRequest, provider_facts
@@ -45,7 +45,7 @@ __all__ = [
     "Reading",
     "parse_request",
     "path_fault",
-    "read_guest_request",
+    "read_external_job_request",
     "read_request",
     "split_inside",
 ]
@@ -99,24 +99,24 @@ def _read_request(script: str, bb: str, bbf: str, provider: str, directive: str)
 _remembered = lru_cache(REQUESTS_REMEMBERED)(_read_request)
 
 
-def read_guest_request(script: str, *, directive: str = DIRECTIVE_DEFAULT) -> Reading:
+def read_external_job_request(script: str, *, directive: str = DIRECTIVE_DEFAULT) -> Reading:
     """Return what a job asks for that Slurm schedules, whose directives begin with `#` and `directive`.
 
     After that word stands what `#DW` reads (`jobdw`, `stage_in`, `stage_out`), or `pool=` and `capacity=` alone. Raises
     DirectiveRefused with the place and the remedy.
     """
     if len(script) > REMEMBERED_CHARACTERS_MAX:
-        return _read_guest_request(script, directive)
-    return _remembered_guest(script, directive)
+        return _read_external_job_request(script, directive)
+    return _remembered_external_job(script, directive)
 
 
-def _read_guest_request(script: str, directive: str) -> Reading:
+def _read_external_job_request(script: str, directive: str) -> Reading:
     asked = Asked(NATIVE, Warnings())
-    read_guest(script, directive, asked)
+    read_external_job(script, directive, asked)
     return Reading(asked.finish() if asked.kind else None, tuple(asked.warnings.lines))
 
 
-_remembered_guest = lru_cache(REQUESTS_REMEMBERED)(_read_guest_request)
+_remembered_external_job = lru_cache(REQUESTS_REMEMBERED)(_read_external_job_request)
 
 
 def parse_request(script: str, bb: str = "", bbf: str = "") -> BufferRequest | None:

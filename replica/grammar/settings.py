@@ -135,8 +135,20 @@ KEYS: tuple[Key, ...] = (
     _own("BurstBufferType", Owner.SITE, "provider", Kind.PROVIDER, f"the provider: {', '.join(PROVIDERS)}"),
     _own("Destinations", Owner.SITE, "destinations", Kind.ROOTS, "where jobs may stage out to; %u is the user"),
     _own("FinishedJobsKept", Owner.SITE, "finished_jobs_kept", Kind.NUMBER, "finished jobs kept in the state"),
-    _own("GuestLinger", Owner.SITE, "guest_linger_s", Kind.SECONDS, "data of a guest torn down before its run is kept"),
-    _own("GuestSetupWait", Owner.SITE, "guest_setup_wait_s", Kind.SECONDS, "the setup of a guest waits for space"),
+    _own(
+        "ExternalJobLinger",
+        Owner.SITE,
+        "external_job_linger_s",
+        Kind.SECONDS,
+        "data of an external job torn down before its run is kept",
+    ),
+    _own(
+        "ExternalJobSetupWait",
+        Owner.SITE,
+        "external_job_setup_wait_s",
+        Kind.SECONDS,
+        "the setup of an external job waits for space",
+    ),
     _own(
         "HoldOversized", Owner.SITE, "hold_oversized", Kind.YES_NO, "whether what exceeds its pool waits or is refused"
     ),

@@ -35,21 +35,21 @@ from replica.values import (
 COUNTED: Final = ("pool", "capacity")
 """What Slurm reads of a line."""
 
-GUEST_VERBS: Final = ("jobdw", *STAGES)
+EXTERNAL_JOB_VERBS: Final = ("jobdw", *STAGES)
 
 _DIRECTIVES: Final = ("#DW", "#BB")
 _TAB_AFTER: Final = re.compile(r"(?:^|[ \t])(pool|capacity)=[^ \t]*\t")
 
 
-def guest_kinds(directive: str) -> Kinds:
+def external_job_kinds(directive: str) -> Kinds:
     """Return the kinds of directive that a job of Slurm may have; `directive` is the one of burst_buffer.conf."""
     site = "#" + directive
     return Kinds((site,), tuple(kind for kind in _DIRECTIVES if kind != site), by_beginning=True)
 
 
-def read_guest(script: str, directive: str, asked: Asked) -> None:
+def read_external_job(script: str, directive: str, asked: Asked) -> None:
     """Read all directives of a script. Raises DirectiveRefused with line and column."""
-    kinds = guest_kinds(directive)
+    kinds = external_job_kinds(directive)
     asked.word = kinds.known[0]
     found = find_directives(script, SCRIPT, kinds, asked.warnings)
     for each in found:
@@ -63,11 +63,12 @@ def read_guest(script: str, directive: str, asked: Asked) -> None:
         if "=" in words[0].text:
             asked.lines.append(f"{each.kind} jobdw {' '.join(word.text for word in words)}")
             read_space(words[0], _space_options(words), asked, "access_mode")
-        elif words[0].text in GUEST_VERBS:
+        elif words[0].text in EXTERNAL_JOB_VERBS:
             read_dw(replace(each, words=words), asked)
         else:
             raise words[0].refuse(
-                f"unknown directive {shown(words[0].text)} of {each.kind}", f"use one of {', '.join(GUEST_VERBS)}"
+                f"unknown directive {shown(words[0].text)} of {each.kind}",
+                f"use one of {', '.join(EXTERNAL_JOB_VERBS)}",
             )
     _check_whole(asked, found)
 
@@ -134,13 +135,13 @@ def _check_whole(asked: Asked, found: list[Directive]) -> None:
         )
 
 
-def guest_tables() -> dict[str, object]:
+def external_job_tables() -> dict[str, object]:
     """Return what a check of such requests in another language needs to know: words, keys, suffixes, bounds.
 
     `cluster/slurm/burst_buffer.lua` is that check; a test holds the two to each other.
     """
     return {
-        "verbs": list(GUEST_VERBS),
+        "verbs": list(EXTERNAL_JOB_VERBS),
         "space_keys": list(SPACE_KEYS),
         "stage_keys": list(STAGE_KEYS),
         "transfer_types": list(TRANSFER_TYPES),

@@ -51,7 +51,7 @@ class ActorRole(IntEnum):
     USER = 3
     AGENT = 4
     SCHEDULER = 5
-    """Another scheduler, for its own guests: those under its name."""
+    """Another scheduler, for its own external jobs: those under its name."""
     DRILL = 6
     """Somebody who carries out drills, and nothing else."""
 
@@ -518,12 +518,12 @@ class RecordHistories(msgspec.Struct, frozen=True):
     root: bytes
 
 
-# ---- what another scheduler asks for its guests: whose they are, its own name says. `cluster` is what its instances
-# have in common, `job` its number there; `epoch` 0: whichever is the last one
+# ---- what another scheduler asks for its external jobs: whose they are, its own name says. `cluster` is what its
+# instances have in common, `job` its number there; `epoch` 0: whichever is the last one
 
 
 class RegisterScheduler(msgspec.Struct, frozen=True):
-    """Have guests under one's own name (scheduler); refused where another cluster has them."""
+    """Have external jobs under one's own name (scheduler); refused where another cluster has them."""
 
     cluster: str
     address: str
@@ -531,7 +531,7 @@ class RegisterScheduler(msgspec.Struct, frozen=True):
 
 
 class ReleaseScheduler(msgspec.Struct, frozen=True):
-    """Let another cluster have guests under a name (operator)."""
+    """Let another cluster have external jobs under a name (operator)."""
 
     scheduler: str
 
@@ -593,8 +593,8 @@ class UnlockDrills(msgspec.Struct, frozen=True):
     by: str
 
 
-class SetupGuest(msgspec.Struct, frozen=True):
-    """Ask for the space of a guest (scheduler); take one up again that lingers."""
+class SetUpExternalJob(msgspec.Struct, frozen=True):
+    """Ask for the space of an external job (scheduler); take one up again that lingers."""
 
     cluster: str
     job: str
@@ -604,40 +604,40 @@ class SetupGuest(msgspec.Struct, frozen=True):
     epoch: int = 0
 
 
-class StageInGuest(msgspec.Struct, frozen=True):
-    """Have the data of a guest staged in (scheduler)."""
+class StageInExternalJob(msgspec.Struct, frozen=True):
+    """Have the data of an external job staged in (scheduler)."""
 
     cluster: str
     job: str
     epoch: int = 0
 
 
-class BeginGuestRun(msgspec.Struct, frozen=True):
-    """Say that the job of a guest begins (scheduler)."""
+class BeginExternalJobRun(msgspec.Struct, frozen=True):
+    """Say that the job of an external job begins (scheduler)."""
 
     cluster: str
     job: str
     epoch: int = 0
 
 
-class EndGuestRun(msgspec.Struct, frozen=True):
-    """Say that the job of a guest has ended (scheduler)."""
+class EndExternalJobRun(msgspec.Struct, frozen=True):
+    """Say that the job of an external job has ended (scheduler)."""
 
     cluster: str
     job: str
     epoch: int = 0
 
 
-class StageOutGuest(msgspec.Struct, frozen=True):
-    """Have the results of a guest exported (scheduler); then it is torn down."""
+class StageOutExternalJob(msgspec.Struct, frozen=True):
+    """Have the results of an external job exported (scheduler); then it is torn down."""
 
     cluster: str
     job: str
     epoch: int = 0
 
 
-class TearDownGuest(msgspec.Struct, frozen=True):
-    """Be done with a guest (scheduler); `hurry`: also where results are lost by that.
+class TearDownExternalJob(msgspec.Struct, frozen=True):
+    """Be done with an external job (scheduler); `hurry`: also where results are lost by that.
 
     `reason`: why, where its scheduler knows nothing of it any more; then nothing of it lingers.
     """
@@ -649,8 +649,10 @@ class TearDownGuest(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class MissGuest(msgspec.Struct, frozen=True):
-    """Say that there should be a guest, and is none (scheduler); `state`: how its scheduler calls where it stands."""
+class MissExternalJob(msgspec.Struct, frozen=True):
+    """Say that there should be an external job, and is none (scheduler); `state`: how its scheduler calls where it
+    stands.
+    """
 
     cluster: str
     job: str
@@ -679,7 +681,7 @@ class RemovePersistent(msgspec.Struct, frozen=True):
 
 
 class ExportBuffer(msgspec.Struct, frozen=True):
-    """Export the results of a guest that is parked, or whose stage-out failed (its user, operator).
+    """Export the results of an external job that is parked, or whose stage-out failed (its user, operator).
 
     `partial`: without what is not there.
     """
@@ -747,13 +749,13 @@ Command = (
     | ProbeDrill
     | LockDrills
     | UnlockDrills
-    | SetupGuest
-    | StageInGuest
-    | BeginGuestRun
-    | EndGuestRun
-    | StageOutGuest
-    | TearDownGuest
-    | MissGuest
+    | SetUpExternalJob
+    | StageInExternalJob
+    | BeginExternalJobRun
+    | EndExternalJobRun
+    | StageOutExternalJob
+    | TearDownExternalJob
+    | MissExternalJob
     | MakePersistent
     | RemovePersistent
     | ExportBuffer

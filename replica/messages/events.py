@@ -19,7 +19,7 @@ from replica.model import (
     Account,
     BufferRequest,
     DrillVerdict,
-    Guest,
+    ExternalJob,
     Hold,
     JobChange,
     JobRequest,
@@ -662,24 +662,24 @@ class TransferCheckpointed(EventRecord, frozen=True, gc=True, tag=105):
     checkpoint: TransferCheckpoint
 
 
-# ---- guests: buffers whose jobs belong to another scheduler
+# ---- external jobs: buffers whose jobs belong to another scheduler
 
 
-class GuestSetUp(EventRecord, frozen=True, tag=112):
-    """A job exists for a guest, and asks for space; what its scheduler asks for is in `request`."""
+class ExternalJobSetUp(EventRecord, frozen=True, tag=112):
+    """A job exists for an external job, and asks for space; what its scheduler asks for is in `request`."""
 
     job: int
     request: JobRequest
     pool: str
     granted_bytes: int
-    guest: Guest
+    external_job: ExternalJob
 
 
-class GuestSpaceGiven(EventRecord, frozen=True, tag=113):
-    """Space is held for the guest from now on; nothing is staged before its scheduler says so.
+class ExternalJobSpaceGiven(EventRecord, frozen=True, tag=113):
+    """Space is held for the external job from now on; nothing is staged before its scheduler says so.
 
-    `passed`: the job that was first in line for the pool and let the guest past, 0 for none; it counts against it.
-    `places`: of one that works with persistent buffers, all places that its operations need (`Buffer.places`).
+    `passed`: the job that was first in line for the pool and let the external job past, 0 for none; it counts against
+    it. `places`: of one that works with persistent buffers, all places that its operations need (`Buffer.places`).
     """
 
     job: int
@@ -687,74 +687,82 @@ class GuestSpaceGiven(EventRecord, frozen=True, tag=113):
     places: tuple[str, ...] = ()
 
 
-class GuestSetupFailed(EventRecord, frozen=True, tag=114):
-    """The guest did not get its space in time; its epoch is over. `reason` says who has the space."""
+class ExternalJobSetupFailed(EventRecord, frozen=True, tag=114):
+    """The external job did not get its space in time; its epoch is over. `reason` says who has the space."""
 
     job: int
     reason: str
 
 
-class GuestStageInOrdered(EventRecord, frozen=True, tag=115):
-    """The scheduler of the guest has asked for its stage-in, which `mover` does as `attempt`."""
+class ExternalJobStageInOrdered(EventRecord, frozen=True, tag=115):
+    """The scheduler of the external job has asked for its stage-in, which `mover` does as `attempt`."""
 
     job: int
     mover: str
     attempt: int
 
 
-class GuestLingered(EventRecord, frozen=True, tag=116):
-    """The guest was torn down before it ran. Its data is kept for a while, and its space given to whoever needs it;
-    reports of earlier attempts than `attempt` no longer count.
+class ExternalJobLingered(EventRecord, frozen=True, tag=116):
+    """The external job was torn down before it ran. Its data is kept for a while, and its space given to whoever needs
+    it; reports of earlier attempts than `attempt` no longer count.
     """
 
     job: int
     attempt: int
 
 
-class GuestTakenUp(EventRecord, frozen=True, tag=117):
-    """The scheduler of a guest that lingered has set it up again: it has its space as before, in its next epoch."""
+class ExternalJobTakenUp(EventRecord, frozen=True, tag=117):
+    """The scheduler of an external job that lingered has set it up again: it has its space as before, in its next
+    epoch.
+    """
 
     job: int
     epoch: int
 
 
-class GuestParked(EventRecord, frozen=True, tag=118):
-    """The guest was torn down while it has results that nobody has exported: they are kept, and its space counted."""
+class ExternalJobParked(EventRecord, frozen=True, tag=118):
+    """The external job was torn down while it has results that nobody has exported: they are kept, and its space
+    counted.
+    """
 
     job: int
     reason: str
 
 
 class SchedulerBound(EventRecord, frozen=True, tag=119):
-    """Guests under the scheduler's name are of the cluster in the record from now on."""
+    """External jobs under the scheduler's name are of the cluster in the record from now on."""
 
     scheduler: Scheduler
 
 
-class GuestRunBegan(EventRecord, frozen=True, tag=124):
-    """The scheduler of the guest has begun its job, which has the buffer from now on."""
+class ExternalJobRunBegan(EventRecord, frozen=True, tag=124):
+    """The scheduler of the external job has begun its job, which has the buffer from now on."""
 
     job: int
     attempt: int
 
 
-class GuestRunEnded(EventRecord, frozen=True, tag=125):
-    """The job of the guest has ended. Nothing is staged out before its scheduler says so, or somebody else does."""
+class ExternalJobRunEnded(EventRecord, frozen=True, tag=125):
+    """The job of the external job has ended. Nothing is staged out before its scheduler says so, or somebody else
+    does.
+    """
 
     job: int
     attempt: int
 
 
 class SchedulerReleased(EventRecord, frozen=True, tag=123):
-    """An operator lets another cluster have guests under the name."""
+    """An operator lets another cluster have external jobs under the name."""
 
     scheduler: str
 
 
-class GuestMissed(EventRecord, frozen=True, tag=126):
-    """The scheduler believes that `guest` has a buffer here, in its own `state`, and there is none. Changes nothing."""
+class ExternalJobMissed(EventRecord, frozen=True, tag=126):
+    """The scheduler believes that `external_job` has a buffer here, in its own `state`, and there is none. Changes
+    nothing.
+    """
 
-    guest: str
+    external_job: str
     state: str
 
 

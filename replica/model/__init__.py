@@ -94,15 +94,15 @@ if TYPE_CHECKING:
     from replica.model.job_names import NameGroup, Several, first_of, members_of
     from replica.model.job_states import ENDED, JobState
     from replica.model.jobs import (
-        Guest,
-        GuestJobs,
-        GuestStep,
+        ExternalJob,
+        ExternalJobEpochs,
+        ExternalJobStep,
         Hold,
         Job,
         Scheduler,
         commented,
-        guest_job_fault,
-        guest_name,
+        external_job_id_fault,
+        external_job_name,
         interrupted,
         scheduler_fault,
     )
@@ -259,8 +259,8 @@ else:
         failure_texts: operation_of
         job_names: NameGroup Several first_of members_of
         job_states: ENDED JobState
-        jobs: Guest GuestJobs GuestStep Hold Job Scheduler commented guest_job_fault guest_name
-        jobs: interrupted scheduler_fault
+        jobs: ExternalJob ExternalJobEpochs ExternalJobStep Hold Job Scheduler commented external_job_id_fault
+        jobs: external_job_name interrupted scheduler_fault
         mail: MAIL_TYPES Mail MailKind message_name wants
         nodes: CAPACITY_CONTROLS PROCESS_CONTROLS AbandonedBuffer AbandonedBuffers AdmittedNode Node NodeState Recovery
         operations: QUEUED_STAGES TRANSFERS MovingKey Stage agent_of counted_under queue_place set_back stage_of

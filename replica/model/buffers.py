@@ -98,7 +98,7 @@ class BufferInput(IntEnum):
     CLEARED = 22
     """An operator gave up on removing it."""
     TAKEN_UP = 23
-    """The scheduler of a guest that lingers has set it up again: what is there is compared, and copied where it
+    """The scheduler of an external job that lingers has set it up again: what is there is compared, and copied where it
     differs."""
 
 

@@ -116,11 +116,13 @@ class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The revision at which this record or the rules of transfers were changed last, 0 for never: what
     `--expect-revision` is compared with. Set by `fold`, never by a command.
     """
-    guest_setup_wait_s: int = 20
-    """How long the setup of a guest waits for space, seconds; 0: not at all. Other schedulers wait for its end."""
-    guest_linger_s: int = 300
-    """How long the data of a guest is kept that was torn down before it ran, seconds; 0: not at all. Slurm tears all
-    staged data down when it starts, and sets it up again a minute and a half later.
+    external_job_setup_wait_s: int = 20
+    """How long the setup of an external job waits for space, seconds; 0: not at all. Other schedulers wait for its
+    end.
+    """
+    external_job_linger_s: int = 300
+    """How long the data of an external job is kept that was torn down before it ran, seconds; 0: not at all. Slurm
+    tears all staged data down when it starts, and sets it up again a minute and a half later.
     """
     unknown_sbatch_options: str = "warn"
     """One of UNKNOWN_OPTIONS."""
@@ -242,8 +244,8 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "granularity": (1, SIZE_BYTES_MAX),
     "pre_run_requeues": (0, 1_000),
     "array_stage_count": (1, 100_000),
-    "guest_setup_wait_s": (0, SECONDS_MAX),
-    "guest_linger_s": (0, TIME_LIMIT_S_MAX),
+    "external_job_setup_wait_s": (0, SECONDS_MAX),
+    "external_job_linger_s": (0, TIME_LIMIT_S_MAX),
 }
 
 _PROGRAMS = (

@@ -49,8 +49,10 @@ NO_INTERRUPTIONS = Interruptions()
 """The interruptions of a job that had none: its record has None instead."""
 
 
-class GuestStep(IntEnum):
-    """How far the scheduler of a guest has come; where its buffer stands, the buffer's state says. Wire numbers."""
+class ExternalJobStep(IntEnum):
+    """How far the scheduler of an external job has come; where its buffer stands, the buffer's state says. Wire
+    numbers.
+    """
 
     SET_UP = 1
     """Its space is wanted or held, and no stage-in was asked for since."""
@@ -62,12 +64,12 @@ class GuestStep(IntEnum):
     """Its scheduler has torn it down, and there are results that nobody has exported."""
 
 
-class Guest(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What is peculiar to a guest: a buffer whose job belongs to another scheduler."""
+class ExternalJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is peculiar to an external job: a buffer whose job belongs to another scheduler."""
 
     scheduler: str
     job: str
-    """Its number there, as text (`guest_job_fault`)."""
+    """Its number there, as text (`external_job_id_fault`)."""
     epoch: int
     """From 1: how often that number has been set up. What lingers and is taken up is in its next epoch, so that a call
     which comes late from the one before finds nothing.
@@ -75,33 +77,36 @@ class Guest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest: bytes
     """Digest of what its setup asked for: tells a repeat from another job with the same number."""
     uid: int
-    step: GuestStep = GuestStep.SET_UP
+    step: ExternalJobStep = ExternalJobStep.SET_UP
     since: Instant = NEVER
     """When it asked for space, or began to linger."""
 
     @property
     def name(self) -> str:
         """How people name it: `slurm:42`."""
-        return guest_name(self.scheduler, self.job)
+        return external_job_name(self.scheduler, self.job)
 
 
-GUEST_JOB_CHARACTERS_MAX = 40
+EXTERNAL_JOB_ID_CHARACTERS_MAX = 40
 """The number of a job at another scheduler, characters: `12345678_1000` with room to spare; part of a file name."""
 
-_GUEST_JOB = Pattern(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
+_EXTERNAL_JOB_ID = Pattern(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 _SCHEDULER = Pattern(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 
 
-def guest_name(scheduler: str, job: str) -> str:
-    """Return the name of a guest, which is its key in the state: `slurm:42`. Neither part has a colon."""
+def external_job_name(scheduler: str, job: str) -> str:
+    """Return the name of an external job, which is its key in the state: `slurm:42`. Neither part has a colon."""
     return f"{scheduler}:{job}"
 
 
-def guest_job_fault(job: str) -> str | None:
+def external_job_id_fault(job: str) -> str | None:
     """Return what is wrong with the number of a job at another scheduler, in words that follow `the job `, or None."""
-    if len(job) <= GUEST_JOB_CHARACTERS_MAX and _GUEST_JOB.fullmatch(job):
+    if len(job) <= EXTERNAL_JOB_ID_CHARACTERS_MAX and _EXTERNAL_JOB_ID.fullmatch(job):
         return None
-    return f"{job[:48]!r} has not 1 to {GUEST_JOB_CHARACTERS_MAX} letters, digits, _ or -, the first a letter or digit"
+    return (
+        f"{job[:48]!r} has not 1 to {EXTERNAL_JOB_ID_CHARACTERS_MAX} letters, digits, _ or -, "
+        "the first a letter or digit"
+    )
 
 
 def scheduler_fault(name: str) -> str | None:
@@ -111,7 +116,7 @@ def scheduler_fault(name: str) -> str | None:
     return f"{name[:48]!r} has not 1 to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' or '-'"
 
 
-class GuestJobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ExternalJobEpochs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The jobs here of one job of another scheduler, one for each epoch of it that is still in the state."""
 
     name: str
@@ -124,7 +129,7 @@ class GuestJobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Scheduler(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Another scheduler that has guests here, bound to its name at first contact."""
+    """Another scheduler that has external jobs here, bound to its name at first contact."""
 
     name: str
     cluster: str
@@ -180,13 +185,13 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """None, which most have: NO_INTERRUPTIONS."""
     mover: str = ""
     """The mover that stages for the job and removes its buffer, where that lies in a place; empty: `node` does it."""
-    guest: Guest | None = None
+    external_job: ExternalJob | None = None
     """None: the job is Forebay's own."""
 
     @property
     def called(self) -> str:
-        """How people name it: `42`, a guest `slurm:42`."""
-        return str(self.id) if self.guest is None else self.guest.name
+        """How people name it: `42`, an external job `slurm:42`."""
+        return str(self.id) if self.external_job is None else self.external_job.name
 
     @property
     def staged_by(self) -> str:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_states import JobState
-from replica.model.jobs import GuestStep, Job
+from replica.model.jobs import ExternalJobStep, Job
 from replica.values import NEVER, Instant
 
 
@@ -40,19 +40,19 @@ QUEUED_STAGES = (Stage.TEARDOWN, Stage.STAGE_OUT, Stage.STAGE_IN)
 """Stages whose operations may be queued, in the order in which a pass gives slots: what gives space back goes first."""
 
 
-_NOTHING_ORDERED = (GuestStep.SET_UP, GuestStep.LINGERING)
-"""Steps of a guest at which nothing is done for it but removing it."""
+_NOTHING_ORDERED = (ExternalJobStep.SET_UP, ExternalJobStep.LINGERING)
+"""Steps of an external job at which nothing is done for it but removing it."""
 
 
 def is_ordered(job: Job, buffer: Buffer) -> bool:
-    """Whether what its buffer's state stands for is done by an agent. A guest is run by its scheduler, and staged in
-    when that says so, not when it has its space.
+    """Whether what its buffer's state stands for is done by an agent. An external job is run by its scheduler, and
+    staged in when that says so, not when it has its space.
     """
-    guest = job.guest
-    if guest is None:
+    external_job = job.external_job
+    if external_job is None:
         return True  # as most are: callers look first
     if buffer.state in (BufferState.STAGING_IN, BufferState.STAGED_IN):
-        return guest.step not in _NOTHING_ORDERED
+        return external_job.step not in _NOTHING_ORDERED
     return buffer.state in (BufferState.STAGING_OUT, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)
 
 
@@ -60,14 +60,14 @@ def takes_slot(job: Job, buffer: Buffer | None) -> Stage | None:
     """Return the stage that the job takes a slot of, or None. Pre-run counts as RUN."""
     if buffer is None or job.stuck or job.order_at == NEVER:
         return None
-    return _TURN_OF.get(buffer.state) if job.guest is None or is_ordered(job, buffer) else None
+    return _TURN_OF.get(buffer.state) if job.external_job is None or is_ordered(job, buffer) else None
 
 
 def waits_for_slot(job: Job, buffer: Buffer | None) -> Stage | None:
     """Return the stage that the job waits for a slot of, or None."""
     if buffer is None or job.stuck or job.order_at != NEVER or job.retry_at != NEVER:
         return None
-    stage = _TURN_OF.get(buffer.state) if job.guest is None or is_ordered(job, buffer) else None
+    stage = _TURN_OF.get(buffer.state) if job.external_job is None or is_ordered(job, buffer) else None
     return stage if stage in QUEUED_STAGES else None
 
 
@@ -87,8 +87,8 @@ def set_back(job: Job, buffer: Buffer | None, at: Instant) -> tuple[Job, Buffer 
     changes: dict[str, Any] = {name: at for name in _MEASURED if getattr(job, name) > at}
     if job.interruptions is not None and job.interruptions.suspended_at > at:
         changes["interruptions"] = replace(job.interruptions, suspended_at=at)
-    if job.guest is not None and job.guest.since > at:
-        changes["guest"] = replace(job.guest, since=at)
+    if job.external_job is not None and job.external_job.since > at:
+        changes["external_job"] = replace(job.external_job, since=at)
     if changes:
         job = replace(job, **changes)
     if buffer is not None and max(buffer.created_at, buffer.changed_at) > at:
@@ -114,7 +114,7 @@ def stage_of(job: Job, buffer: Buffer | None) -> Stage | None:
     """Return the operation that the job's agent has to do now, or None."""
     if buffer is None:
         return Stage.RUN if job.state in _ON_A_NODE else None
-    return _STAGE_OF.get(buffer.state) if job.guest is None or is_ordered(job, buffer) else None
+    return _STAGE_OF.get(buffer.state) if job.external_job is None or is_ordered(job, buffer) else None
 
 
 _ON_THE_NODE = (

@@ -14,7 +14,7 @@ import immutables
 
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_states import ENDED, JobState
-from replica.model.jobs import GuestStep, Job
+from replica.model.jobs import ExternalJobStep, Job
 from replica.model.requests import JobRequest
 from replica.values import CONSUMED_MAX, MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
 
@@ -61,12 +61,12 @@ def takes_cpus(job: Job, buffer: Buffer | None) -> bool:
     suspended. As in Slurm, a job that is resumed takes them again at once, whoever has them by then.
     """
     on_node = job.state in _ON_CPUS or (buffer is not None and buffer.state is BufferState.POST_RUN)
-    return on_node and job.guest is None
+    return on_node and job.external_job is None
 
 
 def is_running(job: Job, buffer: Buffer | None) -> bool:
     """Whether the job counts as one that runs: it does while it is suspended, too."""
-    return (job.state is JobState.SUSPENDED and job.guest is None) or takes_cpus(job, buffer)
+    return (job.state is JobState.SUSPENDED and job.external_job is None) or takes_cpus(job, buffer)
 
 
 def minutes_of(time_limit_s: int) -> int:
@@ -129,9 +129,9 @@ def usage_of(job: Job, buffer: Buffer | None) -> dict[UsageKey, int]:
     found: dict[UsageKey, int] = {}
     if scheduling_class is None:
         return found
-    if job.guest is not None:
+    if job.external_job is not None:
         # Only its space is Forebay's to count; where it lingers, that is anybody's.
-        if buffer is not None and buffer.held_bytes and job.guest.step is not GuestStep.LINGERING:
+        if buffer is not None and buffer.held_bytes and job.external_job.step is not ExternalJobStep.LINGERING:
             found.update(holding_usage(scheduling_class, buffer.pool, buffer.held_bytes, job.request.time_limit_s))
         return {key: amount for key, amount in found.items() if amount}
     if job.state not in ENDED:

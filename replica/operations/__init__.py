@@ -1,11 +1,11 @@
 """What follows the end of an operation: retries, slots, timers, limits of transfers."""
 
-from replica.operations.guests import (
-    FoundGuest,
-    GuestPhase,
-    find_guest,
+from replica.operations.external_jobs import (
+    ExternalJobPhase,
+    FoundExternalJob,
+    external_job_phase,
+    find_external_job,
     given_up,
-    guest_phase,
     has_results,
     is_lingering,
     lingers_until,

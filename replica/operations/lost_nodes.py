@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from replica.messages import events as e
 from replica.model import NATIVE, Buffer, BufferState, Job, JobState, Stage, agent_of
-from replica.operations.guests import has_results
+from replica.operations.external_jobs import has_results
 from replica.operations.outcomes import failed, gone, own_persistent, result_of, script_ended, succeeded, taken_back
 from replica.state import Facts
 from replica.values import NEVER, Instant, seconds
@@ -44,7 +44,7 @@ class Loss(StrEnum):
 def lost_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
     """Return from when on what a job has on its node is given up; NEVER while it is not."""
     node = state.nodes.get(job.node)
-    if node is None or not node.down or agent_of(job, buffer) != job.node or job.guest is not None:
+    if node is None or not node.down or agent_of(job, buffer) != job.node or job.external_job is not None:
         return NEVER
     if buffer is not None and job.mover and buffer.state is BufferState.STAGED_IN:
         return NEVER

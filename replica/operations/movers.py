@@ -72,7 +72,8 @@ def mover_for(
 
 
 def mover_again(state: Facts, job: Job, places: Sequence[Place]) -> str:
-    """Return the mover that is to stage for a guest: the one that did so before while it is up, else as `mover_for`.
+    """Return the mover that is to stage for an external job: the one that did so before while it is up, else as
+    `mover_for`.
 
     Where none is up, one that another takes over from as soon as it is; empty: no mover stages for all of the places.
     """

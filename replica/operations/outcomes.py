@@ -119,8 +119,8 @@ def failed(
         return (_failure(state, job, stage, operation, message, Instant(max(at + seconds(backoff_s), 1))),)
     failure = _failure(state, job, stage, operation, message, NEVER)
     events: list[e.Event] = [failure]
-    if stage is Stage.STAGE_IN and job.guest is None:
-        # The job of a guest is held, and its buffer torn down, by its own scheduler.
+    if stage is Stage.STAGE_IN and job.external_job is None:
+        # The job of an external job is held, and its buffer torn down, by its own scheduler.
         if teardown_on_failure(state.site):
             why = failure.reason
             events += (*unwound(state, job), e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, why))

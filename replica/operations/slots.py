@@ -65,7 +65,7 @@ def taking_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event])
         allocated, node = isinstance(event, e.BufferAllocated), job.staged_by
         if isinstance(event, e.BufferAllocated):
             node = event.mover or event.node
-        elif isinstance(event, e.GuestStageInOrdered):
+        elif isinstance(event, e.ExternalJobStageInOrdered):
             node = event.mover
         elif isinstance(event, e.StageOutStarted):
             node = event.mover or job.node
@@ -122,13 +122,15 @@ def slots_given(
             heapreplace(queues, (load_of(state, slots.begun, user) if moves else 0, following, user, queue))
 
 
-BEGINNINGS = frozenset({e.BufferAllocated, e.GuestStageInOrdered, e.StageOutStarted, e.TeardownStarted, e.StageRetried})
+BEGINNINGS = frozenset(
+    {e.BufferAllocated, e.ExternalJobStageInOrdered, e.StageOutStarted, e.TeardownStarted, e.StageRetried}
+)
 """Kinds of events that may begin an operation which needs a slot."""
 
 
 def _begins(state: Facts, event: e.Event) -> Stage | None:
     """Return the stage that the event begins an operation of, None for an event that does not, or keeps its slot."""
-    if isinstance(event, e.BufferAllocated | e.GuestStageInOrdered):
+    if isinstance(event, e.BufferAllocated | e.ExternalJobStageInOrdered):
         return Stage.STAGE_IN
     if isinstance(event, e.StageOutStarted):
         return Stage.STAGE_OUT

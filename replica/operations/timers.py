@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from replica.messages import events as e
 from replica.model import Buffer, BufferState, Hold, Job, JobState, agent_of, is_in, place_name
-from replica.operations.guests import guest_due_at, guest_due_events
+from replica.operations.external_jobs import external_job_due_at, external_job_due_events
 from replica.operations.lost_nodes import lost_at, lost_events
 from replica.operations.movers import takeover
 from replica.operations.outcomes import active_stage, failed, taken_back, timeout_at, timeout_message, waiting_stage
@@ -53,7 +53,7 @@ def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
             job.retry_at,
             timeout_at(state, job, buffer),
             _allocation_revoked(state, job, buffer)[0],
-            NEVER if job.guest is None else guest_due_at(state, job, buffer),
+            NEVER if job.external_job is None else external_job_due_at(state, job, buffer),
         ):
             if instant != NEVER:
                 due.append(instant)
@@ -77,7 +77,7 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
         return (taken,)
     if _is_down(state, job, buffer):
         return ()
-    if job.guest is not None and (ended := guest_due_events(state, job, buffer, at)):
+    if job.external_job is not None and (ended := external_job_due_events(state, job, buffer, at)):
         return ended
     site = state.site
     if job.retry_at != NEVER and job.retry_at <= at:
@@ -104,8 +104,8 @@ def _is_down(state: Facts, job: Job, buffer: Buffer) -> bool:
 
 def _allocation_revoked(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant, str]:
     """Return from when on a pending job's buffer is to be taken back, and why; NEVER if it is not."""
-    # What a guest has, its scheduler gives back.
-    if job.state is not JobState.PENDING or buffer.state not in _REVOCABLE or job.guest is not None:
+    # What an external job has, its scheduler gives back.
+    if job.state is not JobState.PENDING or buffer.state not in _REVOCABLE or job.external_job is not None:
         return NEVER, ""
     node = state.nodes.get(job.node)
     if node is not None and node.drained:

@@ -21,7 +21,7 @@ NOBODY_KNOWS = 2**62
 BEING_REMOVED = (BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)
 
 
-_GUESTS_DRAIN = (*BEING_REMOVED, BufferState.STAGING_OUT)
+_EXTERNAL_JOBS_DRAIN = (*BEING_REMOVED, BufferState.STAGING_OUT)
 
 
 class ReservationHead:
@@ -74,7 +74,7 @@ class ReservationHead:
 
 def run_until(job: Job, buffer: Buffer) -> int:
     """Return when the job that holds `buffer` should be over at the latest, or DRAINING, or NOBODY_KNOWS."""
-    if job.guest is not None and buffer.state not in _GUESTS_DRAIN:
+    if job.external_job is not None and buffer.state not in _EXTERNAL_JOBS_DRAIN:
         return NOBODY_KNOWS  # its time is another scheduler's to give
     if job.state in ENDED or job.state is JobState.STAGE_OUT or buffer.state in BEING_REMOVED:
         return NOBODY_KNOWS if job.stuck else DRAINING

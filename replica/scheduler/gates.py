@@ -27,7 +27,7 @@ from replica.model import (
     partition_gate,
     waits_for_slot,
 )
-from replica.operations import GuestPhase, guest_phase, lingers_until, waits_for_names
+from replica.operations import ExternalJobPhase, external_job_phase, lingers_until, waits_for_names
 from replica.scheduler.quotas import class_gate
 from replica.state import Facts, State, is_finished
 from replica.values import NEVER, Reason, Verdict, format_size
@@ -263,9 +263,9 @@ def buffer_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None
 
 
 def later_reason(state: Facts, job: Job, buffer: Buffer | None) -> Verdict:
-    """Return the reason of a job that is not pending, or of a guest."""
-    if job.guest is not None and buffer is not None:
-        return guest_verdict(state, job, buffer)
+    """Return the reason of a job that is not pending, or of an external job."""
+    if job.external_job is not None and buffer is not None:
+        return external_job_verdict(state, job, buffer)
     return _later_reason(state, job, buffer)
 
 
@@ -304,53 +304,55 @@ _ENDED_BY = {
 """Why a job ended that did not end well, in Slurm's words; nobody has to ask why one was cancelled."""
 
 
-def guest_verdict(state: Facts, job: Job, buffer: Buffer) -> Verdict:
-    """Return the reason of a guest: no pass ever runs it, so no gate does."""
-    phase = guest_phase(job, buffer)
-    scheduler = "" if job.guest is None else job.guest.scheduler
+def external_job_verdict(state: Facts, job: Job, buffer: Buffer) -> Verdict:
+    """Return the reason of an external job: no pass ever runs it, so no gate does."""
+    phase = external_job_phase(job, buffer)
+    scheduler = "" if job.external_job is None else job.external_job.scheduler
     if phase in _WAITS_FOR_AGENT and (down := down_gate(state, job, buffer)) is not None:
         return down
     failed = bool(job.stuck or job.retry_at) and bool(job.message)
     match phase:
-        case GuestPhase.WAITING:
+        case ExternalJobPhase.WAITING:
             asked = (("asked", format_size(buffer.granted_bytes)), ("pool", buffer.pool))
             missing = waits_for_names(state, job)
             if missing:
                 return Verdict(Reason.BURST_BUFFER_RESOURCES, missing)
-            return Verdict(Reason.BURST_BUFFER_RESOURCES, "the guest waits for space in its pool", asked)
-        case GuestPhase.SET_UP:
-            return Verdict(Reason.NONE, f"the guest has its space, and {scheduler} has not asked for its stage-in")
-        case GuestPhase.STAGING_IN | GuestPhase.STAGE_IN_FAILED:
-            if phase is GuestPhase.STAGE_IN_FAILED:
+            return Verdict(Reason.BURST_BUFFER_RESOURCES, "the external job waits for space in its pool", asked)
+        case ExternalJobPhase.SET_UP:
+            return Verdict(
+                Reason.NONE, f"the external job has its space, and {scheduler} has not asked for its stage-in"
+            )
+        case ExternalJobPhase.STAGING_IN | ExternalJobPhase.STAGE_IN_FAILED:
+            if phase is ExternalJobPhase.STAGE_IN_FAILED:
                 return Verdict(job.message, f"staging in failed, and is tried again when {scheduler} asks for it")
             verdict = buffer_gate(state, job, buffer)
             assert verdict is not None
             return verdict
-        case GuestPhase.STAGED_IN:
-            return Verdict(Reason.NONE, f"the guest is staged in, and {scheduler} has not begun its job")
-        case GuestPhase.RUNNING:
+        case ExternalJobPhase.STAGED_IN:
+            return Verdict(Reason.NONE, f"the external job is staged in, and {scheduler} has not begun its job")
+        case ExternalJobPhase.RUNNING:
             return Verdict(Reason.NONE, f"the job runs at {scheduler}")
-        case GuestPhase.POST_RUN:
+        case ExternalJobPhase.POST_RUN:
             return Verdict(Reason.NONE, f"the job has ended, and {scheduler} has not asked for its stage-out")
-        case GuestPhase.STAGE_OUT_FAILED:
+        case ExternalJobPhase.STAGE_OUT_FAILED:
             sentence = f"staging out failed; it is tried again when {scheduler} asks, or by forebay buffer export"
             return Verdict(job.message, sentence)
-        case GuestPhase.LINGERING:
+        case ExternalJobPhase.LINGERING:
             figures = (("kept_until_us", str(lingers_until(state, job))),)
             sentence = (
-                f"{scheduler} has torn the guest down before it ran: its data is kept until somebody needs the space"
+                f"{scheduler} has torn the external job down before it ran; its data is kept until the space is needed"
             )
             return Verdict(Reason.NONE, sentence, figures)
-        case GuestPhase.PARKED:
+        case ExternalJobPhase.PARKED:
             what = "they are being exported" if _is_exporting(job, buffer) else "forebay buffer export tries it again"
-            sentence = f"{scheduler} has torn the guest down, and its results are not exported: {what}"
+            sentence = f"{scheduler} has torn the external job down, and its results are not exported: {what}"
             return Verdict(job.message if failed else Reason.NONE, sentence)
-        case GuestPhase.OVER if job.message:
-            return Verdict(job.message, "the guest is over: it got no space")
+        case ExternalJobPhase.OVER if job.message:
+            return Verdict(job.message, "the external job is over: it got no space")
     return _later_reason(state, job, buffer)
 
 
-_WAITS_FOR_AGENT = frozenset({GuestPhase.STAGING_IN, GuestPhase.STAGING_OUT, GuestPhase.TEARDOWN})
+_WAITS_FOR_AGENT = frozenset({ExternalJobPhase.STAGING_IN, ExternalJobPhase.STAGING_OUT, ExternalJobPhase.TEARDOWN})
 
 
 def _is_exporting(job: Job, buffer: Buffer) -> bool:
@@ -362,9 +364,11 @@ REPLAN_S = 30
 
 
 def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
-    """Whether a job that no early gate keeps back is a candidate for space in its pool. A guest stands in no line."""
+    """Whether a job that no early gate keeps back is a candidate for space in its pool. An external job stands in no
+    line.
+    """
     return (
-        job.guest is None
+        job.external_job is None
         and job.state is JobState.PENDING
         and buffer is not None
         and buffer.state is BufferState.PENDING
@@ -373,8 +377,8 @@ def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
 
 def still(state: State, job: Job, buffer: Buffer | None) -> Verdict:
     """Return the verdict on a job that something is due for at once."""
-    if job.guest is not None and buffer is not None:
-        return guest_verdict(state, job, buffer)
+    if job.external_job is not None and buffer is not None:
+        return external_job_verdict(state, job, buffer)
     if job.state is not JobState.PENDING:
         return later_reason(state, job, buffer)
     return (

@@ -34,7 +34,14 @@ from replica.model import BufferState, JobState
 from replica.operations import jobs_beside, reservation_instants
 from replica.scheduler.admission import usable_in
 from replica.scheduler.dependency_index import DependencyIndex, SingletonIndex
-from replica.scheduler.gates import REPLAN_S, buffer_gate, early_gate, guest_verdict, later_reason, waits_for_space
+from replica.scheduler.gates import (
+    REPLAN_S,
+    buffer_gate,
+    early_gate,
+    external_job_verdict,
+    later_reason,
+    waits_for_space,
+)
 from replica.scheduler.index_row import FINISHED_ROW, GONE_ROW, NO_RARE, NO_ROW, IndexRow, Key, SmallIndex, index_row
 from replica.scheduler.key_index import KeyIndex, TimerIndex
 from replica.scheduler.node_index import NodeIndex
@@ -95,7 +102,7 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.ClockSet: Touches.EVERYTHING,
     e.SchedulerBound: Touches.NOTHING,
     e.SchedulerReleased: Touches.NOTHING,
-    e.GuestMissed: Touches.NOTHING,
+    e.ExternalJobMissed: Touches.NOTHING,
     e.DrillStarted: Touches.NOTHING,
     e.DrillConfirmed: Touches.NOTHING,
     e.DrillRenewed: Touches.NOTHING,
@@ -121,7 +128,7 @@ TOUCHES: dict[type[e.Event], Touches] = {
 """What each kind of event touches; a kind that is not here touches its job, as nearly every event of a busy cluster."""
 
 
-_PASSES = (e.BufferAllocated, e.GuestSpaceGiven)
+_PASSES = (e.BufferAllocated, e.ExternalJobSpaceGiven)
 """Events that may count against the first in line for a pool."""
 
 
@@ -142,10 +149,10 @@ class SchedulingIndex:
         """Pool -> jobs whose staged buffer may be taken back, the last ones in the order of candidates first."""
         self.reservations: KeyIndex[str, int] = KeyIndex(attrgetter("rare.reservation"))
         """Reservation -> its jobs that are not over."""
-        self.guests: KeyIndex[str, int] = KeyIndex(attrgetter("rare.guest"))
-        """Pool -> the guests whose setups wait for space of it, first come first."""
+        self.external_jobs: KeyIndex[str, int] = KeyIndex(attrgetter("rare.external_job"))
+        """Pool -> the external jobs whose setups wait for space of it, first come first."""
         self.lingering: KeyIndex[str, tuple[Instant, int]] = KeyIndex(attrgetter("rare.lingering"))
-        """Pool -> the guests that linger there, the oldest first."""
+        """Pool -> the external jobs that linger there, the oldest first."""
         self.passed_out: KeyIndex[str, int] = KeyIndex(attrgetter("rare.passed_out"))
         """Pool -> jobs that wait for space of it and have been passed as often as may be."""
         self.dependencies = DependencyIndex(state)
@@ -155,7 +162,7 @@ class SchedulingIndex:
         self._of_all: tuple[SmallIndex, ...] = (self.queues, self.nodes, self.timers, self.holders)
         self._of_few: tuple[SmallIndex, ...] = (
             *(self.arrays, self.slots, self.preemptible, self.reservations),
-            *(self.guests, self.lingering, self.passed_out),
+            *(self.external_jobs, self.lingering, self.passed_out),
         )
         """Those that hold nothing of a row without rare fields."""
         self._touched: set[int] = set(state.unfinished)
@@ -262,12 +269,12 @@ class SchedulingIndex:
 
     def gate_verdict(self, job_id: int) -> Verdict | None:
         """Return what is said of a job that is not over, without a pass; None for a candidate for space or CPUs, and
-        for a guest that waits for space.
+        for an external job that waits for space.
         """
         state = self.state
         job, buffer = state.jobs[job_id], state.buffers.get(job_id)
-        if job.guest is not None and buffer is not None:
-            return None if buffer.state is BufferState.PENDING else guest_verdict(state, job, buffer)
+        if job.external_job is not None and buffer is not None:
+            return None if buffer.state is BufferState.PENDING else external_job_verdict(state, job, buffer)
         if job.state is not JobState.PENDING:
             return later_reason(state, job, buffer)
         verdict = early_gate(state, job) or self.arrays.verdict(state, job_id)

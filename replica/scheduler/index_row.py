@@ -80,10 +80,10 @@ class RareFields(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Stage and user, and its place among those that wait for an operation slot there."""
     preemptible: tuple[str, PreemptionCandidate] | None = None
     """A pool, and the candidate for having its buffer there taken back."""
-    guest: tuple[str, int] | None = None
-    """The pool that the setup of a guest waits for space of, and its number."""
+    external_job: tuple[str, int] | None = None
+    """The pool that the setup of an external job waits for space of, and its number."""
     lingering: tuple[str, tuple[Instant, int]] | None = None
-    """The pool where a guest lingers, since when, and its number."""
+    """The pool where an external job lingers, since when, and its number."""
     passed_out: tuple[str, int] | None = None
     """The pool for which it waits, having been passed as often as may be, and its number."""
 
@@ -117,7 +117,7 @@ def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Q
     request = job.request
     queue: Queue | None = None
     key: Key | None = None
-    if job.guest is None and job.state is JobState.PENDING and early_gate(state, job) is None:
+    if job.external_job is None and job.state is JobState.PENDING and early_gate(state, job) is None:
         place, scheduling_class = place_of(state, job), scheduling_class_of(request)
         if buffer is None or (buffer.state is BufferState.STAGED_IN and runs_anywhere(job, buffer)):
             queue, key = ("any", nodes_of(state, job.id), request.cpus, scheduling_class), (*place, request.cpus)
@@ -143,7 +143,9 @@ def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Q
         due_at(state, job, buffer),
         (buffer.pool, (run_until(job, buffer), buffer.granted_bytes, job.id)) if holds and buffer is not None else None,
         milestone_of(job, is_finished(job, buffer)),
-        _rare_fields(state, job, buffer, queued=queue is not None) if job.guest is None else _guest_fields(job, buffer),
+        _rare_fields(state, job, buffer, queued=queue is not None)
+        if job.external_job is None
+        else _external_job_fields(job, buffer),
     )
 
 
@@ -186,14 +188,14 @@ def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool)
     return NO_RARE if found == NO_RARE else found
 
 
-def _guest_fields(job: Job, buffer: Buffer | None) -> RareFields:
-    if buffer is None or job.guest is None:
+def _external_job_fields(job: Job, buffer: Buffer | None) -> RareFields:
+    if buffer is None or job.external_job is None:
         return NO_RARE
     stage = waits_for_slot(job, buffer)
     found = RareFields(
         slot=None if stage is None else ((int(stage), job.request.user), queue_place(job, buffer)),
-        guest=(buffer.pool, job.id) if buffer.state is BufferState.PENDING else None,
-        lingering=(buffer.pool, (job.guest.since, job.id)) if is_lingering(job, buffer) else None,
+        external_job=(buffer.pool, job.id) if buffer.state is BufferState.PENDING else None,
+        lingering=(buffer.pool, (job.external_job.since, job.id)) if is_lingering(job, buffer) else None,
     )
     return NO_RARE if found == NO_RARE else found
 

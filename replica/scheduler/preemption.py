@@ -27,7 +27,7 @@ last ones in the order of candidates come first.
 
 def preemption_candidate(state: State, job: Job, buffer: Buffer | None) -> PreemptionCandidate | None:
     """Return the job as one whose buffer may be taken back when its time has come, None if it may not."""
-    if buffer is None or job.state is not JobState.PENDING or not buffer.granted_bytes or job.guest is not None:
+    if buffer is None or job.state is not JobState.PENDING or not buffer.granted_bytes or job.external_job is not None:
         return None
     if job.stuck or job.retry_at or job.hold is Hold.SYSTEM:
         return None

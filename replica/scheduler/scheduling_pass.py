@@ -40,10 +40,9 @@ from replica.scheduler.admission import (
     space_verdict,
 )
 from replica.scheduler.backfill import DRAINING, NOBODY_KNOWS, ReservationHead, drain_us, release_at, start_of
-from replica.scheduler.gates import reservation_of, still, waits_for_space
-from replica.scheduler.guests import (
+from replica.scheduler.external_jobs import (
     comes_for,
-    guests_served,
+    external_jobs_served,
     lingering_given_up,
     needed_by,
     refusals_explained,
@@ -52,6 +51,7 @@ from replica.scheduler.guests import (
     waiting_verdict,
     with_passes,
 )
+from replica.scheduler.gates import reservation_of, still, waits_for_space
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.index_row import Group, Key, Queue
 from replica.scheduler.node_index import NodeUse
@@ -101,8 +101,8 @@ def verdicts_of(index: SchedulingIndex, job_ids: Iterable[int], at: Instant) -> 
 
 
 def free_for_setups(index: SchedulingIndex, pools: Iterable[str], at: Instant) -> dict[str, int]:
-    """Return, for each of these pools, the most that one more setup of a guest would get of it at `at`, units of the
-    pool (`room_for_setup`).
+    """Return, for each of these pools, the most that one more setup of an external job would get of it at `at`, units
+    of the pool (`room_for_setup`).
     """
     index.catch_up()
     looking = SchedulingPass(index, at)
@@ -139,8 +139,8 @@ class SchedulingPass:
         """Candidates whose verdicts are asked for, the next one last."""
         self.verdicts: dict[int, Verdict] = {}
         self.persistent_checked = 0
-        self._guests: dict[int, str] = {}
-        """Place in `events` -> the pool that a guest has got space of there."""
+        self._external_jobs: dict[int, str] = {}
+        """Place in `events` -> the pool that an external job has got space of there."""
 
     def run(self, asked: Iterable[int] = ()) -> list[e.Event]:
         """Return the events of the pass; `verdicts` then has those on the jobs `asked` for."""
@@ -157,13 +157,13 @@ class SchedulingPass:
             return list(begin_or_end)
         jobs = self.state.jobs
         asked = set(asked)
-        guests = [job_id for job_id in asked if jobs[job_id].guest is not None]
-        asked.difference_update(guests)
+        external_jobs = [job_id for job_id in asked if jobs[job_id].external_job is not None]
+        asked.difference_update(external_jobs)
         self.asked = sorted(((place_of(self.state, jobs[job_id]), job_id) for job_id in asked), reverse=True)
         nodes = self._due()
         self._give_slots()
-        self._serve_guests()
-        for job_id in guests:
+        self._serve_external_jobs()
+        for job_id in external_jobs:
             waits = job_id not in self.done
             self.verdicts[job_id] = waiting_verdict(self, job_id) if waits else self._still(job_id)
         streams: list[tuple[Key, Queue, Iterator[tuple[Key, Queue]]]] = []
@@ -203,7 +203,7 @@ class SchedulingPass:
                     iterator = self._merged(group)
                     heappush(streams, (*next(iterator), iterator))
         self._explain(None)
-        with_passes(self, self.events, self._guests)
+        with_passes(self, self.events, self._external_jobs)
         self._purge()
         return self.events
 
@@ -379,14 +379,14 @@ class SchedulingPass:
             self.events.extend(with_slots(self.state, self.slots, (allocated,)))
         return _Follows.NEXT
 
-    def _serve_guests(self) -> None:
-        """Give space to guests, which stand in no line."""
+    def _serve_external_jobs(self) -> None:
+        """Give space to external jobs, which stand in no line."""
         index, state = self.index, self.state
-        for pool in sorted(index.guests.keys):
+        for pool in sorted(index.external_jobs.keys):
             room = EVENTS_PER_PASS_MAX - len(self.events)
-            served = guests_served(self, pool, self._guests_of(pool), self._passed_out_of(pool), room)
+            served = external_jobs_served(self, pool, self._external_jobs_of(pool), self._passed_out_of(pool), room)
             for job_id in served.given:
-                self._guests[len(self.events)] = pool
+                self._external_jobs[len(self.events)] = pool
                 self.events.append(space_given(state, job_id))
                 self.held[pool] = self.held.get(pool, 0) + state.buffers[job_id].granted_bytes
             if served.first:
@@ -395,10 +395,10 @@ class SchedulingPass:
     def room_for_setup(self, pool: str) -> int:
         """Return what one more setup would get of a pool; of a pass that has not begun."""
         lingering = (job_id for _, job_id in self.index.lingering.keys.get(pool, ()))
-        return room_for_setup(self, pool, self._guests_of(pool), self._passed_out_of(pool), lingering)
+        return room_for_setup(self, pool, self._external_jobs_of(pool), self._passed_out_of(pool), lingering)
 
-    def _guests_of(self, pool: str) -> Iterator[int]:
-        return (job_id for job_id in self.index.guests.keys.get(pool, ()) if job_id not in self.done)
+    def _external_jobs_of(self, pool: str) -> Iterator[int]:
+        return (job_id for job_id in self.index.external_jobs.keys.get(pool, ()) if job_id not in self.done)
 
     def _passed_out_of(self, pool: str) -> Iterator[int]:
         """Yield the native jobs that could have space of a pool and have been passed as often as may be."""

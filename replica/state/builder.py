@@ -23,7 +23,7 @@ from replica.model import (
     Consumed,
     Drill,
     DrillLock,
-    GuestJobs,
+    ExternalJobEpochs,
     IllegalTransition,
     Job,
     JobRequest,
@@ -75,7 +75,7 @@ from replica.values import (
 
 _SESSION_USE_STEP_US = SESSION_USE_STEP_S * MICROSECONDS_PER_SECOND
 
-_DERIVED_FROM = frozenset({"state", "node", "mover", "order_at", "stuck", "guest"})
+_DERIVED_FROM = frozenset({"state", "node", "mover", "order_at", "stuck", "external_job"})
 """Fields of a job that the derived maps depend on."""
 
 
@@ -120,7 +120,7 @@ class StateBuilder:
     # Mutations.
     jobs: immutables.MapMutation[int, Job]
     buffers: immutables.MapMutation[int, Buffer]
-    guests: immutables.MapMutation[str, GuestJobs]
+    external_jobs: immutables.MapMutation[str, ExternalJobEpochs]
     receipts: ReceiptsBuilder
     sessions: SessionsBuilder
     """With their answers."""

@@ -25,7 +25,7 @@ from replica.model import (
     Consumed,
     Drill,
     DrillLock,
-    GuestJobs,
+    ExternalJobEpochs,
     Job,
     JobTransfers,
     License,
@@ -138,7 +138,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Names under which agents may register."""
     abandoned: immutables.Map[str, AbandonedBuffers] = immutables.Map()
     """Node -> buffers that were given up there, until its agent has removed them."""
-    guests: immutables.Map[str, GuestJobs] = immutables.Map()
+    external_jobs: immutables.Map[str, ExternalJobEpochs] = immutables.Map()
     """Jobs of other schedulers by name (`slurm:42`) -> the jobs here that are theirs."""
     schedulers: immutables.Map[str, Scheduler] = immutables.Map()
     """Other schedulers by name."""
@@ -241,7 +241,7 @@ TABLES: tuple[Table, ...] = (
     Table("buffers", 20, int, Buffer, JOBS_IN_STATE_MAX, "job", of_job=True),
     Table("persistent", 24, str, PersistentBuffer, PERSISTENT_BUFFERS_MAX, "name"),
     Table("transfers", 28, int, JobTransfers, JOBS_IN_STATE_MAX, of_job=True),
-    Table("guests", 30, str, GuestJobs, JOBS_IN_STATE_MAX, "name"),
+    Table("external_jobs", 30, str, ExternalJobEpochs, JOBS_IN_STATE_MAX, "name"),
     Table("schedulers", 32, str, Scheduler, SCHEDULERS_MAX, "name"),
     Table("pools", 40, str, Pool, POOLS_MAX, "name"),
     Table("places", 42, str, Place, PLACES_MAX, "name"),

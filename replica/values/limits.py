@@ -170,7 +170,7 @@ REVOCATIONS_DROPPED_MAX = 256
 """Expired revocations that one command drops, count: its event stays small."""
 
 SCHEDULERS_MAX = 64
-"""Other schedulers that have guests, count: a center has a few clusters."""
+"""Other schedulers that have external jobs, count: a center has a few clusters."""
 
 DRILLS_KEPT = 256
 """Drills that are remembered, count: some years of monthly ones of each kind; all are in the ledger."""

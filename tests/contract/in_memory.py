@@ -115,15 +115,21 @@ class Timeline:
         revision: int = 0,
         at: Instant = NEVER,
         tasks: tuple[int, ...] | None = None,
-        guest: str = "",
+        external_job: str = "",
     ) -> Explained | Unanswered:
         state = self._state(revision, at)
-        found = state.guests[guest].job if guest in state.guests else job_of_task(state, job, tasks)
+        found = (
+            state.external_jobs[external_job].job
+            if external_job in state.external_jobs
+            else job_of_task(state, job, tasks)
+        )
         if found is None or found not in state.jobs:
             return Unanswered(0, NO_JOB, state.revision, f"there was no job {job} at revision {state.revision}")
         asked = state.jobs[found]
         view = why_view(state, found, Known(state).of(found))
-        return Explained(0, view, asked.request.user, "" if asked.guest is None else asked.guest.scheduler)
+        return Explained(
+            0, view, asked.request.user, "" if asked.external_job is None else asked.external_job.scheduler
+        )
 
 
 def records_of(job_id: int, batch: Batch, after: State) -> Iterator[Record]:

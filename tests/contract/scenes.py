@@ -722,8 +722,8 @@ class Bridge:
         self.m = m
 
     async def tell(self, what: str, job: int = 7, after_s: float = 1, **more: Any) -> int:
-        """Ask something for a guest; return the number of its record here."""
-        path = f"POST /v1/guests/{job}/{what}"
+        """Ask something for an external job; return the number of its record here."""
+        path = f"POST /v1/external-jobs/{job}/{what}"
         answer = await self.m.ask("scheduler slurm", path, after_s, **{"cluster": "6f1c", **more})
         return int(answer.body.get("job_id") or 0) if answer.status == 200 else 0
 
@@ -732,7 +732,7 @@ class Bridge:
         return await self.tell("setup", job, after_s, **body)
 
     async def life(self, job: int, until: str) -> int:
-        """Have a guest come as far as the step `until`."""
+        """Have an external job come as far as the step `until`."""
         number = await self.setup(job)
         for what in ("stage-in", "begin-run", "end-run", "stage-out"):
             await self.tell(what, job)
@@ -750,7 +750,7 @@ SHARED = asks(
 )
 
 
-async def guests(m: Maker) -> None:
+async def external_jobs(m: Maker) -> None:
     """Buffers whose jobs another scheduler has: whole lives, restarts, what lingers and what is parked."""
     await m.clear_away()
     slurm = Bridge(m)
@@ -771,7 +771,7 @@ async def guests(m: Maker) -> None:
     for wrong in ({"uid": 0}, {"user": "root"}, {"script": asks("#DW jobdw")}, {"script": SCRIPT.format("")}):
         await slurm.setup(**wrong)
     first = await slurm.life(7, "stage-out")
-    await m.ask("scheduler slurm", "GET /v1/guests/7?while=waiting,set-up")
+    await m.ask("scheduler slurm", "GET /v1/external-jobs/7?while=waiting,set-up")
     for who in ("user ada", "operator"):
         await m.ask(who, "GET /v1/jobs/slurm:7")
     await m.ask("user ada", "GET /v1/jobs/slurm:7/why")
@@ -802,11 +802,11 @@ async def guests(m: Maker) -> None:
     passed = await m.submit("ben", script=asks("#DW jobdw capacity=6GiB access_mode=striped pool=shared"))
     await m.submit("ben", script=asks("#DW jobdw capacity=6GiB access_mode=striped pool=shared"))
     await slurm.life(12, "stage-out")
-    parked = int(m.state.guests["slurm:12"].job)
+    parked = int(m.state.external_jobs["slurm:12"].job)
     await m.report(parked, failed("the disk quota is used up", final=True))
     await slurm.tell("teardown", 12)
     await m.operator("GET /v1/buffers?parked=yes")
-    await m.operator("GET /v1/jobs?guests=yes")
+    await m.operator("GET /v1/jobs?external_jobs=yes")
     await m.ask("user ben", "POST /v1/jobs/slurm:12/export")
     await m.ask("user ada", "POST /v1/jobs/slurm:12/export", partial=True)
     await m.finish(parked)
@@ -830,9 +830,9 @@ async def guests(m: Maker) -> None:
         await m.operator("GET /v1/jobs/slurm:17/history")
         await m.operator(f"POST /v1/jobs/slurm:{job}/clear", discard=True)
         await m.finish(forgotten)
-    await _persistent_of_guests(m, slurm)
-    await m.ask("scheduler slurm", "GET /v1/guests")
-    await m.ask("scheduler slurm", "GET /v1/guests?live=yes")
+    await _persistent_of_external_jobs(m, slurm)
+    await m.ask("scheduler slurm", "GET /v1/external-jobs")
+    await m.ask("scheduler slurm", "GET /v1/external-jobs?live=yes")
     await m.ask("scheduler slurm", "GET /v1/jobs")
     await m.ask("scheduler slurm", f"GET /v1/transfers/{first}")
     await m.ask("scheduler slurm", f"GET /v1/jobs/{waits}/why")
@@ -878,8 +878,8 @@ async def drills(m: Maker) -> None:
     await m.operator("POST /v1/drills/4/end", 2, verdict="passed", sentence="well")
 
 
-async def _persistent_of_guests(m: Maker, slurm: Bridge) -> None:
-    """A persistent buffer that another scheduler has made, used by a guest, and removed."""
+async def _persistent_of_external_jobs(m: Maker, slurm: Bridge) -> None:
+    """A persistent buffer that another scheduler has made, used by an external job, and removed."""
 
     async def ask(what: str, name: str = "pond", **more: Any) -> None:
         body = {"cluster": "6f1c", "user": "ada", "uid": 1000, "gid": 100, **more}
@@ -905,5 +905,5 @@ async def _persistent_of_guests(m: Maker, slurm: Bridge) -> None:
 
 SCENES = (
     opening, lua_site, configuration, records, taken_away, whole_lives, runs, persistent, arrays, waiting, capacity,
-    giving_way, turns, nodes, places, in_bulk, guests,
+    giving_way, turns, nodes, places, in_bulk, external_jobs,
 )  # fmt: skip

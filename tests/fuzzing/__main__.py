@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.fuzzing import guests, runner
+from tests.fuzzing import external_jobs, runner
 
 if __name__ == "__main__":
-    sys.exit((guests if "--guests" in sys.argv else runner).main())
+    sys.exit((external_jobs if "--external-jobs" in sys.argv else runner).main())

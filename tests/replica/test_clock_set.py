@@ -15,7 +15,7 @@ from replica.state.digest import state_digest
 from replica.state.invariants import check
 from replica.state.state import EMPTY
 from replica.values import Instant, LedgerViolation, Refusal, RefusalCode, Revision, seconds
-from tests.replica.guest_world import GuestWorld
+from tests.replica.external_job_world import ExternalJobWorld
 from tests.replica.world import OPERATOR, World, user
 
 HOUR_S = 3600
@@ -131,11 +131,11 @@ def test_the_state_before_it_is_held_for_the_digest_that_is_recorded_of_it() -> 
 
 
 def test_nothing_that_the_clock_measures_of_an_external_job_is_ahead_of_a_clock_that_was_set() -> None:
-    world = GuestWorld()
+    world = ExternalJobWorld()
     world.advance(HOUR_S)
     world.setup()
-    before = world.guest().guest
+    before = world.external_job().external_job
     assert before is not None and before.since == world.at
     set_back(world, HOUR_S)
-    after = world.guest().guest
+    after = world.external_job().external_job
     assert after is not None and after.since == world.at

@@ -143,7 +143,9 @@ class Histories(RuleBasedStateMachine):
             assert verdict.reason
             if job.state is JobState.CONFIGURING:
                 assert verdict.reason == ("NodeDown" if self.world.state.nodes[job.node].down else "None")
-            native = job.guest is None  # nothing holds a guest back whose scheduler has not asked for more
+            native = (
+                job.external_job is None
+            )  # nothing holds an external job back whose scheduler has not asked for more
             waits = buffer is not None and native and job.state is JobState.PENDING and not job.hold
             if waits and buffer is not None and verdict.reason == "None":
                 assert buffer.state is BufferState.STAGED_IN

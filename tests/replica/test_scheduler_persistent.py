@@ -1,4 +1,6 @@
-"""Persistent buffers of another scheduler's jobs: made and removed for a user that it names, used by its guests."""
+"""Persistent buffers of another scheduler's jobs: made and removed for a user that it names, used by its external
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from replica.decide import job_about
 from replica.messages import commands as c
 from replica.model.buffers import Access
 from replica.model.requests import CreatePersistent
-from replica.operations.guests import GuestPhase
+from replica.operations.external_jobs import ExternalJobPhase
 from replica.values.errors import Refusal, RefusalCode
 from replica.views import persistent_paths
-from tests.replica.guest_world import CLUSTER, SLURM, GuestWorld, asked
+from tests.replica.external_job_world import CLUSTER, SLURM, ExternalJobWorld, asked
 from tests.replica.test_persistent import DESTROYS_LAKE, asks, lake
 from tests.replica.world import OPERATOR, agent, user
 
@@ -21,23 +23,25 @@ USES = "#DW persistentdw name=lake"
 KEEPS = "#DW stage_in type=file source=/in/a destination=$DW_PERSISTENT_STRIPED_lake/a"
 
 
-def world(flags: str = "EnablePersistent", **fields: Any) -> GuestWorld:
-    made = GuestWorld(**fields)
+def world(flags: str = "EnablePersistent", **fields: Any) -> ExternalJobWorld:
+    made = ExternalJobWorld(**fields)
     made.configure(Flags=flags)
     return made
 
 
-def make(here: GuestWorld, name: str = "lake", size: int = 40, *, who: str = "alan", **fields: Any) -> Refusal | int:
+def make(
+    here: ExternalJobWorld, name: str = "lake", size: int = 40, *, who: str = "alan", **fields: Any
+) -> Refusal | int:
     wanted = CreatePersistent(name, size, fields.pop("pool", "fast"), (Access.STRIPED,), "scratch", "capacity", "bare")
     command = c.MakePersistent(fields.pop("cluster", CLUSTER), who, fields.pop("uid", 1000), 100, wanted)
     return here.ask(command, **fields)
 
 
-def remove(here: GuestWorld, name: str = "lake", *, who: str = "alan", **fields: Any) -> Refusal | int:
+def remove(here: ExternalJobWorld, name: str = "lake", *, who: str = "alan", **fields: Any) -> Refusal | int:
     return here.ask(c.RemovePersistent(CLUSTER, who, fields.pop("uid", 1000), 100, name), **fields)
 
 
-def carried_out(here: GuestWorld, who: str = "alan") -> None:
+def carried_out(here: ExternalJobWorld, who: str = "alan") -> None:
     """Have a mover do what a command has begun, to its end."""
     job = job_about(here.state, who, "lake")
     assert job is not None
@@ -45,7 +49,7 @@ def carried_out(here: GuestWorld, who: str = "alan") -> None:
     assert job_about(here.state, who, "lake") is None
 
 
-def made(here: GuestWorld) -> None:
+def made(here: ExternalJobWorld) -> None:
     assert not isinstance(make(here), Refusal)
     carried_out(here)
     assert lake(here) == "allocated"
@@ -164,7 +168,7 @@ def test_what_can_be_no_name_is_refused(name: str) -> None:
     assert isinstance(make(world(), name), Refusal)
 
 
-# ---- guests that use them
+# ---- external jobs that use them
 
 
 def uses(capacity: int = 10, *lines: str) -> Any:
@@ -178,15 +182,17 @@ def uses(capacity: int = 10, *lines: str) -> Any:
 
 
 @pytest.mark.parametrize("capacity", [0, 10])
-def test_a_guest_works_with_a_persistent_buffer_with_or_without_one_of_its_own(capacity: int) -> None:
+def test_an_external_job_works_with_a_persistent_buffer_with_or_without_one_of_its_own(capacity: int) -> None:
     here = world()
     made(here)
     here.setup(request=uses(capacity, KEEPS))
-    assert here.phase() is GuestPhase.SET_UP
+    assert here.phase() is ExternalJobPhase.SET_UP
     assert here.buffer().places == ("bb",) and here.free() == 60 - capacity
-    assert persistent_paths(here.state, here.guest().id) == {"lake": "/bb/" + here.state.persistent["lake"].directory}
+    assert persistent_paths(here.state, here.external_job().id) == {
+        "lake": "/bb/" + here.state.persistent["lake"].directory
+    }
     here.stage_in()
-    [order] = [order for order in here.orders(here.guest().mover) if order.job == here.guest().id]
+    [order] = [order for order in here.orders(here.external_job().mover) if order.job == here.external_job().id]
     assert order.uses == ("lake",) and dict(order.persistent)["lake"].directory.startswith("test/lake.")
     here.finish_operation()
     here.begin()
@@ -194,7 +200,7 @@ def test_a_guest_works_with_a_persistent_buffer_with_or_without_one_of_its_own(c
     assert lake(here) == "allocated", "it is removed while a job works with it"
     here.end()
     here.stage_out()
-    while here.phase() is not GuestPhase.OVER:
+    while here.phase() is not ExternalJobPhase.OVER:
         here.finish_operation()
     carried_out(here)
     assert lake(here) == "none" and here.free() == 100
@@ -204,25 +210,27 @@ def test_what_is_not_there_yet_is_waited_for_as_long_as_space_is() -> None:
     here = world()
     here.setup(request=uses())
     here.setup("43", asked(10))
-    assert here.phase() is GuestPhase.WAITING and here.phase("43") is GuestPhase.SET_UP, "it keeps others back"
+    assert here.phase() is ExternalJobPhase.WAITING and here.phase("43") is ExternalJobPhase.SET_UP, (
+        "it keeps others back"
+    )
     made(here)
-    assert here.phase() is GuestPhase.SET_UP
+    assert here.phase() is ExternalJobPhase.SET_UP
 
 
 def test_what_never_comes_fails_the_setup_with_its_name() -> None:
     here = world()
     here.setup(request=uses())
-    here.advance(here.state.site.guest_setup_wait_s + 1)
-    assert here.phase() is GuestPhase.OVER
-    assert here.guest().message == "there is no persistent buffer lake"
+    here.advance(here.state.site.external_job_setup_wait_s + 1)
+    assert here.phase() is ExternalJobPhase.OVER
+    assert here.external_job().message == "there is no persistent buffer lake"
 
 
-def test_a_guest_that_uses_one_never_lingers_and_so_keeps_nobody_from_removing_it() -> None:
+def test_an_external_job_that_uses_one_never_lingers_and_so_keeps_nobody_from_removing_it() -> None:
     here = world()
     made(here)
     here.ready(request=uses(10))
     here.tear_down()
-    assert here.phase() is GuestPhase.TEARDOWN
+    assert here.phase() is ExternalJobPhase.TEARDOWN
     remove(here)
     here.finish_operation()
     carried_out(here)
@@ -240,7 +248,7 @@ def test_one_that_is_on_a_node_is_refused() -> None:
     )
     from replica.decide import decide
 
-    command = c.SetupGuest(CLUSTER, "42", 1000, uses(0))
+    command = c.SetUpExternalJob(CLUSTER, "42", 1000, uses(0))
     outcome = decide(here.state, c.Request(bytes(16), SLURM, command), here.at)
     assert isinstance(outcome, Refusal) and "the persistent buffer lake is on node n1" in outcome.sentence
 
@@ -255,18 +263,18 @@ def test_a_native_job_and_a_scheduler_remove_the_same_buffer_once() -> None:
     assert lake(here) == "none"
 
 
-def test_what_a_guest_gets_in_a_pass_is_not_removed_in_that_pass() -> None:
+def test_what_an_external_job_gets_in_a_pass_is_not_removed_in_that_pass() -> None:
     here = world()
     made(here)
     here.running("42", uses(60))
     here.setup("43", uses(50))
     remove(here)
-    assert here.phase("43") is GuestPhase.WAITING and lake(here) == "allocated"
+    assert here.phase("43") is ExternalJobPhase.WAITING and lake(here) == "allocated"
     here.end()
     here.stage_out()
-    while here.phase() is not GuestPhase.OVER:
+    while here.phase() is not ExternalJobPhase.OVER:
         here.finish_operation()
-    assert (here.phase("43"), lake(here)) == (GuestPhase.SET_UP, "allocated")
+    assert (here.phase("43"), lake(here)) == (ExternalJobPhase.SET_UP, "allocated")
 
 
 def test_movers_alone_are_enough() -> None:

@@ -78,13 +78,13 @@ class Ending:
         if not world.run(converge_s, lambda: sum(client.answers for client in world.clients) >= answers + 2):
             self._complain(f"no new work was committed within {converge_s:.0f} s of being healed: {world.describe()}")
             return
-        guests = world.guests
-        if guests is not None:
+        external_jobs = world.external_jobs
+        if external_jobs is not None:
             self._release_stuck()
-            if not world.run(DRAIN_S * world.pace, guests.is_done):
-                self._complain(f"jobs of the other scheduler did not come to their end: {guests.describe()}")
+            if not world.run(DRAIN_S * world.pace, external_jobs.is_done):
+                self._complain(f"jobs of the other scheduler did not come to their end: {external_jobs.describe()}")
                 return
-            guests.check_end()
+            external_jobs.check_end()
         self._clean_up()
         if not world.run(DRAIN_S * world.pace, self._is_empty):
             self._complain(f"jobs or persistent buffers are left over: {self._leftovers()}")
@@ -102,10 +102,10 @@ class Ending:
 
     def _release_stuck(self) -> None:
         """The operator releases what of the other scheduler's has failed for good, until it has its way."""
-        world, guests = self.world, self.world.guests
-        if guests is None or guests.is_done() or world.violations:
+        world, external_jobs = self.world, self.world.external_jobs
+        if external_jobs is None or external_jobs.is_done() or world.violations:
             return
-        self._ask(commands.ReleaseJob(job.id) for job in guests.unfinished if job.stuck)
+        self._ask(commands.ReleaseJob(job.id) for job in external_jobs.unfinished if job.stuck)
         world.timeline.after(CLEAN_UP_S * world.pace, self._release_stuck)
 
     def _ask(self, wanted: Iterable[commands.Command]) -> None:

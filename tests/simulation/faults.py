@@ -36,7 +36,7 @@ PROFILES: Final[dict[str, tuple[str, ...]]] = {
         "break_link", "cut", "one_way_cut", "isolate", "partial_partition", "black_hole", "pause", "kill",
         "kill_leader", "power_cut", "die_at_operation", "die_at_operation", "stop", "snapshot", "transfer", "lose_disk",
     ),
-    "guests": (
+    "external_jobs": (
         "break_link", "isolate", "slow_link", "pause", "kill", "kill_leader", "power_cut", "agent_restart",
         "agent_restart", "agent_silent", "agent_silent", "snapshot", "transfer",
     ),
@@ -64,7 +64,7 @@ class Faults:
         self.client = SimClient(world, 99)
         """Whose commands are in the batches of a would-be leader."""
         network = world.network
-        if profile in ("net", "membership", "guests", "all", deep.PROFILE):
+        if profile in ("net", "membership", "external_jobs", "all", deep.PROFILE):
             network.latency_s = rng.choice((0.000_3, 0.001, 0.01, 0.04))
             network.losses = rng.choice((0.0, 0.0, 0.01, 0.1))
             network.repeats = rng.choice((0.0, 0.5))

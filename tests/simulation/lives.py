@@ -19,7 +19,7 @@ from replica.state.builder import StateBuilder
 from replica.state.state import State
 
 LEGAL = frozenset((before, after) for (before, _), after in TRANSITIONS.items())
-LEGAL_OF_GUESTS = LEGAL | {(BufferState.STAGED_IN, BufferState.RUNNING)}
+LEGAL_OF_EXTERNAL_JOBS = LEGAL | {(BufferState.STAGED_IN, BufferState.RUNNING)}
 """Their scheduler alone knows what is done between the stage-in and the run."""
 WORKS = frozenset({BufferState.PRE_RUN, BufferState.RUNNING, BufferState.SUSPENDED})
 """The states in which a script works with what its job asked for, or is about to."""
@@ -56,8 +56,8 @@ class Lives:
         for job, (job_before, before) in zip(jobs, former, strict=True):
             after, job_after = builder.buffers.get(job), builder.jobs.get(job)
             if before is not None and after is not None and before.state != after.state:
-                is_guest = job_after is not None and job_after.guest is not None
-                if (before.state, after.state) not in (LEGAL_OF_GUESTS if is_guest else LEGAL):
+                is_external_job = job_after is not None and job_after.external_job is not None
+                if (before.state, after.state) not in (LEGAL_OF_EXTERNAL_JOBS if is_external_job else LEGAL):
                     self._violate(f"entry {index}: job {job} goes from {before.state.word} to {after.state.word}")
             if before is None and after is not None and after.state is not BufferState.PENDING:
                 self._violate(f"entry {index}: job {job} begins as {after.state.word}")

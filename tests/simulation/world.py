@@ -41,8 +41,8 @@ from tests.simulation.clients import SimAgent, SimClient
 from tests.simulation.disk import SimDisk, SimEnvironments
 from tests.simulation.doors import RIGHT_S
 from tests.simulation.ending import Ending
+from tests.simulation.external_jobs import PROFILES_WITH_EXTERNAL_JOBS, ExternalJobs
 from tests.simulation.faults import Faults
-from tests.simulation.guests import PROFILES_WITH_GUESTS, Guests
 from tests.simulation.inside import Inside
 from tests.simulation.loop import EPOCH_US, Spinning, Timeline
 from tests.simulation.members import Operator
@@ -228,7 +228,7 @@ class World:
         self.clients = [SimClient(self, number) for number in range(1, self._clients + 1)]
         self.operator = Operator(self, active=self.profile in ("membership", "all"))
         self.faults = Faults(self, self.profile)
-        self.guests = Guests(self) if self.profile in PROFILES_WITH_GUESTS else None
+        self.external_jobs = ExternalJobs(self) if self.profile in PROFILES_WITH_EXTERNAL_JOBS else None
 
     def __exit__(self, *exception: object) -> None:
         for replica in self.replicas.values():
@@ -473,8 +473,8 @@ class World:
             self.timeline.after(self.rng.uniform(0, 0.5), agent.start)
         for client in self.clients:
             self.timeline.after(self.rng.uniform(0, 0.5), client.next)
-        if self.guests is not None:
-            self.timeline.after(self.rng.uniform(0, 0.5), self.guests.begin)
+        if self.external_jobs is not None:
+            self.timeline.after(self.rng.uniform(0, 0.5), self.external_jobs.begin)
 
     def run(self, duration_s: float, until: Callable[[], bool] | None = None, *, every_s: float = 0.0) -> bool:
         """Go on for so many virtual seconds, or until a violation, or until `until()`; return whether that is true.

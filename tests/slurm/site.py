@@ -327,29 +327,29 @@ class Site(Submitted):
         members = await client.call(ops.LIST_MEMBERS, deadline_s=30)
         return next(member.name for member in members.members if member.role == "leader")
 
-    async def guests(self, client: Client) -> dict[str, JobView]:
-        """Return all guests by the number of their job."""
-        jobs = (await client.call(ops.LIST_JOBS, guests="yes", deadline_s=30)).jobs
-        return {str(job.guest).partition(":")[2]: job for job in jobs}
+    async def external_jobs(self, client: Client) -> dict[str, JobView]:
+        """Return all external jobs by the number of their job."""
+        jobs = (await client.call(ops.LIST_JOBS, external_jobs="yes", deadline_s=30)).jobs
+        return {str(job.external_job).partition(":")[2]: job for job in jobs}
 
     async def newest(self, client: Client) -> int:
-        """Return the number of the newest guest, 0 where there is none."""
-        return max((job.job_id for job in (await self.guests(client)).values()), default=0)
+        """Return the number of the newest external job, 0 where there is none."""
+        return max((job.job_id for job in (await self.external_jobs(client)).values()), default=0)
 
     async def written_in(self, client: Client, jobs: Iterable[str], *, since: int = 0) -> dict[str, int]:
         """Return how many bytes stage-ins of jobs of Slurm have written, in all attempts of all epochs, but for those
         that had run when Slurm began the job anew.
 
-        Of guests that are newer than `since`: a slurmctld that forgets jobs gives their numbers to others.
+        Of external jobs that are newer than `since`: a slurmctld that forgets jobs gives their numbers to others.
         """
         written = dict.fromkeys(jobs, 0)
-        listed = (await client.call(ops.LIST_JOBS, guests="yes", deadline_s=30)).jobs
+        listed = (await client.call(ops.LIST_JOBS, external_jobs="yes", deadline_s=30)).jobs
         last: dict[str, int] = {}
         for one in listed:
-            last[str(one.guest)] = max(one.epoch or 0, last.get(str(one.guest), 0))
+            last[str(one.external_job)] = max(one.epoch or 0, last.get(str(one.external_job), 0))
         for one in listed:
-            job = str(one.guest).partition(":")[2]
-            ran_before = one.start_time is not None and one.epoch != last[str(one.guest)]
+            job = str(one.external_job).partition(":")[2]
+            ran_before = one.start_time is not None and one.epoch != last[str(one.external_job)]
             if job in written and one.job_id > since and not ran_before:
                 answer = await client.call(ops.LIST_RECEIPTS, id=one.job_id, stage="stage_in", deadline_s=30)
                 written[job] += sum(receipt.written_bytes for receipt in answer.receipts)
@@ -357,7 +357,7 @@ class Site(Submitted):
 
     async def discard_parked(self, client: Client) -> int:
         """Have what is parked removed, as a person would who has seen to it; return how many buffers that were."""
-        listed = (await client.call(ops.LIST_JOBS, guests="yes", deadline_s=30)).jobs
+        listed = (await client.call(ops.LIST_JOBS, external_jobs="yes", deadline_s=30)).jobs
         parked = [one.job_id for one in listed if one.phase == "parked"]
         for number in parked:
             await asyncio.to_thread(self.cluster.forebay, "buffer", "clear", str(number), "--discard", "--yes")

@@ -40,8 +40,8 @@ class AskWhy(_Frame, frozen=True, tag=2):
     job: int
     tasks: tuple[int, ...] | None
     """Which tasks of `job` as an array; None where that is the job itself."""
-    guest: str
-    """The guest, by its name, instead of `job`; or empty."""
+    external_job: str
+    """The external job, by its name, instead of `job`; or empty."""
 
 
 class AskThen(_Frame, frozen=True, tag=20):
@@ -93,7 +93,7 @@ class Records(_Frame, frozen=True, tag=3):
 
 
 class Explained(_Frame, frozen=True, tag=4):
-    """Answer of AskWhy. `user`: whose job it was; `scheduler`: whose guest, if it was one."""
+    """Answer of AskWhy. `user`: whose job it was; `scheduler`: whose external job, if it was one."""
 
     view: WhyView
     user: str

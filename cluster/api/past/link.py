@@ -165,12 +165,12 @@ class Historian:
         revision: int = 0,
         at: Instant = NEVER,
         tasks: tuple[int, ...] | None = None,
-        guest: str = "",
+        external_job: str = "",
     ) -> Explained | Unanswered:
         """Return why a job waited after a revision or at an instant; HistorianBusy, HistorianLate."""
         async with self._turn(who):
             through = self._controller.applied_index
-            found = await self._ask(AskWhy(self._number(), through, revision, at, job, tasks, guest), through)
+            found = await self._ask(AskWhy(self._number(), through, revision, at, job, tasks, external_job), through)
         assert isinstance(found, Explained | Unanswered)
         return found
 

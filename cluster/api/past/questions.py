@@ -149,11 +149,13 @@ class Questions:
         revision = int(state.revision)
         job_id = self._named(state, asked)
         if job_id not in state.jobs:
-            what = asked.guest or f"{asked.job}" + "".join(f"_{task}" for task in asked.tasks or ())
+            what = asked.external_job or f"{asked.job}" + "".join(f"_{task}" for task in asked.tasks or ())
             return Unanswered(asked.number, NO_JOB, revision, f"there was no job {what} at revision {revision}")
         job, verdict = state.jobs[job_id], self._verdict(state, job_id)
         view = why_view(state, job_id, verdict)
-        return Explained(asked.number, view, job.request.user, "" if job.guest is None else job.guest.scheduler)
+        return Explained(
+            asked.number, view, job.request.user, "" if job.external_job is None else job.external_job.scheduler
+        )
 
     def story(self, asked: AskStory) -> Story | Unanswered:
         """Return a stretch of what happened. LedgerBroken, JobIndexBroken."""
@@ -323,8 +325,8 @@ class Questions:
     @staticmethod
     def _named(state: State, asked: AskWhy) -> int:
         """Return the one job that is meant at a state; 0 where there is none."""
-        if asked.guest:
-            known = state.guests.get(asked.guest)
+        if asked.external_job:
+            known = state.external_jobs.get(asked.external_job)
             return 0 if known is None else known.job
         return job_of_task(state, asked.job, asked.tasks) or (asked.job if asked.tasks is None else 0)
 

@@ -25,7 +25,7 @@ from replica.messages import (
     job_of,
     jobs_of,
 )
-from replica.messages.events import GuestSetUp
+from replica.messages.events import ExternalJobSetUp
 from replica.model import Job
 from replica.values import NEVER, Instant
 from wal import (
@@ -203,7 +203,7 @@ class Stories:
         return found
 
     def _read_owner(self, event: Event, job: int) -> Owner:
-        if isinstance(event, JobSubmitted | GuestSetUp):
+        if isinstance(event, JobSubmitted | ExternalJobSetUp):
             return _owner_of(event)
         known = self._follower.points[-1].state.jobs.get(job)
         if known is not None:
@@ -212,7 +212,7 @@ class Stories:
             for row in self._follower.rows(job)[:1]:
                 entry = self._entry(self._follower.ledger.index_of_revision(row.revision))
                 for first in decode_batch(one_of_batch(entry.data, row.revision - entry.base - 1)).entries[0].events:
-                    if isinstance(first, JobSubmitted | GuestSetUp) and job in jobs_of(first):
+                    if isinstance(first, JobSubmitted | ExternalJobSetUp) and job in jobs_of(first):
                         return _owner_of(first)
         except LookupError:
             pass  # nobody can say: that it is not held is said of what is asked for, not of where that began
@@ -233,7 +233,7 @@ class Stories:
         return NEVER if found is None else found
 
 
-def _owner_of(found: Job | JobSubmitted | GuestSetUp) -> Owner:
+def _owner_of(found: Job | JobSubmitted | ExternalJobSetUp) -> Owner:
     return Owner(found.request.user, found.request.asked.account)
 
 

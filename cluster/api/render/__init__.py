@@ -17,7 +17,7 @@ from cluster.api.render.jobs import (
     NODE_WORDS,
     buffer_view,
     capacity_controls,
-    guest_fields,
+    external_job_fields,
     holders,
     job_view,
     job_words,

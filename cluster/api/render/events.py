@@ -310,13 +310,15 @@ def _updated(event: e.JobUpdated) -> str:
     return "; ".join(words)
 
 
-def _guest_set_up(event: e.GuestSetUp) -> str:
-    guest = event.guest
+def _external_job_set_up(event: e.ExternalJobSetUp) -> str:
+    external_job = event.external_job
     asks = f"{format_size(event.granted_bytes)} of pool {event.pool}" if event.pool else "no space of its own"
-    return f"{guest.name} was set up, epoch {guest.epoch}, of user {event.request.user}: it asks for {asks}"
+    return (
+        f"{external_job.name} was set up, epoch {external_job.epoch}, of user {event.request.user}: it asks for {asks}"
+    )
 
 
-def _guest_given(event: e.GuestSpaceGiven) -> str:
+def _external_job_given(event: e.ExternalJobSpaceGiven) -> str:
     return "space is reserved" + (f", past job {event.passed} that waits for more" if event.passed else "")
 
 
@@ -416,18 +418,24 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.TransferRulesSet: lambda event: "how data is moved was configured",
     e.TransferRecorded: _recorded,
     e.TransferCheckpointed: _checkpointed,
-    e.GuestSetUp: _guest_set_up,
-    e.GuestSpaceGiven: _guest_given,
-    e.GuestSetupFailed: lambda event: f"its setup failed: {event.reason}",
-    e.GuestStageInOrdered: lambda event: f"its scheduler asked for stage-in, which starts on {event.mover}",
-    e.GuestRunBegan: lambda event: "its scheduler began the job",
-    e.GuestRunEnded: lambda event: "its scheduler says that the job has ended",
-    e.GuestLingered: lambda event: "its scheduler tore it down before it ran: the data is kept for a while",
-    e.GuestTakenUp: lambda event: f"its scheduler set it up again, epoch {event.epoch}: it has its space as before",
-    e.GuestParked: lambda event: f"its results are kept until somebody exports them: {event.reason}",
-    e.SchedulerBound: lambda event: f"guests of scheduler {event.scheduler.name} come from {event.scheduler.address}",
-    e.SchedulerReleased: lambda event: f"another cluster may have guests as scheduler {event.scheduler}",
-    e.GuestMissed: lambda event: f"the scheduler has {event.guest} as {event.state}, and there is no such guest",
+    e.ExternalJobSetUp: _external_job_set_up,
+    e.ExternalJobSpaceGiven: _external_job_given,
+    e.ExternalJobSetupFailed: lambda event: f"its setup failed: {event.reason}",
+    e.ExternalJobStageInOrdered: lambda event: f"its scheduler asked for stage-in, which starts on {event.mover}",
+    e.ExternalJobRunBegan: lambda event: "its scheduler began the job",
+    e.ExternalJobRunEnded: lambda event: "its scheduler says that the job has ended",
+    e.ExternalJobLingered: lambda event: "its scheduler tore it down before it ran: the data is kept for a while",
+    e.ExternalJobTakenUp: lambda event: (
+        f"its scheduler set it up again, epoch {event.epoch}: it has its space as before"
+    ),
+    e.ExternalJobParked: lambda event: f"its results are kept until somebody exports them: {event.reason}",
+    e.SchedulerBound: lambda event: (
+        f"external jobs of scheduler {event.scheduler.name} come from {event.scheduler.address}"
+    ),
+    e.SchedulerReleased: lambda event: f"another cluster may have external jobs as scheduler {event.scheduler}",
+    e.ExternalJobMissed: lambda event: (
+        f"the scheduler has {event.external_job} as {event.state}, and there is no such external job"
+    ),
     e.DrillStarted: lambda event: (
         f"{event.by} began drill {event.drill}: {event.scenario} of {event.target}"
         + (f", although these did not hold: {', '.join(event.forced)}" if event.forced else "")

@@ -43,7 +43,7 @@ from replica.model import (
     takes_cpus,
     unit_in,
 )
-from replica.operations import guest_phase, loses_results, loss_of
+from replica.operations import external_job_phase, loses_results, loss_of
 from replica.scheduler import depended_on, dependency_met
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, Instant, Reason, Verdict
@@ -148,8 +148,8 @@ def job_view(state: State, job_id: int, known: Known, *, warnings: tuple[str, ..
         cancelled=job.cancelled,
         warnings=warnings,
         tres=job_tres(state, job_id),
-        **guest_fields(state, job_id),
-        epoch=None if job.guest is None else job.guest.epoch,
+        **external_job_fields(state, job_id),
+        epoch=None if job.external_job is None else job.external_job.epoch,
         details=details_of(state, job),
         revision=state.revision,
     )
@@ -204,16 +204,16 @@ def buffer_view(state: State, job_id: int, *, path: bool = False) -> BufferView:
         type=asked.type,
         request=asked.text,
         path=buffer_path(state, job_id) if path else None,
-        **guest_fields(state, job_id),
+        **external_job_fields(state, job_id),
     )
 
 
-def guest_fields(state: State, job_id: int) -> dict[str, Any]:
-    """Return what is shown of a guest as such, nothing for Forebay's own jobs."""
+def external_job_fields(state: State, job_id: int) -> dict[str, Any]:
+    """Return what is shown of an external job as such, nothing for Forebay's own jobs."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
-    if job.guest is None or buffer is None:
+    if job.external_job is None or buffer is None:
         return {}
-    return {"guest": job.guest.name, "phase": guest_phase(job, buffer).value}
+    return {"external_job": job.external_job.name, "phase": external_job_phase(job, buffer).value}
 
 
 def persistent_view(state: State, name: str) -> BufferView:

@@ -58,7 +58,7 @@ class Known:
         if job_id in self._found:
             return self._found[job_id]
         job = self.state.jobs[job_id]
-        if job.state is not JobState.PENDING or job.guest is not None:
+        if job.state is not JobState.PENDING or job.external_job is not None:
             return later_reason(self.state, job, self.state.buffers.get(job_id))
         return verdict_of(self.state, job_id)
 
@@ -69,7 +69,7 @@ class Known:
 
 def _reason_alone(state: State, job: Job) -> str:
     """Return the reason of a job that waits where one can tell without looking at others; else the empty string."""
-    if job.state is not JobState.PENDING or job.guest is not None:
+    if job.state is not JobState.PENDING or job.external_job is not None:
         return ""
     gate = early_gate(state, job)
     if gate is not None:
@@ -120,7 +120,9 @@ class Verdicts:
             return estimate(state, job_id, at, ahead_in(index))
 
     async def free_for_setups(self, state: State, pools: Iterable[str], work: Work) -> dict[str, int]:
-        """Return, for each of these pools, the most that one more setup of a guest would get, units of the pool."""
+        """Return, for each of these pools, the most that one more setup of an external job would get, units of the
+        pool.
+        """
         async with self.index(state, work) as index:
             await work.of(self).take(INDEXED_AT_ONCE)
             return free_for_setups(index, pools, state.at)

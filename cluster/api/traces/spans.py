@@ -201,7 +201,7 @@ _GIVES_MOVER: Final = (
     events.BufferAllocated,
     events.StageOutStarted,
     events.MoverChanged,
-    events.GuestStageInOrdered,
+    events.ExternalJobStageInOrdered,
 )
 
 
@@ -240,7 +240,7 @@ def _outcome(name: str, event: Event) -> str:
             return FAILED
         case events.PreRunFailed() if name == PRE_RUN:
             return FAILED
-        case events.GuestSetupFailed():
+        case events.ExternalJobSetupFailed():
             return FAILED
         case events.RunEnded() if name == RUN:
             return _word(event.result)
@@ -258,8 +258,10 @@ def _outcome(name: str, event: Event) -> str:
 _FAILURES: Final = {FAILED, *(_state.name.lower() for _state in ENDED - {JobState.COMPLETED, JobState.CANCELLED})}
 
 
-def _submitted(step: Step) -> events.JobSubmitted | events.GuestSetUp | None:
-    return next((event for event in step.events if isinstance(event, events.JobSubmitted | events.GuestSetUp)), None)
+def _submitted(step: Step) -> events.JobSubmitted | events.ExternalJobSetUp | None:
+    return next(
+        (event for event in step.events if isinstance(event, events.JobSubmitted | events.ExternalJobSetUp)), None
+    )
 
 
 def _common(cluster: str, job: int, first: Step) -> dict[str, str | int]:

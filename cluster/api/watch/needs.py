@@ -16,7 +16,7 @@ from cluster.schemas import EXPIRY_NOTICE_DAYS, MemberView, NeedKind, NeedView, 
 from cluster.system import SLOW_SYNC_S, format_instant, start_command
 from cluster.system.eventloop import Work, paced
 from replica.model import Buffer, BufferState, Job, PoolUnit, format_amount, unit_of
-from replica.operations import GuestPhase, guest_phase
+from replica.operations import ExternalJobPhase, external_job_phase
 from replica.state import State
 from replica.values import Instant
 
@@ -60,12 +60,14 @@ async def find_jobs(call: Call[Any], state: State, needs: Needs, work: Work) -> 
         name = job_words(state, job_id)
         assert buffer is not None  # what is found is about one
         more = {"job_id": job_id, "user": job.request.user, "since": format_instant(buffer.changed_at)}
-        needs.add(kind, f"job {name}" if job.guest is None else job.called, sentence, remedy.format(job=name), **more)
+        needs.add(
+            kind, f"job {name}" if job.external_job is None else job.called, sentence, remedy.format(job=name), **more
+        )
 
 
 def _of_job(job: Job, buffer: Buffer) -> tuple[NeedKind, str, str] | None:
     said = job.message
-    if job.guest is not None and guest_phase(job, buffer) is GuestPhase.PARKED:
+    if job.external_job is not None and external_job_phase(job, buffer) is ExternalJobPhase.PARKED:
         return "parked", said or "it was torn down with results that nobody has exported", "forebay buffer export {job}"
     if buffer.state is BufferState.TEARDOWN_FAIL:
         return "teardown_failed", said or "its buffer could not be removed", "forebay buffer clear {job}"

@@ -90,7 +90,7 @@ def check_query(operation: Operation[Any, Any], query: Mapping[str, str], names:
         ("stale", "ok"),
         ("digest", "yes"),
         ("live", "yes"),
-        ("guests", "yes"),
+        ("external_jobs", "yes"),
         ("parked", "yes"),
         ("alone", "yes"),
         ("expected", "yes"),

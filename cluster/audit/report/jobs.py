@@ -93,7 +93,7 @@ class _Jobs(Watched):
         end_us = job.ended_at if job.ended_at != NEVER else self._window.to_us
         begun_us = job.started_at if job.started_at != NEVER else end_us
         return JobRow(
-            job=job_words(state, job_id) if job.guest is None else job.called,
+            job=job_words(state, job_id) if job.external_job is None else job.called,
             name=job.request.name,
             user=job.request.user,
             account=asked.account,

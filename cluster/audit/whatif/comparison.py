@@ -26,7 +26,7 @@ MOVED_MAX: Final = 20
 
 ASSUMPTIONS: Final = (
     "Users, operators and other schedulers would have done the same at the same moments, whatever else had happened. "
-    "The next thing that a scheduler says of its guest comes so long after the guest was so far as it did.",
+    "The next request of a scheduler about an external job follows the phase it reacts to after the recorded delay.",
     "What was refused is not asked for again: of that the ledger has no command.",
     "A stage-in, run, stage-out or teardown takes as long as it was seen to take, and ends as it did, whatever else is "
     "under way then; so do transfers that would share a link with others.",

@@ -99,11 +99,11 @@ class Observed:
 
     def _note(self, event: Event, now_us: int) -> None:
         match event:
-            case e.JobSubmitted() | e.GuestSetUp():
+            case e.JobSubmitted() | e.ExternalJobSetUp():
                 for job_id in e.jobs_of(event):
                     self.submitted += 1
                     self.jobs[job_id] = Known(event.request.name, event.request.user, now_us)
-            case e.RunStarted() | e.GuestRunBegan():
+            case e.RunStarted() | e.ExternalJobRunBegan():
                 known = self.jobs.get(event.job)
                 if known is not None and not known.started_us and event.job not in self._ran:
                     known.started_us = now_us

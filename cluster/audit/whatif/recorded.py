@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from cluster.audit.rebuild import REBUILDERS, WALKING, Led
 from cluster.audit.replay import Progress, Replayed, fold, from_image, from_nothing
 from cluster.audit.whatif.observed import Observed
-from cluster.audit.whatif.services import Services, is_guest_step
+from cluster.audit.whatif.services import Services, is_external_job_step
 from cluster.system import format_instant
 from replica.decide import decide, is_by_key
 from replica.fold import SpeculativeState
@@ -45,7 +45,7 @@ LEFT_ALONE: Final = frozenset(
         *(c.RecordStateDigest(0, b""), c.RecordHistories(0, 0, b"")),
         *(c.StartDrill("", "", 0), c.AbortDrill(0, ""), c.ProbeDrill(0), c.LockDrills(""), c.UnlockDrills("")),
         c.ConfirmDrill(0),
-        *(c.MissGuest("", "", ""), c.RevokeCertificate("", ""), c.UnrevokeCertificate("")),
+        *(c.MissExternalJob("", "", ""), c.RevokeCertificate("", ""), c.UnrevokeCertificate("")),
     )
 ) | {"end_drill"}
 """Kinds of commands by which nothing is scheduled otherwise: answers that are kept, digests, drills, certificates."""
@@ -95,8 +95,8 @@ class Kind(IntEnum):
     """The leader ran a pass of the scheduler that found something."""
     REPORT = 2
     """An agent reported."""
-    GUEST = 3
-    """A guest's scheduler said the next thing."""
+    EXTERNAL_JOB = 3
+    """An external job's scheduler said the next thing."""
     COMMAND = 4
     """Somebody asked for something, whatever else was going on."""
     FACT = 5
@@ -244,7 +244,7 @@ class Repeating(_Walk):
             return Item(Kind.REPORT, entry)
         command = None if entry.command == RECOVERY else self._made_again(growing, entry)
         if command is not None:
-            return Item(Kind.GUEST if is_guest_step(entry) else Kind.COMMAND, entry, command)
+            return Item(Kind.EXTERNAL_JOB if is_external_job_step(entry) else Kind.COMMAND, entry, command)
         if all(job_of(event) is None for event in entry.events):
             return Item(Kind.FACT, entry)
         self.left_out[entry.command] += 1

@@ -5,9 +5,9 @@ Theory of operation
 ===================
 
 What comes from outside comes at its moment in the ledger, in the order of the ledger. A *work* is what an agent, or the
-scheduler of a guest, has to do next (`services`). One that begins with the very entry that it began with in the ledger
-is *in place*: its reports come where the ledger has them. Any other is *moved*: its reports come after the spans that
-were seen, from the event queue, between the moments of the ledger. So a world in which nothing was changed decides
+scheduler of an external job, has to do next (`services`). One that begins with the very entry that it began with in the
+ledger is *in place*: its reports come where the ledger has them. Any other is *moved*: its reports come after the spans
+that were seen, from the event queue, between the moments of the ledger. So a world in which nothing was changed decides
 the same at the same moments, and one in which something was changed is the same up to where it first matters.
 
 A pass of the scheduler is run wherever the ledger has one. As long as nothing is known to differ that is all: when else
@@ -338,12 +338,12 @@ class Replaying:
         return node is not None and node.down
 
     def _say(self, growing: SpeculativeState, lane: Lane, doing: _Operation, answer: Answer) -> tuple[Event, ...]:
-        """Have an agent, or a guest's scheduler, say this of its work; return what comes of it."""
+        """Have an agent, or an external job's scheduler, say this of its work; return what comes of it."""
         job = growing.facts.jobs.get(lane.job)
         if job is None:
             return ()
         if not isinstance(answer, c.OperationResult):
-            name = "" if job.guest is None else job.guest.scheduler
+            name = "" if job.external_job is None else job.external_job.scheduler
             return self._settle(growing, Actor(c.ActorRole.SCHEDULER, name), answer)
         node = agent_of(job, growing.facts.buffers.get(lane.job))
         report = c.ReportOperation(node, lane.job, doing.work[1], Stage(doing.stage), answer)
@@ -437,8 +437,8 @@ class Replaying:
                     growing.add(Entry(b"", item.entry.actor, item.entry.command, item.entry.events))
             case Kind.REPORT:
                 self._take_report(growing, moment, item)
-            case Kind.GUEST:
-                self._take_guest_step(growing, moment, item)
+            case Kind.EXTERNAL_JOB:
+                self._take_external_job_step(growing, moment, item)
             case Kind.COMMAND:
                 self._take_command(growing, moment, item)
 
@@ -466,7 +466,7 @@ class Replaying:
         if doing is not None and answer is not None and self._is_in_place(moment, doing):
             self._compare(item, self._say(growing, lane, doing, answer))
 
-    def _take_guest_step(self, growing: SpeculativeState, moment: Moment, item: Item) -> None:
+    def _take_external_job_step(self, growing: SpeculativeState, moment: Moment, item: Item) -> None:
         lane = Lane(self._here.get(item.job, item.job), True)
         doing = self._doing.get(lane)
         if doing is not None and item.command is not None and self._is_in_place(moment, doing):
@@ -520,7 +520,7 @@ class Replaying:
                 msgspec.structs.replace(one, array=array) for one, array in numbered if array
             )
         job = getattr(command, "job", 0)
-        if isinstance(job, int) and job:  # guests have texts
+        if isinstance(job, int) and job:  # external jobs have texts
             if not (number := self._here.get(job, job)):
                 return None
             changes["job"] = number
@@ -546,4 +546,4 @@ class Replaying:
 
 
 def _made(events: Sequence[Event]) -> list[int]:
-    return [job for one in events if isinstance(one, e.JobSubmitted | e.GuestSetUp) for job in jobs_of(one)]
+    return [job for one in events if isinstance(one, e.JobSubmitted | e.ExternalJobSetUp) for job in jobs_of(one)]

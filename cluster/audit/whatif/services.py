@@ -1,14 +1,14 @@
-"""Service times: what agents, and the schedulers of guests, took for each thing that was theirs to do.
+"""Service times: what agents, and the schedulers of external jobs, took for each thing that was theirs to do.
 
 Theory of operation
 ===================
 
 Agents are level-triggered: what a job's agent has to do now is a function of the state (`agent_work`), and so is for
-what the scheduler of a guest is to say next (`scheduler_work`). A *service* begins with the entry after which that is
-another thing than before, and ends with the report that says so, or with an entry that takes it away: then nobody knows
-how long it would have taken, only that it was longer (`lasted_us`). Where the state comes to the same service at the
-same entry again, its reports are those of the ledger, in their places; at any other time they come after the same
-spans.
+what the scheduler of an external job is to say next (`scheduler_work`). A *service* begins with the entry after which
+that is another thing than before, and ends with the report that says so, or with an entry that takes it away: then
+nobody knows how long it would have taken, only that it was longer (`lasted_us`). Where the state comes to the same
+service at the same entry again, its reports are those of the ledger, in their places; at any other time they come after
+the same spans.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from replica.messages import Entry, Event, jobs_of
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model import ENDED, GuestStep, Job, JobState, Stage
+from replica.model import ENDED, ExternalJobStep, Job, JobState, Stage
 from replica.operations import active_stage
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, NEVER
@@ -38,18 +38,31 @@ CANCEL_US: Final = MICROSECONDS_PER_SECOND
 """How long a script takes to end that is told to, microseconds, where that was never seen of it."""
 
 Work = tuple[int, int]
-"""A stage, and what tells two services of that stage from each other. Stages below 0 are of the schedulers of guests:
-for what they are waiting.
+"""A stage, and what tells two services of that stage from each other. Stages below 0 are of the schedulers of external
+jobs: for what they are waiting.
 """
 
-_GUEST_STEPS: Final = {
+_EXTERNAL_JOB_STEPS: Final = {
     c.kind_of(command("", "")): command
-    for command in (c.StageInGuest, c.BeginGuestRun, c.EndGuestRun, c.StageOutGuest, c.TearDownGuest)
+    for command in (
+        c.StageInExternalJob,
+        c.BeginExternalJobRun,
+        c.EndExternalJobRun,
+        c.StageOutExternalJob,
+        c.TearDownExternalJob,
+    )
 }
-"""What a guest's scheduler says when it has seen how far the guest is, by the words of the ledger."""
+"""What an external job's scheduler says when it has seen how far the external job is, by the words of the ledger."""
 
-Answer = c.OperationResult | c.StageInGuest | c.BeginGuestRun | c.EndGuestRun | c.StageOutGuest | c.TearDownGuest
-"""What is said of a service: by an agent, or by a guest's scheduler."""
+Answer = (
+    c.OperationResult
+    | c.StageInExternalJob
+    | c.BeginExternalJobRun
+    | c.EndExternalJobRun
+    | c.StageOutExternalJob
+    | c.TearDownExternalJob
+)
+"""What is said of a service: by an agent, or by an external job's scheduler."""
 
 
 def agent_work(state: State, job: Job) -> Work | None:
@@ -59,15 +72,17 @@ def agent_work(state: State, job: Job) -> Work | None:
 
 
 def scheduler_work(state: State, job: Job) -> Work | None:
-    """Return for what the scheduler of a guest is to say something next; None for a job that is nobody's guest."""
+    """Return for what the scheduler of an external job is to say something next; None for a job that is nobody's
+    external job.
+    """
     buffer = state.buffers.get(job.id)
-    if job.guest is None or buffer is None:
+    if job.external_job is None or buffer is None:
         return None
-    return -1 - int(buffer.state) * len(GuestStep) - int(job.guest.step), job.guest.epoch
+    return -1 - int(buffer.state) * len(ExternalJobStep) - int(job.external_job.step), job.external_job.epoch
 
 
 class Lane(NamedTuple):
-    """A job, and whose doing: its agent's, or its scheduler's where it is a guest."""
+    """A job, and whose doing: its agent's, or its scheduler's where it is an external job."""
 
     job: int
     is_scheduler: bool
@@ -78,7 +93,7 @@ def works_of(state: State, jobs: Iterable[int]) -> Iterator[tuple[Lane, Work | N
     for job_id in jobs:
         job = state.jobs.get(job_id) if job_id in state.unfinished else None
         yield Lane(job_id, False), None if job is None else agent_work(state, job)
-        if job is None or job.guest is not None:
+        if job is None or job.external_job is not None:
             yield Lane(job_id, True), None if job is None else scheduler_work(state, job)
 
 
@@ -87,9 +102,9 @@ def touched_by(events: Iterable[Event]) -> dict[int, None]:
     return dict.fromkeys(job for event in events for job in jobs_of(event))
 
 
-def is_guest_step(entry: Entry) -> bool:
-    """Whether an entry settled what a guest's scheduler says when the guest is so far."""
-    return entry.command in _GUEST_STEPS and bool(entry.events)
+def is_external_job_step(entry: Entry) -> bool:
+    """Whether an entry settled what an external job's scheduler says when the external job is so far."""
+    return entry.command in _EXTERNAL_JOB_STEPS and bool(entry.events)
 
 
 def answer_in(stage: int, events: Sequence[Event]) -> c.OperationResult | None:
@@ -224,8 +239,8 @@ class Services:
             answer = None if seen is None else answer_in(seen.work[0], entry.events)
             if seen is not None and answer is not None:
                 seen.answers.append((index, seen.since(at), self._once(without_receipt(answer))))
-        elif is_guest_step(entry) and (seen := self._seen.get(Lane(job, True))) is not None:
-            seen.answers.append((index, seen.since(at), self._once(guest_step(entry, before, job))))
+        elif is_external_job_step(entry) and (seen := self._seen.get(Lane(job, True))) is not None:
+            seen.answers.append((index, seen.since(at), self._once(external_job_step(entry, before, job))))
         for event in entry.events:
             # That a run is begun again because it has failed is no word to end it.
             if entry.command != "report_operation" or not isinstance(event, e.RequeueRequested):
@@ -320,14 +335,14 @@ def without_receipt(answer: c.OperationResult) -> c.OperationResult:
     return answer
 
 
-def guest_step(entry: Entry, state: State, job_id: int) -> Answer:
-    """Return what a guest's scheduler said, from what came of it."""
+def external_job_step(entry: Entry, state: State, job_id: int) -> Answer:
+    """Return what an external job's scheduler said, from what came of it."""
     job, scheduler = state.jobs.get(job_id), state.schedulers.get(entry.actor.name)
-    number = "" if job is None or job.guest is None else job.guest.job
+    number = "" if job is None or job.external_job is None else job.external_job.job
     cluster = "" if scheduler is None else scheduler.cluster
-    if entry.command == c.kind_of(c.TearDownGuest("", "")):
+    if entry.command == c.kind_of(c.TearDownExternalJob("", "")):
         started = next((event for event in entry.events if isinstance(event, e.TeardownStarted)), None)
         hurry, reason = (False, "") if started is None else (started.hurry, started.reason)
-        return c.TearDownGuest(cluster, number, hurry, reason=reason)
-    made: Answer = _GUEST_STEPS[entry.command](cluster, number)
+        return c.TearDownExternalJob(cluster, number, hurry, reason=reason)
+    made: Answer = _EXTERNAL_JOB_STEPS[entry.command](cluster, number)
     return made

@@ -20,7 +20,7 @@ buffer_group = CommandGroup("buffer", help="List buffers, and see to what is lef
 
 @buffer_group.command("list")
 @click.option("--all", "everything", is_flag=True, help="Also buffers that are gone.")
-@click.option("--parked", is_flag=True, help="Only those of guests with results that nobody has exported.")
+@click.option("--parked", is_flag=True, help="Only those of external jobs with results that nobody has exported.")
 @AT_OPTION
 @JSON_OPTION
 def list_buffers(everything: bool, parked: bool, at: str | None, as_json: bool) -> None:

@@ -223,7 +223,7 @@ def close_session(number: int, as_json: bool) -> None:
 
 @click.group("scheduler", cls=CommandGroup)
 def scheduler_group() -> None:
-    """Show other schedulers that have guests here: buffers whose jobs are theirs."""
+    """Show other schedulers that have external jobs here: buffers whose jobs are theirs."""
 
 
 @scheduler_group.command("list")
@@ -243,6 +243,8 @@ def list_schedulers(as_json: bool) -> None:
 @JSON_OPTION
 @destroys("Let the next cluster that comes under the name {name} have it?")
 def release_scheduler(name: str, as_json: bool) -> None:
-    """Let another cluster have guests under a name (operators): the one that has it is no more, or has another name."""
+    """Let another cluster have external jobs under a name (operators): the one that has it is no more, or has
+    another name.
+    """
     answer = session().write(ops.RELEASE_SCHEDULER, name=name)
     present(answer, as_json, lambda: f"Released {plain(name)}: the next cluster that comes under that name has it.")

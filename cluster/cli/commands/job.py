@@ -71,7 +71,7 @@ def states_of(value: str | None, place: str = "--state") -> tuple[str, ...]:
 @click.option("--state", "states", callback=_states, metavar="STATE,…", help="Only these states, e.g. PENDING or PD,R.")
 @click.option("--all", "everything", is_flag=True, help="Also jobs that have ended.")
 @click.option("--user", "owner", metavar="NAME", help="Only the jobs of one user.")
-@click.option("--guests", is_flag=True, help="Only jobs of other schedulers that have a buffer here.")
+@click.option("--external-jobs", is_flag=True, help="Only jobs of other schedulers that have a buffer here.")
 @click.option(
     "--limit",
     type=click.IntRange(1, LIMIT_MAX),
@@ -83,7 +83,7 @@ def states_of(value: str | None, place: str = "--state") -> tuple[str, ...]:
 @AT_OPTION
 @JSON_OPTION
 def list_jobs(
-    states: tuple[str, ...], everything: bool, owner: str | None, guests: bool, limit: int, watch: bool,
+    states: tuple[str, ...], everything: bool, owner: str | None, external_jobs: bool, limit: int, watch: bool,
     at: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """List jobs, by default those that have not ended; columns as in squeue."""
@@ -97,7 +97,7 @@ def list_jobs(
     current = session()
 
     async def ask(client: Client) -> JobsAnswer:
-        return await listed(client, wanted, owner, limit, stale=current.stale, guests=guests, at=at)
+        return await listed(client, wanted, owner, limit, stale=current.stale, external_jobs=external_jobs, at=at)
 
     if watch:
         current.ask(lambda client: _watch(lambda: ask(client)), on_a_loop=True)
@@ -106,7 +106,7 @@ def list_jobs(
     if as_json:
         text.show_json(answer)
         return
-    listing = text.guests_table if guests else text.jobs_table
+    listing = text.external_jobs_table if external_jobs else text.jobs_table
     text.show(listing(answer.jobs, moment_of(answer, current.clock.now())))
     if not answer.jobs and not everything and text.is_terminal():
         text.note("No unfinished jobs; --all shows those that have ended too.")
@@ -121,12 +121,12 @@ async def listed(
     limit: int,
     *,
     stale: bool,
-    guests: bool = False,
+    external_jobs: bool = False,
     at: str | None = None,
 ) -> JobsAnswer:
     """Return the newest jobs in these states (all: in none) and of this user, at most `limit`, as they were `at`."""
     asked: dict[str, Any] = {"state": ",".join(states) or None, "user": owner, "limit": min(limit, PAGE_JOBS)}
-    asked |= {"stale": stale, "guests": guests, "at": at}
+    asked |= {"stale": stale, "external_jobs": external_jobs, "at": at}
     return await (client.call(ops.LIST_JOBS, **asked) if limit <= PAGE_JOBS else _newest(client, limit, asked))
 
 

@@ -67,11 +67,11 @@ class JobReference(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: str, parameter: click.Parameter | None, context: click.Context | None) -> str:
         """Return the reference without leading zeros."""
-        from replica.model import ArrayFault, guest_job_fault, parse_reference, scheduler_fault, shown_reference
+        from replica.model import ArrayFault, external_job_id_fault, parse_reference, scheduler_fault, shown_reference
 
         scheduler, colon, number = value.partition(":")
         if colon:
-            fault = scheduler_fault(scheduler) or guest_job_fault(number)
+            fault = scheduler_fault(scheduler) or external_job_id_fault(number)
             if fault is not None:
                 self.fail(f"{fault}; write for example slurm:42", parameter, context)
             return value

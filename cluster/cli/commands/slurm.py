@@ -67,7 +67,8 @@ def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: s
     """Run the bridge between a slurmctld and the cluster in the foreground, as a service manager would.
 
     One on each host of a slurmctld, as SlurmUser. It ends with 78 where starting it again does not help: the
-    configuration or the certificate is refused, or another cluster has guests under this name. 1: it cannot write.
+    configuration or the certificate is refused, or another cluster has external jobs under this name. 1: it cannot
+    write.
     """
     words = ["--name", name, "--state", str(state), "--run", str(run), "--when-away", when_away]
     if metrics is not None:
@@ -95,8 +96,8 @@ def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: s
 )  # fmt: skip
 @click.option("--run", type=_DIRECTORY, default=RUN, show_default=True, help="Where the bridge has files and socket.")
 @click.option(
-    "--setup-wait", "setup_wait_s", type=click.IntRange(0), default=DEFAULT_SITE.guest_setup_wait_s, show_default=True,
-    metavar="SECONDS", help="GuestSetupWait of the site's configuration, if it was changed.",
+    "--setup-wait", "setup_wait_s", type=click.IntRange(0), default=DEFAULT_SITE.external_job_setup_wait_s,
+    show_default=True, metavar="SECONDS", help="ExternalJobSetupWait of the site's configuration, if it was changed.",
 )  # fmt: skip
 @JSON_OPTION
 def install(

@@ -91,8 +91,8 @@ def _lines(job: JobView, more: JobDetailsView, now: Instant, zone: Zone, uid: Ui
     yield _pairs(StdErr=more.error or job.output)
     yield "StdIn=/dev/null"
     yield _pairs(StdOut=job.output)
-    if job.guest is not None:
-        yield _pairs(Guest=job.guest, Epoch=job.epoch, GuestPhase=job.phase)
+    if job.external_job is not None:
+        yield _pairs(ExternalJob=job.external_job, Epoch=job.epoch, ExternalJobPhase=job.phase)
     if job.burst_buffer is not None:
         yield f"BurstBuffer={_text(job.burst_buffer)}"
         yield f"BurstBufferState={plain(job.burst_buffer_state or NO_VALUE)}"

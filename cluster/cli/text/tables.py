@@ -121,16 +121,16 @@ def pools_table(pools: Iterable[PoolView]) -> Listing:
 
 
 _BESIDES = ("lingering", "parked")
-"""What a guest may be that the state of its buffer does not say."""
+"""What an external job may be that the state of its buffer does not say."""
 
 
-def guests_table(jobs: Iterable[JobView], now: Instant) -> Listing:
+def external_jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
     """Return the listing of jobs of other schedulers."""
     return table(
-        ("GUEST", "JOBID", "EPOCH", "NAME", "USER", "PHASE", "TIME", "MOVER", "POOL", "CAPACITY", "REASON"),
+        ("EXTERNAL-JOB", "JOBID", "EPOCH", "NAME", "USER", "PHASE", "TIME", "MOVER", "POOL", "CAPACITY", "REASON"),
         (
             (
-                job.guest,
+                job.external_job,
                 job.job_id,
                 job.epoch,
                 shortened(job.name),
@@ -155,7 +155,7 @@ def buffers_table(buffers: Iterable[BufferView]) -> Listing:
         ("JOBID/NAME", "USER", "STATE", "POOL", "SIZE", "HELD", "NODE", "ACCESS", "IN", "OUT", "CREATED", "PATH"),
         (
             (
-                buffer.name if buffer.job_id is None else buffer.guest or buffer.task or buffer.job_id,
+                buffer.name if buffer.job_id is None else buffer.external_job or buffer.task or buffer.job_id,
                 buffer.user,
                 buffer.state if buffer.phase not in _BESIDES else f"{buffer.state} ({buffer.phase})",
                 buffer.pool,

@@ -65,13 +65,13 @@ class JobTotals:
         """Count what happens from `since` on."""
         self._since = since
         self.submitted = 0
-        """Jobs, each task of an array one, and guests."""
+        """Jobs, each task of an array one, and external jobs."""
         self.ended: Counter[str] = Counter(dict.fromkeys(sorted(state.name for state in ENDED), 0))
         """Jobs whose result became known, by it; one that is requeued may end again."""
         self.space_waits: defaultdict[str, Durations] = defaultdict(Durations)
         """By pool: from when a buffer could have its space to when it had it."""
         self.start_waits = Durations()
-        """From when a job could start to its first start. Guests are started by their schedulers."""
+        """From when a job could start to its first start. External jobs are started by their schedulers."""
         self.runs = Durations()
         """From start to end of a script, without the time in which it was suspended."""
         self.stages: dict[str, Durations] = {stage.word: Durations() for stage in _IN_STATE}
@@ -110,10 +110,12 @@ class JobTotals:
     def _submitted(self, before: State, event: events.JobSubmitted, at: Instant) -> None:
         self.submitted += 1 if event.array is None else len(event.array.tasks)
 
-    def _set_up(self, before: State, event: events.GuestSetUp, at: Instant) -> None:
+    def _set_up(self, before: State, event: events.ExternalJobSetUp, at: Instant) -> None:
         self.submitted += 1
 
-    def _got_space(self, before: State, event: events.BufferAllocated | events.GuestSpaceGiven, at: Instant) -> None:
+    def _got_space(
+        self, before: State, event: events.BufferAllocated | events.ExternalJobSpaceGiven, at: Instant
+    ) -> None:
         job, buffer = before.jobs.get(event.job), before.buffers.get(event.job)
         if job is None or buffer is None:  # submitted in the same batch: it need not wait
             return
@@ -140,8 +142,8 @@ class JobTotals:
         if job is None or buffer is None or buffer.state is not _IN_STATE[stage]:
             self.stages[stage.word].add(0)  # it was ordered in the same batch
             return
-        # A guest has its space for as long as its scheduler likes before it is staged.
-        since = job.order_at if job.guest is not None and job.order_at != NEVER else buffer.changed_at
+        # An external job has its space for as long as its scheduler likes before it is staged.
+        since = job.order_at if job.external_job is not None and job.order_at != NEVER else buffer.changed_at
         self.stages[stage.word].add(at - since)
 
     def _staged_in(self, before: State, event: events.StagedIn, at: Instant) -> None:
@@ -179,9 +181,9 @@ def _eligible(job: Job, at: Instant) -> Instant:
 
 _COUNTED: Final[dict[type, Callable[[JobTotals, State, Any, Instant], None]]] = {
     events.JobSubmitted: JobTotals._submitted,
-    events.GuestSetUp: JobTotals._set_up,
+    events.ExternalJobSetUp: JobTotals._set_up,
     events.BufferAllocated: JobTotals._got_space,
-    events.GuestSpaceGiven: JobTotals._got_space,
+    events.ExternalJobSpaceGiven: JobTotals._got_space,
     events.RunStarted: JobTotals._started,
     events.RunEnded: JobTotals._run_ended,
     events.StagedIn: JobTotals._staged_in,

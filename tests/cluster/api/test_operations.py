@@ -23,8 +23,9 @@ NAMES = """
     show_provider_status show_configuration configure_site compare_configuration
     list_nodes admit_node drain_node resume_node lose_node register_node poll_orders report_operations
     list_transfers show_job_transfers list_receipts
-    register_scheduler show_scheduler_site list_schedulers release_scheduler list_guests show_guest setup_guest
-    stage_in_guest begin_guest_run end_guest_run stage_out_guest tear_down_guest miss_guest
+    register_scheduler show_scheduler_site list_schedulers release_scheduler list_external_jobs show_external_job
+    set_up_external_job stage_in_external_job begin_external_job_run end_external_job_run stage_out_external_job
+    tear_down_external_job miss_external_job
     list_persistent make_persistent remove_persistent
     list_members add_member remove_member replace_member update_member transfer_leadership
     list_drills show_drill start_drill confirm_drill abort_drill end_drill probe_drill lock_drills unlock_drills

@@ -39,7 +39,7 @@ from cluster.api.render.reasons import Known
 from cluster.schemas.ledger import DiffAnswer
 from replica.fold.apply import apply_entry
 from replica.messages.entries import Batch
-from replica.messages.events import GuestSetUp, JobSubmitted, concerns_cluster, jobs_of
+from replica.messages.events import ExternalJobSetUp, JobSubmitted, concerns_cluster, jobs_of
 from replica.model.job_states import JobState
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import verdicts_of
@@ -246,7 +246,7 @@ def looked_up(replica: Replica, sought: Seeking, after: int, until: int) -> list
         (entry,) = batch.entries
         asked, revision = entry.actor.name, int(state.revision)
         for event in entry.events:
-            if isinstance(event, JobSubmitted | GuestSetUp):
+            if isinstance(event, JobSubmitted | ExternalJobSetUp):
                 owners |= dict.fromkeys(jobs_of(event), (event.request.user, event.request.asked.account))
         if not after < revision <= until or sought.actor not in ("", asked):
             continue

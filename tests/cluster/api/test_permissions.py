@@ -43,15 +43,15 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("GET", "/v1/scheduler/site"): "scheduler",
     ("GET", "/v1/schedulers"): "operator user",
     ("POST", "/v1/schedulers/{name}/release"): "operator",
-    ("GET", "/v1/guests"): "scheduler",
-    ("GET", "/v1/guests/{job}"): "scheduler",
-    ("POST", "/v1/guests/{job}/setup"): "scheduler",
-    ("POST", "/v1/guests/{job}/stage-in"): "scheduler",
-    ("POST", "/v1/guests/{job}/begin-run"): "scheduler",
-    ("POST", "/v1/guests/{job}/end-run"): "scheduler",
-    ("POST", "/v1/guests/{job}/stage-out"): "scheduler",
-    ("POST", "/v1/guests/{job}/teardown"): "scheduler",
-    ("POST", "/v1/guests/{job}/miss"): "scheduler",
+    ("GET", "/v1/external-jobs"): "scheduler",
+    ("GET", "/v1/external-jobs/{job}"): "scheduler",
+    ("POST", "/v1/external-jobs/{job}/setup"): "scheduler",
+    ("POST", "/v1/external-jobs/{job}/stage-in"): "scheduler",
+    ("POST", "/v1/external-jobs/{job}/begin-run"): "scheduler",
+    ("POST", "/v1/external-jobs/{job}/end-run"): "scheduler",
+    ("POST", "/v1/external-jobs/{job}/stage-out"): "scheduler",
+    ("POST", "/v1/external-jobs/{job}/teardown"): "scheduler",
+    ("POST", "/v1/external-jobs/{job}/miss"): "scheduler",
     ("GET", "/v1/persistent"): "scheduler",
     ("POST", "/v1/persistent/{name}/make"): "scheduler",
     ("POST", "/v1/persistent/{name}/remove"): "scheduler",
@@ -197,13 +197,13 @@ async def test_each_role_may_ask_exactly_what_the_table_says(config: Config) -> 
                 continue
             revision = harness.controller.state.revision
             body: dict[str, Any] | None = {} if route.has_body else None
-            own = role is Role.SCHEDULER and "/v1/guests" not in route.path and "{id}" in route.path
+            own = role is Role.SCHEDULER and "/v1/external-jobs" not in route.path and "{id}" in route.path
             answer = await harness.ask(route.method, target(route), body, who=WHO[role])
             asked = f"{role} {route.method} {route.path}: {answer}"
             if allowed and own:
-                # It came past the permission, to a job that is none of its guests.
+                # It came past the permission, to a job that is none of its external jobs.
                 assert answer.status == 403, asked
-                assert answer.sentence == "scheduler slurm may look at its own guests only", asked
+                assert answer.sentence == "scheduler slurm may look at its own external jobs only", asked
             elif allowed:
                 # The empty body of a write is refused as such: the request came past the permission.
                 assert answer.status != 403, asked

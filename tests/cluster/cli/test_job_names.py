@@ -12,6 +12,6 @@ def test_a_job_is_named_by_its_number_or_as_its_own_scheduler_names_it(named: st
 
 
 @pytest.mark.parametrize("named", ["slurm:", ":42", "slurm:../x", "slurm:4:2", "sl urm:42", "slurm:" + "1" * 41])
-def test_what_can_be_no_guest_is_refused_with_how_to_write_one(named: str) -> None:
+def test_what_can_be_no_external_job_is_refused_with_how_to_write_one(named: str) -> None:
     with pytest.raises(click.UsageError, match="write for example slurm:42"):
         JOB_ID.convert(named, None, None)

@@ -48,7 +48,7 @@ UNKNOWN_YET = {
 
 RECORDED = {
     ("replica/decide/drills.py", f"drill abort {VALUE}"): "it lacks --reason TEXT",
-    ("replica/decide/guests.py", "agent NAME --mover"): "it lacks --name",
+    ("replica/decide/external_jobs.py", "agent NAME --mover"): "it lacks --name",
 }
 """Refusals in the golden ledger, to be put right when that is made again -> what is wrong with them."""
 

@@ -19,7 +19,7 @@ from cluster.system import SystemClock
 from tests.cluster.harness import until
 from tests.cluster.slurm.leader import GRAIN, LeaderDouble
 from tests.cluster.slurm.releases import RELEASES, Release, Value
-from tests.fuzzing.guests import interpreters
+from tests.fuzzing.external_jobs import interpreters
 
 SCRIPT = "#!/bin/sh\n#BB_LUA pool=fast capacity=8MiB\ntrue\n"
 UID = str(os.getuid() or 65534)

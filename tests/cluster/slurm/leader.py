@@ -1,4 +1,4 @@
-"""A leader's double for the bridge: guests in the phases of the API, and who says when something ends."""
+"""A leader's double for the bridge: external jobs in the phases of the API, and who says when something ends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from cluster.client import ApiError
 from cluster.schemas import JobTransfersView, TransferView, WhyView
-from cluster.schemas import guests as g
+from cluster.schemas import external_jobs as g
 from cluster.schemas import operations as ops
 from cluster.slurm import programs
-from replica.grammar import DirectiveRefused, read_guest_request
+from replica.grammar import DirectiveRefused, read_external_job_request
 
 GRAIN = 2**20
 PYTHON = "#!/usr/bin/python3"
@@ -37,9 +37,9 @@ class LeaderDouble:
     def __init__(self, place: str = "/bb/fast") -> None:
         self.place = place
         self.total = 64 * GRAIN
-        self.guests: dict[str, dict[str, Any]] = {}
+        self.external_jobs: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, str]] = []
-        self.setups: dict[str, g.SetupGuestRequest] = {}
+        self.setups: dict[str, g.SetUpExternalJobRequest] = {}
         """Jobs -> what their last setup asked for."""
         self.hold: set[str] = set()
         self.failing: dict[str, str] = {}
@@ -61,7 +61,12 @@ class LeaderDouble:
             self.unanswered.add(job)
             await asyncio.sleep(0.01)
             raise ApiError(0, "unreachable", "no replica answers")
-        if operation not in (ops.SHOW_SCHEDULER_SITE, ops.LIST_GUESTS, ops.SHOW_GUEST, ops.LIST_PERSISTENT):
+        if operation not in (
+            ops.SHOW_SCHEDULER_SITE,
+            ops.LIST_EXTERNAL_JOBS,
+            ops.SHOW_EXTERNAL_JOB,
+            ops.LIST_PERSISTENT,
+        ):
             self.asked.append((operation.name, job or parameters.get("name", "")))
         if operation is ops.LIST_PERSISTENT:
             return g.PersistentsAnswer(revision=1, buffers=tuple(self.persistent.values()))
@@ -71,47 +76,55 @@ class LeaderDouble:
             return self._site()
         if operation is ops.REGISTER_SCHEDULER:
             return g.SchedulersAnswer(revision=1, schedulers=())
-        if operation is ops.LIST_GUESTS:
-            return g.GuestsAnswer(revision=1, guests=tuple(self._view(job) for job in self.guests))
+        if operation is ops.LIST_EXTERNAL_JOBS:
+            return g.ExternalJobsAnswer(revision=1, external_jobs=tuple(self._view(job) for job in self.external_jobs))
         if operation is ops.EXPLAIN_JOB:
             return WhyView(revision=1, at="", job_id=7, state="PENDING", reason="/in/a is gone", sentence=self.sentence)
         if operation is ops.SHOW_JOB_TRANSFERS:
             return JobTransfersView(revision=1, job_id=7, transfer=self.transfer)
-        if operation is ops.SHOW_GUEST:
+        if operation is ops.SHOW_EXTERNAL_JOB:
             return await self._shown(job, parameters)
-        if operation is ops.MISS_GUEST:
+        if operation is ops.MISS_EXTERNAL_JOB:
             self.missed.append((job, request.state))
             return self._view(job)
-        guest = self.guests.setdefault(job, {"phase": "none", "epoch": 0})
+        external_job = self.external_jobs.setdefault(job, {"phase": "none", "epoch": 0})
         meant = getattr(request, "epoch", 0)
-        if operation is not ops.SETUP_GUEST and meant and meant != guest["epoch"]:
+        if operation is not ops.SET_UP_EXTERNAL_JOB and meant and meant != external_job["epoch"]:
             return await self._shown(job, parameters)  # it comes late
-        if operation is ops.SETUP_GUEST:
+        if operation is ops.SET_UP_EXTERNAL_JOB:
             self.setups[job] = request
-            self._set_up(guest, request)
-        elif operation is ops.STAGE_IN_GUEST and guest["phase"] in ("set-up", "stage-in-failed"):
+            self._set_up(external_job, request)
+        elif operation is ops.STAGE_IN_EXTERNAL_JOB and external_job["phase"] in ("set-up", "stage-in-failed"):
             self._begin(job, "staging-in", "staged-in", "stage-in-failed")
-        elif operation is ops.BEGIN_GUEST_RUN and guest["phase"] == "staged-in":
-            guest["phase"] = "running"
-        elif operation is ops.END_GUEST_RUN and guest["phase"] == "running":
-            guest["phase"] = "post-run"
-        elif operation is ops.STAGE_OUT_GUEST and guest["phase"] in ("running", "post-run", "stage-out-failed"):
+        elif operation is ops.BEGIN_EXTERNAL_JOB_RUN and external_job["phase"] == "staged-in":
+            external_job["phase"] = "running"
+        elif operation is ops.END_EXTERNAL_JOB_RUN and external_job["phase"] == "running":
+            external_job["phase"] = "post-run"
+        elif operation is ops.STAGE_OUT_EXTERNAL_JOB and external_job["phase"] in (
+            "running",
+            "post-run",
+            "stage-out-failed",
+        ):
             self._begin(job, "staging-out", "over", "stage-out-failed")
-        elif operation is ops.TEAR_DOWN_GUEST and guest["phase"] != "none":
-            ran = guest["phase"] not in NEVER_RAN
+        elif operation is ops.TEAR_DOWN_EXTERNAL_JOB and external_job["phase"] != "none":
+            ran = external_job["phase"] not in NEVER_RAN
             if request.reason:
                 self.forgotten.append((job, request.reason))
-                guest["phase"] = "parked" if ran else "over"
+                external_job["phase"] = "parked" if ran else "over"
             elif "teardown" in self.hold:
-                guest["phase"] = "teardown"
+                external_job["phase"] = "teardown"
             else:
-                guest["phase"] = "over" if ran else "lingering"
+                external_job["phase"] = "over" if ran else "lingering"
         self._news()
         return await self._shown(job, parameters)
 
     def _site(self) -> g.SchedulerSiteAnswer:
-        held = sum(guest["size"] for guest in self.guests.values() if guest["phase"] not in ("none", "over"))
-        pool = g.GuestPoolView(
+        held = sum(
+            external_job["size"]
+            for external_job in self.external_jobs.values()
+            if external_job["phase"] not in ("none", "over")
+        )
+        pool = g.ExternalJobPoolView(
             name="fast", unit="bytes", quantity=self.total, granularity=GRAIN, free=self.total - held, default=True
         )
         return g.SchedulerSiteAnswer(
@@ -125,16 +138,21 @@ class LeaderDouble:
             linger_s=300,
         )
 
-    def _set_up(self, guest: dict[str, Any], request: Any) -> None:
+    def _set_up(self, external_job: dict[str, Any], request: Any) -> None:
         try:
-            read_guest_request(request.script)
+            read_external_job_request(request.script)
         except DirectiveRefused as refused:
             found = refused.refusal
             raise ApiError(
                 400, "invalid_directive", found.sentence, remedy=found.remedy, place=found.place
             ) from refused
-        if guest["phase"] in ("none", "over", "lingering"):
-            guest |= {"phase": "set-up", "epoch": guest["epoch"] + 1, "size": request.size, "uid": request.uid}
+        if external_job["phase"] in ("none", "over", "lingering"):
+            external_job |= {
+                "phase": "set-up",
+                "epoch": external_job["epoch"] + 1,
+                "size": request.size,
+                "uid": request.uid,
+            }
 
     def _persistent(self, makes: bool, request: Any, name: str) -> g.PersistentAnswer:
         known = self.persistent.get(name)
@@ -157,20 +175,20 @@ class LeaderDouble:
         return g.PersistentAnswer(revision=1, failed=failed, message=self.persistent_fails, **fields)
 
     def _begin(self, job: str, during: str, after: str, failed: str) -> None:
-        self.guests[job]["phase"] = during
+        self.external_jobs[job]["phase"] = during
         if during not in self.hold:
             self.end(job, failed if during in self.failing else after, self.failing.get(during, ""))
 
     def end(self, job: str, phase: str, message: str = "") -> None:
-        """Have what is under way for a guest end in a phase."""
-        self.guests[job] |= {"phase": phase, "message": message}
+        """Have what is under way for an external job end in a phase."""
+        self.external_jobs[job] |= {"phase": phase, "message": message}
         self._news()
 
     def _news(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    async def _shown(self, job: str, parameters: dict[str, Any]) -> g.GuestAnswer:
+    async def _shown(self, job: str, parameters: dict[str, Any]) -> g.ExternalJobAnswer:
         awaited = parameters.get("while", "").split(",")
         try:
             async with asyncio.timeout(parameters.get("wait_s") or 0.001):
@@ -180,21 +198,21 @@ class LeaderDouble:
             pass
         return self._view(job)
 
-    def _view(self, job: str) -> g.GuestAnswer:
-        guest = self.guests.get(job, {"phase": "none", "epoch": 0})
-        epoch = guest["epoch"]
-        return g.GuestAnswer(
+    def _view(self, job: str) -> g.ExternalJobAnswer:
+        external_job = self.external_jobs.get(job, {"phase": "none", "epoch": 0})
+        epoch = external_job["epoch"]
+        return g.ExternalJobAnswer(
             revision=1,
             scheduler="slurm",
             job=job,
             epoch=epoch,
-            phase=guest["phase"],
+            phase=external_job["phase"],
             job_id=7 if epoch else None,
             user="alice" if epoch else "",
-            uid=guest.get("uid", 0),
-            size=guest.get("size", 0),
-            message=guest.get("message", ""),
+            uid=external_job.get("uid", 0),
+            size=external_job.get("size", 0),
+            message=external_job.get("message", ""),
             path=f"{self.place}/slurm/{job}.{epoch}",
-            persistent=guest.get("persistent", {}),
+            persistent=external_job.get("persistent", {}),
             pool="fast",
         )

@@ -16,7 +16,7 @@ import pytest
 from cluster.agent.files.paths import VARIABLES as INSIDE
 from cluster.client import Client
 from cluster.schemas import TransferView
-from cluster.schemas.guests import GuestView
+from cluster.schemas.external_jobs import ExternalJobView
 from cluster.slurm import calls as calls_module
 from cluster.slurm import fifos
 from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token, report_served
@@ -28,7 +28,7 @@ from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import SCRIPT, UID, Host
 from tests.cluster.slurm.leader import GRAIN, put_programs
 from tests.cluster.slurm.releases import RELEASES
-from tests.fuzzing.guests import interpreters
+from tests.fuzzing.external_jobs import interpreters
 
 VALIDATE_TIMEOUT_S = 5
 """Seconds after which Slurm ends a check at submission, without a sentence (burst_buffer.conf(5))."""
@@ -55,12 +55,12 @@ async def test_a_job_goes_through_its_life(host: Host, tmp_path: Path) -> None:
         assert await host.call("job_teardown", "42", str(host.script), "false") == (0, "")
         assert (await host.call("paths", "42", str(host.script), str(variables)))[0] == -1
         assert [name for name, job in host.leader.asked if job == "42"] == [
-            "setup_guest",
-            "stage_in_guest",
-            "begin_guest_run",
-            "end_guest_run",
-            "stage_out_guest",
-            "tear_down_guest",
+            "set_up_external_job",
+            "stage_in_external_job",
+            "begin_external_job_run",
+            "end_external_job_run",
+            "stage_out_external_job",
+            "tear_down_external_job",
         ]
 
 
@@ -72,7 +72,7 @@ async def test_a_run_that_slurm_has_forgotten_begins_again_until_its_results_are
         for function in ("data_in", "pre_run", "post_run", "pre_run", "post_run"):
             assert await host.call(function, "42", str(host.script)) == (0, ""), function
         process = await host.start("data_out", "42", str(host.script))
-        await until(lambda: host.leader.guests["42"]["phase"] == "staging-out")
+        await until(lambda: host.leader.external_jobs["42"]["phase"] == "staging-out")
         assert await host.call("pre_run", "42", str(host.script)) == (-1, "the buffer is staging-out")
         await host.end_of(process)
 
@@ -114,7 +114,7 @@ async def test_a_call_of_a_bridge_that_ends_before_it_names_a_fifo_is_asked_agai
             str(program), "--function", "data_in", "--token", "42", stdout=subprocess.PIPE
         )
         # From here on a quarter of a second is left until the FIFO.
-        await until(lambda: ("stage_in_guest", "42") in host.leader.asked)
+        await until(lambda: ("stage_in_external_job", "42") in host.leader.asked)
     host.leader.end("42", "staged-in")
     async with host.bridge():
         said, _ = await process.communicate()
@@ -129,7 +129,7 @@ async def test_more_callers_than_slots_each_have_their_own_answer(host: Host) ->
         for job in waiting:
             await host.set_up(job)
         processes = [await host.start("data_in", job, str(host.script)) for job in waiting]
-        await until(lambda: {("stage_in_guest", job) for job in waiting} <= set(host.leader.asked))
+        await until(lambda: {("stage_in_external_job", job) for job in waiting} <= set(host.leader.asked))
         asked = [await host.start("get_status", str(job)) for job in range(10)]
         for job, process in enumerate(asked):
             assert await host.end_of(process) == (0, f"job {job}: Forebay has no buffer of it\n")
@@ -253,7 +253,7 @@ async def test_what_slurm_counts_otherwise_fails_in_setup(host: Host) -> None:
     async with host.bridge():
         code, text = await host.call("setup", "42", UID, UID, "fast", str(GRAIN), str(host.script))
         assert code == -1 and text.startswith("script line 2, column 19: Slurm counts 1048576 bytes of pool fast")
-        assert host.leader.guests == {}
+        assert host.leader.external_jobs == {}
 
 
 @story
@@ -481,9 +481,9 @@ async def test_bbstat_tells_that_slurm_never_starts_a_job(host: Host) -> None:
         assert "never starts" not in (await host.call("get_status", "43"))[1]
 
 
-def test_what_is_staged_while_all_guests_are_asked_for_keeps_its_variables(tmp_path: Path) -> None:
+def test_what_is_staged_while_all_external_jobs_are_asked_for_keeps_its_variables(tmp_path: Path) -> None:
     files = Files(tmp_path, "head1")
-    staged = GuestView(scheduler="slurm", job="42", epoch=1, phase="staged-in", path="/bb/c/7.1")
+    staged = ExternalJobView(scheduler="slurm", job="42", epoch=1, phase="staged-in", path="/bb/c/7.1")
     files.ask()
     files.staged(staged)
     files.reconcile(())  # the answer of before
@@ -503,10 +503,10 @@ async def test_a_call_that_waited_means_no_epoch_that_began_meanwhile(host: Host
         process = await host.start("job_teardown", "42", str(host.script), "true")
         await until(lambda: "42" in host.leader.unanswered)
         # The backup slurmctld, on another host, has torn it down and set it up again, and it runs.
-        host.leader.guests["42"] |= {"phase": "running", "epoch": 2}
+        host.leader.external_jobs["42"] |= {"phase": "running", "epoch": 2}
         host.leader.away = False
         await host.end_of(process)
-        assert host.leader.guests["42"]["phase"] == "running"
+        assert host.leader.external_jobs["42"]["phase"] == "running"
 
 
 def test_slurm_s_jobs_have_the_directories_that_agents_make() -> None:
@@ -519,12 +519,12 @@ def test_slurm_s_jobs_have_the_directories_that_agents_make() -> None:
 async def test_a_list_that_was_asked_for_before_an_answer_came_knows_no_newer_epoch(host: Host) -> None:
     async with host.bridge() as bridge:
         calls, asked_s = bridge._calls, uptime_s()
-        host.leader.guests["42"] = {"phase": "over", "epoch": 1}
-        listed = GuestView(scheduler="slurm", job="42", epoch=1, phase="staged-in")
+        host.leader.external_jobs["42"] = {"phase": "over", "epoch": 1}
+        listed = ExternalJobView(scheduler="slurm", job="42", epoch=1, phase="staged-in")
         assert await host.set_up() == (0, "")
         calls.remember(listed, asked_s)
         assert await host.call("data_in", "42", str(host.script)) == (0, "")
-        assert host.leader.guests["42"]["phase"] == "staged-in"
+        assert host.leader.external_jobs["42"]["phase"] == "staged-in"
         calls.remember(listed, uptime_s() + 0.01)
         assert await host.call("pre_run", "42", str(host.script)) == (-1, "the buffer is staged-in"), (
             "it is another one"

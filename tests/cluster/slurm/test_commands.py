@@ -125,7 +125,7 @@ def test_a_second_slurm_of_the_same_name_ends_with_78_and_the_address_of_the_fir
     certify(double, "tall", Role.SCHEDULER)
     double.refuse(
         "POST", "/v1/scheduler/register", 403, "permission_denied",
-        "the guests of scheduler tall are of another cluster, which last came from head7",
+        "the external jobs of scheduler tall are of another cluster, which last came from head7",
         remedy="give one of the two clusters another name", place="cluster",
     )  # fmt: skip
     code, said = bridge(double.config.file, tmp_path)

@@ -23,7 +23,7 @@ from cluster.slurm.checks import NoSlurm, SlurmSettings, read_slurm_conf
 from cluster.slurm.install import FRAGMENT, MANIFEST, SCRIPT, UNIT, InstallRefused, Layout, Removed, install, obstacles
 from cluster.slurm.slurmctld import parsed_type
 from cluster.system.clock import SystemClock
-from tests.fuzzing.guests import interpreters
+from tests.fuzzing.external_jobs import interpreters
 
 ACCOUNT = pwd.getpwuid(os.geteuid()).pw_name
 SETUP_WAIT_S = 20

@@ -7,20 +7,20 @@ from random import Random
 
 import pytest
 
-from tests.fuzzing.guests import (
+from tests.fuzzing.external_jobs import (
     ACCEPTED,
     ELSEWHERE,
     INTERPRETERS,
     LAXER,
     REFUSED,
     STRICTER,
-    GuestCase,
+    ExternalJobCase,
     asked_of_forebay,
     asked_of_lua,
     compare,
     interpreters,
     kind_of,
-    make_guest_case,
+    make_external_job_case,
 )
 
 CASES = 4_000
@@ -36,7 +36,7 @@ lua = pytest.mark.parametrize(
 
 @lua
 def test_nothing_that_forebay_accepts_is_refused_by_lua(interpreter: str, tmp_path: Path) -> None:
-    cases = [make_guest_case(Random(f"{interpreter}:{number}")) for number in range(CASES)]
+    cases = [make_external_job_case(Random(f"{interpreter}:{number}")) for number in range(CASES)]
     found = compare(interpreter, cases, tmp_path)
     assert [one for one in found if kind_of(one) == STRICTER] == []
     count = Counter(kind_of(one) for one in found)
@@ -70,7 +70,7 @@ def test_no_script_keeps_slurmctld_busy(interpreter: str, size_bytes: int, tmp_p
         for begins, again in HOSTILE.values()
         for end in ("", "x")
     ]
-    cases = [GuestCase(script, "BB_LUA") for script in scripts]
+    cases = [ExternalJobCase(script, "BB_LUA") for script in scripts]
     for case, said in zip(cases, asked_of_lua(interpreter, cases, tmp_path, cpu_s=4), strict=True):
         forebay = asked_of_forebay(case)
         assert bool(said) == bool(forebay), (case.script[:80], said, forebay)
@@ -92,8 +92,8 @@ def test_no_script_keeps_slurmctld_busy(interpreter: str, size_bytes: int, tmp_p
 def test_a_refusal_at_submission_names_line_column_and_remedy(
     interpreter: str, line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.fuzzing.guests.POOLS", {"fast": 2**52, "gone": 0})
-    found = asked_of_lua(interpreter, [GuestCase(f"#!/bin/sh\n{line}\n", "BB_LUA")], tmp_path)
+    monkeypatch.setattr("tests.fuzzing.external_jobs.POOLS", {"fast": 2**52, "gone": 0})
+    found = asked_of_lua(interpreter, [ExternalJobCase(f"#!/bin/sh\n{line}\n", "BB_LUA")], tmp_path)
     assert found[0].startswith(f"script line 2, {says}")
 
 
@@ -106,7 +106,7 @@ OUTSIDES = ("/o/r", "/o/r/", "/o//r/./x", "/o/%j", "/o/r-s")
 def test_overlapping_destinations_are_refused_at_submission_exactly_where_forebay_refuses_them(
     interpreter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.fuzzing.guests.POOLS", {"fast": 2**52})
+    monkeypatch.setattr("tests.fuzzing.external_jobs.POOLS", {"fast": 2**52})
     kinds = ("file", "directory")
     lines = [
         f"stage_out type={kind} source={inside} destination={outside}"
@@ -118,7 +118,7 @@ def test_overlapping_destinations_are_refused_at_submission_exactly_where_foreba
         for kind, name, inside in itertools.product(kinds, "xy", INSIDES)
     ]
     cases = [
-        GuestCase(f"{SPACE}#BB_LUA {one}\n#BB_LUA {other}\n", "BB_LUA")
+        ExternalJobCase(f"{SPACE}#BB_LUA {one}\n#BB_LUA {other}\n", "BB_LUA")
         for one, other in itertools.product(lines, repeat=2)
     ]
     found = compare(interpreter, cases, tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from cluster.slurm import PARTS, script_text, submission_check
 from cluster.slurm.files import Files, uptime_s
 from tests.cluster.slurm.leader import LeaderDouble
-from tests.fuzzing.guests import INTERPRETERS, interpreters
+from tests.fuzzing.external_jobs import INTERPRETERS, interpreters
 
 SCRIPT = "#!/bin/sh\n#BB_LUA pool=fast capacity=8MiB\ntrue\n"
 WRONG = SCRIPT.replace("fast", "fsat")

@@ -135,7 +135,9 @@ def test_what_no_persistent_buffer_can_be_is_refused(
 
 
 @story
-async def test_a_job_that_only_makes_or_removes_them_is_no_guest(host: Host, asked: Asked, tmp_path: Path) -> None:
+async def test_a_job_that_only_makes_or_removes_them_is_no_external_job(
+    host: Host, asked: Asked, tmp_path: Path
+) -> None:
     script = of_job(tmp_path, "8", "#!/bin/sh\n#BB create_persistent name=lake capacity=4MiB pool=fast\n")
     token = ("--token", "8", "--job", script)
     async with host.bridge():
@@ -144,7 +146,7 @@ async def test_a_job_that_only_makes_or_removes_them_is_no_guest(host: Host, ask
         assert await asked("data_in", *token) == (0, "")
         for name in ("post_run", "data_out", "teardown"):
             assert await asked(name, *token) == (0, ""), name
-        assert host.leader.guests.get("8", {"phase": "none"})["phase"] == "none"
+        assert host.leader.external_jobs.get("8", {"phase": "none"})["phase"] == "none"
         assert tokens(host.run) == []
 
 
@@ -155,7 +157,7 @@ async def test_a_job_finds_its_persistent_buffers_by_variables(host: Host, asked
     capacity = ("--caller", "SLURM", "--user", UID, "--groupid", UID, "--capacity", "fast:0")
     async with host.bridge():
         assert await asked("setup", *token, *capacity) == (0, "")
-        host.leader.guests["9"]["persistent"] = {"lake": "/bb/fast/slurm/lake.9.1"}
+        host.leader.external_jobs["9"]["persistent"] = {"lake": "/bb/fast/slurm/lake.9.1"}
         assert await asked("data_in", *token) == (0, "")
         assert await asked("paths", *token, "--pathfile", str(file)) == (0, "")
     assert file.read_text() == "DW_PERSISTENT_STRIPED_lake=/bb/fast/slurm/lake.9.1\n"

@@ -21,7 +21,7 @@ from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import UID, Host
 from tests.cluster.slurm.leader import GRAIN, PYTHON, put_programs
 from tests.cluster.slurm.test_bridge import VALIDATE_TIMEOUT_S
-from tests.fuzzing.guests import interpreters
+from tests.fuzzing.external_jobs import interpreters
 
 SHELLS = [found for name in ("dash", "bash", "ksh", "zsh") if (found := shutil.which(name, path="/usr/bin:/bin"))]
 
@@ -119,7 +119,7 @@ async def test_more_calls_than_slots_each_have_their_own_answer(host: Host, data
         for job in jobs:
             await host.set_up(job)
         calls = [await datawarp.begin("data_in", job) for job in jobs]
-        await until(lambda: {("stage_in_guest", job) for job in jobs} <= set(host.leader.asked))
+        await until(lambda: {("stage_in_external_job", job) for job in jobs} <= set(host.leader.asked))
         for number, job in enumerate(jobs):
             host.leader.end(job, "stage-in-failed" if number % 2 else "staged-in")
         for number, call in enumerate(calls):

@@ -1,4 +1,4 @@
-"""Slurm's jobs and Forebay's guests, compared: what is done, and when nothing is."""
+"""Slurm's jobs and Forebay's external jobs, compared: what is done, and when nothing is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cluster.slurm.metrics import Metrics
 from cluster.slurm.reconciler import FORGOTTEN, LEFT, Reconciler, stuck_status
 from cluster.slurm.slurmctld import STAGING_OUT, Looked, Shown, parsed_buffers, parsed_jobs, parsed_pools
 from cluster.system import SystemClock
-from replica.operations import GuestPhase
+from replica.operations import ExternalJobPhase
 from tests.cluster.harness import story
 from tests.cluster.slurm.leader import LeaderDouble
 
@@ -37,8 +37,8 @@ class Books:
     async def ask(self) -> Looked | str:
         return self.slurm
 
-    def guest(self, phase: str, job: str = "42", epoch: int = 1) -> None:
-        self.leader.guests[job] = {"phase": phase, "epoch": epoch, "size": 1}
+    def external_job(self, phase: str, job: str = "42", epoch: int = 1) -> None:
+        self.leader.external_jobs[job] = {"phase": phase, "epoch": epoch, "size": 1}
 
     async def looks(self, *answers: Looked | str) -> None:
         for answer in answers:
@@ -56,10 +56,10 @@ PENDING = Looked(frozenset({"42"}), {})
 
 
 @story
-@pytest.mark.parametrize("phase", list(GuestPhase))
-async def test_a_guest_is_torn_down_when_slurm_did_not_know_it_in_two_looks(phase: GuestPhase) -> None:
+@pytest.mark.parametrize("phase", list(ExternalJobPhase))
+async def test_an_external_job_is_torn_down_when_slurm_did_not_know_it_in_two_looks(phase: ExternalJobPhase) -> None:
     books = Books()
-    books.guest(phase.value)
+    books.external_job(phase.value)
     await books.looks(NOBODY)
     assert books.leader.forgotten == []
     await books.looks(NOBODY)
@@ -69,10 +69,10 @@ async def test_a_guest_is_torn_down_when_slurm_did_not_know_it_in_two_looks(phas
 
 
 @story
-@pytest.mark.parametrize("phase", list(GuestPhase))
-async def test_a_buffer_that_slurm_has_not_torn_down_for_two_looks_after_its_job_is(phase: GuestPhase) -> None:
+@pytest.mark.parametrize("phase", list(ExternalJobPhase))
+async def test_a_buffer_that_slurm_has_not_torn_down_for_two_looks_after_its_job_is(phase: ExternalJobPhase) -> None:
     books = Books()
-    books.guest(phase.value)
+    books.external_job(phase.value)
     await books.looks(WITH_BUFFER, OVER)
     assert books.leader.forgotten == []
     await books.looks(OVER)
@@ -80,25 +80,25 @@ async def test_a_buffer_that_slurm_has_not_torn_down_for_two_looks_after_its_job
 
 
 @story
-@pytest.mark.parametrize("phase", list(GuestPhase))
+@pytest.mark.parametrize("phase", list(ExternalJobPhase))
 @pytest.mark.parametrize("state", ["R", "CG", "SO"])
 async def test_results_that_slurm_has_not_asked_for_in_two_looks_after_the_run_are_exported(
-    phase: GuestPhase, state: str
+    phase: ExternalJobPhase, state: str
 ) -> None:
     books = Books()
     jobs = parsed_jobs(f"42 {state}\n")
     staging_out = frozenset(job for job, shown in jobs.items() if shown.state == STAGING_OUT)
     # As a slurmctld shows its buffer that was started again.
     ended = Looked(frozenset(jobs), {"42": "allocated"}, staging_out=staging_out)
-    books.guest(phase.value)
+    books.external_job(phase.value)
     await books.looks(ended, WITH_BUFFER, ended)
-    assert ("stage_out_guest", "42") not in books.leader.asked
+    assert ("stage_out_external_job", "42") not in books.leader.asked
     await books.looks(ended)
     exported = state == "SO" and phase.value in ("running", "post-run")
-    assert (("stage_out_guest", "42") in books.leader.asked) is exported
+    assert (("stage_out_external_job", "42") in books.leader.asked) is exported
     assert books.leader.forgotten == []
     # Slurm goes on counting the buffer, which is over here: nobody misses it.
-    del books.leader.guests["42"]
+    del books.leader.external_jobs["42"]
     believed = Looked(frozenset({"42"}), {"42": "post-run"}, staging_out=staging_out)
     await books.looks(believed, believed, believed)
     assert (books.leader.missed == []) is exported
@@ -108,7 +108,7 @@ async def test_results_that_slurm_has_not_asked_for_in_two_looks_after_the_run_a
 @pytest.mark.parametrize("between", [WITH_BUFFER, PENDING, "slurmctld does not answer"])
 async def test_one_look_never_suffices_and_silence_is_no_look(between: Looked | str) -> None:
     books = Books()
-    books.guest("staged-in")
+    books.external_job("staged-in")
     await books.looks(NOBODY, between)
     assert books.leader.forgotten == []
     await books.looks(NOBODY)
@@ -120,17 +120,17 @@ async def test_one_look_never_suffices_and_silence_is_no_look(between: Looked | 
 async def test_nothing_is_done_while_slurmctld_does_not_answer() -> None:
     books = Books()
     for phase, job in zip(AT_WORK, itertools.count(1)):
-        books.guest(phase, str(job))
+        books.external_job(phase, str(job))
     await books.looks(*["slurmctld does not answer"] * 5)
     assert (books.leader.forgotten, books.leader.missed) == ([], [])
 
 
 @story
-async def test_a_guest_of_the_next_epoch_is_another_guest() -> None:
+async def test_an_external_job_of_the_next_epoch_is_another_external_job() -> None:
     books = Books()
-    books.guest("staged-in")
+    books.external_job("staged-in")
     await books.looks(NOBODY)
-    books.guest("staged-in", epoch=2)
+    books.external_job("staged-in", epoch=2)
     await books.looks(NOBODY)
     assert books.leader.forgotten == []
     await books.looks(NOBODY)
@@ -138,15 +138,15 @@ async def test_a_guest_of_the_next_epoch_is_another_guest() -> None:
 
 
 @story
-async def test_a_buffer_that_is_no_guest_is_said_once() -> None:
+async def test_a_buffer_that_is_no_external_job_is_said_once() -> None:
     books = Books()
     await books.looks(WITH_BUFFER)
     assert books.leader.missed == []
     await books.looks(WITH_BUFFER, WITH_BUFFER)
     assert books.leader.missed == [("42", "staged-in")]
-    books.guest("staged-in")
+    books.external_job("staged-in")
     await books.looks(WITH_BUFFER)
-    del books.leader.guests["42"]
+    del books.leader.external_jobs["42"]
     await books.looks(WITH_BUFFER, WITH_BUFFER)
     assert len(books.leader.missed) == 2  # lost once more
 
@@ -178,12 +178,12 @@ def stuck_in(books: Books, tmp_path: Path) -> bool:
 
 
 @story
-@pytest.mark.parametrize("phase", list(GuestPhase))
+@pytest.mark.parametrize("phase", list(ExternalJobPhase))
 async def test_a_pending_job_whose_stage_in_slurm_lost_in_two_looks_is_reported_once(
-    phase: GuestPhase, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    phase: ExternalJobPhase, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     books = Books()
-    books.guest(phase.value)
+    books.external_job(phase.value)
     await books.looks(STAGING, RECORDED._replace(staging_in=frozenset()), STAGING)
     assert not stuck_in(books, tmp_path) and "never starts" not in caplog.text
     await books.looks(STAGING, STAGING, STAGING)
@@ -196,13 +196,13 @@ async def test_a_pending_job_whose_stage_in_slurm_lost_in_two_looks_is_reported_
 
 
 @story
-@pytest.mark.parametrize("phase", [*GuestPhase, None])
+@pytest.mark.parametrize("phase", [*ExternalJobPhase, None])
 async def test_a_stage_in_that_slurm_has_in_its_records_is_lost_only_where_it_has_ended_here(
-    phase: GuestPhase | None, tmp_path: Path
+    phase: ExternalJobPhase | None, tmp_path: Path
 ) -> None:
     books = Books()
     if phase is not None:
-        books.guest(phase.value)
+        books.external_job(phase.value)
     await books.looks(RECORDED, RECORDED)
     ended = phase is not None and phase.value in (
         "stage-in-failed", "lingering", "parked", "teardown", "teardown-failed",
@@ -211,10 +211,10 @@ async def test_a_stage_in_that_slurm_has_in_its_records_is_lost_only_where_it_ha
 
 
 @story
-@pytest.mark.parametrize("phase", list(GuestPhase))
-async def test_a_pending_job_whose_teardown_slurm_lost_is_stuck_too(phase: GuestPhase, tmp_path: Path) -> None:
+@pytest.mark.parametrize("phase", list(ExternalJobPhase))
+async def test_a_pending_job_whose_teardown_slurm_lost_is_stuck_too(phase: ExternalJobPhase, tmp_path: Path) -> None:
     books = Books()
-    books.guest(phase.value)
+    books.external_job(phase.value)
     await books.looks(TEARING_DOWN, TEARING_DOWN)
     assert stuck_in(books, tmp_path) is (phase.value in ("lingering", "parked"))
 
@@ -235,17 +235,17 @@ async def test_the_service_manager_shows_which_jobs_are_stuck(tmp_path: Path, mo
 @story
 async def test_the_counters_are_in_a_file_that_the_node_exporter_reads(tmp_path: Path) -> None:
     books = Books()
-    books.guest("staged-in")
-    books.guest("running", "43")
+    books.external_job("staged-in")
+    books.external_job("running", "43")
     await books.looks(NOBODY, NOBODY, "slurmctld does not answer")
     books.metrics.write(tmp_path / "forebay.prom")
     text = (tmp_path / "forebay.prom").read_text()
     for line in (
         'forebay_slurm_looks_total{outcome="compared"} 2.0',
         'forebay_slurm_looks_total{outcome="slurm_away"} 1.0',
-        'forebay_slurm_guests{phase="staged-in"} 1.0',
-        'forebay_slurm_guests_forgotten_total{end="parked"} 1.0',
-        'forebay_slurm_guests_forgotten_total{end="removed"} 1.0',
+        'forebay_slurm_external_jobs{phase="staged-in"} 1.0',
+        'forebay_slurm_external_jobs_forgotten_total{end="parked"} 1.0',
+        'forebay_slurm_external_jobs_forgotten_total{end="removed"} 1.0',
         "forebay_slurm_unknown_to_slurm 2.0",
     ):
         assert line in text, line

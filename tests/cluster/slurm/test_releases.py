@@ -11,7 +11,7 @@ from cluster.slurm.files import Files, uptime_s
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import Host
 from tests.cluster.slurm.releases import RELEASES, Value
-from tests.fuzzing.guests import interpreters
+from tests.fuzzing.external_jobs import interpreters
 
 pytestmark = pytest.mark.skipif(not interpreters(), reason="no Lua is installed: scripts/install-backends --slurm")
 
@@ -39,13 +39,13 @@ async def test_a_job_goes_through_its_life(host: Host, tmp_path: Path) -> None:
         for function in ("job_process", "setup"):
             assert await host.perform(function) == (0, ""), function
         assert await stage(host, "in") == (0, "")
-        assert host.leader.guests["42"]["phase"] == "staged-in"
+        assert host.leader.external_jobs["42"]["phase"] == "staged-in"
         for function in ("real_size", "paths", "pre_run", "post_run"):
             assert await host.perform(function, file=str(tmp_path / "file")) == (0, ""), function
         assert "DW_JOB_STRIPED=" in (tmp_path / "file").read_text()
         assert await stage(host, "out") == (0, "")
         assert await host.perform("job_teardown", hurry="false") == (0, "")
-        assert host.leader.guests["42"]["phase"] == "over"
+        assert host.leader.external_jobs["42"]["phase"] == "over"
 
 
 @story
@@ -57,7 +57,7 @@ async def test_slurm_hears_how_a_stage_ended_and_not_that_it_began(host: Host) -
             phase = f"staging-{direction}"
             for ends_as, expected in ((f"stage-{direction}-failed", (-1, "/a: no such file")), (success, (0, ""))):
                 staging = asyncio.create_task(stage(host, direction))
-                await until(lambda phase=phase: host.leader.guests["42"]["phase"] == phase)
+                await until(lambda phase=phase: host.leader.external_jobs["42"]["phase"] == phase)
                 host.leader.end("42", ends_as, expected[1])
                 assert await staging == expected
             if direction == "in":

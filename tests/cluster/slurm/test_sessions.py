@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from cluster.schemas.guests import GuestView
+from cluster.schemas.external_jobs import ExternalJobView
 from cluster.slurm import calls
 from cluster.slurm import files as module
 from cluster.slurm.bridge import Bridge
 from cluster.slurm.files import LEAVING_S, LEFT_S, Files, Session, session_of
-from replica.operations import GuestPhase
+from replica.operations import ExternalJobPhase
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import UID, Host
 from tests.cluster.slurm.leader import GRAIN, put_programs
@@ -34,8 +34,8 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def guest(job: str, phase: str, epoch: int = 1) -> GuestView:
-    return GuestView(
+def external_job(job: str, phase: str, epoch: int = 1) -> ExternalJobView:
+    return ExternalJobView(
         scheduler="slurm", job=job, epoch=epoch, phase=phase, user="alice", uid=1000, size=8 * GRAIN,
         submit_time="2026-11-20T10:00:00Z",
     )  # fmt: skip
@@ -57,8 +57,8 @@ def tokens(run: Path) -> list[str]:
 
 def test_a_session_has_its_size_by_its_instance_and_its_owner_by_number(tmp_path: Path) -> None:
     files = Files(tmp_path / "run", "head1")
-    files.heard(guest("42", "staged-in"))
-    files.heard(guest("43", "running"))
+    files.heard(external_job("42", "staged-in"))
+    files.heard(external_job("43", "running"))
     sessions = {row["token"]: row for row in shown(tmp_path / "run", "sessions")}
     assert (sessions["42"]["owner"], sessions["42"]["created"]) == (1000, 1763632800 + 365 * 86_400)
     instances = shown(tmp_path / "run", "instances")
@@ -69,15 +69,15 @@ def test_a_session_has_its_size_by_its_instance_and_its_owner_by_number(tmp_path
     assert {row["links"]["instance"] for row in configurations} == {row["id"] for row in instances}
 
 
-@pytest.mark.parametrize("before", [None, *GuestPhase])
-@pytest.mark.parametrize("phase", list(GuestPhase))
+@pytest.mark.parametrize("before", [None, *ExternalJobPhase])
+@pytest.mark.parametrize("phase", list(ExternalJobPhase))
 def test_what_slurm_counts_is_listed_and_nothing_else_is(
-    tmp_path: Path, before: GuestPhase | None, phase: GuestPhase
+    tmp_path: Path, before: ExternalJobPhase | None, phase: ExternalJobPhase
 ) -> None:
     files = Files(tmp_path / "run", "head1")
     if before is not None:
-        files.heard(guest("42", before.value))
-    files.heard(guest("42", phase.value))
+        files.heard(external_job("42", before.value))
+    files.heard(external_job("42", phase.value))
     assert os.listdir(tmp_path / "run" / "sessions") == (["42"] if phase.value in COUNTED else [])
 
 
@@ -86,8 +86,8 @@ def test_a_list_that_was_asked_for_before_something_changed_does_not_undo_it(tmp
     ended, begun, gone = (Session(token, 1, 1000, GRAIN, 0) for token in ("1", "2", "3"))
     files.list_all([ended, gone])
     files.ask()
-    files.heard(guest("1", "lingering"))
-    files.heard(guest("2", "set-up"))
+    files.heard(external_job("1", "lingering"))
+    files.heard(external_job("2", "set-up"))
     files.list_all([ended])
     assert sorted(os.listdir(tmp_path / "run" / "sessions")) == ["2"]
     files.ask()
@@ -102,7 +102,7 @@ def test_what_is_being_set_up_is_listed_though_forebay_knows_nothing_of_it(tmp_p
     files, listed = Files(tmp_path / "run", "head1"), tmp_path / "run" / "sessions"
     for _ in range(2):  # as Slurm may ask again while its first call waits
         files.setup_begins(Session("42", 42, 1000, GRAIN, 0))
-    files.heard(guest("42", "none", 0))
+    files.heard(external_job("42", "none", 0))
     files.ask()
     files.list_all([])
     files.setup_ends("42", failed=True)
@@ -112,7 +112,7 @@ def test_what_is_being_set_up_is_listed_though_forebay_knows_nothing_of_it(tmp_p
 
 
 async def _listed_anew(bridge: Bridge, host: Host, jobs: list[str]) -> None:
-    """Wait until a list of all guests has these jobs listed."""
+    """Wait until a list of all external jobs has these jobs listed."""
     for _ in range(100):
         await bridge._list()
         if tokens(host.run) == jobs:
@@ -180,14 +180,14 @@ def test_what_is_torn_down_is_listed_as_young_until_slurm_has_heard_of_it(
     monkeypatch.setattr(module, "uptime_s", lambda: at_s)
     files, listed = Files(tmp_path / "run", "head1"), tmp_path / "run" / "sessions"
 
-    def look(*guests: GuestView) -> list[str]:
+    def look(*external_jobs: ExternalJobView) -> list[str]:
         files.ask()
-        files.list_all(map(session_of, guests))
+        files.list_all(map(session_of, external_jobs))
         return sorted(os.listdir(listed))
 
-    files.heard(guest("42", "staging-out"))
+    files.heard(external_job("42", "staging-out"))
     files.teardown_begins("42", 2_000_000_000)
-    files.heard(guest("42", "over"))
+    files.heard(external_job("42", "over"))
     assert look() == ["42"]
     assert [row["created"] for row in shown(tmp_path / "run", "sessions")] == [2_000_000_000]
     at_s += LEAVING_S - 1
@@ -199,12 +199,12 @@ def test_what_is_torn_down_is_listed_as_young_until_slurm_has_heard_of_it(
     at_s += 2
     assert look() == []
     # Nobody has ever read it.
-    files.heard(guest("43", "staging-out"))
+    files.heard(external_job("43", "staging-out"))
     files.teardown_begins("43", 2_000_000_000)
     at_s += LEAVING_S + 1
     assert look() == []
     # It failed.
-    failed = guest("44", "stage-out-failed")
+    failed = external_job("44", "stage-out-failed")
     files.heard(failed)
     files.teardown_begins("44", 2_000_000_000)
     files.teardown_read("44", done=False)
@@ -231,11 +231,11 @@ async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_agai
     async with host.bridge() as bridge:
         assert await host.set_up() == (0, "")
         for is_slow in (False, True):
-            host.leader.guests["42"] |= {"phase": "staging-out"}
+            host.leader.external_jobs["42"] |= {"phase": "staging-out"}
             await until(lambda: tokens(host.run) == ["42"])
             host.leader.hold = {"teardown"}
             asking = await asyncio.create_subprocess_exec(program, *words)
-            await until(lambda: host.leader.asked[-1] == ("tear_down_guest", "42"))
+            await until(lambda: host.leader.asked[-1] == ("tear_down_external_job", "42"))
             if is_slow:  # it reads a FIFO by then
                 await until(lambda: len(host.waiting()) == 1)
             asking.kill()

@@ -12,7 +12,7 @@ from tests.cluster.harness import story
 from tests.cluster.slurm.host import Host
 from tests.cluster.slurm.leader import GRAIN
 from tests.cluster.slurm.releases import RELEASES
-from tests.fuzzing.guests import interpreters
+from tests.fuzzing.external_jobs import interpreters
 
 pytestmark = pytest.mark.skipif(not interpreters(), reason="no Lua is installed: scripts/install-backends --slurm")
 
@@ -99,11 +99,11 @@ async def test_each_job_is_handled_by_the_script_whose_directive_it_has(host: Ho
         assert [said for _, said in theirs].count("1024") == 1
         assert (tmp_path / "out.7").read_text() == "data" and not (tmp_path / "scratch.7").exists()
         assert (tmp_path / "variables.7").read_text() == f"SCRATCH={tmp_path}/scratch.7\n"
-        assert host.leader.asked == [("register_scheduler", "")] and host.leader.guests == {}
+        assert host.leader.asked == [("register_scheduler", "")] and host.leader.external_jobs == {}
         ours = await life(host, "42", host.script, tmp_path / "variables.42")
         assert ours == [(0, "")] * len(theirs)
         assert "DW_JOB_STRIPED=" in (tmp_path / "variables.42").read_text()
-        assert host.leader.guests["42"]["phase"] == "over"
+        assert host.leader.external_jobs["42"]["phase"] == "over"
         assert [path.name for path in tmp_path.glob("*.42")] == ["variables.42"]
 
 
@@ -116,7 +116,7 @@ async def test_a_task_whose_script_slurm_does_not_link_is_known_by_the_script_of
     split = tmp_path / "hash.3" / "job.43" / "script"
     async with host.bridge():
         called = await host.perform("setup", "43", script=str(split), table={"job_id": 43, "array_job_id": 40})
-        assert called == (0, "") and host.leader.guests == {}
+        assert called == (0, "") and host.leader.external_jobs == {}
 
 
 @story
@@ -157,7 +157,7 @@ async def test_a_job_whose_script_is_gone_is_torn_down_by_both(host: Host, tmp_p
     async with host.bridge():
         assert await host.set_up() == (0, "")
         assert await host.perform("job_teardown", script=str(tmp_path / "gone")) == (0, "")
-        assert host.leader.guests["42"]["phase"] == "lingering" and not (tmp_path / "scratch.42").exists()
+        assert host.leader.external_jobs["42"]["phase"] == "lingering" and not (tmp_path / "scratch.42").exists()
 
 
 @story
@@ -166,7 +166,7 @@ async def test_a_second_script_that_names_no_directive_is_not_called(host: Host,
     async with host.bridge():
         assert (await host.call("pools"))[1].count("id") == 1
         assert await host.set_up() == (0, "")
-        assert host.leader.guests["42"]["size"] == 8 * GRAIN
+        assert host.leader.external_jobs["42"]["size"] == 8 * GRAIN
 
 
 @story

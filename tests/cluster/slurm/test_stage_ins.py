@@ -13,7 +13,7 @@ from cluster.slurm import calls, stage_ins
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import Host
 from tests.cluster.slurm.releases import RELEASES
-from tests.fuzzing.guests import interpreters
+from tests.fuzzing.external_jobs import interpreters
 
 pytestmark = pytest.mark.skipif(not interpreters(), reason="no Lua is installed: scripts/install-backends --slurm")
 
@@ -42,7 +42,7 @@ class Ending:
 
 async def torn_down(host: Host) -> None:
     """Wait until the leader has heard of the teardown."""
-    await until(lambda: ("tear_down_guest", "42") in host.leader.asked)
+    await until(lambda: ("tear_down_external_job", "42") in host.leader.asked)
 
 
 @story
@@ -56,7 +56,7 @@ async def test_a_question_after_a_cancel_is_no_failure_and_the_teardown_is_answe
         assert await ending.call("test_data_in") == (0, "")
         assert await teardown == (0, "")
         assert ending.order == ["test_data_in", "job_teardown"]
-        assert polled.leader.guests["42"]["phase"] == "lingering"
+        assert polled.leader.external_jobs["42"]["phase"] == "lingering"
 
 
 @pytest.mark.parametrize("release", ["22.05", "23.11", "24.05"])
@@ -73,7 +73,7 @@ async def test_a_job_that_is_cancelled_between_setup_and_stage_in_has_not_failed
             assert await ending.call(function) == (0, "")
         assert await teardown == (0, "")
         assert ending.order == [*rest, "job_teardown"]
-        assert host.leader.guests["42"]["phase"] == "lingering"
+        assert host.leader.external_jobs["42"]["phase"] == "lingering"
 
 
 @pytest.mark.parametrize("killed", [True, False])

@@ -25,7 +25,7 @@ from replica.model.partitions import AnyNode, is_in
 from replica.model.pools import free_bytes
 from replica.model.requests import BufferRequest
 from replica.model.usage import SchedulingClass, scheduling_class_of, takes_cpus
-from replica.operations.guests import given_up, is_lingering
+from replica.operations.external_jobs import given_up, is_lingering
 from replica.operations.slots import OperationSlots, slots_given, with_slots
 from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
 from replica.scheduler import estimates
@@ -57,26 +57,26 @@ from replica.scheduler.backfill import (
     start_of,
 )
 from replica.scheduler.estimates import Ahead
-from replica.scheduler.gates import (
-    REPLAN_S,
-    buffer_gate,
-    depended_on,
-    early_gate,
-    guest_verdict,
-    later_reason,
-    reservation_of,
-    still,
-    waits_for_space,
-)
-from replica.scheduler.guests import (
+from replica.scheduler.external_jobs import (
     comes_for,
-    guests_served,
+    external_jobs_served,
     lingering_given_up,
     needed_by,
     refusals_explained,
     space_given,
     waiting_verdict,
     with_passes,
+)
+from replica.scheduler.gates import (
+    REPLAN_S,
+    buffer_gate,
+    depended_on,
+    early_gate,
+    external_job_verdict,
+    later_reason,
+    reservation_of,
+    still,
+    waits_for_space,
 )
 from replica.scheduler.persistent import persistent_request, serve_persistent
 from replica.scheduler.preemption import preempted_for, preemption_candidate, preemption_events
@@ -137,9 +137,9 @@ class _Pass:
         self.array_tasks_before: dict[int, int] = {}
         """Array -> its waiting tasks that this pass has reached."""
         self.persistent_checked = 0
-        self.guests: dict[int, str] = {}
+        self.external_jobs: dict[int, str] = {}
         self.taken: set[int] = set()
-        """Jobs that something happened to before candidates were looked at, and guests that gave way."""
+        """Jobs that something happened to before candidates were looked at, and external jobs that gave way."""
 
     def run(self) -> Plan:
         state = self.state
@@ -174,14 +174,14 @@ class _Pass:
                 slots_given(state, self.slots, stage, queues, lambda job: job not in self.verdicts, room)
             )
         self.taken |= set(self.verdicts)
-        self._serve_guests()
+        self._serve_external_jobs()
         candidates: list[Job] = []
         for job_id in state.unfinished:
             job = state.jobs[job_id]
-            if job.guest is not None:
+            if job.external_job is not None:
                 buffer = state.buffers[job_id]
                 waits = buffer.state is BufferState.PENDING
-                said = waiting_verdict(self, job_id) if waits else guest_verdict(state, job, buffer)
+                said = waiting_verdict(self, job_id) if waits else external_job_verdict(state, job, buffer)
                 self.verdicts.setdefault(job_id, said)
             elif job.state is JobState.PENDING:
                 candidates.append(job)
@@ -192,13 +192,13 @@ class _Pass:
             verdict = self._judge(job, state.buffers.get(job.id))
             if verdict is not None:
                 self.verdicts[job.id] = verdict
-        with_passes(self, self.events, self.guests)
+        with_passes(self, self.events, self.external_jobs)
         self._purge()
         return Plan(tuple(self.events), self.verdicts)
 
-    # Guests ----------------------------------------------------------------------------------------------------
+    # External jobs ----------------------------------------------------------------------------------------------------
 
-    def _serve_guests(self) -> None:
+    def _serve_external_jobs(self) -> None:
         state = self.state
         mine = [
             (state.jobs[job_id], state.buffers[job_id])
@@ -207,7 +207,7 @@ class _Pass:
         ]
         waiting: dict[str, list[int]] = {}
         for job, buffer in mine:
-            if job.guest is not None and buffer.state is BufferState.PENDING:
+            if job.external_job is not None and buffer.state is BufferState.PENDING:
                 waiting.setdefault(buffer.pool, []).append(job.id)
         for pool, jobs in sorted(waiting.items()):
             left = [job_id for job_id in jobs if job_id not in self.taken]
@@ -221,9 +221,9 @@ class _Pass:
                 and early_gate(state, job) is None
                 and self._array_keeps_back(job, buffer) is None
             ]
-            served = guests_served(self, pool, left, passed_out, EVENTS_PER_PASS_MAX - len(self.events))
+            served = external_jobs_served(self, pool, left, passed_out, EVENTS_PER_PASS_MAX - len(self.events))
             for job_id in served.given:
-                self.guests[len(self.events)] = pool
+                self.external_jobs[len(self.events)] = pool
                 self.events.append(space_given(state, job_id))
                 self.held[pool] = self.held.get(pool, 0) + state.buffers[job_id].granted_bytes
             if served.first:
@@ -249,9 +249,9 @@ class _Pass:
         state = self.state
         holders = [(state.jobs[job_id], state.buffers[job_id]) for job_id in state.holders.get(request.pool, ())]
         lingering = sorted(
-            (job.guest.since, job.id)
+            (job.external_job.since, job.id)
             for job, buffer in holders
-            if job.guest is not None and is_lingering(job, buffer) and job.id not in self.taken
+            if job.external_job is not None and is_lingering(job, buffer) and job.id not in self.taken
         )
         coming = sum(
             buffer.held_bytes

@@ -16,7 +16,7 @@ SMALL_INDEXES = (
     "slots",
     "preemptible",
     "reservations",
-    "guests",
+    "external_jobs",
     "lingering",
     "passed_out",
     "dependencies",

@@ -24,7 +24,7 @@ _ALARM = re.compile(r"slurm_bb_\w+ for JobId=\S+ failed|unable to find bb_alloc"
 async def cancels(site: Site, client: Client, count: int, seed: int) -> Figures:
     """Cancelled jobs show no failure of the buffer as their reason, alarm no administrator, and leave nothing."""
     # What is cancelled before it has run lingers: here for a moment only.
-    await asyncio.to_thread(site.cluster.forebay, "config", "set", "GuestLinger=1")
+    await asyncio.to_thread(site.cluster.forebay, "config", "set", "ExternalJobLinger=1")
     chance = random.Random(seed)
     jobs, left = list[str](), 0
     while len(jobs) < count:
@@ -37,8 +37,8 @@ async def cancels(site: Site, client: Client, count: int, seed: int) -> Figures:
             batch.append(await site.submit(site.script(name)))
 
         async def all_staging(batch: list[str] = batch) -> bool:
-            guests = await site.guests(client)
-            return all(job in guests and guests[job].phase in ("set-up", "staging-in") for job in batch)
+            external_jobs = await site.external_jobs(client)
+            return all(job in external_jobs and external_jobs[job].phase in ("set-up", "staging-in") for job in batch)
 
         await site.until("all jobs are being staged in", all_staging, STAGING_S)
 
@@ -66,8 +66,8 @@ async def _ended(site: Site, client: Client, job: str) -> bool:
     """
 
     async def is_over() -> Seen | None:
-        seen, guest = await site.seen(job), (await site.guests(client)).get(job)
-        gone = guest is None or guest.phase in (*SETTLED, "lingering")
+        seen, external_job = await site.seen(job), (await site.external_jobs(client)).get(job)
+        gone = external_job is None or external_job.phase in (*SETTLED, "lingering")
         return seen if seen is not None and (seen.is_over or (gone and seen.buffer == "teardown")) else None
 
     ended = await site.until(f"job {job} has ended", is_over)

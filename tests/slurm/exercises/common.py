@@ -31,12 +31,16 @@ def require(holds: object, sentence: str) -> None:
 
 
 async def nothing_left(site: Site, client: Client, patience_s: float = PATIENCE_S) -> None:
-    """Wait until no guest holds anything, no buffer lies in the place, and the pool is free."""
+    """Wait until no external job holds anything, no buffer lies in the place, and the pool is free."""
 
     async def gone() -> bool:
-        guests = await site.guests(client)
+        external_jobs = await site.external_jobs(client)
         held = [pool.held_bytes for pool in (await client.call(ops.LIST_POOLS)).pools]
-        return all(guest.phase in SETTLED for guest in guests.values()) and not any(held) and not site.left()
+        return (
+            all(external_job.phase in SETTLED for external_job in external_jobs.values())
+            and not any(held)
+            and not site.left()
+        )
 
     await site.until("all buffers are gone", gone, patience_s)
 

@@ -192,8 +192,8 @@ async def unexported(site: Site, client: Client, rounds: int, seed: int) -> Figu
         expected = "parked" if flags else "stage-out-failed"
 
         async def kept(job: str = job, expected: str = expected) -> bool:
-            guest = (await site.guests(client)).get(job)
-            return guest is not None and guest.phase == expected
+            external_job = (await site.external_jobs(client)).get(job)
+            return external_job is not None and external_job.phase == expected
 
         await site.until(f"the results of job {job} are {expected}", kept)
         figures[expected] = (await site.seen(job) or Seen("", "", "")).reason

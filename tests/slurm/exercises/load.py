@@ -40,7 +40,9 @@ STAGE_INS: Final = 128
 """What Slurm 22.05 has staged in at a time."""
 
 GONE_S: Final = 420.0
-"""Seconds for buffers that never ran to be gone: they linger (GuestLinger, 300 s), as after a restart of slurmctld."""
+"""Seconds for buffers that never ran to be gone: they linger (ExternalJobLinger, 300 s), as after a restart of
+slurmctld.
+"""
 
 PLAIN_JOB: Final = "#!/bin/sh\n#SBATCH -o /dev/null -J plain --hold\ntrue\n"
 
@@ -227,14 +229,18 @@ async def _cancelled(site: Site, client: Client, processes: dict[str, int]) -> i
     jobs = await many(site, STAGE_INS + 20, "cancelled")
 
     async def staging() -> bool:
-        phases = [str(guest.phase) for job, guest in (await site.guests(client)).items() if job in jobs]
+        phases = [
+            str(external_job.phase) for job, external_job in (await site.external_jobs(client)).items() if job in jobs
+        ]
         # The others: their setup has ended, which slurmscriptd sees when those have ended that it forked meanwhile.
         return len(phases) >= STAGE_INS and phases.count("staging-in") >= STAGE_INS / 2
 
     try:
         await site.until(f"{STAGE_INS} jobs have buffers, and half of them are staged in", staging)
     except RunFailed as error:
-        phases = Counter(str(guest.phase) for job, guest in (await site.guests(client)).items() if job in jobs)
+        phases = Counter(
+            str(external_job.phase) for job, external_job in (await site.external_jobs(client)).items() if job in jobs
+        )
         raise RunFailed(f"{error}; they are {dict(phases)}") from error
     require((await site.ask("scancel", *jobs)).returncode == 0, "scancel")
     await asyncio.sleep(1)

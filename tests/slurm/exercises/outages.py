@@ -123,7 +123,7 @@ async def two_clusters(slurm: Slurm) -> None:
     code, said = await site.refused_bridge(other, site.directory / "other-run")
     require(code == EXIT_CONFIGURATION, f"the second bridge ended with {code}: {said}")
     for sentence in (
-        f"the guests of scheduler slurm are of another cluster, which last came from {await slurm.host()}",
+        f"the external jobs of scheduler slurm are of another cluster, which last came from {await slurm.host()}",
         "give one of the two clusters another name",
         "forebay scheduler release slurm",
     ):
@@ -135,7 +135,7 @@ async def two_clusters(slurm: Slurm) -> None:
 async def replicas_dead(slurm: Slurm) -> None:
     """All replicas dead: the sentence of a dead bridge; what waits waits on, and succeeds with the next leader."""
     site = slurm.site
-    await slurm.cli("config", "set", "GuestSetupWait=120")
+    await slurm.cli("config", "set", "ExternalJobSetupWait=120")
     data = {name: site.make_input(name, 1_000_000) for name in ("moving", "waiting")}
     native, waiting = await slurm.waits_for_space("waiting")
     # So that its stage-in is under way when the replicas die.

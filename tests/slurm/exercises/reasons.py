@@ -85,11 +85,11 @@ class Slurm:
         require(done.returncode == 0, f"scontrol release: {done.stderr}")
 
     async def phase(self, job: str, *phases: str) -> None:
-        """Wait until the guest of a job is in one of these phases."""
+        """Wait until the external job of a job is in one of these phases."""
 
         async def there() -> bool:
-            guest = (await self.site.guests(self.client)).get(job)
-            return guest is not None and guest.phase in phases
+            external_job = (await self.site.external_jobs(self.client)).get(job)
+            return external_job is not None and external_job.phase in phases
 
         await self.site.until(f"job {job} is {' or '.join(phases)}", there)
 
@@ -207,8 +207,8 @@ class Slurm:
             job = await self.site.submit(self.site.script(name, grains=3))
             deadline_s = time.monotonic() + NOTICED_S
             while time.monotonic() < deadline_s:
-                guest = (await self.site.guests(self.client)).get(job)
-                if guest is not None and guest.phase == "waiting":
+                external_job = (await self.site.external_jobs(self.client)).get(job)
+                if external_job is not None and external_job.phase == "waiting":
                     return native, job
                 await asyncio.sleep(0.1)
             await self.site.ask("scancel", job)

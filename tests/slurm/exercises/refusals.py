@@ -23,13 +23,13 @@ from tests.slurm.exercises.wiped import state_wiped
 from tests.slurm.site import Site
 
 SETUP_WAIT_S: Final = 8
-"""GuestSetupWait of this exercise, seconds: what waits in vain need not wait for 20."""
+"""ExternalJobSetupWait of this exercise, seconds: what waits in vain need not wait for 20."""
 
 PASSES_USER: Final = (23, 2)
 """First release that passes the user to `job_process`."""
 
 PATIENT_S: Final = 120
-"""GuestSetupWait where the space comes before it is over, seconds."""
+"""ExternalJobSetupWait where the space comes before it is over, seconds."""
 
 
 async def requests(slurm: Slurm) -> None:
@@ -108,11 +108,11 @@ async def space(slurm: Slurm) -> None:
     await slurm.cli("job", "cancel", native)
     await slurm.release(job)
     await slurm.ends_well(job, "space", data)
-    await slurm.cli("config", "set", f"GuestSetupWait={PATIENT_S}")
+    await slurm.cli("config", "set", f"ExternalJobSetupWait={PATIENT_S}")
     native, job = await slurm.waits_for_space("space")
     await slurm.cli("job", "cancel", native)
     await slurm.ends_well(job, "space", data)
-    await slurm.cli("config", "set", f"GuestSetupWait={SETUP_WAIT_S}")
+    await slurm.cli("config", "set", f"ExternalJobSetupWait={SETUP_WAIT_S}")
     slurm.saw("space came before the time was over: nothing")
 
 
@@ -164,7 +164,7 @@ async def refusals(site: Site, client: Client, rounds: int, seed: int) -> Figure
     site.slurmctld(signal.SIGTERM)
     site.slurm.configure_buffers("Flags=TeardownFailure\n")
     await site.slurmctld_again()
-    await slurm.cli("config", "set", f"GuestSetupWait={SETUP_WAIT_S}", "GuestLinger=1")
+    await slurm.cli("config", "set", f"ExternalJobSetupWait={SETUP_WAIT_S}", "ExternalJobLinger=1")
     took: dict[str, float] = {}
     for name, row in _ROWS.items():
         if site.rows and name not in site.rows:

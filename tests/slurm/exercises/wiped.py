@@ -31,8 +31,8 @@ def _runs() -> bool:
 
 
 async def _records(slurm: Slurm, job: str) -> list[JobView]:
-    jobs = (await slurm.client.call(ops.LIST_JOBS, guests="yes", deadline_s=30)).jobs
-    return [one for one in jobs if one.guest == f"slurm:{job}"]
+    jobs = (await slurm.client.call(ops.LIST_JOBS, external_jobs="yes", deadline_s=30)).jobs
+    return [one for one in jobs if one.external_job == f"slurm:{job}"]
 
 
 async def _wipe(slurm: Slurm, token: Path) -> None:

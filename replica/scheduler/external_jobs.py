@@ -1,10 +1,10 @@
-"""Space for guests: who of them gets it in a pass, and whose lingering data gives way, to anybody.
+"""Space for external jobs: who of them gets it in a pass, and whose lingering data gives way, to anybody.
 
-A guest stands in no line: its scheduler has decided its turn, and its setup waits for some seconds only. So guests get
-what is free before the native candidates, in the order in which they came. What keeps the native ones from starving
-is what bounds backfill: each guest that gets space of a pool past the first in line for it counts as one that passed
-it, and while somebody who waits for the pool has been passed as often as may be (`MaxPasses`), no guest gets any.
-What keeps guests from starving is the same number: the next in line begins with none.
+An external job stands in no line: its scheduler has decided its turn, and its setup waits for some seconds only. So
+external jobs get what is free before the native candidates, in the order in which they came. What keeps the native ones
+from starving is what bounds backfill: each external job that gets space of a pool past the first in line for it counts
+as one that passed it, and while somebody who waits for the pool has been passed as often as may be (`MaxPasses`), no
+external job gets any. What keeps external jobs from starving is the same number: the next in line begins with none.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from replica.scheduler.admission import (
     space_request_of,
 )
 from replica.scheduler.backfill import BEING_REMOVED, NOBODY_KNOWS
-from replica.scheduler.gates import guest_verdict
+from replica.scheduler.gates import external_job_verdict
 from replica.state import Facts
 from replica.values import CANDIDATES_BEHIND_MAX, SKIPPED_MAX, Verdict
 
 LINGERING_LOOKED_AT_MAX = 1_000
-"""Guests that linger in one pool and are looked at for who needs space, count: a millisecond; past them, it waits."""
+"""External jobs that linger in one pool and are looked at for who needs space, count: a millisecond; past them, it
+waits.
+"""
 
 
 class Served(NamedTuple):
-    """Guests of one pool that get space now, and the first that does not fit, 0 for none."""
+    """External jobs of one pool that get space now, and the first that does not fit, 0 for none."""
 
     given: tuple[int, ...]
     first: int = 0
@@ -44,7 +46,7 @@ class Served(NamedTuple):
     """Whether one that came behind them would get nothing, however little it asks for."""
 
 
-def guests_served(
+def external_jobs_served(
     current: PassState, pool: str, waiting: Iterable[int], passed_out: Iterable[int], room: int
 ) -> Served:
     """Return which of those who wait for a pool get space now, `room` at most; what they take is the caller's to note.
@@ -81,10 +83,10 @@ def room_for_setup(
 ) -> int:
     """Return the most that one more setup would get of a pool now, units of the pool: at once, or as soon as what
     lingers there has given way. Limits, which only some have, are left out. `waiting`, `passed_out`: as for
-    `guests_served`.
+    `external_jobs_served`.
     """
     state = current.state
-    served = guests_served(current, pool, waiting, passed_out, SKIPPED_MAX)
+    served = external_jobs_served(current, pool, waiting, passed_out, SKIPPED_MAX)
     if served.closed:
         return 0
     taken = sum(state.buffers[job_id].granted_bytes for job_id in served.given)
@@ -95,34 +97,38 @@ def room_for_setup(
     return max(0, room - taken)
 
 
-def space_given(state: Facts, job_id: int) -> e.GuestSpaceGiven:
-    """Return that a guest has its space, with the places that it needs where it works with persistent buffers."""
+def space_given(state: Facts, job_id: int) -> e.ExternalJobSpaceGiven:
+    """Return that an external job has its space, with the places that it needs where it works with persistent
+    buffers.
+    """
     asked, places = state.jobs[job_id].request.buffer, dict[str, None]()
     if asked is not None and asked.uses:
         own = place_of_pool(state, state.buffers[job_id].pool)
         if own is not None:
             places[own.name] = None
         places.update(dict.fromkeys(state.persistent[name].place for name in asked.uses))
-    return e.GuestSpaceGiven(job_id, places=tuple(places))
+    return e.ExternalJobSpaceGiven(job_id, places=tuple(places))
 
 
 def refusals_explained(current: PassState, events: tuple[e.Event, ...]) -> tuple[e.Event, ...]:
     """Return the events, in which a setup that a limit kept from its space fails with the sentence of that limit."""
     return tuple(
         replace(event, reason=_limit_over(current, event.job) or event.reason)
-        if isinstance(event, e.GuestSetupFailed)
+        if isinstance(event, e.ExternalJobSetupFailed)
         else event
         for event in events
     )
 
 
 def _limit_over(current: PassState, job_id: int) -> str:
-    """Return which limit keeps a guest from space, and for how long it has, as a sentence; empty where none does."""
+    """Return which limit keeps an external job from space, and for how long it has, as a sentence; empty where none
+    does.
+    """
     over = _over(current, job_id)
     if over is None:
         return ""
     figures = ", ".join(f"{name} {value}" for name, value in over.figures)
-    return f"{over.reason} for {current.state.site.guest_setup_wait_s} s: {over.sentence} ({figures})"
+    return f"{over.reason} for {current.state.site.external_job_setup_wait_s} s: {over.sentence} ({figures})"
 
 
 def _over(current: PassState, job_id: int) -> Verdict | None:
@@ -132,13 +138,15 @@ def _over(current: PassState, job_id: int) -> Verdict | None:
 
 
 def waiting_verdict(current: PassState, job_id: int) -> Verdict:
-    """Return the verdict on a guest whose setup waits, when its pool has been served: a limit, a reservation, space."""
+    """Return the verdict on an external job whose setup waits, when its pool has been served: a limit, a
+    reservation, space.
+    """
     state = current.state
     job, buffer = state.jobs[job_id], state.buffers[job_id]
     if waits_for_names(state, job):
-        return guest_verdict(state, job, buffer)
+        return external_job_verdict(state, job, buffer)
     coming = _coming_reservation(current, space_request_of(state, job, buffer))
-    return _over(current, job_id) or coming or guest_verdict(state, job, buffer)
+    return _over(current, job_id) or coming or external_job_verdict(state, job, buffer)
 
 
 def _still_waits(current: PassState, job_id: int) -> bool:
@@ -149,7 +157,7 @@ def _still_waits(current: PassState, job_id: int) -> bool:
 
 
 def _coming_reservation(current: PassState, request: SpaceRequest) -> Verdict | None:
-    """Return which coming reservation needs the space, or None: nobody knows when a guest gives it back."""
+    """Return which coming reservation needs the space, or None: nobody knows when an external job gives it back."""
     if not current.state.reservations:
         return None
     return current.quotas.coming_gate(
@@ -164,8 +172,9 @@ def lingering_given_up(
     coming_bytes: int,
     room: int,
 ) -> tuple[int, ...]:
-    """Return the guests whose data gives way to a request that does not fit, the oldest first; none if that would be in
-    vain. `coming_bytes` is what is being given back to the pool already (`comes_for`); `room`: how many in one pass.
+    """Return the external jobs whose data gives way to a request that does not fit, the oldest first; none if that
+    would be in vain. `coming_bytes` is what is being given back to the pool already (`comes_for`); `room`: how many in
+    one pass.
     """
     reservation = request.reservation
     wanted = request.size_bytes - free_for(current, request.pool, reservation) - coming_bytes
@@ -181,22 +190,22 @@ def lingering_given_up(
 
 
 def comes_for(request: SpaceRequest, buffer: Buffer) -> bool:
-    """Whether a request waits for the space of a buffer that drains: a guest, which waits for seconds, only for what is
-    being removed, and not for a stage-out.
+    """Whether a request waits for the space of a buffer that drains: an external job, which waits for seconds, only for
+    what is being removed, and not for a stage-out.
     """
-    return request.job.guest is None or buffer.state in BEING_REMOVED
+    return request.job.external_job is None or buffer.state in BEING_REMOVED
 
 
 def needed_by(job: Job) -> str:
     """Return the reason of a teardown of lingering data for a job."""
-    return f"{f'job {job.id}' if job.guest is None else job.guest.name} needs the space"
+    return f"{f'job {job.id}' if job.external_job is None else job.external_job.name} needs the space"
 
 
 def with_passes(current: PassState, events: list[e.Event], given: dict[int, str]) -> None:
-    """Have each guest in `events` that got space past the first in line for its pool count; `given`: its place in
-    `events` -> the pool.
+    """Have each external job in `events` that got space past the first in line for its pool count; `given`: its place
+    in `events` -> the pool.
     """
     for place, pool in given.items():
         head, event = current.reservation_heads.get(pool), events[place]
-        if head is not None and isinstance(event, e.GuestSpaceGiven):
+        if head is not None and isinstance(event, e.ExternalJobSpaceGiven):
             events[place] = replace(event, passed=head.job)

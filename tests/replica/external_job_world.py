@@ -1,4 +1,6 @@
-"""A world with guests: another scheduler that sets them up, stages them and tears them down, and honest movers."""
+"""A world with external jobs: another scheduler that sets them up, stages them and tears them down, and honest
+movers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from replica.model.jobs import Job
 from replica.model.orders import Order
 from replica.model.pools import SeenPlace
 from replica.model.requests import JobOptions, JobRequest, with_options
-from replica.operations.guests import GuestPhase, find_guest
+from replica.operations.external_jobs import ExternalJobPhase, find_external_job
 from replica.values.errors import Refusal
 from tests.replica.world import World, agent
 
@@ -34,7 +36,7 @@ WANTED = asked(10, DATA, RESULTS)
 OTHER = asked(10, DATA)
 
 
-class GuestWorld(World):
+class ExternalJobWorld(World):
     """A world whose pools are in a place that its nodes stage for."""
 
     def __init__(self, pools: dict[str, int] | None = None, **settings: Any) -> None:
@@ -62,139 +64,139 @@ class GuestWorld(World):
         return self.settle(command, actor)
 
     def setup(self, job: str = "42", request: JobRequest = WANTED, *, uid: int = 1000, epoch: int = 0) -> Refusal | int:
-        return self.ask(c.SetupGuest(CLUSTER, job, uid, request, epoch))
+        return self.ask(c.SetUpExternalJob(CLUSTER, job, uid, request, epoch))
 
     def stage_in(self, job: str = "42", epoch: int = 0) -> Refusal | int:
-        return self.ask(c.StageInGuest(CLUSTER, job, epoch))
+        return self.ask(c.StageInExternalJob(CLUSTER, job, epoch))
 
     def begin(self, job: str = "42", epoch: int = 0) -> Refusal | int:
-        return self.ask(c.BeginGuestRun(CLUSTER, job, epoch))
+        return self.ask(c.BeginExternalJobRun(CLUSTER, job, epoch))
 
     def end(self, job: str = "42", epoch: int = 0) -> Refusal | int:
-        return self.ask(c.EndGuestRun(CLUSTER, job, epoch))
+        return self.ask(c.EndExternalJobRun(CLUSTER, job, epoch))
 
     def stage_out(self, job: str = "42", epoch: int = 0) -> Refusal | int:
-        return self.ask(c.StageOutGuest(CLUSTER, job, epoch))
+        return self.ask(c.StageOutExternalJob(CLUSTER, job, epoch))
 
     def tear_down(self, job: str = "42", *, hurry: bool = False, epoch: int = 0) -> Refusal | int:
-        return self.ask(c.TearDownGuest(CLUSTER, job, hurry, epoch))
+        return self.ask(c.TearDownExternalJob(CLUSTER, job, hurry, epoch))
 
-    def phase(self, job: str = "42", scheduler: str = "slurm") -> GuestPhase:
-        return find_guest(self.state, f"{scheduler}:{job}").phase
+    def phase(self, job: str = "42", scheduler: str = "slurm") -> ExternalJobPhase:
+        return find_external_job(self.state, f"{scheduler}:{job}").phase
 
-    def guest(self, job: str = "42") -> Job:
-        found = find_guest(self.state, f"slurm:{job}").job
+    def external_job(self, job: str = "42") -> Job:
+        found = find_external_job(self.state, f"slurm:{job}").job
         assert found is not None
         return found
 
     def buffer(self, job: str = "42") -> Buffer:
-        return self.state.buffers[self.guest(job).id]
+        return self.state.buffers[self.external_job(job).id]
 
     def finish_operation(self, job: str = "42") -> None:
-        """Have the agent do what is ordered for a guest."""
-        self.done(self.guest(job).id)
+        """Have the agent do what is ordered for an external job."""
+        self.done(self.external_job(job).id)
 
     def fail(self, job: str = "42") -> None:
-        """Have what is ordered for a guest fail for good."""
+        """Have what is ordered for an external job fail for good."""
         failed = c.OperationFailed("no such file", final=True)
-        assert not isinstance(self.report(self.guest(job).id, failed), Refusal)
+        assert not isinstance(self.report(self.external_job(job).id, failed), Refusal)
 
     def ready(self, job: str = "42", request: JobRequest = WANTED) -> None:
-        """Have a guest staged in."""
+        """Have an external job staged in."""
         for step in (self.setup(job, request), self.stage_in(job)):
             assert not isinstance(step, Refusal), step
         self.finish_operation(job)
-        assert self.phase(job) is GuestPhase.STAGED_IN
+        assert self.phase(job) is ExternalJobPhase.STAGED_IN
 
     def running(self, job: str = "42", request: JobRequest = WANTED) -> None:
         self.ready(job, request)
         assert not isinstance(self.begin(job), Refusal)
 
 
-def _waiting(world: GuestWorld) -> None:
+def _waiting(world: ExternalJobWorld) -> None:
     world.setup("1", asked(95, DATA))
     world.setup()
 
 
-def _staging_in(world: GuestWorld) -> None:
+def _staging_in(world: ExternalJobWorld) -> None:
     world.setup()
     world.stage_in()
 
 
-def _stage_in_failed(world: GuestWorld) -> None:
+def _stage_in_failed(world: ExternalJobWorld) -> None:
     _staging_in(world)
     world.fail()
 
 
-def _post_run(world: GuestWorld) -> None:
+def _post_run(world: ExternalJobWorld) -> None:
     world.running()
     world.end()
 
 
-def _staging_out(world: GuestWorld) -> None:
+def _staging_out(world: ExternalJobWorld) -> None:
     _post_run(world)
     world.stage_out()
 
 
-def _stage_out_failed(world: GuestWorld) -> None:
+def _stage_out_failed(world: ExternalJobWorld) -> None:
     _staging_out(world)
     world.fail()
 
 
-def _lingering(world: GuestWorld) -> None:
+def _lingering(world: ExternalJobWorld) -> None:
     world.ready()
     world.tear_down(hurry=True)
 
 
-def _parked(world: GuestWorld) -> None:
+def _parked(world: ExternalJobWorld) -> None:
     _stage_out_failed(world)
     world.tear_down()
 
 
-def _teardown(world: GuestWorld) -> None:
+def _teardown(world: ExternalJobWorld) -> None:
     _staging_out(world)
     world.finish_operation()
 
 
-def _teardown_failed(world: GuestWorld) -> None:
+def _teardown_failed(world: ExternalJobWorld) -> None:
     _teardown(world)
     world.fail()
 
 
-def _over(world: GuestWorld) -> None:
+def _over(world: ExternalJobWorld) -> None:
     _teardown(world)
     world.finish_operation()
 
 
-WAYS: dict[GuestPhase, Callable[[GuestWorld], object]] = {
-    GuestPhase.NONE: lambda world: None,
-    GuestPhase.WAITING: _waiting,
-    GuestPhase.SET_UP: lambda world: world.setup(),
-    GuestPhase.STAGING_IN: _staging_in,
-    GuestPhase.STAGE_IN_FAILED: _stage_in_failed,
-    GuestPhase.STAGED_IN: lambda world: world.ready(),
-    GuestPhase.RUNNING: lambda world: world.running(),
-    GuestPhase.POST_RUN: _post_run,
-    GuestPhase.STAGING_OUT: _staging_out,
-    GuestPhase.STAGE_OUT_FAILED: _stage_out_failed,
-    GuestPhase.LINGERING: _lingering,
-    GuestPhase.PARKED: _parked,
-    GuestPhase.TEARDOWN: _teardown,
-    GuestPhase.TEARDOWN_FAILED: _teardown_failed,
-    GuestPhase.OVER: _over,
+WAYS: dict[ExternalJobPhase, Callable[[ExternalJobWorld], object]] = {
+    ExternalJobPhase.NONE: lambda world: None,
+    ExternalJobPhase.WAITING: _waiting,
+    ExternalJobPhase.SET_UP: lambda world: world.setup(),
+    ExternalJobPhase.STAGING_IN: _staging_in,
+    ExternalJobPhase.STAGE_IN_FAILED: _stage_in_failed,
+    ExternalJobPhase.STAGED_IN: lambda world: world.ready(),
+    ExternalJobPhase.RUNNING: lambda world: world.running(),
+    ExternalJobPhase.POST_RUN: _post_run,
+    ExternalJobPhase.STAGING_OUT: _staging_out,
+    ExternalJobPhase.STAGE_OUT_FAILED: _stage_out_failed,
+    ExternalJobPhase.LINGERING: _lingering,
+    ExternalJobPhase.PARKED: _parked,
+    ExternalJobPhase.TEARDOWN: _teardown,
+    ExternalJobPhase.TEARDOWN_FAILED: _teardown_failed,
+    ExternalJobPhase.OVER: _over,
 }
-"""Each phase -> how a guest comes there."""
+"""Each phase -> how an external job comes there."""
 
 
-def world_at(phase: GuestPhase) -> GuestWorld:
-    """Return a world whose guest 42 is in this phase."""
-    world = GuestWorld()
+def world_at(phase: ExternalJobPhase) -> ExternalJobWorld:
+    """Return a world whose external job 42 is in this phase."""
+    world = ExternalJobWorld()
     WAYS[phase](world)
     assert world.phase() is phase
     return world
 
 
-COMMANDS: dict[str, Callable[[GuestWorld], Refusal | int]] = {
+COMMANDS: dict[str, Callable[[ExternalJobWorld], Refusal | int]] = {
     "setup": lambda world: world.setup(),
     "setup of another": lambda world: world.setup(request=OTHER),
     "stage-in": lambda world: world.stage_in(),

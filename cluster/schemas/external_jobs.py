@@ -1,4 +1,4 @@
-"""Bodies and answers about guests: buffers whose jobs belong to another scheduler."""
+"""Bodies and answers about external jobs: buffers whose jobs belong to another scheduler."""
 
 from typing import Annotated
 
@@ -20,8 +20,8 @@ class RegisterSchedulerRequest(Command, frozen=True, kw_only=True):
     """The host that asks: whoever is refused later is told it."""
 
 
-class GuestCommand(Command, frozen=True, kw_only=True):
-    """What every command about a guest says."""
+class ExternalJobCommand(Command, frozen=True, kw_only=True):
+    """What every command about an external job says."""
 
     cluster: Name
     """As at its registration."""
@@ -29,8 +29,8 @@ class GuestCommand(Command, frozen=True, kw_only=True):
     """The epoch that is meant, as an answer gave it: what comes late then changes nothing. 0: the last one."""
 
 
-class SetupGuestRequest(GuestCommand, frozen=True, kw_only=True):
-    """Body of POST /v1/guests/{job}/setup. With an `epoch`: that one, be it the last or the next."""
+class SetUpExternalJobRequest(ExternalJobCommand, frozen=True, kw_only=True):
+    """Body of POST /v1/external-jobs/{job}/setup. With an `epoch`: that one, be it the last or the next."""
 
     user: Name
     uid: Id
@@ -46,24 +46,24 @@ class SetupGuestRequest(GuestCommand, frozen=True, kw_only=True):
     workdir: Annotated[str, msgspec.Meta(max_length=PATH_BYTES_MAX)] = ""
 
 
-class TearDownGuestRequest(GuestCommand, frozen=True, kw_only=True):
-    """Body of POST /v1/guests/{job}/teardown. `hurry`: results that are not exported are lost."""
+class TearDownExternalJobRequest(ExternalJobCommand, frozen=True, kw_only=True):
+    """Body of POST /v1/external-jobs/{job}/teardown. `hurry`: results that are not exported are lost."""
 
     hurry: bool = False
     reason: Annotated[str, msgspec.Meta(max_length=MESSAGE_CHARACTERS_MAX)] = ""
     """Why, where its scheduler knows nothing of it any more: then what has not run is removed and does not linger."""
 
 
-class MissGuestRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/guests/{job}/miss."""
+class MissExternalJobRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/external-jobs/{job}/miss."""
 
     cluster: Name
     state: Name
-    """How its scheduler calls where the guest stands."""
+    """How its scheduler calls where the external job stands."""
 
 
-class GuestView(View, frozen=True, kw_only=True):
-    """One guest: its last epoch."""
+class ExternalJobView(View, frozen=True, kw_only=True):
+    """One external job: its last epoch."""
 
     scheduler: str
     job: str
@@ -97,17 +97,17 @@ class GuestView(View, frozen=True, kw_only=True):
     staged_out_bytes: int = 0
 
 
-class GuestAnswer(GuestView, frozen=True, kw_only=True):
-    """Answer about one guest. `warnings`: what the directives say that has no effect here, after a setup."""
+class ExternalJobAnswer(ExternalJobView, frozen=True, kw_only=True):
+    """Answer about one external job. `warnings`: what the directives say that has no effect here, after a setup."""
 
     revision: int
     warnings: tuple[str, ...] = ()
 
 
-class GuestsAnswer(Answer, frozen=True, kw_only=True):
-    """The guests of the scheduler that asks, each with its last epoch."""
+class ExternalJobsAnswer(Answer, frozen=True, kw_only=True):
+    """The external jobs of the scheduler that asks, each with its last epoch."""
 
-    guests: tuple[GuestView, ...]
+    external_jobs: tuple[ExternalJobView, ...]
     truncated: bool = False
 
 
@@ -168,8 +168,8 @@ class PersistentsAnswer(Answer, frozen=True, kw_only=True):
     buffers: tuple[PersistentView, ...]
 
 
-class GuestPoolView(View, frozen=True, kw_only=True):
-    """One pool that guests may be in. Numbers are units of the pool."""
+class ExternalJobPoolView(View, frozen=True, kw_only=True):
+    """One pool that external jobs may be in. Numbers are units of the pool."""
 
     name: str
     unit: str
@@ -178,14 +178,14 @@ class GuestPoolView(View, frozen=True, kw_only=True):
     granularity: int
     free: int
     """What one more setup would get now: what lingers counts as free, what reservations keep for others does not, and
-    nothing is while a guest waits for its space there, or a job that has been passed as often as may be."""
+    nothing is while an external job waits for its space there, or a job that has been passed as often as may be."""
     default: bool = False
 
 
 class SchedulerSiteAnswer(Answer, frozen=True, kw_only=True):
     """What another scheduler needs to know of this site: its pools, and what requests may say."""
 
-    pools: tuple[GuestPoolView, ...]
+    pools: tuple[ExternalJobPoolView, ...]
     directive: str
     provider: str
     allow_users: tuple[str, ...]
@@ -195,7 +195,7 @@ class SchedulerSiteAnswer(Answer, frozen=True, kw_only=True):
 
 
 class SchedulerView(View, frozen=True, kw_only=True):
-    """One scheduler that has guests here."""
+    """One scheduler that has external jobs here."""
 
     scheduler: str
     cluster: str

@@ -1,5 +1,5 @@
-"""A Slurm as it was seen to behave, with guests here: it restarts at any moment, calls again, and its killed calls come
-late; native jobs want the same space. Nothing is moved twice without cause, nothing is lost, nothing leaks.
+"""A Slurm as it was seen to behave, with external jobs here: it restarts at any moment, calls again, and its killed
+calls come late; native jobs want the same space. Nothing is moved twice without cause, nothing is lost, nothing leaks.
 
 Sources: SLURM-OBSERVED.md, 2 ("Restart", "Cancel"): after a restart what has not run is torn down with hurry and, a
 minute later, set up and staged again; what was being exported is exported again; teardowns are repeated.
@@ -14,9 +14,9 @@ import pytest
 
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.operations.guests import GuestPhase
+from replica.operations.external_jobs import ExternalJobPhase
 from replica.values.errors import Refusal
-from tests.replica.guest_world import CLUSTER, DATA, MOVERS, RESULTS, GuestWorld, asked
+from tests.replica.external_job_world import CLUSTER, DATA, MOVERS, RESULTS, ExternalJobWorld, asked
 
 JOBS = 12
 SIZE = 20
@@ -28,7 +28,7 @@ class Slurm:
 
     def __init__(self, seed: int, pool: int) -> None:
         self.random = Random(seed)
-        self.world = GuestWorld({"fast": pool})
+        self.world = ExternalJobWorld({"fast": pool})
         self.step = {str(number): "pending" for number in range(1, JOBS + 1)}
         self.late: list[c.Command] = []
         """Calls of a slurmctld that was killed, which may still arrive."""
@@ -37,7 +37,9 @@ class Slurm:
         self.copied: Counter[str] = Counter()
         self.exported: Counter[str] = Counter()
         self.removed: Counter[str] = Counter()
-        """Directories that were removed before their job ran, for somebody's need of space or after GuestLinger."""
+        """Directories that were removed before their job ran, for somebody's need of space or after
+        ExternalJobLinger.
+        """
 
     def call(self, command: c.Command) -> bool:
         """Make a call; return whether it succeeded. One in ten dies with its caller, and comes again later."""
@@ -46,7 +48,7 @@ class Slurm:
         return not isinstance(self.world.ask(command), Refusal)
 
     def epoch(self, job: str) -> int:
-        known = self.world.state.guests.get(f"slurm:{job}")
+        known = self.world.state.external_jobs.get(f"slurm:{job}")
         return 0 if known is None else known.epoch
 
     # What it does for one job
@@ -56,26 +58,26 @@ class Slurm:
         match self.step[job]:
             case "pending":
                 request = asked(SIZE, DATA, RESULTS, name="job")
-                if self.call(c.SetupGuest(CLUSTER, job, 1000, request, epoch + 1)):
+                if self.call(c.SetUpExternalJob(CLUSTER, job, 1000, request, epoch + 1)):
                     self.step[job] = "setup"
-            case "setup" if phase is GuestPhase.OVER:
+            case "setup" if phase is ExternalJobPhase.OVER:
                 self.step[job] = "pending"  # no space in time: held, and released by its user
-            case "setup" if phase is GuestPhase.SET_UP:
-                if self.call(c.StageInGuest(CLUSTER, job, epoch)):
+            case "setup" if phase is ExternalJobPhase.SET_UP:
+                if self.call(c.StageInExternalJob(CLUSTER, job, epoch)):
                     self.step[job] = "data_in"
-            case "data_in" if phase is GuestPhase.STAGED_IN:
+            case "data_in" if phase is ExternalJobPhase.STAGED_IN:
                 self.step[job] = "staged"
             case "staged":
-                assert self.call(c.BeginGuestRun(CLUSTER, job, epoch)), phase
+                assert self.call(c.BeginExternalJobRun(CLUSTER, job, epoch)), phase
                 self.step[job] = "running"
             case "running":
-                assert self.call(c.EndGuestRun(CLUSTER, job, epoch))
+                assert self.call(c.EndExternalJobRun(CLUSTER, job, epoch))
                 self.step[job] = "post_run"
             case "post_run":
-                assert self.call(c.StageOutGuest(CLUSTER, job, epoch))
+                assert self.call(c.StageOutExternalJob(CLUSTER, job, epoch))
                 self.step[job] = "data_out"
-            case "data_out" if phase in (GuestPhase.TEARDOWN, GuestPhase.OVER):
-                assert self.call(c.TearDownGuest(CLUSTER, job, False, epoch))
+            case "data_out" if phase in (ExternalJobPhase.TEARDOWN, ExternalJobPhase.OVER):
+                assert self.call(c.TearDownExternalJob(CLUSTER, job, False, epoch))
                 self.step[job] = "done"
 
     def restart(self) -> None:
@@ -83,13 +85,13 @@ class Slurm:
         for job, step in self.step.items():
             epoch = self.epoch(job)
             if step in ("setup", "data_in", "staged"):
-                assert self.call(c.TearDownGuest(CLUSTER, job, True, epoch))
+                assert self.call(c.TearDownExternalJob(CLUSTER, job, True, epoch))
                 self.step[job] = "pending"
             elif step in ("post_run", "data_out"):
-                assert self.call(c.EndGuestRun(CLUSTER, job, epoch))
+                assert self.call(c.EndExternalJobRun(CLUSTER, job, epoch))
                 self.step[job] = "post_run"
             elif step == "done":
-                assert self.call(c.TearDownGuest(CLUSTER, job, False, epoch))
+                assert self.call(c.TearDownExternalJob(CLUSTER, job, False, epoch))
         self.world.advance(60)
 
     # What agents do, and what that moves
@@ -97,25 +99,25 @@ class Slurm:
     def agents(self) -> None:
         world = self.world
         for order in [one for node in (*MOVERS, "n1") for one in world.orders(node)]:
-            guest = world.state.jobs[order.job].guest
+            external_job = world.state.jobs[order.job].external_job
             if self.random.randrange(3) == 0:
                 continue
-            if guest is None:
+            if external_job is None:
                 world.done(order.job)
                 continue
             assert order.place is not None
-            key = (guest.job, order.place.directory)
+            key = (external_job.job, order.place.directory)
             if order.stage == "stage_in":
-                self.copied[guest.job] += key not in self.there
+                self.copied[external_job.job] += key not in self.there
                 self.there.add(key)
             elif order.stage == "stage_out":
                 assert key in self.there
-                self.exported[guest.job] += 1
+                self.exported[external_job.job] += 1
             elif order.stage == "teardown":
                 ran = world.state.jobs[order.job].started_at
-                assert not ran or self.exported[guest.job]
+                assert not ran or self.exported[external_job.job]
                 if key in self.there and not ran:
-                    self.removed[guest.job] += 1
+                    self.removed[external_job.job] += 1
                 self.there.discard(key)
             world.done(order.job)
 
@@ -147,7 +149,7 @@ class Slurm:
 @pytest.mark.parametrize("seed", range(12))
 def test_with_space_for_all_each_byte_moves_once_however_often_slurm_restarts(seed: int) -> None:
     slurm = Slurm(seed, pool=JOBS * SIZE)
-    slurm.world.configure(GuestLinger="3000")
+    slurm.world.configure(ExternalJobLinger="3000")
     slurm.run(300, native=False)
     slurm.finish()
     assert set(slurm.copied.values()) == {1}
@@ -166,7 +168,7 @@ def test_with_too_little_space_what_moves_again_was_given_up_for_others_and_all_
 
 
 def check_end(slurm: Slurm) -> None:
-    """Nothing is left: no space, no directory, no guest that is not over."""
+    """Nothing is left: no space, no directory, no external job that is not over."""
     world = slurm.world
     assert len(slurm.exported) == JOBS
     assert not slurm.there
@@ -176,6 +178,6 @@ def check_end(slurm: Slurm) -> None:
         for batch in world.ledger
         for entry in batch.entries
         for event in entry.events
-        if isinstance(event, e.GuestRunBegan)
+        if isinstance(event, e.ExternalJobRunBegan)
     )
     assert sorted(runs.values()) == [1] * JOBS

@@ -1,4 +1,4 @@
-"""Guests through the API: what another scheduler asks, what it is told, and what it is not."""
+"""External jobs through the API: what another scheduler asks, what it is told, and what it is not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Slurm:
 
     async def tell(self, what: str, job: str = "42", **fields: Any) -> Answer:
         body = {"command_id": self.harness.new_id(), "cluster": self.cluster, **fields}
-        return await self.harness.ask("POST", f"/v1/guests/{job}/{what}", body, who="slurm")
+        return await self.harness.ask("POST", f"/v1/external-jobs/{job}/{what}", body, who="slurm")
 
     async def setup(self, job: str = "42", *lines: str, capacity: str = "8MiB pool=fast", **fields: Any) -> Answer:
         script = "\n".join(("#!/bin/sh", f"#BB_LUA jobdw capacity={capacity} access_mode=striped type=scratch", *lines))
@@ -47,13 +47,13 @@ class Slurm:
         return await self.tell("setup", job, **body)
 
     async def show(self, job: str = "42", query: str = "") -> dict[str, Any]:
-        answer = await self.harness.ask("GET", f"/v1/guests/{job}{query}", who="slurm")
+        answer = await self.harness.ask("GET", f"/v1/external-jobs/{job}{query}", who="slurm")
         assert answer.status == 200, answer
         found: dict[str, Any] = answer.body
         return found
 
     async def done(self, stage: str, job: str = "42", **result: Any) -> None:
-        """Have the agent report what is ordered for a guest."""
+        """Have the agent report what is ordered for an external job."""
         found = await self.show(job)
         attempt = self.harness.controller.state.jobs[found["job_id"]].attempt
         report = {
@@ -72,7 +72,7 @@ async def phase_of(answer: Answer) -> tuple[int, str]:
 
 
 @story
-async def test_a_guest_goes_through_its_life_as_its_scheduler_says(config: Config) -> None:
+async def test_an_external_job_goes_through_its_life_as_its_scheduler_says(config: Config) -> None:
     out = config.file.parent / "out" / "r"
     async with Harness(config) as harness:
         slurm = Slurm(harness)
@@ -97,7 +97,7 @@ async def test_a_guest_goes_through_its_life_as_its_scheduler_says(config: Confi
 
 
 @story
-async def test_people_name_a_guest_as_its_scheduler_does(config: Config) -> None:
+async def test_people_name_an_external_job_as_its_scheduler_does(config: Config) -> None:
     async with Harness(config) as harness:
         slurm = Slurm(harness)
         await slurm.ready()
@@ -105,22 +105,22 @@ async def test_people_name_a_guest_as_its_scheduler_does(config: Config) -> None
         assert (await harness.submit(hold=True)).status == 201
         for who in ("alice", "operator"):
             shown = await harness.ask("GET", "/v1/jobs/slurm:42", who=who)
-            assert (shown.status, shown.body["guest"], shown.body["phase"]) == (200, "slurm:42", "set-up")
+            assert (shown.status, shown.body["external_job"], shown.body["phase"]) == (200, "slurm:42", "set-up")
             why = await harness.ask("GET", "/v1/jobs/slurm:42/why", who=who)
             assert "has not asked for its stage-in" in why.body["sentence"]
-        listed = await harness.ask("GET", "/v1/jobs?guests=yes", who="alice")
-        assert [job["guest"] for job in listed.body["jobs"]] == ["slurm:42"]
+        listed = await harness.ask("GET", "/v1/jobs?external_jobs=yes", who="alice")
+        assert [job["external_job"] for job in listed.body["jobs"]] == ["slurm:42"]
         cancelled = await harness.ask("POST", "/v1/jobs/slurm:42/cancel", {"command_id": harness.new_id()})
         assert (cancelled.status, cancelled.code) == (409, "wrong_state")
         assert "ask that scheduler, for its job 42" in cancelled.remedy
         gone = await harness.ask("GET", "/v1/jobs/slurm:43", who="alice")
-        assert (gone.status, gone.sentence) == (404, "there is no guest 'slurm:43' in the state")
+        assert (gone.status, gone.sentence) == (404, "there is no external job 'slurm:43' in the state")
         estimate = await harness.ask("GET", "/v1/jobs/slurm:42/estimate", who="alice")
         assert (estimate.status, estimate.code) == (409, "wrong_state")
 
 
 @story
-async def test_a_scheduler_looks_at_its_own_guests_and_nothing_else(config: Config) -> None:
+async def test_a_scheduler_looks_at_its_own_external_jobs_and_nothing_else(config: Config) -> None:
     async with Harness(config) as harness:
         slurm = Slurm(harness)
         await slurm.ready()
@@ -130,11 +130,14 @@ async def test_a_scheduler_looks_at_its_own_guests_and_nothing_else(config: Conf
             assert (await harness.ask("GET", what.format("slurm:42"), who="slurm")).status == 200
             for other in (job, 99_999):
                 answer = await harness.ask("GET", what.format(other), who="slurm")
-                assert (answer.status, answer.sentence) == (403, "scheduler slurm may look at its own guests only")
+                assert (answer.status, answer.sentence) == (
+                    403,
+                    "scheduler slurm may look at its own external jobs only",
+                )
 
 
 @story
-async def test_why_a_guest_waits_names_the_limit_that_keeps_it(config: Config) -> None:
+async def test_why_an_external_job_waits_names_the_limit_that_keeps_it(config: Config) -> None:
     async with Harness(config) as harness:
         slurm = Slurm(harness)
         await slurm.ready()
@@ -148,8 +151,8 @@ async def test_why_a_guest_waits_names_the_limit_that_keeps_it(config: Config) -
         why = (await harness.ask("GET", "/v1/jobs/slurm:43/why", who="alice")).body
         assert why["reason"] == "AssocGrpBB"
         assert why["sentence"] == "account people has no more room (in use 8MiB, asked 8MiB, limit 8MiB)"
-        listed = (await harness.ask("GET", "/v1/jobs?guests=yes", who="alice")).body["jobs"]
-        assert [job["reason"] for job in listed if job["guest"] == "slurm:43"] == ["AssocGrpBB"]
+        listed = (await harness.ask("GET", "/v1/jobs?external_jobs=yes", who="alice")).body["jobs"]
+        assert [job["reason"] for job in listed if job["external_job"] == "slurm:43"] == ["AssocGrpBB"]
 
 
 @story
@@ -217,7 +220,7 @@ async def test_a_setup_grants_exactly_the_size_that_its_scheduler_took_off_its_b
 
 
 @story
-async def test_a_listing_of_buffers_has_where_a_guest_s_lies_for_its_user_and_operators(config: Config) -> None:
+async def test_a_listing_of_buffers_has_where_an_external_job_s_lies_for_its_user_and_operators(config: Config) -> None:
     async with Harness(config) as harness:
         slurm = Slurm(harness)
         await slurm.ready()
@@ -228,7 +231,7 @@ async def test_a_listing_of_buffers_has_where_a_guest_s_lies_for_its_user_and_op
         assert path.startswith("/bb/")
         for who, seen in (("alice", path), ("operator", path), ("bob", None)):
             [row] = (await harness.ask("GET", "/v1/buffers", who=who)).body["buffers"]
-            assert (row["guest"], row.get("path")) == ("slurm:42", seen), who
+            assert (row["external_job"], row.get("path")) == ("slurm:42", seen), who
 
 
 @story
@@ -243,7 +246,7 @@ async def test_results_that_are_parked_are_listed_and_exported_again(config: Con
         await slurm.tell("begin-run")
         assert (await slurm.tell("teardown")).body["phase"] == "parked"
         listed = (await harness.ask("GET", "/v1/buffers?parked=yes", who="alice")).body["buffers"]
-        assert [(row["guest"], row["phase"]) for row in listed] == [("slurm:42", "parked")]
+        assert [(row["external_job"], row["phase"]) for row in listed] == [("slurm:42", "parked")]
         assert [row["path"] for row in listed] == [(await slurm.show())["path"]] and listed[0]["path"].startswith("/")
         body = {"command_id": harness.new_id()}
         denied = await harness.ask("POST", "/v1/jobs/slurm:42/export", body, who="bob")
@@ -258,15 +261,15 @@ async def test_results_that_are_parked_are_listed_and_exported_again(config: Con
 async def test_questions_that_wait_are_bounded_for_each_scheduler(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "GUEST_POLLS_PER_SCHEDULER_MAX", 2)
+    monkeypatch.setattr(liveness, "EXTERNAL_JOB_POLLS_PER_SCHEDULER_MAX", 2)
     async with Harness(config) as harness:
         slurm = Slurm(harness)
         await slurm.ready()
         await slurm.setup()
-        watch = harness.controller.guests
+        watch = harness.controller.external_jobs
         waiting = [asyncio.ensure_future(slurm.show(query="?while=set-up&wait_s=30")) for _ in range(2)]
         await until(lambda: not watch.has_room("slurm"))
-        refused = await harness.ask("GET", "/v1/guests/42?while=set-up&wait_s=30", who="slurm")
+        refused = await harness.ask("GET", "/v1/external-jobs/42?while=set-up&wait_s=30", who="slurm")
         assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
         await slurm.tell("stage-in")
         assert [(await one)["phase"] for one in waiting] == ["staging-in", "staging-in"]
@@ -280,8 +283,8 @@ async def test_a_question_that_waits_is_answered_in_time_and_by_who_leads(config
         await slurm.ready()
         await slurm.setup()
         assert (await slurm.show(query="?while=set-up&wait_s=1"))["phase"] == "set-up"
-        waiting = asyncio.ensure_future(harness.ask("GET", "/v1/guests/42?while=set-up&wait_s=30", who="slurm"))
-        await until(lambda: bool(harness.controller.guests._waiting))
+        waiting = asyncio.ensure_future(harness.ask("GET", "/v1/external-jobs/42?while=set-up&wait_s=30", who="slurm"))
+        await until(lambda: bool(harness.controller.external_jobs._waiting))
         harness.engine.depose()
         assert (await waiting).status in (307, 503)
 
@@ -302,7 +305,7 @@ async def test_a_command_is_answered_when_its_wait_is_over(config: Config) -> No
         ):
             waiting = asyncio.ensure_future(slurm.tell(what))
             if stage:
-                await until(lambda: bool(harness.controller.guests._waiting))
+                await until(lambda: bool(harness.controller.external_jobs._waiting))
                 assert not waiting.done() and (await slurm.show())["phase"] == during
                 await slurm.done(stage)
             assert await phase_of(await waiting) == (200, after)
@@ -320,11 +323,11 @@ async def test_a_command_that_was_settled_is_a_success_whatever_becomes_of_its_w
         assert (refused.status, refused.place) == (400, "query while")
         assert (await slurm.show())["phase"] == "set-up", "what is refused changes nothing"
         assert await phase_of(await slurm.tell("stage-in?while=staging-in&wait_s=1")) == (200, "staging-in")
-        monkeypatch.setattr(liveness, "GUEST_POLLS_PER_SCHEDULER_MAX", 0)
+        monkeypatch.setattr(liveness, "EXTERNAL_JOB_POLLS_PER_SCHEDULER_MAX", 0)
         assert await phase_of(await slurm.tell("stage-in?while=staging-in&wait_s=30")) == (200, "staging-in")
-        monkeypatch.setattr(liveness, "GUEST_POLLS_PER_SCHEDULER_MAX", 1)
+        monkeypatch.setattr(liveness, "EXTERNAL_JOB_POLLS_PER_SCHEDULER_MAX", 1)
         waiting = asyncio.ensure_future(slurm.tell("stage-in?while=staging-in&wait_s=30"))
-        await until(lambda: bool(harness.controller.guests._waiting))
+        await until(lambda: bool(harness.controller.external_jobs._waiting))
         harness.engine.depose()
         assert await phase_of(await waiting) == (200, "staging-in")
 

@@ -1,4 +1,4 @@
-"""Guests: the table of phases and commands, and what must be true of them whatever comes in whichever order."""
+"""External jobs: the table of phases and commands, and what must be true of them whatever comes in whichever order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, Limit, LimitKind, SchedulingRules
 from replica.model.buffers import Access, BufferState
 from replica.model.job_states import JobState
-from replica.operations.guests import GuestPhase, find_guest, guest_phase
+from replica.operations.external_jobs import ExternalJobPhase, external_job_phase, find_external_job
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import free_for_setups
 from replica.values.errors import Refusal, RefusalCode
 from replica.views.jobs import verdict_of
-from tests.replica.guest_world import (
+from tests.replica.external_job_world import (
     CLUSTER,
     COMMANDS,
     DATA,
@@ -28,18 +28,18 @@ from tests.replica.guest_world import (
     RESULTS,
     WANTED,
     WAYS,
-    GuestWorld,
+    ExternalJobWorld,
     asked,
     world_at,
 )
 from tests.replica.test_reservations import reserve
 from tests.replica.world import OPERATOR, SCRIPT, agent, user
 
-PAIRS = list(itertools.product(GuestPhase, COMMANDS))
+PAIRS = list(itertools.product(ExternalJobPhase, COMMANDS))
 PAGE = Path(__file__).parents[2] / "replica" / "DESIGN.md"
 
 
-def table() -> dict[tuple[GuestPhase, str], str]:
+def table() -> dict[tuple[ExternalJobPhase, str], str]:
     """Return the table of replica/DESIGN.md: phase and command -> what follows."""
     rows = [
         [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -49,15 +49,15 @@ def table() -> dict[tuple[GuestPhase, str], str]:
     heads = next(row for row in rows if row[0] == "phase")
     start = rows.index(heads)
     found = {}
-    for row in rows[start + 2 : start + 2 + len(GuestPhase)]:
+    for row in rows[start + 2 : start + 2 + len(ExternalJobPhase)]:
         for head, cell in zip(heads[1:], row[1:], strict=True):
-            found[GuestPhase(row[0]), head] = cell
+            found[ExternalJobPhase(row[0]), head] = cell
     return found
 
 
-def after(world: GuestWorld, command: str) -> str:
+def after(world: ExternalJobWorld, command: str) -> str:
     """Return what a command leads to, in the words of the table."""
-    before, jobs = find_guest(world.state, "slurm:42"), world.state.next_job
+    before, jobs = find_external_job(world.state, "slurm:42"), world.state.next_job
     revision = world.state.revision
     outcome = COMMANDS[command](world)
     if isinstance(outcome, Refusal):
@@ -69,7 +69,7 @@ def after(world: GuestWorld, command: str) -> str:
     if before.job is None:
         return "next"
     old = world.state.jobs[before.job.id]
-    return f"next, {guest_phase(old, world.state.buffers[old.id])}"
+    return f"next, {external_job_phase(old, world.state.buffers[old.id])}"
 
 
 def test_the_table_has_every_phase_and_every_command() -> None:
@@ -77,12 +77,12 @@ def test_the_table_has_every_phase_and_every_command() -> None:
 
 
 @pytest.mark.parametrize(("phase", "command"), PAIRS)
-def test_each_phase_and_command_lead_to_what_the_page_says(phase: GuestPhase, command: str) -> None:
+def test_each_phase_and_command_lead_to_what_the_page_says(phase: ExternalJobPhase, command: str) -> None:
     assert after(world_at(phase), command) == table()[phase, command]
 
 
 @pytest.mark.parametrize(("phase", "command"), PAIRS)
-def test_a_command_that_comes_again_changes_nothing(phase: GuestPhase, command: str) -> None:
+def test_a_command_that_comes_again_changes_nothing(phase: ExternalJobPhase, command: str) -> None:
     world = world_at(phase)
     first = after(world, command)
     assert after(world, command) in ("=", "refused")
@@ -91,25 +91,25 @@ def test_a_command_that_comes_again_changes_nothing(phase: GuestPhase, command: 
 
 WITH_RESULTS = [
     phase
-    for phase in GuestPhase
+    for phase in ExternalJobPhase
     if phase.value.startswith(("running", "post-run", "staging-out", "stage-out", "parked"))
 ]
 
 
 @pytest.mark.parametrize(("phase", "command"), list(itertools.product(WITH_RESULTS, COMMANDS)))
-def test_nothing_but_a_teardown_with_hurry_takes_results(phase: GuestPhase, command: str) -> None:
+def test_nothing_but_a_teardown_with_hurry_takes_results(phase: ExternalJobPhase, command: str) -> None:
     world = world_at(phase)
-    job = world.guest().id
+    job = world.external_job().id
     COMMANDS[command](world)
     gone = world.state.buffers[job].state in (BufferState.TEARDOWN, BufferState.COMPLETE)
-    assert gone == (command == "teardown --hurry" and phase is not GuestPhase.PARKED)
+    assert gone == (command == "teardown --hurry" and phase is not ExternalJobPhase.PARKED)
 
 
 @pytest.mark.parametrize(("phase", "command"), PAIRS)
-def test_a_command_for_an_earlier_epoch_changes_nothing(phase: GuestPhase, command: str) -> None:
-    world = world_at(GuestPhase.OVER)
-    before = world.guest().id
-    if phase is not GuestPhase.NONE:
+def test_a_command_for_an_earlier_epoch_changes_nothing(phase: ExternalJobPhase, command: str) -> None:
+    world = world_at(ExternalJobPhase.OVER)
+    before = world.external_job().id
+    if phase is not ExternalJobPhase.NONE:
         WAYS[phase](world)
     late = {
         "setup": lambda: world.setup(epoch=1),
@@ -124,33 +124,33 @@ def test_a_command_for_an_earlier_epoch_changes_nothing(phase: GuestPhase, comma
     jobs, buffers = world.state.jobs, world.state.buffers
     outcome = late()
     assert (world.state.jobs, world.state.buffers) == (jobs, buffers)
-    assert world.guest().id != before or phase is GuestPhase.NONE
+    assert world.external_job().id != before or phase is ExternalJobPhase.NONE
     if command in ("run ends", "stage-out", "teardown", "teardown --hurry"):
         assert outcome == 0
 
 
 def test_a_setup_that_names_its_epoch_never_ends_a_run() -> None:
-    world = world_at(GuestPhase.RUNNING)
+    world = world_at(ExternalJobPhase.RUNNING)
     assert world.setup(epoch=1) == 0
-    assert world.phase() is GuestPhase.RUNNING
+    assert world.phase() is ExternalJobPhase.RUNNING
 
 
-# ---- what a guest is
+# ---- what an external job is
 
 
-def test_a_guest_is_never_run_and_takes_no_cpus() -> None:
-    world = world_at(GuestPhase.STAGED_IN)
+def test_an_external_job_is_never_run_and_takes_no_cpus() -> None:
+    world = world_at(ExternalJobPhase.STAGED_IN)
     world.advance(3600)
-    assert world.phase() is GuestPhase.STAGED_IN
+    assert world.phase() is ExternalJobPhase.STAGED_IN
     world.begin()
     assert world.orders() == ()
-    assert world.state.jobs[world.guest().id].request.cpus == 0
+    assert world.state.jobs[world.external_job().id].request.cpus == 0
     native = world.submit(script=SCRIPT, cpus=8)
     assert world.state.jobs[native].state is JobState.CONFIGURING
 
 
 def test_nothing_is_staged_before_its_scheduler_says_so() -> None:
-    world = world_at(GuestPhase.SET_UP)
+    world = world_at(ExternalJobPhase.SET_UP)
     assert world.free() == 90
     assert world.orders() == ()
     world.stage_in()
@@ -158,22 +158,22 @@ def test_nothing_is_staged_before_its_scheduler_says_so() -> None:
 
 
 def test_nothing_is_staged_out_before_its_scheduler_says_so() -> None:
-    world = world_at(GuestPhase.POST_RUN)
+    world = world_at(ExternalJobPhase.POST_RUN)
     assert world.orders() == ()
     world.stage_out()
     assert [order.stage for order in world.orders()] == ["stage_out"]
 
 
 def test_it_has_exactly_the_space_that_its_setup_brings() -> None:
-    world = GuestWorld()
+    world = ExternalJobWorld()
     world.setup(request=asked(37, DATA))
     assert world.free() == 63
 
 
 def test_the_number_in_its_paths_is_that_of_its_scheduler() -> None:
-    world = GuestWorld()
+    world = ExternalJobWorld()
     world.setup("4711", asked(1, "#DW stage_in type=file source=/in/%j destination=$DW_JOB_STRIPED/%x.%u"))
-    asked_for = world.guest("4711").request.buffer
+    asked_for = world.external_job("4711").request.buffer
     assert asked_for is not None
     assert asked_for.stage_in[0].outside == "/in/4711"
 
@@ -189,8 +189,8 @@ def test_the_number_in_its_paths_is_that_of_its_scheduler() -> None:
         (c.UpdateJob(1), "of another scheduler"),
     ],
 )
-def test_what_becomes_of_a_guest_its_own_scheduler_says(command: c.Command, words: str) -> None:
-    for phase in (GuestPhase.STAGED_IN, GuestPhase.RUNNING, GuestPhase.STAGE_OUT_FAILED):
+def test_what_becomes_of_an_external_job_its_own_scheduler_says(command: c.Command, words: str) -> None:
+    for phase in (ExternalJobPhase.STAGED_IN, ExternalJobPhase.RUNNING, ExternalJobPhase.STAGE_OUT_FAILED):
         world = world_at(phase)
         refusal = world.settle(command)
         assert isinstance(refusal, Refusal)
@@ -198,14 +198,14 @@ def test_what_becomes_of_a_guest_its_own_scheduler_says(command: c.Command, word
         assert "slurm:42" in refusal.sentence
 
 
-@pytest.mark.parametrize("phase", GuestPhase)
-def test_every_phase_has_a_reason_that_names_what_is_awaited(phase: GuestPhase) -> None:
+@pytest.mark.parametrize("phase", ExternalJobPhase)
+def test_every_phase_has_a_reason_that_names_what_is_awaited(phase: ExternalJobPhase) -> None:
     world = world_at(phase)
-    if phase is GuestPhase.NONE:
+    if phase is ExternalJobPhase.NONE:
         return
-    verdict = world.verdict(world.guest().id)
+    verdict = world.verdict(world.external_job().id)
     assert verdict.sentence
-    if phase is GuestPhase.WAITING:
+    if phase is ExternalJobPhase.WAITING:
         assert verdict.reason == "BurstBufferResources"
 
 
@@ -213,17 +213,17 @@ def test_every_phase_has_a_reason_that_names_what_is_awaited(phase: GuestPhase) 
 
 
 def test_a_setup_waits_for_space_and_then_fails_with_who_has_it() -> None:
-    world = world_at(GuestPhase.WAITING)
+    world = world_at(ExternalJobPhase.WAITING)
     world.advance(19)
-    assert world.phase() is GuestPhase.WAITING
+    assert world.phase() is ExternalJobPhase.WAITING
     world.advance(1)
-    assert world.phase() is GuestPhase.OVER
-    message = world.guest().message
+    assert world.phase() is ExternalJobPhase.OVER
+    message = world.external_job().message
     assert message == ("no space for 20 s: 10 of pool fast were asked for, and 5 are free of 100; of it, slurm:1 95")
 
 
-def limited(world: GuestWorld, most: int) -> None:
-    """Let the user of the guests have so much of all pools at a time."""
+def limited(world: ExternalJobWorld, most: int) -> None:
+    """Let the user of the external jobs have so much of all pools at a time."""
     limits = (Limit(LimitKind.GRP_BB, "fast", most),)
     for command in (
         c.SetAccount(Account("people", members=(AccountUser(WANTED.user),), limits=limits)),
@@ -233,7 +233,7 @@ def limited(world: GuestWorld, most: int) -> None:
 
 
 def test_a_setup_over_a_limit_by_itself_is_refused_at_once_with_the_limit() -> None:
-    world = GuestWorld()
+    world = ExternalJobWorld()
     limited(world, 5)
     refusal = world.setup("1", asked(6, DATA))
     assert isinstance(refusal, Refusal)
@@ -242,61 +242,67 @@ def test_a_setup_over_a_limit_by_itself_is_refused_at_once_with_the_limit() -> N
         "AssocGrpBB: account people never allows it: change the job, or have the limit changed (in_use 0, asked 6, "
         "limit 5)"
     )
-    assert world.phase("1") is GuestPhase.NONE
+    assert world.phase("1") is ExternalJobPhase.NONE
 
 
 def test_a_setup_that_a_limit_keeps_waiting_fails_with_the_limit_and_not_with_space() -> None:
-    world = GuestWorld()
+    world = ExternalJobWorld()
     limited(world, 10)
     world.setup("1", asked(6, DATA))
     world.setup("2", asked(6, DATA))
     world.advance(20)
-    assert world.phase("2") is GuestPhase.OVER
+    assert world.phase("2") is ExternalJobPhase.OVER
     message = "AssocGrpBB for 20 s: account people has no more room (in_use 6, asked 6, limit 10)"
-    assert world.guest("2").message == message
+    assert world.external_job("2").message == message
 
 
-def test_why_a_guest_waits_names_the_limit_or_the_reservation_that_keeps_it() -> None:
-    world = GuestWorld()
+def test_why_an_external_job_waits_names_the_limit_or_the_reservation_that_keeps_it() -> None:
+    world = ExternalJobWorld()
     limited(world, 10)
     world.setup("1", asked(6, DATA))
     world.setup("2", asked(6, DATA))
-    why = verdict_of(world.state, world.guest("2").id)
+    why = verdict_of(world.state, world.external_job("2").id)
     assert (str(why.reason), why.sentence) == ("AssocGrpBB", "account people has no more room")
     assert why.figures == (("in_use", "6"), ("asked", "6"), ("limit", "10"))
     limited(world, 100)
-    assert world.phase("2") is GuestPhase.SET_UP
+    assert world.phase("2") is ExternalJobPhase.SET_UP
     reserve(world, 3_600, 3_600, 70)
     world.setup("3", asked(31, DATA))
-    why = verdict_of(world.state, world.guest("3").id)
+    why = verdict_of(world.state, world.external_job("3").id)
     assert why.sentence == "reservation r begins before the job would have given back its space"
     world.settle(c.DeleteReservation("r"))
     limited(world, 1_000)
     world.setup("4", asked(89, DATA))
-    assert verdict_of(world.state, world.guest("4").id).sentence == "the guest waits for space in its pool"
+    assert (
+        verdict_of(world.state, world.external_job("4").id).sentence == "the external job waits for space in its pool"
+    )
 
 
 def test_a_setup_that_waits_gets_the_space_that_is_given_back() -> None:
-    world = world_at(GuestPhase.WAITING)
+    world = world_at(ExternalJobPhase.WAITING)
     world.advance(10)
     world.tear_down("1", hurry=True)
-    assert world.phase() is GuestPhase.SET_UP
+    assert world.phase() is ExternalJobPhase.SET_UP
 
 
 def test_a_setup_that_failed_is_tried_again_as_the_next_epoch() -> None:
-    world = world_at(GuestPhase.WAITING)
+    world = world_at(ExternalJobPhase.WAITING)
     world.advance(20)
     world.setup()
-    assert (world.phase(), find_guest(world.state, "slurm:42").epoch) == (GuestPhase.WAITING, 2)
+    assert (world.phase(), find_external_job(world.state, "slurm:42").epoch) == (ExternalJobPhase.WAITING, 2)
 
 
-def test_guests_get_space_in_the_order_in_which_they_came() -> None:
-    world = GuestWorld()
+def test_external_jobs_get_space_in_the_order_in_which_they_came() -> None:
+    world = ExternalJobWorld()
     world.setup("1", asked(95, DATA))
     for job in ("2", "3", "4"):
         world.setup(job, asked(40, DATA))
     world.tear_down("1")
-    assert [world.phase(job) for job in "234"] == [GuestPhase.SET_UP, GuestPhase.SET_UP, GuestPhase.WAITING]
+    assert [world.phase(job) for job in "234"] == [
+        ExternalJobPhase.SET_UP,
+        ExternalJobPhase.SET_UP,
+        ExternalJobPhase.WAITING,
+    ]
 
 
 REFUSED = [
@@ -314,7 +320,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("how", "words"), REFUSED)
 def test_a_setup_that_cannot_be_had_is_refused_and_changes_nothing(how: dict[str, Any], words: str) -> None:
-    world = world_at(GuestPhase.STAGED_IN)
+    world = world_at(ExternalJobPhase.STAGED_IN)
     jobs = world.state.jobs
     refusal = world.setup(**{"job": "42", **how})
     assert isinstance(refusal, Refusal)
@@ -323,7 +329,7 @@ def test_a_setup_that_cannot_be_had_is_refused_and_changes_nothing(how: dict[str
 
 
 def test_a_pool_that_is_on_the_nodes_is_refused_with_those_that_are_not() -> None:
-    world = GuestWorld({"fast": 100, "local": 100})
+    world = ExternalJobWorld({"fast": 100, "local": 100})
     world.settle(c.ChangePool("local", place=""))
     refusal = world.setup(request=asked(10, pool="local"))
     assert isinstance(refusal, Refusal)
@@ -332,39 +338,39 @@ def test_a_pool_that_is_on_the_nodes_is_refused_with_those_that_are_not() -> Non
 
 
 def test_access_mode_private_is_refused() -> None:
-    world = GuestWorld()
+    world = ExternalJobWorld()
     assert WANTED.buffer is not None
     refusal = world.setup(request=replace(WANTED, buffer=replace(WANTED.buffer, access=(Access.PRIVATE,))))
     assert isinstance(refusal, Refusal)
     assert "access_mode=private cannot be set up for each node" in refusal.sentence
 
 
-def test_a_user_who_may_have_no_buffers_has_none_as_a_guest() -> None:
-    world = GuestWorld(deny_users=("alan",))
+def test_a_user_who_may_have_no_buffers_has_none_as_an_external_job() -> None:
+    world = ExternalJobWorld(deny_users=("alan",))
     refusal = world.setup()
     assert isinstance(refusal, Refusal)
     assert refusal.sentence == "User found in DenyUsers"
 
 
-# ---- whose guests they are
+# ---- whose external jobs they are
 
 
 def test_the_same_name_of_another_cluster_is_refused_with_the_address_of_the_first() -> None:
-    world = world_at(GuestPhase.STAGED_IN)
+    world = world_at(ExternalJobPhase.STAGED_IN)
     for command in (
         c.RegisterScheduler("another", "head7"),
-        c.TearDownGuest("another", "42"),
-        c.StageInGuest("x", "42"),
+        c.TearDownExternalJob("another", "42"),
+        c.StageInExternalJob("x", "42"),
     ):
         refusal = world.ask(command)
         assert isinstance(refusal, Refusal)
         assert "which last came from head1" in refusal.sentence
         assert "forebay scheduler release slurm" in refusal.remedy
-    assert world.phase() is GuestPhase.STAGED_IN
+    assert world.phase() is ExternalJobPhase.STAGED_IN
 
 
 def test_another_host_of_the_same_cluster_takes_over() -> None:
-    world = world_at(GuestPhase.STAGED_IN)
+    world = world_at(ExternalJobPhase.STAGED_IN)
     assert world.ask(c.RegisterScheduler(CLUSTER, "backup2")) == 0
     assert world.begin() != 0
     refusal = world.ask(c.RegisterScheduler("another", "head7"))
@@ -373,35 +379,35 @@ def test_another_host_of_the_same_cluster_takes_over() -> None:
 
 
 def test_a_name_that_an_operator_releases_is_free_for_another_cluster() -> None:
-    world = GuestWorld()
+    world = ExternalJobWorld()
     assert world.settle(c.ReleaseScheduler("slurm")) == 0
     assert world.ask(c.RegisterScheduler("another", "head7")) == 0
     assert isinstance(world.setup(), Refusal)
 
 
-def test_a_scheduler_has_its_own_guests_and_no_others() -> None:
-    world = world_at(GuestPhase.STAGED_IN)
+def test_a_scheduler_has_its_own_external_jobs_and_no_others() -> None:
+    world = world_at(ExternalJobPhase.STAGED_IN)
     pbs = c.Actor(c.ActorRole.SCHEDULER, "pbs")
     world.ask(c.RegisterScheduler("pbs-1", "head3"), pbs)
-    assert world.ask(c.TearDownGuest("pbs-1", "42", True), pbs) == 0
-    assert world.phase() is GuestPhase.STAGED_IN
-    assert isinstance(world.ask(c.BeginGuestRun("pbs-1", "42"), pbs), Refusal)
+    assert world.ask(c.TearDownExternalJob("pbs-1", "42", True), pbs) == 0
+    assert world.phase() is ExternalJobPhase.STAGED_IN
+    assert isinstance(world.ask(c.BeginExternalJobRun("pbs-1", "42"), pbs), Refusal)
 
 
-GUEST_COMMANDS = (
+EXTERNAL_JOB_COMMANDS = (
     c.RegisterScheduler(CLUSTER, "head1"),
-    c.SetupGuest(CLUSTER, "42", 1000, WANTED),
-    c.StageInGuest(CLUSTER, "42"),
-    c.BeginGuestRun(CLUSTER, "42"),
-    c.EndGuestRun(CLUSTER, "42"),
-    c.StageOutGuest(CLUSTER, "42"),
-    c.TearDownGuest(CLUSTER, "42"),
+    c.SetUpExternalJob(CLUSTER, "42", 1000, WANTED),
+    c.StageInExternalJob(CLUSTER, "42"),
+    c.BeginExternalJobRun(CLUSTER, "42"),
+    c.EndExternalJobRun(CLUSTER, "42"),
+    c.StageOutExternalJob(CLUSTER, "42"),
+    c.TearDownExternalJob(CLUSTER, "42"),
 )
 
 
-@pytest.mark.parametrize("command", GUEST_COMMANDS)
-def test_nobody_but_a_scheduler_asks_for_guests(command: c.Command) -> None:
-    world = world_at(GuestPhase.STAGED_IN)
+@pytest.mark.parametrize("command", EXTERNAL_JOB_COMMANDS)
+def test_nobody_but_a_scheduler_asks_for_external_jobs(command: c.Command) -> None:
+    world = world_at(ExternalJobPhase.STAGED_IN)
     for actor in (OPERATOR, user("alan"), user("slurm"), agent("n1"), c.CONTROLLER):
         refusal = world.settle(command, actor)
         assert isinstance(refusal, Refusal)
@@ -409,7 +415,7 @@ def test_nobody_but_a_scheduler_asks_for_guests(command: c.Command) -> None:
 
 
 def test_a_scheduler_asks_for_nothing_else() -> None:
-    world = world_at(GuestPhase.STAGED_IN)
+    world = world_at(ExternalJobPhase.STAGED_IN)
     for command in (c.CancelJob(1), c.ClearBuffer(1), c.ExportBuffer(1), c.ReleaseScheduler("slurm"), c.ReleaseJob(1)):
         refusal = world.ask(command)
         assert isinstance(refusal, Refusal)
@@ -420,75 +426,75 @@ def test_a_scheduler_asks_for_nothing_else() -> None:
 
 
 def test_what_was_torn_down_before_it_ran_is_taken_up_by_a_setup_of_the_same() -> None:
-    world = world_at(GuestPhase.LINGERING)
-    before = world.guest()
+    world = world_at(ExternalJobPhase.LINGERING)
+    before = world.external_job()
     assert world.orders() == ()
     world.setup()
-    assert world.phase() is GuestPhase.SET_UP
-    taken = world.guest()
+    assert world.phase() is ExternalJobPhase.SET_UP
+    taken = world.external_job()
     assert (taken.id, taken.mover) == (before.id, before.mover)
-    assert taken.guest is not None
-    assert taken.guest.epoch == 2
+    assert taken.external_job is not None
+    assert taken.external_job.epoch == 2
     world.stage_in()
     assert world.order(taken.id).attempt > before.attempt - 1
     world.finish_operation()
-    assert world.phase() is GuestPhase.STAGED_IN
+    assert world.phase() is ExternalJobPhase.STAGED_IN
 
 
 def test_a_teardown_that_comes_late_never_finds_what_was_taken_up_since() -> None:
-    world = world_at(GuestPhase.LINGERING)
+    world = world_at(ExternalJobPhase.LINGERING)
     world.setup()
     world.stage_in()
     world.finish_operation()
     world.begin()
     assert world.tear_down(hurry=True, epoch=1) == 0
-    assert world.phase() is GuestPhase.RUNNING
+    assert world.phase() is ExternalJobPhase.RUNNING
 
 
 def test_a_setup_that_comes_late_takes_nothing_up() -> None:
-    world = world_at(GuestPhase.LINGERING)
+    world = world_at(ExternalJobPhase.LINGERING)
     assert world.setup(epoch=1) == 0
-    assert world.phase() is GuestPhase.LINGERING
+    assert world.phase() is ExternalJobPhase.LINGERING
     assert world.setup(epoch=2) != 0
-    assert world.phase() is GuestPhase.SET_UP
+    assert world.phase() is ExternalJobPhase.SET_UP
 
 
 def test_what_is_taken_up_and_not_staged_lingers_again() -> None:
-    world = world_at(GuestPhase.LINGERING)
+    world = world_at(ExternalJobPhase.LINGERING)
     world.setup()
     world.tear_down()
-    assert world.phase() is GuestPhase.LINGERING
+    assert world.phase() is ExternalJobPhase.LINGERING
 
 
 def test_a_report_of_a_stage_in_that_was_torn_down_no_longer_counts() -> None:
-    world = world_at(GuestPhase.STAGING_IN)
-    order = world.order(world.guest().id)
+    world = world_at(ExternalJobPhase.STAGING_IN)
+    order = world.order(world.external_job().id)
     world.tear_down(hurry=True)
-    late = world.report(world.guest().id, c.OperationDone(1, 1), order)
+    late = world.report(world.external_job().id, c.OperationDone(1, 1), order)
     assert isinstance(late, Refusal)
     assert late.code is RefusalCode.STALE_ATTEMPT
 
 
 def test_it_lingers_for_as_long_as_agreed() -> None:
-    world = world_at(GuestPhase.LINGERING)
+    world = world_at(ExternalJobPhase.LINGERING)
     world.advance(299)
-    assert world.phase() is GuestPhase.LINGERING
+    assert world.phase() is ExternalJobPhase.LINGERING
     world.advance(1)
-    assert world.phase() is GuestPhase.TEARDOWN
+    assert world.phase() is ExternalJobPhase.TEARDOWN
     world.finish_operation()
     assert world.free() == 100
 
 
 def test_nothing_lingers_where_the_site_says_so() -> None:
-    world = world_at(GuestPhase.STAGED_IN)
-    world.configure(GuestLinger="0")
+    world = world_at(ExternalJobPhase.STAGED_IN)
+    world.configure(ExternalJobLinger="0")
     world.tear_down()
-    assert world.phase() is GuestPhase.TEARDOWN
+    assert world.phase() is ExternalJobPhase.TEARDOWN
 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_anybodys_need_of_space_takes_the_oldest_that_lingers_first(native: bool) -> None:
-    world = GuestWorld()
+    world = ExternalJobWorld()
     for job in ("1", "2", "3"):
         world.ready(job, asked(30, DATA))
         world.advance(1)
@@ -499,20 +505,24 @@ def test_anybodys_need_of_space_takes_the_oldest_that_lingers_first(native: bool
         needs = world.submit("#DW jobdw capacity=35 access_mode=striped type=scratch")
     else:
         world.setup("9", asked(35, DATA))
-        needs = world.guest("9").id
-    assert [world.phase(job) for job in "213"] == [GuestPhase.TEARDOWN, GuestPhase.LINGERING, GuestPhase.LINGERING]
+        needs = world.external_job("9").id
+    assert [world.phase(job) for job in "213"] == [
+        ExternalJobPhase.TEARDOWN,
+        ExternalJobPhase.LINGERING,
+        ExternalJobPhase.LINGERING,
+    ]
     assert world.state.buffers[needs].held_bytes == 0
     world.finish_operation("2")
     assert world.state.buffers[needs].held_bytes == 35
 
 
 def test_nothing_that_lingers_gives_way_in_vain() -> None:
-    world = GuestWorld()
+    world = ExternalJobWorld()
     world.running("1", asked(60, DATA))
     world.ready("2", asked(30, DATA))
     world.tear_down("2")
     world.setup("3", asked(50, DATA))
-    assert world.phase("2") is GuestPhase.LINGERING
+    assert world.phase("2") is ExternalJobPhase.LINGERING
 
 
 def test_what_ran_never_lingers() -> None:
@@ -520,134 +530,134 @@ def test_what_ran_never_lingers() -> None:
         for command in COMMANDS:
             world = world_at(phase)
             COMMANDS[command](world)
-            assert world.phase() is not GuestPhase.LINGERING
+            assert world.phase() is not ExternalJobPhase.LINGERING
 
 
 # ---- what is parked
 
 
 def test_what_is_parked_counts_is_exported_later_and_then_gone() -> None:
-    world = world_at(GuestPhase.PARKED)
+    world = world_at(ExternalJobPhase.PARKED)
     assert world.free() == 90
-    job = world.guest().id
+    job = world.external_job().id
     assert world.settle(c.ExportBuffer(job), user()) == job
     assert [order.stage for order in world.orders()] == ["stage_out"]
     world.finish_operation()
     world.finish_operation()
-    assert (world.phase(), world.free()) == (GuestPhase.OVER, 100)
+    assert (world.phase(), world.free()) == (ExternalJobPhase.OVER, 100)
 
 
 def test_what_is_parked_before_any_export_is_exported_when_somebody_says_so() -> None:
-    world = world_at(GuestPhase.RUNNING)
+    world = world_at(ExternalJobPhase.RUNNING)
     world.tear_down()
     assert world.orders() == ()
-    assert world.settle(c.ExportBuffer(world.guest().id), OPERATOR) != 0
+    assert world.settle(c.ExportBuffer(world.external_job().id), OPERATOR) != 0
     assert [order.stage for order in world.orders()] == ["stage_out"]
 
 
 def test_a_stage_out_that_goes_on_as_it_is_parked_goes_on() -> None:
-    world = world_at(GuestPhase.STAGING_OUT)
-    order = world.order(world.guest().id)
+    world = world_at(ExternalJobPhase.STAGING_OUT)
+    order = world.order(world.external_job().id)
     world.tear_down()
-    assert world.phase() is GuestPhase.PARKED
+    assert world.phase() is ExternalJobPhase.PARKED
     assert world.orders() == (order,)
     world.finish_operation()
-    assert world.phase() is GuestPhase.TEARDOWN
+    assert world.phase() is ExternalJobPhase.TEARDOWN
 
 
 def test_what_is_parked_is_removed_only_with_discard() -> None:
-    world = world_at(GuestPhase.PARKED)
-    job = world.guest().id
+    world = world_at(ExternalJobPhase.PARKED)
+    job = world.external_job().id
     refused = world.settle(c.ClearBuffer(job))
     assert isinstance(refused, Refusal) and refused.sentence.startswith("job slurm:42 has results")
     assert refused.remedy.startswith("export it (forebay buffer export) to try again")
     assert world.settle(c.ClearBuffer(job, discard=True)) == job
     again = world.settle(c.ExportBuffer(job))
     assert isinstance(again, Refusal) and again.sentence.startswith("job slurm:42 has no results")
-    assert world.phase() is GuestPhase.TEARDOWN
+    assert world.phase() is ExternalJobPhase.TEARDOWN
 
 
 def test_nobody_but_its_user_and_operators_export_it() -> None:
-    world = world_at(GuestPhase.PARKED)
-    assert isinstance(world.settle(c.ExportBuffer(world.guest().id), user("eve")), Refusal)
+    world = world_at(ExternalJobPhase.PARKED)
+    assert isinstance(world.settle(c.ExportBuffer(world.external_job().id), user("eve")), Refusal)
 
 
 def test_a_job_number_used_again_never_mixes_with_what_is_parked() -> None:
-    world = world_at(GuestPhase.PARKED)
-    old = world.guest()
+    world = world_at(ExternalJobPhase.PARKED)
+    old = world.external_job()
     world.setup()
-    new = world.guest()
+    new = world.external_job()
     assert new.id != old.id
-    assert (old.guest and old.guest.epoch, new.guest and new.guest.epoch) == (1, 2)
+    assert (old.external_job and old.external_job.epoch, new.external_job and new.external_job.epoch) == (1, 2)
     assert world.free() == 80
 
 
 def test_an_epoch_is_not_used_twice_while_anything_of_its_name_is_there() -> None:
-    world = GuestWorld(finished_jobs_kept=0)
+    world = ExternalJobWorld(finished_jobs_kept=0)
     world.running()
     world.tear_down()
     for expected in (2, 3, 4):
         world.setup(request=OTHER)
-        assert find_guest(world.state, "slurm:42").epoch == expected
+        assert find_external_job(world.state, "slurm:42").epoch == expected
         world.tear_down()
         world.run_pass()
-        assert find_guest(world.state, "slurm:42").job is None
+        assert find_external_job(world.state, "slurm:42").job is None
     world.settle(c.ClearBuffer(1, discard=True))
     world.done(1)
-    assert not world.state.guests
+    assert not world.state.external_jobs
     world.setup()
-    assert find_guest(world.state, "slurm:42").epoch == 1
+    assert find_external_job(world.state, "slurm:42").epoch == 1
 
 
-# ---- guests and native jobs
+# ---- external jobs and native jobs
 
 
-def test_a_native_job_is_passed_by_so_many_guests_and_no_more() -> None:
-    world = GuestWorld(max_passes=3)
+def test_a_native_job_is_passed_by_so_many_external_jobs_and_no_more() -> None:
+    world = ExternalJobWorld(max_passes=3)
     world.running("0", asked(40, DATA))
     native = world.submit("#DW jobdw capacity=80 access_mode=striped type=scratch")
     for job in range(1, 9):
         world.setup(str(job), asked(5, DATA))
-    given = [job for job in range(1, 9) if world.phase(str(job)) is GuestPhase.SET_UP]
+    given = [job for job in range(1, 9) if world.phase(str(job)) is ExternalJobPhase.SET_UP]
     assert given == [1, 2, 3]
     assert world.state.jobs[native].passed == 3
     for job in (0, 1, 2, 3):
         world.tear_down(str(job), hurry=True)
     while world.state.buffers[native].held_bytes == 0:
         world.finish_operation("0")
-    assert [job for job in range(4, 9) if world.phase(str(job)) is GuestPhase.SET_UP] == [4, 5, 6, 7]
+    assert [job for job in range(4, 9) if world.phase(str(job)) is ExternalJobPhase.SET_UP] == [4, 5, 6, 7]
 
 
-def test_a_guest_gets_space_before_native_jobs_that_always_wait() -> None:
-    world = GuestWorld()
+def test_an_external_job_gets_space_before_native_jobs_that_always_wait() -> None:
+    world = ExternalJobWorld()
     natives = [world.submit("#DW jobdw capacity=50 access_mode=striped type=scratch") for _ in range(6)]
     world.setup(request=asked(50, DATA))
-    assert world.phase() is GuestPhase.WAITING
+    assert world.phase() is ExternalJobPhase.WAITING
     world.done(natives[0])
     while world.state.buffers[natives[0]].held_bytes:
         world.done(natives[0])
-    assert world.phase() is GuestPhase.SET_UP
+    assert world.phase() is ExternalJobPhase.SET_UP
 
 
 @pytest.mark.parametrize("why", ["it is held", "no node is there for it"])
-def test_who_was_passed_often_and_does_not_wait_for_space_keeps_no_guest_back(why: str) -> None:
-    world = GuestWorld(max_passes=1)
+def test_who_was_passed_often_and_does_not_wait_for_space_keeps_no_external_job_back(why: str) -> None:
+    world = ExternalJobWorld(max_passes=1)
     world.running("0", asked(40, DATA))
     native = world.submit("#DW jobdw capacity=80 access_mode=striped type=scratch")
     world.setup("1", asked(5, DATA))
     assert world.state.jobs[native].passed == 1
     world.setup("2", asked(5, DATA))
-    assert world.phase("2") is GuestPhase.WAITING
+    assert world.phase("2") is ExternalJobPhase.WAITING
     world.settle(c.HoldJob(native) if why == "it is held" else c.DrainNode("n1", "x"))
-    assert world.phase("2") is GuestPhase.SET_UP
+    assert world.phase("2") is ExternalJobPhase.SET_UP
 
 
-def free_shown(world: GuestWorld, pool: str = "fast") -> int:
+def free_shown(world: ExternalJobWorld, pool: str = "fast") -> int:
     return free_for_setups(SchedulingIndex(world.state), [pool], world.at)[pool]
 
 
-def test_nothing_is_free_for_guests_while_a_native_job_was_passed_as_often_as_may_be() -> None:
-    world = GuestWorld(max_passes=1)
+def test_nothing_is_free_for_external_jobs_while_a_native_job_was_passed_as_often_as_may_be() -> None:
+    world = ExternalJobWorld(max_passes=1)
     world.running("0", asked(40, DATA))
     native = world.submit("#DW jobdw capacity=80 access_mode=striped type=scratch")
     assert free_shown(world) == 60
@@ -657,16 +667,16 @@ def test_nothing_is_free_for_guests_while_a_native_job_was_passed_as_often_as_ma
     assert free_shown(world) == 55
 
 
-def test_what_a_coming_reservation_needs_is_not_free_for_guests() -> None:
-    world = GuestWorld()
+def test_what_a_coming_reservation_needs_is_not_free_for_external_jobs() -> None:
+    world = ExternalJobWorld()
     reserve(world, 3_600, 3_600, 70)
     assert free_shown(world) == 30
     world.setup(request=asked(31, DATA))
-    assert world.phase() is GuestPhase.WAITING
+    assert world.phase() is ExternalJobPhase.WAITING
 
 
 def test_a_setup_takes_what_lingers_rather_than_wait_for_a_stage_out() -> None:
-    world = GuestWorld()
+    world = ExternalJobWorld()
     world.running("1", asked(50, DATA, RESULTS))
     world.end("1")
     world.stage_out("1")
@@ -674,68 +684,70 @@ def test_a_setup_takes_what_lingers_rather_than_wait_for_a_stage_out() -> None:
     world.tear_down("2", hurry=True)
     assert free_shown(world) == 50
     world.setup("3", asked(50, DATA))
-    assert world.phase("2") is GuestPhase.TEARDOWN
+    assert world.phase("2") is ExternalJobPhase.TEARDOWN
     world.finish_operation("2")
-    assert world.phase("3") is GuestPhase.SET_UP
+    assert world.phase("3") is ExternalJobPhase.SET_UP
 
 
 # ---- what only one of the two knows of
 
 
-def _events(world: GuestWorld) -> list[e.Event]:
+def _events(world: ExternalJobWorld) -> list[e.Event]:
     return [event for batch in world.ledger for entry in batch.entries for event in entry.events]
 
 
-@pytest.mark.parametrize("phase", [GuestPhase.SET_UP, GuestPhase.STAGING_IN, GuestPhase.STAGED_IN])
-def test_what_its_scheduler_no_longer_knows_and_never_ran_does_not_linger(phase: GuestPhase) -> None:
+@pytest.mark.parametrize("phase", [ExternalJobPhase.SET_UP, ExternalJobPhase.STAGING_IN, ExternalJobPhase.STAGED_IN])
+def test_what_its_scheduler_no_longer_knows_and_never_ran_does_not_linger(phase: ExternalJobPhase) -> None:
     world = world_at(phase)
-    assert not isinstance(world.ask(c.TearDownGuest(CLUSTER, "42", reason="Slurm does not know it")), Refusal)
-    assert world.phase() in (GuestPhase.TEARDOWN, GuestPhase.OVER)
+    assert not isinstance(world.ask(c.TearDownExternalJob(CLUSTER, "42", reason="Slurm does not know it")), Refusal)
+    assert world.phase() in (ExternalJobPhase.TEARDOWN, ExternalJobPhase.OVER)
     assert [event.reason for event in _events(world) if isinstance(event, e.TeardownStarted)] == [
         "Slurm does not know it"
     ]
 
 
-@pytest.mark.parametrize("phase", [GuestPhase.RUNNING, GuestPhase.POST_RUN, GuestPhase.STAGE_OUT_FAILED])
-def test_what_its_scheduler_no_longer_knows_and_ran_is_parked_with_the_reason(phase: GuestPhase) -> None:
+@pytest.mark.parametrize(
+    "phase", [ExternalJobPhase.RUNNING, ExternalJobPhase.POST_RUN, ExternalJobPhase.STAGE_OUT_FAILED]
+)
+def test_what_its_scheduler_no_longer_knows_and_ran_is_parked_with_the_reason(phase: ExternalJobPhase) -> None:
     world = world_at(phase)
-    assert not isinstance(world.ask(c.TearDownGuest(CLUSTER, "42", reason="Slurm does not know it")), Refusal)
-    assert world.phase() is GuestPhase.PARKED
-    assert "Slurm does not know it" in world.guest().comment
+    assert not isinstance(world.ask(c.TearDownExternalJob(CLUSTER, "42", reason="Slurm does not know it")), Refusal)
+    assert world.phase() is ExternalJobPhase.PARKED
+    assert "Slurm does not know it" in world.external_job().comment
 
 
-def test_a_guest_that_is_missed_is_an_event_and_nothing_else() -> None:
-    world = GuestWorld()
+def test_an_external_job_that_is_missed_is_an_event_and_nothing_else() -> None:
+    world = ExternalJobWorld()
     before = world.state
-    assert world.ask(c.MissGuest(CLUSTER, "42", "staged-in")) == 0
-    assert (world.state.guests, world.state.jobs) == (before.guests, before.jobs)
+    assert world.ask(c.MissExternalJob(CLUSTER, "42", "staged-in")) == 0
+    assert (world.state.external_jobs, world.state.jobs) == (before.external_jobs, before.jobs)
     world.setup()
-    assert world.ask(c.MissGuest(CLUSTER, "42", "staged-in")) == 0  # it is there
-    assert [event for event in _events(world) if isinstance(event, e.GuestMissed)] == [
-        e.GuestMissed("slurm:42", "staged-in")
+    assert world.ask(c.MissExternalJob(CLUSTER, "42", "staged-in")) == 0  # it is there
+    assert [event for event in _events(world) if isinstance(event, e.ExternalJobMissed)] == [
+        e.ExternalJobMissed("slurm:42", "staged-in")
     ]
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000, "a\nb", "\x1b[2J"])
 def test_what_a_scheduler_says_is_bounded_and_has_no_control_characters(text: str) -> None:
-    world = world_at(GuestPhase.STAGED_IN)
-    for command in (c.TearDownGuest(CLUSTER, "42", reason=text), c.MissGuest(CLUSTER, "43", text)):
+    world = world_at(ExternalJobPhase.STAGED_IN)
+    for command in (c.TearDownExternalJob(CLUSTER, "42", reason=text), c.MissExternalJob(CLUSTER, "43", text)):
         refusal = world.ask(command)
         assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.INVALID_FIELD
-    assert world.phase() is GuestPhase.STAGED_IN
+    assert world.phase() is ExternalJobPhase.STAGED_IN
 
 
 def test_nothing_takes_over_from_the_mover_of_an_external_job_that_waits_for_an_operator() -> None:
-    world = GuestWorld(stage_retries=0)
+    world = ExternalJobWorld(stage_retries=0)
     world.setup()
     world.stage_in()
-    job = world.guest()
+    job = world.external_job()
     world.fail()
-    before = world.guest()
+    before = world.external_job()
     assert before.stuck and before.mover
     world.settle(c.DrainNode(before.mover, "x"))
     world.advance(1_000)
-    after = world.guest()
+    after = world.external_job()
     assert (after.mover, after.attempt, after.stuck, after.message) == (
         before.mover,
         before.attempt,

@@ -1,4 +1,6 @@
-"""Properties over random histories of guests beside native jobs: a scheduler that restarts, repeats and comes late."""
+"""Properties over random histories of external jobs beside native jobs: a scheduler that restarts, repeats and comes
+late.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from hypothesis.stateful import invariant, rule
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.buffers import HOLDING, BufferState
-from replica.operations.guests import GuestPhase, guest_phase
+from replica.operations.external_jobs import ExternalJobPhase, external_job_phase
 from replica.scheduler.backfill import BEING_REMOVED
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_pass import free_for_setups
 from replica.values.errors import Refusal
-from tests.replica.guest_world import DATA, RESULTS, GuestWorld, asked
+from tests.replica.external_job_world import DATA, RESULTS, ExternalJobWorld, asked
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.test_histories import Histories
 from tests.replica.world import OPERATOR
@@ -23,23 +25,23 @@ JOBS = ("1", "2", "3", "4", "5")
 SIZES = (5, 20, 45, 80)
 
 
-class IndexedGuestWorld(GuestWorld, IndexedWorld):
-    """A world with guests whose index is held against the walk over all jobs at each step."""
+class IndexedExternalJobWorld(ExternalJobWorld, IndexedWorld):
+    """A world with external jobs whose index is held against the walk over all jobs at each step."""
 
 
-class GuestHistories(Histories):
-    """As Histories, with guests of another scheduler in the same pools."""
+class ExternalJobHistories(Histories):
+    """As Histories, with external jobs of another scheduler in the same pools."""
 
-    def new_world(self) -> GuestWorld:
-        made = IndexedGuestWorld(
+    def new_world(self) -> ExternalJobWorld:
+        made = IndexedExternalJobWorld(
             {"fast": 100, "bulk": 50}, granularity=5, nodes=3, cpus=2, stage_retries=1, max_passes=2
         )
         made.configure(FinishedJobsKept="3")
         return made
 
     @property
-    def guests(self) -> GuestWorld:
-        assert isinstance(self.world, GuestWorld)
+    def external_jobs(self) -> ExternalJobWorld:
+        assert isinstance(self.world, ExternalJobWorld)
         return self.world
 
     @rule(
@@ -51,44 +53,50 @@ class GuestHistories(Histories):
     )
     def sets_up(self, job: str, size: int, pool: str, results: bool, epoch: int) -> None:
         request = asked(size, DATA, *([RESULTS] if results else []), pool=pool)
-        self.guests.setup(job, request, epoch=epoch)
+        self.external_jobs.setup(job, request, epoch=epoch)
 
     @rule(
         job=st.sampled_from(JOBS), what=st.sampled_from(["in", "begin", "end", "out"]), epoch=st.sampled_from([0, 0, 1])
     )
     def goes_on(self, job: str, what: str, epoch: int) -> None:
-        world = self.guests
+        world = self.external_jobs
         {"in": world.stage_in, "begin": world.begin, "end": world.end, "out": world.stage_out}[what](job, epoch)
 
     @rule(job=st.sampled_from(JOBS), size=st.sampled_from(SIZES), steps=st.integers(1, 6), fails=st.booleans())
     def comes_further(self, job: str, size: int, steps: int, fails: bool) -> None:
-        """The guest takes some steps of a life in which all goes well, but perhaps its last operation."""
-        world = self.guests
+        """The external job takes some steps of a life in which all goes well, but perhaps its last operation."""
+        world = self.external_jobs
         for step in range(steps):
             phase = world.phase(job)
-            ordered = (GuestPhase.STAGING_IN, GuestPhase.STAGING_OUT, GuestPhase.TEARDOWN)
+            ordered = (ExternalJobPhase.STAGING_IN, ExternalJobPhase.STAGING_OUT, ExternalJobPhase.TEARDOWN)
             if phase in ordered:
-                orders = [order for order in world.orders(world.guest(job).mover) if order.job == world.guest(job).id]
-                if orders and not world.state.nodes[world.guest(job).mover].down:
+                orders = [
+                    order
+                    for order in world.orders(world.external_job(job).mover)
+                    if order.job == world.external_job(job).id
+                ]
+                if orders and not world.state.nodes[world.external_job(job).mover].down:
                     (world.fail if fails and step == steps - 1 else world.finish_operation)(job)
-            elif phase in (GuestPhase.NONE, GuestPhase.OVER, GuestPhase.LINGERING):
+            elif phase in (ExternalJobPhase.NONE, ExternalJobPhase.OVER, ExternalJobPhase.LINGERING):
                 world.setup(job, asked(size, DATA, RESULTS))
-            elif phase in (GuestPhase.SET_UP, GuestPhase.STAGE_IN_FAILED):
+            elif phase in (ExternalJobPhase.SET_UP, ExternalJobPhase.STAGE_IN_FAILED):
                 world.stage_in(job)
             else:
-                {GuestPhase.STAGED_IN: world.begin, GuestPhase.RUNNING: world.end}.get(phase, world.stage_out)(job)
+                {ExternalJobPhase.STAGED_IN: world.begin, ExternalJobPhase.RUNNING: world.end}.get(
+                    phase, world.stage_out
+                )(job)
 
     @rule(job=st.sampled_from(JOBS), hurry=st.booleans())
     def tears_down(self, job: str, hurry: bool) -> None:
-        self.guests.tear_down(job, hurry=hurry)
+        self.external_jobs.tear_down(job, hurry=hurry)
 
     @rule(linger=st.sampled_from(["0", "60", "300"]))
     def restarts(self, linger: str) -> None:
         """The scheduler starts: all that has not run is torn down with hurry, as Slurm does."""
-        self.guests.configure(GuestLinger=linger)
+        self.external_jobs.configure(ExternalJobLinger=linger)
         for job in JOBS:
-            if self.guests.phase(job) in (GuestPhase.STAGING_IN, GuestPhase.STAGED_IN):
-                self.guests.tear_down(job, hurry=True)
+            if self.external_jobs.phase(job) in (ExternalJobPhase.STAGING_IN, ExternalJobPhase.STAGED_IN):
+                self.external_jobs.tear_down(job, hurry=True)
 
     @rule(data=st.data(), partial=st.booleans(), discard=st.booleans())
     def somebody_cares_for_what_is_parked(self, data: st.DataObject, partial: bool, discard: bool) -> None:
@@ -100,47 +108,49 @@ class GuestHistories(Histories):
     def there_is_an_epoch_for_each_record_and_none_twice(self) -> None:
         seen: dict[str, set[int]] = {}
         for job in self.world.state.jobs.values():
-            if job.guest is not None:
-                epochs = seen.setdefault(job.guest.name, set())
-                assert job.guest.epoch not in epochs
-                epochs.add(job.guest.epoch)
+            if job.external_job is not None:
+                epochs = seen.setdefault(job.external_job.name, set())
+                assert job.external_job.epoch not in epochs
+                epochs.add(job.external_job.epoch)
         state = self.world.state
-        assert {name: len(epochs) for name, epochs in seen.items()} == {n: g.jobs for n, g in state.guests.items()}
-        assert all(max(epochs) <= state.guests[name].epoch for name, epochs in seen.items())
+        assert {name: len(epochs) for name, epochs in seen.items()} == {
+            n: g.jobs for n, g in state.external_jobs.items()
+        }
+        assert all(max(epochs) <= state.external_jobs[name].epoch for name, epochs in seen.items())
 
     @invariant()
     def what_ran_and_is_not_exported_is_there_unless_somebody_said_otherwise(self) -> None:
         for batch in self.world.ledger[-1:]:
             for entry in batch.entries:
-                said = entry.command in ("tear_down_guest", "clear_buffer")
+                said = entry.command in ("tear_down_external_job", "clear_buffer")
                 started = [event for event in entry.events if isinstance(event, e.TeardownStarted)]
                 done = {event.job for event in entry.events if isinstance(event, e.StagedOut)}
                 for event in started:
                     job = self.world.state.jobs[event.job]
-                    ran = job.guest is not None and job.started_at
+                    ran = job.external_job is not None and job.started_at
                     has_results = job.request.buffer is not None and job.request.buffer.stage_out
                     assert not (ran and has_results) or said or event.job in done
 
     @invariant()
-    def only_the_last_epoch_of_a_guest_can_still_run(self) -> None:
+    def only_the_last_epoch_of_an_external_job_can_still_run(self) -> None:
         state = self.world.state
         for job_id in state.unfinished:
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
-            if job.guest is None or buffer is None or state.guests[job.guest.name].job == job_id:
+            if job.external_job is None or buffer is None or state.external_jobs[job.external_job.name].job == job_id:
                 continue
-            phase = guest_phase(job, buffer)
-            assert phase in (GuestPhase.PARKED, GuestPhase.TEARDOWN, GuestPhase.TEARDOWN_FAILED)
+            phase = external_job_phase(job, buffer)
+            assert phase in (ExternalJobPhase.PARKED, ExternalJobPhase.TEARDOWN, ExternalJobPhase.TEARDOWN_FAILED)
 
     @invariant()
     def who_waits_has_no_space_and_who_lingers_has(self) -> None:
         state = self.world.state
         for job_id in state.unfinished:
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
-            if job.guest is None or buffer is None:
+            if job.external_job is None or buffer is None:
                 continue
             held = buffer.state in HOLDING
-            assert held == (guest_phase(job, buffer) is not GuestPhase.WAITING)
-            if guest_phase(job, buffer) is GuestPhase.LINGERING:
+            assert held == (external_job_phase(job, buffer) is not ExternalJobPhase.WAITING)
+            if external_job_phase(job, buffer) is ExternalJobPhase.LINGERING:
                 assert buffer.state in (BufferState.STAGING_IN, BufferState.STAGED_IN)
 
     @invariant()
@@ -152,7 +162,7 @@ class GuestHistories(Histories):
             most = free // grain * grain
             if most:
                 world = self.with_one_more(pool, most)
-                if world.phase("more") is not GuestPhase.SET_UP:
+                if world.phase("more") is not ExternalJobPhase.SET_UP:
                     removed = [
                         buffer.held_bytes
                         for buffer in world.state.buffers.values()
@@ -160,11 +170,11 @@ class GuestHistories(Histories):
                     ]
                     assert most > world.free(pool) and most <= world.free(pool) + sum(removed)
             if most + grain <= state.pools[pool].usable_bytes:
-                assert self.with_one_more(pool, most + grain).phase("more") is not GuestPhase.SET_UP
+                assert self.with_one_more(pool, most + grain).phase("more") is not ExternalJobPhase.SET_UP
 
-    def with_one_more(self, pool: str, size: int) -> GuestWorld:
+    def with_one_more(self, pool: str, size: int) -> ExternalJobWorld:
         """Return how the world goes on with one more setup; this one stays as it is."""
-        made = GuestWorld.__new__(GuestWorld)
+        made = ExternalJobWorld.__new__(ExternalJobWorld)
         made.state, made.at, made.counter = self.world.state, self.world.at, self.world.counter
         made.ledger, made.reasons = [], []
         outcome = made.setup("more", asked(size, DATA, pool=pool))
@@ -172,16 +182,16 @@ class GuestHistories(Histories):
         return made
 
     def teardown(self) -> None:
-        """At the end the scheduler is done with all of its guests, and an operator with what they left."""
-        world = self.guests
+        """At the end the scheduler is done with all of its external jobs, and an operator with what they left."""
+        world = self.external_jobs
         for job in JOBS:
             world.tear_down(job, hurry=True)
         for job_id in sorted(world.state.unfinished):
-            if world.state.jobs[job_id].guest is not None:
+            if world.state.jobs[job_id].external_job is not None:
                 outcome = world.settle(c.ClearBuffer(job_id, discard=True))
                 assert isinstance(outcome, Refusal | int)
         super().teardown()
 
 
-GuestHistories.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-TestGuestHistories = GuestHistories.TestCase
+ExternalJobHistories.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestExternalJobHistories = ExternalJobHistories.TestCase

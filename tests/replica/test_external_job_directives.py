@@ -2,7 +2,7 @@
 
 import pytest
 
-from replica.grammar import DirectiveRefused, read_guest_request, read_request
+from replica.grammar import DirectiveRefused, read_external_job_request, read_request
 from replica.model import Access, BufferRequest
 
 SPACE = "#BB_LUA jobdw capacity=1GiB pool=fast"
@@ -10,7 +10,7 @@ IN = "stage_in type=file source=/in/a destination=$DW_JOB_STRIPED/a"
 
 
 def read(*lines: str, directive: str = "BB_LUA") -> BufferRequest | None:
-    return read_guest_request("#!/bin/sh\n" + "\n".join(lines) + "\ntrue\n", directive=directive).request
+    return read_external_job_request("#!/bin/sh\n" + "\n".join(lines) + "\ntrue\n", directive=directive).request
 
 
 def refused(*lines: str, directive: str = "BB_LUA") -> str:
@@ -44,7 +44,7 @@ def test_a_script_without_directives_asks_for_nothing() -> None:
 
 
 def test_directives_of_another_word_are_comments_with_a_warning() -> None:
-    reading = read_guest_request(f"{SPACE}\n#DW {IN}\n")
+    reading = read_external_job_request(f"{SPACE}\n#DW {IN}\n")
     assert reading.request is not None and not reading.request.stage_in
     assert "#DW is not read" in reading.warnings[0]
 

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from cluster.slurm import PARTS, script_parts
 from replica.grammar import (
     DirectiveRefused,
+    external_job_tables,
     find_overlap,
-    guest_tables,
-    read_guest_request,
+    read_external_job_request,
     with_file_name,
 )
 from replica.model import BufferRequest, JobRequest, Transfer, expanded
@@ -40,7 +40,7 @@ ACCEPTED, REFUSED, ELSEWHERE, LAXER, STRICTER = "accepted", "refused", "refused 
 """Both accept; both refuse, naming the same place or another; only Forebay refuses; only the script does."""
 
 
-class GuestCase(NamedTuple):
+class ExternalJobCase(NamedTuple):
     """One script, and the word of the site's directives."""
 
     script: str
@@ -50,7 +50,7 @@ class GuestCase(NamedTuple):
 class Difference(NamedTuple):
     """What the two said of one case; empty: accepted."""
 
-    case: GuestCase
+    case: ExternalJobCase
     forebay: str
     lua: str
 
@@ -60,7 +60,7 @@ def interpreters() -> list[str]:
     return [name for name in INTERPRETERS if shutil.which(name)]
 
 
-def make_guest_case(random: Random) -> GuestCase:
+def make_external_job_case(random: Random) -> ExternalJobCase:
     """Return the next case of this source of randomness."""
     directive = random.choice(DIRECTIVES)
     kind = f"#{directive}"
@@ -94,19 +94,19 @@ def make_guest_case(random: Random) -> GuestCase:
         text = "#!/bin/sh\n" + _lines(random).replace("#DW", kind) + text[10:]
     if random.random() < 0.6:
         text = _mutated(random, text)
-    return GuestCase(text, directive)
+    return ExternalJobCase(text, directive)
 
 
 def site_of(directive: str) -> dict[str, Any]:
     """Return the tables of a site, as the bridge writes them."""
     pools = [{"id": name, "quantity": size // 2**20, "granularity": 2**20} for name, size in POOLS.items()]
-    return {**guest_tables(), "directive": directive, "pools": pools}
+    return {**external_job_tables(), "directive": directive, "pools": pools}
 
 
-def asked_of_forebay(case: GuestCase) -> str:
+def asked_of_forebay(case: ExternalJobCase) -> str:
     """Return why Forebay refuses a case, with its place; empty where it accepts it."""
     try:
-        request = read_guest_request(case.script, directive=case.directive).request
+        request = read_external_job_request(case.script, directive=case.directive).request
     except DirectiveRefused as refused:
         return str(refused)
     if request is None:
@@ -146,7 +146,7 @@ CPU_S = 120
 """Seconds of a processor that the script may take for any number of cases."""
 
 
-def asked_of_lua(interpreter: str, cases: list[GuestCase], directory: Path, cpu_s: int = CPU_S) -> list[str]:
+def asked_of_lua(interpreter: str, cases: list[ExternalJobCase], directory: Path, cpu_s: int = CPU_S) -> list[str]:
     """Return what the script says of cases that have one directive, in their order; it is killed after `cpu_s`."""
     if not cases:
         return []
@@ -168,7 +168,7 @@ def asked_of_lua(interpreter: str, cases: list[GuestCase], directory: Path, cpu_
     return found
 
 
-def compare(interpreter: str, cases: list[GuestCase], directory: Path) -> list[Difference]:
+def compare(interpreter: str, cases: list[ExternalJobCase], directory: Path) -> list[Difference]:
     """Return what both said of each case."""
     found = []
     for directive in sorted({case.directive for case in cases}):
@@ -193,8 +193,10 @@ def place_of(sentence: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run until the number of cases is reached; 1 where the script refuses what Forebay accepts."""
-    parser = argparse.ArgumentParser(prog="scripts/fuzz --guests", description="Hold burst_buffer.lua to the grammar.")
-    parser.add_argument("--guests", action="store_true", help="what this is")
+    parser = argparse.ArgumentParser(
+        prog="scripts/fuzz --external-jobs", description="Hold burst_buffer.lua to the grammar."
+    )
+    parser.add_argument("--external-jobs", action="store_true", help="what this is")
     parser.add_argument("--cases", type=int, default=100_000, help="how many cases, all interpreters together")
     parser.add_argument("--seed", type=int, default=1, help="where the randomness begins")
     chosen = parser.parse_args(arguments)
@@ -206,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as directory:
         for begin in range(0, chosen.cases, CASES_PER_PROCESS):
             numbers = range(begin, min(begin + CASES_PER_PROCESS, chosen.cases))
-            cases = [make_guest_case(Random(f"{chosen.seed}:{number}")) for number in numbers]
+            cases = [make_external_job_case(Random(f"{chosen.seed}:{number}")) for number in numbers]
             for one in compare(found[begin // CASES_PER_PROCESS % len(found)], cases, Path(directory)):
                 count[kind_of(one)] += 1
                 if kind_of(one) == STRICTER and count[STRICTER] <= SHOWN_MAX:

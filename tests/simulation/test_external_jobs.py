@@ -1,4 +1,4 @@
-"""The world with guests would find a fault: one is planted that removes results, one that leaves directories."""
+"""The world with external jobs would find a fault: one is planted that removes results, one that leaves directories."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from replica.decide import guests as decided
+from replica.decide import external_jobs as decided
 from tests.simulation.world import simulate
 
 SEEDS = range(1, 25)
@@ -16,7 +16,7 @@ SEEDS = range(1, 25)
 def found(monkeypatch: pytest.MonkeyPatch, table: dict[Any, Any], key: object, fault: Callable[..., Any]) -> str:
     """Return what the first seed that finds a planted fault says of it."""
     monkeypatch.setitem(table, key, fault)
-    return next((said[0] for seed in SEEDS if (said := simulate(seed, profile="guests").violations)), "")
+    return next((said[0] for seed in SEEDS if (said := simulate(seed, profile="external_jobs").violations)), "")
 
 
 def test_results_that_are_removed_and_not_exported_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

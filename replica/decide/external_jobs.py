@@ -1,13 +1,15 @@
-"""Deciding what another scheduler asks for its guests: the table of phases and commands, one outcome for each pair.
+"""Deciding what another scheduler asks for its external jobs: the table of phases and commands, one outcome for each
+pair.
 
 A scheduler calls again what it does not know the end of: after its own restart, from another host, and a call that was
-killed may still be on its way. So every command is a repeat or a no-op by where its guest stands, never by a receipt.
-Three rules make the table:
+killed may still be on its way. So every command is a repeat or a no-op by where its external job stands, never by a
+receipt. Three rules make the table:
 
 1. What asks for less than there is, is done: a stage-in of what is staged, the end of a run that has ended, a teardown
-   of what is being torn down. What is gone needs nothing: the end of a run, a stage-out and a teardown of a guest that
-   is not there succeed.
-2. What asks for more than the guest ever had is refused: a run of what is not staged, a stage-in of what is torn down.
+   of what is being torn down. What is gone needs nothing: the end of a run, a stage-out and a teardown of an external
+   job that is not there succeed.
+2. What asks for more than the external job ever had is refused: a run of what is not staged, a stage-in of what is torn
+   down.
 3. No command but a teardown with hurry, and no setup at all, takes the only copy of somebody's results.
 
 Sources: SLURM-OBSERVED.md, 2 (failures, cancel, restart) and 5 (the functions of burst_buffer.lua).
@@ -34,7 +36,7 @@ from replica.model import (
     Access,
     BufferRequest,
     BufferState,
-    Guest,
+    ExternalJob,
     Job,
     JobOptions,
     JobRequest,
@@ -42,16 +44,16 @@ from replica.model import (
     Scheduler,
     Stage,
     buffer_user_refusal,
-    guest_job_fault,
-    guest_name,
+    external_job_id_fault,
+    external_job_name,
     scheduler_fault,
     with_options,
 )
 from replica.operations import (
-    FoundGuest,
-    GuestPhase,
-    find_guest,
-    guest_phase,
+    ExternalJobPhase,
+    FoundExternalJob,
+    external_job_phase,
+    find_external_job,
     has_results,
     mover_again,
     places_of,
@@ -76,7 +78,7 @@ class Outcome(Enum):
     SUPERSEDES = auto()
     """It is parked, which ran, or removed where it has no results, and the next epoch begins."""
     TAKES_UP = auto()
-    """The guest that lingers is set up again."""
+    """The external job that lingers is set up again."""
     STAGES_IN = auto()
     TRIES_AGAIN = auto()
     """The operation that failed is ordered again."""
@@ -94,7 +96,7 @@ class Outcome(Enum):
     """It is removed with its results."""
 
 
-class GuestCommand(Enum):
+class ExternalJobCommand(Enum):
     """What a scheduler asks, as the table tells commands apart."""
 
     SETUP = "setup"
@@ -108,7 +110,7 @@ class GuestCommand(Enum):
     TEAR_DOWN_HURRY = "teardown --hurry"
 
 
-_P, _O = GuestPhase, Outcome
+_P, _O = ExternalJobPhase, Outcome
 _GONE = (_O.BEGINS, _O.BEGINS, _O.REFUSED, _O.REFUSED, _O.DONE, _O.DONE, _O.DONE, _O.DONE)
 _EXPORTED = (_O.SUPERSEDES, _O.SUPERSEDES, _O.DONE, _O.REFUSED, _O.DONE)
 _NOT_RUN = (_O.DONE, _O.DONE)
@@ -134,15 +136,15 @@ _ROWS: Final = {
     _P.OVER: _GONE,
 }
 
-GUEST_OUTCOMES: Final = {
+EXTERNAL_JOB_OUTCOMES: Final = {
     (phase, command): outcome
     for phase, row in _ROWS.items()
-    for command, outcome in zip(GuestCommand, row, strict=True)
+    for command, outcome in zip(ExternalJobCommand, row, strict=True)
 }
-"""Each phase of a guest and each command of its scheduler -> what follows."""
+"""Each phase of an external job and each command of its scheduler -> what follows."""
 
 
-# ---- whose guests they are
+# ---- whose external jobs they are
 
 
 def _register_scheduler(state: Facts, actor: c.Actor, command: c.RegisterScheduler, at: Instant) -> Decision:
@@ -155,7 +157,7 @@ def _register_scheduler(state: Facts, actor: c.Actor, command: c.RegisterSchedul
             return Refusal(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
     known = state.schedulers.get(actor.name)
     if known is None and len(state.schedulers) >= SCHEDULERS_MAX:
-        sentence = f"{SCHEDULERS_MAX} schedulers have guests here"
+        sentence = f"{SCHEDULERS_MAX} schedulers have external jobs here"
         return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "release one that has none any more", "scheduler")
     refusal = None if known is None else _other_cluster(known, command.cluster)
     if refusal is not None:
@@ -171,7 +173,7 @@ def _other_cluster(known: Scheduler, cluster: str) -> Refusal | None:
         return None
     return Refusal(
         RefusalCode.PERMISSION_DENIED,
-        f"the guests of scheduler {known.name} are of another cluster, which last came from {known.address}",
+        f"the external jobs of scheduler {known.name} are of another cluster, which last came from {known.address}",
         "give one of the two clusters another name; if that one is no more, an operator releases the name with: "
         f"forebay scheduler release {known.name}",
         "cluster",
@@ -186,13 +188,13 @@ def _release_scheduler(state: Facts, actor: c.Actor, command: c.ReleaseScheduler
     return Accepted((e.SchedulerReleased(command.scheduler),))
 
 
-def _asked(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: int) -> FoundGuest | Refusal:
-    """Return the guest that a command of a scheduler is about, if it is that scheduler's to ask."""
+def _asked(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: int) -> FoundExternalJob | Refusal:
+    """Return the external job that a command of a scheduler is about, if it is that scheduler's to ask."""
     refusal = scheduler_refusal(state, actor, cluster)
-    fault = guest_job_fault(job)
+    fault = external_job_id_fault(job)
     if fault is not None and (refusal is None or refusal.code is not RefusalCode.WRONG_STATE):
         return Refusal(RefusalCode.INVALID_FIELD, f"the job {fault}", "send the job's number", "job")
-    return refusal or find_guest(state, guest_name(actor.name, job), epoch)
+    return refusal or find_external_job(state, external_job_name(actor.name, job), epoch)
 
 
 def scheduler_refusal(state: Facts, actor: c.Actor, cluster: str) -> Refusal | None:
@@ -207,7 +209,7 @@ def scheduler_refusal(state: Facts, actor: c.Actor, cluster: str) -> Refusal | N
 # ---- setup
 
 
-def _setup_guest(state: Facts, actor: c.Actor, command: c.SetupGuest, at: Instant) -> Decision:
+def _set_up_external_job(state: Facts, actor: c.Actor, command: c.SetUpExternalJob, at: Instant) -> Decision:
     found = _asked(state, actor, command.cluster, command.job, 0)
     if isinstance(found, Refusal):
         return found
@@ -216,16 +218,16 @@ def _setup_guest(state: Facts, actor: c.Actor, command: c.SetupGuest, at: Instan
     try:
         request = _wanted(state, command)
         digest = _digest(command.uid, request)
-        guest = None if found.job is None else found.job.guest
-        same = guest is None or guest.digest == digest
-        asked = GuestCommand.SETUP if same else GuestCommand.SETUP_OF_ANOTHER
-        outcome = GUEST_OUTCOMES[found.phase, asked]
+        external_job = None if found.job is None else found.job.external_job
+        same = external_job is None or external_job.digest == digest
+        asked = ExternalJobCommand.SETUP if same else ExternalJobCommand.SETUP_OF_ANOTHER
+        outcome = EXTERNAL_JOB_OUTCOMES[found.phase, asked]
         if outcome is Outcome.DONE:
             return NOTHING
         if outcome is Outcome.TAKES_UP:
             assert found.job is not None
-            return Accepted((e.GuestTakenUp(found.job.id, found.epoch + 1),))
-        begun = Guest(actor.name, command.job, found.epoch + 1, digest, command.uid, since=at)
+            return Accepted((e.ExternalJobTakenUp(found.job.id, found.epoch + 1),))
+        begun = ExternalJob(actor.name, command.job, found.epoch + 1, digest, command.uid, since=at)
         # What is refused changes nothing: what there was before is given up with the new epoch only.
         begins = _new_epoch(state, actor, request, begun)
     except Rejected as refused:
@@ -240,11 +242,11 @@ _ENDED = frozenset({_P.NONE, _P.PARKED, _P.TEARDOWN, _P.TEARDOWN_FAILED, _P.OVER
 """Phases of an epoch that a scheduler has done with."""
 
 
-def _wanted(state: Facts, command: c.SetupGuest) -> JobRequest:
-    """Return what a setup asks for, without what is no guest's; Rejected for what no guest can have."""
+def _wanted(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
+    """Return what a setup asks for, without what is no external job's; Rejected for what no external job can have."""
     asked, user = command.request.buffer, command.request.user
     if state.site.provider != NATIVE:
-        sentence = f"guests need the provider {NATIVE}, and this site has {state.site.provider}"
+        sentence = f"external jobs need the provider {NATIVE}, and this site has {state.site.provider}"
         raise Rejected(RefusalCode.WRONG_STATE, sentence, "have Forebay's own agents move the data", "")
     check_name("user", user)
     if not command.uid or user == "root":
@@ -257,7 +259,7 @@ def _wanted(state: Facts, command: c.SetupGuest) -> JobRequest:
         raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
             "the job asks for no space of its own",
-            "write a pool and a capacity: guests stage to pools in a place that all nodes see",
+            "write a pool and a capacity: external jobs stage to pools in a place that all nodes see",
             "capacity" if asked is None or len(asked.places) < 2 else asked.places[1],
         )
     _check_shared(asked)
@@ -300,12 +302,12 @@ def _digest(uid: int, request: JobRequest) -> bytes:
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, guest: Guest) -> e.GuestSetUp:
+def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: ExternalJob) -> e.ExternalJobSetUp:
     """Return the event that begins an epoch; Rejected where the request cannot be had."""
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
         sentence = f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet"
         raise Rejected(RefusalCode.LIMIT_EXCEEDED, sentence, "wait until some are", "")
-    resolved = buffer_resolved(state, actor, request, of_array=False, number=guest.job)
+    resolved = buffer_resolved(state, actor, request, of_array=False, number=external_job.job)
     asked = resolved.buffer
     assert asked is not None
     for used in asked.uses:
@@ -329,20 +331,20 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, guest: Guest) 
             asked.places[0] if asked.places else "pool",
         )
     resolved = admitted(state, resolved, 1)
-    asked, name, granted = space_resolved(state, resolved, asked, guest.job)
+    asked, name, granted = space_resolved(state, resolved, asked, external_job.job)
     # Its setup waits for seconds only: what no waiting can mend is refused at once.
     check_limits_alone(state, resolved, name, granted, "ask for less, or have an operator change the limit")
-    return e.GuestSetUp(state.next_job, replace(resolved, buffer=asked), name, granted, guest)
+    return e.ExternalJobSetUp(state.next_job, replace(resolved, buffer=asked), name, granted, external_job)
 
 
-def _given_up_for(state: Facts, found: FoundGuest, outcome: Outcome) -> Events:
-    """Return what becomes of the last epoch of a guest when the next one begins."""
+def _given_up_for(state: Facts, found: FoundExternalJob, outcome: Outcome) -> Events:
+    """Return what becomes of the last epoch of an external job when the next one begins."""
     if found.job is None or found.buffer is None or outcome is Outcome.BEGINS:
         return ()
     reason = "its number was set up anew"
     if outcome is Outcome.SUPERSEDES:
         return _parked(found.job, found.phase, reason)
-    if found.phase is GuestPhase.WAITING:
+    if found.phase is ExternalJobPhase.WAITING:
         return (e.JobCancelled(found.job.id),)
     return _removed(found.job, JobState.CANCELLED, reason)
 
@@ -350,38 +352,38 @@ def _given_up_for(state: Facts, found: FoundGuest, outcome: Outcome) -> Events:
 # ---- what follows
 
 
-def _stage_in_guest(state: Facts, actor: c.Actor, command: c.StageInGuest, at: Instant) -> Decision:
-    return _decided(state, actor, command, GuestCommand.STAGE_IN)
+def _stage_in_external_job(state: Facts, actor: c.Actor, command: c.StageInExternalJob, at: Instant) -> Decision:
+    return _decided(state, actor, command, ExternalJobCommand.STAGE_IN)
 
 
-def _begin_guest_run(state: Facts, actor: c.Actor, command: c.BeginGuestRun, at: Instant) -> Decision:
-    return _decided(state, actor, command, GuestCommand.BEGIN_RUN)
+def _begin_external_job_run(state: Facts, actor: c.Actor, command: c.BeginExternalJobRun, at: Instant) -> Decision:
+    return _decided(state, actor, command, ExternalJobCommand.BEGIN_RUN)
 
 
-def _end_guest_run(state: Facts, actor: c.Actor, command: c.EndGuestRun, at: Instant) -> Decision:
-    return _decided(state, actor, command, GuestCommand.END_RUN)
+def _end_external_job_run(state: Facts, actor: c.Actor, command: c.EndExternalJobRun, at: Instant) -> Decision:
+    return _decided(state, actor, command, ExternalJobCommand.END_RUN)
 
 
-def _stage_out_guest(state: Facts, actor: c.Actor, command: c.StageOutGuest, at: Instant) -> Decision:
-    return _decided(state, actor, command, GuestCommand.STAGE_OUT)
+def _stage_out_external_job(state: Facts, actor: c.Actor, command: c.StageOutExternalJob, at: Instant) -> Decision:
+    return _decided(state, actor, command, ExternalJobCommand.STAGE_OUT)
 
 
-def _tear_down_guest(state: Facts, actor: c.Actor, command: c.TearDownGuest, at: Instant) -> Decision:
+def _tear_down_external_job(state: Facts, actor: c.Actor, command: c.TearDownExternalJob, at: Instant) -> Decision:
     fault = _text_fault(command.reason, limits.MESSAGE_CHARACTERS_MAX)
     if fault is not None:
         return Refusal(RefusalCode.INVALID_FIELD, f"the reason {fault}", "write a sentence", "reason")
-    asked = GuestCommand.TEAR_DOWN_HURRY if command.hurry else GuestCommand.TEAR_DOWN
+    asked = ExternalJobCommand.TEAR_DOWN_HURRY if command.hurry else ExternalJobCommand.TEAR_DOWN
     return _decided(state, actor, command, asked, command.reason)
 
 
-def _miss_guest(state: Facts, actor: c.Actor, command: c.MissGuest, at: Instant) -> Decision:
+def _miss_external_job(state: Facts, actor: c.Actor, command: c.MissExternalJob, at: Instant) -> Decision:
     found = _asked(state, actor, command.cluster, command.job, 0)
     if isinstance(found, Refusal):
         return found
     fault = _text_fault(command.state, limits.NAME_CHARACTERS_MAX)
     if fault is not None:
         return Refusal(RefusalCode.INVALID_FIELD, f"the state {fault}", "write a word", "state")
-    return NOTHING if found.job is not None else Accepted((e.GuestMissed(found.name, command.state),))
+    return NOTHING if found.job is not None else Accepted((e.ExternalJobMissed(found.name, command.state),))
 
 
 def _text_fault(text: str, characters_max: int) -> str | None:
@@ -391,11 +393,11 @@ def _text_fault(text: str, characters_max: int) -> str | None:
     return "has a control character" if has_control_character(text) else None
 
 
-def _decided(state: Facts, actor: c.Actor, command: Any, asked: GuestCommand, reason: str = "") -> Decision:
+def _decided(state: Facts, actor: c.Actor, command: Any, asked: ExternalJobCommand, reason: str = "") -> Decision:
     found = _asked(state, actor, command.cluster, command.job, command.epoch)
     if isinstance(found, Refusal):
         return found
-    outcome = GUEST_OUTCOMES[found.phase, asked]
+    outcome = EXTERNAL_JOB_OUTCOMES[found.phase, asked]
     if outcome is Outcome.DONE:
         return NOTHING
     if outcome is Outcome.REFUSED or found.job is None or found.buffer is None:
@@ -408,54 +410,58 @@ def _decided(state: Facts, actor: c.Actor, command: Any, asked: GuestCommand, re
     return accepted(events)
 
 
-_SAID = (e.GuestParked, e.TeardownStarted)
+_SAID = (e.ExternalJobParked, e.TeardownStarted)
 """Events of a teardown that say why."""
 
 
-def _refused(found: FoundGuest, asked: GuestCommand) -> Refusal:
-    if found.phase is GuestPhase.NONE:
-        last = f"there is no such epoch of guest {found.name} any more: the last one is {found.epoch}"
-        sentence = last if found.epoch else f"there is no guest {found.name}"
+def _refused(found: FoundExternalJob, asked: ExternalJobCommand) -> Refusal:
+    if found.phase is ExternalJobPhase.NONE:
+        last = f"there is no such epoch of external job {found.name} any more: the last one is {found.epoch}"
+        sentence = last if found.epoch else f"there is no external job {found.name}"
         return Refusal(RefusalCode.UNKNOWN_JOB, sentence, "set it up first", "job")
     sentence = f"{found.name} is {found.phase.value}: no {asked.value} is possible"
-    if found.phase in _ENDED or found.phase is GuestPhase.LINGERING:
+    if found.phase in _ENDED or found.phase is ExternalJobPhase.LINGERING:
         return Refusal(RefusalCode.WRONG_STATE, sentence, "it was torn down: set it up first", "job")
-    remedy = "wait until it is staged in" if asked is GuestCommand.BEGIN_RUN else "wait until it has its space"
-    if found.phase in (GuestPhase.STAGING_OUT, GuestPhase.STAGE_OUT_FAILED):
+    remedy = "wait until it is staged in" if asked is ExternalJobCommand.BEGIN_RUN else "wait until it has its space"
+    if found.phase in (ExternalJobPhase.STAGING_OUT, ExternalJobPhase.STAGE_OUT_FAILED):
         remedy = "its run has ended, and its results are being exported"
     return Refusal(RefusalCode.WRONG_STATE, sentence, remedy, "job")
 
 
-def _staged_in(state: Facts, job: Job, phase: GuestPhase) -> Events | Refusal:
+def _staged_in(state: Facts, job: Job, phase: ExternalJobPhase) -> Events | Refusal:
     places = places_of(state, state.buffers[job.id])
     if not places:
         sentence = f"pool {state.buffers[job.id].pool} has no place any more that all nodes see"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "tear the guest down, and use another pool", "job")
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "tear the external job down, and use another pool", "job")
     mover = mover_again(state, job, places)
     if not mover:
         shown = " and ".join(place.name for place in places)
         sentence, remedy = f"no agent stages for place {shown}", "start one for it: forebay agent NAME --mover"
         return Refusal(RefusalCode.WRONG_STATE, sentence, remedy, "job")
-    return (e.GuestStageInOrdered(job.id, mover, job.attempt + 1),)
+    return (e.ExternalJobStageInOrdered(job.id, mover, job.attempt + 1),)
 
 
-def _tried_again(state: Facts, job: Job, phase: GuestPhase) -> Events:
-    stage = {GuestPhase.STAGE_IN_FAILED: Stage.STAGE_IN, GuestPhase.STAGE_OUT_FAILED: Stage.STAGE_OUT}.get(phase)
+def _tried_again(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
+    stage = {ExternalJobPhase.STAGE_IN_FAILED: Stage.STAGE_IN, ExternalJobPhase.STAGE_OUT_FAILED: Stage.STAGE_OUT}.get(
+        phase
+    )
     return (e.StageRetried(job.id, stage or Stage.TEARDOWN, job.attempt + 1, "asked for again"),)
 
 
-def _run_begun(state: Facts, job: Job, phase: GuestPhase) -> Events:
-    return (e.GuestRunBegan(job.id, job.attempt + 1),)
+def _run_begun(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
+    return (e.ExternalJobRunBegan(job.id, job.attempt + 1),)
 
 
-def _run_ended(state: Facts, job: Job, phase: GuestPhase) -> Events:
-    return (e.GuestRunEnded(job.id, job.attempt + 1),)
+def _run_ended(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
+    return (e.ExternalJobRunEnded(job.id, job.attempt + 1),)
 
 
-def _exported(state: Facts, job: Job, phase: GuestPhase) -> Events:
-    """Return what has the results of a guest staged out: at once where nobody has tried, again where that failed."""
+def _exported(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
+    """Return what has the results of an external job staged out: at once where nobody has tried, again where that
+    failed.
+    """
     buffer = state.buffers[job.id]
-    if phase is GuestPhase.RUNNING:
+    if phase is ExternalJobPhase.RUNNING:
         return (*_run_ended(state, job, phase), stage_out_started(state, job, buffer, job.attempt + 2))
     if buffer.state is BufferState.POST_RUN:
         return (stage_out_started(state, job, buffer, job.attempt + 1),)
@@ -465,12 +471,16 @@ def _exported(state: Facts, job: Job, phase: GuestPhase) -> Events:
 
 
 def exported_again(state: Facts, job: Job, partial: bool) -> Events | Refusal:
-    """Return what exporting the results of a job again leads to: of a guest that is parked, or of any job whose
+    """Return what exporting the results of a job again leads to: of an external job that is parked, or of any job whose
     stage-out failed.
     """
     buffer = state.buffers.get(job.id)
     failed = buffer is not None and buffer.state is BufferState.STAGING_OUT and job.stuck
-    parked = job.guest is not None and buffer is not None and guest_phase(job, buffer) is GuestPhase.PARKED
+    parked = (
+        job.external_job is not None
+        and buffer is not None
+        and external_job_phase(job, buffer) is ExternalJobPhase.PARKED
+    )
     if failed:
         why = "asked for again, without what is not there" if partial else "asked for again"
         return (e.StageRetried(job.id, Stage.STAGE_OUT, job.attempt + 1, why, partial),)
@@ -486,46 +496,46 @@ def exported_again(state: Facts, job: Job, partial: bool) -> Events | Refusal:
     )
 
 
-def _abandoned(state: Facts, job: Job, phase: GuestPhase) -> Events:
+def _abandoned(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     return (e.JobCancelled(job.id),)
 
 
-def _given_back(state: Facts, job: Job, phase: GuestPhase) -> Events:
+def _given_back(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     asked = job.request.buffer
     # What lingers would keep a persistent buffer that it works with from being removed.
-    if job.mover and state.site.guest_linger_s and not (asked is not None and asked.uses):
-        return (e.GuestLingered(job.id, job.attempt + 1),)
+    if job.mover and state.site.external_job_linger_s and not (asked is not None and asked.uses):
+        return (e.ExternalJobLingered(job.id, job.attempt + 1),)
     return _removed(job, JobState.CANCELLED, "torn down by its scheduler")
 
 
 def _removed(job: Job, result: JobState, reason: str) -> Events:
-    """Return what removes a guest that never ran; at once where nothing was ever staged."""
+    """Return what removes an external job that never ran; at once where nothing was ever staged."""
     started = e.TeardownStarted(job.id, job.attempt + 1, result, True, reason)
     return (started,) if job.mover else (started, e.TornDown(job.id))
 
 
-def _parked_by_scheduler(state: Facts, job: Job, phase: GuestPhase) -> Events:
+def _parked_by_scheduler(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     return _parked(job, phase, "torn down by its scheduler before its results were exported")
 
 
-def _parked(job: Job, phase: GuestPhase, reason: str) -> Events:
+def _parked(job: Job, phase: ExternalJobPhase, reason: str) -> Events:
     ended: Events = ()
-    if phase is GuestPhase.RUNNING:
-        ended = (e.GuestRunEnded(job.id, job.attempt + 1),)
+    if phase is ExternalJobPhase.RUNNING:
+        ended = (e.ExternalJobRunEnded(job.id, job.attempt + 1),)
     if has_results(job):
-        return (*ended, e.GuestParked(job.id, reason))
+        return (*ended, e.ExternalJobParked(job.id, reason))
     return (*ended, e.TeardownStarted(job.id, job.attempt + 1 + len(ended), JobState.COMPLETED, True, reason))
 
 
-def _discarded(state: Facts, job: Job, phase: GuestPhase) -> Events:
+def _discarded(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     reason = "torn down by its scheduler without stage-out"
-    if phase is GuestPhase.RUNNING:
-        ended = e.GuestRunEnded(job.id, job.attempt + 1)
+    if phase is ExternalJobPhase.RUNNING:
+        ended = e.ExternalJobRunEnded(job.id, job.attempt + 1)
         return (ended, e.TeardownStarted(job.id, job.attempt + 2, JobState.CANCELLED, True, reason))
     return (e.TeardownStarted(job.id, job.attempt + 1, job.result, True, reason),)
 
 
-_EVENTS: dict[Outcome, Callable[[Facts, Job, GuestPhase], Events | Refusal]] = {
+_EVENTS: dict[Outcome, Callable[[Facts, Job, ExternalJobPhase], Events | Refusal]] = {
     Outcome.STAGES_IN: _staged_in,
     Outcome.TRIES_AGAIN: _tried_again,
     Outcome.RUNS: _run_begun,
@@ -538,15 +548,15 @@ _EVENTS: dict[Outcome, Callable[[Facts, Job, GuestPhase], Events | Refusal]] = {
 }
 
 
-GUESTS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
+EXTERNAL_JOBS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
     c.RegisterScheduler: _register_scheduler,
     c.ReleaseScheduler: _release_scheduler,
-    c.SetupGuest: _setup_guest,
-    c.StageInGuest: _stage_in_guest,
-    c.BeginGuestRun: _begin_guest_run,
-    c.EndGuestRun: _end_guest_run,
-    c.StageOutGuest: _stage_out_guest,
-    c.TearDownGuest: _tear_down_guest,
-    c.MissGuest: _miss_guest,
+    c.SetUpExternalJob: _set_up_external_job,
+    c.StageInExternalJob: _stage_in_external_job,
+    c.BeginExternalJobRun: _begin_external_job_run,
+    c.EndExternalJobRun: _end_external_job_run,
+    c.StageOutExternalJob: _stage_out_external_job,
+    c.TearDownExternalJob: _tear_down_external_job,
+    c.MissExternalJob: _miss_external_job,
 }
 """Command -> what decides it by looking things up."""

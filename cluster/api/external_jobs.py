@@ -1,4 +1,4 @@
-"""Guests: what another scheduler asks for its jobs' buffers, and what it and people ask about them."""
+"""External jobs: what another scheduler asks for its jobs' buffers, and what it and people ask about them."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from cluster.api import wire
 from cluster.api.service import AskedCommand, Call, Reply, encoded, handles
 from cluster.api.web import Problem, bad, too_many
 from cluster.schemas import Command
-from cluster.schemas import guests as v
+from cluster.schemas import external_jobs as v
 from cluster.schemas import operations as ops
 from cluster.system import format_instant
 from cluster.system.eventloop import paced
 from replica.decide import job_about
 from replica.messages import commands as c
-from replica.model import Access, BufferState, CreatePersistent, Hold, guest_name
-from replica.operations import FoundGuest, GuestPhase, find_guest, lingers_until, made_later
+from replica.model import Access, BufferState, CreatePersistent, Hold, external_job_name
+from replica.operations import ExternalJobPhase, FoundExternalJob, find_external_job, lingers_until, made_later
 from replica.state import State
 from replica.views import buffer_path, persistent_paths
 
-GUESTS_LISTED_MAX = 100_000
-"""Guests in one list, count: as many as there may be jobs that are not over."""
+EXTERNAL_JOBS_LISTED_MAX = 100_000
+"""External jobs in one list, count: as many as there may be jobs that are not over."""
 
-PARTS_PER_GUEST = 12
-"""What rendering one guest takes of a slice: some twenty microseconds."""
+PARTS_PER_EXTERNAL_JOB = 12
+"""What rendering one external job takes of a slice: some twenty microseconds."""
 
 POLL_AGAIN_S = 1
 """After how many seconds to ask again where too many questions wait already."""
 
-_PHASES = frozenset(phase.value for phase in GuestPhase)
+_PHASES = frozenset(phase.value for phase in ExternalJobPhase)
 
 
 @handles(ops.REGISTER_SCHEDULER)
@@ -69,7 +69,7 @@ async def show_scheduler_site(call: Call[None]) -> Reply[v.SchedulerSiteAnswer]:
     shared = [name for name, pool in sorted(state.pools.items()) if pool.place]
     free = await call.service.verdicts.free_for_setups(state, shared, call.work)
     pools = tuple(
-        v.GuestPoolView(
+        v.ExternalJobPoolView(
             name=name,
             unit=pool.unit.word,
             quantity=pool.usable_bytes,
@@ -87,32 +87,34 @@ async def show_scheduler_site(call: Call[None]) -> Reply[v.SchedulerSiteAnswer]:
         provider=site.provider,
         allow_users=site.allow_users,
         deny_users=site.deny_users,
-        setup_wait_s=site.guest_setup_wait_s,
-        linger_s=site.guest_linger_s,
+        setup_wait_s=site.external_job_setup_wait_s,
+        linger_s=site.external_job_linger_s,
     )
     return Reply(state.revision, answer)
 
 
-@handles(ops.LIST_GUESTS)
-async def list_guests(call: Call[None]) -> Reply[v.GuestsAnswer]:
+@handles(ops.LIST_EXTERNAL_JOBS)
+async def list_external_jobs(call: Call[None]) -> Reply[v.ExternalJobsAnswer]:
     state, work = await call.state(), call.work
     own = f"{call.identity.name}:"
-    names = [name async for name in paced(state.guests, work, parts=1) if name.startswith(own)]
+    names = [name async for name in paced(state.external_jobs, work, parts=1) if name.startswith(own)]
     live, rows, truncated = call.query.get("live") == "yes", list[Any](), False
     for name in await work.ordered(names):
-        await work.take(0, parts=PARTS_PER_GUEST)
-        found = find_guest(state, name)
-        if live and found.phase in (GuestPhase.NONE, GuestPhase.OVER):
+        await work.take(0, parts=PARTS_PER_EXTERNAL_JOB)
+        found = find_external_job(state, name)
+        if live and found.phase in (ExternalJobPhase.NONE, ExternalJobPhase.OVER):
             continue
-        if len(rows) >= GUESTS_LISTED_MAX:
+        if len(rows) >= EXTERNAL_JOBS_LISTED_MAX:
             truncated = True
             break
-        rows.append(encoded(v.GuestView(**_fields(state, found))))
-    return Reply(state.revision, v.GuestsAnswer(revision=state.revision, guests=tuple(rows), truncated=truncated))
+        rows.append(encoded(v.ExternalJobView(**_fields(state, found))))
+    return Reply(
+        state.revision, v.ExternalJobsAnswer(revision=state.revision, external_jobs=tuple(rows), truncated=truncated)
+    )
 
 
-@handles(ops.SHOW_GUEST)
-async def show_guest(call: Call[None]) -> Reply[v.GuestAnswer]:
+@handles(ops.SHOW_EXTERNAL_JOB)
+async def show_external_job(call: Call[None]) -> Reply[v.ExternalJobAnswer]:
     awaited, wait_s = _patience(call)
     state, found = await _in_another_phase(call, awaited, wait_s)
     return Reply(state.revision, _answer(state, found))
@@ -123,64 +125,66 @@ def _patience(call: Call[Any]) -> tuple[frozenset[str], int]:
     awaited = frozenset(word for word in call.query.get("while", "").split(",") if word)
     unknown = sorted(awaited - _PHASES)
     if unknown:
-        raise bad(f"the phase {unknown[0][:32]!r} is unknown", f"use {', '.join(GuestPhase)}", "query while")
-    return awaited, call.integer("wait_s", 0, least=0, most=ops.GUEST_WAIT_S_MAX)
+        raise bad(f"the phase {unknown[0][:32]!r} is unknown", f"use {', '.join(ExternalJobPhase)}", "query while")
+    return awaited, call.integer("wait_s", 0, least=0, most=ops.EXTERNAL_JOB_WAIT_S_MAX)
 
 
-async def _in_another_phase(call: Call[Any], awaited: frozenset[str], wait_s: float) -> tuple[State, FoundGuest]:
-    """Return a guest as soon as it is in none of these phases, or the time is over; Problem."""
+async def _in_another_phase(call: Call[Any], awaited: frozenset[str], wait_s: float) -> tuple[State, FoundExternalJob]:
+    """Return an external job as soon as it is in none of these phases, or the time is over; Problem."""
     scheduler, loop = call.identity.name, asyncio.get_running_loop()
-    name, until_s = guest_name(scheduler, call.params["job"]), loop.time() + wait_s
+    name, until_s = external_job_name(scheduler, call.params["job"]), loop.time() + wait_s
     while True:
         # Whoever leads says it each time: a deposed leader would have its caller wait for what has happened.
         state = await call.service.current()
-        found, left_s = find_guest(state, name), until_s - loop.time()
+        found, left_s = find_external_job(state, name), until_s - loop.time()
         if found.phase.value not in awaited or left_s <= 0 or call.service.stopping.is_set():
             return state, found
-        watch = call.service.controller.guests
+        watch = call.service.controller.external_jobs
         if not watch.has_room(scheduler):
-            raise too_many("too many questions about guests wait already", "ask again later", POLL_AGAIN_S)
+            raise too_many("too many questions about external jobs wait already", "ask again later", POLL_AGAIN_S)
         await watch.wait(scheduler, name, left_s)
 
 
-@handles(ops.SETUP_GUEST)
-async def setup_guest(call: Call[v.SetupGuestRequest]) -> Reply[v.GuestAnswer]:
+@handles(ops.SET_UP_EXTERNAL_JOB)
+async def set_up_external_job(call: Call[v.SetUpExternalJobRequest]) -> Reply[v.ExternalJobAnswer]:
     # First of all: what a request may say is for the leader's state to tell, not for one that lags behind.
     await call.service.lead()
     job, site = call.params["job"], call.service.controller.state.site
-    command, warnings = await call.service.reading(call.body, wire.guest_setup, job, call.body, site)
+    command, warnings = await call.service.reading(call.body, wire.external_job_setup, job, call.body, site)
     return await _settled(call, command, warnings)
 
 
-@handles(ops.STAGE_IN_GUEST)
-async def stage_in_guest(call: Call[v.GuestCommand]) -> Reply[v.GuestAnswer]:
-    return await _settled(call, c.StageInGuest(call.body.cluster, call.params["job"], call.body.epoch))
+@handles(ops.STAGE_IN_EXTERNAL_JOB)
+async def stage_in_external_job(call: Call[v.ExternalJobCommand]) -> Reply[v.ExternalJobAnswer]:
+    return await _settled(call, c.StageInExternalJob(call.body.cluster, call.params["job"], call.body.epoch))
 
 
-@handles(ops.BEGIN_GUEST_RUN)
-async def begin_guest_run(call: Call[v.GuestCommand]) -> Reply[v.GuestAnswer]:
-    return await _settled(call, c.BeginGuestRun(call.body.cluster, call.params["job"], call.body.epoch))
+@handles(ops.BEGIN_EXTERNAL_JOB_RUN)
+async def begin_external_job_run(call: Call[v.ExternalJobCommand]) -> Reply[v.ExternalJobAnswer]:
+    return await _settled(call, c.BeginExternalJobRun(call.body.cluster, call.params["job"], call.body.epoch))
 
 
-@handles(ops.END_GUEST_RUN)
-async def end_guest_run(call: Call[v.GuestCommand]) -> Reply[v.GuestAnswer]:
-    return await _settled(call, c.EndGuestRun(call.body.cluster, call.params["job"], call.body.epoch))
+@handles(ops.END_EXTERNAL_JOB_RUN)
+async def end_external_job_run(call: Call[v.ExternalJobCommand]) -> Reply[v.ExternalJobAnswer]:
+    return await _settled(call, c.EndExternalJobRun(call.body.cluster, call.params["job"], call.body.epoch))
 
 
-@handles(ops.STAGE_OUT_GUEST)
-async def stage_out_guest(call: Call[v.GuestCommand]) -> Reply[v.GuestAnswer]:
-    return await _settled(call, c.StageOutGuest(call.body.cluster, call.params["job"], call.body.epoch))
+@handles(ops.STAGE_OUT_EXTERNAL_JOB)
+async def stage_out_external_job(call: Call[v.ExternalJobCommand]) -> Reply[v.ExternalJobAnswer]:
+    return await _settled(call, c.StageOutExternalJob(call.body.cluster, call.params["job"], call.body.epoch))
 
 
-@handles(ops.TEAR_DOWN_GUEST)
-async def tear_down_guest(call: Call[v.TearDownGuestRequest]) -> Reply[v.GuestAnswer]:
+@handles(ops.TEAR_DOWN_EXTERNAL_JOB)
+async def tear_down_external_job(call: Call[v.TearDownExternalJobRequest]) -> Reply[v.ExternalJobAnswer]:
     body = call.body
-    return await _settled(call, c.TearDownGuest(body.cluster, call.params["job"], body.hurry, body.epoch, body.reason))
+    return await _settled(
+        call, c.TearDownExternalJob(body.cluster, call.params["job"], body.hurry, body.epoch, body.reason)
+    )
 
 
-@handles(ops.MISS_GUEST)
-async def miss_guest(call: Call[v.MissGuestRequest]) -> Reply[v.GuestAnswer]:
-    return await _settled(call, c.MissGuest(call.body.cluster, call.params["job"], call.body.state))
+@handles(ops.MISS_EXTERNAL_JOB)
+async def miss_external_job(call: Call[v.MissExternalJobRequest]) -> Reply[v.ExternalJobAnswer]:
+    return await _settled(call, c.MissExternalJob(call.body.cluster, call.params["job"], call.body.state))
 
 
 # ---- persistent buffers
@@ -190,7 +194,7 @@ async def miss_guest(call: Call[v.MissGuestRequest]) -> Reply[v.GuestAnswer]:
 async def list_persistent(call: Call[None]) -> Reply[v.PersistentsAnswer]:
     state, work, rows = await call.state(), call.work, list[Any]()
     for name in await work.ordered(state.persistent):
-        await work.take(0, parts=PARTS_PER_GUEST)
+        await work.take(0, parts=PARTS_PER_EXTERNAL_JOB)
         if state.persistent[name].place:
             rows.append(encoded(v.PersistentView(**_persistent(state, name))))
     return Reply(state.revision, v.PersistentsAnswer(revision=state.revision, buffers=tuple(rows)))
@@ -252,13 +256,13 @@ def _persistent_answer(state: State, name: str, user: str) -> v.PersistentAnswer
 
 async def _settled(
     call: Call[AskedCommand], command: c.Command, warnings: tuple[str, ...] = ()
-) -> Reply[v.GuestAnswer]:
-    """Have a command about a guest settled; answer with the guest as it is afterwards, or once its caller's patience
-    is over.
+) -> Reply[v.ExternalJobAnswer]:
+    """Have a command about an external job settled; answer with the external job as it is afterwards, or once its
+    caller's patience is over.
     """
     awaited, wait_s = _patience(call)
     state = (await call.service.settle(call, command)).state
-    found = find_guest(state, guest_name(call.identity.name, call.params["job"]))
+    found = find_external_job(state, external_job_name(call.identity.name, call.params["job"]))
     if wait_s and found.phase.value in awaited:
         # What was settled is so, whoever leads by now and however many wait: its caller asks on.
         with contextlib.suppress(Problem):
@@ -266,12 +270,12 @@ async def _settled(
     return Reply(state.revision, _answer(state, found, warnings))
 
 
-def _answer(state: State, found: FoundGuest, warnings: tuple[str, ...] = ()) -> v.GuestAnswer:
-    return v.GuestAnswer(revision=state.revision, warnings=warnings, **_fields(state, found))
+def _answer(state: State, found: FoundExternalJob, warnings: tuple[str, ...] = ()) -> v.ExternalJobAnswer:
+    return v.ExternalJobAnswer(revision=state.revision, warnings=warnings, **_fields(state, found))
 
 
-def _fields(state: State, found: FoundGuest) -> dict[str, Any]:
-    """Return what is shown of a guest, by the fields of GuestView."""
+def _fields(state: State, found: FoundExternalJob) -> dict[str, Any]:
+    """Return what is shown of an external job, by the fields of ExternalJobView."""
     scheduler, _, number = found.name.partition(":")
     fields: dict[str, Any] = {
         "scheduler": scheduler,
@@ -286,7 +290,7 @@ def _fields(state: State, found: FoundGuest) -> dict[str, Any]:
     return fields | {
         "job_id": job.id,
         "user": job.request.user,
-        "uid": 0 if job.guest is None else job.guest.uid,
+        "uid": 0 if job.external_job is None else job.external_job.uid,
         "pool": buffer.pool,
         "size": buffer.granted_bytes,
         "message": _without_provider(job.message),

@@ -1,7 +1,7 @@
-"""Guests: where one stands, as its scheduler sees it, and what ends it by itself.
+"""External jobs: where one stands, as its scheduler sees it, and what ends it by itself.
 
 A phase is a function of the job and its buffer, so that each command of a scheduler is a repeat or a no-op by the
-guest's own state, however often it comes and whoever sends it. `replica.decide.guests` has the table.
+external job's own state, however often it comes and whoever sends it. `replica.decide.external_jobs` has the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from replica.model import (
     Buffer,
     BufferRequest,
     BufferState,
-    GuestStep,
+    ExternalJobStep,
     Job,
     JobState,
     Pool,
@@ -28,11 +28,11 @@ from replica.state import Facts
 from replica.values import NEVER, Instant, seconds
 
 
-class GuestPhase(StrEnum):
-    """Where a guest stands: the words of the API."""
+class ExternalJobPhase(StrEnum):
+    """Where an external job stands: the words of the API."""
 
     NONE = "none"
-    """There is no guest of that name, or not of that epoch."""
+    """There is no external job of that name, or not of that epoch."""
     WAITING = "waiting"
     """Its setup waits for space."""
     SET_UP = "set-up"
@@ -55,60 +55,60 @@ class GuestPhase(StrEnum):
 
 
 _PHASES = {
-    BufferState.PENDING: GuestPhase.WAITING,
-    BufferState.STAGING_IN: GuestPhase.STAGING_IN,
-    BufferState.STAGED_IN: GuestPhase.STAGED_IN,
-    BufferState.PRE_RUN: GuestPhase.RUNNING,
-    BufferState.RUNNING: GuestPhase.RUNNING,
-    BufferState.POST_RUN: GuestPhase.POST_RUN,
-    BufferState.STAGING_OUT: GuestPhase.STAGING_OUT,
-    BufferState.TEARDOWN: GuestPhase.TEARDOWN,
-    BufferState.TEARDOWN_FAIL: GuestPhase.TEARDOWN_FAILED,
-    BufferState.COMPLETE: GuestPhase.OVER,
+    BufferState.PENDING: ExternalJobPhase.WAITING,
+    BufferState.STAGING_IN: ExternalJobPhase.STAGING_IN,
+    BufferState.STAGED_IN: ExternalJobPhase.STAGED_IN,
+    BufferState.PRE_RUN: ExternalJobPhase.RUNNING,
+    BufferState.RUNNING: ExternalJobPhase.RUNNING,
+    BufferState.POST_RUN: ExternalJobPhase.POST_RUN,
+    BufferState.STAGING_OUT: ExternalJobPhase.STAGING_OUT,
+    BufferState.TEARDOWN: ExternalJobPhase.TEARDOWN,
+    BufferState.TEARDOWN_FAIL: ExternalJobPhase.TEARDOWN_FAILED,
+    BufferState.COMPLETE: ExternalJobPhase.OVER,
 }
 
 _STEPS = {
-    (BufferState.STAGING_IN, GuestStep.SET_UP): GuestPhase.SET_UP,
-    (BufferState.STAGING_IN, GuestStep.LINGERING): GuestPhase.LINGERING,
-    (BufferState.STAGED_IN, GuestStep.LINGERING): GuestPhase.LINGERING,
-    (BufferState.POST_RUN, GuestStep.PARKED): GuestPhase.PARKED,
-    (BufferState.STAGING_OUT, GuestStep.PARKED): GuestPhase.PARKED,
+    (BufferState.STAGING_IN, ExternalJobStep.SET_UP): ExternalJobPhase.SET_UP,
+    (BufferState.STAGING_IN, ExternalJobStep.LINGERING): ExternalJobPhase.LINGERING,
+    (BufferState.STAGED_IN, ExternalJobStep.LINGERING): ExternalJobPhase.LINGERING,
+    (BufferState.POST_RUN, ExternalJobStep.PARKED): ExternalJobPhase.PARKED,
+    (BufferState.STAGING_OUT, ExternalJobStep.PARKED): ExternalJobPhase.PARKED,
 }
 
 _FAILED = {
-    GuestPhase.STAGING_IN: GuestPhase.STAGE_IN_FAILED,
-    GuestPhase.STAGING_OUT: GuestPhase.STAGE_OUT_FAILED,
+    ExternalJobPhase.STAGING_IN: ExternalJobPhase.STAGE_IN_FAILED,
+    ExternalJobPhase.STAGING_OUT: ExternalJobPhase.STAGE_OUT_FAILED,
 }
 
 
-def guest_phase(job: Job, buffer: Buffer) -> GuestPhase:
-    """Return where a guest stands."""
-    guest = job.guest
-    assert guest is not None
-    phase = _STEPS.get((buffer.state, guest.step)) or _PHASES[buffer.state]
+def external_job_phase(job: Job, buffer: Buffer) -> ExternalJobPhase:
+    """Return where an external job stands."""
+    external_job = job.external_job
+    assert external_job is not None
+    phase = _STEPS.get((buffer.state, external_job.step)) or _PHASES[buffer.state]
     return _FAILED.get(phase, phase) if job.stuck else phase
 
 
-class FoundGuest(NamedTuple):
-    """A guest by its name: its last epoch, and where that stands."""
+class FoundExternalJob(NamedTuple):
+    """An external job by its name: its last epoch, and where that stands."""
 
     name: str
-    phase: GuestPhase
+    phase: ExternalJobPhase
     job: Job | None
     buffer: Buffer | None
     epoch: int
     """The last epoch that there was, 0 for none."""
 
 
-def find_guest(state: Facts, name: str, epoch: int = 0) -> FoundGuest:
-    """Return the last epoch of a guest; the phase is NONE where there is none, or another `epoch` is meant."""
-    known = state.guests.get(name)
+def find_external_job(state: Facts, name: str, epoch: int = 0) -> FoundExternalJob:
+    """Return the last epoch of an external job; the phase is NONE where there is none, or another `epoch` is meant."""
+    known = state.external_jobs.get(name)
     if known is None:
-        return FoundGuest(name, GuestPhase.NONE, None, None, 0)
+        return FoundExternalJob(name, ExternalJobPhase.NONE, None, None, 0)
     job, buffer = state.jobs.get(known.job), state.buffers.get(known.job)
     if job is None or buffer is None or (epoch and epoch != known.epoch):
-        return FoundGuest(name, GuestPhase.NONE, None, None, known.epoch)
-    return FoundGuest(name, guest_phase(job, buffer), job, buffer, known.epoch)
+        return FoundExternalJob(name, ExternalJobPhase.NONE, None, None, known.epoch)
+    return FoundExternalJob(name, external_job_phase(job, buffer), job, buffer, known.epoch)
 
 
 def has_results(job: Job) -> bool:
@@ -118,41 +118,45 @@ def has_results(job: Job) -> bool:
 
 
 def is_lingering(job: Job, buffer: Buffer) -> bool:
-    """Whether a guest lingers: its space is anybody's."""
-    return job.guest is not None and guest_phase(job, buffer) is GuestPhase.LINGERING
+    """Whether an external job lingers: its space is anybody's."""
+    return job.external_job is not None and external_job_phase(job, buffer) is ExternalJobPhase.LINGERING
 
 
 def setup_fails_at(state: Facts, job: Job, buffer: Buffer) -> Instant:
-    """Return when the setup of a guest that waits for space has waited for long enough; NEVER for any other."""
-    if job.guest is None or buffer.state is not BufferState.PENDING:
+    """Return when the setup of an external job that waits for space has waited for long enough; NEVER for any other."""
+    if job.external_job is None or buffer.state is not BufferState.PENDING:
         return NEVER
-    return Instant(job.guest.since + seconds(state.site.guest_setup_wait_s))
+    return Instant(job.external_job.since + seconds(state.site.external_job_setup_wait_s))
 
 
 def lingers_until(state: Facts, job: Job) -> Instant:
-    """Return until when the data of a guest is kept that lingers; NEVER for any other."""
-    if job.guest is None or job.guest.step is not GuestStep.LINGERING or job.state is not JobState.PENDING:
+    """Return until when the data of an external job is kept that lingers; NEVER for any other."""
+    if (
+        job.external_job is None
+        or job.external_job.step is not ExternalJobStep.LINGERING
+        or job.state is not JobState.PENDING
+    ):
         return NEVER
-    return Instant(job.guest.since + seconds(state.site.guest_linger_s))
+    return Instant(job.external_job.since + seconds(state.site.external_job_linger_s))
 
 
-def guest_due_at(state: Facts, job: Job, buffer: Buffer) -> Instant:
-    """Return when something happens to a guest by time alone, beside what happens to every operation; NEVER."""
+def external_job_due_at(state: Facts, job: Job, buffer: Buffer) -> Instant:
+    """Return when something happens to an external job by time alone, beside what happens to every operation; NEVER."""
     return setup_fails_at(state, job, buffer) or lingers_until(state, job)
 
 
-def guest_due_events(state: Facts, job: Job, buffer: Buffer, at: Instant) -> tuple[e.Event, ...]:
-    """Return what happens to a guest at `at` by time alone."""
+def external_job_due_events(state: Facts, job: Job, buffer: Buffer, at: Instant) -> tuple[e.Event, ...]:
+    """Return what happens to an external job at `at` by time alone."""
     fails_at, until = setup_fails_at(state, job, buffer), lingers_until(state, job)
     if fails_at != NEVER and fails_at <= at:
-        return (e.GuestSetupFailed(job.id, no_space(state, buffer)),)
+        return (e.ExternalJobSetupFailed(job.id, no_space(state, buffer)),)
     if until != NEVER and until <= at:
-        return given_up(job, f"nobody has set it up again for {state.site.guest_linger_s} s")
+        return given_up(job, f"nobody has set it up again for {state.site.external_job_linger_s} s")
     return ()
 
 
 def given_up(job: Job, reason: str) -> tuple[e.TeardownStarted]:
-    """Return what removes a guest that lingers."""
+    """Return what removes an external job that lingers."""
     return (e.TeardownStarted(job.id, job.attempt + 1, JobState.CANCELLED, True, reason),)
 
 
@@ -163,7 +167,7 @@ _HOLDERS_NAMED = 3
 
 
 def waits_for_names(state: Facts, job: Job) -> str:
-    """Return which persistent buffer keeps a guest back, in words; empty if none does."""
+    """Return which persistent buffer keeps an external job back, in words; empty if none does."""
     asked = job.request.buffer
     for name in () if asked is None else asked.uses:
         known = state.persistent.get(name)
@@ -177,14 +181,14 @@ def waits_for_names(state: Facts, job: Job) -> str:
 
 
 def no_space(state: Facts, buffer: Buffer) -> str:
-    """Return the sentence on a guest that got no space: who has it, or which persistent buffer kept it back."""
+    """Return the sentence on an external job that got no space: who has it, or which persistent buffer kept it back."""
     missing = waits_for_names(state, state.jobs[buffer.job])
     if missing:
         return missing
     pool = state.pools.get(buffer.pool)
     if pool is None:
         return f"there is no pool {buffer.pool} any more"
-    return f"no space for {state.site.guest_setup_wait_s} s: {_who_has_it(state, pool, buffer.granted_bytes)}"
+    return f"no space for {state.site.external_job_setup_wait_s} s: {_who_has_it(state, pool, buffer.granted_bytes)}"
 
 
 def made_later(state: Facts, asked: BufferRequest) -> str:
@@ -217,4 +221,4 @@ def _who_has_it(state: Facts, pool: Pool, wanted: int) -> str:
 
 
 def _named(job: Job) -> str:
-    return f"job {job.id}" if job.guest is None else job.guest.name
+    return f"job {job.id}" if job.external_job is None else job.external_job.name

@@ -1,8 +1,9 @@
-"""Another scheduler beside the cluster's own: its guests in a place, movers that stage for it, and what must be true.
+"""Another scheduler beside the cluster's own: its external jobs in a place, movers that stage for it, and what must be
+true.
 
-The scheduler is one as Slurm was seen to be (`tests/replica/test_guest_simulation.py`): it restarts at any moment, sets
-up and stages again what has not run, repeats calls whose answer it never got, and its calls of before come late. A
-mover that was not heard of may come back; what it still does then is fenced by the place, as in
+The scheduler is one as Slurm was seen to be (`tests/replica/test_external_job_simulation.py`): it restarts at any
+moment, sets up and stages again what has not run, repeats calls whose answer it never got, and its calls of before come
+late. A mover that was not heard of may come back; what it still does then is fenced by the place, as in
 `cluster.agent.transfer`.
 """
 
@@ -16,9 +17,9 @@ from replica.messages import commands as c
 from replica.model.jobs import Job
 from replica.model.orders import Order
 from replica.model.pools import SeenPlace
-from replica.operations.guests import FoundGuest, GuestPhase, find_guest
+from replica.operations.external_jobs import ExternalJobPhase, FoundExternalJob, find_external_job
 from replica.values.errors import RefusalCode
-from tests.replica.guest_world import CLUSTER, DATA, RESULTS, SLURM, asked
+from tests.replica.external_job_world import CLUSTER, DATA, RESULTS, SLURM, asked
 from tests.simulation.clients import GRAIN_BYTES, OPERATOR, Caller, SimAgent
 
 if TYPE_CHECKING:
@@ -26,52 +27,52 @@ if TYPE_CHECKING:
     from replica.state.state import State
     from tests.simulation.world import World
 
-PROFILES_WITH_GUESTS: Final = ("guests", "all")
-GUESTS: Final = 4
+PROFILES_WITH_EXTERNAL_JOBS: Final = ("external_jobs", "all")
+EXTERNAL_JOBS: Final = 4
 MOVERS: Final = ("m1", "m2")
 PLACE: Final = "bb"
 POOL: Final = "shared"
 POOL_GRAINS: Final = 5
-"""Room for two guests at once: the others wait, or take what lingers."""
+"""Room for two external jobs at once: the others wait, or take what lingers."""
 WANTED: Final = asked(2 * GRAIN_BYTES, DATA, RESULTS, pool=POOL)
 FOUNDING: Final[tuple[c.Command, ...]] = (
     c.AddPlace(PLACE, "/bb"),
     *(c.AdmitNode(mover) for mover in MOVERS),
     c.ChangePool(POOL, exists=False, quantity=POOL_GRAINS * GRAIN_BYTES, granularity=GRAIN_BYTES),
     c.ChangePool(POOL, place=PLACE),
-    c.ConfigureSite((Setting("GuestSetupWait", "2"), Setting("GuestLinger", "3")), True),
+    c.ConfigureSite((Setting("ExternalJobSetupWait", "2"), Setting("ExternalJobLinger", "3")), True),
 )
 SET_AHEAD_S: Final = 1.5
 """Less than answers are kept at least: so no step is too long."""
 STAGED_ANEW: Final = (
-    GuestPhase.STAGING_IN,
-    GuestPhase.STAGE_IN_FAILED,
-    GuestPhase.STAGED_IN,
+    ExternalJobPhase.STAGING_IN,
+    ExternalJobPhase.STAGE_IN_FAILED,
+    ExternalJobPhase.STAGED_IN,
 )
 """Where a stage-in is asked for again: it may be under way, or over, where the answer to the first call never came."""
-GONE: Final = (GuestPhase.TEARDOWN, GuestPhase.TEARDOWN_FAILED, GuestPhase.OVER)
+GONE: Final = (ExternalJobPhase.TEARDOWN, ExternalJobPhase.TEARDOWN_FAILED, ExternalJobPhase.OVER)
 
 
-class Guests:
-    """The scheduler, its guests, and the place as movers have filled it."""
+class ExternalJobs:
+    """The scheduler, its external jobs, and the place as movers have filled it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.rng = world.fork()
-        self.jobs = [SimGuest(world, self, str(number)) for number in range(1, GUESTS + 1)]
+        self.jobs = [SimExternalJob(world, self, str(number)) for number in range(1, EXTERNAL_JOBS + 1)]
         self.movers = [SimMover(world, self, mover) for mover in MOVERS]
         self.claimed: dict[str, int] = {}
         """Directory in the place -> the newest attempt that has begun there: what older ones do is fenced."""
         self.filled: dict[str, str] = {}
-        """Directory with all its data in it -> its guest."""
+        """Directory with all its data in it -> its external job."""
         self.exported: dict[str, str] = {}
-        """Directory whose results are out -> its guest."""
+        """Directory whose results are out -> its external job."""
         self.discarded: set[tuple[str, int]] = set()
-        """Guests and epochs that the scheduler has torn down with hurry: nobody wants their results."""
+        """External jobs and epochs that the scheduler has torn down with hurry: nobody wants their results."""
         self.copies: Counter[str] = Counter()
-        """Guest -> how often its data was written."""
+        """External job -> how often its data was written."""
         self.removed: Counter[str] = Counter()
-        """Guest -> directories that were removed although its job had not run, as far as the scheduler knows."""
+        """External job -> directories that were removed although its job had not run, as far as the scheduler knows."""
 
     def begin(self) -> None:
         """Found place and pool; then movers register, and jobs come."""
@@ -102,8 +103,8 @@ class Guests:
         if order.attempt < self.claimed[where]:
             return False
         job = state.jobs[order.job]
-        assert job.guest is not None
-        name, ran = job.guest.name, bool(job.started_at)
+        assert job.external_job is not None
+        name, ran = job.external_job.name, bool(job.started_at)
         if order.stage == "stage_in":
             if where not in self.filled:
                 self._written(where, name)
@@ -112,7 +113,7 @@ class Guests:
                 self.world.violate(f"the results of {name} are staged out of {where}, where no data is")
             self.exported[where] = name
         else:
-            wanted = ran and (name, job.guest.epoch) not in self.discarded
+            wanted = ran and (name, job.external_job.epoch) not in self.discarded
             if wanted and where not in self.exported:
                 self.world.violate(f"the results of {name} in {where} are removed, and nobody has exported them")
             self.removed[name] += where in self.filled and not wanted
@@ -122,10 +123,10 @@ class Guests:
     def _written(self, where: str, name: str) -> None:
         """What is written again was taken away before, or is of an epoch that ran."""
         state = self.world.oracle.state
-        for other, guest in self.filled.items():
+        for other, external_job in self.filled.items():
             job = state.jobs.get(int(other.rpartition("/")[2].partition(".")[0]))
-            if guest == name and job is not None and not job.started_at and job.guest is not None:
-                found = find_guest(state, name, job.guest.epoch)
+            if external_job == name and job is not None and not job.started_at and job.external_job is not None:
+                found = find_external_job(state, name, job.external_job.epoch)
                 if found.job is not None and found.phase not in GONE:
                     self.world.violate(f"the data of {name} is written to {where}, and lies in {other} already")
         self.filled[where] = name
@@ -139,13 +140,13 @@ class Guests:
     def unfinished(self) -> list[Job]:
         """What is not over of any, an epoch each."""
         state = self.world.oracle.state
-        return [job for number in sorted(state.unfinished) if (job := state.jobs[number]).guest is not None]
+        return [job for number in sorted(state.unfinished) if (job := state.jobs[number]).external_job is not None]
 
     def check_end(self) -> None:
         """Nothing of any epoch is left, none was lost or doubled, and nothing was copied twice without cause."""
         world = self.world
         if self.filled:
-            world.violate(f"all guests are gone, and {sorted(self.filled)} are still in the place")
+            world.violate(f"all external jobs are gone, and {sorted(self.filled)} are still in the place")
         for job in self.jobs:
             exported = sorted(where for where, name in self.exported.items() if name == job.name)
             if len(exported) != 1:
@@ -153,13 +154,13 @@ class Guests:
         for name, copies in self.copies.items():
             if copies > 1 + self.removed[name]:
                 world.violate(f"the data of {name} was written {copies} times, and removed {self.removed[name]} times")
-        world.counts["guest_copies"] = self.copies.total()
+        world.counts["external_job_copies"] = self.copies.total()
 
     def describe(self) -> str:
         """Say where each stands, and what is left of any."""
         buffers = self.world.oracle.state.buffers
         left = [
-            f"job {job.id} of {job.guest} {job.state.name}/{buffers[job.id].state.word}, {job.node or 'nowhere'}"
+            f"job {job.id} of {job.external_job} {job.state.name}/{buffers[job.id].state.word}, {job.node or 'nowhere'}"
             for job in self.unfinished
         ]
         return ", ".join([*(f"{job.name} {job.step} ({job.found().phase.value})" for job in self.jobs), *left])
@@ -180,15 +181,15 @@ class Punctual(Caller):
 class Founder(Punctual):
     """The operator who makes place and pool, one command after the other, and the scheduler that registers."""
 
-    def __init__(self, world: World, guests: Guests) -> None:
+    def __init__(self, world: World, external_jobs: ExternalJobs) -> None:
         super().__init__(world, "founder")
-        self._guests = guests
+        self._external_jobs = external_jobs
         self._left = [*((command, OPERATOR) for command in FOUNDING), (c.RegisterScheduler(CLUSTER, "head1"), SLURM)]
 
     def next(self) -> None:
         """Give the next command, or say that all is there."""
         if not self._left:
-            self._guests.founded()
+            self._external_jobs.founded()
             return
         command, actor = self._left[0]
         self.begin(c.Request(self.new_id(), actor, command))
@@ -202,12 +203,12 @@ class Founder(Punctual):
         self.world.timeline.after(0.1, self.next)
 
 
-class SimGuest(Punctual):
+class SimExternalJob(Punctual):
     """One job of the scheduler: what that believes of it, and the calls that it makes."""
 
-    def __init__(self, world: World, guests: Guests, job: str) -> None:
+    def __init__(self, world: World, external_jobs: ExternalJobs, job: str) -> None:
         super().__init__(world, f"slurm:{job}")
-        self._guests = guests
+        self._external_jobs = external_jobs
         self.job = job
         self.step = "pending"
         self._next = ""
@@ -220,23 +221,23 @@ class SimGuest(Punctual):
         """Begin."""
         self._look_later()
 
-    def found(self) -> FoundGuest:
+    def found(self) -> FoundExternalJob:
         """Where it stands."""
-        return find_guest(self.world.oracle.state, self.name)
+        return find_external_job(self.world.oracle.state, self.name)
 
     def restart(self) -> None:
         """The scheduler dies and starts again: nobody waits for the call that is under way."""
         if self.step in ("setup", "data_in"):
             self._give_back()
         elif self.step in ("post_run", "data_out"):
-            self._call(c.EndGuestRun(CLUSTER, self.job, self.found().epoch), "post_run")
+            self._call(c.EndExternalJobRun(CLUSTER, self.job, self.found().epoch), "post_run")
 
     def _give_back(self) -> None:
         """Tear down with hurry what has not run, as far as the scheduler knows."""
         epoch = self.found().epoch
         self._stages = 0
-        self._guests.discarded.add((self.name, epoch))
-        self._call(c.TearDownGuest(CLUSTER, self.job, True, epoch), "pending")
+        self._external_jobs.discarded.add((self.name, epoch))
+        self._call(c.TearDownExternalJob(CLUSTER, self.job, True, epoch), "pending")
 
     def _call(self, command: c.Command, following: str, actor: c.Actor = SLURM) -> None:
         self._next = following
@@ -263,33 +264,33 @@ class SimGuest(Punctual):
         phase, epoch = found.phase, found.epoch
         match self.step, phase:
             case "pending", _:
-                self._call(c.SetupGuest(CLUSTER, self.job, 1000, WANTED, epoch + 1), "setup")
-            case "setup", GuestPhase.OVER | GuestPhase.NONE:
+                self._call(c.SetUpExternalJob(CLUSTER, self.job, 1000, WANTED, epoch + 1), "setup")
+            case "setup", ExternalJobPhase.OVER | ExternalJobPhase.NONE:
                 self.step = "pending"  # no space in time: held, and released by its user
                 self._look_later()
-            case "setup", _ if phase is GuestPhase.SET_UP or (phase in STAGED_ANEW and self._stages == epoch):
+            case "setup", _ if phase is ExternalJobPhase.SET_UP or (phase in STAGED_ANEW and self._stages == epoch):
                 self._stages = epoch
-                self._call(c.StageInGuest(CLUSTER, self.job, epoch), "data_in")
-            case "data_in", GuestPhase.STAGE_IN_FAILED:
-                self._call(c.TearDownGuest(CLUSTER, self.job, True, epoch), "pending")
-            case (("data_in" | "staged"), (GuestPhase.STAGED_IN | GuestPhase.RUNNING)):
-                self._call(c.BeginGuestRun(CLUSTER, self.job, epoch), "running")
+                self._call(c.StageInExternalJob(CLUSTER, self.job, epoch), "data_in")
+            case "data_in", ExternalJobPhase.STAGE_IN_FAILED:
+                self._call(c.TearDownExternalJob(CLUSTER, self.job, True, epoch), "pending")
+            case (("data_in" | "staged"), (ExternalJobPhase.STAGED_IN | ExternalJobPhase.RUNNING)):
+                self._call(c.BeginExternalJobRun(CLUSTER, self.job, epoch), "running")
             case "running", _ if self.world.timeline.now_s > self._running_until_s:
-                self._call(c.EndGuestRun(CLUSTER, self.job, epoch), "post_run")
+                self._call(c.EndExternalJobRun(CLUSTER, self.job, epoch), "post_run")
             case "post_run", _ if self.rng.random() < 0.2:
-                self._call(c.TearDownGuest(CLUSTER, self.job, False, epoch), "parked")  # it gave the stage-out up
+                self._call(c.TearDownExternalJob(CLUSTER, self.job, False, epoch), "parked")  # it gave the stage-out up
             case "post_run", _:
-                self._call(c.StageOutGuest(CLUSTER, self.job, epoch), "data_out")
-            case "data_out", GuestPhase.STAGE_OUT_FAILED if self.rng.random() < 0.5:
-                self._call(c.StageOutGuest(CLUSTER, self.job, epoch), "data_out")
-            case "data_out", GuestPhase.STAGE_OUT_FAILED:
-                self._call(c.TearDownGuest(CLUSTER, self.job, False, epoch), "parked")
-            case "parked", GuestPhase.PARKED if found.job is not None:
+                self._call(c.StageOutExternalJob(CLUSTER, self.job, epoch), "data_out")
+            case "data_out", ExternalJobPhase.STAGE_OUT_FAILED if self.rng.random() < 0.5:
+                self._call(c.StageOutExternalJob(CLUSTER, self.job, epoch), "data_out")
+            case "data_out", ExternalJobPhase.STAGE_OUT_FAILED:
+                self._call(c.TearDownExternalJob(CLUSTER, self.job, False, epoch), "parked")
+            case "parked", ExternalJobPhase.PARKED if found.job is not None:
                 self._call(c.ExportBuffer(found.job.id), "parked", OPERATOR)
-            case (("data_out" | "parked"), GuestPhase.TEARDOWN_FAILED):
-                self._call(c.TearDownGuest(CLUSTER, self.job, False, epoch), self.step)
-            case (("data_out" | "parked"), (GuestPhase.OVER | GuestPhase.NONE)):
-                self._call(c.TearDownGuest(CLUSTER, self.job, False, epoch), "done")
+            case (("data_out" | "parked"), ExternalJobPhase.TEARDOWN_FAILED):
+                self._call(c.TearDownExternalJob(CLUSTER, self.job, False, epoch), self.step)
+            case (("data_out" | "parked"), (ExternalJobPhase.OVER | ExternalJobPhase.NONE)):
+                self._call(c.TearDownExternalJob(CLUSTER, self.job, False, epoch), "done")
             case _:
                 self._look_later()
 
@@ -297,9 +298,9 @@ class SimGuest(Punctual):
 class SimMover(SimAgent):
     """A mover of the place."""
 
-    def __init__(self, world: World, guests: Guests, node: str) -> None:
+    def __init__(self, world: World, external_jobs: ExternalJobs, node: str) -> None:
         super().__init__(world, node)
-        self._guests = guests
+        self._external_jobs = external_jobs
 
     def registration(self) -> c.RegisterNode:
         return c.RegisterNode(self.node, 0, f"i{self.instance}", f"{self.node}-disk", places=(SeenPlace(PLACE, "bb0"),))
@@ -308,12 +309,12 @@ class SimMover(SimAgent):
         if epoch == self._epoch:
             for order in orders:
                 if order.place is not None:
-                    claimed = self._guests.claimed
+                    claimed = self._external_jobs.claimed
                     where = order.place.directory
                     claimed[where] = max(order.attempt, claimed.get(where, 0))
         super()._take(epoch, orders)
 
     def _finished(self, epoch: int | None, order: Order, result: c.OperationResult) -> None:
-        if epoch == self._epoch and isinstance(result, c.OperationDone) and not self._guests.performed(order):
+        if epoch == self._epoch and isinstance(result, c.OperationDone) and not self._external_jobs.performed(order):
             result = c.OperationFailed("a newer attempt has taken over", operation="")
         super()._finished(epoch, order, result)

@@ -1,0 +1,178 @@
+"""Folding what is peculiar to external jobs: their setups, what lingers, what is parked, and whose names they stand
+under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from replica.messages import events as e
+from replica.model import (
+    Buffer,
+    BufferInput,
+    BufferState,
+    ExternalJob,
+    ExternalJobEpochs,
+    ExternalJobStep,
+    Job,
+    JobState,
+    commented,
+)
+from replica.state import StateBuilder, shared_request
+from replica.values import NEVER, Instant, LedgerViolation
+
+_NOT_FAILED: dict[str, Any] = {"failures": 0, "retry_at": NEVER, "stuck": False, "message": ""}
+
+
+def _external_job_set_up(builder: StateBuilder, event: e.ExternalJobSetUp) -> None:
+    if event.job != builder.next_job:
+        raise LedgerViolation(f"job {event.job} was set up while {builder.next_job} was next")
+    builder.next_job = event.job + 1
+    at, name = Instant(builder.at), event.external_job.name
+    job = Job(
+        id=event.job,
+        request=shared_request(event.request),
+        state=JobState.PENDING,
+        submitted_at=at,
+        eligible_at=at,
+        external_job=event.external_job,
+    )
+    buffer = Buffer(event.job, BufferState.PENDING, event.pool, event.granted_bytes, created_at=at, changed_at=at)
+    known = builder.external_jobs.get(name)
+    builder.external_jobs[name] = ExternalJobEpochs(
+        name, event.job, event.external_job.epoch, 1 + (0 if known is None else known.jobs)
+    )
+    builder.put(job, buffer)
+
+
+def _external_job(builder: StateBuilder, job_id: int) -> ExternalJob:
+    external_job = builder.job(job_id).external_job
+    if external_job is None:
+        raise LedgerViolation(f"job {job_id} is no external job")
+    return external_job
+
+
+def _external_job_space_given(builder: StateBuilder, event: e.ExternalJobSpaceGiven) -> None:
+    if event.passed:
+        builder.change(event.passed, None, passed=builder.job(event.passed).passed + 1)
+    _external_job(builder, event.job)
+    # Only now it is there as a buffer that people see, like a native one.
+    buffer = builder.moved(builder.buffers[event.job], BufferInput.ALLOCATED)
+    builder.put(builder.job(event.job), replace(buffer, created_at=Instant(builder.at), places=event.places))
+
+
+def _external_job_setup_failed(builder: StateBuilder, event: e.ExternalJobSetupFailed) -> None:
+    at = Instant(builder.at)
+    builder.change(
+        event.job,
+        BufferInput.ABANDONED,
+        state=JobState.CANCELLED,
+        result=JobState.CANCELLED,
+        cancelled=True,
+        ended_at=at,
+        message=event.reason,
+        comment=commented(builder.job(event.job).comment, event.reason, at),
+    )
+
+
+def _external_job_stage_in_ordered(builder: StateBuilder, event: e.ExternalJobStageInOrdered) -> None:
+    ordered = replace(
+        builder.job(event.job),
+        external_job=replace(_external_job(builder, event.job), step=ExternalJobStep.STAGED),
+        mover=event.mover,
+        attempt=event.attempt,
+        order_at=Instant(builder.at),
+        **_NOT_FAILED,
+    )
+    buffer = builder.buffers[event.job]
+    # What lingered is where it was.
+    builder.put(ordered, replace(buffer, epoch=buffer.epoch or event.attempt))
+
+
+def _external_job_lingered(builder: StateBuilder, event: e.ExternalJobLingered) -> None:
+    external_job = replace(_external_job(builder, event.job), step=ExternalJobStep.LINGERING, since=Instant(builder.at))
+    builder.change(event.job, None, external_job=external_job, attempt=event.attempt, order_at=NEVER, **_NOT_FAILED)
+
+
+def _external_job_taken_up(builder: StateBuilder, event: e.ExternalJobTakenUp) -> None:
+    before = _external_job(builder, event.job)
+    external_job = replace(before, step=ExternalJobStep.SET_UP, since=Instant(builder.at), epoch=event.epoch)
+    builder.external_jobs[external_job.name] = replace(builder.external_jobs[external_job.name], epoch=event.epoch)
+    builder.change(event.job, BufferInput.TAKEN_UP, external_job=external_job, order_at=NEVER)
+
+
+def _external_job_run_began(builder: StateBuilder, event: e.ExternalJobRunBegan) -> None:
+    _external_job(builder, event.job)
+    ordered = builder.moved(builder.buffers[event.job], BufferInput.RUN_ORDERED)
+    begun = replace(
+        builder.job(event.job),
+        state=JobState.RUNNING,
+        attempt=event.attempt,
+        started_at=Instant(builder.at),
+        order_at=NEVER,
+        message="",
+    )
+    builder.put(begun, builder.moved(ordered, BufferInput.RUN_STARTED))
+
+
+def _external_job_run_ended(builder: StateBuilder, event: e.ExternalJobRunEnded) -> None:
+    _external_job(builder, event.job)
+    builder.change(
+        event.job,
+        BufferInput.RUN_ENDED,
+        state=JobState.STAGE_OUT,
+        result=JobState.COMPLETED,
+        attempt=event.attempt,
+        order_at=NEVER,
+        ended_at=Instant(builder.at),
+    )
+
+
+def _external_job_parked(builder: StateBuilder, event: e.ExternalJobParked) -> None:
+    job, at = builder.job(event.job), Instant(builder.at)
+    external_job = replace(_external_job(builder, event.job), step=ExternalJobStep.PARKED, since=at)
+    builder.change(event.job, None, external_job=external_job, comment=commented(job.comment, event.reason, at))
+
+
+def purged(builder: StateBuilder, job: Job) -> None:
+    """Forget a job of an external job that leaves the state; the last one of it takes along which epochs there were."""
+    if job.external_job is None:
+        return
+    known = builder.external_jobs[job.external_job.name]
+    if known.jobs > 1:
+        builder.external_jobs[known.name] = replace(known, jobs=known.jobs - 1)
+    else:
+        del builder.external_jobs[known.name]
+
+
+def _scheduler_bound(builder: StateBuilder, event: e.SchedulerBound) -> None:
+    bound = replace(event.scheduler, at=Instant(builder.at))
+    builder.schedulers = builder.schedulers.set(bound.name, bound)
+
+
+def _scheduler_released(builder: StateBuilder, event: e.SchedulerReleased) -> None:
+    builder.schedulers = builder.schedulers.delete(event.scheduler)
+
+
+def _external_job_missed(builder: StateBuilder, event: e.ExternalJobMissed) -> None:
+    """Change nothing: who reads the ledger sees that the two differed."""
+
+
+EXTERNAL_JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
+    e.ExternalJobSetUp: _external_job_set_up,
+    e.ExternalJobSpaceGiven: _external_job_space_given,
+    e.ExternalJobSetupFailed: _external_job_setup_failed,
+    e.ExternalJobStageInOrdered: _external_job_stage_in_ordered,
+    e.ExternalJobLingered: _external_job_lingered,
+    e.ExternalJobTakenUp: _external_job_taken_up,
+    e.ExternalJobRunBegan: _external_job_run_began,
+    e.ExternalJobRunEnded: _external_job_run_ended,
+    e.ExternalJobParked: _external_job_parked,
+    e.SchedulerBound: _scheduler_bound,
+    e.SchedulerReleased: _scheduler_released,
+    e.ExternalJobMissed: _external_job_missed,
+}
+"""What each event does; `replica.fold.fold` has them all."""
