@@ -1,4 +1,4 @@
-"""How a replica forgets safely: its state in a file that is whole, checked, and never believed unread."""
+"""Snapshots: a replica's state in a file that is complete, checksummed, and verified before use."""
 
 from snapshots.finalize import (
     SNAPSHOT_BYTES_MAX,

@@ -1,8 +1,8 @@
-"""Writing a snapshot so that it is there whole or not at all.
+"""Atomic writing of a snapshot: the file is complete or absent.
 
 The file: eight bytes (magic, format version), then MessagePack frames `[section, sequence, payload, crc32]`, then the
 SHA-256 of everything before. It is written under a temporary name, synced, renamed, and the directory synced: a crash
-at any moment leaves the older snapshots as they were.
+at any moment leaves the older snapshots unchanged.
 """
 
 from __future__ import annotations
@@ -26,38 +26,40 @@ from snapshots.image import Image, ImageRefused, Slice, nothing, to_sections
 
 MAGIC = b"FBIMAG"
 MAGIC_OF_A_STEP = b"FBSNAP"
-"""How the snapshots of the construction steps 0.1 to 0.3 begin, which no release reads."""
+"""Magic of snapshots from the construction steps 0.1 to 0.3, which no release reads."""
 
 FORMAT_VERSION = 1
-"""What follows the magic, two bytes big-endian. Raised when an older release could misread the file."""
+"""Format version after the magic, two bytes big-endian. Raised when an older release could misread the file."""
 
 PREAMBLE = MAGIC + FORMAT_VERSION.to_bytes(2, "big")
 TRAILER_BYTES = 32
-"""The SHA-256 at the end, bytes."""
+"""Size of the SHA-256 at the end."""
 
 SNAPSHOT_BYTES_MAX = 4 * 1024**3
-"""The largest snapshot, bytes: 100,000 jobs with 40 KiB each. More would not fit beside a second State in memory."""
+"""Maximum size of a snapshot: 100,000 jobs of 40 KiB. A larger one would not fit beside a second State in memory."""
 
 TEMPORARY_SUFFIX = ".saving"
 
 RESERVE_BYTES = 64 * 1024**2
 RESERVE_SHARE = 16
-"""What a snapshot leaves free of its disk, bytes and part of the whole, whichever is less: the journal is on the same
-one, and a write of it that fails stops the replica, where a snapshot that fails is tried again."""
+"""Space that a snapshot leaves free on its disk, in bytes and as a share of the disk, whichever is less.
+
+The journal is on the same disk: a failed journal write stops the replica, while a failed snapshot is retried.
+"""
 
 _NAME = re.compile(r"snapshot-([0-9]{20})-([0-9]{1,19})\.fbs")
 
 
 class SnapshotFailed(Exception):
-    """A snapshot could not be written; the older ones are as they were. The message names the file and a remedy."""
+    """Snapshot that could not be written; older ones are unchanged. The message names the file and a remedy."""
 
 
 class SnapshotAbandoned(SnapshotFailed):
-    """Writing was stopped because the replica is stopping."""
+    """Snapshot abandoned because the replica is stopping."""
 
 
 class SnapshotName(msgspec.Struct, frozen=True, order=True):
-    """What a snapshot's name says; ordered by age."""
+    """Parsed file name of a snapshot; ordered by age."""
 
     index: int
     term: int
@@ -67,7 +69,7 @@ class SnapshotName(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, name: str) -> SnapshotName | None:
-        """Return what the name says, or None if it is not the name of a snapshot."""
+        """Parse a file name; None if it is not a snapshot's."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -76,23 +78,23 @@ class SnapshotName(msgspec.Struct, frozen=True, order=True):
 
 
 class Disk:
-    """The calls that change a disk, in one place, so that tests can make each of them fail. Raises OSError."""
+    """System calls that change a disk, collected so that tests can fail each of them. Raises OSError."""
 
     def create(self, directory: int, name: str) -> int:
-        """Create a file that must not exist, readable by its owner only."""
+        """Create a new file that only its owner can read."""
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
 
     def reopen(self, directory: int, name: str) -> int:
-        """Open a file that is there, to go on writing it."""
+        """Open an existing file to continue writing it."""
         return os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
 
     def truncate(self, file: int, size_bytes: int) -> None:
-        """Cut a file to its first bytes, and write from there on."""
+        """Truncate a file to `size_bytes` and continue writing there."""
         os.ftruncate(file, size_bytes)
         os.lseek(file, size_bytes, os.SEEK_SET)
 
     def write(self, file: int, data: bytes) -> None:
-        """Write all of it; ENOSPC also where that would leave too little for the journal."""
+        """Write all of `data`; ENOSPC also if that would leave too little space for the journal."""
         room = os.fstatvfs(file)
         reserve_bytes = min(RESERVE_BYTES, room.f_blocks * room.f_frsize // RESERVE_SHARE)
         if room.f_bavail * room.f_frsize < len(data) + reserve_bytes:
@@ -106,7 +108,7 @@ class Disk:
         os.fsync(file)
 
     def rename(self, directory: int, old: str, new: str) -> None:
-        """Give a file its name, replacing one that has it."""
+        """Rename a file, replacing an existing target."""
         os.rename(old, new, src_dir_fd=directory, dst_dir_fd=directory)
 
     def sync_directory(self, directory: int) -> None:
@@ -135,13 +137,13 @@ def frame_checksum(section: int, sequence: int, payload: bytes) -> int:
 
 
 def open_directory(directory: Path) -> int:
-    """Return a descriptor of the directory; raises SnapshotFailed by its name."""
+    """Return a descriptor of the directory; SnapshotFailed with its name."""
     with failing(directory):
         return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def create_temporary(disk: Disk, directory: int, name: str) -> int:
-    """Return a new file that is locked for as long as it is open; replaces one that a dead process left behind.
+    """Return a new file, locked while it is open; replace one left behind by a dead process.
 
     The lock tells a live writer from a dead one. Raises OSError, BlockingIOError if the writer is alive.
     """
@@ -162,7 +164,7 @@ def create_temporary(disk: Disk, directory: int, name: str) -> int:
 
 
 def reopen_temporary(disk: Disk, directory: int, name: str) -> int:
-    """Return a temporary file that an earlier process left, locked as `create_temporary` does.
+    """Return a temporary file left by an earlier process, locked as by `create_temporary`.
 
     Raises OSError, BlockingIOError if another process writes it.
     """
@@ -178,7 +180,7 @@ def reopen_temporary(disk: Disk, directory: int, name: str) -> int:
 
 
 def remove_if_abandoned(disk: Disk, directory: int, name: str) -> bool:
-    """Remove a temporary file unless a live process holds it; return whether it is gone. Raises OSError."""
+    """Remove a temporary file unless a live process holds it; return whether it is absent now. Raises OSError."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except FileNotFoundError:
@@ -201,11 +203,11 @@ def write_snapshot(
     breathe: Callable[[], None] = nothing,
     disk: Disk = DISK,
 ) -> Path:
-    """Write the image into the directory and return its path, once it would survive a power cut.
+    """Write the image into the directory; return its path once it would survive a power cut.
 
-    `progress` is told records written and records in all; `breathe` is called between two slices, may wait there to
-    let other threads run, and may raise SnapshotAbandoned. Raises SnapshotFailed; then nothing was left behind, except
-    after a failed sync of the directory, when the new file is whole but not yet promised.
+    `progress` receives records written and total records. `breathe` is called between two slices; it may block to let
+    other threads run, and may raise SnapshotAbandoned. Raises SnapshotFailed; nothing is left behind then, except after
+    a failed sync of the directory, when the new file is complete but not yet durable.
     """
     name = str(SnapshotName(image.index, image.term))
     temporary = f".{name}{TEMPORARY_SUFFIX}"
@@ -236,18 +238,18 @@ def write_snapshot(
 
 
 class UnsyncedDisk(Disk):
-    """For images that may be lost in a power cut, and are checked when they are read: nothing waits for the disk."""
+    """Disk without syncs, for images that may be lost in a power cut and are checked when read."""
 
     def sync(self, file: int) -> None:
-        """Leave it to the system."""
+        """Do nothing."""
 
     def sync_directory(self, folder: int) -> None:
-        """Leave it to the system."""
+        """Do nothing."""
 
 
 @contextmanager
 def failing(path: Path) -> Iterator[None]:
-    """Raise SnapshotFailed, by the path, where the system raises OSError."""
+    """Convert OSError into SnapshotFailed with the path."""
     try:
         yield
     except OSError as why:
@@ -255,7 +257,7 @@ def failing(path: Path) -> Iterator[None]:
 
 
 def failure(path: Path, why: OSError) -> SnapshotFailed:
-    """Return the failure as a sentence with what to do about it."""
+    """Return SnapshotFailed with cause and remedy."""
     remedy = {
         errno.ENOSPC: "free space on that file system",
         errno.EDQUOT: "raise the quota",

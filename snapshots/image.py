@@ -1,9 +1,9 @@
-"""What a snapshot holds: a State and where in the ledger it stands, as sections of canonical MessagePack. No disk here.
+"""Content of a snapshot: a State and its position in the ledger, as sections of canonical MessagePack. No disk access.
 
-A section is written in slices, each a MessagePack array of records in the order of their keys, so that neither side
-ever holds more than one slice beside the State, and a thread that writes can let others run between two slices.
+A section is written in slices, each a MessagePack array of records in key order. Writer and reader therefore hold at
+most one slice beside the State, and a writing thread can let others run between two slices.
 
-`Assembly` is the reading side: it puts an image together from its slices, in order, checking each.
+`Assembly` is the reader: it rebuilds an image from its slices, in order, checking each.
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ from wal import Placed, is_earlier_form
 from wal import check as check_members
 
 SLICE_BYTES = 64 * 1024
-"""A slice is closed when it has reached this many bytes: 0.3 ms of encoding; then another thread may run."""
+"""A slice ends at this size: 0.3 ms of encoding, after which another thread may run."""
 
 SLICE_RECORDS = 256
-"""A slice is closed when it has this many records, so that many small ones do not take longer than SLICE_BYTES says."""
+"""A slice ends at this number of records, so that many small ones do not take longer than SLICE_BYTES allows."""
 
 SLICE_BYTES_MAX = 4 * BATCH_BYTES_MAX
-"""The largest slice that is written or read, bytes. A record comes from the events of one entry, which fits into a
-batch; four times that leaves room for what is added to it later, and bounds what a reader allocates."""
+"""Maximum size of a slice. A record comes from the events of one entry, which fits a batch; four times that leaves room
+for later additions to it, and bounds a reader's memory.
+"""
 
 RUN_KEYS = 2048
-"""Keys sorted in one uninterruptible call: about 0.3 ms. The runs are then merged lazily."""
+"""Keys sorted in one uninterruptible call: about 0.3 ms. The sorted runs are then merged lazily."""
 
 DIGEST_BYTES = 32
-"""A digest of the ledger's chain, bytes (SHA-256)."""
+"""Size of a digest of the ledger's chain (SHA-256)."""
 
 NUMBER_MAX = 2**63 - 1
-"""Indexes, terms, revisions and instants: what a signed 64-bit field holds."""
+"""Maximum index, term, revision and instant: a signed 64-bit number."""
 
 _Key = TypeVar("_Key", int, str, bytes)
 _Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
@@ -62,7 +63,7 @@ _Place = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 
 
 class ImageRefused(Exception):
-    """What was given is not a sound image; `sentence` says what is wrong and names the section or record."""
+    """Unsound image; `sentence` names the problem and the section or record."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
@@ -70,9 +71,9 @@ class ImageRefused(Exception):
 
 
 class Image(msgspec.Struct, frozen=True):
-    """The state after the ledger's entry `index` of `term`, whose chain digest is `chain_digest`.
+    """State after the ledger's entry `index` of `term`, whose chain digest is `chain_digest`.
 
-    `configuration` is who is a member as of that entry, and which entry said so; None if none did.
+    `configuration` is the membership as of that entry with the entry that set it; None if none did.
     """
 
     state: State
@@ -83,12 +84,12 @@ class Image(msgspec.Struct, frozen=True):
 
 
 HEADER, CAPACITY, END = 1, 100, 101
-"""The sections that are no table of the state; the others are in `replica.state.TABLES`."""
+"""Sections that are not tables of the state; the others are in `replica.state.TABLES`."""
 
 TABLE_OF: Mapping[int, Table] = {table.section: table for table in TABLES}
 
 ORDER: Mapping[int, int] = {section: place for place, section in enumerate((HEADER, *TABLE_OF, CAPACITY, END))}
-"""In which order the sections come."""
+"""Position of each section."""
 
 WORDS: Mapping[int, str] = {
     HEADER: "header",
@@ -96,11 +97,11 @@ WORDS: Mapping[int, str] = {
     CAPACITY: "capacity",
     END: "end",
 }
-"""What each section is called in sentences."""
+"""Name of each section in messages."""
 
 
 class Slice(NamedTuple):
-    """Some records of one section, encoded."""
+    """Encoded records of one section."""
 
     section: int
     payload: bytes
@@ -108,18 +109,18 @@ class Slice(NamedTuple):
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Everything of a State that is not a map, its place in the ledger, and how much follows."""
+    """Scalar fields of a State, its position in the ledger, and the number of records that follow."""
 
     index: _Place
     term: _Place
     chain_digest: _Digest
     counts: tuple[tuple[_Number, _Number], ...]
-    """The section of each table that holds something, with how many records it has, in their order."""
+    """Section and record count of each non-empty table, in order."""
     cluster_id: str
     name: str
     feature_level: _Number
     release: str
-    """The first release that knows the feature level: what a replica needs that does not (law 12)."""
+    """First release that knows the feature level: the one an older replica needs (law 12)."""
     revision: _Number
     at: _Number
     next_job: _Place
@@ -131,15 +132,15 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     scheduling_rules: SchedulingRules
     transfer_rules: TransferRules
     configuration: Placed | None = None
-    """Who is a member, and the index of the entry that says so: what consensus counts by (HAZARDS.md, H13)."""
+    """Membership for consensus, with the index of the entry that set it (HAZARDS.md, H13)."""
 
     def count(self, field: str) -> int:
-        """Return how many records there are of a table."""
+        """Return the number of records of a table."""
         return next((count for section, count in self.counts if WORDS.get(section) == field), 0)
 
 
 class PoolCapacity(msgspec.Struct, frozen=True, array_like=True):
-    """What the writer derived for one pool, bytes: compared when reading, never believed (law 8)."""
+    """Capacity the writer derived for one pool, bytes: compared when reading, never trusted (law 8)."""
 
     name: str
     held_bytes: int
@@ -161,14 +162,14 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def nothing(*_: object) -> None:
-    """Do nothing: where nobody waits between two steps, or looks at what is read."""
+    """Do nothing; the default for callbacks."""
 
 
 def to_sections(image: Image, *, breathe: Callable[[], None] = nothing) -> Iterator[Slice]:
-    """Yield the image slice by slice, the same bytes for equal images; `breathe` is called after each piece of work.
+    """Yield the image slice by slice, the same bytes for equal images; call `breathe` after each piece of work.
 
-    Raises ImageRefused if the image could not be read back: a record under a key that is not its own, a record larger
-    than SLICE_BYTES_MAX, or free capacity that is not what the buffers say (a broken invariant of this replica).
+    Raises ImageRefused if the image could not be read back: a record under a wrong key, a record larger than
+    SLICE_BYTES_MAX, or free capacity that contradicts the buffers (a broken invariant of this replica).
     """
     state = image.state
     counts = tuple((section, len(getattr(state, table.field))) for section, table in TABLE_OF.items())
@@ -211,11 +212,11 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = nothing) -> Itera
 
 
 HOLDERS = frozenset({"buffers", "persistent"})
-"""The tables whose records hold space of pools."""
+"""Tables whose records hold space of pools."""
 
 
 def _records(table: Table, state: State, held: dict[str, int], breathe: Callable[[], None]) -> Iterator[Any]:
-    """Yield what stands in a section, and add what it holds of pools to `held`."""
+    """Yield the records of a section, and add the space they hold in pools to `held`."""
     records = getattr(state, table.field)
     if table.field == "receipts":
         for number, pair in enumerate(records.items(), start=1):
@@ -235,7 +236,7 @@ def _records(table: Table, state: State, held: dict[str, int], breathe: Callable
 
 
 def _ordered(keys: Iterable[_Key], breathe: Callable[[], None]) -> Iterator[_Key]:
-    """Yield the keys sorted, without one long call that would keep every other thread waiting."""
+    """Yield the keys sorted, without one long call that would block all other threads."""
     source = iter(keys)
     runs: list[list[_Key]] = []
     while run := list(islice(source, RUN_KEYS)):
@@ -302,7 +303,7 @@ def compare_capacity(said: list[PoolCapacity], derived: list[PoolCapacity], held
 
 
 MAP_STEP_RECORDS = 4096
-"""Records put into a map at once, count: a millisecond or two in which no other thread of Python's runs."""
+"""Records inserted into a map at once, count: a millisecond or two in which no other Python thread runs."""
 
 
 JOBS, BUFFERS, POOLS, RECEIPTS, ANSWERS = (
@@ -312,8 +313,9 @@ JOBS, BUFFERS, POOLS, RECEIPTS, ANSWERS = (
 
 
 class Assembly:
-    """Takes the slices of an image in order, checks each, and gives the image; ReleaseNeeded for a feature level above
-    what this release knows. `keep=False` drops jobs and receipts as they are read: for a summary.
+    """Rebuilds an image from its slices, in order, checking each; ReleaseNeeded for an unknown feature level.
+
+    `keep=False` drops jobs and cached replies as they are read, for a summary.
     """
 
     def __init__(self, *, keep: bool = True) -> None:
@@ -327,23 +329,23 @@ class Assembly:
 
     @property
     def header(self) -> Header:
-        """The header; raises ImageRefused if there was none yet."""
+        """Header of the image. Raises ImageRefused if it has not been read yet."""
         if self._header is None:
             raise ImageRefused("the snapshot has no header")
         return self._header
 
     @property
     def capacity(self) -> list[PoolCapacity]:
-        """The capacity of each pool, once `finish` has compared it."""
+        """Capacity of each pool, once `finish` has compared it."""
         return list(self._records[CAPACITY].values())
 
     @property
     def pools(self) -> list[Pool]:
-        """The pools."""
+        """Pools of the image."""
         return list(self._records[POOLS].values())
 
     def add(self, section: int, payload: bytes) -> None:
-        """Take the next slice; raises ImageRefused if it cannot come here or does not hold what it must."""
+        """Add the next slice; raise ImageRefused if it is out of order or malformed."""
         if section not in ORDER:
             raise ImageRefused(f"section {section} is unknown: a newer release wrote it; upgrade this replica")
         before, place = self._section, ORDER[section]
@@ -413,7 +415,7 @@ class Assembly:
             raise ImageRefused(f"section {WORDS[section]} has more than the {limit} records that the header says")
 
     def _shared(self, section: int, key: Any, record: Any) -> tuple[Any, Any]:
-        """Return the record with what it has in common with others shared, as it is in a State that was folded."""
+        """Return the record with its common parts shared between records, as in a folded State."""
         if section == JOBS:
             return key, shared_job(record)
         if section in (RECEIPTS, ANSWERS):
@@ -438,16 +440,16 @@ class Assembly:
             raise ImageRefused(f"the end says {total} records; the header says {said}")
 
     def finish(self) -> None:
-        """Compare the derived capacity once everything has been added; raises ImageRefused naming the pool."""
+        """Compare the derived capacity once all slices have been added; raise ImageRefused with the pool's name."""
         if self._section != END:
             raise ImageRefused("it ends before its end section: it is cut short")
         derived = derived_capacity({pool.name: pool for pool in self.pools}, self._held)
         compare_capacity(self.capacity, derived, self._held, "the snapshot says")
 
     def image(self, breathe: Callable[[], None] = nothing) -> Image:
-        """Return the image; raises ImageRefused for capacity that differs, or an invariant that does not hold.
+        """Return the image; raise ImageRefused for differing capacity or a broken invariant.
 
-        `breathe` is called now and then, may wait there to let other threads run, and may raise.
+        `breathe` is called from time to time; it may block to let other threads run, and may raise.
         """
 
         def mapped(items: Mapping[Any, Any]) -> immutables.Map[Any, Any]:
@@ -516,7 +518,7 @@ def _answers(records: Iterable[tuple[bytes, Receipt]], breathe: Callable[[], Non
 
 
 def _mapped(items: Mapping[Any, Any], breathe: Callable[[], None]) -> immutables.Map[Any, Any]:
-    """Return a persistent map of the items. All at once would hold the interpreter as long as an election takes."""
+    """Return a persistent map of the items, built in steps that do not block the interpreter for long."""
     made = immutables.Map[Any, Any]().mutate()
     left = iter(items.items())
     while step := list(islice(left, MAP_STEP_RECORDS)):

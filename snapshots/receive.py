@@ -1,7 +1,7 @@
-"""A snapshot that comes from a peer in chunks: not believed, and without a name, before all of it was verified.
+"""Snapshot received from a peer in chunks: untrusted and unnamed until all of it was verified.
 
-Lifecycle: `write` until all is there; `verify`, the slow part, which may run in another thread; `finalize`, which gives
-the file its name. `abort` throws it away at any time, `suspend` leaves it for the next process to go on with.
+Lifecycle: `write` until complete; `verify`, the slow part, which may run in another thread; `finalize`, which gives the
+file its name. `abort` discards it at any time, `suspend` leaves it for the next process to continue.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from snapshots.image import Image
 from snapshots.restore import SnapshotRefused, load_open
 
 CHUNK_BYTES_MAX = 8 * 1024 * 1024
-"""One chunk, bytes: more than any frame of the peers' transport carries."""
+"""Maximum chunk: larger than any frame of the peers' transport."""
 
 RECEIVING_SUFFIX = ".receiving"
 
 
 def receiving_name(name: SnapshotName) -> str:
-    """Return the name of the file that a snapshot is received into."""
+    """Return the temporary file name of a snapshot being received."""
     return f".{name}{RECEIVING_SUFFIX}"
 
 
 class Receiver:
-    """Takes the chunks of one file. It holds a temporary file, so it must end in `finalize`, `abort` or `suspend`."""
+    """Receiver of one snapshot file. It holds a temporary file, so it must end in `finalize`, `abort` or `suspend`."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Receiver:
     ) -> None:
         """Open the temporary file; raises SnapshotFailed.
 
-        `accept` may refuse a verified image by a sentence; `breathe` is called between two steps of verifying and may
-        raise SnapshotAbandoned. `resume_bytes`: how much of a file that an earlier process left is sound and kept.
+        `accept` may reject a verified image by returning a sentence. `breathe` is called between two steps of
+        verification and may raise SnapshotAbandoned. `resume_bytes`: size of the sound part left by an earlier process.
         """
         self._name = name
         self._path = directory / str(name)
@@ -79,27 +79,27 @@ class Receiver:
 
     @property
     def next_offset(self) -> int:
-        """Where the next chunk must start, bytes; everything before it was received."""
+        """Required offset of the next chunk, bytes; everything before it was received."""
         return self._received_bytes
 
     @property
     def verifying(self) -> bool:
-        """Whether `verify` runs now, in whatever thread."""
+        """Whether `verify` is running, in any thread."""
         return self._verifying
 
     @property
     def image(self) -> Image:
-        """The verified image, so that nobody has to read the file again; only after `verify`."""
+        """Verified image, which saves reading the file again; only after `verify`."""
         if self._image is None:
             raise SnapshotRefused(self._path, "it has not been received as a whole")
         return self._image
 
     def write(self, offset: int, data: bytes) -> int:
-        """Take a chunk that starts at `offset` bytes and return where the next must start.
+        """Write a chunk that starts at `offset` bytes; return the offset of the next.
 
-        What was received before may come again (a resent chunk), if it is the same. Raises SnapshotRefused for a chunk
-        that leaves a gap, says something else than before, or is too much; the receiver then is as it was and still
-        takes the right one. Raises SnapshotFailed if the disk does not take it; the receiver then is over.
+        A chunk may be resent if it is identical. Raises SnapshotRefused for a chunk that leaves a gap, contradicts an
+        earlier one, or exceeds the size; the receiver is unchanged and still accepts the right chunk. Raises
+        SnapshotFailed if the disk fails; the receiver then has ended.
         """
         self._must_be_open()
         if self._verifying or self._image is not None:
@@ -127,11 +127,11 @@ class Receiver:
         return self._received_bytes
 
     def verify(self) -> None:
-        """Read and check the whole and make its content durable: seconds for a large one, and nothing has its name yet.
+        """Read and check the whole file and make its content durable: seconds for a large one. It still has no name.
 
         Raises SnapshotRefused if it is not a sound snapshot of the announced index and term, and SnapshotFailed if the
-        disk fails; nothing is left of it then, and the other snapshots are as they were. SnapshotAbandoned if the
-        receiver was ended meanwhile, by another thread or by `breathe`; in the second case the file stays, to go on.
+        disk fails; the file is removed then, and other snapshots are unchanged. SnapshotAbandoned if the receiver was
+        ended meanwhile by another thread, or by `breathe`; in the second case the file stays, to be continued.
         """
         with self._lock:
             self._must_be_open()
@@ -155,7 +155,7 @@ class Receiver:
     def finalize(self) -> Path:
         """Give the verified file its name, durably, and return its path.
 
-        Raises SnapshotRefused before it is verified, SnapshotFailed if the disk fails.
+        Raises SnapshotRefused before `verify`, SnapshotFailed if the disk fails.
         """
         self._must_be_open()
         _ = self.image
@@ -167,16 +167,16 @@ class Receiver:
         return self._path
 
     def abort(self) -> None:
-        """Remove what was received; does nothing when the receiver is over."""
+        """Remove the received file; no effect once the receiver has ended."""
         self._end(remove=True)
 
     def suspend(self) -> None:
-        """Let go of the file and leave it where it is; does nothing when the receiver is over."""
+        """Close the file and leave it in place; no effect once the receiver has ended."""
         self._end(remove=False)
 
     @contextmanager
     def _aborted_on_failure(self) -> Iterator[None]:
-        """Throw away what was received if anything fails, unless it is only given up for now."""
+        """Remove the received file on any failure except an abandonment."""
         try:
             yield
         except SnapshotAbandoned:
@@ -189,7 +189,7 @@ class Receiver:
             raise
 
     def _reopen(self, resume_bytes: int) -> int:
-        """Return the file that an earlier process left, to go on with; -1 if it is not there any more."""
+        """Return the file left by an earlier process; -1 if it no longer exists."""
         try:
             file = reopen_temporary(self._disk, self._folder, self._temporary)
         except (FileNotFoundError, BlockingIOError):

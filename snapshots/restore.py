@@ -1,8 +1,8 @@
-"""Reading a snapshot and believing nothing in it that was not checked.
+"""Reading of snapshots with every byte checked.
 
-One pass, bounded in everything: a frame's checksum is compared before its records are decoded, the order and number
-of records as they come, the file's SHA-256 before anything is returned, and then the derived free capacity (law 8) and
-the invariants of the state.
+One bounded pass: a frame's checksum is compared before its records are decoded, order and number of records as they
+arrive, the file's SHA-256 before anything is returned, and then the derived free capacity (law 8) and the invariants of
+the state.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from snapshots.finalize import (
 from snapshots.image import SLICE_BYTES_MAX, Assembly, Image, ImageRefused, nothing
 
 READ_BYTES = 256 * 1024
-"""Read at once, bytes: large enough that system calls do not count, small enough not to."""
+"""Size of one read: large enough that system calls do not matter, small enough for memory."""
 
 FRAME_FIELDS = 4
 """Section, sequence, payload, checksum."""
 
 _BUFFER_BYTES_MAX = SLICE_BYTES_MAX + READ_BYTES + 64
-"""What the frame reader may hold, bytes: the largest frame with its numbers, and one read that ends in the next."""
+"""Limit of the frame reader's buffer: the largest frame with its numbers, and one read that reaches into the next."""
 
 
 class SnapshotRefused(Exception):
-    """A file that is not a sound snapshot; `sentence` says why and where."""
+    """File that is not a sound snapshot; `sentence` says why and where."""
 
     def __init__(self, path: Path, sentence: str) -> None:
         super().__init__(f"{path}: {sentence}")
@@ -49,7 +49,7 @@ class SnapshotRefused(Exception):
 
 
 class PoolSummary(msgspec.Struct, frozen=True):
-    """One pool in a snapshot; `held_bytes` and `free_bytes` were derived from its buffers when reading."""
+    """Pool of a snapshot; `held_bytes` and `free_bytes` were derived from its buffers when reading."""
 
     name: str
     quantity_bytes: int
@@ -58,7 +58,7 @@ class PoolSummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What a snapshot holds. `at` is an Instant, digests are hexadecimal."""
+    """Summary of a snapshot. `at` is an Instant, digests are hexadecimal."""
 
     index: int
     term: int
@@ -70,18 +70,18 @@ class Summary(msgspec.Struct, frozen=True):
     buffers: int
     pools: tuple[PoolSummary, ...]
     digest: str
-    """Of the ledger's chain at `index`."""
+    """Digest of the ledger's chain at `index`."""
     file_digest: str
     size_bytes: int
 
 
 def load_snapshot(path: Path) -> Image:
-    """Return the image in the file; raises SnapshotRefused with a sentence that says what is wrong with it."""
+    """Return the image in the file; raise SnapshotRefused with the problem."""
     return load_open(open_snapshot(path), path)
 
 
 def inspect(path: Path) -> Summary:
-    """Return what the file holds, checked except for the invariants across records, without keeping its jobs.
+    """Return a summary of the file, checked except for the invariants across records, without keeping its jobs.
 
     Raises SnapshotRefused.
     """
@@ -112,11 +112,11 @@ def inspect(path: Path) -> Summary:
 
 
 def load_open(file: int, path: Path, *, breathe: Callable[[], None] = nothing) -> Image:
-    """Return the image in an open file, which is closed; `path` is for sentences. Raises SnapshotRefused.
+    """Return the image in an open file, and close it; `path` is for messages. Raises SnapshotRefused.
 
-    `breathe` is called between two slices, may wait there to let other threads run, and may raise.
+    `breathe` is called between two slices; it may block to let other threads run, and may raise.
     """
-    # Records hold no cycles, and looking for some while they are made takes twice as long as all the rest.
+    # Records contain no cycles, and searching for them while records are created would triple the time.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -131,9 +131,9 @@ def load_open(file: int, path: Path, *, breathe: Callable[[], None] = nothing) -
 
 
 def sound_prefix_bytes(file: int) -> int:
-    """Return how much of an unfinished snapshot is sound: whole frames, in order, that match their checksums; bytes.
+    """Return the size of an unfinished snapshot's sound part: complete frames, in order, with right checksums; bytes.
 
-    What a power cut may have left behind them is not believed. Reads the file from its start. Raises OSError.
+    Data that a power cut may have left after them is ignored. Reads the file from its start. Raises OSError.
     """
     size_bytes = os.fstat(file).st_size
     os.lseek(file, 0, os.SEEK_SET)
@@ -148,9 +148,9 @@ def sound_prefix_bytes(file: int) -> int:
 
 
 def open_snapshot(path: Path, directory: int | None = None) -> int:
-    """Return a descriptor of the file, found by its name in an open directory if there is one.
+    """Return a descriptor of the file, looked up in the open `directory` if one is given.
 
-    Never through a link; raises SnapshotRefused.
+    Never follows a link; raises SnapshotRefused.
     """
     name, flags = path if directory is None else path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -160,7 +160,7 @@ def open_snapshot(path: Path, directory: int | None = None) -> int:
 
 
 def _read(file: int, path: Path, *, keep: bool, breathe: Callable[[], None] = nothing) -> tuple[Assembly, bytes, int]:
-    """Return everything in the file, its digest, and its size, bytes."""
+    """Return the file's content, its digest, and its size, bytes."""
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
         raise SnapshotRefused(path, "it is not a regular file")
@@ -210,7 +210,7 @@ def _check_preamble(preamble: bytes) -> None:
 
 
 def _frames(file: int, left: int, seen: Callable[[bytes], object]) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (offset of its end, section, payload) of each frame in the next `left` bytes; every byte goes to `seen`."""
+    """Yield (end offset, section, payload) of each frame in the next `left` bytes; pass every byte to `seen`."""
     unpacker = msgpack.Unpacker(
         use_list=False,
         max_buffer_size=_BUFFER_BYTES_MAX,

@@ -1,4 +1,4 @@
-"""The snapshots of one replica: the newest valid one, saving in the background, receiving, and forgetting old ones."""
+"""Snapshot directory of one replica: newest valid snapshot, saving in the background, receiving, and pruning."""
 
 from __future__ import annotations
 
@@ -34,25 +34,26 @@ from snapshots.restore import SnapshotRefused, load_open, open_snapshot, sound_p
 LOGGER = logging.getLogger(__name__)
 
 KEPT_DEFAULT = 2
-"""Snapshots kept: the newest, and one to fall back on should its disk blocks go bad."""
+"""Snapshots kept: the newest, and one as a fallback if disk blocks of the newest go bad."""
 
 KEPT_MAX = 100
-"""Snapshots that an operator may keep: each may be gigabytes."""
+"""Maximum number of snapshots an operator may keep: each may take gigabytes."""
 
 BREATH_S = 0.000_2
-"""Pause of the background writer after each slice, seconds: hands the interpreter to the event loop at once, where it
-would otherwise wait for the 5 ms after which Python switches threads. Costs about 0.1 s for 100,000 jobs."""
+"""Pause of the background writer after each slice, seconds. It gives the interpreter to the event loop at once, which
+would otherwise wait for the 5 ms of Python's thread switching. Costs about 0.1 s for 100,000 jobs.
+"""
 
 
 class Skipped(NamedTuple):
-    """A snapshot that was passed over, and why, as a sentence."""
+    """Skipped snapshot with the reason."""
 
     path: Path
     sentence: str
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A finalized snapshot that this process has verified or written: fit to be sent to a peer."""
+    """Finalized snapshot that this process has verified or written, and may send to a peer."""
 
     path: Path
     index: int
@@ -61,21 +62,21 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class Background(Protocol):
-    """What carries out slow work beside the loop, one piece after the other: a thread, or a simulation of one."""
+    """Runs slow work beside the loop, one piece after the other: a thread, or a simulated one."""
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any) -> Future[Any]: ...
     def shutdown(self, wait: bool = True) -> None: ...
 
 
 class Partial(NamedTuple):
-    """A snapshot that an earlier process received in part, and how much of the file is sound."""
+    """Snapshot received in part by an earlier process, and the size of its sound part."""
 
     name: SnapshotName
     sound_bytes: int
 
 
 class SnapshotStore:
-    """The snapshot directory of one replica. Used from one thread, except for its own background thread."""
+    """Snapshot directory of one replica. Used from one thread, except for its own background thread."""
 
     def __init__(
         self,
@@ -86,11 +87,11 @@ class SnapshotStore:
         disk: Disk = DISK,
         background: Background | None = None,
     ) -> None:
-        """Open the directory, make it if it is not there, and remove what dead writers left behind.
+        """Open the directory, creating it if missing, and remove the remains of dead writers.
 
-        Of what was being received the newest part is kept, as far as it is sound, for `receive` to go on with: reading
-        it is the slow part of opening. `cluster_id`: a snapshot of another cluster is refused; None accepts any.
-        `background`: what saves and verifies; None for a thread. Raises SnapshotFailed.
+        The newest partly received snapshot is kept as far as it is sound, for `receive` to continue; reading it is the
+        slow part of opening. `cluster_id`: reject snapshots of other clusters; None accepts any. `background`: runs
+        saving and verification; None for a thread. Raises SnapshotFailed.
         """
         if not 1 <= keep <= KEPT_MAX:
             raise ValueError(f"{keep} snapshots cannot be kept; use a number from 1 to {KEPT_MAX}")
@@ -102,12 +103,12 @@ class SnapshotStore:
         self._sound: set[SnapshotName] = set()
         self._skipped: dict[SnapshotName, str] = {}
         self._doubted: set[SnapshotName] = set()
-        """Of those that this process holds for sound: what was read again because a peer refused it."""
+        """Sound snapshots that were read again because a peer rejected them."""
         self._stop = threading.Event()
         self._saving: Future[Path] | None = None
         self._receiver: Receiver | None = None
         self.partial: Partial | None = None
-        """What is left of a snapshot that an earlier process received in part; there is never more than one."""
+        """Snapshot received in part by an earlier process; there is at most one."""
         self._executor: Background = background or ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
         with failing(directory):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,31 +116,31 @@ class SnapshotStore:
 
     @property
     def directory(self) -> Path:
-        """Where the snapshots are."""
+        """Directory of the snapshots."""
         return self._directory
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """The snapshots that were refused since the store was opened, newest first: for the operator to see."""
+        """Snapshots rejected since the store was opened, newest first, for the operator."""
         with self._lock:
             found = sorted(self._skipped.items(), reverse=True)
         return tuple(Skipped(self._directory / str(name), sentence) for name, sentence in found)
 
     @property
     def saving(self) -> bool:
-        """Whether a background save is going on."""
+        """Whether a background save is running."""
         return self._saving is not None and not self._saving.done()
 
     def names(self) -> list[SnapshotName]:
-        """Return the names in the directory, newest first, whatever is in the files. Raises SnapshotFailed."""
+        """Return the names in the directory, newest first, without reading the files. Raises SnapshotFailed."""
         with failing(self._directory):
             found = [SnapshotName.parse(name) for name in os.listdir(self._directory)]
         return sorted((name for name in found if name is not None), reverse=True)
 
     def newest_usable(self, why_not: Callable[[Image], str | None] = lambda image: None) -> tuple[Path, Image] | None:
-        """Return the newest snapshot that is sound and against which `why_not` has nothing to say, or None.
+        """Return the newest snapshot that is sound and for which `why_not` returns None, or None.
 
-        `skipped` has those passed over, with the reason; they are not sent to peers, and pruning does not keep them.
+        `skipped` lists the others with the reason; they are not sent to peers, and pruning does not keep them.
         """
         for name in self.names():
             try:
@@ -156,7 +157,7 @@ class SnapshotStore:
         return None
 
     def load(self, name: SnapshotName) -> Image:
-        """Return the image of one snapshot, and remember whether it is sound. Raises SnapshotRefused."""
+        """Return the image of one snapshot, and record whether it is sound. Raises SnapshotRefused."""
         path = self._directory / str(name)
         folder = open_directory(self._directory)
         try:
@@ -173,7 +174,7 @@ class SnapshotStore:
         return image
 
     def pass_over(self, name: SnapshotName, sentence: str) -> None:
-        """Note that a snapshot is of no use here, sound or not: it is not sent, and pruning does not keep it."""
+        """Record that a snapshot is unusable here, sound or not: it is not sent, and pruning does not keep it."""
         with self._lock:
             self._skipped[name] = sentence
             self._sound.discard(name)
@@ -193,7 +194,7 @@ class SnapshotStore:
         return None
 
     def doubt(self, index: int) -> None:
-        """Read the snapshots of `index` again in the background, each once: what is damaged is no longer sound."""
+        """Read the snapshots of `index` again in the background, each once, to find damage."""
         with self._lock:
             doubted = [name for name in self._sound if name.index == index and name not in self._doubted]
             self._doubted.update(doubted)
@@ -211,9 +212,9 @@ class SnapshotStore:
                     self._doubted.add(name)
 
     def save_in_background(self, image: Image) -> Future[Path]:
-        """Write the image in a thread, then prune; the future gives its path or SnapshotFailed.
+        """Write the image in a thread, then prune; the future returns its path or raises SnapshotFailed.
 
-        While a save is going on its future is returned and `image` is not written: the next one will hold more.
+        During a save its future is returned and `image` is not written: the next snapshot will contain more.
         """
         if self._stop.is_set():
             raise SnapshotFailed(f"{self._directory}: the store is closed")
@@ -222,7 +223,7 @@ class SnapshotStore:
         return self._saving
 
     def prune(self) -> list[Path]:
-        """Remove what is older than the newest `keep` snapshots that were not refused; return what was removed.
+        """Remove snapshots older than the newest `keep` that were not rejected; return the removed paths.
 
         Raises SnapshotFailed.
         """
@@ -249,7 +250,7 @@ class SnapshotStore:
         return removed
 
     def prune_in_background(self) -> None:
-        """Prune beside the loop: a large file takes long to remove. What fails is logged, and tried again later."""
+        """Prune beside the loop: removing a large file takes long. Failures are logged and retried later."""
 
         def prune() -> None:
             try:
@@ -261,10 +262,10 @@ class SnapshotStore:
             self._executor.submit(prune)
 
     def receive(self, index: int, term: int) -> Receiver:
-        """Return what takes a snapshot from a peer in chunks; one that was still being received is given up.
+        """Return a receiver for a peer's snapshot; abandon one that was still being received.
 
-        If an earlier process received a part of this one, it goes on there; a part of another one is removed. Raises
-        SnapshotFailed, also while the one that was given up is still being verified: there are never two in memory.
+        Continues if an earlier process received a part of this snapshot; a part of another one is removed. Raises
+        SnapshotFailed, also while the abandoned one is still being verified: there are never two in memory.
         """
         if self._receiver is not None:
             self._receiver.abort()
@@ -282,7 +283,7 @@ class SnapshotStore:
                 return f"it was announced as {index} of term {term}; it holds {image.index} of {image.term}"
             return self._foreign(image)
 
-        # Nothing is pruned yet: until whoever asked has adopted it durably, an older one may be what a restart needs.
+        # Do not prune yet: until the caller has adopted the snapshot durably, a restart may need an older one.
         with self._lock:
             partial, self.partial = self.partial, None
         resumes = partial is not None and partial.name == name
@@ -300,7 +301,7 @@ class SnapshotStore:
         return self._receiver
 
     def verify(self, receiver: Receiver) -> Future[None]:
-        """Verify in the background what was received; the future says how that ended (`Receiver.verify`).
+        """Verify a received snapshot in the background; the future holds the result of `Receiver.verify`.
 
         Raises SnapshotFailed.
         """
@@ -309,7 +310,7 @@ class SnapshotStore:
         return self._executor.submit(receiver.verify)
 
     def close(self) -> None:
-        """Stop a save at its next slice, leave what is being received for the next process, wait for the thread."""
+        """Stop a save at its next slice, keep a partly received snapshot for the next process, and join the thread."""
         self._stop.set()
         if self._receiver is not None:
             self._receiver.suspend()
@@ -338,7 +339,7 @@ class SnapshotStore:
         return f"it is of cluster {theirs!r}; this replica belongs to {self._cluster_id!r}"
 
     def _clean(self) -> None:
-        """Remove what dead writers left, except the newest part of a snapshot that is newer than those there are."""
+        """Remove the remains of dead writers, except the newest part of a snapshot newer than the existing ones."""
         folder = open_directory(self._directory)
         try:
             left = os.listdir(folder)
@@ -358,7 +359,7 @@ class SnapshotStore:
             os.close(folder)
 
     def _sound_bytes(self, folder: int, name: SnapshotName) -> int:
-        """Return how much of a part is sound, bytes; 0 if a live process writes it."""
+        """Return the size of a part's sound prefix, bytes; 0 if a live process writes it."""
         try:
             file = reopen_temporary(self._disk, folder, receiving_name(name))
         except (FileNotFoundError, BlockingIOError):
@@ -369,7 +370,7 @@ class SnapshotStore:
             os.close(file)
 
     def _forget_old_part(self) -> None:
-        """Remove a part that nobody will ask for any more: a snapshot as new as it is there."""
+        """Remove an obsolete part: a snapshot as new as it exists."""
         newest = max(self.names(), default=None)
         with self._lock:
             partial = self.partial
@@ -381,13 +382,13 @@ class SnapshotStore:
     def _remove_part(self, name: SnapshotName) -> None:
         folder = open_directory(self._directory)
         try:
-            with suppress(OSError):  # it is in nobody's way, and the next start tries again
+            with suppress(OSError):  # it blocks nothing, and the next start tries again
                 remove_if_abandoned(self._disk, folder, receiving_name(name))
         finally:
             os.close(folder)
 
 
 def _temporaries(names: Iterable[str], suffix: str) -> list[SnapshotName]:
-    """Return the snapshots of which there is a temporary file with this suffix."""
+    """Return the snapshots with a temporary file of this suffix."""
     hidden = [name[1 : -len(suffix)] for name in names if name.startswith(".") and name.endswith(suffix)]
     return [name for name in map(SnapshotName.parse, hidden) if name is not None]

@@ -1,4 +1,4 @@
-"""What the cluster asks of the machine it runs on: clock, addresses, descriptors, processes."""
+"""Interfaces to the operating system: clock, addresses, descriptors, processes."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
-"""Accounts and groups of this machine, and who is at the other end of a local socket.
+"""Accounts and groups of this machine, and the account of a local socket's peer.
 
-The name service may take as long as it likes to answer; the kernel tells at once who has connected.
+The name service may take any time to answer; the kernel names a peer at once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _CREDENTIALS: Final = struct.Struct("3i")
 """struct ucred of unix(7)."""
 
 OVERFLOW_UID: Final = 65534
-"""Whom the kernel names for an account that this user namespace does not know (/proc/sys/kernel/overflowuid)."""
+"""UID the kernel reports for an account unknown in this user namespace (/proc/sys/kernel/overflowuid)."""
 
 
 def uid_of(name: str) -> int | None:
-    """Return the uid of an account of this machine, None if there is none; a number stands for itself."""
+    """Return the UID of an account, or None if it does not exist; a number stands for itself."""
     if name.isascii() and name.isdigit():
         return int(name)
     try:
@@ -33,7 +33,7 @@ def uid_of(name: str) -> int | None:
 
 
 def account_of(uid: int) -> str | None:
-    """Return the name of an account of this machine, None if there is none; OSError where nobody can tell."""
+    """Return the name of an account, or None if it does not exist; OSError if the name service fails."""
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
@@ -41,7 +41,7 @@ def account_of(uid: int) -> str | None:
 
 
 def is_member(account: str, group: str) -> bool:
-    """Say whether an account belongs to a group of this machine; OSError where nobody can tell."""
+    """Return whether an account belongs to a group; OSError if the name service fails."""
     try:
         found = grp.getgrnam(group)
     except KeyError:
@@ -56,7 +56,7 @@ def is_member(account: str, group: str) -> bool:
 
 
 def group_name(gid: int) -> str | None:
-    """Return the name of a group of this machine, None if there is none."""
+    """Return the name of a group, or None if it does not exist."""
     try:
         return grp.getgrgid(gid).gr_name
     except (KeyError, ValueError, OSError, OverflowError):
@@ -64,7 +64,7 @@ def group_name(gid: int) -> str | None:
 
 
 class PeerAccount(NamedTuple):
-    """Who is at the other end: of one who connected, then; of one who listens, when it began to."""
+    """Credentials of a peer: of a client when it connected, of a server when it began to listen."""
 
     pid: int
     uid: int
@@ -72,7 +72,7 @@ class PeerAccount(NamedTuple):
 
 
 def peer_account(connection: socket.socket) -> PeerAccount:
-    """Return who is at the other end of a connection of this machine (SO_PEERCRED); OSError."""
+    """Return the credentials of a local connection's peer (SO_PEERCRED); OSError."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(data)
     return PeerAccount(pid, uid & 0xFFFFFFFF, gid & 0xFFFFFFFF)
@@ -80,8 +80,10 @@ def peer_account(connection: socket.socket) -> PeerAccount:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Give a name for `path` that fits an address of 108 bytes while the context lasts; OSError if its directory is not
-    there."""
+    """Provide a name for `path` that fits a socket address of 108 bytes while the context lasts.
+
+    OSError if its directory does not exist.
+    """
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"

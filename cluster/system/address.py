@@ -1,4 +1,4 @@
-"""Where somebody listens: a host and a port, written `host:port` or `[v6]:port`."""
+"""Network addresses: a host and a port, written `host:port` or `[v6]:port`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import ipaddress
 
 HOST_CHARACTERS_MAX: Final = 253
-"""Characters of a host name: the DNS limit."""
+"""Maximum length of a host name: the DNS limit."""
 
 _HOST_NAME: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*", re.ASCII)
 _PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
@@ -22,7 +22,7 @@ EXAMPLE: Final = "write host:port, for example 10.0.0.5:7401 or [fd00::5]:7401"
 
 
 class AddressError(ValueError):
-    """A text that is not an address; `remedy` says what would be."""
+    """Text that is not an address; `remedy` gives the valid form."""
 
     def __init__(self, sentence: str, remedy: str = EXAMPLE) -> None:
         super().__init__(f"{sentence}; {remedy}")
@@ -31,7 +31,7 @@ class AddressError(ValueError):
 
 
 class Address(msgspec.Struct, frozen=True, order=True):
-    """A host (name, IPv4 or IPv6 without brackets) and a TCP port."""
+    """Host (name, IPv4 or IPv6 without brackets) and TCP port."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ class Address(msgspec.Struct, frozen=True, order=True):
 
     @property
     def url(self) -> str:
-        """The address as the beginning of a URL, without a slash at the end."""
+        """Address as the beginning of a URL, without a trailing slash."""
         return f"https://{self}"
 
     @property
@@ -58,7 +58,7 @@ class Address(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Return the address that `text` says; AddressError says what is wrong and what would be right."""
+        """Parse an address; AddressError names problem and remedy."""
         if text.startswith("["):
             host, bracket, rest = text[1:].partition("]")
             if not bracket or not rest.startswith(":"):
@@ -104,7 +104,7 @@ def _is_ipv4(host: str) -> bool:
 def _ipv6(host: str) -> ipaddress.IPv6Address | None:
     if ":" not in host:
         return None
-    import ipaddress  # few write one
+    import ipaddress  # rarely needed
 
     try:
         return ipaddress.IPv6Address(host)

@@ -1,7 +1,7 @@
-"""Where Forebay reads a clock: the only importer of `time`.
+"""Clocks: the only importer of `time`.
 
 Everything below `cluster` takes time as an argument (law 3 of the design); everything in `cluster` takes a `Clock`, so
-that a test can pass one that stands still or jumps.
+that tests can pass one that stands still or jumps.
 """
 
 import datetime
@@ -14,19 +14,19 @@ NANOSECONDS_PER_MICROSECOND: Final = 1_000
 
 
 class Clock(Protocol):
-    """What tells the time: one wall clock for facts, one monotonic clock for waiting."""
+    """Source of time: a wall clock for facts, a monotonic clock for waiting."""
 
     def now(self) -> Instant:
-        """Return the wall clock in microseconds since the epoch, UTC; it may jump when somebody sets it."""
+        """Return the wall clock in microseconds since the epoch, UTC; it may jump when it is set."""
         ...
 
     def monotonic_s(self) -> float:
-        """Return seconds since an arbitrary start; it never goes backwards and has nothing to do with the date."""
+        """Return seconds since an arbitrary start; they never decrease and are unrelated to the date."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """Clocks of this machine."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class SystemClock:
 
 
 def format_instant(instant: Instant) -> str | None:
-    """Return the instant as ISO 8601 in UTC with microseconds, `2026-01-31T12:00:00.000000Z`; None for NEVER."""
+    """Format an instant as ISO 8601 in UTC with microseconds, `2026-01-31T12:00:00.000000Z`; None for NEVER."""
     if instant == NEVER:
         return None
     whole_s, fraction_us = divmod(instant, MICROSECONDS_PER_SECOND)
@@ -49,9 +49,9 @@ def format_instant(instant: Instant) -> str | None:
 
 
 def parse_instant(text: str) -> Instant:
-    """Return the instant that an ISO 8601 text with a zone says; ValueError says what would be right.
+    """Parse an ISO 8601 time with a zone; ValueError gives the valid form.
 
-    A text without a zone is refused: a client and a replica in different zones would read two different moments.
+    A text without a zone is rejected: client and replica in different zones would read two different times.
     """
     try:
         moment = datetime.datetime.fromisoformat(text)

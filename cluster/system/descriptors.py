@@ -1,4 +1,4 @@
-"""Descriptors of files and directories: opened without following a link, written whole, closed whatever happens."""
+"""Descriptors of files and directories: opened without following links, written completely, always closed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 
 @contextlib.contextmanager
 def closing(descriptor: int) -> Iterator[int]:
-    """Give a descriptor, which is closed at the end."""
+    """Provide a descriptor, and close it at the end."""
     try:
         yield descriptor
     finally:
@@ -21,16 +21,16 @@ def closing(descriptor: int) -> Iterator[int]:
 
 
 SLOW_SYNC_S: Final = 0.02
-"""What a sync takes on a slow disk, seconds: twice what disks with spindles need."""
+"""Duration of a sync that counts as slow, seconds: twice the time of a rotating disk."""
 
 
 def open_directory(path: str | bytes | os.PathLike[str], *, dir_fd: int | None = None) -> int:
-    """Return a descriptor of the directory; OSError if it is a link or no directory."""
+    """Return a descriptor of the directory; OSError if it is a link or not a directory."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock a file or a directory for this descriptor alone; return whether nobody else had. OSError."""
+    """Lock a file or directory exclusively; return False if another process holds the lock. OSError."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -39,35 +39,35 @@ def try_lock(descriptor: int) -> bool:
 
 
 def names_in(directory: int) -> list[str]:
-    """Return the names in an open directory, in no order. OSError.
+    """Return the names in an open directory, unordered. OSError.
 
-    What was made in it since it was opened, or listed, is among them: btrfs shows that only after a seek to the start
-    (Linux from 6.5 on), which os.listdir leaves out.
+    Names created since it was opened or listed are included: from Linux 6.5 on, btrfs shows them only after a seek to
+    the start, which os.listdir omits.
     """
     os.lseek(directory, 0, os.SEEK_SET)
     return os.listdir(directory)
 
 
 def free_bytes(directory: Path) -> int:
-    """Return what is free in the file system of a directory, bytes; OSError."""
+    """Return the free space of a directory's file system, bytes; OSError."""
     room = os.statvfs(directory)
     return room.f_bavail * room.f_frsize
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Return whether the disk, or a quota on it, is full: what is to be written finds no room."""
+    """Return whether an error means that the disk, or a quota on it, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of `data`, however many calls it takes."""
+    """Write all of `data`, in as many calls as needed."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def sync_directory(directory: Path) -> None:
-    """Return when the names in the directory are durable. Raises OSError."""
+    """Make the names in the directory durable. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,11 @@
-"""What a process of a job is given: rights, limits, priority, signals, umask, keyring; nothing of its agent's.
+"""Environment of a job's processes: rights, limits, priority, signals, umask, keyring.
 
-An agent runs as root, or under a unit with limits and priorities of its own, and none of that is meant for jobs.
-`LIMITS` says what each resource limit becomes; `limit`, `prepare`, `forgo` and `reset` are called in this order.
-Sources: capabilities(7), prctl(2), setrlimit(2), session-keyring(7), proc(5)."""
+Nothing inherited from the agent.
+
+An agent runs as root, or under a unit with limits and priorities of its own, none of which are meant for jobs. `LIMITS`
+gives the value of each resource limit; call `limit`, `prepare`, `forgo` and `reset` in this order. Sources:
+capabilities(7), prctl(2), setrlimit(2), session-keyring(7), proc(5).
+"""
 
 from __future__ import annotations
 
@@ -25,26 +28,25 @@ MIB: Final = 1024**2
 
 
 class JobProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """What a site says of its jobs' processes; sizes in bytes, `UNLIMITED` is no limit."""
+    """Site settings for job processes; sizes in bytes, `UNLIMITED` is no limit."""
 
     umask: int = 0o022
     nice: int = 0
     """Scheduling priority, from -20 to 19."""
     core_bytes: int = 0
-    """Largest core file."""
+    """Maximum size of a core file."""
     locked_bytes: int = 8 * MIB
-    """Most memory that can be locked; the kernel's own default. What moves data by RDMA needs more."""
+    """Maximum locked memory; the kernel's default. RDMA needs more."""
     stack_bytes: int = 8 * MIB
-    """Size of the stack; programs may raise it."""
+    """Soft limit of the stack; programs may raise it."""
     open_files: int = 524_288
-    """Most descriptors that a process may allow itself: it begins with SOFT_FILES, above which select(2) fails."""
+    """Hard limit of open files; the soft limit is SOFT_FILES, above which select(2) fails."""
     processes: int = 0
-    """Most processes of the user on the node; 0: as many as the kernel gives its first process."""
+    """Maximum number of the user's processes on the node; 0: the kernel's limit for its first process."""
     no_new_privs: bool = True
-    """Whether no program that is run has more rights than who runs it: sudo, ping and the like are without effect."""
+    """Whether programs are kept from gaining rights: sudo, ping and the like have no effect."""
     capabilities: tuple[str, ...] = ()
-    """What programs with more rights may have at most, by their names in capabilities(7); with `no_new_privs` there are
-    none."""
+    """Maximum capabilities of privileged programs, by their names in capabilities(7); none with `no_new_privs`."""
 
 
 SOFT_FILES: Final = 1_024
@@ -57,20 +59,20 @@ CAPABILITIES: Final = (
     *("mac_override", "mac_admin", "syslog", "wake_alarm", "block_suspend", "audit_read", "perfmon", "bpf"),
     "checkpoint_restore",
 )
-"""Names of capabilities(7) in the order of their numbers, without CAP_."""
+"""Names from capabilities(7) in numeric order, without CAP_."""
 
 _MESSAGE_QUEUE_BYTES: Final = 819_200
 """The kernel's default of RLIMIT_MSGQUEUE, bytes."""
 
 
 def _kernel_processes() -> int:
-    """Return how many processes, and pending signals, the kernel allows its first process: half of its threads."""
+    """Return the kernel's limit of processes and pending signals for its first process: half of its threads."""
     return max(1, int(Path("/proc/sys/kernel/threads-max").read_text()) // 2)
 
 
 @functools.cache
 def _capabilities() -> int:
-    """Return how many capabilities this kernel has, or may have."""
+    """Return the number of capabilities this kernel has, or may have."""
     try:
         return int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1
     except OSError:
@@ -78,7 +80,7 @@ def _capabilities() -> int:
 
 
 Limit = tuple[int, int]
-"""Soft and hard."""
+"""Soft and hard limit."""
 
 LIMITS: Final[dict[int, Callable[[JobProcess], Limit]]] = {
     resource.RLIMIT_AS: lambda _: (UNLIMITED, UNLIMITED),
@@ -97,7 +99,7 @@ LIMITS: Final[dict[int, Callable[[JobProcess], Limit]]] = {
     resource.RLIMIT_SIGPENDING: lambda _: (_kernel_processes(),) * 2,
     resource.RLIMIT_STACK: lambda wanted: (wanted.stack_bytes, UNLIMITED),
 }
-"""Every resource limit of setrlimit(2), but for that of file locks, which the kernel no longer keeps."""
+"""Every resource limit of setrlimit(2) except that of file locks, which the kernel no longer enforces."""
 
 _PR_SET_KEEPCAPS: Final = 8
 _PR_CAPBSET_READ: Final = 23
@@ -108,7 +110,7 @@ _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
 
 _CAPABILITIES_MAX: Final = 64
-"""How many the kernel's sets have room for."""
+"""Size of the kernel's capability sets."""
 
 _CAPABILITY_VERSION_3: Final = 0x20080522
 _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
@@ -120,13 +122,13 @@ _CALLS: Final = {
     "ppc64le": (271, 273),
     "s390x": (280, 282),
 }
-"""Numbers of keyctl and ioprio_set, which the C library has no name for, by machine."""
+"""System call numbers of keyctl and ioprio_set, for which the C library has no function, by machine."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def limit(wanted: JobProcess) -> None:
-    """Set resource limits and priorities, as far as this account may: call it while that is the agent's. OSError."""
+    """Set resource limits and priorities as far as permitted; call it while running as the agent's account. OSError."""
     for number, of in LIMITS.items():
         soft, hard = of(wanted)
         try:
@@ -134,7 +136,7 @@ def limit(wanted: JobProcess) -> None:
         except (PermissionError, ValueError):
             _, most = resource.getrlimit(number)
             resource.setrlimit(number, (_least(soft, most), _least(hard, most)))
-    # To be more important than the agent needs rights that one without them does not have.
+    # Raising the priority above the agent's needs rights that an unprivileged agent lacks.
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     with contextlib.suppress(PermissionError):
@@ -145,7 +147,7 @@ def limit(wanted: JobProcess) -> None:
 
 
 def prepare(wanted: JobProcess) -> None:
-    """Give up what another account could win back: call it before this process becomes that. OSError."""
+    """Drop rights that the job's account could regain; call it before changing to that account. OSError."""
     kept = {CAPABILITIES.index(name.lower().removeprefix("cap_")) for name in wanted.capabilities}
     if wanted.no_new_privs:
         kept = set()
@@ -157,29 +159,29 @@ def prepare(wanted: JobProcess) -> None:
         try:
             _prctl(_PR_CAPBSET_DROP, number)
         except PermissionError:
-            # An ordinary account has none to lose, and what its programs may have is not the agent's to decide.
+            # An ordinary account has none to drop, and the rights of its programs are not the agent's decision.
             if os.geteuid() == 0 and not wanted.no_new_privs:
                 raise
 
 
 def forgo(wanted: JobProcess) -> None:
-    """Give up every right beyond the account's own, now that this process has become it, for good. OSError."""
+    """Drop permanently all rights beyond the account's own, after changing to that account. OSError."""
     _prctl(_PR_SET_KEEPCAPS, 0)
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    # Effective, permitted and inheritable, twice 32 of them.
+    # Effective, permitted and inheritable sets, two words of 32 bits each.
     if _libc.capset(header, (ctypes.c_uint32 * 6)()) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     if wanted.no_new_privs:
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    # Who possesses a keyring may read its keys: the agent's session is not the job's.
+    # Possession of a keyring permits reading its keys, so a job must not share the agent's session keyring.
     _call(0, _KEYCTL_JOIN_SESSION_KEYRING, 0)
 
 
 def reset(wanted: JobProcess) -> None:
-    """Set umask, signals and descriptors as at a login; only 0, 1 and 2 are passed on.
+    """Set umask, signals and descriptors as at login; only descriptors 0, 1 and 2 are inherited.
 
-    SIGHUP is ignored, as under nohup(1): `systemctl kill -s HUP` on the agent reaches the processes of its jobs, too.
+    SIGHUP is ignored, as under nohup(1): `systemctl kill -s HUP` on the agent also reaches the processes of its jobs.
     """
     os.umask(wanted.umask)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -204,7 +206,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _call(which: int, *arguments: int) -> None:
-    """Call keyctl (0) or ioprio_set (1), where this machine's number is known; what fails there is left as it is."""
+    """Call keyctl (0) or ioprio_set (1) if their number is known on this machine; ignore failures."""
     numbers = _CALLS.get(platform.machine())
     if numbers is not None:
         _libc.syscall(ctypes.c_long(numbers[which]), *(ctypes.c_long(argument) for argument in arguments))

@@ -1,4 +1,4 @@
-"""Log rate limiter for what a peer can cause at will: one message of a kind in a period, with a count of the others."""
+"""Log rate limiter for messages that peers can cause at will: one of a kind per period, with a count of the others."""
 
 import logging
 from collections import OrderedDict
@@ -9,7 +9,7 @@ PERIOD_S: Final = 60.0
 """Seconds between two messages of a kind."""
 
 KEYS_MAX: Final = 256
-"""Kinds whose last message is remembered, count: for a further one, that which did not occur for longest goes."""
+"""Maximum number of kinds remembered; the one idle for longest is dropped first."""
 
 
 class _Logged(NamedTuple):
@@ -18,14 +18,14 @@ class _Logged(NamedTuple):
 
 
 class LogRateLimiter:
-    """Times of the last message of each kind; a kind is a peer and what happened to it."""
+    """Times of the last message of each kind; a kind is a peer and an event."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._logged: OrderedDict[tuple[str, str], _Logged] = OrderedDict()
 
     def due(self, peer: str, what: str) -> str | None:
-        """Return the end of a message about `what` of `peer`, perhaps empty; None if one was logged shortly before."""
+        """Return a suffix for the message about `what` of `peer`, possibly empty; None if it must not be logged now."""
         now_s, key = self._now_s(), (peer, what)
         logged = self._logged.pop(key, None)
         if logged is not None and now_s - logged.at_s < PERIOD_S:
@@ -41,9 +41,9 @@ class LogRateLimiter:
     def log(
         self, logger: logging.Logger, level: int, sentence: str, kind: str, fault: BaseException | None = None
     ) -> None:
-        """Log a sentence, with the traceback of a fault, unless one of its kind was logged shortly before.
+        """Log a message, with the traceback of a fault, unless one of its kind was logged recently.
 
-        Not one for each peer: a client has as many addresses as it likes.
+        Kinds do not include the peer here: a client can use any number of addresses.
         """
         more = self.due("", kind)
         if more is not None:

@@ -1,11 +1,11 @@
-"""What a process logs, in one of three forms: lines of text, objects of JSON, or entries of journald.
+"""Logging of a process in one of three forms: lines of text, JSON objects, or journald entries.
 
-Text and JSON go to standard error. Nothing that a message holds, wherever it came from, can begin a line or a field:
-what is not printable is escaped, a field has a length, and what is long is cut. Which records say which job, revision
-or term they are about is said where they are logged, with `extra=about(…)`; nothing is parsed out of a message.
+Text and JSON go to standard error. No content of a message, wherever it came from, can begin a line or a field:
+unprintable characters are escaped, fields have a maximum length, and long messages are cut. The caller states the job,
+revision or term of a record with `extra=about(…)`; nothing is parsed out of a message.
 
-journald is spoken to directly, in its native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL), and never waited for: the
-bindings of systemd need its C library to build, and block whoever logs while journald does not read.
+journald is addressed directly in its native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL), without waiting: systemd's
+Python bindings need its C library to build, and block the caller while journald does not read.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from cluster.system.service_manager import (
 from replica.values import plain
 
 FIELDS: Final = ("job", "revision", "node", "replica", "term")
-"""What a record can be about, in the order in which it is written."""
+"""Subjects of a record, in the order they are written."""
 
 JOURNAL_VARIABLE: Final = "JOURNAL_STREAM"
-"""Environment variable of systemd: device and inode of the stream to the journal that a service has as its stderr."""
+"""Environment variable of systemd: device and inode of the journal stream that is a service's standard error."""
 
 JOURNAL_SOCKET: Final = "/run/systemd/journal/socket"
 
 MESSAGE_CHARS_MAX: Final = 16 * 1024
-"""Characters of a message; what has more is cut. Escaping that many takes some milliseconds."""
+"""Maximum length of a message; longer ones are cut. Escaping that many characters takes some milliseconds."""
 
 TRACEBACK_CHARS_MAX: Final = 32 * 1024
-"""Characters of a traceback: its end is kept, which says what went wrong."""
+"""Maximum length of a traceback: its end is kept, which names the cause."""
 
 VALUE_CHARS_MAX: Final = 256
-"""Characters of a field: names and numbers are shorter."""
+"""Maximum length of a field: names and numbers are shorter."""
 
 _PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-"""Least level -> priority of syslog(3); what is below all of them is 7."""
+"""Minimum level -> priority of syslog(3); lower levels have priority 7."""
 
 _PRINTABLE: Final = re.compile(r"[ -~]*\Z")
 
@@ -59,17 +59,17 @@ _Value = int | str
 def about(
     *, job: _Value = "", revision: int | None = None, node: str = "", replica: str = "", term: int | None = None
 ) -> dict[str, _Value]:
-    """Return what a record is about, as its `extra`; a job is its number, or as people write it: 12_3."""
+    """Return the subject of a record as its `extra`; a job is its ID, or its display form such as 12_3."""
     said = {"job": job, "revision": revision, "node": node, "replica": replica, "term": term}
     return {name: value for name, value in said.items() if value is not None and value != ""}
 
 
 def begin_logging(identifier: str = "forebay", *, level: str | None = None, node: str = "", replica: str = "") -> None:
-    """Have this process log, and those that it starts log as it does; where logging has begun already, do nothing.
+    """Start logging in this process and, through the environment, in its children; no effect if already started.
 
-    `identifier` is its SYSLOG_IDENTIFIER; `node` or `replica` is in each record. The form, and where it is None the
-    level, are what the environment says; where that says nothing, it is journald if standard error is the journal, and
-    text if not. A form or level that there is not ends the process with 78 and a sentence.
+    `identifier` is the SYSLOG_IDENTIFIER; `node` or `replica` is added to each record. The environment sets the form,
+    and the level if it is None. The default form is journald if standard error is the journal, otherwise text. An
+    unknown form or level ends the process with exit code 78 and a message.
     """
     root = logging.getLogger()
     if root.handlers:
@@ -86,7 +86,7 @@ def begin_logging(identifier: str = "forebay", *, level: str | None = None, node
 
 
 def handler_for(form: str, process: dict[str, _Value]) -> logging.Handler:
-    """Return what writes records in a form; `process` is the identifier, and what all of its records are about."""
+    """Return the handler of a form; `process` is the identifier and the common subject of all records."""
     said = {name: value for name, value in process.items() if name in FIELDS}
     if form == "journald":
         return JournalHandler(str(process["identifier"]), said)
@@ -96,7 +96,7 @@ def handler_for(form: str, process: dict[str, _Value]) -> logging.Handler:
 
 
 def say_at_last(sentence: str) -> None:
-    """Say on standard error why this process ends: the sentence, or where logs are JSON, a record of it."""
+    """Write to standard error why this process ends: as text, or as a JSON record if logs are JSON."""
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
         logging.getLogger("forebay").critical("%s", sentence)
     else:
@@ -104,7 +104,7 @@ def say_at_last(sentence: str) -> None:
 
 
 def is_logged(line: str) -> bool:
-    """Say whether a line that a child process wrote is a record as it stands: logs are JSON, and it is one of them."""
+    """Return whether a line from a child process is already a JSON record, with JSON logs in use."""
     try:
         found = json.loads(line) if _is_json() and line.startswith("{") else None
     except (ValueError, RecursionError):
@@ -113,31 +113,31 @@ def is_logged(line: str) -> bool:
 
 
 def as_logged(line: str, logger: str) -> str:
-    """Return a line as it stands beside records of child processes: where they are JSON, it becomes one of them."""
+    """Return a line in the form of the log: unchanged as text, or wrapped in a JSON record."""
     if not _is_json() or is_logged(line):
         return line
     return JsonFormatter({}).format(logging.makeLogRecord({"name": logger, "levelname": "INFO", "msg": line}))
 
 
 class TextFormatter(logging.Formatter):
-    """A line for each record; those of a traceback are indented, so that none of them looks like a record."""
+    """Formats each record as a line; lines of a traceback are indented, so that none looks like a record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text, without a newline at its end."""
+        """Return the text without a trailing newline."""
         line = f"{self.formatTime(record)} {record.levelname} {record.name}: {_shown(_message(record))}"
         return "".join((line, *(f"\n    {_shown(one)}" for one in _traceback(record).split("\n") if one)))
 
 
 class JsonFormatter(logging.Formatter):
-    """An object on a line for each record; the text is ASCII, whatever a message holds."""
+    """Formats each record as a JSON object on one line, in ASCII."""
 
     def __init__(self, said: dict[str, _Value]) -> None:
-        """`said`: what all records are about."""
+        """Create it; `said` is the common subject of all records."""
         super().__init__()
         self._said = said
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the object, without a newline at its end."""
+        """Return the JSON object."""
         written: dict[str, _Value] = {
             "time": datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "level": record.levelname,
@@ -151,13 +151,15 @@ class JsonFormatter(logging.Formatter):
 
 
 class JournalHandler(logging.Handler):
-    """Sends each record to journald as an entry. What it cannot take at once is lost, counted, and told with the next.
+    """Sends each record to journald as an entry.
 
-    Where there is no journald, a record is a line of text on standard error.
+    Entries it cannot take at once are dropped, counted, and reported later.
+
+    Without journald, a record is a line of text on standard error.
     """
 
     def __init__(self, identifier: str, said: dict[str, _Value], path: str = JOURNAL_SOCKET) -> None:
-        """`said`: what all records are about; `path`: where journald listens."""
+        """Create it; `said` is the common subject of all records, `path` journald's socket."""
         super().__init__()
         self._identifier, self._said, self._path = identifier, said, path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -165,7 +167,7 @@ class JournalHandler(logging.Handler):
         self._instead = logging.StreamHandler(sys.stderr)
         self._instead.setFormatter(TextFormatter())
         self.lost = 0
-        """Records since the last that journald took, count."""
+        """Records dropped since the last one journald took, count."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send an entry; never raises, never waits for journald."""
@@ -184,7 +186,7 @@ class JournalHandler(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._socket.close()
         super().close()
 
@@ -208,7 +210,7 @@ class JournalHandler(logging.Handler):
             self._send_file(entry)
 
     def _send_file(self, entry: bytes) -> None:
-        # What is larger than a datagram may be travels as a file in memory that nobody can change any more.
+        # Entries larger than a datagram travel as a sealed file in memory.
         descriptor = os.memfd_create("forebay-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.write(descriptor, entry)
@@ -221,7 +223,7 @@ class JournalHandler(logging.Handler):
 
 
 _DATAGRAM_BYTES: Final = 2048
-"""What any socket takes as a datagram (SO_SNDBUF, socket(7)), bytes: what has less fails for another reason."""
+"""Size every socket accepts as a datagram (SO_SNDBUF, socket(7)): a smaller one that fails has another cause."""
 
 
 def _field(name: str, value: _Value) -> bytes:
@@ -256,12 +258,12 @@ def _traceback(record: logging.LogRecord) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return a text on one line, as it may be printed."""
+    """Return a text as one printable line."""
     return text if _PRINTABLE.match(text) else plain(text)
 
 
 def _whole(text: str) -> str:
-    """Return a text as UTF-8 can hold it: what was no UTF-8 where it came from is escaped."""
+    """Return a text that UTF-8 can encode: surrogates from undecodable bytes are escaped."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 

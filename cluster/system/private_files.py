@@ -1,8 +1,8 @@
-"""Files that hold state, history, reports or configuration: only their owner reads them, in directories likewise.
+"""Private files: state, history, reports and configuration, readable only by their owner, in private directories.
 
-Every file of the product is made here, or with an explicit mode by descriptor; `tests/repo/test_private_files.py` finds
-what is not. The temporary name beside a file that is replaced cannot be guessed, and is never one that exists: in a
-directory that others may write to, nobody can put a link there or block the name.
+Every file of the product is created here, or with an explicit mode by descriptor; `tests/repo/test_private_files.py`
+finds exceptions. The temporary name beside a replaced file is unpredictable and never an existing one, so an attacker
+with write access to the directory can neither plant a link there nor block the name.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 
 _TOKEN_BYTES: Final = 8
-"""Random bytes in a temporary name: more than anybody tries."""
+"""Random bytes in a temporary name: too many to guess."""
 
 
 def make_private_directory(directory: Path) -> None:
-    """Make a directory with all that it lies in, as far as it is missing; only its owner may enter. OSError.
+    """Create a directory and its missing parents, accessible only to their owner. OSError.
 
-    One that is there keeps its mode.
+    An existing directory keeps its mode.
     """
     if not directory.is_dir():
         make_private_directory(directory.parent)
-        # Another process may have made it meanwhile.
+        # Another process may have created it meanwhile.
         directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
 
 
 def name_beside(path: Path) -> Path:
-    """Return an unpredictable temporary name in the directory of a file."""
+    """Return an unpredictable temporary name in the same directory."""
     return path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}.tmp")
 
 
 @contextlib.contextmanager
 def new_private_file(path: Path, mode: int = FILE_MODE) -> Iterator[IO[bytes]]:
-    """Make a file that was not there; nothing of it is left where the block fails. FileExistsError, OSError."""
+    """Create a new file; remove it if the block fails. FileExistsError, OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, FILE_MODE)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            # The umask may have taken some of it away.
+            # The umask may have removed some bits.
             os.fchmod(file.fileno(), mode)
             yield file
     except BaseException:
@@ -57,14 +57,14 @@ def new_private_file(path: Path, mode: int = FILE_MODE) -> Iterator[IO[bytes]]:
 
 
 def open_private_file(path: Path, flags: int) -> int:
-    """Return a descriptor of a file that is made if it is missing, never through a link. OSError."""
+    """Return a descriptor of a file, created if missing, without following a link. OSError."""
     return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
 
 
 def replace_private(path: Path, data: bytes, *, durable: bool = True, mode: int = FILE_MODE) -> None:
-    """Replace a file as a whole; a new one gets this mode. OSError leaves the old file.
+    """Replace the whole file; a new one gets this mode. OSError leaves the old file.
 
-    A crash leaves the old file or the new one; with `durable` the new one is on the disk on return.
+    A crash leaves the old file or the new one; with `durable` the new one is on disk on return.
     """
     beside = name_beside(path)
     with new_private_file(beside, mode) as file:
@@ -81,9 +81,9 @@ def replace_private(path: Path, data: bytes, *, durable: bool = True, mode: int 
 def keep_ownership(descriptor: int, name: str | os.PathLike[str], *, directory: int | None = None) -> None:
     """Give an open file the owner, group and mode of the file `name`, if that exists and is a regular file.
 
-    Call it before the rename. A command that an administrator runs as root would otherwise leave a service with a file
-    it cannot read. `name` is relative to the open `directory` if one is given. A file in a directory that more accounts
-    than its owner may write to says nothing: an attacker may have put it there to be given a key. OSError.
+    Call it before the rename. A command run by root would otherwise leave a service with a file it cannot read. `name`
+    is relative to the open `directory` if one is given. A file in a directory that other accounts may write to is
+    ignored: an attacker may have put it there to be given a key. OSError.
     """
     try:
         replaced = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -94,7 +94,7 @@ def keep_ownership(descriptor: int, name: str | os.PathLike[str], *, directory: 
         return
     new = os.fstat(descriptor)
     if (new.st_uid, new.st_gid) != (replaced.st_uid, replaced.st_gid):
-        # Only root may give a file away. Other accounts replace files as before.
+        # Only root may change the owner. Other accounts replace files as before.
         with contextlib.suppress(PermissionError):
             os.fchown(descriptor, replaced.st_uid, replaced.st_gid)
     # After fchown, which clears the set-user-ID and set-group-ID bits.

@@ -1,7 +1,8 @@
-"""Processes of this machine: who they are, and signalling one without ever hitting another.
+"""Processes of this machine: identifying them, and signalling one without ever hitting another.
 
-A process is known by its id and its start time, and is signalled through a descriptor that cannot come to mean another
-process."""
+A process is identified by its ID and start time, and signalled through a descriptor that cannot come to mean another
+process.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,7 @@ from typing import Final, NoReturn
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ENVIRONMENT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""What is read of a process's environment, bytes: more than Linux allows for arguments and environment by default (2
-MiB)."""
+"""Maximum size read of a process's environment: above Linux's default limit for arguments and environment (2 MiB)."""
 
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
@@ -33,15 +33,16 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; exits at once if `parent` is no longer the parent."""
+    """Have the kernel kill this process when its parent ends; exit at once if `parent` is no longer the parent."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def python_of(tree: Path) -> tuple[str, dict[str, str]]:
-    """Return the interpreter and the environment that run the modules of the release in a tree: its own .venv where it
-    has one, and its packages whichever are installed.
+    """Return interpreter and environment for running modules of the release in a tree.
+
+    The interpreter is the tree's .venv if it has one; the modules are the tree's, regardless of installed packages.
     """
     own = tree / ".venv" / "bin" / "python"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -50,18 +51,18 @@ def python_of(tree: Path) -> tuple[str, dict[str, str]]:
 
 
 def become_subreaper() -> None:
-    """Adopt the orphans among this process's descendants, so that none can leave its tree."""
+    """Adopt orphaned descendants of this process, so that none can leave its tree."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def sync_file_system(descriptor: int) -> None:
-    """Write everything of the file system that the descriptor is on to its disk; OSError if that fails."""
+    """Sync the whole file system of the descriptor; OSError if that fails."""
     if _libc.syncfs(descriptor) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def fields_of(pid: int) -> list[bytes] | None:
-    """Return /proc/PID/stat from the state on (the third field of proc(5)), None if there is no such process."""
+    """Return /proc/PID/stat from the state on (the third field of proc(5)), or None without such a process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read(4096)
@@ -71,20 +72,20 @@ def fields_of(pid: int) -> list[bytes] | None:
 
 
 def start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None if it does not exist or is a zombie."""
+    """Return the start time of a process in clock ticks since boot; None if it does not exist or is a zombie."""
     fields = fields_of(pid)
     return None if fields is None or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 @functools.cache
 def boot_id() -> str:
-    """Return what tells one boot of this machine from another: start times only mean something within one."""
+    """Return the ID of this boot: start times are comparable only within one."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read(64).strip()
 
 
 def all_pids() -> list[int]:
-    """Return the ids of all processes that are visible."""
+    """Return the IDs of all visible processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
@@ -105,7 +106,7 @@ def descendants(root: int) -> list[int]:
 
 
 def environment_variables(pid: int) -> list[bytes]:
-    """Return the `NAME=value` pairs that a process was started with; none if it may not be looked at or is gone."""
+    """Return the initial `NAME=value` pairs of a process; none if it is inaccessible or has ended."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read(_ENVIRONMENT_BYTES_MAX).split(b"\0")
@@ -114,7 +115,7 @@ def environment_variables(pid: int) -> list[bytes]:
 
 
 def cgroup_of(pid: int) -> str:
-    """Return the directory of a process's cgroup (v2); LookupError says why there is none, OSError where it is gone."""
+    """Return a process's cgroup directory (v2); LookupError explains its absence, OSError if the process has ended."""
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     own = next((line[3:] for line in lines if line.startswith("0::")), "")
     if not own.startswith("/") or ".." in own.split("/"):
@@ -131,20 +132,20 @@ def cgroup_of(pid: int) -> str:
 
 
 def hold_termination() -> None:
-    """Keep SIGTERM for the program that this process becomes, which takes it with `leave_when_terminated`."""
+    """Block SIGTERM until the next program in this process unblocks it with `leave_when_terminated`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def ignore_hangup() -> None:
-    """Ignore SIGHUP in this process, its forks and the programs it becomes.
+    """Ignore SIGHUP in this process, its forks and the programs it executes.
 
-    `systemctl kill -s HUP UNIT` signals every process of the unit, and none but the main process reloads anything.
+    `systemctl kill -s HUP UNIT` signals every process of the unit, and only the main process reloads anything.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def leave_when_terminated() -> None:
-    """Exit with code 0 on SIGTERM, also one sent since `hold_termination`, until an event loop handles the signal.
+    """Exit with code 0 on SIGTERM, including one since `hold_termination`, until an event loop handles the signal.
 
     SIGHUP is ignored until then.
     """
@@ -158,9 +159,9 @@ def _leave(number: int, frame: object) -> NoReturn:
 
 
 def send(pid: int, number: int, *, still: Callable[[], bool] = lambda: True) -> bool:
-    """Signal a process if, once it is held by a descriptor, it is `still` the one that is meant.
+    """Signal a process if `still` confirms its identity after it is held by a descriptor.
 
-    True if it was signalled.
+    Returns whether it was signalled.
     """
     try:
         descriptor = os.pidfd_open(pid)

@@ -1,4 +1,4 @@
-"""What a process is told of its logs, and tells the service manager that started it: how it ended, and how it is."""
+"""Interface to the service manager: logging settings inherited by a process, exit codes, and status notifications."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import sys
 from typing import Final
 
-# ---- what is said of logs; how they are written, `logs`, takes a command more to import than it may
+# ---- logging settings; `logs`, which uses them, takes too long to import for commands
 
 FORMATS: Final = ("text", "json", "journald")
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -16,36 +16,35 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 FORMAT_VARIABLE: Final = "FOREBAY_LOG_FORMAT"
 LEVEL_VARIABLE: Final = "FOREBAY_LOG_LEVEL"
 PROCESS_VARIABLE: Final = "FOREBAY_LOG_PROCESS"
-"""Environment variable by which a process tells those that it starts what all of their records say: its identifier in
-the journal, and its node or replica."""
+"""Environment variable with the common subject of all records: journal identifier, and node or replica."""
 
 VARIABLES: Final = (FORMAT_VARIABLE, LEVEL_VARIABLE, PROCESS_VARIABLE)
-"""What a process passes on to its own children, so that they log as it does."""
+"""Variables passed to child processes, so that they log in the same form."""
 
-# ---- what the service manager reads
+# ---- exit codes and notifications
 
 EXIT_CONFIGURATION: Final = 78
-"""EX_CONFIG of sysexits.h: starting again does not help until somebody changes something."""
+"""EX_CONFIG of sysexits.h: a restart does not help until the configuration is changed."""
 
 SOCKET_VARIABLE: Final = "NOTIFY_SOCKET"
-"""Environment variable: where the service manager listens; with @ first it is no file (unix(7))."""
+"""Environment variable: socket of the service manager; an abstract one if it starts with @ (unix(7))."""
 
 PERIOD_VARIABLE: Final = "WATCHDOG_USEC"
 """Environment variable: microseconds of silence after which the service manager kills the process."""
 
 OWNER_VARIABLE: Final = "WATCHDOG_PID"
-"""Environment variable: of which process it expects to hear."""
+"""Environment variable: process ID the service manager expects notifications from."""
 
 _MICROSECONDS: Final = 1_000_000
 
 APPLICATION: Final = "/usr/lib/forebay"
-"""Where the Debian packages install the application."""
+"""Installation directory of the Debian packages."""
 
 SYSTEMD: Final = "/run/systemd/system"
 """Directory that exists while systemd is this machine's first process: sd_booted(3)."""
 
 _UNITS: Final = {"replica": "forebay-controller", "agent": "forebay-agent", "gateway": "forebay-gateway"}
-"""Unit of the packages by kind of process."""
+"""Unit of the packages for each kind of process."""
 
 READY: Final = "READY=1"
 ALIVE: Final = "WATCHDOG=1"
@@ -53,7 +52,7 @@ STOPPING: Final = "STOPPING=1"
 
 
 def enable_command(*started: tuple[str, str]) -> str:
-    """Return the command that enables and starts units of the packages; `started`: kind and name of each process."""
+    """Return the command that enables and starts packaged units; `started`: kind and name of each process."""
     return f"systemctl enable --now {' '.join(f'{_UNITS[kind]}@{name}' for kind, name in started)}"
 
 
@@ -65,9 +64,9 @@ def start_command(kind: str, name: str) -> str:
 
 
 def tell_manager(*lines: str, status: str = "") -> None:
-    """Send assignments such as READY to the service manager; `status` is what `systemctl status` shows of the process.
+    """Send assignments such as READY to the service manager; `status` is shown by `systemctl status`.
 
-    It never waits and never fails: a manager that does not read hears of the next one.
+    It never waits and never fails: a manager that does not read receives the next one.
     """
     address = os.environ.get(SOCKET_VARIABLE, "")
     if not address:
@@ -79,7 +78,7 @@ def tell_manager(*lines: str, status: str = "") -> None:
 
 
 def watchdog_s() -> float | None:
-    """Return after how much silence the service manager kills this process, seconds; None if it does not."""
+    """Return the silence after which the service manager kills this process, seconds; None if it does not."""
     text, owner = os.environ.get(PERIOD_VARIABLE, ""), os.environ.get(OWNER_VARIABLE, "")
     if not text.isdecimal() or int(text) == 0 or owner not in ("", str(os.getpid())):
         return None

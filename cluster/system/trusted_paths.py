@@ -1,7 +1,7 @@
-"""Files that only root and this process's account can change: opened once, and judged by what was opened.
+"""Trusted files: those only root and this process's account can change, opened once and judged by descriptor.
 
-The kernel is asked about each step of the way, by descriptor. Nothing of a file whose whole way is trusted can be
-replaced by other accounts afterwards, whatever is done by its name then.
+Each step of the path is checked by descriptor. If the whole path is trusted, no other account can replace the file
+afterwards, whatever is later done by name.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Untrusted(Exception):
-    """Another account could change a file, or it is none; the message says what is wrong, `remedy` what to do."""
+    """File that another account could change, or that is not regular; `remedy` says how to fix it."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
-        """Keep both."""
+        """Keep message and remedy."""
         super().__init__(sentence)
         self.remedy = remedy
 
 
 def open_trusted(path: str, look: Callable[[os.stat_result, str], None] | None = None) -> int:
-    """Return a descriptor of the regular file at an absolute path without links, for reading.
+    """Return a descriptor for reading the regular file at an absolute path without links.
 
-    It and every directory on its way must belong to root or to this process's account and be writable by nobody else; a
-    directory may be writable by all if it is sticky, as /tmp is: nobody
-    replaces there what is another's. `look` is called with the status and the path of each directory.
+    The file and every directory of its path must belong to root or to this process's account and be writable by no
+    other account. A directory may be writable by all if it is sticky, as /tmp is: accounts cannot replace each other's
+    files there. `look` is called with the status and the path of each directory.
 
     Raises:
-        Untrusted: it cannot be trusted.
-        OSError: it cannot be opened, also where the last step is a link (ELOOP).
+        Untrusted: the file cannot be trusted.
+        OSError: the file cannot be opened, also if the last step is a link (ELOOP).
     """
     *above, name = path.split("/")[1:]
     directory = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,5 +1,4 @@
-"""What runs on an event loop: listeners, HTTP servers, buffered reading, background tasks, long work in slices,
-look-ups of users, and the watchdog of a process."""
+"""Event-loop services: listeners, HTTP servers, background tasks, time slices, user lookups, and the watchdog."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a process does in the background from its start to its stop, one task of the loop; and who asks it to stop."""
+"""Background tasks of a process, and its reaction to termination signals."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import NoReturn
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Have SIGTERM and SIGINT set `stop`, in the running loop; SIGHUP ends nothing: until there is something to read
-    again, who asks for it too early loses nothing.
+    """Have SIGTERM and SIGINT set `stop` in the running loop, and ignore SIGHUP.
+
+    A reload requested before there is a configuration to reload then has no effect.
     """
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
@@ -22,8 +23,8 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 
 
 async def end_within(process: asyncio.subprocess.Process, grace_s: float) -> None:
-    """Wait until a process has ended that was asked to; SIGKILL if it has not in so many seconds."""
-    # Not killed while it ends by itself: kill() looks first, and takes the exit code from the event loop.
+    """Wait for the end of a process that was told to stop; send SIGKILL after `grace_s`."""
+    # kill() reaps a process that has just ended, and would take the exit code from the event loop.
     try:
         async with asyncio.timeout(grace_s):
             await process.wait()
@@ -35,7 +36,7 @@ async def end_within(process: asyncio.subprocess.Process, grace_s: float) -> Non
 
 
 def failure_logged(logger: logging.Logger, sentence: str) -> Callable[[asyncio.Task[None]], None]:
-    """Return what logs how a task has failed, as its done callback: nobody waits for the task."""
+    """Return a done callback that logs the failure of a task no caller awaits."""
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -45,23 +46,23 @@ def failure_logged(logger: logging.Logger, sentence: str) -> Callable[[asyncio.T
 
 
 class Background(ABC):
-    """Runs `_run`, which goes on until it is cancelled. Anything that it raises stops the replica.
+    """Runs `_run` until it is cancelled. Any exception it raises stops the replica.
 
-    A watch that ended in silence would be worse than none.
+    A monitor that ended silently would be worse than none.
     """
 
     _task: asyncio.Task[None] | None = None
 
     def __init__(self, fail: Callable[[BaseException], NoReturn]) -> None:
-        """`fail` stops the replica."""
+        """Create it; `fail` stops the replica."""
         self._fail = fail
 
     def start(self) -> None:
-        """Begin, in the running loop."""
+        """Start in the running loop."""
         self._task = asyncio.get_running_loop().create_task(self._guarded())
 
     async def stop(self) -> None:
-        """End it, and wait until it has ended."""
+        """Cancel it, and wait for its end."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

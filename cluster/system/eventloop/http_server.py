@@ -1,8 +1,8 @@
 """HTTP server of every listener: connections are bounded in time, and malformed requests cost little.
 
-aiohttp parses and answers; this guards what it leaves open. A connection that has begun a request must finish its head
-in time, and a slow one cannot stay by sending a byte now and then. Malformed requests are answered, and logged as one
-line a minute: aiohttp would log a traceback of kilobytes for each.
+aiohttp parses requests and sends answers; this module adds the limits it lacks. A connection must finish the head of a
+request in time, so a slow client cannot hold it by sending a byte now and then. Malformed requests are answered, and
+logged as one line a minute: aiohttp would log a traceback of kilobytes for each.
 """
 
 from __future__ import annotations
@@ -44,63 +44,63 @@ class Malformed(NamedTuple):
 
 
 class HttpConnection(RequestHandler):
-    """One connection: aiohttp's, with the times since which it rests and since which a head arrives."""
+    """Connection of aiohttp that records since when it is idle and since when a head is arriving."""
 
     __slots__ = ("busy", "head_since_s", "rest_since_s")
 
     rest_s_max: ClassVar[float] = 75.0
-    """Seconds that it may ask nothing: longer than clients keep theirs, so that they close first."""
+    """Idle time before it is closed, seconds: longer than clients keep connections, so that they close first."""
     head_s_max: ClassVar[float] = 10.0
-    """Seconds that the head of a request may take to arrive."""
+    """Maximum time for the head of a request to arrive, seconds."""
     line_bytes_max: ClassVar[int] = 8190
-    """Length of the request line and of each header field, bytes."""
+    """Maximum length of the request line and of each header field, bytes."""
     headers_max: ClassVar[int] = 64
-    """Header fields of a request, count."""
+    """Maximum number of header fields of a request."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.busy = 0
-        """Requests whose head is complete and which are not answered, count."""
+        """Requests with a complete head that are not answered yet, count."""
         self.head_since_s: float | None = None
         self.rest_since_s = asyncio.get_running_loop().time()
 
     def data_received(self, data: bytes) -> None:
-        """Note when a head begins, and let aiohttp parse."""
+        """Record the start of a head, and let aiohttp parse."""
         if not self.busy and self.head_since_s is None:
             self.head_since_s = asyncio.get_running_loop().time()
         super().data_received(data)
 
     def begin(self) -> None:
-        """Note that the head of a request is complete, and its handler runs."""
+        """Record that the head of a request is complete and its handler runs."""
         self.busy += 1
         self.head_since_s = None
 
     def end(self) -> None:
-        """Note that a request is answered."""
+        """Record that a request is answered."""
         self.busy -= 1
         self.rest_since_s = asyncio.get_running_loop().time()
 
     def overdue(self, now_s: float) -> bool:
-        """Return whether it has rested, or been sending a head, for too long."""
+        """Return whether it has been idle, or sending a head, for too long."""
         if self.busy:
             return False
         is_slow = self.head_since_s is not None and now_s - self.head_since_s > self.head_s_max
         return is_slow or now_s - self.rest_since_s > self.rest_s_max
 
     def cut(self) -> None:
-        """End it at once."""
+        """Abort the connection."""
         transport = self.transport
         self.force_close()
         if transport is not None:
             transport.abort()
 
     def peer(self) -> str:
-        """Return who is at the other end, as the log names it: an address."""
+        """Return the peer's address for log messages."""
         found = self.transport.get_extra_info("peername") if self.transport is not None else None
         return str(found[0]) if found else "a client that has gone"
 
     def problem_response(self, malformed: Malformed) -> web.Response:
-        """Return the answer to a malformed request: plain text, unless a listener has a form of its own."""
+        """Return the answer to a malformed request: plain text unless a listener overrides it."""
         return web.Response(status=malformed.status, text=f"{malformed.sentence}; {malformed.remedy}\n")
 
     def handle_error(
@@ -131,7 +131,7 @@ class HttpConnection(RequestHandler):
         return response
 
     def log_exception(self, *arguments: Any, **options: Any) -> None:
-        """Log a fault that aiohttp met while it served the connection."""
+        """Log a fault that aiohttp found while serving the connection."""
         server = cast("HttpServer | None", self._manager)
         if server is not None:
             server.log(logging.ERROR, f"a connection of {self.peer()} failed", "fault", options.get("exc_info"))
@@ -145,7 +145,7 @@ class HttpConnection(RequestHandler):
 
 
 class HttpServer(web.Server):
-    """aiohttp's low-level server, whose connections are of a subclass of HttpConnection."""
+    """Low-level server of aiohttp with connections of a subclass of HttpConnection."""
 
     connection_type: ClassVar[type[HttpConnection]] = HttpConnection
 
@@ -155,7 +155,7 @@ class HttpServer(web.Server):
         logger: logging.Logger,
         **options: Any,
     ) -> None:
-        """Serve requests by `handler`; `options` are aiohttp's, beside those that a connection's bounds give."""
+        """Serve requests by `handler`; `options` are aiohttp's, in addition to the connection's limits."""
         kind = self.connection_type
         super().__init__(
             handler,
@@ -164,7 +164,7 @@ class HttpServer(web.Server):
             max_line_size=kind.line_bytes_max,
             max_field_size=kind.line_bytes_max,
             max_headers=kind.headers_max,
-            # A body is passed on as it came, so its length is the announced one.
+            # A body is passed on unchanged, so its length is the announced one.
             auto_decompress=False,
             logger=logger,
             **options,
@@ -173,15 +173,15 @@ class HttpServer(web.Server):
         self._limiter = LogRateLimiter(asyncio.get_running_loop().time)
 
     def __call__(self) -> RequestHandler:
-        """Make the protocol of a new connection."""
+        """Create the protocol of a new connection."""
         return self.connection_type(self, loop=self._loop, **self._kwargs)
 
     def log(self, level: int, sentence: str, kind: str, fault: BaseException | None = None) -> None:
-        """Log a sentence that clients can cause at will, at most one of its kind in a minute."""
+        """Log a message that clients can cause at will, at most one of its kind a minute."""
         self._limiter.log(self._logger, level, sentence, kind, fault)
 
     def sweep(self) -> int:
-        """End the connections that are overdue; return how many."""
+        """Abort overdue connections; return their number."""
         now_s = asyncio.get_running_loop().time()
         overdue = [one for one in self.connections if isinstance(one, HttpConnection) and one.overdue(now_s)]
         for one in overdue:

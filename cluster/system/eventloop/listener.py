@@ -1,20 +1,18 @@
-"""Accepting TLS connections a few at a time, so that a crowd of handshakes does not hold up what else the loop does.
+"""TLS listener that begins a few handshakes at a time, so that a connection storm does not block the loop.
 
 The cryptography of one handshake takes a millisecond or two of the loop's thread. asyncio's own listener accepts all
-that wait in one turn, and when 256 clients come at once the next turn does 256 handshakes: no heartbeat leaves
-meanwhile, and leadership moves. Here a turn of the loop begins at most BEGUN_PER_TURN, more only where it takes long
-anyway, and a pause follows, which becomes longer as long as the loop comes late to its end: a storm of clients slows
-down itself and nobody else.
+waiting connections in one turn: with 256 clients at once, the next turn does 256 handshakes, no heartbeat is sent, and
+leadership moves. Here a turn of the loop begins at most BEGUN_PER_TURN handshakes, more only if the turn takes long
+anyway, followed by a pause. The pause grows while the loop is late at its end, so a storm slows only itself.
 
-A client of TLS 1.3 believes itself connected as soon as it has sent its last flight, and sends a request behind it. So
-nobody whose handshake goes on is cut for a later one: with HANDSHAKES_MAX under way the others wait, unanswered. Who
-says nothing at all takes no such place, and whoever holds one and does not go on loses it after GIVE_WAY_S; at once
-where it is wanted by another address that has fewer.
+A TLS 1.3 client considers itself connected once it has sent its last flight, and sends a request right after it.
+Therefore a running handshake is never aborted for a later one: with HANDSHAKES_MAX under way, others wait. A client
+that has sent nothing occupies no such slot. A client that stalls in a handshake loses its slot after GIVE_WAY_S, and at
+once if an address with fewer slots needs it.
 
-Connections are read into a buffer that is there already. For a protocol that takes bytes as they come, uvloop and
-asyncio make room for 256 KiB before each read of a TLS connection. Measured with messages of 200 bytes on eight
-connections: 31 to 37 us of a processor for a message and its answer, and 11 to 12 us where the protocol names a buffer
-of its own.
+Connections are read into a preallocated buffer. For a protocol that receives bytes, uvloop and asyncio allocate 256 KiB
+before each read of a TLS connection. Measured with messages of 200 bytes on eight connections: 31 to 37 us of processor
+time for a message and its answer, and 11 to 12 us if the protocol provides the buffer.
 """
 
 from __future__ import annotations
@@ -32,87 +30,93 @@ from typing import Final, NamedTuple
 from cluster.system import Address
 
 READ_BYTES_MAX: Final = 64 * 1024
-"""Bytes that a connection reads at once: four records of TLS, or some hundred commands."""
+"""Maximum size of one read: four TLS records, or some hundred commands."""
 
 
 def read_buffer() -> memoryview:
-    """Return a buffer for the connections of one event loop: each read is over before the next one begins."""
+    """Return a buffer for all connections of one event loop: each read ends before the next begins."""
     return memoryview(bytearray(READ_BYTES_MAX))
 
 
 class ReadingProtocol(asyncio.BufferedProtocol):
-    """A protocol that reads into the buffer it was given, and hands on what came as `data_received`."""
+    """Protocol that reads into a given buffer and passes the content to `data_received`."""
 
     def __init__(self, buffer: memoryview) -> None:
         self._buffer: Final = buffer
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the loop reads into."""
+        """Return the buffer to read into."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand on what was read."""
+        """Pass on the content read."""
         self.data_received(self._buffer[:nbytes].tobytes())
 
     def data_received(self, data: bytes) -> None:
-        """Take what the other end sent."""
+        """Process data from the peer."""
         raise NotImplementedError
 
 
 LOGGER = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN = 64
-"""Connections that are accepted in one turn of the loop, count: some 50 us each."""
+"""Connections accepted in one turn of the loop, count: about 50 us each."""
 
 BEGUN_PER_TURN = 2
-"""Handshakes that begin in one turn of the loop, count: a few milliseconds; ..."""
+"""Handshakes begun in one turn of the loop, count: a few milliseconds."""
 
 BEGUN_PER_S = 200
-"""... but so many for each second that a turn takes, ..."""
+"""Additional handshakes for each second that a turn takes."""
 
 BEGUN_PER_TURN_MAX = 32
-"""... and this many at the most, count. A turn in which 256 programs are answered takes 0.2 s: with two in each, those
-of them that had not come in yet were shut out for as long as the others had something to ask."""
+"""Maximum number of handshakes begun in one turn. A turn that answers 256 programs takes 0.2 s: with two in each turn,
+waiting clients were shut out as long as the others kept sending requests.
+"""
 
 ACCEPT_PAUSE_S = 0.004
-"""Between such turns, seconds: other work gets at least half of the time, and 500 clients come in within a second."""
+"""Pause between such turns, seconds: other work gets half of the time, and 500 clients connect within a second."""
 
 ACCEPT_PAUSE_S_MAX = 0.016
-"""The longest such pause, seconds: a hundred clients a second come in even where the loop has hardly any time, and take
-a quarter of it."""
+"""Maximum pause, seconds: 100 clients a second can connect to a busy loop, in a quarter of its time."""
 
 LATE_S_MAX = 0.01
-"""How late the loop may come to the end of a pause, seconds; where it comes later, the next pause is twice as long."""
+"""Lateness of the loop at the end of a pause, seconds, above which the next pause is doubled."""
 
 HANDSHAKES_MAX = 64
-"""Handshakes under way, count; further ones wait. Clients may send their last flights all at once: this many take a few
-hundredths of a second."""
+"""Maximum number of running handshakes.
+
+Clients may send their last flights all at once: this many take a few hundredths of a second.
+"""
 
 GIVE_WAY_S = 3.0
-"""How long a handshake that others of its own address wait for may take, seconds: a process that opens hundreds of
-connections at once needs one."""
+"""Time after which a handshake gives way to others of its own address, seconds: a process that opens hundreds of
+connections at once needs this long.
+"""
 
 WAITING_MAX = 1024
-"""Connections accepted whose handshake has not begun, count. For a further one the oldest that has said nothing is
-closed; where all have, no more are accepted, and wait in the backlog."""
+"""Maximum number of accepted connections whose handshake has not begun.
+
+For a further one, the oldest silent connection is closed; if none is silent, accepting stops and connections wait in
+the backlog.
+"""
 
 HANDSHAKE_S_MAX = 10.0
-"""How long a connection may say nothing, and how long a handshake that has begun may take, seconds."""
+"""Maximum silence of a connection, and maximum duration of a handshake, seconds."""
 
 BACKLOG = 1024
-"""Connections that the kernel may hold before they are accepted, count: two seconds' worth."""
+"""Connections the kernel may hold before they are accepted, count: two seconds' worth."""
 
 RETRY_S = 0.1
-"""The pause after a failure to accept, seconds: out of descriptors, mostly."""
+"""Pause after a failure to accept, seconds: usually out of descriptors."""
 
 
 def next_pause_s(pause_s: float, late_s: float) -> float:
-    """Return the pause that follows one to whose end the loop came so much too late."""
+    """Return the pause after one whose end the loop reached `late_s` too late."""
     return min(2 * pause_s, ACCEPT_PAUSE_S_MAX) if late_s > LATE_S_MAX else max(pause_s / 2, ACCEPT_PAUSE_S)
 
 
 def begun_after(turn_s: float) -> int:
-    """Return how many handshakes may begin after a pause and a turn of the loop that took so long together."""
+    """Return the number of handshakes that may begin after a pause and turn of this total duration."""
     return max(BEGUN_PER_TURN, min(BEGUN_PER_TURN_MAX, int(turn_s * BEGUN_PER_S)))
 
 
@@ -120,7 +124,7 @@ ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
 class _UnderWay(NamedTuple):
-    """A handshake that has begun."""
+    """Running handshake."""
 
     connection: socket.socket
     host: str
@@ -128,7 +132,7 @@ class _UnderWay(NamedTuple):
 
 
 async def listen(address: Address) -> socket.socket:
-    """Return a socket that listens; OSError if the address cannot be used."""
+    """Return a listening socket; OSError if the address cannot be used."""
     infos = await asyncio.get_running_loop().getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -146,43 +150,45 @@ async def listen(address: Address) -> socket.socket:
 
 
 class Acceptor:
-    """Listens at one address and hands each connection that has shown its certificate to a protocol."""
+    """Listens at one address and passes each connection with a client certificate to a protocol."""
 
     def __init__(self, factory: ProtocolFactory, address: Address, tls: Callable[[], ssl.SSLContext]) -> None:
-        """`factory` makes the protocol of a connection; `tls` returns the context of the next handshake, which must
-        ask for client certificates."""
+        """Create it; `factory` creates the protocol of a connection.
+
+        `tls` returns the context of the next handshake, which must request client certificates.
+        """
         self._factory = factory
         self._address = address
         self._tls = tls
         self._socket: socket.socket | None = None
         self._pumps: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        """One for each connection until its handshake is over."""
+        """Task of each connection until its handshake ends."""
         self._silent: dict[asyncio.Task[None], None] = {}
-        """Those that have said nothing, oldest first."""
+        """Connections that have sent nothing, oldest first."""
         self._line: dict[str, deque[tuple[asyncio.Task[None], socket.socket, asyncio.Future[None]]]] = {}
-        """Those that have, by their address: who is to begin next comes first."""
+        """Connections ready for a handshake by address; the next address comes first."""
         self._handshakes: dict[asyncio.Task[None], _UnderWay] = {}
-        """Those that have begun, oldest first."""
+        """Running handshakes, oldest first."""
         self._change = asyncio.Event()
-        """Set when somebody comes into the line, or a handshake is over."""
+        """Set when a connection is ready or a handshake ends."""
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """Port it listens on."""
         if self._socket is None:
             raise RuntimeError("the server does not listen")
         return int(self._socket.getsockname()[1])
 
     async def start(self, listening: socket.socket | None = None) -> None:
-        """Listen, at `listening` where that is given; OSError if the address cannot be used."""
+        """Listen, on the socket `listening` if given; OSError if the address cannot be used."""
         loop = asyncio.get_running_loop()
         self._socket = listening = listening or await listen(self._address)
         listening.setblocking(False)
         self._pumps = [loop.create_task(self._accept(listening)), loop.create_task(self._begin())]
 
     async def stop(self) -> None:
-        """Stop listening and end the handshakes under way; connections that are made go on."""
+        """Stop listening and abort running handshakes; established connections continue."""
         tasks = [*self._tasks, *self._pumps]
         for task in tasks:
             task.cancel()
@@ -191,14 +197,14 @@ class Acceptor:
             self._socket.close()
 
     async def _accept(self, listening: socket.socket) -> None:
-        # Not by sock_accept(): uvloop's takes one connection in a turn of the loop, however many wait.
+        # uvloop's sock_accept() accepts one connection per turn of the loop, regardless of how many wait.
         loop = asyncio.get_running_loop()
         while True:
             await _readable(listening)
             for _ in range(ACCEPTS_PER_TURN):
                 try:
                     connection, address = listening.accept()
-                except BlockingIOError:  # all are accepted, here or by another process that listens
+                except BlockingIOError:  # all were accepted, by this process or another listener
                     break
                 except OSError as error:
                     LOGGER.error("a connection to %s could not be accepted: %s", self._address, error)
@@ -218,7 +224,7 @@ class Acceptor:
         return len(self._silent) + sum(len(line) for line in self._line.values())
 
     async def _begin(self) -> None:
-        """Let those in the line begin, a few at a time."""
+        """Begin waiting handshakes, a few at a time."""
         loop = asyncio.get_running_loop()
         begun, may_begin, pause_s = 0, BEGUN_PER_TURN, ACCEPT_PAUSE_S
         while True:
@@ -235,9 +241,9 @@ class Acceptor:
             line = self._line.pop(host)
             task, connection, turn = line.popleft()
             if line:
-                self._line[host] = line  # behind those who have as many
+                self._line[host] = line  # after the addresses with as many
             if turn.done():
-                continue  # it went away
+                continue  # it disconnected
             self._handshakes[task] = _UnderWay(connection, host, loop.time())
             turn.set_result(None)
             begun += 1
@@ -248,12 +254,12 @@ class Acceptor:
                 begun, may_begin, pause_s = 0, begun_after(turn_s), next_pause_s(pause_s, turn_s - pause_s)
 
     def _next_host(self) -> str | None:
-        """Return of whose address the next one begins: who has the fewest under way."""
+        """Return the address whose handshake begins next: the one with the fewest under way."""
         held = Counter(one.host for one in self._handshakes.values())
         return min(self._line, key=held.__getitem__, default=None)
 
     def _give_way(self, host: str) -> float:
-        """Close a handshake that gives way to one from `host`; return how many seconds to wait where none does yet."""
+        """Close a handshake in favour of one from `host`; return the seconds to wait if none may be closed yet."""
         held = Counter(one.host for one in self._handshakes.values())
         most = max(held, key=held.__getitem__)
         greedy = most if held[most] > held[host] + 1 else None
@@ -261,7 +267,7 @@ class Acceptor:
         wait_s = 0.0 if greedy else GIVE_WAY_S - (asyncio.get_running_loop().time() - oldest.since_s)
         if wait_s <= 0:
             del self._handshakes[task]
-            # Shut down, not closed: the descriptor belongs to its transport, which ends when it reads the end.
+            # Shut down instead of close: the descriptor belongs to its transport, which ends at end of file.
             with suppress(OSError):
                 oldest.connection.shutdown(socket.SHUT_RDWR)
         return max(0.0, wait_s)
@@ -277,7 +283,7 @@ class Acceptor:
             turn: asyncio.Future[None] = loop.create_future()
             self._line.setdefault(host, deque()).append((task, connection, turn))
             self._change.set()
-            # Without a bound of time: whoever no longer wants it has closed it, and its handshake ends as it begins.
+            # No timeout: a client that gave up has closed the connection, and its handshake ends as it begins.
             await turn
         except (OSError, TimeoutError, asyncio.CancelledError) as error:
             connection.close()
@@ -301,7 +307,7 @@ class Acceptor:
 
 
 async def _readable(connection: socket.socket) -> None:
-    """Wait until the other end has sent something, or gone."""
+    """Wait until the peer has sent data or disconnected."""
     loop = asyncio.get_running_loop()
     came: asyncio.Future[None] = loop.create_future()
 

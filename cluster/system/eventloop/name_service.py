@@ -1,7 +1,7 @@
-"""Questions to the name service of this machine on which something hangs: never on the loop, and never guessed.
+"""Name-service lookups with security relevance: off the event loop, cached, and never guessed.
 
-One thread asks, since a directory server may not answer; an answer is believed for a while, and for longer where the
-service does not answer. Who gets none is told so: what is not known is neither yes nor no.
+One thread looks keys up, because a directory server may hang. An answer is valid for a while, and longer while the
+service does not respond. Without an answer, callers get an error: unknown is neither yes nor no.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from typing import Any, Final, Generic, TypeVar
 from cluster.system import Clock
 
 KEPT_S: Final = 60.0
-"""How long an answer is believed, seconds: who is taken out of a group has lost it a minute later."""
+"""Validity of an answer, seconds: an account removed from a group loses access a minute later."""
 
 KEPT_SILENT_S: Final = 600.0
-"""How long it is believed where the service does not answer, seconds."""
+"""Validity while the service does not respond, seconds."""
 
 KEPT_MAX: Final = 10_000
-"""Answers kept, count: more accounts than a cluster has; the oldest goes first."""
+"""Maximum number of cached answers: more accounts than a cluster has; the oldest is dropped first."""
 
 WAIT_S: Final = 2.0
-"""How long a request waits for an answer, seconds."""
+"""Maximum time a request waits for an answer, seconds."""
 
 WAITING_MAX: Final = 1_000
-"""Questions that wait for the thread, count."""
+"""Maximum number of lookups waiting for the thread."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class NotKnownNow(Exception):
-    """The name service has not answered; the message is a sentence."""
+    """Lookup that the name service has not answered; the message is a sentence."""
 
 
 class Lookups(Generic[K, V]):
-    """One thread that looks up keys, and who waits for it; a key that is asked for twice is looked up once."""
+    """Lookup thread with its waiting callers; concurrent requests for a key share one lookup."""
 
     def __init__(self, lookup: Callable[[K], V], note: Callable[[K, asyncio.Future[V]], None]) -> None:
-        """`lookup` may take long; whatever it raises, who waits is given an OSError. `note`, on the loop, is told what
-        came of each.
+        """Create it; `lookup` may block, and any exception becomes an OSError for the callers.
+
+        `note` receives each result on the loop.
         """
         self._lookup = lookup
         self._note = note
@@ -52,14 +53,14 @@ class Lookups(Generic[K, V]):
         self._thread: threading.Thread | None = None
 
     def begin(self, key: K) -> asyncio.Future[V]:
-        """Return what is looked up, or is from now on."""
+        """Return the future of a lookup, and start it unless it is running."""
         waiting = self.under_way.get(key)
         if waiting is None or waiting.get_loop() is not asyncio.get_running_loop():
             waiting = self.under_way[key] = asyncio.get_running_loop().create_future()
             waiting.add_done_callback(lambda done: self._ended(key, done))
             self._asked.put((key, waiting))
             if self._thread is None:
-                # A daemon: a name service that hangs must not keep this process from ending.
+                # A daemon thread: a hanging name service must not keep this process from ending.
                 self._thread = threading.Thread(target=self._work, name="name-service", daemon=True)
                 self._thread.start()
         return waiting
@@ -92,7 +93,7 @@ def _settle(waiting: asyncio.Future[Any], found: object, error: OSError | None) 
 
 
 class NameService(Generic[K, V]):
-    """What the name service says of keys: `lookup` may take long, and raises OSError where it cannot tell."""
+    """Cached name service: `lookup` may block, and raises OSError if it has no answer."""
 
     def __init__(self, lookup: Callable[[K], V], clock: Clock, *, wait_s: float = WAIT_S) -> None:
         self._clock = clock
@@ -101,12 +102,12 @@ class NameService(Generic[K, V]):
         self._lookups = Lookups(lookup, self._note)
 
     def known(self, key: K) -> V | None:
-        """Return a fresh answer that is there already, None where somebody has to be asked."""
+        """Return a fresh cached answer, or None if a lookup is needed."""
         found = self._known.get(key)
         return found[0] if found is not None and self._clock.monotonic_s() < found[1] + KEPT_S else None
 
     async def ask(self, key: K) -> V:
-        """Return what the name service says; NotKnownNow."""
+        """Return the answer of the name service. Raises NotKnownNow."""
         found, now_s = self._known.get(key), self._clock.monotonic_s()
         if found is not None and now_s < found[1] + KEPT_S:
             return found[0]

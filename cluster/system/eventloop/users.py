@@ -1,8 +1,8 @@
-"""The numbers of users and groups, looked up where they are printed.
+"""Numeric IDs of users and groups, looked up for display.
 
-The State knows users by name, as certificates do; Slurm prints `alice(1001)`. The numbers belong to the machines, not
-to what replicas agree on, so the replica that answers asks its own name service: in a thread, since that may be a
-directory server that does not answer; with an answer kept for a while; and for no longer than a person waits.
+The State identifies users by name, as certificates do; Slurm prints `alice(1001)`. The numbers belong to the machines,
+not to the replicated state, so the answering replica asks its own name service: in a thread, because a directory server
+may hang; with cached answers; and for no longer than a person waits.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from cluster.system.eventloop.name_service import Lookups
 LOGGER = logging.getLogger(__name__)
 
 KEPT_S = 300.0
-"""How long an answer of the name service is believed, seconds: as nscd does by default for names that are unknown."""
+"""Validity of a name-service answer, seconds: nscd's default for unknown names."""
 
 KEPT_MAX = 10_000
-"""Answers kept, count: more users than a cluster has; beyond it all are asked again."""
+"""Maximum number of cached answers: more users than a cluster has; beyond it the cache is cleared."""
 
 WAIT_S = 1.0
-"""How long one answer of the API waits for the name service, seconds; what is not known by then is left out."""
+"""Maximum time an API answer waits for the name service, seconds; unknown numbers are then omitted."""
 
 ASKED_MAX = 1_000
-"""Names asked about for one answer, count."""
+"""Maximum number of names looked up for one answer."""
 
 Lookup = Callable[[str], int | None]
 
 
 class Identities:
-    """The name service of this machine as the API uses it."""
+    """Name service of this machine for the API."""
 
     def __init__(self, clock: Clock, *, lookup: Lookup = uid_of, wait_s: float = WAIT_S) -> None:
-        """`lookup` is what may take long."""
+        """Create it; `lookup` may block."""
         self._clock = clock
         self._wait_s = wait_s
         self._known: dict[str, tuple[int | None, float]] = {}
         self._lookups = Lookups(lookup, self._note)
 
     async def uids(self, names: Iterable[str]) -> dict[str, int | None]:
-        """Return the uid of each name, None where it is unknown or the name service took too long."""
+        """Return the UID of each name; None if it is unknown or the name service took too long."""
         now_s = self._clock.monotonic_s()
         wanted = list(dict.fromkeys(names))
         unknown = [name for name in wanted if not self._is_fresh(name, now_s)]

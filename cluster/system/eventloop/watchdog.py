@@ -1,4 +1,4 @@
-"""Watchdog of a process: the service manager hears of it for as long as it is sound, and no longer."""
+"""Watchdog of a process: notifies the service manager only while the process is sound."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import Final
 from cluster.system.service_manager import ALIVE, tell_manager, watchdog_s
 
 LOOKS_PER_PERIOD: Final = 3
-"""How often a process is looked at within the silence that the service manager takes, count: one look may fail, and
-one may be late."""
+"""Checks within the service manager's timeout, count: one may fail, and one may be late."""
 
 
 class Watchdog:
-    """Tells the service manager on every look that finds the process sound; where nobody asked for it, nothing."""
+    """Notifies the service manager after each check that finds the process sound; idle if no watchdog was requested."""
 
     def __init__(self, is_sound: Callable[[], bool], status: Callable[[], str] = str) -> None:
-        """`is_sound` is asked on the loop, so that a loop that stands still tells nothing either."""
+        """Create it; `is_sound` is called on the loop, so that a blocked loop sends no notification either."""
         self._is_sound: Final = is_sound
         self._status: Final = status
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look from now on, in the running loop."""
+        """Start the checks in the running loop."""
         period_s = watchdog_s()
         if period_s is not None:
             self._task = asyncio.get_running_loop().create_task(self._watch(period_s / LOOKS_PER_PERIOD))
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop the checks."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
