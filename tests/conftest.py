@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
-import zlib
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +14,12 @@ from typing import Any
 import hypothesis
 import pytest
 
-# Workers share the cores: how long an example takes, or to make one, says nothing.
-hypothesis.settings.register_profile("workers", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("workers")
+from tests.campaigns import is_due_on
+
+# Workers share the cores, so the duration of an example means nothing.
+_UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("daily", max_examples=40, **_UNTIMED)
+hypothesis.settings.register_profile("every", max_examples=100, **_UNTIMED)
 
 
 # Most tests ask as the operator, whoever runs them: those about who one is take it out.
@@ -29,30 +32,31 @@ _WAITING = Path(__file__).parent / "e2e"
 
 
 _DAY = "FOREBAY_TEST_DAY"
-"""Environment variable with the day, counted from an arbitrary one, that chooses today's share of the campaigns."""
+"""Environment variable with the number of the day that chooses the campaigns, or `every` for all of them."""
 
 # Workers inherit it: they must agree also if midnight passes while they collect.
 os.environ.setdefault(_DAY, str(datetime.now(UTC).toordinal()))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every", action="store_true", help="run all tests of campaigns instead of today's share")
+    parser.addoption("--every", action="store_true", help="run the tests of all days, not only those of today")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "campaign(days): expensive; runs once in so many days, always with --every or if named by its ID"
+        "markers",
+        "campaign(days, together=False): expensive, runs once in so many days, always with --every or named by its ID; "
+        "parameters of a test take turns unless they run together",
     )
+    hypothesis.settings.load_profile("every" if _runs_every(config) else "daily")
+
+
+def _runs_every(config: pytest.Config) -> bool:
+    return bool(config.getoption("--every")) or os.environ[_DAY] == "every"
 
 
 def pytest_report_header() -> str:
-    return f"campaigns: the share of day {os.environ[_DAY]}; all of them with --every"
-
-
-def _is_left_out(item: pytest.Item, day: int) -> bool:
-    """Say whether a campaign leaves a test to another day. The tests of a module take turns."""
-    marker = item.get_closest_marker("campaign")
-    return marker is not None and (day + zlib.crc32(item.nodeid.encode())) % marker.args[0] != 0
+    return f"campaigns of day {os.environ[_DAY]}; --every runs those of all days"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -62,14 +66,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _choose_campaigns(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--every") or any("::" in argument for argument in config.args):
+    if _runs_every(config) or any("::" in path for path in config.args):
         return
-    day = int(os.environ[_DAY])
-    left_out = [item for item in items if _is_left_out(item, day)]
+    day, counts = int(os.environ[_DAY]), Counter[str]()
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        marker = item.get_closest_marker("campaign")
+        if marker is None:
+            kept.append(item)
+            continue
+        together = marker.kwargs.get("together", False)
+        group = item.nodeid.partition("::" if together else "[")[0]
+        is_due = is_due_on(day, marker.args[0], group, 0 if together else counts[group])
+        counts[group] += 1
+        (kept if is_due else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
+        items[:] = kept
 
 
 def _spread_waiting_files(items: list[pytest.Item]) -> None:

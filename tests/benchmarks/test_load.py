@@ -212,6 +212,7 @@ def test_a_put_is_written_as_protocol_buffers_write_it() -> None:
     assert put_request(b"k", b"v" * 300) == b"\x0a\x01k\x12\xac\x02" + b"v" * 300
 
 
+@pytest.mark.campaign(4)
 def test_questions_about_the_past_are_measured_on_a_ledger_that_was_made_for_them(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

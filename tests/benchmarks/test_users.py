@@ -203,6 +203,7 @@ def test_commands_are_called(place: Path) -> None:
     assert [row.what for row in found.rows] == [f"`forebay {name}`, one call at p50" for name in names]
 
 
+@pytest.mark.campaign(4)
 @pytest.mark.usefixtures("no_slurm")
 def test_submits_are_taken_over_both_doors(place: Path) -> None:
     found = submits.report(place, 1, [2], 0.3, 0.1, lambda _: None)
@@ -211,6 +212,7 @@ def test_submits_are_taken_over_both_doors(place: Path) -> None:
     assert all(one["commits"] and one["slowest_share"] is not None for one in found.figures["measurements"])
 
 
+@pytest.mark.campaign(4)
 def test_a_storm_is_answered(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for pause in ("SPREAD_S", "CALM_S", "HELD_S"):
         monkeypatch.setattr(storm, pause, 0.1)

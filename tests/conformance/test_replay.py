@@ -76,6 +76,7 @@ def test_forebay_does_what_our_transcripts_say(replays: Replays) -> None:
     assert summary["matched"] > summary["declared"]
 
 
+@pytest.mark.campaign(4)
 def test_a_transcript_of_something_else_fails_and_says_where(replays: Replays) -> None:
     code, summary, said = replays.altered()
     assert code == 1 and summary["failed"] >= 2, said

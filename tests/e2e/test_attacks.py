@@ -10,6 +10,8 @@ import pytest
 from tests.e2e.scripts import ScriptEnded, run_script
 from tests.faults.attacks.__main__ import ATTACKS, main
 
+pytestmark = pytest.mark.campaign(3, together=True)
+
 
 @pytest.fixture(scope="module")
 def attacked() -> ScriptEnded:

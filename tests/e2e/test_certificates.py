@@ -155,6 +155,7 @@ async def revoking(site: BareCluster) -> None:
         await site.agreed(client)
 
 
+@pytest.mark.campaign(4)
 @pytest.mark.parametrize("story", [renewing, revoking])
 def test_a_cluster_that_runs(tmp_path: Path, story: object) -> None:
     site = BareCluster(tmp_path / "c")

@@ -5,6 +5,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from cluster.schemas import operations as ops
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.jobs import JobView
@@ -15,6 +17,7 @@ ROUNDS = 4
 """Kills, count: minutes of CI buy more with scripts/drill run by hand; this many show that the whole path works."""
 
 
+@pytest.mark.campaign(3)
 def test_killing_any_process_at_any_moment_loses_nothing_and_runs_nothing_twice() -> None:
     line = [str(ROOT / "scripts" / "drill"), "--rounds", str(ROUNDS)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=1800, cwd=ROOT)

@@ -55,6 +55,7 @@ class Operator:
         raise AssertionError(made)
 
 
+@pytest.mark.campaign(4)
 def test_a_switchover_is_planned_confirmed_measured_and_told_and_no_job_notices_it(
     cluster: LocalCluster,
 ) -> None:
@@ -192,6 +193,7 @@ def until(holds: Callable[[], bool]) -> None:
         threading.Event().wait(0.02)
 
 
+@pytest.mark.campaign(4)
 def test_leaders_that_hang_and_are_killed_are_drilled_and_whoever_vanishes_nothing_of_it_is_left(up: Up) -> None:
     async def ready() -> None:
         async with up.cluster.client(deadline_s=60) as client:

@@ -136,6 +136,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     made.cluster.stop_all()
 
 
+@pytest.mark.campaign(4)
 def test_who_is_killed_leaves_no_process_and_a_directory_that_the_next_one_removes_which_restores_everything(
     site: Site,
 ) -> None:
@@ -160,6 +161,7 @@ def test_who_is_killed_leaves_no_process_and_a_directory_that_the_next_one_remov
     assert site.left() == []
 
 
+@pytest.mark.campaign(4)
 def test_a_majority_of_a_copy_is_lost_and_what_is_gone_is_what_was_said_to_be(site: Site) -> None:
     figures = site.run("majority-lost")
     assert figures["writes_said_lost"] > 0, "who is left was behind"
@@ -201,6 +203,7 @@ async def connected(at: Address, context: ssl.SSLContext) -> tuple[asyncio.Strea
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.campaign(4)
 @pytest.mark.usefixtures("interruptible")
 def test_a_copy_is_upgraded_while_it_works_and_each_way_to_end_it_leaves_nothing(site: Site) -> None:
     backup = site.backup()

@@ -20,6 +20,7 @@ WAIT_S = 90.0
 LOOK_S = 0.2
 
 
+@pytest.mark.campaign(3)
 def test_a_full_disk_costs_the_index_of_the_past_nothing_and_is_told_in_a_sentence(fast_path: Path) -> None:
     async def revisions(user: Client, job: int) -> list[int]:
         """Ask r1 until it answers."""

@@ -50,6 +50,7 @@ async def run(cluster: LocalCluster, client: Client, name: str, *lines: str, bb:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.campaign(3)
 def test_lists_commands_persistent_buffers_and_programs_carry_a_job_from_its_data_to_its_results(
     cluster: LocalCluster,
 ) -> None:

@@ -1,5 +1,7 @@
 """Cuts, freezes and kills of real processes in network namespaces, with a check of the clients' histories."""
 
+import pytest
+
 from tests.e2e.scripts import remove_kept, run_script
 
 FAULTS = (
@@ -13,6 +15,7 @@ ROUNDS = 4
 KILLS = 2
 
 
+@pytest.mark.campaign(3)
 def test_cuts_freezes_and_kills_leave_every_history_linearizable() -> None:
     options = [word for fault in FAULTS for word in ("--fault", fault)]
     done = run_script("partition", "--rounds", str(ROUNDS), *options)
@@ -22,12 +25,14 @@ def test_cuts_freezes_and_kills_leave_every_history_linearizable() -> None:
     assert done.summary["operations"] > ROUNDS
 
 
+@pytest.mark.campaign(3)
 def test_killing_the_leader_while_clients_write_loses_doubles_and_ages_nothing() -> None:
     done = run_script("partition", "--rounds", str(KILLS), "--leader-kills")
     assert done.code == 0, done.said
     assert (done.summary["rounds"], done.summary["failed"]) == (KILLS, 0)
 
 
+@pytest.mark.campaign(3)
 def test_the_checks_find_stale_reads() -> None:
     done = run_script("partition", "--rounds", "3", "--fault", "isolate the leader from its peers", "--stale-reads")
     assert done.code == 1, done.said

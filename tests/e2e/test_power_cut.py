@@ -25,6 +25,7 @@ WHOLE = 6
 """Three loop devices and three replicas, count: the run is at work."""
 
 
+@pytest.mark.campaign(4)
 @pytest.mark.parametrize("kind", CUTS)
 def test_a_power_cut_of_all_replicas_loses_nothing_acknowledged(kind: str) -> None:
     done = run_script("powercut", "--count", str(CUTS[kind]), "--fs", kind)
@@ -50,6 +51,7 @@ def test_a_replica_whose_disk_goes_ends_for_that_and_for_nothing_else(code: int 
     assert may_end_so(code, words) == may
 
 
+@pytest.mark.campaign(4)
 def test_the_power_cuts_find_out_a_disk_that_only_says_that_it_has_synced() -> None:
     # Sooner or later: a cut may come before anything was acknowledged.
     done = run_script("powercut", "--count", "12", "--lying-disk", "all")
@@ -60,6 +62,7 @@ def test_the_power_cuts_find_out_a_disk_that_only_says_that_it_has_synced() -> N
     remove_kept("powercut", done.said)
 
 
+@pytest.mark.campaign(4)
 def test_the_histories_alone_find_out_a_disk_that_only_says_that_it_has_synced() -> None:
     said = ""
     for _ in range(ATTEMPTS):

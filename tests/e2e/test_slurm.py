@@ -15,6 +15,7 @@ QUICK_ROWS = "requests,users,two-clusters"
 """Those that take seconds; the others wait for files to be old, and are run by hand."""
 
 
+@pytest.mark.campaign(2)
 @pytest.mark.parametrize("plugin", ["lua", "datawarp"])
 def test_an_unmodified_slurm_has_forebay_as_its_buffer_and_reports_errors_as_documented(plugin: str) -> None:
     line = [str(ROOT / "scripts" / "slurm"), "exercise", "lifecycle", "refusals", "--plugin", plugin, "--rounds", "0"]

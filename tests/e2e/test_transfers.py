@@ -11,6 +11,8 @@ import pytest
 
 from tests.e2e.scripts import ScriptEnded, run_script
 
+pytestmark = pytest.mark.campaign(4, together=True)
+
 ATTACKS = (
     "kills", "cuts", "links", "bits", "refusals", "late", "disks", "moves", "trees", "resume", "endings",
     "agents", "sources",

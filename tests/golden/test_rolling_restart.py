@@ -105,6 +105,7 @@ async def refusal(work: object) -> ApiError:
     return error.value
 
 
+@pytest.mark.campaign(3)
 @story
 async def test_replicas_are_upgraded_one_by_one_the_level_is_raised_once_and_no_earlier_release_comes_back(
     tmp_path: Path,

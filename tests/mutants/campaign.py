@@ -221,7 +221,7 @@ def _noticed(copy: Path, files: Sequence[Path], limit_s: float) -> tuple[str, st
         import hypothesis  # noqa: F401
 
         command.append("--hypothesis-seed=0")
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONHASHSEED": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONHASHSEED": "0", "FOREBAY_TEST_DAY": "every"}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [*command, *map(str, files)],

@@ -11,6 +11,7 @@ LATER_SEEDS = 8
 by a few."""
 
 
+@pytest.mark.campaign(4)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.sentence for mutant in MUTANTS])
 def test_a_mutant_is_found_by_its_world_within_a_few_seeds_of_the_one_that_is_named(mutant: Mutant) -> None:
     with planted(mutant):
@@ -27,6 +28,7 @@ HALF_HOUR = "half_hour"
 """A world whose seeds take a minute: that nothing is found in one is a test of its own (tests/simulation/test_deep)."""
 
 
+@pytest.mark.campaign(4)
 @pytest.mark.parametrize(
     ("world", "seed"), sorted({(mutant.hunt, mutant.seed) for mutant in MUTANTS if mutant.hunt != HALF_HOUR})
 )

@@ -4,6 +4,7 @@ late.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
@@ -195,3 +196,4 @@ class ExternalJobHistories(Histories):
 
 ExternalJobHistories.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestExternalJobHistories = ExternalJobHistories.TestCase
+TestExternalJobHistories.pytestmark = [pytest.mark.campaign(3)]  # type: ignore[attr-defined]

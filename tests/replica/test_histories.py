@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -241,6 +242,7 @@ class Histories(RuleBasedStateMachine):
 
 Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestHistories = Histories.TestCase
+TestHistories.pytestmark = [pytest.mark.campaign(3)]  # type: ignore[attr-defined]
 
 
 def test_the_same_command_id_gets_the_first_answer_and_changes_nothing() -> None:

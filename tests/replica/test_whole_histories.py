@@ -5,6 +5,7 @@ failures of every operation, and leaders that start operations again.
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
@@ -181,3 +182,4 @@ class WholeHistories(Histories):
 
 WholeHistories.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 TestWholeHistories = WholeHistories.TestCase
+TestWholeHistories.pytestmark = [pytest.mark.campaign(3)]  # type: ignore[attr-defined]

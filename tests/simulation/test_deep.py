@@ -1,11 +1,14 @@
 """A whole cluster for half an hour of virtual time, with everything full that has a bound."""
 
+import pytest
+
 from tests.simulation.world import simulate
 
 SEED = 8
 """One that fills every bound; more take most of a minute each, and CI runs them with scripts/simulate."""
 
 
+@pytest.mark.campaign(4)
 def test_for_half_an_hour_with_thousands_of_entries_and_everything_full_every_promise_is_kept() -> None:
     outcome = simulate(SEED, profile="deep")
     seen = outcome.counts

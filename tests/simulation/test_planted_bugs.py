@@ -99,6 +99,7 @@ def test_every_planted_bug_has_what_finds_it() -> None:
     assert len(PLANTS) >= 14
 
 
+@pytest.mark.campaign(3)
 @pytest.mark.parametrize("bug", BY_CHANCE)
 def test_a_planted_bug_is_found_by_chance(bug: str) -> None:
     with planted(bug):

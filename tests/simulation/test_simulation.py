@@ -26,6 +26,7 @@ SEEDS = 3
 """Seeds of each profile that every run of the tests tries, count; CI runs 300 more with scripts/simulate."""
 
 
+@pytest.mark.campaign(3)
 @pytest.mark.parametrize("replicas", [3, 5])
 @pytest.mark.parametrize("profile", [*PROFILES, "all"])
 def test_whatever_goes_wrong_every_promise_is_kept(profile: str, replicas: int) -> None:
@@ -42,6 +43,7 @@ RAISED_BY = frozenset({3, 5, 20})
 """Seeds that are tried before all others: it has happened in these three, until a change of the code shifts that."""
 
 
+@pytest.mark.campaign(4)
 def test_seeds_are_raised_to_the_level_that_all_members_know_and_meet_what_came_with_it() -> None:
     missing = {
         *("FeatureLevelRaised", "options", "SiteConfigured", "array", "OperationQueued"),
@@ -77,6 +79,7 @@ def traces(hash_seed: str, *arguments: str) -> list[str]:
     return [line for line in found.stdout.splitlines() if line.startswith("seed ")]
 
 
+@pytest.mark.campaign(6)
 @pytest.mark.parametrize("profile", [*PROFILES, "all"])
 def test_a_seed_is_the_same_in_fresh_processes_and_under_any_hash_seed(profile: str) -> None:
     first = traces("0", "--start", "7", "--count", "2", "--profile", profile)
@@ -254,6 +257,7 @@ def _crashed_with_a_snapshot(world: World) -> SimReplica:
 GAP = StorageRefused("entries 1 to 2 came with a snapshot that is gone or damaged")
 
 
+@pytest.mark.campaign(3)
 @pytest.mark.parametrize(
     ("damage", "error", "explained"),
     [

@@ -37,6 +37,7 @@ def write(story: Story, duration_s: float, until_not: SimReplica | None = None) 
     return False
 
 
+@pytest.mark.campaign(3)
 @pytest.mark.parametrize("sync_s", [1.1 * SLOW_SYNC_S, 0.05, 0.1, 0.25])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_leader_whose_disk_becomes_slow_hands_over_and_does_not_come_back_while_a_quick_one_can_lead(
@@ -60,6 +61,7 @@ def test_a_leader_whose_disk_becomes_slow_hands_over_and_does_not_come_back_whil
         assert slow.engine.sync_s < SLOW_SYNC_S
 
 
+@pytest.mark.campaign(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_where_all_disks_are_slow_the_leadership_goes_nowhere(seed: int) -> None:
     with telling(seed) as story:

@@ -117,6 +117,7 @@ def _read_all(directory: Path) -> tuple[object, ...]:
         return journal.term, journal.voted_for, journal.last_index, entries, verified
 
 
+@pytest.mark.campaign(3)
 def test_no_flipped_bit_anywhere_in_the_file_is_ever_believed(tmp_path: Path) -> None:
     """Refused, killed by a signal, or without any effect: never other data. Each flip is tried in a forked process."""
     with opened(tmp_path) as journal:

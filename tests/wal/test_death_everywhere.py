@@ -104,6 +104,7 @@ def walk(at: Callable[[int], Life], deaths_at_start: tuple[int | None, ...] = DE
     return count
 
 
+@pytest.mark.campaign(3)
 def test_whatever_operation_it_dies_at_nothing_promised_is_lost_and_nothing_else_is_made_up(
     at: Callable[[int], Life],
 ) -> None:

@@ -1,6 +1,7 @@
 """The recovery table is proved row by row: a row without a test that names it fails here."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ def _named_in(node: ast.AST) -> set[str]:
     }
 
 
+@cache
 def _named() -> tuple[set[str], set[str]]:
     """Return the conditions named in tests, and those named anywhere in the test modules."""
     in_tests: set[str] = set()

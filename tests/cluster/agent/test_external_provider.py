@@ -223,6 +223,7 @@ def test_what_fails_is_reported_with_its_operation_and_its_message(
     asyncio.run(story())
 
 
+@pytest.mark.campaign(3)
 @pytest.mark.parametrize(("stage", "operation"), OPERATIONS)
 def test_an_agent_that_is_killed_in_an_operation_begins_it_again_and_leaves_nothing_of_the_first(
     external_provider: ProvidedSite, stage: str, operation: str

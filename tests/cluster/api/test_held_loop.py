@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import pytest
+
 from cluster.config.config import Config
 from cluster.schemas.command_ids import new_command_id
 from cluster.schemas.operations import OPERATIONS
@@ -276,6 +278,7 @@ def test_every_operation_has_a_case(config: Config) -> None:
     run()
 
 
+@pytest.mark.campaign(3)
 @watched
 async def test_no_operation_holds_the_loop(config: Config) -> None:
     watch, held, wrong = LoopWatch(), {}, {}
@@ -389,6 +392,7 @@ class Slowed(SystemClock):
         return min(now_s, self._since_s) + max(0.0, now_s - self._since_s) / 100
 
 
+@pytest.mark.campaign(3)
 @watched
 async def test_no_command_about_the_largest_array_holds_the_loop_of_the_leader_or_of_a_follower(tmp_path: Path) -> None:
     config = placed(make_cluster(tmp_path, replicas=3), tmp_path / "storage")

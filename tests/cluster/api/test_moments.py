@@ -48,6 +48,7 @@ def test_there_are_reads_of_the_past_for_all_that_is_listed() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.campaign(3)
 def test_every_read_of_a_moment_is_answered_as_it_was_answered_then() -> None:
     async def run() -> int:
         day, chance, compared = Repeated(), random.Random(1), 0

@@ -147,6 +147,7 @@ def test_a_ledger_that_could_not_be_seen_at_rest_is_not_said_to_be_broken(
         assert "replace" not in sentence and "do not start" not in sentence
 
 
+@pytest.mark.campaign(3)
 def test_hundreds_of_audits_beside_a_replica_that_applies_as_fast_as_it_can_all_find_it_sound(tmp_path: Path) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)],

@@ -164,6 +164,7 @@ class Schedule:
         return configuration.votes(replica.name) and len(configuration.voters) >= VOTERS_LEAST
 
 
+@pytest.mark.campaign(4)
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_h12_random_changes_under_random_faults_lose_nothing_and_come_to_an_end(group: int) -> None:
     acknowledged = changes = transfers = 0

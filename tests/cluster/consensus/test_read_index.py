@@ -62,6 +62,7 @@ def world(seed: int) -> int:
         return reads.answers
 
 
+@pytest.mark.campaign(3)
 def test_a_read_at_a_follower_is_never_older_than_its_question_whatever_fails() -> None:
     assert sum(world(seed) for seed in range(WORLDS)) > 20 * WORLDS
 

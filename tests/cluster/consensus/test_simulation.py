@@ -63,6 +63,7 @@ def scenario(seed: int, replicas: int) -> Simulation:
     return sim
 
 
+@pytest.mark.campaign(4)
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_nothing_acknowledged_is_lost_and_all_replicas_converge_whatever_fails(group: int) -> None:
     acknowledged = 0

@@ -10,6 +10,7 @@ DEEP_SEEDS = (1, 2, 4)
 """Each some seconds. `python -m tests.mutants` and whoever changes consensus runs more."""
 
 
+@pytest.mark.campaign(3)
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_leaders_that_come_and_go_lose_nothing_and_a_majority_is_enough_to_go_on(group: int) -> None:
     leaders = reads = 0
@@ -25,6 +26,7 @@ def test_leaders_that_come_and_go_lose_nothing_and_a_majority_is_enough_to_go_on
     assert reads > 0
 
 
+@pytest.mark.campaign(3)
 @pytest.mark.parametrize("seed", DEEP_SEEDS)
 def test_with_thousands_of_entries_and_everything_full_nothing_is_lost_in_many_minutes(seed: int) -> None:
     with deep.world(seed) as world:

@@ -57,6 +57,7 @@ def simulated(
     return made
 
 
+@pytest.mark.campaign(3)
 @pytest.mark.parametrize("scenario", [name for name, one in SCENARIOS.items() if not one.on_copy])
 def test_whoever_is_killed_at_any_step_the_fault_is_gone_within_its_lease_and_the_record_says_what_happened(
     world: Config, monkeypatch: pytest.MonkeyPatch, scenario: str

@@ -44,6 +44,7 @@ def dying_at(name: str) -> Callable[[Path, Path], Path]:
     return rename
 
 
+@pytest.mark.campaign(3)
 @story
 async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begins_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

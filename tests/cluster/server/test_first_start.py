@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import pytest
+
 from cluster.client.errors import ApiError
 from cluster.schemas import operations as ops
 from tests.cluster.harness import PATIENCE_S, story
@@ -21,6 +23,7 @@ async def said(site: Site, name: str, words: str) -> str:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.campaign(3)
 @story
 async def test_replicas_that_lost_their_data_found_no_second_history_beside_or_without_the_one_that_has_it(
     tmp_path: Path,

@@ -141,6 +141,7 @@ def light_forks() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.mark.campaign(4)
 def test_no_altered_byte_of_any_file_is_believed(site: tuple[Config, str], fast_path: Path, light_forks: None) -> None:
     config, truth = site
     seen: Counter[tuple[str, str]] = Counter()

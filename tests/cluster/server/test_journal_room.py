@@ -82,6 +82,7 @@ async def test_a_retry_of_what_was_carried_out_needs_no_room_and_what_is_refused
         assert (await harness.ask("POST", "/v1/jobs/1/cancel", cancel, who="alice")).status == 200
 
 
+@pytest.mark.campaign(3)
 @story
 async def test_a_user_who_fills_the_journal_with_updates_stops_no_replica(config: Config) -> None:
     async with Harness(small(config)) as harness:

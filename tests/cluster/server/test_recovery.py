@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cluster.cli.exits import ExitCode
 from cluster.client.errors import ApiError
 from cluster.schemas import operations as ops
@@ -44,6 +46,7 @@ def said_no(site: Site) -> int:
         return process.returncode
 
 
+@pytest.mark.campaign(3)
 @story
 async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_one_before_joins_it(
     tmp_path: Path,

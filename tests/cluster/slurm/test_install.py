@@ -455,6 +455,7 @@ install(layout, slurm) if sys.argv[3] == "install" else remove(layout.conf, slur
 """
 
 
+@pytest.mark.campaign(3)
 @pytest.mark.parametrize("what", ["install", "remove"])
 def test_a_kill_at_any_step_is_put_right_by_either_command(tmp_path: Path, what: str) -> None:
     host = SlurmHost(tmp_path, "lua")

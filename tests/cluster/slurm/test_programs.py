@@ -111,6 +111,7 @@ async def test_dw_wlm_cli_and_dwstat_answer_as_slurm_s_plugin_reads_them(
         assert (await asked("dwstat", "42"))[1].startswith("job 42: over")
 
 
+@pytest.mark.campaign(2)
 @story
 async def test_more_calls_than_slots_each_have_their_own_answer(host: Host, datawarp: Datawarp) -> None:
     host.leader.hold.add("staging-in")

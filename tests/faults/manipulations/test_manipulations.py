@@ -60,6 +60,7 @@ def named(row: Manipulation) -> str:
     return f"{row.id} {row.what}"
 
 
+@pytest.mark.campaign(3)
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.leads], ids=named)
 def test_a_manipulation_is_found_by_those_who_are_said_to_find_it(row: Manipulation, case: Case) -> None:
     row.do(case)
@@ -68,6 +69,7 @@ def test_a_manipulation_is_found_by_those_who_are_said_to_find_it(row: Manipulat
     assert ({str(finder) for finder in outcome.found}, outcome.then) == (set(expected.finders), then), outcome.found
 
 
+@pytest.mark.campaign(3)
 @pytest.mark.parametrize("row", [row for row in ROWS if row.id in LIVE], ids=named)
 def test_replicas_that_run_find_it(row: Manipulation, case: Case) -> None:
     with short_periods():

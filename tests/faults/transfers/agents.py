@@ -30,9 +30,6 @@ ANSWER_S = 60.0
 ENDED_S = 30.0
 """Seconds in which an agent that is told to end has to be gone, on a busy machine and under a tracer."""
 
-COMES_S = 10.0
-"""Seconds in which it has to come to the call, or else to the end of what is ordered."""
-
 
 KEPT = "receipts", "spare"
 """What an agent keeps when a job is gone; the numbers of the latter are no jobs'."""
@@ -160,7 +157,7 @@ def end_once(node: Node, stage: str, way: str, call: int, seed: int, *, helped: 
     agent, took_s = node.start(), -1.0
     where = ""
     try:
-        until = time.monotonic() + COMES_S
+        until = time.monotonic() + ANSWER_S
         while not tracer.hits and Desk.read(node.desk).orders and agent.poll() is None and time.monotonic() < until:
             time.sleep(0.002)
         where = tracer.last

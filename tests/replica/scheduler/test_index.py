@@ -164,6 +164,7 @@ class IndexHistories(Histories):
 
 IndexHistories.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestIndexHistories = IndexHistories.TestCase
+TestIndexHistories.pytestmark = [pytest.mark.campaign(3)]  # type: ignore[attr-defined]
 
 
 # Crowds: large worlds made of events, which random users and agents move on ------------------------------------------
@@ -253,6 +254,7 @@ def node_happening(random: Random, state: State) -> tuple[e.Event, ...]:
     return (random.choice((e.NodeDrained(name, "x"), e.NodeWentDown(name, "x"), e.NodeRegistered(name, 4, "j", "s"))),)
 
 
+@pytest.mark.campaign(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_in_a_crowd_the_index_decides_what_walking_over_all_jobs_decides(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -179,6 +179,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Watching:
     return found[0]
 
 
+@pytest.mark.campaign(3)
 def test_with_one_witness_dead_what_is_published_is_cosigned_and_said_to_be(seen: Watching) -> None:
     assert "Cosigned by the witness w1 (w1.example) at 20" in seen.checkpoint and "UNWITNESSED" not in seen.checkpoint
     assert all("A witness, w1.example, cosigned the" in said for said in seen.consistency[:2])
@@ -217,6 +218,7 @@ def test_somebody_elses_reader_believes_what_an_auditor_is_served_its_signatures
     assert read(seen.directory / "log", 3) == said
 
 
+@pytest.mark.campaign(3)
 @story
 async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_without_one_by_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
