@@ -8,7 +8,7 @@ from snapshots.finalize import (
     UnsyncedDisk,
     write_snapshot,
 )
-from snapshots.image import Assembly, Image, ImageRefused, to_sections
+from snapshots.image import Assembly, Image, ImageRejected, to_sections
 from snapshots.receive import Receiver
 from snapshots.restore import SnapshotRefused, Summary, inspect, load_snapshot
 from snapshots.store import SnapshotStore

@@ -22,7 +22,7 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from replica.state import TABLES
-from snapshots.image import Image, ImageRefused, Slice, nothing, to_sections
+from snapshots.image import Image, ImageRejected, Slice, nothing, to_sections
 
 MAGIC = b"FBIMAG"
 MAGIC_OF_A_STEP = b"FBSNAP"
@@ -77,7 +77,7 @@ class SnapshotName(msgspec.Struct, frozen=True, order=True):
         return parsed if str(parsed) == name else None
 
 
-class Disk:
+class SnapshotDisk:
     """System calls that change a disk, collected so that tests can fail each of them. Raises OSError."""
 
     def create(self, directory: int, name: str) -> int:
@@ -120,7 +120,7 @@ class Disk:
         os.unlink(name, dir_fd=directory)
 
 
-DISK = Disk()
+DISK = SnapshotDisk()
 
 
 def frame_of(piece: Slice, sequence: int) -> bytes:
@@ -142,7 +142,7 @@ def open_directory(directory: Path) -> int:
         return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def create_temporary(disk: Disk, directory: int, name: str) -> int:
+def create_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
     """Return a new file, locked while it is open; replace one left behind by a dead process.
 
     The lock tells a live writer from a dead one. Raises OSError, BlockingIOError if the writer is alive.
@@ -163,7 +163,7 @@ def create_temporary(disk: Disk, directory: int, name: str) -> int:
     raise AssertionError("the second round returns or raises")
 
 
-def reopen_temporary(disk: Disk, directory: int, name: str) -> int:
+def reopen_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
     """Return a temporary file left by an earlier process, locked as by `create_temporary`.
 
     Raises OSError, BlockingIOError if another process writes it.
@@ -179,7 +179,7 @@ def reopen_temporary(disk: Disk, directory: int, name: str) -> int:
     return file
 
 
-def remove_if_abandoned(disk: Disk, directory: int, name: str) -> bool:
+def remove_if_abandoned(disk: SnapshotDisk, directory: int, name: str) -> bool:
     """Remove a temporary file unless a live process holds it; return whether it is absent now. Raises OSError."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
@@ -201,7 +201,7 @@ def write_snapshot(
     *,
     progress: Callable[[int, int], None] | None = None,
     breathe: Callable[[], None] = nothing,
-    disk: Disk = DISK,
+    disk: SnapshotDisk = DISK,
 ) -> Path:
     """Write the image into the directory; return its path once it would survive a power cut.
 
@@ -225,7 +225,7 @@ def write_snapshot(
                 disk.remove(folder, temporary)
             if isinstance(why, OSError):
                 raise failure(path, why) from why
-            if isinstance(why, ImageRefused):
+            if isinstance(why, ImageRejected):
                 raise SnapshotFailed(f"{path}: {why.sentence}") from why
             raise
         finally:
@@ -237,7 +237,7 @@ def write_snapshot(
     return path
 
 
-class UnsyncedDisk(Disk):
+class UnsyncedDisk(SnapshotDisk):
     """Disk without syncs, for images that may be lost in a power cut and are checked when read."""
 
     def sync(self, file: int) -> None:
@@ -277,7 +277,7 @@ def _fill(
     path: Path,
     progress: Callable[[int, int], None] | None,
     breathe: Callable[[], None],
-    disk: Disk,
+    disk: SnapshotDisk,
 ) -> None:
     state = image.state
     total = sum(len(getattr(state, table.field)) for table in TABLES)

@@ -33,7 +33,7 @@ from replica.state import (
     shared_receipt,
 )
 from replica.values import BATCH_BYTES_MAX, Instant, LedgerViolation, Revision
-from wal import Placed, is_earlier_form
+from wal import ConfigurationAt, is_earlier_form
 from wal import check as check_members
 
 SLICE_BYTES = 64 * 1024
@@ -62,7 +62,7 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 _Place = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 
 
-class ImageRefused(Exception):
+class ImageRejected(Exception):
     """Unsound image; `sentence` names the problem and the section or record."""
 
     def __init__(self, sentence: str) -> None:
@@ -80,7 +80,7 @@ class Image(msgspec.Struct, frozen=True):
     index: int
     term: int
     chain_digest: bytes
-    configuration: Placed | None = None
+    configuration: ConfigurationAt | None = None
 
 
 HEADER, CAPACITY, END = 1, 100, 101
@@ -108,7 +108,7 @@ class Slice(NamedTuple):
     records: int
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True):
+class SnapshotHeader(msgspec.Struct, frozen=True, array_like=True):
     """Scalar fields of a State, its position in the ledger, and the number of records that follow."""
 
     index: _Place
@@ -131,7 +131,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     site: Site
     scheduling_rules: SchedulingRules
     transfer_rules: TransferRules
-    configuration: Placed | None = None
+    configuration: ConfigurationAt | None = None
     """Membership for consensus, with the index of the entry that set it (HAZARDS.md, H13)."""
 
     def count(self, field: str) -> int:
@@ -148,7 +148,7 @@ class PoolCapacity(msgspec.Struct, frozen=True, array_like=True):
 
 
 _DECODERS: Mapping[int, msgspec.msgpack.Decoder[Any]] = {
-    HEADER: msgspec.msgpack.Decoder(Header),
+    HEADER: msgspec.msgpack.Decoder(SnapshotHeader),
     CAPACITY: msgspec.msgpack.Decoder(list[PoolCapacity]),
     END: msgspec.msgpack.Decoder(int),
     **{
@@ -177,8 +177,8 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = nothing) -> Itera
     for section, count in counts:
         if count > TABLE_OF[section].records_max:
             most = TABLE_OF[section].records_max
-            raise ImageRefused(f"there are {count} {WORDS[section]}; a snapshot holds at most {most}")
-    header = Header(
+            raise ImageRejected(f"there are {count} {WORDS[section]}; a snapshot holds at most {most}")
+    header = SnapshotHeader(
         index=image.index,
         term=image.term,
         chain_digest=image.chain_digest,
@@ -204,10 +204,10 @@ def to_sections(image: Image, *, breathe: Callable[[], None] = nothing) -> Itera
     yield Slice(HEADER, payload, 1)
     held: dict[str, int] = defaultdict(int)
     for section, _ in counts:
-        yield from _sliced(section, _records(TABLE_OF[section], state, held, breathe), breathe)
+        yield from _to_slices(section, _records(TABLE_OF[section], state, held, breathe), breathe)
     capacity = derived_capacity(dict(state.pools.items()), state.held_bytes)
     compare_capacity(capacity, derived_capacity(dict(state.pools.items()), held), held, "this replica counts")
-    yield from _sliced(CAPACITY, iter(capacity), breathe)
+    yield from _to_slices(CAPACITY, iter(capacity), breathe)
     yield Slice(END, _encode(END, sum(count for _, count in counts)), 1)
 
 
@@ -224,18 +224,18 @@ def _records(table: Table, state: State, held: dict[str, int], breathe: Callable
             if number % RUN_KEYS == 0:
                 breathe()
         return
-    for key in _ordered(records, breathe):
+    for key in _sort_keys(records, breathe):
         record = records[key]
         if table.field in HOLDERS:
             held[record.pool] += record.held_bytes
         written = record if table.own_key else (key, record)
         if table.pair(written)[0] != key:
             own = table.pair(written)[0]
-            raise ImageRefused(f"section {table.field}: the record under {key!r} says that it is {own!r}")
+            raise ImageRejected(f"section {table.field}: the record under {key!r} says that it is {own!r}")
         yield written
 
 
-def _ordered(keys: Iterable[_Key], breathe: Callable[[], None]) -> Iterator[_Key]:
+def _sort_keys(keys: Iterable[_Key], breathe: Callable[[], None]) -> Iterator[_Key]:
     """Yield the keys sorted, without one long call that would block all other threads."""
     source = iter(keys)
     runs: list[list[_Key]] = []
@@ -246,7 +246,7 @@ def _ordered(keys: Iterable[_Key], breathe: Callable[[], None]) -> Iterator[_Key
     return merge(*runs)
 
 
-def _sliced(section: int, records: Iterator[Any], breathe: Callable[[], None]) -> Iterator[Slice]:
+def _to_slices(section: int, records: Iterator[Any], breathe: Callable[[], None]) -> Iterator[Slice]:
     pieces: list[bytes] = []
     size_bytes = 0
     for record in records:
@@ -265,7 +265,7 @@ def _sliced(section: int, records: Iterator[Any], breathe: Callable[[], None]) -
 def _slice(section: int, pieces: list[bytes]) -> Slice:
     payload = msgpack.Packer().pack_array_header(len(pieces)) + b"".join(pieces)
     if len(payload) > SLICE_BYTES_MAX:
-        raise ImageRefused(f"section {WORDS[section]} has a record of more than {SLICE_BYTES_MAX - SLICE_BYTES} bytes")
+        raise ImageRejected(f"section {WORDS[section]} has a record of more than {SLICE_BYTES_MAX - SLICE_BYTES} bytes")
     return Slice(section, payload, len(pieces))
 
 
@@ -273,14 +273,14 @@ def _encode(section: int, record: Any) -> bytes:
     try:
         return _ENCODER.encode(record)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as why:
-        raise ImageRefused(f"section {WORDS[section]} has a record that cannot be written: {why}") from why
+        raise ImageRejected(f"section {WORDS[section]} has a record that cannot be written: {why}") from why
 
 
 def decode(section: int, payload: bytes) -> Any:
     try:
         return _DECODERS[section].decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as why:
-        raise ImageRefused(f"section {WORDS[section]} has a record that cannot be read: {why}") from why
+        raise ImageRejected(f"section {WORDS[section]} has a record that cannot be read: {why}") from why
 
 
 def derived_capacity(pools: Mapping[str, Pool], held: Mapping[str, int]) -> list[PoolCapacity]:
@@ -291,15 +291,15 @@ def compare_capacity(said: list[PoolCapacity], derived: list[PoolCapacity], held
     pools = {row.name for row in derived}
     for name in sorted(held):
         if held[name] and name not in pools:
-            raise ImageRefused(f"buffers hold {held[name]} bytes of pool {name!r}, which does not exist")
+            raise ImageRejected(f"buffers hold {held[name]} bytes of pool {name!r}, which does not exist")
     for row, truth in zip(said, derived, strict=False):
         if row != truth:
-            raise ImageRefused(
+            raise ImageRejected(
                 f"pool {row.name!r}: {who} {row.held_bytes} bytes held and {row.free_bytes} free, but its buffers give "
                 f"{truth.held_bytes} held and {truth.free_bytes} free"
             )
     if len(said) != len(derived):
-        raise ImageRefused(f"capacity is given for {len(said)} pools, but there are {len(derived)}")
+        raise ImageRejected(f"capacity is given for {len(said)} pools, but there are {len(derived)}")
 
 
 MAP_STEP_RECORDS = 4096
@@ -321,17 +321,17 @@ class Assembly:
     def __init__(self, *, keep: bool = True) -> None:
         self._keep = keep
         self._section = 0
-        self._header: Header | None = None
+        self._header: SnapshotHeader | None = None
         self._last: Any = None
         self._records: dict[int, dict[Any, Any]] = {section: {} for section in (*TABLE_OF, CAPACITY)}
         self._counts: dict[int, int] = defaultdict(int)
         self._held: dict[str, int] = defaultdict(int)
 
     @property
-    def header(self) -> Header:
+    def header(self) -> SnapshotHeader:
         """Header of the image. Raises ImageRefused if it has not been read yet."""
         if self._header is None:
-            raise ImageRefused("the snapshot has no header")
+            raise ImageRejected("the snapshot has no header")
         return self._header
 
     @property
@@ -347,12 +347,12 @@ class Assembly:
     def add(self, section: int, payload: bytes) -> None:
         """Add the next slice; raise ImageRefused if it is out of order or malformed."""
         if section not in ORDER:
-            raise ImageRefused(f"section {section} is unknown: a newer release wrote it; upgrade this replica")
+            raise ImageRejected(f"section {section} is unknown: a newer release wrote it; upgrade this replica")
         before, place = self._section, ORDER[section]
         repeats = before == section and section in self._records
         if (not before) != (section == HEADER) or (before and place <= ORDER[before] and not repeats):
             after = f"after {WORDS[before]}" if before else "at the start"
-            raise ImageRefused(f"section {WORDS[section]} stands {after}, where it cannot be")
+            raise ImageRejected(f"section {WORDS[section]} stands {after}, where it cannot be")
         self._section = section
         found = decode(section, payload)
         if section == HEADER:
@@ -361,17 +361,17 @@ class Assembly:
         again = msgspec.msgpack.encode(found)
         if again != payload and not is_earlier_form(payload, again):
             if is_earlier_form(again, payload):
-                raise ImageRefused(
+                raise ImageRejected(
                     f"section {WORDS[section]} has records with more fields than this release knows: a newer release "
                     "wrote it; upgrade this replica"
                 )
-            raise ImageRefused(f"section {WORDS[section]} is not in canonical form")
+            raise ImageRejected(f"section {WORDS[section]} is not in canonical form")
         if section == END:
             self._take_end(found)
         else:
             self._take_records(section, found, first=before != section)
 
-    def _take_header(self, header: Header) -> None:
+    def _take_header(self, header: SnapshotHeader) -> None:
         features.check_level(
             header.feature_level,
             header.release,
@@ -380,20 +380,22 @@ class Assembly:
         placed = header.configuration
         wrong = None if placed is None else check_members(placed.configuration)
         if placed is not None and (wrong is not None or not 0 < placed.index <= header.index):
-            raise ImageRefused(f"its members are not sound: {wrong or f'entry {placed.index} cannot say who they are'}")
+            raise ImageRejected(
+                f"its members are not sound: {wrong or f'entry {placed.index} cannot say who they are'}"
+            )
         sections = [section for section, _ in header.counts]
         if sections != [section for section in TABLE_OF if section in sections] or not all(n for _, n in header.counts):
-            raise ImageRefused(f"it says that it has the sections {sections}, which cannot be")
+            raise ImageRejected(f"it says that it has the sections {sections}, which cannot be")
         for section, count in header.counts:
             if count > TABLE_OF[section].records_max:
                 most = TABLE_OF[section].records_max
-                raise ImageRefused(f"it says {count} {WORDS[section]}; at most {most} are read")
+                raise ImageRejected(f"it says {count} {WORDS[section]}; at most {most} are read")
         self._header = header
 
     def _take_records(self, section: int, found: list[Any], *, first: bool) -> None:
         table = TABLE_OF.get(section)
         if not found:
-            raise ImageRefused(f"section {WORDS[section]} has an empty slice")
+            raise ImageRejected(f"section {WORDS[section]} has an empty slice")
         keep = self._keep or section in (POOLS, CAPACITY)
         kept = self._records[section]
         last = None if first else self._last
@@ -401,7 +403,7 @@ class Assembly:
             key, record = (written.name, written) if table is None else table.pair(written)
             place = record.revision if section == RECEIPTS else key
             if last is not None and place <= last:
-                raise ImageRefused(f"section {WORDS[section]}: {place!r} stands after {last!r}, out of order")
+                raise ImageRejected(f"section {WORDS[section]}: {place!r} stands after {last!r}, out of order")
             last = place
             if WORDS[section] in HOLDERS:
                 self._held[record.pool] += record.held_bytes
@@ -412,7 +414,7 @@ class Assembly:
         self._counts[section] += len(found)
         limit = self._expected(section)
         if self._counts[section] > limit:
-            raise ImageRefused(f"section {WORDS[section]} has more than the {limit} records that the header says")
+            raise ImageRejected(f"section {WORDS[section]} has more than the {limit} records that the header says")
 
     def _shared(self, section: int, key: Any, record: Any) -> tuple[Any, Any]:
         """Return the record with its common parts shared between records, as in a folded State."""
@@ -431,18 +433,18 @@ class Assembly:
     def _take_end(self, total: int) -> None:
         for section in self._records:
             if self._counts[section] != self._expected(section):
-                raise ImageRefused(
+                raise ImageRejected(
                     f"section {WORDS[section]} has {self._counts[section]} records; the header says "
                     f"{self._expected(section)}"
                 )
         said = sum(count for _, count in self.header.counts)
         if total != said:
-            raise ImageRefused(f"the end says {total} records; the header says {said}")
+            raise ImageRejected(f"the end says {total} records; the header says {said}")
 
     def finish(self) -> None:
         """Compare the derived capacity once all slices have been added; raise ImageRefused with the pool's name."""
         if self._section != END:
-            raise ImageRefused("it ends before its end section: it is cut short")
+            raise ImageRejected("it ends before its end section: it is cut short")
         derived = derived_capacity({pool.name: pool for pool in self.pools}, self._held)
         compare_capacity(self.capacity, derived, self._held, "the snapshot says")
 
@@ -453,18 +455,18 @@ class Assembly:
         """
 
         def mapped(items: Mapping[Any, Any]) -> immutables.Map[Any, Any]:
-            return _mapped(items, breathe)
+            return _to_persistent_map(items, breathe)
 
         self.finish()
         header, records = self.header, self._records
         try:
             receipts = _receipts(records[RECEIPTS].items(), breathe)
         except LedgerViolation as error:
-            raise ImageRefused(f"section receipts: {error}") from error
+            raise ImageRejected(f"section receipts: {error}") from error
         try:
             answers = _answers(records[ANSWERS].items(), breathe)
         except ValueError as error:
-            raise ImageRefused(f"section answers: {error}") from error
+            raise ImageRejected(f"section answers: {error}") from error
         state = derive(
             State(
                 cluster_id=header.cluster_id,
@@ -492,7 +494,7 @@ class Assembly:
         broken = check(state)
         if broken:
             more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-            raise ImageRefused(f"an invariant does not hold: {broken[0]}{more}")
+            raise ImageRejected(f"an invariant does not hold: {broken[0]}{more}")
         return Image(state, header.index, header.term, header.chain_digest, header.configuration)
 
 
@@ -517,7 +519,7 @@ def _answers(records: Iterable[tuple[bytes, Receipt]], breathe: Callable[[], Non
     return Answers(in_steps())
 
 
-def _mapped(items: Mapping[Any, Any], breathe: Callable[[], None]) -> immutables.Map[Any, Any]:
+def _to_persistent_map(items: Mapping[Any, Any], breathe: Callable[[], None]) -> immutables.Map[Any, Any]:
     """Return a persistent map of the items, built in steps that do not block the interpreter for long."""
     made = immutables.Map[Any, Any]().mutate()
     left = iter(items.items())

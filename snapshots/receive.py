@@ -14,8 +14,8 @@ from pathlib import Path
 
 from snapshots.finalize import (
     SNAPSHOT_BYTES_MAX,
-    Disk,
     SnapshotAbandoned,
+    SnapshotDisk,
     SnapshotFailed,
     SnapshotName,
     create_temporary,
@@ -47,7 +47,7 @@ class Receiver:
         *,
         accept: Callable[[Image], str | None],
         finished: Callable[[SnapshotName], None],
-        disk: Disk,
+        disk: SnapshotDisk,
         breathe: Callable[[], None] = lambda: None,
         resume_bytes: int = 0,
     ) -> None:

@@ -27,7 +27,7 @@ from snapshots.finalize import (
     SnapshotName,
     frame_checksum,
 )
-from snapshots.image import SLICE_BYTES_MAX, Assembly, Image, ImageRefused, nothing
+from snapshots.image import SLICE_BYTES_MAX, Assembly, Image, ImageRejected, nothing
 
 READ_BYTES = 256 * 1024
 """Size of one read: large enough that system calls do not matter, small enough for memory."""
@@ -122,7 +122,7 @@ def load_open(file: int, path: Path, *, breathe: Callable[[], None] = nothing) -
     try:
         assembly, _, _ = _read(file, path, keep=True, breathe=breathe)
         return assembly.image(breathe)
-    except ImageRefused as why:
+    except ImageRejected as why:
         raise SnapshotRefused(path, why.sentence) from why
     finally:
         os.close(file)
@@ -142,7 +142,7 @@ def sound_prefix_bytes(file: int) -> int:
         _check_preamble(_exactly(file, len(PREAMBLE)))
         for sound_bytes, _, _ in _frames(file, size_bytes - len(PREAMBLE), nothing):  # noqa: B007
             pass
-    except ImageRefused:
+    except ImageRejected:
         pass
     return sound_bytes
 
@@ -178,18 +178,18 @@ def _read(file: int, path: Path, *, keep: bool, breathe: Callable[[], None] = no
             breathe()
             try:
                 assembly.add(section, payload)
-            except ImageRefused as why:
-                raise ImageRefused(f"{why.sentence} (before byte {offset})") from why
+            except ImageRejected as why:
+                raise ImageRejected(f"{why.sentence} (before byte {offset})") from why
         if _exactly(file, TRAILER_BYTES) != digest.digest():
-            raise ImageRefused("the checksum of the whole file does not match: it is cut short or damaged")
+            raise ImageRejected("the checksum of the whole file does not match: it is cut short or damaged")
         assembly.finish()
         named = SnapshotName.parse(path.name)
         held = SnapshotName(assembly.header.index, assembly.header.term)
         if named is not None and named != held:
-            raise ImageRefused(
+            raise ImageRejected(
                 f"its name says index {named.index} of term {named.term}; it holds {held.index} of {held.term}"
             )
-    except ImageRefused as why:
+    except ImageRejected as why:
         raise SnapshotRefused(path, why.sentence) from why
     except OSError as why:
         raise SnapshotRefused(path, f"it cannot be read: {why.strerror}") from why
@@ -198,15 +198,15 @@ def _read(file: int, path: Path, *, keep: bool, breathe: Callable[[], None] = no
 
 def _check_preamble(preamble: bytes) -> None:
     if preamble[: len(MAGIC)] == MAGIC_OF_A_STEP:
-        raise ImageRefused(
+        raise ImageRejected(
             "it is of one of the construction steps 0.1 to 0.3, whose formats no release reads; read it with the tree "
             "that wrote it"
         )
     if preamble[: len(MAGIC)] != MAGIC:
-        raise ImageRefused("it does not start like a Forebay snapshot")
+        raise ImageRejected("it does not start like a Forebay snapshot")
     version = int.from_bytes(preamble[len(MAGIC) :], "big")
     if version != FORMAT_VERSION:
-        raise ImageRefused(f"it has format version {version}; this release reads version {FORMAT_VERSION}")
+        raise ImageRejected(f"it has format version {version}; this release reads version {FORMAT_VERSION}")
 
 
 def _frames(file: int, left: int, seen: Callable[[bytes], object]) -> Iterator[tuple[int, int, bytes]]:
@@ -226,7 +226,7 @@ def _frames(file: int, left: int, seen: Callable[[bytes], object]) -> Iterator[t
     while left:
         data = os.read(file, min(READ_BYTES, left))
         if not data:
-            raise ImageRefused(f"it ends at byte {len(PREAMBLE) + fed}, while it is read")
+            raise ImageRejected(f"it ends at byte {len(PREAMBLE) + fed}, while it is read")
         left -= len(data)
         fed += len(data)
         seen(data)
@@ -240,25 +240,25 @@ def _frames(file: int, left: int, seen: Callable[[bytes], object]) -> Iterator[t
                 yield offset, section, payload
         except (ValueError, msgpack.UnpackException) as why:
             place = len(PREAMBLE) + end
-            raise ImageRefused(
+            raise ImageRejected(
                 f"the frame at byte {place} cannot be read: it is damaged ({type(why).__name__})"
             ) from why
     if end != fed:
-        raise ImageRefused(f"the frame at byte {len(PREAMBLE) + end} is cut short")
+        raise ImageRejected(f"the frame at byte {len(PREAMBLE) + end} is cut short")
 
 
 def _checked(frame: object, sequence: int, offset: int) -> tuple[int, bytes]:
     if not isinstance(frame, tuple) or len(frame) != FRAME_FIELDS:
-        raise ImageRefused(f"what ends at byte {offset} is not a frame: it is damaged")
+        raise ImageRejected(f"what ends at byte {offset} is not a frame: it is damaged")
     section, number, payload, checksum = frame
     if type(section) is not int or type(number) is not int or type(payload) is not bytes or type(checksum) is not int:
-        raise ImageRefused(f"what ends at byte {offset} is not a frame: it is damaged")
+        raise ImageRejected(f"what ends at byte {offset} is not a frame: it is damaged")
     if number != sequence:
-        raise ImageRefused(
+        raise ImageRejected(
             f"the frame that ends at byte {offset} is number {number}, where number {sequence} must stand"
         )
     if not 0 <= section < 2**63 or checksum != frame_checksum(section, number, payload):
-        raise ImageRefused(f"frame {number}, which ends at byte {offset}, does not match its checksum: it is damaged")
+        raise ImageRejected(f"frame {number}, which ends at byte {offset}, does not match its checksum: it is damaged")
     return section, payload
 
 
@@ -267,6 +267,6 @@ def _exactly(file: int, size_bytes: int) -> bytes:
     while len(pieces) < size_bytes:
         piece = os.read(file, size_bytes - len(pieces))
         if not piece:
-            raise ImageRefused("it is cut short")
+            raise ImageRejected("it is cut short")
         pieces += piece
     return pieces

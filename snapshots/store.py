@@ -16,8 +16,8 @@ import msgspec
 from snapshots.finalize import (
     DISK,
     TEMPORARY_SUFFIX,
-    Disk,
     SnapshotAbandoned,
+    SnapshotDisk,
     SnapshotFailed,
     SnapshotName,
     failing,
@@ -45,14 +45,14 @@ would otherwise wait for the 5 ms of Python's thread switching. Costs about 0.1 
 """
 
 
-class Skipped(NamedTuple):
+class SkippedSnapshot(NamedTuple):
     """Skipped snapshot with the reason."""
 
     path: Path
     sentence: str
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredSnapshot(msgspec.Struct, frozen=True):
     """Finalized snapshot that this process has verified or written, and may send to a peer."""
 
     path: Path
@@ -61,7 +61,7 @@ class Stored(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class Background(Protocol):
+class BackgroundRunner(Protocol):
     """Runs slow work beside the loop, one piece after the other: a thread, or a simulated one."""
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any) -> Future[Any]: ...
@@ -84,8 +84,8 @@ class SnapshotStore:
         keep: int = KEPT_DEFAULT,
         *,
         cluster_id: str | None = None,
-        disk: Disk = DISK,
-        background: Background | None = None,
+        disk: SnapshotDisk = DISK,
+        background: BackgroundRunner | None = None,
     ) -> None:
         """Open the directory, creating it if missing, and remove the remains of dead writers.
 
@@ -109,7 +109,9 @@ class SnapshotStore:
         self._receiver: Receiver | None = None
         self.partial: Partial | None = None
         """Snapshot received in part by an earlier process; there is at most one."""
-        self._executor: Background = background or ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
+        self._executor: BackgroundRunner = background or ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="snapshot"
+        )
         with failing(directory):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._clean()
@@ -120,11 +122,11 @@ class SnapshotStore:
         return self._directory
 
     @property
-    def skipped(self) -> tuple[Skipped, ...]:
+    def skipped_snapshots(self) -> tuple[SkippedSnapshot, ...]:
         """Snapshots rejected since the store was opened, newest first, for the operator."""
         with self._lock:
             found = sorted(self._skipped.items(), reverse=True)
-        return tuple(Skipped(self._directory / str(name), sentence) for name, sentence in found)
+        return tuple(SkippedSnapshot(self._directory / str(name), sentence) for name, sentence in found)
 
     @property
     def saving(self) -> bool:
@@ -179,14 +181,14 @@ class SnapshotStore:
             self._skipped[name] = sentence
             self._sound.discard(name)
 
-    def newest(self) -> Stored | None:
+    def newest(self) -> StoredSnapshot | None:
         """Return the newest snapshot that this process wrote, received or loaded; reads no content."""
         with self._lock:
             sound = sorted(self._sound, reverse=True)
         for name in sound:
             path = self._directory / str(name)
             try:
-                return Stored(path, name.index, name.term, os.stat(path, follow_symlinks=False).st_size)
+                return StoredSnapshot(path, name.index, name.term, os.stat(path, follow_symlinks=False).st_size)
             except FileNotFoundError:
                 continue
             except OSError as why:

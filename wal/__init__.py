@@ -3,7 +3,7 @@
 from wal.archived import ArchivedLedger
 from wal.codec import (
     CodecError,
-    Kind,
+    EntryKind,
     SettledCommands,
     batch_of_encoded,
     commands_of,
@@ -22,11 +22,11 @@ from wal.codec import (
 from wal.configuration import (
     LEARNERS_MAX,
     VOTERS_MAX,
-    Action,
     Change,
+    ChangeKind,
     Configuration,
+    ConfigurationAt,
     Member,
-    Placed,
     check,
     decode_configuration,
     encode_configuration,
@@ -39,22 +39,22 @@ from wal.configuration import (
 )
 from wal.environment import Environment
 from wal.failures import BrokenInvariant, Condition, RecoveryRefused, StorageFailed
-from wal.job_index import CLUSTER, Hole, JobIndex, JobIndexBroken, JobRow, Position
+from wal.job_index import CLUSTER, Hole, IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
 from wal.journal import Journal
 from wal.ledger import (
     DAMAGED_MAX,
-    Handed,
+    HistoryEntry,
     Ledger,
     LedgerBroken,
     LedgerEntry,
+    LedgerSummary,
     NotThisHistory,
     SegmentName,
-    Verified,
+    export_history,
     fill,
-    hand_over,
-    mend,
+    replace_damaged,
 )
-from wal.pruning import authorise, plant, prunable_below, prune_some
+from wal.pruning import authorise, insert_beginning, prunable_below, prune_some
 from wal.records import (
     ENTRY_MAX_BYTES,
     FIRST_INCARNATION,
@@ -64,10 +64,10 @@ from wal.records import (
     Entry,
     Gap,
     Incarnation,
-    Pruned,
+    PrunedRange,
     PrunedSegment,
     lineage_of,
     parse_lineage,
 )
 from wal.recovery import may_have_run
-from wal.segments import Archive, Manifest, Segment, SegmentBroken, archive_from
+from wal.segments import Archive, Segment, SegmentBroken, SegmentManifest, archive_from

@@ -110,6 +110,6 @@ class ArchivedLedger(Ledger):
             raise LedgerBroken(index, f"it is not held here, and the archive does not give it: {error}") from error
 
 
-def archived(env: Environment, directory: Path | None) -> Ledger:
+def open_with_archive(env: Environment, directory: Path | None) -> Ledger:
     """Return the ledger of an environment, combined with the archive in `directory` if given; SegmentBroken."""
     return Ledger(env) if directory is None else ArchivedLedger(env, Archive(directory))

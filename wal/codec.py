@@ -15,7 +15,7 @@ from replica.values import Instant, Revision
 from wal.records import ENTRY_MAX_BYTES
 
 
-class Kind(IntEnum):
+class EntryKind(IntEnum):
     """Kind of an entry, given by its first byte. Values are append-only and never reused."""
 
     NO_OP = 0
@@ -24,9 +24,9 @@ class Kind(IntEnum):
     """Membership of the cluster: see wal.configuration."""
 
 
-_KINDS: Final = {bytes([kind]): kind for kind in Kind}
+_KINDS: Final = {bytes([kind]): kind for kind in EntryKind}
 
-NO_OP: Final = bytes([Kind.NO_OP])
+NO_OP: Final = bytes([EntryKind.NO_OP])
 """First byte of the entry that begins a leader's term; the rest is the leader's ID."""
 
 LEADER_MAX_BYTES: Final = 128
@@ -35,7 +35,7 @@ LEADER_MAX_BYTES: Final = 128
 BATCH_FORMAT: Final = 1
 """Version of the encoding after the two leading bytes."""
 
-_HEAD: Final = bytes([Kind.BATCH, BATCH_FORMAT])
+_HEAD: Final = bytes([EntryKind.BATCH, BATCH_FORMAT])
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 _decoder: Final = msgspec.msgpack.Decoder(Batch, strict=True)
 _plain_decoder: Final = msgspec.msgpack.Decoder()
@@ -101,7 +101,7 @@ class SettledCommands(NamedTuple):
 
 def commands_of(data: bytes) -> SettledCommands | None:
     """Return the commands in an entry's data, each as `encode_entry` encodes it; None for another kind. CodecError."""
-    if kind_of(data) is not Kind.BATCH:
+    if kind_of(data) is not EntryKind.BATCH:
         return None
     try:
         base, at, entries = _raw_decoder.decode(memoryview(data)[len(_HEAD) :])
@@ -138,8 +138,8 @@ def decode_batch(data: bytes) -> Batch:
     """
     if len(data) > ENTRY_MAX_BYTES:
         raise CodecError(f"the entry has {len(data)} bytes; an entry has at most {ENTRY_MAX_BYTES}")
-    if kind_of(data) is not Kind.BATCH:
-        raise CodecError(f"the entry is not a batch: its first byte is {data[0]}, a batch has {Kind.BATCH.value}")
+    if kind_of(data) is not EntryKind.BATCH:
+        raise CodecError(f"the entry is not a batch: its first byte is {data[0]}, a batch has {EntryKind.BATCH.value}")
     if data[1:2] != _HEAD[1:]:
         raise CodecError(f"the batch has format {data[1:2].hex() or 'none'}; this release reads {BATCH_FORMAT:02x}")
     body = memoryview(data)[len(_HEAD) :]
@@ -156,7 +156,7 @@ def decode_batch(data: bytes) -> Batch:
 
 def instant_of(data: bytes) -> Instant | None:
     """Return the time of the batch in an entry without decoding its content; None for another kind. CodecError."""
-    if kind_of(data) is not Kind.BATCH:
+    if kind_of(data) is not EntryKind.BATCH:
         return None
     try:
         return _head_decoder.decode(memoryview(data)[len(_HEAD) :]).at
@@ -164,12 +164,12 @@ def instant_of(data: bytes) -> Instant | None:
         raise CodecError(f"the batch cannot be decoded: {error}") from error
 
 
-def kind_of(data: bytes) -> Kind:
+def kind_of(data: bytes) -> EntryKind:
     """Return the kind of an entry from its first byte. CodecError if it is missing or unknown."""
     kind = _KINDS.get(data[:1])
     if kind is None:
         raise CodecError(f"the entry begins with {data[:1].hex() or 'nothing'}, which is no known kind")
-    if kind is Kind.NO_OP and len(data) > len(NO_OP) + LEADER_MAX_BYTES:
+    if kind is EntryKind.NO_OP and len(data) > len(NO_OP) + LEADER_MAX_BYTES:
         raise CodecError(f"the entry is a no-op of a leader whose id has {len(data) - len(NO_OP)} bytes")
     return kind
 
@@ -184,12 +184,12 @@ def no_op_of(leader: str) -> bytes:
 
 def leader_of(data: bytes) -> str:
     """Return the leader's ID in a no-op; empty if it has none, and for entries of another kind. CodecError."""
-    return "" if kind_of(data) is not Kind.NO_OP else data[len(NO_OP) :].decode("utf-8", "replace")
+    return "" if kind_of(data) is not EntryKind.NO_OP else data[len(NO_OP) :].decode("utf-8", "replace")
 
 
 def revision_after(data: bytes, before: int) -> int:
     """Return the revision after this entry, given the one before. A batch with another base changes nothing."""
-    if kind_of(data) is not Kind.BATCH:
+    if kind_of(data) is not EntryKind.BATCH:
         return before
     batch = decode_batch(data)
     return before + len(batch.entries) if batch.base == before else before
@@ -247,7 +247,7 @@ def _begins(earlier: object, later: object) -> bool:
 
 def counted_revision_after(data: bytes, before: int) -> int:
     """Return `revision_after` for an entry known to be sound, at an eighth of the cost. CodecError."""
-    if kind_of(data) is not Kind.BATCH:
+    if kind_of(data) is not EntryKind.BATCH:
         return before
     try:
         batch = _shape_decoder.decode(memoryview(data)[len(_HEAD) :])

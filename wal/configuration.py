@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from wal.codec import CodecError, Kind, kind_of
+from wal.codec import CodecError, EntryKind, kind_of
 
 VOTERS_MAX: Final = 9
 """Maximum number of voters: more than seven cost more per commit than they add in safety; two extra for a change."""
@@ -33,7 +33,7 @@ KEY_BYTES: Final = 32
 CONFIGURATION_FORMAT: Final = 1
 """Version of the encoding after the two leading bytes."""
 
-_HEAD: Final = bytes([Kind.CONFIGURATION, CONFIGURATION_FORMAT])
+_HEAD: Final = bytes([EntryKind.CONFIGURATION, CONFIGURATION_FORMAT])
 _ID: Final = re.compile(r"([^#]{1,64})(?:#([1-9][0-9]{0,17}))?", re.ASCII)
 
 MemberId = Annotated[str, Meta(min_length=1, max_length=96)]
@@ -41,7 +41,7 @@ _Address = Annotated[str, Meta(max_length=ADDRESS_CHARACTERS_MAX)]
 _Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
-class Action(IntEnum):
+class ChangeKind(IntEnum):
     """Kind of membership change. Values are append-only and never reused (law 12)."""
 
     FOUND = 0
@@ -86,7 +86,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 class Change(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Difference from the previous configuration, and its author, for audits."""
 
-    action: Action
+    action: ChangeKind
     member: MemberId | None
     """The member that changed; None for founding."""
     actor: Annotated[str, Meta(max_length=128)]
@@ -136,7 +136,7 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         return any(member.id == identity for member in self.members())
 
 
-class Placed(msgspec.Struct, frozen=True, array_like=True):
+class ConfigurationAt(msgspec.Struct, frozen=True, array_like=True):
     """Configuration with the index of the entry that put it into force; index 0 if no entry did."""
 
     index: _Number
@@ -165,7 +165,7 @@ def initial(members: tuple[Member, ...], *, version: int = 0) -> Configuration:
     Version 1 to propose it, 0 to start from it.
     """
     voters = tuple(sorted(members, key=lambda member: member.id))
-    return Configuration(version, voters, (), Change(Action.FOUND, None, "", 0))
+    return Configuration(version, voters, (), Change(ChangeKind.FOUND, None, "", 0))
 
 
 def unknown() -> Configuration:
@@ -213,7 +213,7 @@ def encode_configuration(configuration: Configuration) -> bytes:
 
 def decode_configuration(data: bytes) -> Configuration:
     """Decode the configuration in an entry. CodecError for another kind or format, or a non-canonical encoding."""
-    if kind_of(data) is not Kind.CONFIGURATION:
+    if kind_of(data) is not EntryKind.CONFIGURATION:
         raise CodecError(f"the entry is no configuration: its first byte is {data[0]}")
     if data[1:2] != _HEAD[1:]:
         raise CodecError(

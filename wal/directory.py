@@ -224,7 +224,7 @@ def has_data(directory: int) -> bool:
         return False
 
 
-class Files:
+class OpenedFiles:
     """Identity of the opened directory and files, by device and inode."""
 
     def __init__(self, directory: Path, descriptor: int) -> None:
@@ -239,7 +239,7 @@ class Files:
                 found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
                 self._opened.setdefault(self._directory / name, _identity(found))
 
-    def altered(self) -> str | None:
+    def find_altered(self) -> str | None:
         """Return a message if one of the files is no longer found under its name.
 
         Takes a few system calls, no disk access.

@@ -13,27 +13,30 @@ import lmdb
 
 from wal import directory as directories
 from wal import records
-from wal.directory import Files, Lock
+from wal.directory import Lock, OpenedFiles
 from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, BrokenInvariant, Condition, RecoveryRefused, StorageFailed
 from wal.records import (
     FIRST_INCARNATION,
     GENESIS,
     TABLES,
-    Damaged,
+    DamagedValue,
     HardState,
-    Identity,
     Incarnation,
     LogMark,
     Marks,
+    StorageIdentity,
 )
-from wal.sync_log import DiskStore, Record, SyncLog, is_used, make_log, open_log
+from wal.sync_log import DiskStore, SyncLog, SyncRecord, is_used, make_log, open_log
 
 if TYPE_CHECKING:
     from lmdb import _Database
 
 
 def create_tables(
-    environment: lmdb.Environment, identity: Identity, mark: LogMark, incarnation: Incarnation = FIRST_INCARNATION
+    environment: lmdb.Environment,
+    identity: StorageIdentity,
+    mark: LogMark,
+    incarnation: Incarnation = FIRST_INCARNATION,
 ) -> "dict[bytes, _Database]":
     """Create tables, identity, hard state and marks in one transaction: either all exist or none."""
     with environment.begin(write=True) as transaction:
@@ -56,7 +59,7 @@ def log_mark(directory: Path, value: bytes | None) -> LogMark:
         raise RecoveryRefused(Condition.LOG_MARK_MISSING, place)
     try:
         return records.unpack_log(value)
-    except Damaged as error:
+    except DamagedValue as error:
         raise RecoveryRefused(Condition.LOG_MARK_DAMAGED, f"{place} ({error})") from error
 
 
@@ -71,7 +74,7 @@ def open_tables(directory: Path, environment: lmdb.Environment) -> "dict[bytes, 
     return tables
 
 
-def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]") -> Identity:
+def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]") -> StorageIdentity:
     """Return the stored identity if this release understands its format. Raises RecoveryRefused."""
     place = f"{directory / DATA_FILE}, table state, key "
     with environment.begin(tables[records.STATE]) as transaction:
@@ -79,7 +82,7 @@ def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[
         stored_identity = transaction.get(records.IDENTITY_KEY, b"")
     try:
         version = records.unpack_format(stored_format)
-    except Damaged as error:
+    except DamagedValue as error:
         raise RecoveryRefused(Condition.IDENTITY_DAMAGED, f"{place}format ({error})") from error
     if version == records.FORMAT_OF_A_STEP:
         raise RecoveryRefused(Condition.FORMAT_OF_A_CONSTRUCTION_STEP, f"{place}format")
@@ -89,7 +92,7 @@ def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[
         )
     try:
         return records.unpack_identity(stored_identity)
-    except Damaged as error:
+    except DamagedValue as error:
         raise RecoveryRefused(Condition.IDENTITY_DAMAGED, f"{place}identity ({error})") from error
 
 
@@ -99,13 +102,13 @@ def read_incarnation(directory: Path, environment: lmdb.Environment, tables: "di
         stored = transaction.get(records.INCARNATION_KEY)
     try:
         return FIRST_INCARNATION if stored is None else records.unpack_incarnation(stored)
-    except Damaged as error:
+    except DamagedValue as error:
         place = f"{directory / DATA_FILE}, table state, key incarnation ({error})"
         raise RecoveryRefused(Condition.IDENTITY_DAMAGED, place) from error
 
 
 def check_identity(
-    directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]", wanted: Identity
+    directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]", wanted: StorageIdentity
 ) -> None:
     """Raise RecoveryRefused unless the storage belongs to `wanted`."""
     stored = read_identity(directory, environment, tables)
@@ -158,7 +161,7 @@ class Environment:
         directory: Path,
         environment: lmdb.Environment,
         tables: "dict[bytes, _Database]",
-        identity: Identity,
+        identity: StorageIdentity,
         log: SyncLog,
     ):
         self.directory: Final = directory
@@ -168,14 +171,14 @@ class Environment:
         self.failure: StorageFailed | None = None
         self.readonly = False
         self.log: Final = log
-        self.commit: Callable[[lmdb.Transaction[bytes] | Record], None] = _commit
+        self.commit: Callable[[lmdb.Transaction[bytes] | SyncRecord], None] = _commit
         """Called with each transaction and record. Timing and tests that fail a sync hook in here."""
         self._environment: lmdb.Environment | None = environment
         self._tables: Final = tables
         self._counted: tuple[int, int] | None = None
         """Pages in use after a transaction, and the number of that transaction."""
         self._lock: Lock | None = None
-        self._files: Files | None = None
+        self._files: OpenedFiles | None = None
         """The opened files, if the storage is the replica's own and on a real disk."""
 
     @classmethod
@@ -195,12 +198,12 @@ class Environment:
         directory is rejected: a replica that starts empty under its old name has forgotten its promises. Raises
         RecoveryRefused with the row of the recovery table, StorageFailed, or ValueError for names that are too long.
         """
-        identity = Identity(cluster_id, replica)
+        identity = StorageIdentity(cluster_id, replica)
         records.pack_identity(identity)
         lock = directories.lock(directory, replica, create=create)
         environment: lmdb.Environment | None = None
         try:
-            files = Files(directory, lock.directory)
+            files = OpenedFiles(directory, lock.directory)
             fresh = not directories.has_data(lock.directory)
             if fresh and not create:
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
@@ -210,10 +213,10 @@ class Environment:
             environment = _open_lmdb(directory, map_size_bytes, readonly=False)
             files.note(DATA_FILE, READERS_FILE)
             # LMDB opened by path the file that was locked and checked by descriptor.
-            if (altered := files.altered()) is not None:
+            if (altered := files.find_altered()) is not None:
                 raise StorageFailed(altered)
             environment.reader_check()
-            opened = cls.prepared(
+            opened = cls.prepare(
                 directory, environment, identity, DiskStore(lock.directory), create=create, incarnation=incarnation
             )
             files.note(LOG_FILE)
@@ -230,11 +233,11 @@ class Environment:
         return opened
 
     @classmethod
-    def prepared(
+    def prepare(
         cls,
         directory: Path,
         environment: lmdb.Environment,
-        identity: Identity,
+        identity: StorageIdentity,
         store: DiskStore,
         *,
         create: bool,
@@ -395,7 +398,7 @@ class Environment:
         try:
             record = log.record(body)
             self.commit(record)
-            log.added(record)
+            log.note_added(record)
         except (lmdb.Error, OSError) as error:
             raise self.fail(_not_durable(log.path, error)) from error
         except BaseException as error:
@@ -444,7 +447,7 @@ class Environment:
         """
         if self._files is None or self._environment is None:
             return
-        if (altered := self._files.altered()) is not None:
+        if (altered := self._files.find_altered()) is not None:
             raise self.fail(altered)
         try:
             self._environment.reader_check()
@@ -458,7 +461,7 @@ class Environment:
         return self.failure
 
 
-def _commit(sync: "lmdb.Transaction[bytes] | Record") -> None:
+def _commit(sync: "lmdb.Transaction[bytes] | SyncRecord") -> None:
     sync.commit()
 
 

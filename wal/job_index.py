@@ -21,7 +21,7 @@ import lmdb
 from wal.directory import ends_early, lengthen
 from wal.environment import LMDB_ENGINE, MAP_SIZE_BYTES
 from wal.failures import DATA_FILE, READERS_FILE
-from wal.records import DIGEST_BYTES, GENESIS, Damaged, pack_checked, unpack_checked
+from wal.records import DIGEST_BYTES, GENESIS, DamagedValue, pack_checked, unpack_checked
 
 CLUSTER: Final = 0
 """Used in place of a job for events that concern no job, such as those of pools and nodes, and rejections."""
@@ -42,7 +42,7 @@ _DELTA_MAX: Final = 0xFFFF_FFFF
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
-class JobRow(NamedTuple):
+class JobIndexRow(NamedTuple):
     """Revision that concerns a job, with its note."""
 
     revision: int
@@ -56,7 +56,7 @@ class Hole(NamedTuple):
     last_index: int
 
 
-class Position(NamedTuple):
+class IndexPosition(NamedTuple):
     """Position of an index: its last entry, and the ledger's revision and digest after it."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
@@ -65,7 +65,7 @@ class Position(NamedTuple):
     holes: tuple[Hole, ...] = ()
 
 
-NOTHING: Final = Position(0, 0, GENESIS)
+NOTHING: Final = IndexPosition(0, 0, GENESIS)
 """Position of an empty index."""
 
 
@@ -94,7 +94,7 @@ class JobIndex:
             self.begin_anew()
 
     @property
-    def position(self) -> Position:
+    def position(self) -> IndexPosition:
         """Position up to which the ledger is indexed."""
         return self._position
 
@@ -131,9 +131,9 @@ class JobIndex:
                 raise self._failure(error) from error
             yield last
 
-    def rows(self, job: int, after: int = 0) -> list[JobRow]:
+    def rows(self, job: int, after: int = 0) -> list[JobIndexRow]:
         """Return the rows of a job after a revision, oldest first. JobIndexBroken."""
-        found: list[JobRow] = []
+        found: list[JobIndexRow] = []
         try:
             with self._environment.begin(self._rows) as transaction:
                 cursor = transaction.cursor()
@@ -143,13 +143,13 @@ class JobIndex:
                     of, first = _KEY.unpack(key)
                     if of != job:
                         break
-                    found += _unpacked(first, unpack_checked(key, value))
+                    found += _unpack(first, unpack_checked(key, value))
                     more = cursor.next()
-        except (lmdb.Error, Damaged, struct.error) as error:
+        except (lmdb.Error, DamagedValue, struct.error) as error:
             raise self._failure(error) from error
         return found if not after else [row for row in found if row.revision > after]
 
-    def add(self, rows: Mapping[int, Sequence[JobRow]], position: Position) -> None:
+    def add(self, rows: Mapping[int, Sequence[JobIndexRow]], position: IndexPosition) -> None:
         """Append rows to their jobs, none older than those present; durable on return.
 
         JobIndexBroken; OSError if the disk is full, with nothing added.
@@ -169,9 +169,9 @@ class JobIndex:
                         body += _ROW.pack(row.revision - first, len(row.note)) + row.note
                     if key:
                         transaction.put(key, pack_checked(key, bytes(body)))
-                transaction.put(_MARK, pack_checked(_MARK, _packed(position)), db=self._mark)
+                transaction.put(_MARK, pack_checked(_MARK, _pack(position)), db=self._mark)
             lengthen(self._environment, self._directory / DATA_FILE)
-        except (OSError, lmdb.Error, Damaged, struct.error) as error:
+        except (OSError, lmdb.Error, DamagedValue, struct.error) as error:
             raise self._failure(error) from error
         self._position = position
 
@@ -193,7 +193,7 @@ class JobIndex:
             with self._environment.begin(self._mark) as transaction:
                 value = transaction.get(_MARK)
             self._position = NOTHING if value is None else _position(unpack_checked(_MARK, value))
-        except (lmdb.Error, Damaged, struct.error) as error:
+        except (lmdb.Error, DamagedValue, struct.error) as error:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> JobIndexBroken | OSError:
@@ -227,25 +227,25 @@ def _seek_value(cursor: "lmdb.Cursor[bytes]", job: int, after: int) -> bool:
     return bool(cursor.set_range(key))
 
 
-def _unpacked(first: int, body: bytes) -> list[JobRow]:
-    found, at = list[JobRow](), 0
+def _unpack(first: int, body: bytes) -> list[JobIndexRow]:
+    found, at = list[JobIndexRow](), 0
     while at < len(body):
         delta, note_bytes = _ROW.unpack_from(body, at)
         at += _ROW.size
         if at + note_bytes > len(body):
-            raise Damaged("a row ends behind its value")
-        found.append(JobRow(first + delta, body[at : at + note_bytes]))
+            raise DamagedValue("a row ends behind its value")
+        found.append(JobIndexRow(first + delta, body[at : at + note_bytes]))
         at += note_bytes
     return found
 
 
-def _packed(position: Position) -> bytes:
+def _pack(position: IndexPosition) -> bytes:
     head = _POSITION.pack(JOB_INDEX_VERSION, position.index, position.revision, position.digest)
     return head + b"".join(_HOLE.pack(*hole) for hole in position.holes)
 
 
-def _position(body: bytes) -> Position:
+def _position(body: bytes) -> IndexPosition:
     version, index, revision, digest = _POSITION.unpack_from(body)
     if version != JOB_INDEX_VERSION:
-        raise Damaged(f"it is of version {version}")
-    return Position(index, revision, digest, tuple(map(Hole._make, _HOLE.iter_unpack(body[_POSITION.size :]))))
+        raise DamagedValue(f"it is of version {version}")
+    return IndexPosition(index, revision, digest, tuple(map(Hole._make, _HOLE.iter_unpack(body[_POSITION.size :]))))

@@ -15,8 +15,8 @@ from wal import records, recovery, replay, rows
 from wal.environment import Environment
 from wal.failures import BrokenInvariant
 from wal.records import ENTRY_MAX_BYTES, SEAL_MAX_BYTES, ChainRow, Entry, Gap, HardState, Incarnation, Marks
-from wal.replay import Replayed, Sync
-from wal.rows import Applied, Changes
+from wal.replay import ReplayedLog, Sync
+from wal.rows import AppliedRow, CheckpointChanges
 from wal.sync_log import RECORD_MAX_BYTES
 
 RECENT_MAX_BYTES: Final = 32 << 20
@@ -149,7 +149,7 @@ class Lag:
         self.hard = False
         """Whether the store lacks the current term and vote."""
 
-    def truncated(self, index: int) -> None:
+    def note_truncation(self, index: int) -> None:
         """Record that the journal lost its entries from `index` on."""
         if index <= self.last:
             self.cut = index if self.cut is None else min(self.cut, index)
@@ -197,7 +197,7 @@ class Journal:
         self._logged_bytes = 0
         self._logged_applied = 0
         """Number of `_applied` rows in the sync log."""
-        self._applied: list[Applied] = []
+        self._applied: list[AppliedRow] = []
         """Contiguous part of the chain that LMDB lacks."""
         self._gaps: list[Gap] = []
         self._hints_changed = self._rebased = self._reset = False
@@ -208,7 +208,7 @@ class Journal:
         self._suffix.append(entry)
         self._suffix.evict()
 
-    def _take_over(self, replayed: Replayed) -> None:
+    def _take_over(self, replayed: ReplayedLog) -> None:
         """Merge the sync log into LMDB before anything is promised; a torn tail is void from then on."""
         if replayed.kept < self.last_index:
             self._cut(replayed.kept + 1)
@@ -415,13 +415,13 @@ class Journal:
             return
         self._gaps.append(Gap(self._applied_index + 1, index, self._applied_revision, revision))
         for lag in (self._stored, self._synced):
-            lag.truncated(self._applied_index + 1)
+            lag.note_truncation(self._applied_index + 1)
             lag.last, lag.first = index, index + 1
         self._base_index = index
         self._runs = TermRuns(index, term)
         self._suffix.restart(index + 1)
         self._reset = True
-        self._note_applied(Applied(index, ChainRow(digest, revision), False))
+        self._note_applied(AppliedRow(index, ChainRow(digest, revision), False))
 
     def begin_incarnation(self, incarnation: Incarnation, term: int, entries: Sequence[Entry]) -> None:
         """Continue as another incarnation: all held entries are committed, followed by `entries` of `term`.
@@ -535,7 +535,7 @@ class Journal:
         lag = self._stored
         rows.write(
             self._env,
-            Changes(
+            CheckpointChanges(
                 delete_from=lag.cut,
                 entries=self._suffix.since(lag.first),
                 applied=self._applied,
@@ -554,8 +554,8 @@ class Journal:
         self._suffix.evict()
 
     def _cut(self, index: int) -> None:
-        self._stored.truncated(index)
-        self._synced.truncated(index)
+        self._stored.note_truncation(index)
+        self._synced.note_truncation(index)
         self._suffix.cut(index)
         self._runs.cut(index)
 
@@ -564,7 +564,7 @@ class Journal:
         self._runs.compact(index)
         self._hints_changed = self._rebased = True
 
-    def _note_applied(self, applied: Applied) -> None:
+    def _note_applied(self, applied: AppliedRow) -> None:
         self._applied.append(applied)
         self._applied_index = applied.at
         self._applied_digest, self._applied_revision = applied.row
@@ -572,8 +572,8 @@ class Journal:
         self._hints_changed = True
 
     def _chain(self, entry: Entry, revision: int) -> bytes:
-        digest = records.chained(self._applied_digest, entry)
-        self._note_applied(Applied(entry.index, ChainRow(digest, revision), revision > self._applied_revision))
+        digest = records.chain_digest(self._applied_digest, entry)
+        self._note_applied(AppliedRow(entry.index, ChainRow(digest, revision), revision > self._applied_revision))
         return digest
 
     def _chain_to(self, index: int, digest: bytes, revision: int) -> None:
@@ -587,7 +587,7 @@ class Journal:
         row, previous = self._chain_row(entry.index), self.digest_at(entry.index - 1)
         if row is None or previous is None:
             raise BrokenInvariant(f"entry {entry.index} applied again, but this replica holds no digest of it")
-        if records.chained(previous, entry) != row.digest or revision != row.revision:
+        if records.chain_digest(previous, entry) != row.digest or revision != row.revision:
             raise BrokenInvariant(
                 f"entry {entry.index} applied again with revision {revision}, but it was applied before with another "
                 f"digest, or with revision {row.revision}"

@@ -21,7 +21,7 @@ from wal import records
 from wal.codec import CodecError, WrittenLater
 from wal.environment import Environment, log_mark
 from wal.failures import BrokenInvariant, Condition, RecoveryRefused
-from wal.records import ChainRow, Damaged, Entry, Gap, Incarnation, Marks, Pruned, PrunedSegment, chained
+from wal.records import ChainRow, DamagedValue, Entry, Gap, Incarnation, Marks, PrunedRange, PrunedSegment, chain_digest
 from wal.replay import Contradiction, replay
 from wal.rows import read_chain_row
 from wal.sync_log import SyncLog
@@ -76,7 +76,7 @@ def _scan_once(env: Environment, log: SyncLog, transaction: "lmdb.Transaction[by
     marks = _marks(env, transaction)
     try:
         hard = records.unpack_hard(transaction.get(records.HARD_KEY, b"", db=env.table(records.STATE)))
-    except Damaged as error:
+    except DamagedValue as error:
         place = f"{env.directory}, table state, key hard ({error})"
         raise RecoveryRefused(Condition.HARD_STATE_DAMAGED, place) from error
     bodies = log.read(generation)
@@ -87,7 +87,7 @@ def _scan_once(env: Environment, log: SyncLog, transaction: "lmdb.Transaction[by
 
     try:
         replayed = replay(hard, marks, bodies, stored)
-    except (Contradiction, Damaged) as error:
+    except (Contradiction, DamagedValue) as error:
         raise RecoveryRefused(Condition.SYNC_LOG_CONTRADICTS, f"{log.path} ({error})") from error
     after = replayed.marks
     return ReadView(
@@ -102,7 +102,7 @@ def _scan_once(env: Environment, log: SyncLog, transaction: "lmdb.Transaction[by
 def _marks(env: Environment, transaction: "lmdb.Transaction[bytes]") -> Marks:
     try:
         return records.unpack_marks(transaction.get(records.MARKS_KEY, b"", db=env.table(records.STATE)))
-    except Damaged as error:
+    except DamagedValue as error:
         place = f"{env.directory}, table state, key marks ({error})"
         raise RecoveryRefused(Condition.MARKS_DAMAGED, place) from error
 
@@ -148,7 +148,7 @@ class LedgerEntry(NamedTuple):
     """The seal of `Entry`; empty if only the history was kept."""
 
 
-class Verified(NamedTuple):
+class LedgerSummary(NamedTuple):
     """Result of `Ledger.verify`: number and range of entries, last digest, and gaps."""
 
     entries: int
@@ -252,7 +252,7 @@ class Ledger:
             cursor = transaction.cursor(self._env.table(records.ENTRIES))
             try:
                 stored = records.key_index(cursor.key()) if cursor.first() else view.marks.applied_index + 1
-            except Damaged as error:
+            except DamagedValue as error:
                 raise LedgerBroken(0, str(error)) from error
         return scan.after_gaps(min([stored, view.marks.applied_index + 1, *view.entries]))
 
@@ -278,18 +278,18 @@ class Ledger:
         with self._env.read() as transaction:
             return self._gaps(transaction)
 
-    def pruned(self) -> Pruned | None:
+    def pruned_range(self) -> PrunedRange | None:
         """Pruned range and the location of its archive; None if nothing was pruned. LedgerBroken."""
         with self._env.read() as transaction:
             value = transaction.get(records.PRUNED_KEY, db=self._env.table(records.STATE))
         try:
             return None if value is None else records.unpack_pruned(value)
-        except Damaged as error:
+        except DamagedValue as error:
             raise LedgerBroken(0, f"what is recorded as pruned: {error}") from error
 
     def missing(self) -> tuple[Gap, ...]:
         """Gaps that should be filled: all gaps without the pruned range. LedgerBroken."""
-        pruned, gaps = self.pruned(), self.gaps()
+        pruned, gaps = self.pruned_range(), self.gaps()
         below = 0 if pruned is None else pruned.below
         return tuple(
             gap if gap.first_index >= below else gap._replace(first_index=below)
@@ -302,15 +302,15 @@ class Ledger:
         """Index from which on this replica holds the complete ledger."""
         return max((gap.last_index for gap in self.gaps()), default=0) + 1
 
-    def where(self, revision: int) -> str:
+    def describe_location(self, revision: int) -> str:
         """Describe the location of a revision not held here: a segment of the archive, or unknown."""
-        pruned = self.pruned()
+        pruned = self.pruned_range()
         for segment in () if pruned is None else pruned.segments:
             if revision <= segment.revision_after:
                 return _in_archive(segment)
         return "a snapshot came in its place"
 
-    def where_at(self, at: int) -> str:
+    def describe_location_at(self, at: int) -> str:
         """Describe the location of a pruned moment, by the replicated clock; empty if it was not pruned."""
         found = self.pruned_part()
         if found is None:
@@ -319,9 +319,9 @@ class Ledger:
         segments = (one for one in pruned.segments if at <= one.last_at and one.first_index <= gap.last_index)
         return next(map(_in_archive, segments), "")
 
-    def pruned_part(self) -> tuple[Pruned, Gap] | None:
+    def pruned_part(self) -> tuple[PrunedRange, Gap] | None:
         """Return the pruned range and the gap it has left so far; None if there is none yet."""
-        pruned = self.pruned()
+        pruned = self.pruned_range()
         with self._env.read() as transaction:
             gaps = self._gaps(transaction)
         gap = None if pruned is None else next((gap for gap in gaps if gap.first_index < pruned.below), None)
@@ -358,7 +358,8 @@ class Ledger:
         for gap in scan.gaps:
             if gap.revision_before < revision <= gap.revision_after:
                 raise LookupError(
-                    f"revision {revision} is not held here, {self.where(revision)}; the ledger holds {_held(scan)}"
+                    f"revision {revision} is not held here, {self.describe_location(revision)}; "
+                    f"the ledger holds {_held(scan)}"
                 )
         if revision > view.stored_revision:
             return view.revisions[bisect_left(view.revisions, (revision, 0))][1]
@@ -367,11 +368,11 @@ class Ledger:
             if not cursor.set_range(records.index_key(revision)):
                 raise LedgerBroken(marks.applied_index, f"no entry is recorded for revision {revision}")
             if any(gap.revision_before < revision <= gap.revision_after for gap in self._gaps(transaction)):
-                raise LookupError(f"revision {revision} is not held here any more, {self.where(revision)}")
+                raise LookupError(f"revision {revision} is not held here any more, {self.describe_location(revision)}")
             key, value = cursor.item()
             try:
                 return records.unpack_number(key, value)
-            except Damaged as error:
+            except DamagedValue as error:
                 raise LedgerBroken(marks.applied_index, f"the row of revision {revision}: {error}") from error
 
     def verify(
@@ -379,7 +380,7 @@ class Ledger:
         *,
         revision_after: Callable[[bytes, int], int] | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> Verified:
+    ) -> LedgerSummary:
         """Check every entry held up to the present `applied_index`, and all stored rows derived from them.
 
         Checks each entry's checksum, order and digest; the rows of revisions, gaps and marks; and the last digest.
@@ -416,7 +417,7 @@ class Ledger:
             raise LedgerBroken(
                 marks.applied_index, f"it leads to revision {recorded}; {marks.applied_revision} is recorded as applied"
             )
-        return Verified(count, first or marks.applied_index + 1, marks.applied_index, digest, gaps)
+        return LedgerSummary(count, first or marks.applied_index + 1, marks.applied_index, digest, gaps)
 
     def check_some(
         self, first: int, *, entries_max: int, bytes_max: int, revision_after: Callable[[bytes, int], int]
@@ -493,18 +494,18 @@ class Ledger:
             revision = revision_after(entry.data, before.revision)
         except (LedgerBroken, CodecError):
             return None
-        return ChainRow(records.chained(before.digest, entry), revision)
+        return ChainRow(records.chain_digest(before.digest, entry), revision)
 
-    def held_in(self, stretch: Gap, revision_after: Callable[[bytes, int], int]) -> "list[Handed]":
+    def held_in(self, stretch: Gap, revision_after: Callable[[bytes, int], int]) -> "list[HistoryEntry]":
         """Return the entries of a damaged range, chained again, newest first; LedgerBroken if an entry is damaged."""
         view = self._view()
-        found: list[Handed] = []
+        found: list[HistoryEntry] = []
         with self._env.read() as transaction:
             row = self._chain_row(view, transaction, stretch.first_index - 1)
             for index in range(stretch.first_index, stretch.last_index + 1):
                 entry = self._stored(view, transaction, index)
-                found.append(Handed(entry, row.digest, row.revision))
-                row = ChainRow(records.chained(row.digest, entry), revision_after(entry.data, row.revision))
+                found.append(HistoryEntry(entry, row.digest, row.revision))
+                row = ChainRow(records.chain_digest(row.digest, entry), revision_after(entry.data, row.revision))
         return found[::-1]
 
     def _stored(self, view: ReadView, transaction: "lmdb.Transaction[bytes]", index: int) -> Entry:
@@ -561,7 +562,7 @@ class Ledger:
                     if revision > last:
                         break
                     found.append((revision, records.unpack_number(key, value)))
-                except Damaged as error:
+                except DamagedValue as error:
                     raise LedgerBroken(index, f"the row of revision {int.from_bytes(key)}: {error}") from error
                 more = cursor.next()
         return found
@@ -576,7 +577,7 @@ class Ledger:
             try:
                 settled = records.key_index(revisions.key()) if revisions.last() else 0
                 stored = records.key_index(entries.key()) if entries.last() else 0
-            except Damaged as error:
+            except DamagedValue as error:
                 raise LedgerBroken(scan.view.marks.applied_index, str(error)) from error
         applied, last = scan.view.marks.applied_index, marks.last_index
         if not marks.base_index <= marks.applied_index <= marks.commit_index <= last:
@@ -599,7 +600,7 @@ class Ledger:
             try:
                 # From the same transaction: installing a snapshot moves the end together with the gap it leaves.
                 end = max(records.unpack_marks(stored).applied_index, scan.view.marks.applied_index)
-            except Damaged as error:
+            except DamagedValue as error:
                 raise LedgerBroken(0, f"the marks: {error}") from error
             beyond = next((gap for gap in self._gaps(transaction) if gap.last_index > end), None)
         if beyond is not None:
@@ -635,7 +636,7 @@ class Ledger:
 
     def _is_pruned(self, index: int) -> bool:
         """Return whether an entry was pruned after it was read."""
-        pruned = self.pruned()
+        pruned = self.pruned_range()
         return pruned is not None and records.KEPT_ENTRIES < index < pruned.below
 
     def rows_before(self, first: int, last: int) -> list[ChainRow]:
@@ -683,7 +684,7 @@ class Ledger:
                     entry = self._entry(following, cursor.item() if more else None)
                 row = self._chain_row(view, transaction, following)
                 _, term, data, seal = entry
-                if records.chained(before.digest, entry) != row.digest:
+                if records.chain_digest(before.digest, entry) != row.digest:
                     raise LedgerBroken(following, "it is not the entry that its digest speaks of")
                 found.append(LedgerEntry(following, term, data, row.digest, before.revision, row.revision, seal))
                 before = row
@@ -697,7 +698,7 @@ class Ledger:
             raise LedgerBroken(index, "it is missing")
         try:
             return records.unpack_entry(*item)
-        except Damaged as error:
+        except DamagedValue as error:
             raise LedgerBroken(index, str(error)) from error
 
     def _chain_row(self, view: ReadView, transaction: "lmdb.Transaction[bytes]", index: int) -> ChainRow:
@@ -709,14 +710,14 @@ class Ledger:
         key = records.index_key(index)
         try:
             return records.unpack_chain(key, transaction.get(key, b"", db=self._env.table(records.CHAIN)))
-        except Damaged as error:
+        except DamagedValue as error:
             raise LedgerBroken(index, f"its digest: {error}") from error
 
     def _gaps(self, transaction: "lmdb.Transaction[bytes]") -> tuple[Gap, ...]:
         try:
             rows = transaction.cursor(self._env.table(records.GAPS))
             return tuple(records.unpack_gap(key, value) for key, value in rows)
-        except Damaged as error:
+        except DamagedValue as error:
             raise LedgerBroken(0, f"the table of gaps: {error}") from error
 
 
@@ -761,7 +762,7 @@ HANDED_BYTES_MAX: Final = 1 << 20
 """Limits of one transfer of history, count and bytes, but at least one entry: a few milliseconds for each side."""
 
 
-class Handed(NamedTuple):
+class HistoryEntry(NamedTuple):
     """Entry of the ledger with the digest and revision before it."""
 
     entry: Entry
@@ -773,9 +774,9 @@ class NotThisHistory(Exception):
     """Received entries that do not match the digests; nothing was written."""
 
 
-def hand_over(
+def export_history(
     ledger: Ledger, last: int, *, entries_max: int = HANDED_ENTRIES_MAX, bytes_max: int = HANDED_BYTES_MAX
-) -> list[Handed]:
+) -> list[HistoryEntry]:
     """Return entries of a ledger that end with `last`, newest first, within both bounds but at least one.
 
     LookupError if `last` is not held; LedgerBroken.
@@ -783,7 +784,7 @@ def hand_over(
     behind = max((gap.last_index for gap in ledger.gaps() if gap.first_index <= last), default=0)
     count = min(entries_max, last - max(behind, ledger.first_index - 1))
     if count < 1 or last > ledger.applied_index:
-        raise LookupError(f"entry {last} is not held here{_where_entry(ledger.pruned(), last)}")
+        raise LookupError(f"entry {last} is not held here{_where_entry(ledger.pruned_range(), last)}")
     try:
         held = list(ledger.read(last - count + 1, limit=count))
     except LedgerBroken as error:
@@ -792,13 +793,13 @@ def hand_over(
         # Entries after the damage can still be sent.
         held = list(ledger.read(error.index + 1, limit=last - error.index))
     rows = ledger.rows_before(held[0].index, last)
-    found: list[Handed] = []
+    found: list[HistoryEntry] = []
     size_bytes = 0
     for one, row in zip(reversed(held), reversed(rows), strict=True):
         size_bytes += len(one.data)
         if found and size_bytes > bytes_max:
             break
-        found.append(Handed(Entry(one.index, one.term, one.data, one.seal), row.digest, row.revision))
+        found.append(HistoryEntry(Entry(one.index, one.term, one.data, one.seal), row.digest, row.revision))
     return found
 
 
@@ -806,13 +807,13 @@ def _in_archive(segment: PrunedSegment) -> str:
     return f"it was pruned, and is in the archive: {SegmentName(segment.first_index, segment.last_index)}"
 
 
-def _where_entry(pruned: Pruned | None, index: int) -> str:
+def _where_entry(pruned: PrunedRange | None, index: int) -> str:
     segments = () if pruned is None else pruned.segments
     found = next((one for one in segments if index <= one.last_index), None)
     return "" if found is None else f": it was pruned, and is in the archive, {SegmentName(*found[:2])}"
 
 
-def fill(env: Environment, gap: Gap, handed: Sequence[Handed]) -> Gap | None:
+def fill(env: Environment, gap: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
     """Add entries that end with the last one of a gap, newest first; return the remaining gap.
 
     Durable on return. NotThisHistory if they do not follow from each other and lead to the entry held after the gap.
@@ -831,7 +832,7 @@ def fill(env: Environment, gap: Gap, handed: Sequence[Handed]) -> Gap | None:
     return left
 
 
-def mend(env: Environment, stretch: Gap, handed: Sequence[Handed]) -> Gap | None:
+def replace_damaged(env: Environment, stretch: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
     """Replace the entries that end a damaged range (`Ledger.damaged_from`), newest first; return the remaining range.
 
     Rows beside the entries are rebuilt from them. Proofs, durability and errors are those of `fill`.
@@ -849,7 +850,7 @@ def mend(env: Environment, stretch: Gap, handed: Sequence[Handed]) -> Gap | None
 
 
 def _proven(
-    env: Environment, gap: Gap, handed: Sequence[Handed]
+    env: Environment, gap: Gap, handed: Sequence[HistoryEntry]
 ) -> tuple[list[tuple[Entry, ChainRow, ChainRow]], Gap | None]:
     """Return the received entries with the rows before and after each, once proven, and the remaining gap."""
     last = read_chain_row(env, gap.last_index)
@@ -860,7 +861,7 @@ def _proven(
     for entry, digest_before, revision_before in handed:
         if entry.index != index or index < gap.first_index:
             raise NotThisHistory(f"entry {entry.index} came where entry {index} was to come")
-        if len(digest_before) != records.DIGEST_BYTES or chained(digest_before, entry) != after.digest:
+        if len(digest_before) != records.DIGEST_BYTES or chain_digest(digest_before, entry) != after.digest:
             raise NotThisHistory(f"entry {index} is not the one that the digest behind it speaks of")
         if not gap.revision_before <= revision_before <= after.revision:
             raise NotThisHistory(f"revision {revision_before} before entry {index}, and {after.revision} after it")

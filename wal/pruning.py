@@ -20,11 +20,11 @@ from wal.records import (
     KEPT_ENTRIES,
     PRUNED_SEGMENTS_MAX,
     ChainRow,
-    Damaged,
+    DamagedValue,
     Entry,
     Gap,
-    Pruned,
-    chained,
+    PrunedRange,
+    chain_digest,
 )
 from wal.rows import peek_base
 
@@ -41,12 +41,12 @@ def prunable_below(env: Environment) -> int:
     return peek_base(env)[0] + 1
 
 
-def authorise(env: Environment, pruned: Pruned) -> None:
+def authorise(env: Environment, pruned: PrunedRange) -> None:
     """Record the range to prune; durable on return. Nothing is removed yet.
 
     BrokenInvariant if consensus needs some of it, or more was pruned already. StorageFailed.
     """
-    before = recorded(env)
+    before = read_pruned(env)
     if pruned.below > prunable_below(env) or len(pruned.segments) > PRUNED_SEGMENTS_MAX:
         raise BrokenInvariant(f"pruning below entry {pruned.below}, but consensus sees {prunable_below(env)} and later")
     if before is not None and before.below > pruned.below:
@@ -55,13 +55,13 @@ def authorise(env: Environment, pruned: Pruned) -> None:
         transaction.put(records.PRUNED_KEY, records.pack_pruned(pruned), db=env.table(records.STATE))
 
 
-def recorded(env: Environment) -> Pruned | None:
+def read_pruned(env: Environment) -> PrunedRange | None:
     """Return the recorded range to prune; None if there is none. LedgerBroken."""
     with env.read() as transaction:
         value = transaction.get(records.PRUNED_KEY, db=env.table(records.STATE))
     try:
         return None if value is None else records.unpack_pruned(value)
-    except Damaged as error:
+    except DamagedValue as error:
         raise LedgerBroken(0, f"what is recorded as pruned: {error}") from error
 
 
@@ -80,8 +80,8 @@ def prune_some(env: Environment, *, entries_max: int = PRUNE_ENTRIES, bytes_max:
 
     LedgerBroken if the digest that must stay is damaged: nothing is removed then. StorageFailed.
     """
-    pruned = recorded(env)
-    removal = None if pruned is None else _planned(env, pruned, entries_max, bytes_max)
+    pruned = read_pruned(env)
+    removal = None if pruned is None else _plan(env, pruned, entries_max, bytes_max)
     if pruned is None or removal is None:
         return False
     with env.write() as transaction:
@@ -100,7 +100,7 @@ def prune_some(env: Environment, *, entries_max: int = PRUNE_ENTRIES, bytes_max:
     return removal.last + 1 < pruned.below
 
 
-def _planned(env: Environment, pruned: Pruned, entries_max: int, bytes_max: int) -> _Removal | None:
+def _plan(env: Environment, pruned: PrunedRange, entries_max: int, bytes_max: int) -> _Removal | None:
     """Return the work of the next transaction; None if nothing is left to remove. LedgerBroken."""
     begin = KEPT_ENTRIES + 1
     with env.read() as transaction:
@@ -144,7 +144,7 @@ def _remove(transaction: "lmdb.Transaction[bytes]", table: "_Database", first: i
 def _gaps(env: Environment, transaction: "lmdb.Transaction[bytes]") -> list[Gap]:
     try:
         return [records.unpack_gap(key, value) for key, value in transaction.cursor(env.table(records.GAPS))]
-    except Damaged as error:
+    except DamagedValue as error:
         raise LedgerBroken(0, f"the table of gaps: {error}") from error
 
 
@@ -152,11 +152,11 @@ def _chain_row(env: Environment, transaction: "lmdb.Transaction[bytes]", index: 
     key = records.index_key(index)
     try:
         return records.unpack_chain(key, transaction.get(key, b"", db=env.table(records.CHAIN)))
-    except Damaged as error:
+    except DamagedValue as error:
         raise LedgerBroken(index, f"its digest: {error}") from error
 
 
-def plant(env: Environment, gap: Gap, first: Sequence[tuple[Entry, bytes, int]]) -> None:
+def insert_beginning(env: Environment, gap: Gap, first: Sequence[tuple[Entry, bytes, int]]) -> None:
     """Insert the first entries into a ledger that lacks its beginning, each with its digest and revision.
 
     Durable on return. BrokenInvariant if they do not follow the entries held before the gap. The caller must have
@@ -167,7 +167,7 @@ def plant(env: Environment, gap: Gap, first: Sequence[tuple[Entry, bytes, int]])
         with env.read() as transaction:
             digest, revision = _chain_row(env, transaction, index)
     for entry, digest_after, revision_after in first:
-        digest, index = chained(digest, entry), index + 1
+        digest, index = chain_digest(digest, entry), index + 1
         if entry.index != index or digest != digest_after or not revision <= revision_after <= gap.revision_after:
             raise BrokenInvariant(f"entry {entry.index} does not lead on from entry {index - 1}")
         revision = revision_after

@@ -66,7 +66,7 @@ _SEALED = struct.Struct(">QH")
 _NO_MATCH: Final = "the checksum does not hold"
 
 
-class Damaged(Exception):
+class DamagedValue(Exception):
     """Value with a wrong checksum or layout; the message says which."""
 
 
@@ -80,7 +80,7 @@ class Entry(NamedTuple):
     """Signature of the leader that accepted it (cluster.consensus.seals). The ledger's digest does not cover it."""
 
 
-class Identity(NamedTuple):
+class StorageIdentity(NamedTuple):
     """Owner of a storage."""
 
     cluster_id: str
@@ -175,7 +175,7 @@ class PrunedSegment(NamedTuple):
     last_at: int
 
 
-class Pruned(NamedTuple):
+class PrunedRange(NamedTuple):
     """Pruned range of this replica: all entries before `below`, except the first KEPT_ENTRIES.
 
     `segments`: their location in the archive, oldest first.
@@ -200,11 +200,11 @@ def index_key(number: int) -> bytes:
 def key_index(key: bytes) -> int:
     """Unpack a key of `index_key`. Damaged if it has another length."""
     if len(key) != _U64.size:
-        raise Damaged(f"key {key.hex()} has {len(key)} bytes instead of {_U64.size}")
+        raise DamagedValue(f"key {key.hex()} has {len(key)} bytes instead of {_U64.size}")
     return int.from_bytes(key, "big")
 
 
-def chained(previous: bytes, entry: Entry) -> bytes:
+def chain_digest(previous: bytes, entry: Entry) -> bytes:
     """Return the ledger's digest after `entry`: SHA-256(previous digest, index, term, data)."""
     hasher = hashlib.sha256(previous)
     hasher.update(_PREFIX.pack(entry.index, entry.term))
@@ -220,10 +220,10 @@ def pack_checked(key: bytes, body: bytes) -> bytes:
 def unpack_checked(key: bytes, value: bytes) -> bytes:
     """Return the body of a stored value. Damaged if the checksum is wrong."""
     if len(value) < _U32.size:
-        raise Damaged(f"value has {len(value)} bytes, which is too short for a checksum")
+        raise DamagedValue(f"value has {len(value)} bytes, which is too short for a checksum")
     body = value[_U32.size :]
     if crc32(body, crc32(key)) != _U32.unpack_from(value)[0]:
-        raise Damaged(_NO_MATCH)
+        raise DamagedValue(_NO_MATCH)
     return body
 
 
@@ -236,13 +236,13 @@ def unpack_entry(key: bytes, value: bytes) -> Entry:
     """Unpack an entry of `pack_entry`. Damaged if the checksum is wrong."""
     index = key_index(key)
     if len(value) < _ENTRY_HEAD.size:
-        raise Damaged(f"value has {len(value)} bytes, which is too short for an entry")
+        raise DamagedValue(f"value has {len(value)} bytes, which is too short for an entry")
     checksum, term, seal_bytes = _ENTRY_HEAD.unpack_from(value)
     if crc32(memoryview(value)[_U32.size :], crc32(key)) != checksum:
-        raise Damaged(_NO_MATCH)
+        raise DamagedValue(_NO_MATCH)
     data_at = _ENTRY_HEAD.size + seal_bytes
     if data_at > len(value):
-        raise Damaged(f"value has {len(value)} bytes, which is too short for a seal of {seal_bytes}")
+        raise DamagedValue(f"value has {len(value)} bytes, which is too short for a seal of {seal_bytes}")
     return Entry(index, term, value[data_at:], value[_ENTRY_HEAD.size : data_at])
 
 
@@ -255,10 +255,10 @@ def unpack_chain(key: bytes, value: bytes) -> ChainRow:
     """Unpack a row of `pack_chain`. Damaged if checksum or length are wrong."""
     # Called for each entry of a ledger: `unpack_checked` and `_unpack` in one step.
     if len(value) != _CHAIN_STORED.size:
-        raise Damaged(f"value has {len(value)} bytes instead of {_CHAIN_STORED.size}")
+        raise DamagedValue(f"value has {len(value)} bytes instead of {_CHAIN_STORED.size}")
     checksum, digest, revision = _CHAIN_STORED.unpack(value)
     if crc32(value[_U32.size :], crc32(key)) != checksum:
-        raise Damaged(_NO_MATCH)
+        raise DamagedValue(_NO_MATCH)
     return ChainRow(digest, revision)
 
 
@@ -273,21 +273,21 @@ def unpack_gap(key: bytes, value: bytes) -> Gap:
     return Gap(key_index(key), last_index, before, after)
 
 
-def pack_pruned(pruned: Pruned) -> bytes:
+def pack_pruned(pruned: PrunedRange) -> bytes:
     """Pack the pruned range."""
     return pack_checked(
         PRUNED_KEY, _U64.pack(pruned.below) + b"".join(_PRUNED_SEGMENT.pack(*segment) for segment in pruned.segments)
     )
 
 
-def unpack_pruned(value: bytes) -> Pruned:
+def unpack_pruned(value: bytes) -> PrunedRange:
     """Unpack the range of `pack_pruned`. Damaged if checksum or length are wrong."""
     body = unpack_checked(PRUNED_KEY, value)
     if len(body) < _U64.size or (len(body) - _U64.size) % _PRUNED_SEGMENT.size:
-        raise Damaged(f"the value has {len(body)} bytes, which are no number of segments")
+        raise DamagedValue(f"the value has {len(body)} bytes, which are no number of segments")
     (below,) = _U64.unpack_from(body)
     rows = _PRUNED_SEGMENT.iter_unpack(body[_U64.size :])
-    return Pruned(below, tuple(PrunedSegment._make(row) for row in rows))
+    return PrunedRange(below, tuple(PrunedSegment._make(row) for row in rows))
 
 
 def pack_format(version: int) -> bytes:
@@ -301,7 +301,7 @@ def unpack_format(value: bytes) -> int:
     if len(body) == _U64.size:
         return FORMAT_OF_A_STEP
     if not body.startswith(FORMAT_MAGIC):
-        raise Damaged("it does not begin as a format does")
+        raise DamagedValue("it does not begin as a format does")
     (version,) = _unpack(_U64, body[len(FORMAT_MAGIC) :])
     return int(version)
 
@@ -347,23 +347,23 @@ def unpack_hard(value: bytes) -> HardState:
     """Unpack the hard state of `pack_hard`. Damaged if checksum or layout are wrong."""
     body = unpack_checked(HARD_KEY, value)
     if len(body) < _U64.size:
-        raise Damaged("term and vote are too short")
+        raise DamagedValue("term and vote are too short")
     return HardState(int.from_bytes(body[: _U64.size], "big"), _text(body[_U64.size :]) or None)
 
 
-def pack_identity(identity: Identity) -> bytes:
+def pack_identity(identity: StorageIdentity) -> bytes:
     """Pack the identity."""
     cluster = name_bytes("cluster id", identity.cluster_id)
     replica = name_bytes("replica name", identity.replica)
     return pack_checked(IDENTITY_KEY, _LENGTH.pack(len(cluster)) + cluster + replica)
 
 
-def unpack_identity(value: bytes) -> Identity:
+def unpack_identity(value: bytes) -> StorageIdentity:
     """Unpack the identity of `pack_identity`. Damaged if checksum or layout are wrong."""
     body = unpack_checked(IDENTITY_KEY, value)
     if not body or len(body) < 1 + body[0]:
-        raise Damaged("the identity is too short")
-    return Identity(_text(body[1 : 1 + body[0]]), _text(body[1 + body[0] :]))
+        raise DamagedValue("the identity is too short")
+    return StorageIdentity(_text(body[1 : 1 + body[0]]), _text(body[1 + body[0] :]))
 
 
 def pack_incarnation(incarnation: Incarnation) -> bytes:
@@ -376,7 +376,7 @@ def unpack_incarnation(value: bytes) -> Incarnation:
     body = unpack_checked(INCARNATION_KEY, value)
     found = Incarnation(int.from_bytes(body[: _U64.size], "big"), _text(body[_U64.size :]))
     if len(body) < _U64.size or (found != FIRST_INCARNATION and parse_lineage(f"x/{found}") is None):
-        raise Damaged("it is no incarnation")
+        raise DamagedValue("it is no incarnation")
     return found
 
 
@@ -392,10 +392,10 @@ def _text(encoded: bytes) -> str:
     try:
         return encoded.decode()
     except UnicodeDecodeError as error:
-        raise Damaged("a name is not UTF-8") from error
+        raise DamagedValue("a name is not UTF-8") from error
 
 
 def _unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:
     if len(body) != layout.size:
-        raise Damaged(f"the value has {len(body)} bytes instead of {layout.size}")
+        raise DamagedValue(f"the value has {len(body)} bytes instead of {layout.size}")
     return layout.unpack(body)

@@ -14,18 +14,18 @@ from wal import directory as directories
 from wal import records, sync_log
 from wal.environment import Environment
 from wal.failures import DATA_FILE, LOG_FILE, Condition, RecoveryRefused
-from wal.records import ChainRow, Damaged, Entry, HardState, Marks
-from wal.replay import Contradiction, Replayed, replay
+from wal.records import ChainRow, DamagedValue, Entry, HardState, Marks
+from wal.replay import Contradiction, ReplayedLog, replay
 
 
-class Checked(NamedTuple):
+class SoundStorage(NamedTuple):
     """Values found sound."""
 
     hard: HardState
     marks: Marks
 
 
-def check(env: Environment, on_entry: Callable[[Entry], None] | None = None) -> Checked:
+def check(env: Environment, on_entry: Callable[[Entry], None] | None = None) -> SoundStorage:
     """Check hard state, marks, and every entry and digest visible to consensus; `Ledger.verify` checks older ones.
 
     Calls `on_entry` with each entry after the base, in order, so that one pass serves both. Raises RecoveryRefused with
@@ -41,18 +41,18 @@ def check(env: Environment, on_entry: Callable[[Entry], None] | None = None) -> 
         _refuse(env, Condition.MARKS_MISSING, "table state, key marks")
     try:
         hard = records.unpack_hard(stored_hard)
-    except Damaged as error:
+    except DamagedValue as error:
         _refuse(env, Condition.HARD_STATE_DAMAGED, f"table state, key hard ({error})")
     try:
         marks = records.unpack_marks(stored_marks)
-    except Damaged as error:
+    except DamagedValue as error:
         _refuse(env, Condition.MARKS_DAMAGED, f"table state, key marks ({error})")
     _check_marks(env, hard, marks)
     _check_entries(env, hard, marks, on_entry)
-    return Checked(hard, marks)
+    return SoundStorage(hard, marks)
 
 
-def replay_log(env: Environment, checked: Checked, stored: Callable[[int], Entry]) -> Replayed:
+def replay_log(env: Environment, checked: SoundStorage, stored: Callable[[int], Entry]) -> ReplayedLog:
     """Combine the checked LMDB state with the sync log without writing. `stored` reads LMDB's entries.
 
     Raises RecoveryRefused.
@@ -78,7 +78,7 @@ def read_chain(env: Environment, index: int) -> ChainRow:
         _refuse(env, Condition.CHAIN_ROW_MISSING, f"table chain, index {index}")
     try:
         return records.unpack_chain(key, value)
-    except Damaged as error:
+    except DamagedValue as error:
         _refuse(env, Condition.CHAIN_ROW_DAMAGED, f"table chain, index {index} ({error})")
 
 
@@ -118,7 +118,7 @@ def _check_entries(env: Environment, hard: HardState, marks: Marks, on_entry: Ca
                 _refuse(env, Condition.ENTRY_MISSING, f"{place} (index {expected} was to come)")
             try:
                 entry = records.unpack_entry(key, value)
-            except Damaged as error:
+            except DamagedValue as error:
                 applied = expected <= marks.applied_index
                 condition = Condition.APPLIED_ENTRY_DAMAGED if applied else Condition.TAIL_ENTRY_DAMAGED
                 _refuse(env, condition, f"table entries, index {expected} ({error})")
@@ -129,7 +129,7 @@ def _check_entries(env: Environment, hard: HardState, marks: Marks, on_entry: Ca
                     f"table entries, index {expected} (term {entry.term} after {term}, hard state's term {hard.term})",
                 )
             if expected <= marks.applied_index:
-                digest = records.chained(digest, entry)
+                digest = records.chain_digest(digest, entry)
                 _check_chain(env, expected, digest, chain.item() if more_chain else None)
                 more_chain = chain.next()
             if on_entry is not None:
@@ -148,7 +148,7 @@ def _check_chain(env: Environment, index: int, digest: bytes, item: tuple[bytes,
         _refuse(env, Condition.CHAIN_ROW_MISSING, place)
     try:
         row = records.unpack_chain(*item)
-    except Damaged as error:
+    except DamagedValue as error:
         _refuse(env, Condition.CHAIN_ROW_DAMAGED, f"{place} ({error})")
     if row.digest != digest:
         _refuse(env, Condition.CHAIN_MISMATCH, place)

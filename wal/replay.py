@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from wal import codec, records
 from wal.failures import BrokenInvariant
-from wal.records import DIGEST_BYTES, ENTRY_MAX_BYTES, ChainRow, Damaged, Entry, HardState, Marks
-from wal.rows import Applied
+from wal.records import DIGEST_BYTES, ENTRY_MAX_BYTES, ChainRow, DamagedValue, Entry, HardState, Marks
+from wal.rows import AppliedRow
 
 _FIXED = struct.Struct(f">QQQQ{DIGEST_BYTES}sHII")
 _ENTRY = struct.Struct(">QIH")
@@ -39,14 +39,14 @@ class Contradiction(Exception):
     """Record that does not follow from its predecessors; the message says how."""
 
 
-class Replayed(NamedTuple):
+class ReplayedLog(NamedTuple):
     """LMDB's rows combined with the log: LMDB's entries up to `kept`, followed by `entries`."""
 
     hard: HardState
     marks: Marks
     kept: int
     entries: list[Entry]
-    applied: list[Applied]
+    applied: list[AppliedRow]
 
 
 def pack(sync: Sync) -> bytes:
@@ -71,50 +71,50 @@ def pack(sync: Sync) -> bytes:
 def unpack(body: bytes) -> Sync:
     """Unpack a sync of `pack`. Damaged if the layout is wrong."""
     if len(body) < _FIXED.size:
-        raise Damaged(f"the record has {len(body)} bytes, which is too short")
+        raise DamagedValue(f"the record has {len(body)} bytes, which is too short")
     last_before, first, commit, applied, digest, hard_bytes, entry_count, revision_count = _FIXED.unpack_from(body)
     at = _FIXED.size + hard_bytes
     data_at = at + entry_count * _ENTRY.size
     revisions_at = len(body) - revision_count * _U64_BYTES
     if not data_at <= revisions_at <= len(body):
-        raise Damaged(f"the record has {len(body)} bytes, but speaks of {entry_count} entries")
+        raise DamagedValue(f"the record has {len(body)} bytes, but speaks of {entry_count} entries")
     hard = records.unpack_hard(body[_FIXED.size : at]) if hard_bytes else None
     entries = []
     for index, (term, size_bytes, seal_bytes) in enumerate(_ENTRY.iter_unpack(body[at:data_at]), start=first):
         if size_bytes > ENTRY_MAX_BYTES:
-            raise Damaged(f"an entry of the record has {size_bytes} bytes; the bound is {ENTRY_MAX_BYTES}")
+            raise DamagedValue(f"an entry of the record has {size_bytes} bytes; the bound is {ENTRY_MAX_BYTES}")
         seal = body[data_at : data_at + seal_bytes]
         data_at += seal_bytes
         entries.append(Entry(index, term, body[data_at : data_at + size_bytes], seal))
         data_at += size_bytes
     if data_at != revisions_at:
-        raise Damaged(f"the entries of the record end at byte {data_at} instead of {revisions_at}")
+        raise DamagedValue(f"the entries of the record end at byte {data_at} instead of {revisions_at}")
     revisions = struct.unpack(f">{revision_count}Q", body[revisions_at:])
     return Sync(last_before, first, entries, hard, commit, applied, digest, revisions)
 
 
-def replay(hard: HardState, marks: Marks, bodies: Sequence[bytes], stored: Callable[[int], Entry]) -> Replayed:
+def replay(hard: HardState, marks: Marks, bodies: Sequence[bytes], stored: Callable[[int], Entry]) -> ReplayedLog:
     """Replay the records on LMDB's hard state and marks; `stored` reads an LMDB entry. Raises Contradiction."""
     folding = _Folding(hard, marks, stored)
     for number, body in enumerate(bodies, start=1):
         try:
             folding.add(unpack(body))
-        except (Contradiction, Damaged) as error:
+        except (Contradiction, DamagedValue) as error:
             raise Contradiction(f"record {number}: {error}") from error
     return folding.result()
 
 
-def chain_up_to(start: ChainRow, entries: Sequence[Entry], wanted: ChainRow) -> list[Applied]:
+def chain_up_to(start: ChainRow, entries: Sequence[Entry], wanted: ChainRow) -> list[AppliedRow]:
     """Chain entries from `start` up to a snapshot with row `wanted`. BrokenInvariant if they end differently."""
-    reached, chained = start, list[Applied]()
+    reached, chained = start, list[AppliedRow]()
     index = entries[-1].index
     for entry in entries:
         try:
             after = codec.revision_after(entry.data, reached.revision)
         except codec.CodecError as error:
             raise BrokenInvariant(f"entry {entry.index} lies before the snapshot at {index}, but {error}") from error
-        row = ChainRow(records.chained(reached.digest, entry), after)
-        chained.append(Applied(entry.index, row, after > reached.revision))
+        row = ChainRow(records.chain_digest(reached.digest, entry), after)
+        chained.append(AppliedRow(entry.index, row, after > reached.revision))
         reached = row
     if reached != wanted:
         raise BrokenInvariant(
@@ -131,10 +131,10 @@ class _Folding:
         self._base_index, self._base_term = marks.base_index, marks.base_term
         self._hard, self._commit, self._kept = hard, marks.commit_index, marks.last_index
         self._entries: list[Entry] = []
-        self._applied: list[Applied] = []
+        self._applied: list[AppliedRow] = []
         self._applied_index, self._reached = marks.applied_index, ChainRow(marks.applied_digest, marks.applied_revision)
 
-    def result(self) -> Replayed:
+    def result(self) -> ReplayedLog:
         marks = Marks(
             base_index=self._base_index,
             base_term=self._base_term,
@@ -144,7 +144,7 @@ class _Folding:
             applied_revision=self._reached.revision,
             applied_digest=self._reached.digest,
         )
-        return Replayed(self._hard, marks, self._kept, self._entries, self._applied)
+        return ReplayedLog(self._hard, marks, self._kept, self._entries, self._applied)
 
     @property
     def _last(self) -> int:
@@ -202,8 +202,8 @@ class _Folding:
             if revision < self._reached.revision:
                 raise Contradiction(f"revision {revision} after {self._reached.revision}")
             self._applied_index += 1
-            row = ChainRow(records.chained(self._reached.digest, self._entry(self._applied_index)), revision)
-            self._applied.append(Applied(self._applied_index, row, revision > self._reached.revision))
+            row = ChainRow(records.chain_digest(self._reached.digest, self._entry(self._applied_index)), revision)
+            self._applied.append(AppliedRow(self._applied_index, row, revision > self._reached.revision))
             self._reached = row
         if self._reached.digest != sync.applied_digest:
             raise Contradiction(f"the digest up to entry {sync.applied_index} is not the one that was recorded")

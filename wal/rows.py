@@ -8,10 +8,10 @@ import lmdb
 from wal import records
 from wal.environment import Environment
 from wal.failures import REPLACE, BrokenInvariant, StorageFailed
-from wal.records import ChainRow, Damaged, Entry, Gap, HardState, Incarnation, Marks
+from wal.records import ChainRow, DamagedValue, Entry, Gap, HardState, Incarnation, Marks
 
 
-class Applied(NamedTuple):
+class AppliedRow(NamedTuple):
     """Applied entry: its index, its chain row, and whether the revision grew."""
 
     at: int
@@ -19,12 +19,12 @@ class Applied(NamedTuple):
     advanced: bool
 
 
-class Changes(NamedTuple):
+class CheckpointChanges(NamedTuple):
     """Changes of a checkpoint. Stored entries from `delete_from` on are deleted before `entries` are added."""
 
     delete_from: int | None
     entries: Sequence[Entry]
-    applied: Sequence[Applied]
+    applied: Sequence[AppliedRow]
     gaps: Sequence[Gap]
     hard: HardState | None
     marks: Marks
@@ -38,7 +38,7 @@ def peek_base(env: Environment) -> tuple[int, int]:
         value = transaction.get(records.MARKS_KEY, b"", db=env.table(records.STATE))
     try:
         marks = records.unpack_marks(value)
-    except Damaged:
+    except DamagedValue:
         return 0, 0
     return marks.base_index, marks.base_term
 
@@ -56,11 +56,11 @@ def read_entries(env: Environment, first: int, last: int, *, max_bytes: int, max
         for index in range(first, last + 1):
             key = records.index_key(index)
             if not more or cursor.key() != key:
-                raise _damaged(env, "entries", index, "the entry is missing")
+                raise _damage_failure(env, "entries", index, "the entry is missing")
             try:
                 entry = records.unpack_entry(key, cursor.value())
-            except Damaged as error:
-                raise _damaged(env, "entries", index, str(error)) from error
+            except DamagedValue as error:
+                raise _damage_failure(env, "entries", index, str(error)) from error
             size_bytes += len(entry.data)
             if found and (size_bytes > max_bytes or len(found) >= max_entries):
                 break
@@ -78,11 +78,11 @@ def read_chain_row(env: Environment, index: int) -> ChainRow | None:
         return None
     try:
         return records.unpack_chain(key, value)
-    except Damaged as error:
-        raise _damaged(env, "chain", index, str(error)) from error
+    except DamagedValue as error:
+        raise _damage_failure(env, "chain", index, str(error)) from error
 
 
-def write(env: Environment, changes: Changes) -> None:
+def write(env: Environment, changes: CheckpointChanges) -> None:
     """Write all changes in one transaction, durable on return, and begin the next generation of the sync log.
 
     A crash in between leaves records of the previous generation, which are void: LMDB has them. Raises StorageFailed.
@@ -111,7 +111,7 @@ def write(env: Environment, changes: Changes) -> None:
     env.log.begin(mark.generation)
 
 
-def _write_entries(env: Environment, transaction: "lmdb.Transaction[bytes]", changes: Changes) -> None:
+def _write_entries(env: Environment, transaction: "lmdb.Transaction[bytes]", changes: CheckpointChanges) -> None:
     table = env.table(records.ENTRIES)
     if changes.delete_from is not None:
         cursor = transaction.cursor(table)
@@ -126,7 +126,7 @@ def _write_entries(env: Environment, transaction: "lmdb.Transaction[bytes]", cha
             raise BrokenInvariant(f"entry {entry.index} is already stored, or one beyond it")
 
 
-def _damaged(env: Environment, table: str, index: int, what: str) -> StorageFailed:
+def _damage_failure(env: Environment, table: str, index: int, what: str) -> StorageFailed:
     # The replica's configured name is not known here; the log names it nearby.
     remedy = REPLACE.replace("NAME", "<its name>")
     return env.fail(f"{env.directory}, table {table}, index {index}: {what}. The replica must stop. {remedy}.")

@@ -25,7 +25,7 @@ import msgspec
 from replica.values import Instant
 from wal.codec import CodecError, instant_of
 from wal.ledger import LedgerEntry, SegmentName
-from wal.records import DIGEST_BYTES, ENTRY_MAX_BYTES, GENESIS, PRUNED_SEGMENTS_MAX, ChainRow, Entry, chained
+from wal.records import DIGEST_BYTES, ENTRY_MAX_BYTES, GENESIS, PRUNED_SEGMENTS_MAX, ChainRow, Entry, chain_digest
 
 SEGMENT_FORMAT: Final = "forebay-segment/1"
 MAGIC: Final = SEGMENT_FORMAT.encode() + b"\n"
@@ -73,7 +73,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     digest_before: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SegmentManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Description of a segment. Digests are hexadecimal: those of the chain before and after its entries."""
 
     format: str
@@ -148,7 +148,7 @@ def _write_segment(
     cluster_id: str,
     checkpoint: str,
     disk: SegmentDisk = DISK,
-) -> Manifest:
+) -> SegmentManifest:
     """Write as many entries as one segment may hold; return its manifest once it would survive a power cut.
 
     The entries begin with `following`; `before`: digest and revision before it; `folder`: the directory's descriptor.
@@ -174,7 +174,7 @@ def _fill(
     cluster_id: str,
     checkpoint: str,
     disk: SegmentDisk,
-) -> Manifest:
+) -> SegmentManifest:
     digest = sha256(MAGIC)
     disk.write(file, MAGIC)
     offset, data_bytes, row = len(MAGIC), 0, before
@@ -187,7 +187,7 @@ def _fill(
         for entry in block:
             if entry.index != following:
                 raise SegmentBroken(directory, f"it goes on with entry {following}, which this ledger does not hold")
-            after = chained(row.digest, Entry(entry.index, entry.term, entry.data))
+            after = chain_digest(row.digest, Entry(entry.index, entry.term, entry.data))
             if after != entry.digest or entry.base != row.revision:
                 raise SegmentBroken(
                     directory, f"entry {entry.index} of the ledger does not follow on what it ends with"
@@ -207,7 +207,7 @@ def _fill(
             break
     if first is None or last is None:
         raise SegmentBroken(directory, "there is nothing to be written")
-    manifest = Manifest(
+    manifest = SegmentManifest(
         format=SEGMENT_FORMAT,
         cluster_id=cluster_id,
         first_index=first.index,
@@ -360,7 +360,7 @@ class Segment:
             if at > len(held) or revision < before.revision:
                 break
             data = held[body:at]
-            after = ChainRow(chained(before.digest, Entry(index, term, data)), revision)
+            after = ChainRow(chain_digest(before.digest, Entry(index, term, data)), revision)
             yield LedgerEntry(index, term, data, after.digest, before.revision, revision)
             before = after
         if at != len(held):
@@ -391,7 +391,7 @@ def _refusing(path: Path) -> Iterator[None]:
         raise SegmentBroken(path, f"it cannot be read ({error.strerror or error})") from error
 
 
-_decoder: Final = msgspec.json.Decoder(Manifest)
+_decoder: Final = msgspec.json.Decoder(SegmentManifest)
 
 BLOCKS_KEPT: Final = 8
 """Blocks kept unpacked, count: some megabytes; consecutive requests often need the same one."""
@@ -530,7 +530,7 @@ def archive_from(
     checkpoint: str,
     progress: Callable[[int, int], None],
     disk: SegmentDisk = DISK,
-) -> list[Manifest]:
+) -> list[SegmentManifest]:
     """Write the segments an archive lacks up to an entry; return their manifests.
 
     `read(first, last)` yields entries of the ledger, both included. Continues after the last complete segment.
@@ -543,7 +543,7 @@ def archive_from(
         if archive.segments and archive.cluster_id != cluster_id:
             raise SegmentBroken(directory, f"it is of the cluster {archive.cluster_id}, and the ledger of {cluster_id}")
         row, following = archive.end, archive.last_index + 1
-        written: list[Manifest] = []
+        written: list[SegmentManifest] = []
         while following <= last_index:
             entries = read(following, last_index)
             manifest = _write_segment(

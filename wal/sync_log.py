@@ -16,7 +16,7 @@ from typing import Final
 
 from wal import records, sectors
 from wal.failures import LOG_FILE, BrokenInvariant, Condition, RecoveryRefused
-from wal.records import Identity
+from wal.records import StorageIdentity
 
 LOG_BYTES: Final = 4 << 20
 """Size of a new log: a thousand small syncs between two checkpoints, written in some milliseconds at creation."""
@@ -98,7 +98,7 @@ class DiskStore:
         os.fsync(self._directory)
 
 
-class Record:
+class SyncRecord:
     """One sync, ready to be written."""
 
     __slots__ = ("_file", "data", "offset")
@@ -115,7 +115,7 @@ class Record:
 class SyncLog:
     """Log of one replica. Records can be added once `begin` has set the generation."""
 
-    def __init__(self, file: DiskFile, path: Path, identity: Identity, size_bytes: int) -> None:
+    def __init__(self, file: DiskFile, path: Path, identity: StorageIdentity, size_bytes: int) -> None:
         self.path: Final = path
         self._file = file
         self._identity = records.pack_identity(identity)
@@ -163,16 +163,16 @@ class SyncLog:
             return False
         return self._offset + sectors.size_on_disk_bytes(body_bytes) <= self._size_bytes
 
-    def record(self, body: bytes) -> Record:
+    def record(self, body: bytes) -> SyncRecord:
         """Lay out the next record. BrokenInvariant unless it `fits`."""
         if not self.fits(len(body)):
             raise BrokenInvariant(f"{self.path}: a sync of {len(body)} bytes does not fit at byte {self._offset}")
         sequence = self._sequence + 1
-        return Record(
+        return SyncRecord(
             self._file, sectors.lay_out(self._tags.of(sequence), self._generation, sequence, body), self._offset
         )
 
-    def added(self, record: Record) -> None:
+    def note_added(self, record: SyncRecord) -> None:
         """Record that this record is durable."""
         self._sequence += 1
         self._offset = record.offset + len(record.data)
@@ -182,7 +182,7 @@ class SyncLog:
         self._file.close()
 
 
-def make_log(store: DiskStore, directory: Path, identity: Identity) -> None:
+def make_log(store: DiskStore, directory: Path, identity: StorageIdentity) -> None:
     """Create the log of a replica that has promised nothing with one. Raises RecoveryRefused."""
     try:
         store.make(sectors.first_block(records.pack_identity(identity), store.size_bytes))
@@ -211,7 +211,7 @@ def is_used(store: DiskStore, directory: Path) -> bool:
         file.close()
 
 
-def open_log(store: DiskStore, directory: Path, identity: Identity, size_bytes: int) -> SyncLog:
+def open_log(store: DiskStore, directory: Path, identity: StorageIdentity, size_bytes: int) -> SyncLog:
     """Open the log that LMDB refers to. Raises RecoveryRefused."""
     try:
         return SyncLog(store.open(), directory / LOG_FILE, identity, size_bytes)

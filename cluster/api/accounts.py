@@ -12,7 +12,7 @@ from cluster.schemas import Answer, Command, Operation, made_of
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
 from cluster.system import format_instant, parse_instant
-from cluster.system.eventloop import Work, paced
+from cluster.system.eventloop import SlicedWork, iterate_paced
 from replica.grammar import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
 from replica.messages import commands as c
 from replica.model import (
@@ -32,7 +32,7 @@ from replica.state import State
 from replica.values import EVERY_NODE, MICROSECONDS_PER_SECOND, Instant, NodeListFault, format_nodes, parse_nodes
 
 _Listed = TypeVar("_Listed", bound=Answer)
-Listing = Callable[[State, Work], Awaitable[_Listed]]
+Listing = Callable[[State, SlicedWork], Awaitable[_Listed]]
 """What makes the answer, in slices: all records of a kind, as they are in a state."""
 
 
@@ -76,7 +76,7 @@ async def set_account(call: Call[v.AccountRequest]) -> Reply[v.AccountsAnswer]:
     return await _settled(call, c.SetAccount(Account(call.params["name"], body.parent, members, limits)), _accounts)
 
 
-async def _accounts(state: State, work: Work) -> v.AccountsAnswer:
+async def _accounts(state: State, work: SlicedWork) -> v.AccountsAnswer:
     rows = [
         v.AccountView(
             name=account.name,
@@ -85,7 +85,7 @@ async def _accounts(state: State, work: Work) -> v.AccountsAnswer:
             limits=format_limits(account.limits),
             user_limits={member.user: format_limits(member.limits) for member in account.members if member.limits},
         )
-        async for _, account in paced(sorted(state.accounts.items()), work)
+        async for _, account in iterate_paced(sorted(state.accounts.items()), work)
     ]
     return v.AccountsAnswer(revision=state.revision, accounts=tuple(rows))
 
@@ -101,10 +101,10 @@ async def set_qos(call: Call[v.QosRequest]) -> Reply[v.QosAnswer]:
     return await _settled(call, c.SetQos(made_of(body, Qos, name=call.params["name"], limits=limits)), _qos)
 
 
-async def _qos(state: State, work: Work) -> v.QosAnswer:
+async def _qos(state: State, work: SlicedWork) -> v.QosAnswer:
     rows = [
         made_of(record, v.QosView, limits=format_limits(record.limits))
-        async for _, record in paced(sorted(state.qos.items()), work)
+        async for _, record in iterate_paced(sorted(state.qos.items()), work)
     ]
     return v.QosAnswer(revision=state.revision, qos=tuple(rows))
 
@@ -118,10 +118,10 @@ async def set_license(call: Call[v.LicenseRequest]) -> Reply[v.LicensesAnswer]:
     return await _settled(call, c.SetLicense(License(call.params["name"], call.body.total)), _licenses)
 
 
-async def _licenses(state: State, work: Work) -> v.LicensesAnswer:
+async def _licenses(state: State, work: SlicedWork) -> v.LicensesAnswer:
     rows = [
         made_of(record, v.LicenseView, in_use=state.use.get(("licenses", "l", name, "", ""), 0))
-        async for name, record in paced(sorted(state.licenses.items()), work)
+        async for name, record in iterate_paced(sorted(state.licenses.items()), work)
     ]
     return v.LicensesAnswer(revision=state.revision, licenses=tuple(rows))
 
@@ -145,7 +145,7 @@ async def set_reservation(call: Call[v.ReservationRequest]) -> Reply[v.Reservati
     return await _settled(call, c.SetReservation(reservation), _reservations)
 
 
-async def _reservations(state: State, work: Work) -> v.ReservationsAnswer:
+async def _reservations(state: State, work: SlicedWork) -> v.ReservationsAnswer:
     rows = [
         made_of(
             record,
@@ -156,7 +156,7 @@ async def _reservations(state: State, work: Work) -> v.ReservationsAnswer:
             burst_buffer=format_reserved(record.space),
             held_bytes=sum(state.use.get(("bb", "r", name, "", space.pool), 0) for space in record.space),
         )
-        async for name, record in paced(sorted(state.reservations.items()), work)
+        async for name, record in iterate_paced(sorted(state.reservations.items()), work)
     ]
     return v.ReservationsAnswer(revision=state.revision, reservations=tuple(rows))
 
@@ -170,7 +170,7 @@ async def set_scheduling_rules(call: Call[v.SchedulingRequest]) -> Reply[v.Sched
     return await _settled(call, c.SetSchedulingRules(made_of(call.body, SchedulingRules)), _scheduling)
 
 
-async def _scheduling(state: State, work: Work) -> v.SchedulingAnswer:
+async def _scheduling(state: State, work: SlicedWork) -> v.SchedulingAnswer:
     rules = state.scheduling_rules
     rates = [
         v.RateView(
@@ -183,7 +183,7 @@ async def _scheduling(state: State, work: Work) -> v.SchedulingAnswer:
             stage_out_mean_s=rates.stage_out.mean_us / MICROSECONDS_PER_SECOND,
             drain_s=rates.drain_us / MICROSECONDS_PER_SECOND,
         )
-        async for pool, rates in paced(sorted(state.rates.items()), work)
+        async for pool, rates in iterate_paced(sorted(state.rates.items()), work)
     ]
     return made_of(
         rules,
@@ -267,7 +267,7 @@ def _max_time_s(max_time_s: int | None) -> int:
     return max_time_s or 0
 
 
-async def _partitions(state: State, work: Work) -> v.PartitionsAnswer:
+async def _partitions(state: State, work: SlicedWork) -> v.PartitionsAnswer:
     rows = []
     for _, partition in sorted(state.partitions.items()):
         # It counts the CPUs of each of its nodes.
@@ -312,7 +312,7 @@ async def reset_usage(call: Call[v.UsageResetRequest]) -> Reply[v.UsageAnswer]:
 async def _usage(call: Call[Any], state: State) -> Reply[v.UsageAnswer]:
     rows: list[v.UsageView] = []
     work, only = call.work, only_user(call, state)
-    for key in await work.ordered(state.consumed):
+    for key in await work.sort(state.consumed):
         whose, name, user, pool = key.split("/")
         if only is not None and user != only:
             await work.take(0, parts=2)

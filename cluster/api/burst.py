@@ -27,7 +27,7 @@ from cluster.schemas import (
 )
 from cluster.schemas import operations as ops
 from cluster.system import format_instant
-from cluster.system.eventloop import paced
+from cluster.system.eventloop import iterate_paced
 from replica.model import provider_facts, provision_of
 from replica.operations import ExternalJobPhase
 from replica.views import Burst, BurstBuffer, burst_buffers, burst_of, burst_place
@@ -60,22 +60,22 @@ async def list_buffers(call: Call[None]) -> Reply[BuffersAnswer]:
 
     async def listed(job_ids: Iterable[int], *, newest: bool) -> Iterator[int]:
         found: list[int] = []
-        async for job_id in paced(job_ids, work, parts=1):
+        async for job_id in iterate_paced(job_ids, work, parts=1):
             if job_id not in state.buffers or (only is not None and state.jobs[job_id].request.user != only):
                 continue
             if not parked or external_job_fields(state, job_id).get("phase") == ExternalJobPhase.PARKED:
                 found.append(job_id)
-        return await work.ordered(found, reverse=newest)
+        return await work.sort(found, reverse=newest)
 
     rows = []
-    for name in await work.ordered(state.persistent):
+    for name in await work.sort(state.persistent):
         if not parked and (only is None or state.persistent[name].user == only):
             await work.take()
             rows.append(encoded(persistent_view(state, name)))
     found = list(islice(await listed(state.unfinished, newest=False), BUFFERS_LISTED_MAX))
     if call.query.get("live") != "yes" and not parked:
         found += islice(await listed(state.finished, newest=True), BUFFERS_LISTED_MAX - len(found))
-    for job_id in await work.ordered(found):
+    for job_id in await work.sort(found):
         await work.take()
         rows.append(encoded(buffer_view(state, job_id, path=owns(call, state, job_id))))
     return Reply(state.revision, BuffersAnswer(revision=state.revision, buffers=tuple(rows)))
@@ -87,20 +87,22 @@ async def show_burst(call: Call[None]) -> Reply[BurstAnswer]:
     if wanted not in FORMATS:
         raise bad(f"the format {wanted!r} is unknown", f"use {' or '.join(FORMATS)}", "query format")
     state, work = await call.state(), call.work
-    buffers = [buffer async for buffer in paced(burst_buffers(state, only_user(call, state)), work, PARTS_PER_BUFFER)]
+    buffers = [
+        buffer async for buffer in iterate_paced(burst_buffers(state, only_user(call, state)), work, PARTS_PER_BUFFER)
+    ]
     await work.take(0, parts=4 * len(buffers))  # what each user holds is added up
-    found = burst_of(state, buffers=list(await work.ordered(buffers, key=burst_place, reverse=True)))
+    found = burst_of(state, buffers=list(await work.sort(buffers, key=burst_place, reverse=True)))
     uids = await call.service.identities.uids(
         [*dict.fromkeys(buffer.user for buffer in found.buffers), *(use.user for use in found.uses)]
     )
     await work.take()
     view = burst_view(msgspec.structs.replace(found, buffers=()), state.revision, uids)
-    views = [_buffer(buffer, uids) async for buffer in paced(found.buffers, work, PARTS_PER_BUFFER)]
+    views = [_buffer(buffer, uids) async for buffer in iterate_paced(found.buffers, work, PARTS_PER_BUFFER)]
     if wanted == "text":
         lines = burst_lines(msgspec.structs.replace(view, buffers=tuple(views)))
-        text = "\n".join([line async for line in paced(lines, work, PARTS_PER_BUFFER)]) + "\n"
+        text = "\n".join([line async for line in iterate_paced(lines, work, PARTS_PER_BUFFER)]) + "\n"
         return Reply(state.revision, content=text.encode(), content_type="text/plain; charset=utf-8")
-    rows = [encoded(row) async for row in paced(views, work, PARTS_PER_BUFFER)]
+    rows = [encoded(row) async for row in iterate_paced(views, work, PARTS_PER_BUFFER)]
     return Reply(state.revision, msgspec.structs.replace(view, buffers=tuple(rows)))
 
 

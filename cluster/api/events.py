@@ -19,7 +19,7 @@ from cluster.api.web import Part, Problem, Stream, bad, too_busy, too_many
 from cluster.schemas import EventView
 from cluster.schemas import operations as ops
 from cluster.server import Applied, settled_at
-from cluster.system.eventloop import Work
+from cluster.system.eventloop import SlicedWork
 
 STREAMS_MAX = 128
 """Subscribers at once, count: dashboards and exporters, not users."""
@@ -166,7 +166,9 @@ async def _more(call: Call[None], index: int) -> bool:
             waiting.cancel()
 
 
-async def _rendered(call: Call[None], applied: Applied, after: int, work: Work) -> AsyncIterator[tuple[int, bytes]]:
+async def _rendered(
+    call: Call[None], applied: Applied, after: int, work: SlicedWork
+) -> AsyncIterator[tuple[int, bytes]]:
     """Yield the frames of an entry's events, each with the last revision of which all has been yielded then."""
     batch = applied.batch
     if batch is None or applied.void:

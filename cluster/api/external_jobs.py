@@ -13,7 +13,7 @@ from cluster.schemas import Command
 from cluster.schemas import external_jobs as v
 from cluster.schemas import operations as ops
 from cluster.system import format_instant
-from cluster.system.eventloop import paced
+from cluster.system.eventloop import iterate_paced
 from replica.decide import job_about
 from replica.messages import commands as c
 from replica.model import Access, BufferState, CreatePersistent, Hold, external_job_name
@@ -97,9 +97,9 @@ async def show_scheduler_site(call: Call[None]) -> Reply[v.SchedulerSiteAnswer]:
 async def list_external_jobs(call: Call[None]) -> Reply[v.ExternalJobsAnswer]:
     state, work = await call.state(), call.work
     own = f"{call.identity.name}:"
-    names = [name async for name in paced(state.external_jobs, work, parts=1) if name.startswith(own)]
+    names = [name async for name in iterate_paced(state.external_jobs, work, parts=1) if name.startswith(own)]
     live, rows, truncated = call.query.get("live") == "yes", list[Any](), False
-    for name in await work.ordered(names):
+    for name in await work.sort(names):
         await work.take(0, parts=PARTS_PER_EXTERNAL_JOB)
         found = find_external_job(state, name)
         if live and found.phase in (ExternalJobPhase.NONE, ExternalJobPhase.OVER):
@@ -193,7 +193,7 @@ async def miss_external_job(call: Call[v.MissExternalJobRequest]) -> Reply[v.Ext
 @handles(ops.LIST_PERSISTENT)
 async def list_persistent(call: Call[None]) -> Reply[v.PersistentsAnswer]:
     state, work, rows = await call.state(), call.work, list[Any]()
-    for name in await work.ordered(state.persistent):
+    for name in await work.sort(state.persistent):
         await work.take(0, parts=PARTS_PER_EXTERNAL_JOB)
         if state.persistent[name].place:
             rows.append(encoded(v.PersistentView(**_persistent(state, name))))

@@ -50,7 +50,7 @@ from cluster.schemas import (
 from cluster.schemas import operations as ops
 from cluster.security import Role
 from cluster.system import format_instant, parse_instant
-from cluster.system.eventloop import Work, paced
+from cluster.system.eventloop import SlicedWork, iterate_paced
 from replica.messages import EVENTS, Batch, Entry, Event, JobSubmitted, job_of
 from replica.messages.events import ExternalJobSetUp
 from replica.model import private_data
@@ -93,7 +93,7 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
         revision=state.revision,
         job_id=recorded.job_id,
         task=task_words(state, recorded.job_id),
-        rows=tuple([encoded(row) async for row in paced(rows[:ROWS_MAX][-last:], work)]),
+        rows=tuple([encoded(row) async for row in iterate_paced(rows[:ROWS_MAX][-last:], work)]),
         complete=complete,
         left_out=max(0, len(rows[:ROWS_MAX]) - last),
         archived=archived,
@@ -353,7 +353,7 @@ async def records_of(call: Call[None], recorded: Recorded, *, newest: bool = Fal
         raise busy(error) from error
 
 
-async def decoded(recorded: Recorded, found: Records, work: Work) -> AsyncIterator[tuple[Record, Batch]]:
+async def decoded(recorded: Recorded, found: Records, work: SlicedWork) -> AsyncIterator[tuple[Record, Batch]]:
     """Yield each record with its one command; whose job it was is noted on the way, Problem 403 for others."""
     for record in found.records:
         await work.take(size_bytes=len(record.batch))

@@ -31,7 +31,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from cluster.server import Answer, Settled
 from cluster.system import format_instant
-from cluster.system.eventloop import RECORDS_PER_SLICE, Work, paced
+from cluster.system.eventloop import RECORDS_PER_SLICE, SlicedWork, iterate_paced
 from replica.decide import job_of_task, members
 from replica.messages import commands as c
 from replica.model import JobState, Tasks
@@ -110,16 +110,16 @@ async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
     listed: Iterable[int] = state.jobs if named is None else _named(state, *named)
     found: list[int] = []
     rows: list[JobView] = []
-    async for job_id in paced(listed, work, parts=1):
+    async for job_id in iterate_paced(listed, work, parts=1):
         job = state.jobs[job_id]
         matches = (not wanted or job.state.name in wanted) and (user is None or job.request.user == user)
         matches = matches and (job.external_job is not None or not only_external_jobs)
         if matches and (after is None or job_id > after):
             found.append(job_id)
     truncated = len(found) > limit
-    shown_ids = list(islice(await work.ordered(found, reverse=after is None), limit))
+    shown_ids = list(islice(await work.sort(found, reverse=after is None), limit))
     known = await call.service.verdicts.known(state, shown_ids, work, reasons=True)
-    async for job_id in paced(shown_ids if after is not None else reversed(shown_ids), work):
+    async for job_id in iterate_paced(shown_ids if after is not None else reversed(shown_ids), work):
         view = shown(call, state, job_view(state, job_id, known))
         job = state.jobs[job_id]
         if expected and job.state is JobState.PENDING and job.external_job is None and may_see(call, state, job_id):
@@ -301,7 +301,7 @@ async def _result(
     request: r.BulkCommand,
     begun: tuple[c.Command, Answer] | Problem | Redirect,
     deadline: float,
-    work: Work,
+    work: SlicedWork,
 ) -> CommandResult:
     try:
         if isinstance(begun, Problem | Redirect):
@@ -316,7 +316,7 @@ async def _result(
 
 
 async def _succeeded(
-    service: Service, request: r.BulkCommand, command: c.Command, settled: Settled, work: Work
+    service: Service, request: r.BulkCommand, command: c.Command, settled: Settled, work: SlicedWork
 ) -> CommandResult:
     state = settled.state
     warnings: tuple[str, ...] = ()

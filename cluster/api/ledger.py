@@ -46,13 +46,13 @@ from cluster.schemas import operations as ops
 from cluster.server import PRUNED, Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
 from cluster.server.tlog import NoteNotTaken, SignRefused, proof_file
 from cluster.system import format_instant, parse_instant
-from cluster.system.eventloop import Work
+from cluster.system.eventloop import SlicedWork
 from replica.fold import answer_to
 from replica.messages import SetClock, features
 from replica.state import State, state_digest
 from replica.values import MICROSECONDS_PER_SECOND
 from snapshots import SNAPSHOT_BYTES_MAX, SnapshotFailed, SnapshotName, SnapshotRefused, inspect
-from wal import Handed, hand_over
+from wal import HistoryEntry, export_history
 
 ENTRIES_BYTES_MAX = 1024 * 1024
 """Entries in one answer, bytes of the ledger that they take; as JSON it is several times as much."""
@@ -96,7 +96,7 @@ async def read_ledger(call: Call[None]) -> Reply[LedgerAnswer]:
     return Reply(revision, answer)
 
 
-async def _records(applied: Applied, work: Work) -> AsyncIterator[msgspec.Raw]:
+async def _records(applied: Applied, work: SlicedWork) -> AsyncIterator[msgspec.Raw]:
     """Yield the commands of an entry as JSON, rendered in slices."""
     batch = applied.batch
     if batch is None or applied.void:
@@ -122,9 +122,9 @@ async def read_stored_entries(call: Call[None]) -> Reply[HandedAnswer]:
             controller.journal.flush_hints()
         # In a thread, and one at a time: it reads up to a megabyte, and nobody waits for it.
         async with service.digests:
-            handed = await asyncio.to_thread(hand_over, controller.ledger, last)
+            handed = await asyncio.to_thread(export_history, controller.ledger, last)
     except LookupError as error:
-        pruned = controller.ledger.pruned()
+        pruned = controller.ledger.pruned_range()
         if pruned is not None and last < pruned.below:
             raise Problem(410, PRUNED, str(error), "read it from the archive", "last") from error
         raise Problem(404, "not_held", str(error), "ask another replica", "last") from error
@@ -138,7 +138,7 @@ async def read_stored_entries(call: Call[None]) -> Reply[HandedAnswer]:
     )
 
 
-def handed_view(one: Handed) -> HandedView:
+def handed_view(one: HistoryEntry) -> HandedView:
     """Return an entry of the ledger as it is sent to a replica that lacks it."""
     return HandedView(
         index=one.entry.index,

@@ -28,7 +28,7 @@ from replica.messages import commands as c
 from replica.model import Drill, DrillVerdict
 from replica.state import State
 from replica.values import Instant
-from wal import Action
+from wal import ChangeKind
 
 NOT_FOUND = "unknown_member"
 
@@ -75,7 +75,7 @@ async def add_member(call: Call[r.AddMemberRequest]) -> Reply[MembersAnswer]:
     body = call.body
     if not is_name(body.name):
         raise bad(f"{body.name!r} cannot name a replica", NAME_RULE, "name")
-    return await _change(call, Action.ADD, body.name, **_addresses(peer=body.peer, api=body.api))
+    return await _change(call, ChangeKind.ADD, body.name, **_addresses(peer=body.peer, api=body.api))
 
 
 @handles(ops.UPDATE_MEMBER)
@@ -83,7 +83,7 @@ async def update_member(call: Call[r.UpdateMemberRequest]) -> Reply[MembersAnswe
     addresses = _addresses(peer=call.body.peer, api=call.body.api)
     if not addresses:
         raise bad("no address is given", "give peer, api or both: what is left out stays")
-    return await _change(call, Action.UPDATE, call.params["name"], **addresses)
+    return await _change(call, ChangeKind.UPDATE, call.params["name"], **addresses)
 
 
 def _addresses(**given: str | None) -> dict[str, str]:
@@ -109,12 +109,12 @@ async def remove_member(call: Call[Command]) -> Reply[MembersAnswer]:
         # The new leader gets the same command: the client follows the redirection.
         await _transfer(call, None)
         raise call.service.elsewhere(controller.engine.leader)
-    return await _change(call, Action.REMOVE, name)
+    return await _change(call, ChangeKind.REMOVE, name)
 
 
 @handles(ops.REPLACE_MEMBER)
 async def replace_member(call: Call[Command]) -> Reply[MembersAnswer]:
-    return await _change(call, Action.REPLACE, call.params["name"])
+    return await _change(call, ChangeKind.REPLACE, call.params["name"])
 
 
 @handles(ops.TRANSFER_LEADERSHIP)
@@ -151,7 +151,7 @@ async def _transfer(call: Call[Any], target: str | None) -> str | None:
 
 
 async def _change(
-    call: Call[AskedCommand], action: Action, name: str, *, peer: str = "", api: str = ""
+    call: Call[AskedCommand], action: ChangeKind, name: str, *, peer: str = "", api: str = ""
 ) -> Reply[MembersAnswer]:
     await call.service.lead()
     command_id = call.service.check_age(call.identity, call.body.command_id)

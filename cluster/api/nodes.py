@@ -32,7 +32,7 @@ from cluster.server import (
     Said,
     Unavailable,
 )
-from cluster.system.eventloop import paced
+from cluster.system.eventloop import iterate_paced
 from replica.decide import loss_refusal
 from replica.messages import commands as c
 from replica.model import SeenPlace
@@ -63,7 +63,7 @@ async def list_nodes(call: Call[None]) -> Reply[NodesAnswer]:
     state, work, liveness = await call.state(), call.work, _liveness(call)
     rows: list[NodeView] = []
     truncated = False
-    for name in await work.ordered(state.nodes):
+    for name in await work.sort(state.nodes):
         if name <= after or (wanted and node_word(state, name) not in wanted):
             await work.take(0, parts=1)
             continue
@@ -101,7 +101,7 @@ async def lose_node(call: Call[r.LostRequest]) -> Reply[NodeLostAnswer]:
     if refusal is not None:
         raise refused(refusal)
     jobs = []
-    async for job_id in paced(sorted(state.on_node.get(name, ())), call.work, parts=PARTS_PER_LOST_JOB):
+    async for job_id in iterate_paced(sorted(state.on_node.get(name, ())), call.work, parts=PARTS_PER_LOST_JOB):
         if state.jobs[job_id].node == name:
             jobs.append(encoded(lost_job_view(state, job_id)))
     persistent = tuple(sorted(one.name for one in state.persistent.values() if one.node == name))

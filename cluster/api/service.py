@@ -69,7 +69,7 @@ from cluster.server.tlog import (
     origin_of,
 )
 from cluster.system import Address
-from cluster.system.eventloop import Identities, Slices, Work
+from cluster.system.eventloop import Identities, SlicedWork, Slices
 from replica.decide import job_of_task
 from replica.fold import answer_to, is_forgotten, may_keep_answer
 from replica.messages import CONTROLLER, Command, RecordHistories, Request, SubmitJob
@@ -154,7 +154,7 @@ class Call(msgspec.Struct, Generic[Asked]):
         return self.query.get("stale") == "ok"
 
     @property
-    def work(self) -> Work:
+    def work(self) -> SlicedWork:
         """What the caller's long work goes through (`cluster.system.eventloop.slices`): a new one each time."""
         return self.service.slices.work(self.identity)
 

@@ -32,7 +32,7 @@ from cluster.schemas import operations as ops
 from cluster.security import Role
 from cluster.server import Transfer
 from cluster.system import format_instant
-from cluster.system.eventloop import Work, paced
+from cluster.system.eventloop import SlicedWork, iterate_paced
 from replica.messages import events as e
 from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, stage_of, waits_for_slot
 from replica.operations import node_bytes_s, rules_in_force, shares_of
@@ -57,10 +57,10 @@ async def list_transfers(call: Call[None]) -> Reply[TransfersAnswer]:
     said = _said(call, state)
     transfers = frozenset(await _transferring(call, state, work))
     rest = [row.job for row in said.values() if row.job not in transfers and may_see(call, state, row.job)]
-    listed = await work.ordered(job for job in (*transfers, *rest) if job > after)
+    listed = await work.sort(job for job in (*transfers, *rest) if job > after)
     rows: list[TransferView] = []
     seen = list(islice(listed, limit + 1))
-    async for job_id in paced(seen[:limit], work):
+    async for job_id in iterate_paced(seen[:limit], work):
         if job_id in transfers:
             rows.append(encoded(transfer_view(call, state, job_id, said.get(job_id))))
         else:
@@ -70,23 +70,23 @@ async def list_transfers(call: Call[None]) -> Reply[TransfersAnswer]:
     return Reply(state.revision, answer)
 
 
-async def _transferring(call: Call[Any], state: State, work: Work) -> list[int]:
+async def _transferring(call: Call[Any], state: State, work: SlicedWork) -> list[int]:
     """Return the jobs with a transfer, of those that the caller may see."""
     # Few of many jobs, so they are looked for where something is: on the nodes.
     found: dict[int, bool] = {}
     for jobs in state.on_node.values():
-        async for job_id in paced(jobs, work, parts=2):
+        async for job_id in iterate_paced(jobs, work, parts=2):
             if is_transfer(state, job_id) and may_see(call, state, job_id):
                 found[job_id] = True
     return list(found)
 
 
-async def summary_of(call: Call[Any], state: State, work: Work) -> TransfersSummary:
+async def summary_of(call: Call[Any], state: State, work: SlicedWork) -> TransfersSummary:
     """Return how many transfers there are, by state, and how fast all of them are, of those that the caller may see."""
     said = _said(call, state)
     words: Counter[str] = Counter()
     rate_bytes_s = 0.0
-    async for job_id in paced(await _transferring(call, state, work), work, parts=2):
+    async for job_id in iterate_paced(await _transferring(call, state, work), work, parts=2):
         job = state.jobs[job_id]
         word = _word(job, queued=waits_for_slot(job, state.buffers.get(job_id)) is not None)
         words[word] += 1
@@ -127,7 +127,7 @@ async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
                     receipts.append(msgspec.structs.replace(view, revision=record.revision))
     complete = complete and len(receipts) <= RECEIPTS_LISTED_MAX
     recorded.check()
-    rows = tuple([encoded(row) async for row in paced(receipts[-RECEIPTS_LISTED_MAX:], work)])
+    rows = tuple([encoded(row) async for row in iterate_paced(receipts[-RECEIPTS_LISTED_MAX:], work)])
     return Reply(
         state.revision,
         ReceiptsAnswer(revision=state.revision, job_id=recorded.job_id, receipts=rows, complete=complete),

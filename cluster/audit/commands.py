@@ -83,12 +83,12 @@ from replica.values import Instant, Revision, seconds
 from snapshots import inspect as inspect_snapshot
 from snapshots import load_snapshot
 from wal import (
-    Kind,
+    EntryKind,
     Ledger,
     LedgerEntry,
-    Pruned,
+    LedgerSummary,
+    PrunedRange,
     SegmentName,
-    Verified,
     decode_batch,
     decode_configuration,
     kind_of,
@@ -125,7 +125,7 @@ def verify(options: dict[str, Any]) -> None:
             )
         with _progress("verifying") as progress:
             verified = ledger.verify(revision_after=revision_after, progress=progress)
-        revision, gaps, pruned = ledger.applied_revision, verified.gaps, running.pruned()
+        revision, gaps, pruned = ledger.applied_revision, verified.gaps, running.pruned_range()
         if options["archive"] is not None:
             archived, both = verified_archive(options, environment)
             assert both is not None
@@ -179,13 +179,13 @@ def verify(options: dict[str, Any]) -> None:
         return
     missing = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in gaps) or "nothing"
     rows: list[tuple[str, str | int | None]] = [
-        ("Verified", verified_words(verified)),
+        ("LedgerSummary", verified_words(verified)),
         ("Revision", revision),
         ("LedgerDigest", verified.digest.hex()),
         ("NotHeldHere", missing),
     ]
     if pruned is not None:
-        rows.append(("Pruned", f"before entry {pruned.below}, in {len(pruned.segments)} segments of the archive"))
+        rows.append(("PrunedRange", f"before entry {pruned.below}, in {len(pruned.segments)} segments of the archive"))
     if archived is not None:
         rows += archive_rows(archived)
     if compared is not None:
@@ -203,7 +203,7 @@ def _digests_words(recorded: int, compared: int) -> str:
     return f"{compared} of {recorded} that the ledger records compared" if recorded else "the ledger records none"
 
 
-def _pruned_view(pruned: Pruned) -> dict[str, Any]:
+def _pruned_view(pruned: PrunedRange) -> dict[str, Any]:
     return {"below": pruned.below, "segments": [str(SegmentName(*segment[:2])) for segment in pruned.segments]}
 
 
@@ -249,7 +249,7 @@ def _check_expected(ledger: Ledger, index: int, digest: str) -> None:
         )
 
 
-def verified_words(verified: Verified) -> str:
+def verified_words(verified: LedgerSummary) -> str:
     """Return how much was verified; a replica that has just been made has nothing."""
     if not verified.entries:
         return "nothing: the ledger is empty"
@@ -395,8 +395,8 @@ def _view(entry: LedgerEntry, ledger: Ledger) -> LedgerEntryView:
     What changed nothing, a no-op or a void batch, has no records and no revisions.
     """
     kind = kind_of(entry.data)
-    batch = decode_batch(entry.data) if kind is Kind.BATCH else None
-    configuration = decode_configuration(entry.data) if kind is Kind.CONFIGURATION else None
+    batch = decode_batch(entry.data) if kind is EntryKind.BATCH else None
+    configuration = decode_configuration(entry.data) if kind is EntryKind.CONFIGURATION else None
     base, entries = (0, ()) if batch is None else (batch.base, batch.entries)
     applied = made_of(
         entry,
@@ -433,7 +433,7 @@ def dump(options: dict[str, Any]) -> None:
 
 def _concerns(entry: LedgerEntry, job: int) -> bool:
     """Whether a command that an entry settled is about a job."""
-    if kind_of(entry.data) is not Kind.BATCH or entry.revision == entry.base:
+    if kind_of(entry.data) is not EntryKind.BATCH or entry.revision == entry.base:
         return False
     return any(job in jobs_of(event) for one in decode_batch(entry.data).entries for event in one.events)
 

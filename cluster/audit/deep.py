@@ -21,7 +21,7 @@ from cluster.server.tlog import (
 from cluster.system import SystemClock
 from replica.state import state_digest
 from snapshots import SnapshotName, SnapshotRefused, load_snapshot
-from wal import Gap, JobIndex, JobIndexBroken, Ledger, LedgerBroken, Position
+from wal import Gap, IndexPosition, JobIndex, JobIndexBroken, Ledger, LedgerBroken
 
 MADE_ANEW = "remove that directory: the replica makes it anew"
 
@@ -94,7 +94,7 @@ def verify_deep(
     return Deep(end.state_digest, recorded, compared, tuple(found))
 
 
-def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> Position | None:
+def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> IndexPosition | None:
     """Make the index by job anew, elsewhere, up to where a replica's own has come, and compare them.
 
     Return how far that is, None where there is none. Raises ReplayFailed where it says something else of a job,

@@ -18,7 +18,7 @@ from cluster.server.tlog import (
     records_proven,
 )
 from replica.messages import jobs_of
-from wal import JobIndex, JobIndexBroken, Kind, Ledger, LedgerBroken, decode_batch, kind_of
+from wal import EntryKind, JobIndex, JobIndexBroken, Ledger, LedgerBroken, decode_batch, kind_of
 
 
 class NotProven(Exception):
@@ -95,7 +95,7 @@ def _revisions(ledger: Ledger, home: Path, job: int, size: int) -> list[int]:
 def _read(ledger: Ledger, job: int, size: int) -> list[int]:
     found: list[int] = []
     for entry in ledger.read(1, limit=size):
-        if kind_of(entry.data) is not Kind.BATCH or entry.revision == entry.base:
+        if kind_of(entry.data) is not EntryKind.BATCH or entry.revision == entry.base:
             continue
         commands = decode_batch(entry.data).entries
         found += (

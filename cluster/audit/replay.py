@@ -10,7 +10,7 @@ from replica.messages import Batch, ReleaseNeeded
 from replica.state import EMPTY, RecordedDigests, State, StateDiffers, check, state_digest
 from replica.values import LedgerViolation, Revision
 from snapshots import Image
-from wal import CodecError, Kind, Ledger, LedgerBroken, LedgerEntry, decode_batch, decode_configuration, kind_of
+from wal import CodecError, EntryKind, Ledger, LedgerBroken, LedgerEntry, decode_batch, decode_configuration, kind_of
 
 READ_ENTRIES = 1_024
 """Entries asked of the ledger between two reports of progress, count."""
@@ -130,12 +130,12 @@ class Replayed:
             )
         with failing_at(entry.index):
             match kind_of(entry.data):
-                case Kind.NO_OP:
+                case EntryKind.NO_OP:
                     self._settle_nothing(entry.index)
-                case Kind.CONFIGURATION:
+                case EntryKind.CONFIGURATION:
                     decode_configuration(entry.data)
                     self._settle_nothing(entry.index)
-                case Kind.BATCH:
+                case EntryKind.BATCH:
                     self._settle(entry.index, decode_batch(entry.data))
         self.last_index, self.ledger_digest = entry.index, entry.digest
 

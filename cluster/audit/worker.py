@@ -31,8 +31,8 @@ from cluster.system import collect_for_a_reader
 from replica.messages import ReleaseNeeded, Request, features
 from replica.state import EMPTY, State, table_digests
 from replica.values import LedgerViolation
-from snapshots import Assembly, ImageRefused
-from wal import CodecError, Kind, decode_batch, kind_of
+from snapshots import Assembly, ImageRejected
+from wal import CodecError, EntryKind, decode_batch, kind_of
 
 _questions: Final = msgspec.msgpack.Decoder(Question)
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -64,7 +64,7 @@ class Worker:
         self, entries: tuple[bytes, ...], commands: tuple[tuple[GivenCommand | None, ...], ...]
     ) -> Iterator[tuple[bytes, ...]]:
         for data, given in zip(entries, commands, strict=True):
-            if kind_of(data) is not Kind.BATCH:
+            if kind_of(data) is not EntryKind.BATCH:
                 yield ()
                 continue
             batch = decode_batch(data)
@@ -102,7 +102,7 @@ def serve(reads: IO[bytes], writes: IO[bytes]) -> None:
     while (data := read_frame(reads)) is not None:
         try:
             answer = worker.answer(_questions.decode(data))
-        except (CodecError, ReleaseNeeded, LedgerViolation, ImageRefused, msgspec.MsgspecError) as error:
+        except (CodecError, ReleaseNeeded, LedgerViolation, ImageRejected, msgspec.MsgspecError) as error:
             answer = Failed(str(error))
         write_frame(writes, answer)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from cluster.config.access import Access
 from cluster.config.toml import ConfigError
-from cluster.system import Untrusted, open_trusted
+from cluster.system import UntrustedFile, open_trusted
 
 CONFIG_NAME: Final = "forebay.toml"
 """Name of the file wherever it is looked for."""
@@ -50,11 +50,11 @@ def find_config(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTORY)
         def refuse_shared(status: os.stat_result, shown: str, directory: str = directory) -> None:
             # Anybody may put a hard link there to a file of root.
             if shown == directory and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise Untrusted(f"others may write to {shown}", "take that from them with chmod go-w")
+                raise UntrustedFile(f"others may write to {shown}", "take that from them with chmod go-w")
 
         try:
             os.close(open_trusted(os.path.join(directory, place.name), refuse_shared))
-        except Untrusted as error:
+        except UntrustedFile as error:
             raise ConfigError(place.absolute(), "", str(error), f"{error.remedy}, or {_NAME_IT}") from error
         except OSError as error:
             sentence = f"it cannot be opened ({error.strerror})"

@@ -15,13 +15,13 @@ from cluster.consensus.interface import ChangeRefused
 from wal import (
     LEARNERS_MAX,
     VOTERS_MAX,
-    Action,
     BrokenInvariant,
     Change,
+    ChangeKind,
     Configuration,
+    ConfigurationAt,
     Entry,
     Member,
-    Placed,
     decode_configuration,
     identity_of,
     incarnation_of,
@@ -32,7 +32,7 @@ from wal import (
 class Configurations:
     """Configurations of one replica's journal, oldest first; the last one is in force."""
 
-    def __init__(self, base: Placed) -> None:
+    def __init__(self, base: ConfigurationAt) -> None:
         """Begin with `base`, which nothing in the journal can undo."""
         self._placed = [base]
 
@@ -68,7 +68,7 @@ class Configurations:
         before = len(self._placed)
         for entry in entries:
             if is_configuration(entry.data):
-                self._placed.append(Placed(entry.index, decode_configuration(entry.data)))
+                self._placed.append(ConfigurationAt(entry.index, decode_configuration(entry.data)))
         for one, two in pairwise(self._placed[before - 1 :]):
             if one.configuration.version == 0:
                 if not read_back:
@@ -85,7 +85,7 @@ class Configurations:
         self._placed[1:] = kept
         return changed
 
-    def installed(self, index: int, placed: Placed | None, last_index: int) -> bool:
+    def installed(self, index: int, placed: ConfigurationAt | None, last_index: int) -> bool:
         """Note a snapshot at `index` with the configuration `placed`, after which the journal has `last_index`.
 
         Return whether another configuration is in force now.
@@ -101,7 +101,7 @@ class Configurations:
         committed = [at for at, known in enumerate(self._placed) if self._is_committed(known, commit_index)]
         del self._placed[: committed[-1]]
 
-    def _is_committed(self, placed: Placed, commit_index: int) -> bool:
+    def _is_committed(self, placed: ConfigurationAt, commit_index: int) -> bool:
         return placed is self._placed[0] or placed.index <= commit_index
 
 
@@ -119,10 +119,10 @@ def _check_bootstrap(file: Configuration, founded: Configuration) -> None:
         )
 
 
-def _check_step(one: Configuration, two: Placed) -> None:
+def _check_step(one: Configuration, two: ConfigurationAt) -> None:
     """Refuse what would break the rule that majorities of neighbours meet (thesis 4.1), whoever appended it."""
     new = two.configuration
-    if new.change.action is Action.RECOVER and len(new.voters) == 1 and new.version == one.version + 1:
+    if new.change.action is ChangeKind.RECOVER and len(new.voters) == 1 and new.version == one.version + 1:
         return  # the incarnation before is over, and with it its majorities
     if new.version != one.version + 1 or len(set(one.voter_ids) ^ set(new.voter_ids)) > 1:
         raise BrokenInvariant(
@@ -131,7 +131,7 @@ def _check_step(one: Configuration, two: Placed) -> None:
         )
 
 
-def _check_keys(one: Configuration, two: Placed) -> None:
+def _check_keys(one: Configuration, two: ConfigurationAt) -> None:
     """Refuse another key for a member that has one: what it signed could not be verified any more."""
     keys = {member.id: member.key for member in one.members() if member.key}
     for member in two.configuration.members():
@@ -141,7 +141,7 @@ def _check_keys(one: Configuration, two: Placed) -> None:
 
 def recovered(current: Configuration, survivor: Member, *, actor: str, at: int) -> Configuration:
     """Return the configuration that a new incarnation begins with: one member, and nobody of the incarnation before."""
-    change = Change(Action.RECOVER, survivor.id, actor, at)
+    change = Change(ChangeKind.RECOVER, survivor.id, actor, at)
     return Configuration(current.version + 1, (survivor,), (), change)
 
 
@@ -151,7 +151,7 @@ def recovered(current: Configuration, survivor: Member, *, actor: str, at: int) 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Change of the members as it is asked for. `name` is a member's name, or its id."""
 
-    action: Action
+    action: ChangeKind
     name: str
     peer: str = ""
     api: str = ""
@@ -229,11 +229,11 @@ def _refuse_taken(others: Iterable[Member], wanted: Wanted) -> None:
 
 
 _RULES: Final = {
-    Action.ADD: _add,
-    Action.PROMOTE: _promote,
-    Action.REMOVE: _remove,
-    Action.REPLACE: _replace,
-    Action.UPDATE: _update,
+    ChangeKind.ADD: _add,
+    ChangeKind.PROMOTE: _promote,
+    ChangeKind.REMOVE: _remove,
+    ChangeKind.REPLACE: _replace,
+    ChangeKind.UPDATE: _update,
 }
 
 

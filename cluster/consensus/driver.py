@@ -28,7 +28,7 @@ from cluster.consensus.state import NEVER
 from cluster.consensus.transport import TlsLinks
 from cluster.security import Credentials, Peers
 from cluster.system import Clock
-from wal import FIRST_INCARNATION, Configuration, Incarnation, Placed, lineage_of, name_of
+from wal import FIRST_INCARNATION, Configuration, ConfigurationAt, Incarnation, lineage_of, name_of
 
 _Answer = TypeVar("_Answer")
 
@@ -63,7 +63,7 @@ class Consensus:
         fail: Callable[[BaseException], NoReturn],
         uniform: Uniform | None = None,
         bootstrap: Configuration | None = None,
-        configuration: Placed | None = None,
+        configuration: ConfigurationAt | None = None,
         found_without: frozenset[str] = frozenset(),
         seals: Seals | None = None,
         incarnation: Incarnation = FIRST_INCARNATION,

@@ -39,7 +39,7 @@ from cluster.consensus.snapshots import SnapshotReceiver
 from cluster.consensus.state import NEVER, Outbox, RaftState
 from cluster.consensus.stock import StockNode
 from cluster.system import Clock, LogRateLimiter
-from wal import BrokenInvariant, Configuration, Member, Placed, initial
+from wal import BrokenInvariant, Configuration, ConfigurationAt, Member, initial
 
 _ROUTINE: Final = (Heartbeat, AppendReply)
 """Nearly all that an idle cluster sends."""
@@ -66,7 +66,7 @@ class Engine:
         uniform: Uniform,
         links: Links,
         bootstrap: Configuration | None = None,
-        configuration: Placed | None = None,
+        configuration: ConfigurationAt | None = None,
         found_without: frozenset[str] = frozenset(),
         seals: Seals | None = None,
         on_change: Callable[[], None] = lambda: None,
@@ -101,7 +101,7 @@ class Engine:
             clock=clock,
             uniform=uniform,
             outbox=Outbox(links),
-            configurations=Configurations(configuration or Placed(0, bootstrap or initial(members))),
+            configurations=Configurations(configuration or ConfigurationAt(0, bootstrap or initial(members))),
             bootstrap=bootstrap,
             receiver=SnapshotReceiver(machine),
             limiter=LogRateLimiter(clock.monotonic_s),

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import msgspec
 
 from cluster.consensus.frames import MAX_ENTRY_BYTES, AnyMessage
-from wal import Entry, Placed
+from wal import ConfigurationAt, Entry
 
 HEARTBEATS_PER_ELECTION: Final = 3
 """Heartbeats that must fit in the shortest election timeout, so that one or two late ones elect nobody."""
@@ -202,7 +202,7 @@ class SnapshotSink(Protocol):
         """
         ...
 
-    def finish(self) -> Placed | None:
+    def finish(self) -> ConfigurationAt | None:
         """Swap the state and call `journal.reset_to`; an exception, also one of `verify`, refuses the install.
 
         Returns the configuration that the snapshot holds; None if this machine does not keep them.

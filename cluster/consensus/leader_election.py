@@ -15,7 +15,7 @@ from cluster.consensus.raft_log import append_own
 from cluster.consensus.seals import SealBroken, remedy_for
 from cluster.consensus.state import NEVER, RaftState
 from cluster.system import SLOW_SYNC_S, about
-from wal import Action, Change, Configuration, Member, encode_configuration, name_of, no_op_of
+from wal import Change, ChangeKind, Configuration, Member, encode_configuration, name_of, no_op_of
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def _first_entry(raft: RaftState) -> bytes:
     """
     if raft.bootstrap is None or raft.configuration.version > 0:
         return no_op_of(raft.me)
-    change = Change(Action.FOUND, None, raft.me, raft.clock.now())
+    change = Change(ChangeKind.FOUND, None, raft.me, raft.clock.now())
     founded = msgspec.structs.replace(raft.bootstrap, version=1, change=change)
     return encode_configuration(with_keys(founded, raft))
 

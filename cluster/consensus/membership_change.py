@@ -13,7 +13,7 @@ from cluster.consensus.leader_election import with_keys
 from cluster.consensus.progress import Phase
 from cluster.consensus.raft_log import append_own
 from cluster.consensus.state import SEQ_BITS, RaftState, first_seq
-from wal import Action, Configuration, encode_configuration, incarnation_of, name_of
+from wal import ChangeKind, Configuration, encode_configuration, incarnation_of, name_of
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def _admit(raft: RaftState, wanted: Wanted, configuration: Configuration) -> Non
     me = raft.configuration.member(raft.me)
     if me is not None and not configuration.votes(me.id):
         raise ChangeRefused("leader", f"{me.name} leads", "run `forebay member transfer`, then try again")
-    if wanted.action is Action.PROMOTE:
+    if wanted.action is ChangeKind.PROMOTE:
         subject = configuration.change.member or ""
         if not _has_caught_up(raft, subject):
             raise ChangeRefused(

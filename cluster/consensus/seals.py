@@ -27,8 +27,8 @@ from cluster.consensus.frames import Name
 from wal import (
     SEAL_MAX_BYTES,
     VOTERS_MAX,
-    Action,
     BrokenInvariant,
+    ChangeKind,
     Configuration,
     Entry,
     Member,
@@ -119,7 +119,7 @@ class SealChecks:
         if not configuration.holds(self.me) or not any(one.key for one in configuration.voters):
             self.note(entry)
             return
-        if is_configuration(entry.data) and decode_configuration(entry.data).change.action is Action.RECOVER:
+        if is_configuration(entry.data) and decode_configuration(entry.data).change.action is ChangeKind.RECOVER:
             raise _broken(entry, "no leader begins another incarnation of the cluster")
         seal = _read(entry)
         if seal is None:
@@ -199,7 +199,7 @@ def check_tail(
     """
     for entry in entries:
         begun = decode_configuration(entry.data) if is_configuration(entry.data) else None
-        is_recovery = begun is not None and begun.change.action is Action.RECOVER
+        is_recovery = begun is not None and begun.change.action is ChangeKind.RECOVER
         if is_recovery and entry.index <= known_index:
             seals.note(entry)
         else:

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 from cluster.consensus.frames import CHUNK_BYTES, CONTINUE, REFUSED, RESUME, SnapshotChunk, SnapshotReply
 from cluster.consensus.interface import Machine, SnapshotRef, SnapshotSink
 from replica.messages import ReleaseNeeded
-from wal import BrokenInvariant, Placed, StorageFailed
+from wal import BrokenInvariant, ConfigurationAt, StorageFailed
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class SnapshotReceiver:
         """Index and term of a snapshot that is to be installed, by `install`."""
         self.on_verified: Callable[[], None] = lambda: None
         """Called when `verified` has come true, perhaps while nothing else happens."""
-        self.configuration: Placed | None = None
+        self.configuration: ConfigurationAt | None = None
         """What the last snapshot that was installed has for a configuration."""
 
     @property

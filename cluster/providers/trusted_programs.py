@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from cluster.providers.interface import Local
 from cluster.providers.limits import SCRIPT_BYTES_MAX
-from cluster.system import Untrusted
+from cluster.system import UntrustedFile
 from cluster.system import open_trusted as open_path_trusted
 
 
@@ -52,7 +52,9 @@ def _open(path: str, what: str, verb: str, local: Local, *, executable: bool = F
 
     def check_closed(status: os.stat_result, shown: str) -> None:
         if (status.st_dev, status.st_ino) in closed:
-            raise Untrusted(f"it lies below {shown}, where this service keeps what others wrote", "put it elsewhere")
+            raise UntrustedFile(
+                f"it lies below {shown}, where this service keeps what others wrote", "put it elsewhere"
+            )
 
     try:
         file = open_path_trusted(os.path.realpath(path), check_closed)
@@ -60,7 +62,7 @@ def _open(path: str, what: str, verb: str, local: Local, *, executable: bool = F
             os.close(file)
             raise ProgramRefused(f"{what} may not be executed; chmod +x it")
         return file
-    except Untrusted as error:
+    except UntrustedFile as error:
         raise ProgramRefused(f"{what} is not {verb}: {error}; {error.remedy}") from error
     except OSError as error:
         raise ProgramRefused(

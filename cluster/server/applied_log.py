@@ -16,13 +16,13 @@ from functools import partial
 
 import msgspec
 
-from cluster.system.eventloop import Work
+from cluster.system.eventloop import SlicedWork
 from replica.messages import Batch
 from replica.values import Revision
 from wal import (
     Configuration,
+    EntryKind,
     Journal,
-    Kind,
     Ledger,
     LedgerEntry,
     decode_batch,
@@ -61,7 +61,7 @@ class Applied(msgspec.Struct, frozen=True):
 
 def read_batch(data: bytes) -> Batch | None:
     """Return the batch in an entry's data, None for an entry of consensus' own; CodecError for what is unknown."""
-    return decode_batch(data) if kind_of(data) is Kind.BATCH else None
+    return decode_batch(data) if kind_of(data) is EntryKind.BATCH else None
 
 
 def read_configuration(data: bytes) -> Configuration | None:
@@ -133,7 +133,7 @@ class AppliedLog:
         skipped = first - self._recent[0].index
         return [self._recent[position] for position in range(skipped, len(self._recent))]
 
-    async def walk(self, first: int, last: int, work: Work) -> AsyncIterator[Applied]:
+    async def walk(self, first: int, last: int, work: SlicedWork) -> AsyncIterator[Applied]:
         """Yield the entries from index `first` to `last`, or to the last one that is applied; gaps are passed over.
 
         What is read is decoded in slices of `work`; what is done with it is for the caller to take slices for.

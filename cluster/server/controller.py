@@ -65,16 +65,16 @@ from replica.values import InSteps
 from snapshots import Image, SnapshotStore
 from wal import (
     BrokenInvariant,
+    ConfigurationAt,
     Entry,
     Gap,
-    Handed,
+    HistoryEntry,
     Incarnation,
-    Placed,
     StorageFailed,
     authorise,
     fill,
-    mend,
     prune_some,
+    replace_damaged,
 )
 
 LOGGER = logging.getLogger(__name__)
@@ -338,13 +338,13 @@ class Controller:
             future.add_done_callback(lambda done: call_soon(loop, self._saved, image, done))
         return future
 
-    def fill_history(self, gap: Gap, handed: Sequence[Handed]) -> Gap | None:
+    def fill_history(self, gap: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
         """Give the ledger entries that a snapshot replaced; return what is left of the gap (`wal.fill`)."""
         return fill(self._storage.environment, gap, handed)
 
-    def mend_history(self, stretch: Gap, handed: Sequence[Handed]) -> Gap | None:
-        """Put entries in the place of damaged ones; return what is left of the stretch (`wal.mend`)."""
-        return mend(self._storage.environment, stretch, handed)
+    def mend_history(self, stretch: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
+        """Put entries in the place of damaged ones; return what is left of the stretch (`wal.replace_damaged`)."""
+        return replace_damaged(self._storage.environment, stretch, handed)
 
     def authorise_pruning(self, note: PruneNote) -> None:
         """Record which entries are not to be held any more (`wal.authorise`), and where they are; durable on return.
@@ -387,7 +387,7 @@ class Controller:
         self._folding = None
         configuration = read_configuration(data)
         if configuration is not None:
-            self._placed = Placed(index, configuration)
+            self._placed = ConfigurationAt(index, configuration)
         digest = self.journal.record_applied(Entry(index, term, data), after.revision)
         self._state, self._index, self._term, self._digest = after, index, term, digest
         self.entries_applied += 1

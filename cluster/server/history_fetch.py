@@ -27,7 +27,7 @@ from wal import (
     CodecError,
     Entry,
     Gap,
-    Handed,
+    HistoryEntry,
     Ledger,
     LedgerBroken,
     NotThisHistory,
@@ -73,11 +73,11 @@ SCRUB_AGAIN_S = 60.0
 Ask = Callable[[str, int], Awaitable[Iterable[HandedView]]]
 """Returns a peer's entries that end with an index, the newest first; raises what it likes when there are none."""
 
-Fill = Callable[[Gap, Sequence[Handed]], Gap | None]
+Fill = Callable[[Gap, Sequence[HistoryEntry]], Gap | None]
 """Writes entries into the ledger; returns what is left of the gap (`wal.ledger.fill`)."""
 
 
-Mend = Callable[[Gap, Sequence[Handed]], Gap | None]
+Mend = Callable[[Gap, Sequence[HistoryEntry]], Gap | None]
 """Puts entries in the place of damaged ones; returns what is left of the stretch (`wal.ledger.mend`)."""
 
 
@@ -191,7 +191,7 @@ class Backfill(Background):
             self._began = 0
 
 
-def _checked(gap: Gap, entries: Iterable[HandedView], revision: int) -> list[Handed]:
+def _checked(gap: Gap, entries: Iterable[HandedView], revision: int) -> list[HistoryEntry]:
     """Return what belongs to the gap. NotThisHistory where an entry did not settle the revisions that are claimed."""
     found = []
     for view in entries:
@@ -207,7 +207,7 @@ def _checked(gap: Gap, entries: Iterable[HandedView], revision: int) -> list[Han
                 f"entry {view.index} leads from revision {view.revision_before} to {settled}, not to {revision}"
             )
         revision = view.revision_before
-        found.append(Handed(Entry(view.index, view.term, view.data, view.seal), digest, revision))
+        found.append(HistoryEntry(Entry(view.index, view.term, view.data, view.seal), digest, revision))
     return found
 
 

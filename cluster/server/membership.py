@@ -12,7 +12,7 @@ from cluster.consensus import ChangeRefused, Engine, NotLeader, Peer, Role, Want
 from cluster.schemas import MemberView
 from cluster.server.pending import NotLeading, OutcomeUnknown
 from replica.values import Revision
-from wal import Action, Configuration, Member
+from wal import ChangeKind, Configuration, Member
 
 LOGGER = logging.getLogger(__name__)
 
@@ -135,9 +135,9 @@ class Membership:
         command_id = self._engine.configuration.change.id
         learner, unrecorded = self._engine.promotable(), self._engine.unrecorded()
         if learner is not None:
-            wanted = Wanted(action=Action.PROMOTE, name=learner, id=command_id)
+            wanted = Wanted(action=ChangeKind.PROMOTE, name=learner, id=command_id)
         elif unrecorded is not None:
-            wanted = Wanted(action=Action.UPDATE, name=unrecorded[0], key=unrecorded[1], id=command_id)
+            wanted = Wanted(action=ChangeKind.UPDATE, name=unrecorded[0], key=unrecorded[1], id=command_id)
         else:
             return
         try:

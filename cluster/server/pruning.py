@@ -20,7 +20,7 @@ import msgspec
 
 from cluster.system import replace_private
 from cluster.system.eventloop import Background
-from wal import BrokenInvariant, LedgerBroken, Pruned, PrunedSegment
+from wal import BrokenInvariant, LedgerBroken, PrunedRange, PrunedSegment
 from wal import directory as directories
 
 LOGGER = logging.getLogger(__name__)
@@ -53,9 +53,9 @@ class PruneNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     segments: tuple[PrunedSegment, ...]
 
     @property
-    def pruned(self) -> Pruned:
+    def pruned(self) -> PrunedRange:
         """What is recorded of it."""
-        return Pruned(self.below, self.segments)
+        return PrunedRange(self.below, self.segments)
 
 
 def leave_note(home: Path, note: PruneNote) -> None:

@@ -15,7 +15,7 @@ from cluster.schemas import SnapshotPoolView, SnapshotView
 from cluster.system import format_instant
 from replica.values import Instant
 from snapshots import Image, SnapshotStore, Summary
-from wal import BrokenInvariant, Placed
+from wal import BrokenInvariant, ConfigurationAt
 
 
 class SnapshotInstall:
@@ -43,7 +43,7 @@ class SnapshotInstall:
         self._verified = self._snapshots.verify(self._receiver)
         self._verified.add_done_callback(lambda verified: call_soon(loop, done))
 
-    def finish(self) -> Placed | None:
+    def finish(self) -> ConfigurationAt | None:
         """Seal the snapshot and stand on it; what `verify` found wrong is raised here."""
         if self._verified is None:
             raise BrokenInvariant("a snapshot that was not verified is to be installed")

@@ -29,12 +29,12 @@ from wal import (
     FIRST_INCARNATION,
     CodecError,
     Condition,
+    ConfigurationAt,
     Environment,
     Incarnation,
     Journal,
     Ledger,
     LedgerBroken,
-    Placed,
     RecoveryRefused,
     may_have_run,
     name_of,
@@ -89,7 +89,7 @@ class Storage(msgspec.Struct, frozen=True):
     """Entries that were folded after the snapshot."""
     identity: str
     """The id of this replica as a member: its name if it founded the cluster."""
-    configuration: Placed | None
+    configuration: ConfigurationAt | None
     """Who is a member as of `index`, as far as snapshot and ledger say it."""
 
     def close(self) -> None:
@@ -356,7 +356,7 @@ def _why_not(image: Image, journal: Journal) -> str | None:
 
 def _replay(
     ledger: Ledger, journal: Journal, image: Image | None, directory: Path, name: str
-) -> tuple[State, int, Placed | None]:
+) -> tuple[State, int, ConfigurationAt | None]:
     state, index = (EMPTY, 0) if image is None else (image.state, image.index)
     placed = None if image is None else image.configuration
     for gap in ledger.gaps():
@@ -374,7 +374,7 @@ def _replay(
             history.take(entry.index, read_batch(entry.data))
             configuration = read_configuration(entry.data)
             if configuration is not None:
-                placed = Placed(entry.index, configuration)
+                placed = ConfigurationAt(entry.index, configuration)
             index = entry.index
             replayed += 1
         if index == before:

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
         start_command,
         tell_manager,
     )
-    from cluster.system.trusted_paths import Untrusted, open_trusted
+    from cluster.system.trusted_paths import UntrustedFile, open_trusted
 else:
     __getattr__ = shown(
         __name__,
@@ -91,6 +91,6 @@ else:
         processes: sync_file_system
         service_manager: EXIT_CONFIGURATION FORMAT_VARIABLE FORMATS LEVELS READY STOPPING SYSTEMD VARIABLES
         service_manager: enable_command start_command tell_manager
-        trusted_paths: Untrusted open_trusted
+        trusted_paths: UntrustedFile open_trusted
         """,
     )

@@ -78,7 +78,7 @@ def begin_logging(identifier: str = "forebay", *, level: str | None = None, node
     level = level or _one_of(LEVEL_VARIABLE, LEVELS) or "info"
     process = {"identifier": identifier, **about(node=node, replica=replica)}
     if len(process) == 1:
-        process = _inherited() or process
+        process = _inherited_subject() or process
     os.environ[FORMAT_VARIABLE], os.environ[LEVEL_VARIABLE] = form, level
     os.environ[PROCESS_VARIABLE] = json.dumps(process)
     root.addHandler(handler_for(form, process))
@@ -124,8 +124,8 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text without a trailing newline."""
-        line = f"{self.formatTime(record)} {record.levelname} {record.name}: {_shown(_message(record))}"
-        return "".join((line, *(f"\n    {_shown(one)}" for one in _traceback(record).split("\n") if one)))
+        line = f"{self.formatTime(record)} {record.levelname} {record.name}: {_to_printable_line(_message(record))}"
+        return "".join((line, *(f"\n    {_to_printable_line(one)}" for one in _traceback(record).split("\n") if one)))
 
 
 class JsonFormatter(logging.Formatter):
@@ -176,7 +176,9 @@ class JournalHandler(logging.Handler):
                 sentence = f"{self.lost} messages of this process are lost: journald did not take them in time"
                 self._send(self._entry(logging.WARNING, __name__, sentence, self._said.items()))
                 self.lost = 0
-            text = "\n".join(_shown(one) for one in (_message(record), *_traceback(record).split("\n")) if one)
+            text = "\n".join(
+                _to_printable_line(one) for one in (_message(record), *_traceback(record).split("\n")) if one
+            )
             self._send(self._entry(record.levelno, record.name, text, _fields(record, self._said)))
         except (BlockingIOError, InterruptedError):
             self.lost += 1
@@ -236,7 +238,7 @@ def _field(name: str, value: _Value) -> bytes:
 def _fields(record: logging.LogRecord, said: dict[str, _Value]) -> list[tuple[str, _Value]]:
     given = ((name, record.__dict__.get(name, said.get(name))) for name in FIELDS)
     return [
-        (name, value if isinstance(value, int) else _shown(str(value)[:VALUE_CHARS_MAX]))
+        (name, value if isinstance(value, int) else _to_printable_line(str(value)[:VALUE_CHARS_MAX]))
         for name, value in given
         if value is not None
     ]
@@ -257,7 +259,7 @@ def _traceback(record: logging.LogRecord) -> str:
     return text if over <= 0 else f"({over} characters more) …{text[-TRACEBACK_CHARS_MAX:]}"
 
 
-def _shown(text: str) -> str:
+def _to_printable_line(text: str) -> str:
     """Return a text as one printable line."""
     return text if _PRINTABLE.match(text) else plain(text)
 
@@ -279,7 +281,7 @@ def _is_json() -> bool:
     return os.environ.get(FORMAT_VARIABLE, "").lower() == "json"
 
 
-def _inherited() -> dict[str, _Value]:
+def _inherited_subject() -> dict[str, _Value]:
     try:
         found = json.loads(os.environ.get(PROCESS_VARIABLE, ""))
     except ValueError:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Untrusted(Exception):
+class UntrustedFile(Exception):
     """File that another account could change, or that is not regular; `remedy` says how to fix it."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
@@ -53,7 +53,7 @@ def open_trusted(path: str, look: Callable[[os.stat_result, str], None] | None =
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise Untrusted(f"{path} is no regular file", "name a file")
+            raise UntrustedFile(f"{path} is no regular file", "name a file")
         _check(status, path)
     except BaseException:
         os.close(file)
@@ -63,9 +63,9 @@ def open_trusted(path: str, look: Callable[[os.stat_result, str], None] | None =
 
 def _check(status: os.stat_result, shown: str) -> None:
     if status.st_uid not in (0, os.geteuid()):
-        raise Untrusted(
+        raise UntrustedFile(
             f"{shown} belongs to user {status.st_uid}", "make root its owner, or the account that Forebay runs as"
         )
     is_shared = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & _OTHERS_WRITE and not is_shared:
-        raise Untrusted(f"others may write to {shown}", "take that from them with chmod go-w")
+        raise UntrustedFile(f"others may write to {shown}", "take that from them with chmod go-w")

@@ -29,7 +29,7 @@ from cluster.server.storage import Storage, allow_first_start, open_storage
 from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock
 from cluster.system.eventloop import Identities
-from cluster.system.eventloop.slices import Work
+from cluster.system.eventloop.slices import SlicedWork
 from replica.messages import features
 from tests.ports import free_port
 from wal import Journal, no_op_of
@@ -404,7 +404,7 @@ class Harness:
             return Answer(response.status, found, dict(response.headers))
 
     @property
-    def work(self) -> Work:
+    def work(self) -> SlicedWork:
         """What long work of a test goes through."""
         return self.service.slices.work("test")
 

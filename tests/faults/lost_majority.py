@@ -35,7 +35,7 @@ from tests.cluster.server.test_membership import Site, members, voters
 from tests.cluster.test_serve import ROOT, request
 from tests.simulation.lost_majority import Loss
 from tests.simulation.lost_majority import lose_majority as played
-from wal import Environment, Journal, Kind, decode_batch, kind_of
+from wal import EntryKind, Environment, Journal, decode_batch, kind_of
 
 NAMES = ("r1", "r2", "r3")
 WRITERS = 3
@@ -103,7 +103,7 @@ def jobs_in(directory: Path, config: Config, name: str) -> tuple[set[int], int]:
         revision = 0
         for index in range(journal.first_index, journal.last_index + 1):
             data = journal.entry(index).data
-            if kind_of(data) is not Kind.BATCH:
+            if kind_of(data) is not EntryKind.BATCH:
                 continue
             batch = decode_batch(data)
             if batch.base != revision:

@@ -17,7 +17,7 @@ from cluster.consensus.seals import Seal, Seals
 from cluster.server.tlog import SIGNING_DIRECTORY, private_key
 from replica.messages.commands import Actor
 from wal import Environment, Journal, name_of
-from wal.codec import Kind, decode_batch, encode_batch, kind_of
+from wal.codec import EntryKind, decode_batch, encode_batch, kind_of
 from wal.journal import Entry
 from wal.ledger import Ledger
 
@@ -27,7 +27,7 @@ Rewrite = Callable[[Entry], Entry]
 
 def blamed(entry: Entry, actor: Actor) -> Entry:
     """Return the entry with somebody else as who asked for everything in it: what it led to stays the same."""
-    if kind_of(entry.data) is not Kind.BATCH:
+    if kind_of(entry.data) is not EntryKind.BATCH:
         return entry
     batch = decode_batch(entry.data)
     entries = tuple(replace(one, actor=actor) for one in batch.entries)

@@ -38,7 +38,7 @@ from tests.golden.asked import bodies
 from tests.golden.spoken import frames
 from tests.golden.words import vocabulary
 from wal.codec import NO_OP, encode_batch
-from wal.configuration import Member, Placed, encode_configuration, initial
+from wal.configuration import ConfigurationAt, Member, encode_configuration, initial
 from wal.environment import Environment
 from wal.journal import Entry, Journal
 
@@ -150,7 +150,7 @@ def make(root: Path) -> dict[str, object]:
             for entry, after in zip(entries[:applied], states, strict=False):
                 digest = journal.record_applied(entry, after.revision)
                 if entry.index == snapshot:
-                    image = Image(after, snapshot, entry.term, digest, Placed(1, members))
+                    image = Image(after, snapshot, entry.term, digest, ConfigurationAt(1, members))
             journal.sync()
             digest = journal.applied_digest if name == "r1" else digest
         if snapshot:

@@ -22,7 +22,7 @@ from tests.golden.make_ledger import BEHIND, REPLICAS, UNSEEN
 from tests.golden.previous import EXPECTED, GOLDEN, previous_cluster
 from tests.golden.spoken import CLUSTER, MESSAGES, SENDER, frames
 from tests.golden.words import vocabulary
-from wal.codec import Kind, decode_batch, encode_batch, kind_of
+from wal.codec import EntryKind, decode_batch, encode_batch, kind_of
 from wal.configuration import decode_configuration, encode_configuration
 
 
@@ -91,11 +91,11 @@ def test_every_entry_of_the_previous_ledger_would_be_written_again_byte_for_byte
         for entry in storage.ledger.read(1, limit=EXPECTED["entries"]):
             kind = kind_of(entry.data)
             kinds.add(kind)
-            if kind is Kind.BATCH:
+            if kind is EntryKind.BATCH:
                 assert encode_batch(decode_batch(entry.data)) == entry.data, entry.index
-            if kind is Kind.CONFIGURATION:
+            if kind is EntryKind.CONFIGURATION:
                 assert encode_configuration(decode_configuration(entry.data)) == entry.data
-        assert kinds == set(Kind)
+        assert kinds == set(EntryKind)
     finally:
         storage.close()
 

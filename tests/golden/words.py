@@ -6,10 +6,10 @@ import msgspec.inspect as inspect
 
 from replica.messages.entries import Batch
 from replica.state.state import TABLES
-from snapshots.image import Header, PoolCapacity
+from snapshots.image import PoolCapacity, SnapshotHeader
 from wal.configuration import Configuration
 
-ROOTS: tuple[type, ...] = (Batch, Configuration, Header, PoolCapacity, *(table.record for table in TABLES))
+ROOTS: tuple[type, ...] = (Batch, Configuration, SnapshotHeader, PoolCapacity, *(table.record for table in TABLES))
 
 
 def vocabulary() -> dict[str, Any]:

@@ -122,7 +122,7 @@ MUTANTS: Final = (
     Mutant("what was cut still counts as synced", _LOG + "truncate_from",
            "raft.durable_index = min(raft.durable_index, index - 1)", "pass", "restless", 0),
     Mutant("what was cut is still synced to the journal itself", _JOURNAL + "_cut",
-           "self._synced.truncated(index)", "pass", "net", 5),
+           "self._synced.note_truncation(index)", "pass", "net", 5),
     Mutant("promises leave without a sync", _LOG + "make_durable", "journal.sync()", "pass", "raft", 0),
     Mutant("a copy that was put off counts", _LOG + "make_durable",
            "        if postpones_sync(raft):\n            return",

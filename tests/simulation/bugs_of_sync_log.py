@@ -8,12 +8,12 @@ from unittest.mock import patch
 from wal import sectors
 from wal.environment import Environment
 from wal.records import LogMark
-from wal.sync_log import Record
+from wal.sync_log import SyncRecord
 
 
 def record_not_synced() -> list[Any]:
     """A record is written to the log, and its promise leaves without waiting for the disk (H1)."""
-    return [patch.object(Record, "commit", lambda self: self._file.write(self.data, self.offset))]
+    return [patch.object(SyncRecord, "commit", lambda self: self._file.write(self.data, self.offset))]
 
 
 def torn_record_believed() -> list[Any]:

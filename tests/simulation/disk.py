@@ -27,9 +27,9 @@ from wal.records import (
     MARKS_KEY,
     STATE,
     HardState,
-    Identity,
     Incarnation,
     Marks,
+    StorageIdentity,
     index_key,
     unpack_entry,
     unpack_hard,
@@ -404,13 +404,13 @@ class SimEnvironments:
         incarnation: Incarnation = FIRST_INCARNATION,
     ) -> Environment:
         """Open as `Environment.open` does, without its file lock and its look at the bytes of LMDB's meta pages."""
-        identity = Identity(cluster_id, replica)
+        identity = StorageIdentity(cluster_id, replica)
         disk = self.disks[directory]
         directory.mkdir(parents=True, exist_ok=True)
         (directory / wal_environment.DATA_FILE).touch()  # that there is one is all that is asked of the file
         opened: Any = wal_environment._open_lmdb(directory, map_size_bytes, readonly=False)
         try:
-            return Environment.prepared(directory, opened, identity, disk.log, create=create, incarnation=incarnation)
+            return Environment.prepare(directory, opened, identity, disk.log, create=create, incarnation=incarnation)
         except lmdb.MapFullError as error:
             raise StorageFailed(str(error)) from error
         except (lmdb.Error, OSError) as error:

@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapshots.finalize import Disk, SnapshotName
+from snapshots.finalize import SnapshotDisk, SnapshotName
 
 if TYPE_CHECKING:
     from tests.simulation.disk import SimDisk
 
 
-class SimFiles(Disk):
+class SimFiles(SnapshotDisk):
     """The calls of `snapshots` that change a disk: files on tmpfs, of which a crash forgets what was not synced."""
 
     def __init__(self, disk: SimDisk, directory: Path) -> None:

@@ -17,7 +17,7 @@ from cluster.server.storage import Storage, open_storage
 from cluster.system.clock import SystemClock
 from tests.simulation.replicas import SimReplica
 from tests.simulation.world import World
-from wal import Entry, Incarnation, Kind, kind_of
+from wal import Entry, EntryKind, Incarnation, kind_of
 
 PROFILES = ("net", "crash", "disk", "membership")
 RUN_S = (0.3, 2.0)
@@ -89,7 +89,7 @@ def _recovered(world: World, survivor: SimReplica, chance: random.Random) -> Los
         storage = open_storage(survivor.config, name)
         held = _entries(storage)
         first = storage.journal.first_index
-        began = storage.state.revision > 0 or any(kind_of(entry.data) is Kind.BATCH for entry in held)
+        began = storage.state.revision > 0 or any(kind_of(entry.data) is EntryKind.BATCH for entry in held)
         storage.close()
         if not began:
             return None

@@ -23,7 +23,7 @@ from cluster.server.storage import member_note
 from tests.simulation.loop import EPOCH_US
 from tests.simulation.replicas import SimReplica
 from tests.simulation.watched import WatchedController
-from wal.configuration import Action, Configuration
+from wal.configuration import ChangeKind, Configuration
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -118,7 +118,7 @@ class Operator:
             name = rng.choice(broken)
             if rng.random() < 0.3:
                 self._join_too_early(next(row for row in rows if row.name == name), rows)
-            yield from self._change(Action.REPLACE, name)
+            yield from self._change(ChangeKind.REPLACE, name)
             return
         if self.world.ending:
             yield from self._clear_away(rows)
@@ -129,10 +129,10 @@ class Operator:
             if len(rows) < self._founders + NEWCOMERS_MAX:
                 yield from self._add(rows)
         elif draw < 0.6:
-            yield from self._change(Action.REMOVE, name)
+            yield from self._change(ChangeKind.REMOVE, name)
         elif draw < 0.8:
             # Perhaps it was only out of sight, and goes on as who it was while its successor runs elsewhere.
-            yield from self._change(Action.REPLACE, name)
+            yield from self._change(ChangeKind.REPLACE, name)
         elif draw < 0.9:
             self._lose(rng.choice(rows).id)
         else:
@@ -151,7 +151,7 @@ class Operator:
             self._newcomers += 1
             name = f"r{self._founders + self._newcomers}"
         replica = self.world.place_of(name) or self.world.new_place(name)
-        yield from self._change(Action.ADD, name, replica.address)
+        yield from self._change(ChangeKind.ADD, name, replica.address)
 
     def _lose(self, identity: str) -> None:
         replica = self._running_as(identity)
@@ -160,7 +160,7 @@ class Operator:
 
     # One change
 
-    def _change(self, action: Action, name: str, address: str = "") -> Steps[None]:
+    def _change(self, action: ChangeKind, name: str, address: str = "") -> Steps[None]:
         world = self.world
         self._number += 1
         command_id = (EPOCH_US // 1000).to_bytes(6, "big") + b"member" + self._number.to_bytes(4, "big")
@@ -172,7 +172,7 @@ class Operator:
             known = controller.engine.configuration
             if not controller.leads or not controller.state.revision:
                 raise NotLeading(controller.engine.leader)
-            if action is Action.REMOVE and name == controller.name and len(known.voters) > 1:
+            if action is ChangeKind.REMOVE and name == controller.name and len(known.voters) > 1:
                 if known.change.id != wanted.id:  # as cluster.api.members.remove has it
                     await controller.membership.transfer(None)
                     raise NotLeading(controller.engine.leader)
@@ -190,7 +190,7 @@ class Operator:
         except ChangeRefused:
             return  # the cluster says so itself
         well = sum(self.world.is_healthy(voter) for voter in new.voter_ids)
-        if well < new.majority or (len(new.voters) < VOTERS_MIN and wanted.action is Action.REMOVE):
+        if well < new.majority or (len(new.voters) < VOTERS_MIN and wanted.action is ChangeKind.REMOVE):
             raise Unwise
 
     # Who is to be started

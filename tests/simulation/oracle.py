@@ -22,8 +22,8 @@ from replica.values.units import Revision
 from tests.simulation.disk import SimDisk
 from tests.simulation.lives import Lives
 from tests.simulation.register import Register
-from wal.codec import Kind, decode_batch, kind_of
-from wal.configuration import Placed, decode_configuration
+from wal.codec import EntryKind, decode_batch, kind_of
+from wal.configuration import ConfigurationAt, decode_configuration
 
 FIELDS = State.__struct_fields__
 
@@ -156,7 +156,7 @@ class Oracle:
         if held < needed:
             self._violate(f"{name} commits entry {index} of term {term}, which is on {held} disks; {needed} are needed")
 
-    def changed(self, name: str, before: Placed, placed: Placed, term: int) -> None:
+    def changed(self, name: str, before: ConfigurationAt, placed: ConfigurationAt, term: int) -> None:
         """A leader has changed who is a member (thesis 4.1): one change at a time, and not before it knows its own."""
         self.members.seen(placed.configuration)
         known = self._committed.get(before.index)
@@ -248,9 +248,9 @@ class Oracle:
         before = self.state
         after = before
         kind = kind_of(data)
-        if kind is Kind.CONFIGURATION:
+        if kind is EntryKind.CONFIGURATION:
             self.members.agreed(index, decode_configuration(data))
-        elif kind is Kind.BATCH:
+        elif kind is EntryKind.BATCH:
             batch = decode_batch(data)
             if batch.base != before.revision:
                 self.void += 1

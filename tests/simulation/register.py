@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wal.configuration import Action, Configuration, Placed, incarnation_of
+from wal.configuration import ChangeKind, Configuration, ConfigurationAt, incarnation_of
 
-BY_OPERATORS = (Action.ADD, Action.REMOVE, Action.REPLACE)
+BY_OPERATORS = (ChangeKind.ADD, ChangeKind.REMOVE, ChangeKind.REPLACE)
 
 
 class Register:
@@ -14,7 +14,7 @@ class Register:
 
     def __init__(self, violate: Callable[[str], None]) -> None:
         self._violate = violate
-        self.placed: list[Placed] = []
+        self.placed: list[ConfigurationAt] = []
         """Agreed, oldest first: the entry is committed and somebody has applied it."""
         self._seen: dict[tuple[int, tuple[str, ...], tuple[str, ...]], Configuration] = {}
         self._ids: set[str] = set()
@@ -25,7 +25,7 @@ class Register:
         """The last one that was agreed on; None before the cluster was founded."""
         return self.placed[-1].configuration if self.placed else None
 
-    def at(self, index: int) -> Placed | None:
+    def at(self, index: int) -> ConfigurationAt | None:
         """Return the one that is in force for whoever has applied everything up to `index`, and no more."""
         return next((placed for placed in reversed(self.placed) if placed.index <= index), None)
 
@@ -70,9 +70,9 @@ class Register:
                 earlier = self._commands.setdefault(change.id, configuration.version)
                 if earlier != configuration.version:
                     self._violate(f"exactly once: {said} carries out a command again; version {earlier} had done it")
-        self.placed.append(Placed(index, configuration))
+        self.placed.append(ConfigurationAt(index, configuration))
 
-    def holds(self, name: str, index: int, placed: Placed | None) -> None:
+    def holds(self, name: str, index: int, placed: ConfigurationAt | None) -> None:
         """What a replica takes for the members, after an entry, is what the history says."""
         known = self.at(index)
         if placed != known:
@@ -92,5 +92,5 @@ class Register:
             self._violate(f"{name} is told that version {version} removed it; {identity} is a member there, or later")
 
 
-def _version(placed: Placed | None) -> int:
+def _version(placed: ConfigurationAt | None) -> int:
     return 0 if placed is None else placed.configuration.version

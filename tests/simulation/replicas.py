@@ -30,7 +30,7 @@ from tests.simulation.loop import Died, SimClock, VirtualLoop
 from tests.simulation.network import SimLinks
 from tests.simulation.watched import WatchedController, WatchedJournal
 from wal import BrokenInvariant, LedgerBroken, StorageFailed
-from wal.configuration import Placed
+from wal.configuration import ConfigurationAt
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -192,7 +192,7 @@ class SimReplica:
         self.identity = storage.identity
         world.disks[self.identity] = self.disk
         founding = founding_of(self.config, self.identity)
-        journal.read_configurations(storage.configuration or Placed(0, founding))
+        journal.read_configurations(storage.configuration or ConfigurationAt(0, founding))
         # A replica may have died between applying an entry durably and showing it.
         if storage.index > world.oracle.index:
             for entry in storage.ledger.read(world.oracle.index + 1, limit=storage.index):

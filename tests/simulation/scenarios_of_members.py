@@ -9,7 +9,7 @@ from cluster.consensus.frames import AnyMessage, AppendRequest, Heartbeat, VoteR
 from tests.simulation.replicas import SimReplica
 from tests.simulation.scenarios import Story
 from tests.simulation.world import World
-from wal.configuration import Action
+from wal.configuration import ChangeKind
 
 
 def _remove(leader: SimReplica, *gone: SimReplica) -> None:
@@ -18,7 +18,7 @@ def _remove(leader: SimReplica, *gone: SimReplica) -> None:
     def ask() -> None:
         for replica in gone:
             with suppress(ChangeRefused, NotLeader):
-                leader.engine.change(Wanted(action=Action.REMOVE, name=replica.name))
+                leader.engine.change(Wanted(action=ChangeKind.REMOVE, name=replica.name))
 
     leader.loop.call_now(ask)
 

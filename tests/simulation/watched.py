@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cluster.server.controller import Controller
 from snapshots import Image
 from wal import Journal
-from wal.configuration import Configuration, Placed, decode_configuration, is_configuration
+from wal.configuration import Configuration, ConfigurationAt, decode_configuration, is_configuration
 from wal.journal import Entry
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class WatchedJournal(Journal):
 
     world: World
     name: str
-    placed: list[Placed]
+    placed: list[ConfigurationAt]
     """The configuration that nothing can undo, and those after it; the last one is in force."""
 
     @property
@@ -31,7 +31,7 @@ class WatchedJournal(Journal):
         """The members that count for this journal, by the oracle's account."""
         return self.placed[-1].configuration
 
-    def read_configurations(self, base: Placed) -> None:
+    def read_configurations(self, base: ConfigurationAt) -> None:
         """Take `base` for what is known as of the applied mark, and read what the journal has after it."""
         self.placed = [base]
         index = max(self.base_index, self.applied_index)
@@ -42,7 +42,7 @@ class WatchedJournal(Journal):
 
     def _note(self, entry: Entry) -> None:
         if is_configuration(entry.data):
-            self.placed.append(Placed(entry.index, decode_configuration(entry.data)))
+            self.placed.append(ConfigurationAt(entry.index, decode_configuration(entry.data)))
 
     def append(self, entries: Sequence[Entry]) -> None:
         super().append(entries)
@@ -63,7 +63,7 @@ class WatchedJournal(Journal):
         super().truncate_from(index)
         self.placed[1:] = [placed for placed in self.placed[1:] if placed.index < index]
 
-    def installed(self, index: int, placed: Placed | None) -> None:
+    def installed(self, index: int, placed: ConfigurationAt | None) -> None:
         """A snapshot was adopted, in which `placed` is in force; some of the journal may have been kept."""
         if placed is not None:
             later = [one for one in self.placed if index < one.index <= self.last_index]

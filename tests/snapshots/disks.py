@@ -6,10 +6,10 @@ import errno
 import os
 import signal
 
-from snapshots.finalize import Disk
+from snapshots.finalize import SnapshotDisk
 
 
-class TracingDisk(Disk):
+class TracingDisk(SnapshotDisk):
     """Does what Disk does and remembers the calls; at call number `at`, counted from 0, `happen` comes first."""
 
     def __init__(self, at: int | None = None) -> None:

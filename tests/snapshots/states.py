@@ -25,7 +25,7 @@ from replica.state.state import TABLES, State
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant, Revision
 from snapshots.image import Assembly, Image
-from wal.configuration import Action, Change, Configuration, Member, Placed
+from wal.configuration import Change, ChangeKind, Configuration, ConfigurationAt, Member
 
 MIB = 1024 * 1024
 DIGEST = bytes(range(32))
@@ -139,7 +139,7 @@ MEMBERS = Configuration(
     6,
     (Member("r1", "r1:7401", "r1:7411"), Member("r2#4", "r2:7401", "r2:7411")),
     (Member("r3#6", "r3:7401", "r3:7411"),),
-    Change(Action.ADD, "r3#6", "operator admin", 99, b"i" * 16),
+    Change(ChangeKind.ADD, "r3#6", "operator admin", 99, b"i" * 16),
 )
 
 images = st.builds(
@@ -148,7 +148,7 @@ images = st.builds(
     st.integers(1, 2**63 - 1),
     st.integers(1, 2**63 - 1),
     st.binary(min_size=32, max_size=32),
-    st.sampled_from([None, Placed(1, MEMBERS)]),
+    st.sampled_from([None, ConfigurationAt(1, MEMBERS)]),
 )
 
 
@@ -182,7 +182,7 @@ def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Ima
         index,
         term,
         DIGEST,
-        Placed(1, MEMBERS),
+        ConfigurationAt(1, MEMBERS),
     )
 
 

@@ -23,7 +23,7 @@ from snapshots import (
     load_snapshot,
     write_snapshot,
 )
-from snapshots.finalize import RESERVE_BYTES, Disk
+from snapshots.finalize import RESERVE_BYTES, SnapshotDisk
 from tests.snapshots.disks import FailingDisk, KillingDisk, TracingDisk
 from tests.snapshots.states import many_jobs, small_image
 
@@ -120,7 +120,7 @@ def test_a_process_that_dies_at_any_call_leaves_a_valid_snapshot(tmp_path: Path)
         found = store.newest_usable()
         store.close()
         assert found is not None and found[1] == small_image(7 if renamed else 6)
-        assert store.skipped == ()
+        assert store.skipped_snapshots == ()
         assert len(os.listdir(tmp_path)) == 1 + renamed
 
 
@@ -156,7 +156,7 @@ def test_sigkill_at_random_moments_never_loses_a_snapshot_that_was_promised(tmp_
         store = SnapshotStore(tmp_path)
         found = store.newest_usable()
         store.close()
-        assert found is not None and store.skipped == ()
+        assert found is not None and store.skipped_snapshots == ()
         assert promised <= found[1].index <= promised + 1
         assert found[1].state == many_jobs(400).state
         assert len(os.listdir(tmp_path)) <= 3
@@ -213,7 +213,7 @@ def test_progress_counts_up_to_all_records(tmp_path: Path) -> None:
 
 
 def test_two_writers_of_one_snapshot_do_not_mix(tmp_path: Path) -> None:
-    class Meanwhile(Disk):
+    class Meanwhile(SnapshotDisk):
         def sync(self, file: int) -> None:
             with pytest.raises(SnapshotFailed, match="another process is writing it; let the other process finish"):
                 write_snapshot(tmp_path, small_image())

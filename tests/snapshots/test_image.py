@@ -28,10 +28,10 @@ from snapshots.image import (
     HEADER,
     SLICE_BYTES,
     SLICE_RECORDS,
-    Header,
     Image,
-    ImageRefused,
+    ImageRejected,
     Slice,
+    SnapshotHeader,
     to_sections,
 )
 from tests.snapshots.states import (
@@ -45,7 +45,7 @@ from tests.snapshots.states import (
     number_of,
     small_image,
 )
-from wal.configuration import Placed
+from wal.configuration import ConfigurationAt
 
 _replace = msgspec.structs.replace
 
@@ -147,7 +147,7 @@ DERIVED = frozenset(
 
 def test_a_field_of_state_that_the_image_does_not_carry_is_noticed() -> None:
     maps = {table.field for table in TABLES}
-    assert set(State.__struct_fields__) - DERIVED - maps <= set(Header.__struct_fields__)
+    assert set(State.__struct_fields__) - DERIVED - maps <= set(SnapshotHeader.__struct_fields__)
 
 
 def test_each_section_has_a_number_of_its_own() -> None:
@@ -160,7 +160,7 @@ def test_a_snapshot_of_a_release_with_more_fields_is_refused_by_the_name_of_the_
     def grown(records: list[Any]) -> list[Any]:
         return [[*record, 1] if table.own_key else [record[0], [*record[1], 1]] for record in records]
 
-    with pytest.raises(ImageRefused, match=rf"^section {table.field} has records with more fields .*newer release"):
+    with pytest.raises(ImageRejected, match=rf"^section {table.field} has records with more fields .*newer release"):
         from_sections(_altered(small_image(), table.section, grown))
 
 
@@ -251,7 +251,7 @@ REFUSED: tuple[tuple[str, int, Any, str], ...] = (
 
 @pytest.mark.parametrize(("_", "section", "change", "sentence"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_an_image_that_was_altered_is_refused_by_name(_: str, section: int, change: Any, sentence: str) -> None:
-    with pytest.raises(ImageRefused, match=sentence):
+    with pytest.raises(ImageRejected, match=sentence):
         from_sections(_altered(small_image(), section, change))
 
 
@@ -263,7 +263,7 @@ def test_an_answer_that_stands_under_anything_but_its_key_is_refused_by_name() -
     image = _replace(image, state=derive(state))
     assert _through(image).state == image.state
     for key in (session_command_id(2, 1, 0), b"", b"r" * 16):
-        with pytest.raises(ImageRefused, match="section answers"):
+        with pytest.raises(ImageRejected, match="section answers"):
             from_sections(_altered(image, number_of("answers"), _in_first(0, key)))
 
 
@@ -274,15 +274,15 @@ def test_sections_in_any_order_but_the_right_one_are_refused() -> None:
         for second in range(first + 1, len(pieces)):
             swapped: list[Slice] = pieces.copy()
             swapped[first], swapped[second] = swapped[second], swapped[first]
-            with pytest.raises(ImageRefused):
+            with pytest.raises(ImageRejected):
                 from_sections((piece.section, piece.payload) for piece in swapped)
         for wrong in (pieces[:first] + pieces[first + 1 :], [*pieces[: first + 1], *pieces[first:]]):
-            with pytest.raises(ImageRefused):
+            with pytest.raises(ImageRejected):
                 from_sections((piece.section, piece.payload) for piece in wrong)
 
 
 def test_an_unknown_section_is_refused_as_of_a_newer_release() -> None:
-    with pytest.raises(ImageRefused, match="section 99 is unknown: a newer release"):
+    with pytest.raises(ImageRejected, match="section 99 is unknown: a newer release"):
         from_sections([(99, b"\x90")])
 
 
@@ -300,27 +300,27 @@ def test_an_unknown_section_is_refused_as_of_a_newer_release() -> None:
 )
 def test_a_state_that_could_not_be_read_back_is_not_written(change: dict[str, Any], sentence: str) -> None:
     image = small_image()
-    with pytest.raises(ImageRefused, match=sentence):
+    with pytest.raises(ImageRejected, match=sentence):
         list(to_sections(_replace(image, state=_replace(image.state, **change))))
 
 
 def test_a_record_too_large_to_be_read_is_not_written() -> None:
-    with pytest.raises(ImageRefused, match="section jobs has a record of more than"):
+    with pytest.raises(ImageRejected, match="section jobs has a record of more than"):
         list(to_sections(many_jobs(1, script_bytes=5 * MIB)))
 
 
 @pytest.mark.parametrize(
     "placed",
     [
-        Placed(8, MEMBERS),
-        Placed(0, MEMBERS),
-        Placed(1, _replace(MEMBERS, voters=())),
-        Placed(1, _replace(MEMBERS, version=5)),
+        ConfigurationAt(8, MEMBERS),
+        ConfigurationAt(0, MEMBERS),
+        ConfigurationAt(1, _replace(MEMBERS, voters=())),
+        ConfigurationAt(1, _replace(MEMBERS, version=5)),
     ],
     ids=["of a later entry", "of no entry", "nobody votes", "a member of the future"],
 )
-def test_members_that_cannot_be_are_refused(placed: Placed) -> None:
-    with pytest.raises(ImageRefused, match="members are not sound"):
+def test_members_that_cannot_be_are_refused(placed: ConfigurationAt) -> None:
+    with pytest.raises(ImageRejected, match="members are not sound"):
         _through(_replace(small_image(), configuration=placed))
 
 

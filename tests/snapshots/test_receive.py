@@ -360,7 +360,7 @@ def test_a_process_that_dies_at_any_call_while_receiving_leaves_the_old_snapshot
         renamed = trace.calls.index(f"rename {receiving_name(SnapshotName(7, 2))} {NAME}") < call
         with closing(SnapshotStore(directory)) as store:
             found = store.newest_usable()
-            assert found is not None and found[1] == small_image(7 if renamed else 6) and store.skipped == ()
+            assert found is not None and found[1] == small_image(7 if renamed else 6) and store.skipped_snapshots == ()
             if not renamed:
                 receiver = store.receive(7, 2)
                 receiver.write(receiver.next_offset, content[receiver.next_offset :])

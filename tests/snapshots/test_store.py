@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snapshots import SnapshotAbandoned, SnapshotFailed, SnapshotName, SnapshotStore, load_snapshot, write_snapshot
-from snapshots.finalize import Disk
+from snapshots.finalize import SnapshotDisk
 from tests.snapshots.disks import FailingDisk, TracingDisk
 from tests.snapshots.states import many_jobs, small_image
 
@@ -21,7 +21,7 @@ def _damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-class GatedDisk(Disk):
+class GatedDisk(SnapshotDisk):
     """Waits before the first sync until it is let go."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class GatedDisk(Disk):
 
 def test_an_empty_directory_is_made_and_has_no_snapshot(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path / "r1" / "snapshots")
-    assert store.newest_usable() is None and store.newest() is None and store.skipped == ()
+    assert store.newest_usable() is None and store.newest() is None and store.skipped_snapshots == ()
     assert store.directory.stat().st_mode & 0o777 == 0o700
 
 
@@ -46,8 +46,10 @@ def test_the_newest_valid_snapshot_wins_and_the_damaged_ones_are_said(tmp_path: 
     paths[2].write_bytes(b"")
     store = SnapshotStore(tmp_path)
     assert store.newest_usable() == (paths[1], small_image(6))
-    assert [skipped.path for skipped in store.skipped] == [paths[3], paths[2]]
-    assert "checksum" in store.skipped[0].sentence and store.skipped[1].sentence.endswith("it is cut short")
+    assert [skipped.path for skipped in store.skipped_snapshots] == [paths[3], paths[2]]
+    assert "checksum" in store.skipped_snapshots[0].sentence and store.skipped_snapshots[1].sentence.endswith(
+        "it is cut short"
+    )
 
 
 def test_a_snapshot_that_a_peer_refused_is_read_again_once_and_sent_no_more_if_it_is_damaged(tmp_path: Path) -> None:
@@ -72,9 +74,9 @@ def test_a_snapshot_that_a_peer_refused_is_read_again_once_and_sent_no_more_if_i
     assert len(read) == 1
     store.doubt(5)
     settle()
-    assert store.newest() is None and [skipped.path for skipped in store.skipped] == [path]
+    assert store.newest() is None and [skipped.path for skipped in store.skipped_snapshots] == [path]
     store.save_in_background(small_image(5)).result(30)
-    assert store.newest() is not None and store.skipped == ()
+    assert store.newest() is not None and store.skipped_snapshots == ()
     store.close()
 
 
@@ -91,7 +93,7 @@ def test_a_snapshot_of_another_cluster_is_passed_over(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, cluster_id="c1")
     found = store.newest_usable()
     assert found is not None and found[1].index == 5
-    assert store.skipped[0].sentence == "it is of cluster 'c2'; this replica belongs to 'c1'"
+    assert store.skipped_snapshots[0].sentence == "it is of cluster 'c2'; this replica belongs to 'c1'"
 
 
 def test_what_dead_writers_left_is_removed_at_start_and_nothing_else(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_a_refused_snapshot_does_not_count_among_those_kept(tmp_path: Path) -> N
     assert [name.index for name in store.names()] == [8, 7, 6]
     store.save_in_background(small_image(9)).result(30)
     assert [name.index for name in store.names()] == [9, 8]
-    assert store.skipped == ()
+    assert store.skipped_snapshots == ()
     store.close()
 
 
@@ -147,7 +149,7 @@ def test_writing_a_damaged_snapshot_again_makes_it_sound(tmp_path: Path) -> None
     store = SnapshotStore(tmp_path)
     assert store.newest_usable() is None and store.newest() is None
     store.save_in_background(small_image()).result(30)
-    assert store.skipped == ()
+    assert store.skipped_snapshots == ()
     assert store.newest_usable() == (path, small_image())
     store.close()
 

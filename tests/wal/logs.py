@@ -8,11 +8,11 @@ from tests.wal.support import CLUSTER, REPLICA, apply, edit, entry, fill, opened
 from wal import Environment, records, sectors
 from wal.environment import DATA_FILE
 from wal.failures import LOG_FILE
-from wal.records import STATE, Identity, LogMark
+from wal.records import STATE, LogMark, StorageIdentity
 from wal.replay import Sync, pack
 from wal.sectors import BLOCK_BYTES, SECTOR_BYTES, TAG_BYTES
 
-IDENTITY = records.pack_identity(Identity(CLUSTER, REPLICA))
+IDENTITY = records.pack_identity(StorageIdentity(CLUSTER, REPLICA))
 
 
 def made_with_log(directory: Path) -> None:
@@ -152,7 +152,7 @@ def good_sync(**changed: object) -> Sync:
 def _digest_of(last: int) -> str:
     digest = records.GENESIS
     for index in range(1, last + 1):
-        digest = records.chained(digest, entry(index, 1 if index <= 6 else 2))
+        digest = records.chain_digest(digest, entry(index, 1 if index <= 6 else 2))
     return digest.hex()
 
 

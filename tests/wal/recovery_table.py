@@ -1,12 +1,12 @@
 """The recovery table as the document for operators shows it."""
 
-from wal.failures import OTHERWISE_REPLACE, REPLACE, Action, Condition
+from wal.failures import OTHERWISE_REPLACE, REPLACE, Condition, Reaction
 
 _DONE = {
-    Action.CREATE: "begins without data",
-    Action.CONTINUE: "goes on",
-    Action.CUT: "cuts it off and goes on",
-    Action.REFUSE: "refuses to start",
+    Reaction.CREATE: "begins without data",
+    Reaction.CONTINUE: "goes on",
+    Reaction.CUT: "cuts it off and goes on",
+    Reaction.REFUSE: "refuses to start",
 }
 
 

@@ -20,7 +20,7 @@ from wal import ENTRY_MAX_BYTES
 from wal.codec import (
     NO_OP,
     CodecError,
-    Kind,
+    EntryKind,
     WrittenLater,
     batch_of_encoded,
     counted_revision_after,
@@ -171,11 +171,11 @@ def test_only_a_batch_with_the_right_base_moves_the_revision() -> None:
         assert after(NO_OP, 7) == 7
         assert after(data, 7) == 9
         assert after(data, 8) == 8
-    assert kind_of(NO_OP) is Kind.NO_OP and kind_of(data) is Kind.BATCH
+    assert kind_of(NO_OP) is EntryKind.NO_OP and kind_of(data) is EntryKind.BATCH
 
 
 def test_a_no_op_says_who_led_and_nothing_else_does() -> None:
-    assert leader_of(no_op_of("r1.3")) == "r1.3" and kind_of(no_op_of("r1.3")) is Kind.NO_OP
+    assert leader_of(no_op_of("r1.3")) == "r1.3" and kind_of(no_op_of("r1.3")) is EntryKind.NO_OP
     assert leader_of(NO_OP) == leader_of(encode_batch(sample_batch(EVENTS[0]))) == ""
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal.codec import CodecError, Kind, decode_batch, kind_of, revision_after
+from wal.codec import CodecError, EntryKind, decode_batch, kind_of, revision_after
 from wal.configuration import (
-    Action,
     Change,
+    ChangeKind,
     Configuration,
     Member,
     decode_configuration,
@@ -29,7 +29,7 @@ CHANGED = Configuration(
     7,
     (*FOUNDERS[:2], Member("r3#5", "r3:7401", "r3:7411")),
     (Member("r4#7", "r4:7401", "r4:7411"),),
-    Change(Action.ADD, "r4#7", "operator admin", 1_760_000_000_000_000, b"\x01" * 16),
+    Change(ChangeKind.ADD, "r4#7", "operator admin", 1_760_000_000_000_000, b"\x01" * 16),
 )
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True)
@@ -52,7 +52,9 @@ def configurations(draw: st.DrawFn) -> Configuration:
     )
     learners = members[1:][: draw(st.integers(0, min(4, len(members) - 1)))]
     voters = tuple(member for member in members if member not in learners)
-    change = Change(draw(st.sampled_from(Action)), draw(st.none() | names), draw(names), draw(st.integers(0, 1 << 60)))
+    change = Change(
+        draw(st.sampled_from(ChangeKind)), draw(st.none() | names), draw(names), draw(st.integers(0, 1 << 60))
+    )
     return Configuration(version, voters, tuple(learners), change)
 
 
@@ -61,7 +63,7 @@ def test_a_configuration_has_one_encoding_and_is_read_as_what_was_written(config
     data = encode_configuration(configuration)
     assert decode_configuration(data) == configuration
     assert encode_configuration(decode_configuration(data)) == data
-    assert kind_of(data) is Kind.CONFIGURATION and is_configuration(data)
+    assert kind_of(data) is EntryKind.CONFIGURATION and is_configuration(data)
     assert revision_after(data, 41) == 41
     with pytest.raises(CodecError):
         decode_batch(data)
@@ -105,7 +107,7 @@ def test_the_bytes_of_a_configuration_stay_as_they_were_released() -> None:
 def test_a_configuration_that_is_not_sound_is_neither_written_nor_read(wrong: Configuration, sentence: str) -> None:
     with pytest.raises(CodecError, match=sentence):
         encode_configuration(wrong)
-    raw = bytes([Kind.CONFIGURATION, 1]) + msgspec.msgpack.encode(wrong)
+    raw = bytes([EntryKind.CONFIGURATION, 1]) + msgspec.msgpack.encode(wrong)
     with pytest.raises(CodecError, match=sentence):
         decode_configuration(raw)
 

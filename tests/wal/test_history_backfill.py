@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.wal.support import apply, edit, entry, fill, open_env, opened
 from wal import BrokenInvariant, Environment, Journal
-from wal.ledger import Handed, Ledger, NotThisHistory, hand_over
+from wal.ledger import HistoryEntry, Ledger, NotThisHistory, export_history
 from wal.ledger import fill as fill_gap
 from wal.records import ENTRIES, GAPS, Gap
 
@@ -54,7 +54,7 @@ def test_any_gap_is_filled_in_steps_of_any_size_and_the_ledger_is_whole_then(
     assert gap == Gap(before + 1, behind, 2 * before, 2 * behind)
     while gap is not None:
         steps = data.draw(st.integers(1, LAST), label="step")
-        handed = hand_over(donor, gap.last_index, entries_max=steps)[: gap.last_index - gap.first_index + 1]
+        handed = export_history(donor, gap.last_index, entries_max=steps)[: gap.last_index - gap.first_index + 1]
         gap = fill_gap(env, gap, handed)
         assert ledger.gaps() == (() if gap is None else (gap,))
         assert ledger.verify().digest == whole.applied_digest
@@ -72,9 +72,9 @@ def test_what_is_not_the_history_is_refused_and_nothing_is_written(tmp_path: Pat
     whole = _whole(tmp_path / "r2")
     env, _ = _with_gap(tmp_path / "r1", whole, 10, 30)
     gap = Ledger(env).gaps()[0]
-    good = hand_over(Ledger(whole._env), 30)
+    good = export_history(Ledger(whole._env), 30)
     first = good[0]
-    wrong: list[list[Handed]] = [
+    wrong: list[list[HistoryEntry]] = [
         [first._replace(entry=entry(30, term=2))],
         [first._replace(entry=first.entry._replace(data=first.entry.data + b"x"))],
         [first._replace(digest_before=bytes(32))],
@@ -110,7 +110,7 @@ def test_a_replica_whose_own_history_is_another_one_finds_out(tmp_path: Path) ->
     journal.reset_to(30, 1, digest, 60)
     journal.sync()
     gap = Ledger(env).gaps()[0]
-    handed = hand_over(Ledger(whole._env), 30)[:20]
+    handed = export_history(Ledger(whole._env), 30)[:20]
     left = fill_gap(env, gap, handed[:19])
     assert left == Gap(11, 11, 20, 22)
     with pytest.raises(BrokenInvariant, match="the history up to entry 10 is not the cluster's"):
@@ -123,13 +123,13 @@ def test_who_does_not_hold_an_entry_says_so_and_a_gap_ends_what_is_handed_over(t
     whole = _whole(tmp_path / "r2")
     env, _ = _with_gap(tmp_path / "r1", whole, 10, 30)
     ledger = Ledger(env)
-    assert [one.entry.index for one in hand_over(ledger, 33)] == [33, 32, 31]
-    assert [one.entry.index for one in hand_over(ledger, 10)] == list(range(10, 0, -1))
+    assert [one.entry.index for one in export_history(ledger, 33)] == [33, 32, 31]
+    assert [one.entry.index for one in export_history(ledger, 10)] == list(range(10, 0, -1))
     for missing in (11, 30, LAST + 1):
         with pytest.raises(LookupError, match=f"entry {missing} is not held here"):
-            hand_over(ledger, missing)
-    assert len(hand_over(ledger, LAST, bytes_max=1)) == 1
-    assert len(hand_over(ledger, LAST, bytes_max=2 * len(entry(1).data))) == 2
+            export_history(ledger, missing)
+    assert len(export_history(ledger, LAST, bytes_max=1)) == 1
+    assert len(export_history(ledger, LAST, bytes_max=2 * len(entry(1).data))) == 2
     env.close()
     whole._env.close()
 
@@ -138,7 +138,7 @@ def test_a_crash_between_two_steps_leaves_a_shorter_gap(tmp_path: Path) -> None:
     whole = _whole(tmp_path / "r2")
     env, _ = _with_gap(tmp_path / "r1", whole, 0, 30)
     gap = Ledger(env).gaps()[0]
-    left = fill_gap(env, gap, hand_over(Ledger(whole._env), 30, entries_max=7))
+    left = fill_gap(env, gap, export_history(Ledger(whole._env), 30, entries_max=7))
     assert left == Gap(1, 23, 0, 46)
     env.close()
     found: list[int] = []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.cluster.audit.ledgers import lived, make
 from wal.codec import NO_OP, CodecError, decode_batch, encode_batch, one_of_batch
 from wal.environment import Environment
-from wal.job_index import NOTHING, VALUE_MAX_BYTES, Hole, JobIndex, JobIndexBroken, JobRow, Position
+from wal.job_index import NOTHING, VALUE_MAX_BYTES, Hole, IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
 from wal.ledger import Ledger, LedgerBroken
 
 MAP_SIZE_BYTES = 16 << 20
@@ -24,17 +24,17 @@ NOTES = st.binary(max_size=VALUE_MAX_BYTES // 2)
 def test_rows_are_found_by_their_job_in_the_order_in_which_they_were_added(
     added: Sequence[Sequence[tuple[int, int, bytes]]],
 ) -> None:
-    expected: dict[int, list[JobRow]] = {}
+    expected: dict[int, list[JobIndexRow]] = {}
     revision = 0
     with tempfile.TemporaryDirectory() as place:
         index = JobIndex(Path(place) / "index", map_size_bytes=MAP_SIZE_BYTES)
         for number, rows in enumerate(added, start=1):
-            together: dict[int, list[JobRow]] = {}
+            together: dict[int, list[JobIndexRow]] = {}
             for job, step, note in rows:
                 revision += step
-                together.setdefault(job, []).append(JobRow(revision, note))
-                expected.setdefault(job, []).append(JobRow(revision, note))
-            position = Position(number, revision, bytes([number]) * 32, (Hole(number, number + 3), Hole(9, 9)))
+                together.setdefault(job, []).append(JobIndexRow(revision, note))
+                expected.setdefault(job, []).append(JobIndexRow(revision, note))
+            position = IndexPosition(number, revision, bytes([number]) * 32, (Hole(number, number + 3), Hole(9, 9)))
             index.add(together, position)
             assert index.position == position
             if number % 2:
@@ -53,12 +53,12 @@ def test_an_index_that_is_read_only_makes_nothing_and_changes_nothing(tmp_path: 
         JobIndex(tmp_path / "index", readonly=True)
     assert not (tmp_path / "index").exists()
     made = JobIndex(tmp_path / "index", map_size_bytes=MAP_SIZE_BYTES)
-    made.add({1: [JobRow(5, b"five")]}, NOTHING._replace(index=1))
+    made.add({1: [JobIndexRow(5, b"five")]}, NOTHING._replace(index=1))
     made.close()
     read = JobIndex(tmp_path / "index", readonly=True)
-    assert read.rows(1) == [JobRow(5, b"five")]
+    assert read.rows(1) == [JobIndexRow(5, b"five")]
     with pytest.raises(JobIndexBroken):
-        read.add({1: [JobRow(6, b"six")]}, NOTHING)
+        read.add({1: [JobIndexRow(6, b"six")]}, NOTHING)
     read.close()
 
 

@@ -13,7 +13,7 @@ from wal import BrokenInvariant, Entry, Environment, Journal, StorageFailed
 from wal import journal as journal_module
 from wal.codec import NO_OP
 from wal.ledger import Ledger
-from wal.records import GENESIS, Gap, chained
+from wal.records import GENESIS, Gap, chain_digest
 
 ALL = {"max_bytes": 1 << 30, "max_entries": 1 << 20}
 
@@ -195,7 +195,7 @@ def test_the_digest_chains_previous_digest_index_term_and_bytes(tmp_path: Path) 
         fill(journal, 3, applied=3)
         digest = GENESIS
         for index in (1, 2, 3):
-            digest = chained(digest, entry(index))
+            digest = chain_digest(digest, entry(index))
             assert journal.digest_at(index) == digest
         assert journal.applied_digest == digest
         assert journal.digest_at(4) is None
@@ -246,7 +246,9 @@ def test_an_installed_snapshot_replaces_a_tail_that_does_not_match_and_leaves_a_
         assert [held.index for held in ledger.read(1, limit=99)] == [1, 2, 3, 4, 21, 22]
         assert ledger.gaps() == (Gap(5, 20, 8, 77),)
         assert (
-            ledger.verify().digest == journal.applied_digest == chained(chained(b"d" * 32, entry(21, 3)), entry(22, 3))
+            ledger.verify().digest
+            == journal.applied_digest
+            == chain_digest(chain_digest(b"d" * 32, entry(21, 3)), entry(22, 3))
         )
 
 
@@ -258,7 +260,7 @@ def test_a_snapshot_below_the_last_entry_keeps_the_matching_suffix_and_leaves_no
         journal.sync()
         digest = GENESIS
         for index in range(1, 5):
-            digest = chained(digest, Entry(index, 1, NO_OP))
+            digest = chain_digest(digest, Entry(index, 1, NO_OP))
         with pytest.raises(BrokenInvariant, match="diverged"):
             journal.reset_to(4, 1, b"x" * 32, 0)
         assert journal.applied_index == 0

@@ -9,9 +9,9 @@ import pytest
 
 from tests.wal.support import apply, edit, entry, fill, open_env
 from wal import CodecError, Environment, Journal, RecoveryRefused, records
-from wal.ledger import Gap, Ledger, LedgerBroken, Verified, hand_over
+from wal.ledger import Gap, Ledger, LedgerBroken, LedgerSummary, export_history
 from wal.ledger import fill as fill_gap
-from wal.records import CHAIN, ENTRIES, GAPS, GENESIS, REVISIONS, STATE, ChainRow, Entry, chained
+from wal.records import CHAIN, ENTRIES, GAPS, GENESIS, REVISIONS, STATE, ChainRow, Entry, chain_digest
 
 
 def _made(directory: Path, last: int = 600, applied: int = 590) -> bytes:
@@ -30,7 +30,7 @@ def test_it_reads_what_was_applied_in_order_and_across_transactions(tmp_path: Pa
         entries = list(ledger.read(1, limit=10_000))
         assert [one.index for one in entries] == list(range(1, 591))
         for one in entries:
-            digest = chained(digest, entry(one.index))
+            digest = chain_digest(digest, entry(one.index))
             assert (one.term, one.data, one.digest) == (1, entry(one.index).data, digest)
         assert digest == ledger.applied_digest
         assert [one.index for one in ledger.read(300, limit=3)] == [300, 301, 302]
@@ -42,14 +42,14 @@ def test_it_verifies_the_whole_history_and_tells_how_far_it_is(tmp_path: Path) -
     seen: list[tuple[int, int]] = []
     with Environment.open_readonly(tmp_path) as env:
         verified = Ledger(env).verify(progress=lambda done, last: seen.append((done, last)))
-    assert verified == Verified(590, 1, 590, digest, ())
+    assert verified == LedgerSummary(590, 1, 590, digest, ())
     assert seen == [(256, 590), (512, 590), (590, 590)]
 
 
 def test_an_empty_ledger_is_sound(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         ledger = Ledger(env)
-        assert ledger.verify() == Verified(0, 1, 0, GENESIS, ())
+        assert ledger.verify() == LedgerSummary(0, 1, 0, GENESIS, ())
         assert list(ledger.read(1, limit=9)) == [] and ledger.first_index == 1
         with pytest.raises(LookupError, match="holds none"):
             ledger.index_of_revision(1)
@@ -93,7 +93,7 @@ def test_reading_from_inside_a_gap_begins_after_it(tmp_path: Path) -> None:
         journal, ledger = Journal(env), Ledger(env)
         journal.reset_to(20, 1, b"d" * 32, 30)
         journal.sync()
-        assert ledger.verify() == Verified(0, 21, 20, b"d" * 32, ledger.gaps())
+        assert ledger.verify() == LedgerSummary(0, 21, 20, b"d" * 32, ledger.gaps())
         fill(journal, 23, applied=23)
         journal.flush_hints()
         assert ledger.first_index == 21
@@ -140,7 +140,7 @@ def test_the_ledger_as_of_now_stays_what_it_was_whatever_is_applied_installed_or
         journal.flush_hints()
         assert said() == before, "a snapshot was installed"
         gap = Ledger(env).gaps()[0]
-        fill_gap(env, gap, hand_over(Ledger(whole), gap.last_index))
+        fill_gap(env, gap, export_history(Ledger(whole), gap.last_index))
         assert said() == before, "the history before it was fetched"
         assert (Ledger(env).first_index, Ledger(env).applied_index) == (1, 35)
 
@@ -168,7 +168,7 @@ def test_a_snapshot_that_is_installed_while_the_ledger_is_verified_is_seen_wholl
         verified = Ledger(env).verify()
         assert begun >= at
         gap = Gap(6, 20, 10, 30)
-        assert verified == (Verified(5, 1, 20, b"d" * 32, (gap,)) if at == 1 else before)
+        assert verified == (LedgerSummary(5, 1, 20, b"d" * 32, (gap,)) if at == 1 else before)
 
 
 def _forged(index: int) -> tuple[bytes, bytes]:

@@ -20,7 +20,7 @@ from wal.failures import LOG_FILE
 from wal.ledger import Ledger
 from wal.recovery import Condition
 from wal.sectors import BLOCK_BYTES
-from wal.sync_log import RECORD_MAX_BYTES, DiskFile, Record
+from wal.sync_log import RECORD_MAX_BYTES, DiskFile, SyncRecord
 
 ALL = {"max_bytes": 1 << 30, "max_entries": 1 << 20}
 
@@ -31,7 +31,7 @@ def counted(env: Environment) -> Iterator[Counter[str]]:
     done, commit = Counter[str](), env.commit
 
     def count(sync: Any) -> None:
-        done["record" if isinstance(sync, Record) else "checkpoint"] += 1
+        done["record" if isinstance(sync, SyncRecord) else "checkpoint"] += 1
         commit(sync)
 
     env.commit = count

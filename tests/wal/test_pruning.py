@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.wal.support import apply, entry, fill, open_env, opened
 from wal import BrokenInvariant, Environment, Journal, records
-from wal.ledger import Ledger, LedgerBroken, hand_over
+from wal.ledger import Ledger, LedgerBroken, export_history
 from wal.ledger import fill as fill_gap
-from wal.pruning import authorise, prune_some, recorded
-from wal.records import CHAIN, ENTRIES, KEPT_ENTRIES, REVISIONS, Gap, Pruned, PrunedSegment
+from wal.pruning import authorise, prune_some, read_pruned
+from wal.records import CHAIN, ENTRIES, KEPT_ENTRIES, REVISIONS, Gap, PrunedRange, PrunedSegment
 
 LAST = 300
 SEGMENTS = (PrunedSegment(1, 200, 400, 5), PrunedSegment(201, 300, 600, 9))
@@ -46,7 +46,7 @@ def test_what_is_left_verifies_after_each_step_and_nothing_but_what_is_to_stay_i
     env = whole(tmp_path_factory.mktemp("pruned") / "r1")
     ledger, digest = Ledger(env), Ledger(env).applied_digest
     below = data.draw(st.integers(1, LAST + 1), label="below")
-    authorise(env, Pruned(below, SEGMENTS))
+    authorise(env, PrunedRange(below, SEGMENTS))
     assert rows(env) == (LAST, LAST, LAST)
     steps = 0
     while prune_some(env, entries_max=data.draw(st.integers(1, LAST), label="step")):
@@ -76,7 +76,7 @@ def test_gaps_on_the_way_are_taken_over(tmp_path: Path, gap: tuple[int, int]) ->
     fill(journal, LAST, applied=LAST)
     journal.compact_to(LAST)
     journal.flush_hints()
-    authorise(env, Pruned(200, SEGMENTS))
+    authorise(env, PrunedRange(200, SEGMENTS))
     while prune_some(env, entries_max=7):
         Ledger(env).verify()
     begin = first if last >= FIRST > first else FIRST
@@ -121,8 +121,8 @@ def test_a_replica_that_is_killed_at_any_step_goes_on_from_there(tmp_path: Path,
         digest = digest or Ledger(env).applied_digest
         env.commit = killed_at(0, before=before and deaths % 2 == 0)
         try:
-            if recorded(env) is None:
-                authorise(env, Pruned(250, SEGMENTS))
+            if read_pruned(env) is None:
+                authorise(env, PrunedRange(250, SEGMENTS))
             if not prune_some(env, entries_max=50):
                 break
         except Died:
@@ -140,10 +140,10 @@ def test_a_replica_that_is_killed_at_any_step_goes_on_from_there(tmp_path: Path,
 def test_what_consensus_needs_is_never_pruned(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1", base=200)
     with pytest.raises(BrokenInvariant, match="below entry 202, but consensus sees 201 and later"):
-        authorise(env, Pruned(202, SEGMENTS))
-    authorise(env, Pruned(201, SEGMENTS))
+        authorise(env, PrunedRange(202, SEGMENTS))
+    authorise(env, PrunedRange(201, SEGMENTS))
     with pytest.raises(BrokenInvariant, match="the ledger is pruned below 201"):
-        authorise(env, Pruned(200, SEGMENTS))
+        authorise(env, PrunedRange(200, SEGMENTS))
     env.close()
 
 
@@ -152,7 +152,7 @@ def test_a_reader_that_began_before_passes_over_what_was_pruned_meanwhile(tmp_pa
     seen = Ledger(env).as_of_now()
     reading = seen.read(1, limit=LAST)
     assert next(reading).index == 1
-    authorise(env, Pruned(290, SEGMENTS))
+    authorise(env, PrunedRange(290, SEGMENTS))
     while prune_some(env, entries_max=10_000):
         pass
     assert [one.index for one in seen.read(1, limit=LAST)] == [*range(1, FIRST), *range(290, LAST + 1)]
@@ -173,7 +173,7 @@ def test_what_is_pruned_between_two_looks_of_one_check_is_no_damage(
     rows_of = Ledger._revision_rows
 
     def meanwhile(ledger: Ledger, after: int, last: int, index: int) -> list[tuple[int, int]]:
-        authorise(env, Pruned(290, SEGMENTS))
+        authorise(env, PrunedRange(290, SEGMENTS))
         while prune_some(env, entries_max=10_000):
             pass
         return rows_of(ledger, after, last, index)
@@ -185,27 +185,27 @@ def test_what_is_pruned_between_two_looks_of_one_check_is_no_damage(
 
 def test_what_was_pruned_is_said_to_be_in_its_segment(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
-    authorise(env, Pruned(290, SEGMENTS))
+    authorise(env, PrunedRange(290, SEGMENTS))
     while prune_some(env):
         pass
     ledger = Ledger(env)
     with pytest.raises(LookupError, match=f"revision 401 is not held here, it was pruned.*{201:020d}-{300:020d}"):
         ledger.index_of_revision(401)
     with pytest.raises(LookupError, match=f"entry 70 is not held here: it was pruned.*{1:020d}-{200:020d}"):
-        hand_over(ledger, 70)
-    assert [one.entry.index for one in hand_over(ledger, 295)] == [*range(295, 289, -1)]
+        export_history(ledger, 70)
+    assert [one.entry.index for one in export_history(ledger, 295)] == [*range(295, 289, -1)]
     assert ledger.index_of_revision(128) == 64 and ledger.index_of_revision(579) == 290
     env.close()
 
 
 def test_what_was_pruned_can_be_filled_in_again(tmp_path: Path) -> None:
     donor, env = whole(tmp_path / "r2"), whole(tmp_path / "r1")
-    authorise(env, Pruned(250, SEGMENTS))
+    authorise(env, PrunedRange(250, SEGMENTS))
     while prune_some(env):
         pass
     left: Gap | None = Ledger(env).gaps()[0]
     while left is not None:
-        handed = [one for one in hand_over(Ledger(donor), left.last_index) if one.entry.index >= left.first_index]
+        handed = [one for one in export_history(Ledger(donor), left.last_index) if one.entry.index >= left.first_index]
         left = fill_gap(env, left, handed)
     assert Ledger(env).verify().entries == LAST
     env.close()
@@ -214,7 +214,7 @@ def test_what_was_pruned_can_be_filled_in_again(tmp_path: Path) -> None:
 
 def test_a_damaged_digest_that_is_to_stay_is_kept_and_nothing_is_removed(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
-    authorise(env, Pruned(250, SEGMENTS))
+    authorise(env, PrunedRange(250, SEGMENTS))
     with env.write() as transaction:
         transaction.put((249).to_bytes(8, "big"), b"wrong", db=env.table(CHAIN))
     before = rows(env)
@@ -242,7 +242,7 @@ def test_the_room_of_what_was_pruned_is_used_again_and_the_map_does_not_fill_up(
             full = env.fill
             journal.compact_to(journal.applied_index)
             journal.flush_hints()
-            authorise(env, Pruned(journal.applied_index, SEGMENTS))
+            authorise(env, PrunedRange(journal.applied_index, SEGMENTS))
             while prune_some(env):
                 pass
             assert env.fill < full - 0.2
@@ -254,7 +254,7 @@ def test_the_room_of_what_was_pruned_is_used_again_and_the_map_does_not_fill_up(
 
 def test_a_record_of_what_was_pruned_has_a_whole_number_of_segments_or_is_damaged() -> None:
     head, segment = (
-        len(records.unpack_checked(records.PRUNED_KEY, records.pack_pruned(Pruned(1, SEGMENTS[:count]))))
+        len(records.unpack_checked(records.PRUNED_KEY, records.pack_pruned(PrunedRange(1, SEGMENTS[:count]))))
         for count in (0, 1)
     )
     for length in range(2 * segment):
@@ -263,5 +263,5 @@ def test_a_record_of_what_was_pruned_has_a_whole_number_of_segments_or_is_damage
         if length >= head and not rest:
             assert len(records.unpack_pruned(value).segments) == count
         else:
-            with pytest.raises(records.Damaged, match=f"has {length} bytes"):
+            with pytest.raises(records.DamagedValue, match=f"has {length} bytes"):
                 records.unpack_pruned(value)

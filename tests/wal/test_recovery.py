@@ -32,7 +32,7 @@ from tests.wal.logs import (
 from tests.wal.support import CLUSTER, MAP_SIZE_BYTES, REPLICA, apply, edit, entry, fill, open_env, opened
 from wal import Environment, Journal, RecoveryRefused, records
 from wal.environment import DATA_FILE
-from wal.failures import READERS_FILE, Action, Condition
+from wal.failures import READERS_FILE, Condition, Reaction
 from wal.ledger import Ledger
 from wal.records import CHAIN, ENTRIES, STATE, ChainRow, HardState, Marks
 from wal.replay import pack
@@ -230,10 +230,10 @@ DAMAGE: dict[Condition, list[Callable[[Path], None]]] = {
         put(STATE, records.INCARNATION_KEY, bytes(12)),
     ],
     Condition.CLUSTER_FOREIGN: [
-        put(STATE, records.IDENTITY_KEY, records.pack_identity(records.Identity("cluster-2", REPLICA)))
+        put(STATE, records.IDENTITY_KEY, records.pack_identity(records.StorageIdentity("cluster-2", REPLICA)))
     ],
     Condition.REPLICA_FOREIGN: [
-        put(STATE, records.IDENTITY_KEY, records.pack_identity(records.Identity(CLUSTER, "r2")))
+        put(STATE, records.IDENTITY_KEY, records.pack_identity(records.StorageIdentity(CLUSTER, "r2")))
     ],
     Condition.HARD_STATE_MISSING: [delete(STATE, records.HARD_KEY)],
     Condition.HARD_STATE_DAMAGED: [
@@ -356,7 +356,7 @@ def test_every_condition_has_a_row_and_every_row_is_made_for_real() -> None:
     [
         pytest.param(condition, way, id=f"{condition.title}-{number}")
         for condition, ways in DAMAGE.items()
-        if condition.value.action is Action.REFUSE
+        if condition.value.action is Reaction.REFUSE
         for number, way in enumerate(ways)
     ],
 )
@@ -378,7 +378,7 @@ _EMPTY = Condition.DIRECTORY_EMPTY
 
 @pytest.mark.parametrize("condition", [Condition.FIRST_START, Condition.CREATION_UNFINISHED])
 def test_what_never_promised_anything_is_made_new(tmp_path: Path, condition: Condition) -> None:
-    assert condition.value.action is Action.CREATE
+    assert condition.value.action is Reaction.CREATE
     for number, damage in enumerate(DAMAGE[condition]):
         directory = tmp_path / f"wal-{number}"
         damage(directory)
@@ -389,7 +389,7 @@ def test_what_never_promised_anything_is_made_new(tmp_path: Path, condition: Con
 
 
 def test_a_torn_tail_is_cut_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    assert Condition.TRANSACTION_UNFINISHED.value.action is Action.CUT
+    assert Condition.TRANSACTION_UNFINISHED.value.action is Reaction.CUT
     unfinished_transaction(tmp_path)
     with opened(tmp_path, create=False) as journal:
         assert journal.last_index == 9 and journal.entry(9) == entry(9, 2)
@@ -421,7 +421,7 @@ def test_a_transaction_of_which_only_some_pages_arrived_is_as_if_it_never_began(
 
 
 def test_a_hint_that_lags_behind_is_caught_up_by_applying_again(tmp_path: Path) -> None:
-    assert Condition.HINT_BEHIND.value.action is Action.CONTINUE
+    assert Condition.HINT_BEHIND.value.action is Reaction.CONTINUE
     for number, damage in enumerate(DAMAGE[Condition.HINT_BEHIND]):
         directory = tmp_path / f"wal-{number}"
         damage(directory)
@@ -471,7 +471,7 @@ def test_an_audit_of_a_file_that_ends_too_early_is_refused_where_reading_would_k
 
 
 def test_a_sync_of_which_a_sector_did_not_arrive_is_cut_and_what_was_synced_before_is_there(tmp_path: Path) -> None:
-    assert Condition.SYNC_UNFINISHED.value.action is Action.CUT
+    assert Condition.SYNC_UNFINISHED.value.action is Reaction.CUT
     for number, damage in enumerate(DAMAGE[Condition.SYNC_UNFINISHED]):
         directory = tmp_path / f"wal-{number}"
         damage(directory)
@@ -506,7 +506,7 @@ def test_what_is_left_of_a_cut_sync_is_not_completed_by_a_later_one(tmp_path: Pa
 
 
 def test_records_of_a_generation_that_is_over_are_not_added_again(tmp_path: Path) -> None:
-    assert Condition.GENERATION_OVER.value.action is Action.CONTINUE
+    assert Condition.GENERATION_OVER.value.action is Reaction.CONTINUE
     checkpoint_survived_by_its_log(tmp_path)
     with opened(tmp_path, create=False) as journal:
         journal.truncate_from(11)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wal.failures import Action, Condition
+from wal.failures import Condition, Reaction
 
 HERE = Path(__file__).parent
 BESIDE = HERE.parent / "cluster" / "server" / "test_storage_recovery.py"
@@ -44,6 +44,6 @@ def test_every_row_of_the_recovery_table_has_a_test_that_names_it(condition: Con
     assert condition.name in anywhere, (
         f"make {condition.title!r} for real in test_recovery.py, or in test_storage_recovery.py"
     )
-    if condition.value.action is not Action.REFUSE:
+    if condition.value.action is not Reaction.REFUSE:
         # Refusals are made by one test over all ways; what is repaired must be looked at, condition by condition.
         assert condition.name in in_tests, f"a test must say what happens after {condition.title!r}"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wal.support import entry
-from wal.records import ENTRY_MAX_BYTES, GENESIS, Damaged, Entry, HardState, Marks, chained
+from wal.records import ENTRY_MAX_BYTES, GENESIS, DamagedValue, Entry, HardState, Marks, chain_digest
 from wal.replay import Contradiction, Sync, pack, replay, unpack
 
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -41,13 +41,13 @@ def test_what_is_packed_is_unpacked(
 def test_any_bytes_are_a_sync_or_damaged(body: bytes) -> None:
     try:
         assert pack(unpack(body)) == body
-    except Damaged as damaged:
+    except DamagedValue as damaged:
         assert str(damaged)
 
 
 def test_an_entry_beyond_its_bound_is_damage() -> None:
     sync = Sync(0, 1, [Entry(1, 1, bytes(ENTRY_MAX_BYTES + 1))], None, 0, 0, GENESIS, [])
-    with pytest.raises(Damaged, match="the bound is"):
+    with pytest.raises(DamagedValue, match="the bound is"):
         unpack(pack(sync))
 
 
@@ -57,13 +57,13 @@ def stored(index: int) -> Entry:
 
 MARKS = Marks(
     base_index=1, base_term=1, last_index=4, commit_index=2, applied_index=1, applied_revision=2,
-    applied_digest=chained(GENESIS, entry(1)),
+    applied_digest=chain_digest(GENESIS, entry(1)),
 )  # fmt: skip
 
 
 def test_records_that_cut_what_lmdb_has_and_what_the_log_has_fold_into_what_is_left() -> None:
-    two = chained(MARKS.applied_digest, entry(2))
-    three = chained(two, entry(3, 2))
+    two = chain_digest(MARKS.applied_digest, entry(2))
+    three = chain_digest(two, entry(3, 2))
     bodies = [
         pack(Sync(4, 5, [entry(5), entry(6)], None, 2, 2, two, [4])),
         pack(Sync(6, 3, [entry(3, 2), entry(4, 2)], HardState(2, "r2"), 2, 2, two, [])),

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wal import records, sectors
-from wal.records import Identity
+from wal.records import StorageIdentity
 from wal.sectors import BLOCK_BYTES, SECTOR_BYTES, LogAhead, LogDamaged, LogForeign, Tags
 
-IDENTITY = records.pack_identity(Identity("cluster-1", "r1"))
-OTHER = records.pack_identity(Identity("cluster-1", "r2"))
+IDENTITY = records.pack_identity(StorageIdentity("cluster-1", "r1"))
+OTHER = records.pack_identity(StorageIdentity("cluster-1", "r2"))
 GENERATION = 7
 
 

@@ -13,7 +13,7 @@ from wal import Environment, Journal, segments
 from wal.archived import ArchivedLedger
 from wal.ledger import Ledger, SegmentName
 from wal.pruning import authorise, prune_some
-from wal.records import Pruned
+from wal.records import PrunedRange
 from wal.segments import Archive, Segment, SegmentBroken, SegmentDisk, archive_from
 
 LAST = 90
@@ -239,7 +239,7 @@ def test_two_never_write_into_one_archive(tmp_path: Path) -> None:
 
 def test_what_is_pruned_beyond_the_archive_cannot_be_archived_any_more(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
-    authorise(env, Pruned(80, SEGMENTS))
+    authorise(env, PrunedRange(80, SEGMENTS))
     while prune_some(env):
         pass
     with pytest.raises(SegmentBroken, match="goes on with entry 65, which this ledger does not hold"):
@@ -255,7 +255,7 @@ def test_a_pruned_ledger_with_its_archive_reads_like_the_whole_one(tmp_path: Pat
     rows = [ledger.row_at(index) for index in range(1, LAST + 1)]
     revisions = [ledger.index_of_revision(one) for one in range(1, ledger.applied_revision + 1)]
     archive(env, tmp_path / "a", end)
-    authorise(env, Pruned(80, SEGMENTS))
+    authorise(env, PrunedRange(80, SEGMENTS))
     while prune_some(env):
         pass
     both = ArchivedLedger(env, Archive(tmp_path / "a"))

@@ -14,7 +14,7 @@ from cluster.api.render import Verdicts
 from cluster.api.traces import Tracer
 from cluster.server import Controller
 from cluster.server.tlog import Publisher
-from cluster.system.eventloop import Work
+from cluster.system.eventloop import SlicedWork
 
 SYNC_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Bounds of the sync histogram, seconds: from an idle NVMe to a disk that should be replaced."""
@@ -82,7 +82,7 @@ class Metrics:
         if len(self._sync_times_s) >= SYNCS_KEPT_MAX:
             self._tell_syncs()
 
-    async def text(self, work: Work) -> bytes:
+    async def text(self, work: SlicedWork) -> bytes:
         """Return everything in Prometheus's text format."""
         async with self._rendering:
             self._tell_syncs()

@@ -111,7 +111,7 @@ class ReplicaCollector(Collector):
             "Entries of the ledger that this replica does not hold: a snapshot came instead, and they are fetched.",
             sum(gap.last_index - gap.first_index + 1 for gap in controller.ledger.missing()),
         )
-        pruned = controller.ledger.pruned()
+        pruned = controller.ledger.pruned_range()
         yield gauge(
             "forebay_ledger_oldest_entry",
             "First entry from which on this replica holds all of the ledger.",

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from cluster.api.metrics.replica import counter, gauge
 from cluster.api.render import Verdicts
 from cluster.server import Controller, Durations, Liveness
-from cluster.system.eventloop import RECORDS_PER_SLICE, Work, paced
+from cluster.system.eventloop import RECORDS_PER_SLICE, SlicedWork, iterate_paced
 from replica.model import (
     ACCOUNT_REASONS,
     QOS_REASONS,
@@ -99,7 +99,7 @@ class WorkCollector(Collector):
         self._verdicts = verdicts
         self._families: list[Metric] = []
 
-    async def read(self, state: State, work: Work) -> None:
+    async def read(self, state: State, work: SlicedWork) -> None:
         """Read everything, in slices."""
         controller = self._controller
         liveness = controller.liveness if controller.leads else None
@@ -108,7 +108,7 @@ class WorkCollector(Collector):
             Count(dict.fromkeys((buffer_state.word for buffer_state in BufferState), 0)),
             Count(dict.fromkeys((stage.word for stage in QUEUED_STAGES), 0)),
         )
-        async for job_id in paced(state.unfinished, work, parts=PARTS_PER_JOB):
+        async for job_id in iterate_paced(state.unfinished, work, parts=PARTS_PER_JOB):
             queue.add(state.jobs[job_id], state.buffers.get(job_id))
         reasons = await self._reasons(state, work) if controller.leads else Count()
         nodes = await _nodes(state, queue, liveness, work)
@@ -128,11 +128,11 @@ class WorkCollector(Collector):
         """Yield every family."""
         yield from self._families
 
-    async def _reasons(self, state: State, work: Work) -> Count[str]:
+    async def _reasons(self, state: State, work: SlicedWork) -> Count[str]:
         """Return why jobs wait, as lists of jobs say it."""
         known = await self._verdicts.known(state, state.unfinished, work, reasons=True)
         reasons: Count[str] = Count()
-        async for job_id in paced(state.unfinished, work, parts=PARTS_PER_REASON):
+        async for job_id in iterate_paced(state.unfinished, work, parts=PARTS_PER_REASON):
             if state.jobs[job_id].state is JobState.PENDING:
                 reasons[reason_label(known.reason(job_id))] += 1
         return reasons
@@ -206,7 +206,7 @@ def _pools(state: State, queue: _Queue) -> Iterator[Metric]:
     yield from (total, free, held, out, buffers, waiting, wanted)
 
 
-async def _nodes(state: State, queue: _Queue, liveness: Liveness | None, work: Work) -> list[Metric]:
+async def _nodes(state: State, queue: _Queue, liveness: Liveness | None, work: SlicedWork) -> list[Metric]:
     states: Count[str] = Count()
     up = GaugeMetricFamily(
         "forebay_node_up", "1 for a node whose agent is heard of, 0 for one that is DOWN.", labels=["node"]
@@ -221,7 +221,7 @@ async def _nodes(state: State, queue: _Queue, liveness: Liveness | None, work: W
     contact = GaugeMetricFamily(
         "forebay_node_contact_age_seconds", "Time since the agent of a node was heard of; leader only.", labels=["node"]
     )
-    for name in await work.ordered(state.nodes):
+    for name in await work.sort(state.nodes):
         await work.take(0, parts=PARTS_PER_NODE)
         node = state.nodes[name]
         states[node.state.name] += 1

@@ -18,7 +18,7 @@ from cluster.api.web import Problem, Redirect, check_query
 from cluster.schemas import Answer, JobView, Operation, PoolUseAnswer
 from cluster.schemas import operations as ops
 from cluster.system import Clock, SystemClock, format_instant
-from cluster.system.eventloop import Work
+from cluster.system.eventloop import SlicedWork
 from replica.values import NEVER, Instant
 
 PAGES_PATH: Final = "/page"
@@ -196,7 +196,7 @@ class Pages:
             self._files[name] = (resources.files("cluster.api.page") / "static" / name).read_bytes()
         return Shown(self._files[name], FILES[name], 0)
 
-    async def page(self, found: Found, query: dict[str, str], names: list[str], ask: Ask, work: Work) -> Shown:
+    async def page(self, found: Found, query: dict[str, str], names: list[str], ask: Ask, work: SlicedWork) -> Shown:
         """Return a page; Problem, or Redirect to the leader. Without a leader it shows what this replica knows."""
         page = found.page
         assert page is not None
@@ -226,7 +226,7 @@ class Pages:
             context["bars"] = [] if isinstance(history, Failed) else stays(history.rows, self._until(answers["job"]))
         return Shown(await self._rendered(page.template, context, work), HTML, revision)
 
-    async def problem(self, problem: Problem, work: Work) -> bytes:
+    async def problem(self, problem: Problem, work: SlicedWork) -> bytes:
         """Return the page that says what is wrong."""
         return await self._rendered("problem.html", {"problem": problem.view, "status_code": problem.status}, work)
 
@@ -234,7 +234,7 @@ class Pages:
         """Return up to when the timeline of a job goes: now, unless nothing happens to it any more."""
         return NEVER if is_over(job) else self._clock.now()
 
-    async def _rendered(self, template: str, context: Mapping[str, Any], work: Work) -> bytes:
+    async def _rendered(self, template: str, context: Mapping[str, Any], work: SlicedWork) -> bytes:
         templates = await asyncio.to_thread(environment)
         parts: list[str] = []
         for part in templates.get_template(template).generate(context):

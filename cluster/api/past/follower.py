@@ -41,14 +41,14 @@ from snapshots import (
 )
 from wal import (
     CLUSTER,
+    EntryKind,
     Hole,
+    IndexPosition,
     JobIndex,
-    JobRow,
-    Kind,
+    JobIndexRow,
     Ledger,
     LedgerBroken,
     LedgerEntry,
-    Position,
     decode_batch,
     kind_of,
 )
@@ -127,7 +127,7 @@ class Follower:
         self.snapshots: Final = snapshots
         self._monotonic_s = monotonic_s
         self.jobs = index
-        self._rows: defaultdict[int, list[JobRow]] = defaultdict(list)
+        self._rows: defaultdict[int, list[JobIndexRow]] = defaultdict(list)
         """What is noted and not written."""
         self._noted = 0
         self._written_s = monotonic_s()
@@ -204,7 +204,7 @@ class Follower:
             self.ledger = self.live.as_stored()
         return self._reached.index < self.ledger.applied_index
 
-    def rows(self, job: int, after: int = 0) -> list[JobRow]:
+    def rows(self, job: int, after: int = 0) -> list[JobIndexRow]:
         """Return what is noted of a job, or of CLUSTER, after a revision, oldest first. JobIndexBroken."""
         return [*self.jobs.rows(job, after), *(row for row in self._rows.get(job, ()) if row.revision > after)]
 
@@ -308,7 +308,7 @@ class Follower:
         self._imaged = self._position.revision + IMAGE_REVISIONS
         self.keep(start)
 
-    def _is_of_this_ledger(self, position: Position) -> bool:
+    def _is_of_this_ledger(self, position: IndexPosition) -> bool:
         if position.index > self.ledger.applied_index:
             return False
         try:
@@ -316,7 +316,7 @@ class Follower:
         except LedgerBroken:
             return False
 
-    def _before(self, position: Position) -> Point | None:
+    def _before(self, position: IndexPosition) -> Point | None:
         """Return a state from which one can fold up to an index's position; None where nothing is held of one."""
         first = max((hole.last_index for hole in position.holes), default=0)
         found = next(self.images(first=max(first, 1), last=position.index), None)
@@ -335,7 +335,9 @@ class Follower:
             hole = Hole(noted + 1, point.index)
             LOGGER.warning("nothing is noted of the entries %d to %d, which are not held", *hole)
             digest = self.ledger.row_at(point.index).digest
-            self._position = Position(point.index, int(point.state.revision), digest, (*self._position.holes, hole))
+            self._position = IndexPosition(
+                point.index, int(point.state.revision), digest, (*self._position.holes, hole)
+            )
         self._reached, self._index = point, None
         self.capacity.note(point.state)
         self._unread.clear()
@@ -344,7 +346,7 @@ class Follower:
 
     def _follow(self, entry: LedgerEntry) -> None:
         state, notes = self._reached.state, entry.index > self._position.index
-        if kind_of(entry.data) is Kind.BATCH:
+        if kind_of(entry.data) is EntryKind.BATCH:
             batch = decode_batch(entry.data)
             if batch.base != state.revision:
                 pass  # it was decided on another revision: void
@@ -357,7 +359,7 @@ class Follower:
         self._reached = Point(entry.index, state)
         self.capacity.note(state)
         if notes:
-            self._position = Position(entry.index, int(state.revision), entry.digest, self._position.holes)
+            self._position = IndexPosition(entry.index, int(state.revision), entry.digest, self._position.holes)
         if state.revision - self._points[-1].state.revision >= self._stride:
             self.keep(self._reached)
         if notes and state.revision >= self._imaged:
@@ -383,12 +385,12 @@ class Follower:
                 if note.reason is None:
                     waiting[job_id] = revision, note
                 else:
-                    self._rows[job_id].append(JobRow(revision, _encoder.encode(note)))
+                    self._rows[job_id].append(JobIndexRow(revision, _encoder.encode(note)))
             self._noted += len(concerned)
             for job_id in concerned:
                 self.on_record(job_id)
             if entry.refusal is not None or not _OF_CLUSTER.isdisjoint(map(type, entry.events)):
-                self._rows[CLUSTER].append(JobRow(revision, b""))
+                self._rows[CLUSTER].append(JobIndexRow(revision, b""))
                 self._noted += 1
         self._explain(settling, waiting, list(waiting))
         return settling.state()
@@ -408,7 +410,7 @@ class Follower:
         for job_id in jobs:
             revision, note = waiting.pop(job_id)
             explained = replace(note, reason=str(verdicts[job_id].reason))
-            self._rows[job_id].append(JobRow(revision, _encoder.encode(explained)))
+            self._rows[job_id].append(JobIndexRow(revision, _encoder.encode(explained)))
 
 
 def _ignored(*noted: object) -> None:
@@ -439,7 +441,7 @@ _OF_CLUSTER = frozenset(filter(concerns_cluster, EVENTS))
 JOBS_PREPARED = 1024
 
 
-def note_of(row: JobRow) -> Note:
+def note_of(row: JobIndexRow) -> Note:
     """Return what is noted in a row; msgspec.MsgspecError."""
     return _note_decoder.decode(row.note)
 

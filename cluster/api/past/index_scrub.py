@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, cast
 
 from cluster.api.past.follower import Follower, Point
-from wal import JobIndex, JobIndexBroken, JobRow, Position
+from wal import IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
 from wal.job_index import NOTHING
 
 LOOK_S: Final = 0.25
@@ -98,7 +98,7 @@ class _Noted:
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
-        self.position: Position = NOTHING
+        self.position: IndexPosition = NOTHING
         self._counted: Counter[int] = Counter()
         self._unknown: list[tuple[int, int]] = []
         """Revisions of history that is not held, first and last."""
@@ -106,11 +106,11 @@ class _Noted:
     def begin_anew(self) -> None:
         self.position = NOTHING
 
-    def rows(self, job: int, after: int = 0) -> list[JobRow]:
+    def rows(self, job: int, after: int = 0) -> list[JobIndexRow]:
         """Nothing is kept."""
         return []
 
-    def add(self, rows: Mapping[int, Sequence[JobRow]], position: Position) -> None:
+    def add(self, rows: Mapping[int, Sequence[JobIndexRow]], position: IndexPosition) -> None:
         """Compare rows with those that the follower has of their jobs up to a position. JobIndexBroken."""
         if position.holes != self.position.holes:
             self._unknown.append((self.position.revision + 1, position.revision))

@@ -48,7 +48,7 @@ from replica.scheduler import SchedulingIndex, verdicts_of
 from replica.state import EMPTY, State
 from replica.values import NEVER, Instant, Verdict
 from wal import (
-    JobRow,
+    JobIndexRow,
     LedgerBroken,
     LedgerEntry,
     SegmentName,
@@ -126,7 +126,7 @@ class Questions:
         whole = whole and not any(hole.first_index > first for hole in follower.holes)
         return Records(asked.number, tuple(found), whole, archived)
 
-    def _held_rows(self, rows: list[JobRow]) -> tuple[list[JobRow], Archived | None]:
+    def _held_rows(self, rows: list[JobIndexRow]) -> tuple[list[JobIndexRow], Archived | None]:
         """Return those rows whose entries are held, and where the others are that were pruned. LedgerBroken."""
         found = self._follower.ledger.pruned_part()
         if found is None:
@@ -200,7 +200,7 @@ class Questions:
             revision = revision or self._revision_at(at)
             return self.state_at(revision)
         except LookupError as error:
-            where = self._follower.ledger.where_at(at) if at != NEVER else ""
+            where = self._follower.ledger.describe_location_at(at) if at != NEVER else ""
             return Unanswered(number, NOT_HELD, revision, where or str(error))
 
     def state_at(self, revision: int) -> State:

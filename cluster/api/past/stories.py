@@ -30,7 +30,7 @@ from replica.model import Job
 from replica.values import NEVER, Instant
 from wal import (
     CLUSTER,
-    Kind,
+    EntryKind,
     LedgerEntry,
     batch_of_encoded,
     decode_batch,
@@ -132,7 +132,7 @@ class Stories:
                 if entry.index != index:
                     break
                 index += 1
-                if kind_of(entry.data) is not Kind.BATCH or entry.revision == entry.base:
+                if kind_of(entry.data) is not EntryKind.BATCH or entry.revision == entry.base:
                     continue
                 batch = decode_batch(entry.data)
                 for place in range(max(0, after - entry.base), len(batch.entries)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.api.past.frames import TermLed
 from replica.values import NEVER, Instant
-from wal import Action, Kind, Ledger, LedgerEntry, decode_configuration, instant_of, kind_of, leader_of
+from wal import ChangeKind, EntryKind, Ledger, LedgerEntry, decode_configuration, instant_of, kind_of, leader_of
 from wal.configuration import name_of
 
 LOOKED_AT_MAX = 256
@@ -51,9 +51,9 @@ def _first_of(ledger: Ledger, term: int, low: int, high: int) -> int:
 
 def _leader(entry: LedgerEntry) -> str:
     """Return the name of the leader who began his term with an entry; empty where it does not say."""
-    if kind_of(entry.data) is Kind.CONFIGURATION:
+    if kind_of(entry.data) is EntryKind.CONFIGURATION:
         change = decode_configuration(entry.data).change
-        return name_of(change.actor) if change.action is Action.FOUND else ""
+        return name_of(change.actor) if change.action is ChangeKind.FOUND else ""
     return name_of(leader_of(entry.data))
 
 

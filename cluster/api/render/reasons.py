@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from itertools import islice
 
 from cluster.server import AppliedLog
-from cluster.system.eventloop import Work
+from cluster.system.eventloop import SlicedWork
 from replica.messages import Event
 from replica.model import Job, JobState
 from replica.scheduler import (
@@ -78,7 +78,7 @@ def _reason_alone(state: State, job: Job) -> str:
     return "BurstBufferResources" if simple and waits_for_space(job, state.buffers.get(job.id)) else ""
 
 
-async def prepare(index: SchedulingIndex, work: Work) -> None:
+async def prepare(index: SchedulingIndex, work: SlicedWork) -> None:
     """Make an index ready for a question, in slices."""
     while True:
         await work.take(INDEXED_AT_ONCE)
@@ -96,7 +96,7 @@ class Verdicts:
         self._in_use = asyncio.Lock()
         self._dropping: asyncio.TimerHandle | None = None
 
-    async def known(self, state: State, job_ids: Iterable[int], work: Work, *, reasons: bool = False) -> Known:
+    async def known(self, state: State, job_ids: Iterable[int], work: SlicedWork, *, reasons: bool = False) -> Known:
         """Return what holds back these jobs; with `reasons` no more than what it takes to say the reasons."""
         wanted: list[int] = []
         for job_id in job_ids:
@@ -113,13 +113,13 @@ class Verdicts:
                     found.update(verdicts_of(index, asked, state.at))
         return Known(state, found)
 
-    async def estimate(self, state: State, job_id: int, at: Instant, work: Work) -> Estimate:
+    async def estimate(self, state: State, job_id: int, at: Instant, work: SlicedWork) -> Estimate:
         """Return when a job should start, as of `at`; KeyError for a job that is not in the state."""
         async with self.index(state, work) as index:
             await work.of(self).take(INDEXED_AT_ONCE)
             return estimate(state, job_id, at, ahead_in(index))
 
-    async def free_for_setups(self, state: State, pools: Iterable[str], work: Work) -> dict[str, int]:
+    async def free_for_setups(self, state: State, pools: Iterable[str], work: SlicedWork) -> dict[str, int]:
         """Return, for each of these pools, the most that one more setup of an external job would get, units of the
         pool.
         """
@@ -128,7 +128,7 @@ class Verdicts:
             return free_for_setups(index, pools, state.at)
 
     @asynccontextmanager
-    async def index(self, state: State, work: Work) -> AsyncIterator[SchedulingIndex]:
+    async def index(self, state: State, work: SlicedWork) -> AsyncIterator[SchedulingIndex]:
         """Hold an index of `state` that is prepared, and does not change as long as it is held."""
         async with self._in_use:
             index = self._follow(state)

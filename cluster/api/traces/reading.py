@@ -18,10 +18,10 @@ from replica.messages import jobs_of
 from replica.model import BufferState, JobState
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 from wal import (
+    EntryKind,
     JobIndex,
     JobIndexBroken,
-    JobRow,
-    Kind,
+    JobIndexRow,
     Ledger,
     LedgerBroken,
     LedgerEntry,
@@ -100,7 +100,7 @@ class JobsOver:
         self._since = Instant(max((instant_of(entry.data) or 0 for entry in newest), default=0) - LATE_US)
 
     def _over(self, ledger: Ledger, index: JobIndex, entry: LedgerEntry) -> Iterator[Over]:
-        if kind_of(entry.data) is not Kind.BATCH:
+        if kind_of(entry.data) is not EntryKind.BATCH:
             return
         batch = decode_batch(entry.data)
         if batch.at < self._since:
@@ -133,7 +133,7 @@ class JobsOver:
         return tuple(steps)
 
 
-def _step(row: JobRow, at: Instant) -> Step:
+def _step(row: JobIndexRow, at: Instant) -> Step:
     """Return what is noted in a row of the index, without events."""
     noted = note_of(row)
     return Step(

@@ -14,7 +14,7 @@ from cluster.api.render import job_words
 from cluster.api.service import Call
 from cluster.schemas import EXPIRY_NOTICE_DAYS, MemberView, NeedKind, NeedView, PoolView, StatusView, days_left
 from cluster.system import SLOW_SYNC_S, format_instant, start_command
-from cluster.system.eventloop import Work, paced
+from cluster.system.eventloop import SlicedWork, iterate_paced
 from replica.model import Buffer, BufferState, Job, PoolUnit, format_amount, unit_of
 from replica.operations import ExternalJobPhase, external_job_phase
 from replica.state import State
@@ -49,9 +49,9 @@ class Needs:
             self.rows.append(NeedView(kind=kind, subject=subject, sentence=sentence, remedy=remedy, **more))
 
 
-async def find_jobs(call: Call[Any], state: State, needs: Needs, work: Work) -> None:
+async def find_jobs(call: Call[Any], state: State, needs: Needs, work: SlicedWork) -> None:
     """Look for jobs that wait for somebody, of those that the caller may see."""
-    async for job_id in paced(state.unfinished, work, parts=1):
+    async for job_id in iterate_paced(state.unfinished, work, parts=1):
         job, buffer = state.jobs[job_id], state.buffers.get(job_id)
         found = _of_job(job, buffer) if buffer is not None else None
         if found is None or not may_see(call, state, job_id):
@@ -81,9 +81,9 @@ def _of_job(job: Job, buffer: Buffer) -> tuple[NeedKind, str, str] | None:
     return "operation_failed", said or "staging in failed", "forebay job release {job}, or cancel it"
 
 
-async def find_nodes(state: State, needs: Needs, work: Work) -> None:
+async def find_nodes(state: State, needs: Needs, work: SlicedWork) -> None:
     """Look for nodes that are down."""
-    for name in await work.ordered(state.nodes):
+    for name in await work.sort(state.nodes):
         node = state.nodes[name]
         if node.down:
             busy = len(state.on_node.get(name, ()))

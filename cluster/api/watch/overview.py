@@ -26,7 +26,7 @@ from cluster.schemas import (
 )
 from cluster.schemas import operations as ops
 from cluster.system import format_instant
-from cluster.system.eventloop import Work, paced
+from cluster.system.eventloop import SlicedWork, iterate_paced
 from replica.model import JobState, PoolUnit
 from replica.state import State
 
@@ -54,7 +54,7 @@ async def show_overview(call: Call[None]) -> Reply[OverviewAnswer]:
     await find_jobs(call, state, needs, work)
     jobs, pending = await _jobs(state, work)
     nodes: Counter[str] = Counter()
-    async for name in paced(state.nodes, work, parts=2):
+    async for name in iterate_paced(state.nodes, work, parts=2):
         nodes[node_word(state, name)] += 1
     answer = made_of(
         status,
@@ -87,11 +87,11 @@ async def _members(call: Call[Any], state: State, status: StatusView) -> tuple[M
     return tuple(completed)
 
 
-async def _jobs(state: State, work: Work) -> tuple[dict[str, int], list[int]]:
+async def _jobs(state: State, work: SlicedWork) -> tuple[dict[str, int], list[int]]:
     """Return how many jobs that are not over there are in each state, and those that are pending."""
     counts: Counter[JobState] = Counter()
     pending: list[int] = []
-    async for job_id in paced(state.unfinished, work, parts=1):
+    async for job_id in iterate_paced(state.unfinished, work, parts=1):
         job = state.jobs[job_id]
         counts[job.state] += 1
         if job.state is JobState.PENDING:
@@ -99,11 +99,11 @@ async def _jobs(state: State, work: Work) -> tuple[dict[str, int], list[int]]:
     return {job_state.name: counts[job_state] for job_state in JobState if counts[job_state]}, pending
 
 
-async def _waiting(call: Call[Any], state: State, pending: list[int], work: Work) -> dict[str, int]:
+async def _waiting(call: Call[Any], state: State, pending: list[int], work: SlicedWork) -> dict[str, int]:
     """Return how many jobs wait for each reason, the most frequent ones."""
     known = await call.service.verdicts.known(state, pending, work, reasons=True)
     counts: Counter[str] = Counter()
-    async for job_id in paced(pending, work, parts=4):
+    async for job_id in iterate_paced(pending, work, parts=4):
         job, reason = state.jobs[job_id], known.reason(job_id)
         own = reason in (job.message, job.interrupted.held_because)
         counts[FAILED if own else reason] += 1

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from cluster.api.web.problems import Problem
 from cluster.security import Identity, NotIdentified, PeerCertificate, Peers, Role
-from cluster.system.eventloop import HttpConnection, HttpServer, Malformed
+from cluster.system.eventloop import HttpConnection, HttpServer, MalformedRequest
 
 CONNECTIONS_MAX = 12_288
 """Open connections, count: the polls of 10,000 nodes on two replicas, as many connections again of agents that report
@@ -102,7 +102,7 @@ class Connection(HttpConnection):
             manager.count(self, None)
         super().connection_lost(exc)
 
-    def problem_response(self, malformed: Malformed) -> web.Response:
+    def problem_response(self, malformed: MalformedRequest) -> web.Response:
         """Return the answer to a malformed request, in the same form as every other problem."""
         sentence, remedy = malformed.sentence, malformed.remedy
         if malformed.status >= 500:

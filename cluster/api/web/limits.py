@@ -14,7 +14,7 @@ from cluster.api.web.problems import too_many
 from cluster.config import LimitsConfig
 from cluster.security import Identity, Role
 from cluster.system import Clock
-from cluster.system.eventloop import Work, paced
+from cluster.system.eventloop import SlicedWork, iterate_paced
 from replica.messages import Command, SubmitJob
 from replica.state import State
 
@@ -66,7 +66,7 @@ class UserLimits:
     """The bounds of [limits], and what each user has used of them."""
 
     def __init__(
-        self, limits: LimitsConfig, clock: Clock, *, state: Callable[[], State], work: Callable[[Identity], Work]
+        self, limits: LimitsConfig, clock: Clock, *, state: Callable[[], State], work: Callable[[Identity], SlicedWork]
     ) -> None:
         """`state` gives the applied state, in which what users have is counted, and `work` what that goes through."""
         self._limits = limits
@@ -139,7 +139,7 @@ class UserLimits:
         `jobs` and `script_bytes` are what he was believed to have at `state`.
         """
         jobs, script_bytes = -jobs, -script_bytes
-        async for job_id in paced(state.unfinished, self._work(identity), parts=1):
+        async for job_id in iterate_paced(state.unfinished, self._work(identity), parts=1):
             request = state.jobs[job_id].request
             if request.user == identity.name:
                 jobs += 1

@@ -32,10 +32,10 @@ from wal import (
     Condition,
     Environment,
     Ledger,
-    Manifest,
     RecoveryRefused,
     Segment,
     SegmentBroken,
+    SegmentManifest,
     SegmentName,
 )
 
@@ -66,7 +66,7 @@ def archive(options: dict[str, Any]) -> None:
     _show_written(directory, written, held, as_json=options["as_json"])
 
 
-def _written(ledger: Ledger, home: Path, directory: Path, progress: Any) -> tuple[list[Manifest], Archive]:
+def _written(ledger: Ledger, home: Path, directory: Path, progress: Any) -> tuple[list[SegmentManifest], Archive]:
     try:
         return archive_ledger(ledger, home, directory, progress=progress)
     except BlockingIOError as error:
@@ -81,7 +81,7 @@ def _written(ledger: Ledger, home: Path, directory: Path, progress: Any) -> tupl
         raise Failure(ExitCode.REFUSED, sentence, remedy) from error
 
 
-def _show_written(directory: Path, written: Sequence[Manifest], held: Archive, *, as_json: bool) -> None:
+def _show_written(directory: Path, written: Sequence[SegmentManifest], held: Archive, *, as_json: bool) -> None:
     if as_json:
         show_json({"directory": str(directory), "written": [str(one.name) for one in written], **_summary(held)})
         return

@@ -28,7 +28,7 @@ from wal import (
     JobIndexBroken,
     Ledger,
     LedgerBroken,
-    Pruned,
+    PrunedRange,
     PrunedSegment,
     SegmentBroken,
     authorise,
@@ -53,7 +53,7 @@ class PrunePlan(NamedTuple):
     where the first is not before that.
     """
 
-    pruned: Pruned
+    pruned: PrunedRange
     first_index: int
     digest: bytes
     checkpoint_size: int
@@ -110,7 +110,7 @@ def prune_plan(
         for one in (segment.manifest for segment in opened[0].segments)
         if one.first_index <= last
     )
-    return PrunePlan(Pruned(below, segments), first, digest, size, signers, snapshot)
+    return PrunePlan(PrunedRange(below, segments), first, digest, size, signers, snapshot)
 
 
 def _check_consensus(env: Environment, below: int) -> None:

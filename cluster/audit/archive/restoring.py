@@ -23,10 +23,10 @@ from wal import (
     Environment,
     Gap,
     Ledger,
-    Pruned,
+    PrunedRange,
     PrunedSegment,
     authorise,
-    plant,
+    insert_beginning,
 )
 
 
@@ -49,7 +49,7 @@ def restore(env: Environment, home: Path, archive: Archive, *, progress: Progres
     if gap.first_index <= KEPT_ENTRIES:
         first = archive.read_some(1, entries_max=KEPT_ENTRIES, bytes_max=2**40)
         held = [one for one in first if one.index >= gap.first_index]
-        plant(env, gap, [(Entry(one.index, one.term, one.data), one.digest, one.revision) for one in held])
+        insert_beginning(env, gap, [(Entry(one.index, one.term, one.data), one.digest, one.revision) for one in held])
     try:
         tree = LedgerTree(ledger.as_stored, home / LOG_DIRECTORY)
     except NoDisclosureKey as error:
@@ -64,7 +64,7 @@ def restore(env: Environment, home: Path, archive: Archive, *, progress: Progres
         for one in manifests
         if one.first_index <= gap.last_index
     )
-    authorise(env, Pruned(below, segments))
+    authorise(env, PrunedRange(below, segments))
     return Restored(tree.size, below)
 
 

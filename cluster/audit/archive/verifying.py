@@ -28,8 +28,8 @@ from replica.messages import ClusterRecovered
 from wal import (
     FIRST_INCARNATION,
     KEPT_ENTRIES,
-    Action,
     Archive,
+    ChangeKind,
     CodecError,
     Incarnation,
     LedgerEntry,
@@ -209,7 +209,7 @@ class _Lineage:
         """Read an entry if it begins an incarnation: the one after the configuration of the one survivor."""
         try:
             if is_configuration(entry.data):
-                self._begins = decode_configuration(entry.data).change.action is Action.RECOVER
+                self._begins = decode_configuration(entry.data).change.action is ChangeKind.RECOVER
                 return
             if not self._begins:
                 return

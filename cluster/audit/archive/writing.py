@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cluster.security.proofs import Checkpoint, NoteRefused, parse_checkpoint, parse_note
 from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY, origin_of, parse_origin
-from wal import Archive, Ledger, LedgerEntry, Manifest, SegmentBroken, archive_from
+from wal import Archive, Ledger, LedgerEntry, SegmentBroken, SegmentManifest, archive_from
 from wal import directory as directories
 
 ARCHIVE_MODE = 0o700
@@ -50,7 +50,7 @@ def checkpoint_in(home: Path, ledger: Ledger) -> tuple[str, Checkpoint]:
 
 def archive_ledger(
     ledger: Ledger, home: Path, directory: Path, *, progress: Callable[[int, int], None]
-) -> tuple[list[Manifest], Archive]:
+) -> tuple[list[SegmentManifest], Archive]:
     """Write what an archive lacks up to the last checkpoint; return what was written, and the archive.
 
     The directory is made where it is not there, but not the one that it is in. NotArchived, SegmentBroken,

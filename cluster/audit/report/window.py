@@ -30,7 +30,7 @@ from replica.values import NEVER, Instant
 from replica.views import buffer_word
 from snapshots import SnapshotRefused, load_snapshot
 from snapshots import inspect as inspect_snapshot
-from wal import Kind, Ledger, LedgerEntry, decode_batch, kind_of
+from wal import EntryKind, Ledger, LedgerEntry, decode_batch, kind_of
 
 JOBS_SHOWN_MAX: Final = 200
 """Jobs that are drawn, count, unless some are named: those that waited longest."""
@@ -126,7 +126,7 @@ def _bounds(ledger: Ledger, from_us: int | None, to_us: int | None) -> tuple[int
 
 
 def _time(entry: LedgerEntry) -> Instant:
-    return decode_batch(entry.data).at if kind_of(entry.data) is Kind.BATCH else NEVER
+    return decode_batch(entry.data).at if kind_of(entry.data) is EntryKind.BATCH else NEVER
 
 
 def _start(ledger: Ledger, snapshots: Sequence[tuple[int, Path]], window: Window) -> Replayed:
@@ -268,7 +268,7 @@ class Watched(Replayed):
 
     def take(self, entry: LedgerEntry) -> None:
         """Fold the next entry, and show what it did."""
-        batch = decode_batch(entry.data) if kind_of(entry.data) is Kind.BATCH else None
+        batch = decode_batch(entry.data) if kind_of(entry.data) is EntryKind.BATCH else None
         before = self.state, self.last_index, self.ledger_digest
         if batch is not None and batch.at > self._window.to_us:
             self._end = before

@@ -28,7 +28,7 @@ from cluster.config import Access
 from cluster.schemas import BODY_BYTES_MAX, USER_HEADER, ErrorAnswer, ErrorView
 from cluster.security import NAME_RULE, TlsFiles, is_name
 from cluster.system import OVERFLOW_UID, Address, Clock, account_of, peer_account, short_path
-from cluster.system.eventloop import HttpConnection, HttpServer, Malformed, NameService, NotKnownNow
+from cluster.system.eventloop import HttpConnection, HttpServer, MalformedRequest, NameService, NotKnownNow
 
 LOGGER = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class _Connection(HttpConnection):
         """Return who is at the other end, as the log names it."""
         return f"uid {self.uid}" if self.uid is not None else "a client that has gone"
 
-    def problem_response(self, malformed: Malformed) -> web.Response:
+    def problem_response(self, malformed: MalformedRequest) -> web.Response:
         """Return the answer to a malformed request, as a replica would give it."""
         codes = {431: "limit_exceeded", 500: "internal_error"}
         code = codes.get(malformed.status, "malformed_request")

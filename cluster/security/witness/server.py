@@ -17,7 +17,7 @@ from aiohttp import web
 from cluster.security.proofs import MAX_REQUEST_BYTES
 from cluster.security.witness.witness import Answer, Witness
 from cluster.system import Address
-from cluster.system.eventloop import Acceptor, HttpConnection, HttpServer, Malformed, listen
+from cluster.system.eventloop import Acceptor, HttpConnection, HttpServer, MalformedRequest, listen
 
 LOGGER = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class _Connection(HttpConnection):
         if isinstance(manager, _Guarded):
             manager.make_room(self)
 
-    def problem_response(self, malformed: Malformed) -> web.Response:
+    def problem_response(self, malformed: MalformedRequest) -> web.Response:
         """Return the answer to a malformed request."""
         response = super().problem_response(malformed)
         response.headers.update(HEADERS)

@@ -36,11 +36,11 @@ from replica.values import Instant, LedgerViolation, Refusal
 from wal import (
     CodecError,
     Configuration,
+    ConfigurationAt,
     Entry,
     Incarnation,
     Journal,
     Member,
-    Placed,
     encode_batch,
     encode_configuration,
 )
@@ -112,7 +112,7 @@ class _Kept(msgspec.Struct, frozen=True):
     """Whether its last entry begins an incarnation: it was recovered, and has not run since."""
 
     state: State
-    placed: Placed
+    placed: ConfigurationAt
     known_state: State
     """The state after the last entry that was known to be committed."""
     void_entries: int
@@ -248,7 +248,7 @@ def _kept(storage: Storage) -> _Kept:
             begun = batch is not None and any(isinstance(one, ClusterRecovered) for one in _events_of(batch))
             state = state if following is None else following
             known = state if index <= journal.commit_index else known
-            placed = placed if configuration is None else Placed(index, configuration)
+            placed = placed if configuration is None else ConfigurationAt(index, configuration)
     if placed is None or not state.revision:
         raise RecoveryNotPossible(
             f"{storage.environment.directory} has no history: the cluster was never founded as far as it knows"

@@ -25,7 +25,7 @@ from replica.messages import RecoverCluster
 from replica.model import JobState, Recovery
 from replica.values import Instant
 from snapshots import Image, SnapshotRefused, load_snapshot, write_snapshot
-from wal import Environment, Incarnation, Journal, Member, Placed, identity_of
+from wal import ConfigurationAt, Environment, Incarnation, Journal, Member, identity_of
 from wal import directory as directories
 
 RESTORING_NAME: Final = ".restoring"
@@ -102,7 +102,9 @@ async def restore_snapshot(
     return plan, recovery
 
 
-async def _looked_at(config: Config, name: str, file: Path, clock: Clock) -> tuple[RecoveryPlan, Image, Placed]:
+async def _looked_at(
+    config: Config, name: str, file: Path, clock: Clock
+) -> tuple[RecoveryPlan, Image, ConfigurationAt]:
     home = config.storage.directory / name
     found = _in_the_way(home)
     if found:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from replica.messages import Batch, HistoriesCounted, jobs_of
-from wal import Kind, Ledger, LedgerEntry, decode_batch, kind_of
+from wal import EntryKind, Ledger, LedgerEntry, decode_batch, kind_of
 
 RECORDING: Final = "record_histories"
 """The command that records counts, as it is named in an entry."""
@@ -53,7 +53,7 @@ def recorded_in(batch: Batch) -> Iterator[tuple[int, HistoriesCounted]]:
 
 def settled(entry: LedgerEntry) -> Batch | None:
     """Return what an entry settled, if anything."""
-    is_settled = kind_of(entry.data) is Kind.BATCH and entry.revision != entry.base
+    is_settled = kind_of(entry.data) is EntryKind.BATCH and entry.revision != entry.base
     return decode_batch(entry.data) if is_settled else None
 
 

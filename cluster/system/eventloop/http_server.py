@@ -35,7 +35,7 @@ _KINDS: Final = {
 }
 
 
-class Malformed(NamedTuple):
+class MalformedRequest(NamedTuple):
     """Reason why a request is malformed, and the status of the answer."""
 
     status: int
@@ -99,7 +99,7 @@ class HttpConnection(RequestHandler):
         found = self.transport.get_extra_info("peername") if self.transport is not None else None
         return str(found[0]) if found else "a client that has gone"
 
-    def problem_response(self, malformed: Malformed) -> web.Response:
+    def problem_response(self, malformed: MalformedRequest) -> web.Response:
         """Return the answer to a malformed request: plain text unless a listener overrides it."""
         return web.Response(status=malformed.status, text=f"{malformed.sentence}; {malformed.remedy}\n")
 
@@ -121,7 +121,7 @@ class HttpConnection(RequestHandler):
             server.log(logging.WARNING, f"a request of {self.peer()} is rejected: {malformed.sentence}", "malformed")
         else:
             server.log(logging.ERROR, f"a request of {self.peer()} failed outside of its handler", "fault", exc)
-            malformed = Malformed(
+            malformed = MalformedRequest(
                 status, "the request failed because of a fault in this release", "report it with this service's log"
             )
         if request.writer.output_size > 0:
@@ -136,12 +136,12 @@ class HttpConnection(RequestHandler):
         if server is not None:
             server.log(logging.ERROR, f"a connection of {self.peer()} failed", "fault", options.get("exc_info"))
 
-    def _malformed(self, error: HttpProcessingError) -> Malformed:
+    def _malformed(self, error: HttpProcessingError) -> MalformedRequest:
         if isinstance(error, LineTooLong):
             sentence = f"the request line or a header field has more than {self.line_bytes_max} bytes"
-            return Malformed(431, sentence, "ask for less, and put what is long into the body")
+            return MalformedRequest(431, sentence, "ask for less, and put what is long into the body")
         kind = _KINDS.get(type(error), "its head cannot be read")
-        return Malformed(400, f"this is not a request of HTTP/1.1 ({kind})", "use an HTTP client")
+        return MalformedRequest(400, f"this is not a request of HTTP/1.1 ({kind})", "use an HTTP client")
 
 
 class HttpServer(web.Server):

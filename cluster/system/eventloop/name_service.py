@@ -101,7 +101,7 @@ class NameService(Generic[K, V]):
         self._known: dict[K, tuple[V, float]] = {}
         self._lookups = Lookups(lookup, self._note)
 
-    def known(self, key: K) -> V | None:
+    def cached(self, key: K) -> V | None:
         """Return a fresh cached answer, or None if a lookup is needed."""
         found = self._known.get(key)
         return found[0] if found is not None and self._clock.monotonic_s() < found[1] + KEPT_S else None

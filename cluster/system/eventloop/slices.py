@@ -35,7 +35,7 @@ _Item = TypeVar("_Item")
 class _Wish(NamedTuple):
     """Request of a waiting caller."""
 
-    work: Work
+    work: SlicedWork
     future: asyncio.Future[None]
     parts: int
     size_bytes: int
@@ -48,14 +48,14 @@ class Slices:
         self._waiting: dict[Hashable, deque[_Wish]] = {}
         """Waiting requests by owner; the next owner comes first."""
         self._pump: asyncio.Handle | None = None
-        self._present: list[Work] = []
+        self._present: list[SlicedWork] = []
         """Work that shares the slice of this turn of the loop."""
 
-    def work(self, who: Hashable) -> Work:
+    def work(self, who: Hashable) -> SlicedWork:
         """Return new work of the owner `who`; it waits for its first slice."""
-        return Work(self, who)
+        return SlicedWork(self, who)
 
-    async def turn(self, work: Work, parts: int, size_bytes: int) -> None:
+    async def turn(self, work: SlicedWork, parts: int, size_bytes: int) -> None:
         """Wait until this much work may be done, at most a whole slice."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -94,7 +94,7 @@ class Slices:
             self._pump = asyncio.get_running_loop().call_soon(self._next)
 
 
-class Work:
+class SlicedWork:
     """Long work of one caller: it announces each step, and waits if its slice is used up."""
 
     __slots__ = ("_bytes", "_parts", "_slices", "who")
@@ -106,9 +106,9 @@ class Work:
         self._parts = 0
         self._bytes = 0
 
-    def of(self, who: Hashable) -> Work:
+    def of(self, who: Hashable) -> SlicedWork:
         """Return work of another owner in the same lane."""
-        return Work(self._slices, who)
+        return SlicedWork(self._slices, who)
 
     def begin(self, parts: int, size_bytes: int) -> None:
         """Assign a share of a slice; called by the lane."""
@@ -130,7 +130,7 @@ class Work:
         self._parts -= parts
         self._bytes -= size_bytes
 
-    async def ordered(
+    async def sort(
         self, items: Iterable[_Item], *, key: Callable[[_Item], Any] | None = None, reverse: bool = False
     ) -> Iterator[_Item]:
         """Return the items in the order of `sorted`: sorted a slice at a time, and merged lazily."""
@@ -149,7 +149,7 @@ class Work:
         return merged
 
 
-async def paced(items: Iterable[_Item], work: Work, parts: int = 0) -> AsyncIterator[_Item]:
+async def iterate_paced(items: Iterable[_Item], work: SlicedWork, parts: int = 0) -> AsyncIterator[_Item]:
     """Yield the items, each when it may be processed: as a record, or as `parts` small steps."""
     for item in items:
         await work.take(0 if parts else 1, parts=parts)

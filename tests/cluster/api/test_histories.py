@@ -18,7 +18,7 @@ from cluster.server.tlog import counting, disclosure_key_of
 from cluster.server.tlog.publish import Counted
 from replica.messages import CONTROLLER, RecordHistories, Request, jobs_of
 from tests.cluster.harness import PLAIN, Harness, story
-from wal import Kind, decode_batch, kind_of
+from wal import EntryKind, decode_batch, kind_of
 
 
 def expected(harness: Harness, size: int) -> Counted:
@@ -27,7 +27,7 @@ def expected(harness: Harness, size: int) -> Counted:
     ledger = harness.controller.ledger.as_stored()
     counts, found = HistoryCounts(disclosure_key_of(ledger)), Counter[int]()
     for entry in ledger.read(1, limit=size):
-        if kind_of(entry.data) is Kind.BATCH and entry.revision > entry.base:
+        if kind_of(entry.data) is EntryKind.BATCH and entry.revision > entry.base:
             for command in decode_batch(entry.data).entries:
                 found.update({job for event in command.events for job in jobs_of(event)})
     for job, count in found.items():

@@ -18,7 +18,7 @@ from replica.messages.commands import CONTROLLER
 from replica.messages.entries import Entry as Settled
 from tests.cluster.api.test_past import Replica, follow
 from tests.replica.world import World
-from wal.job_index import JobIndex, JobIndexBroken, JobRow
+from wal.job_index import JobIndex, JobIndexBroken, JobIndexRow
 
 JOB = 2
 STEPS = 10_000
@@ -59,34 +59,34 @@ def record_counts(replica: Replica) -> None:
     replica.follower.write()
 
 
-Alter = Callable[[dict[int, list[JobRow]]], None]
+Alter = Callable[[dict[int, list[JobIndexRow]]], None]
 
 
-def one_removed(rows: dict[int, list[JobRow]]) -> None:
+def one_removed(rows: dict[int, list[JobIndexRow]]) -> None:
     del rows[JOB][3]
 
 
-def the_last_removed(rows: dict[int, list[JobRow]]) -> None:
+def the_last_removed(rows: dict[int, list[JobIndexRow]]) -> None:
     rows[JOB].pop()
 
 
-def one_of_another_revision(rows: dict[int, list[JobRow]]) -> None:
+def one_of_another_revision(rows: dict[int, list[JobIndexRow]]) -> None:
     rows[JOB][1] = rows[JOB][1]._replace(revision=rows[JOB][1].revision + 1)
 
 
-def one_added(rows: dict[int, list[JobRow]]) -> None:
+def one_added(rows: dict[int, list[JobIndexRow]]) -> None:
     rows[JOB].append(rows[JOB][-1]._replace(revision=rows[JOB][-1].revision + 1))
 
 
-def another_note(rows: dict[int, list[JobRow]]) -> None:
+def another_note(rows: dict[int, list[JobIndexRow]]) -> None:
     rows[JOB][2] = rows[JOB][2]._replace(note=rows[JOB][3].note)
 
 
-def a_job_removed(rows: dict[int, list[JobRow]]) -> None:
+def a_job_removed(rows: dict[int, list[JobIndexRow]]) -> None:
     del rows[JOB]
 
 
-def a_job_added(rows: dict[int, list[JobRow]]) -> None:
+def a_job_added(rows: dict[int, list[JobIndexRow]]) -> None:
     rows[99] = rows[JOB][:1]
 
 

@@ -8,7 +8,7 @@ from cluster.config.config import Config
 from cluster.config.toml import ConfigError
 from cluster.consensus import ChangeRefused, Wanted
 from tests.cluster.harness import Harness, story
-from wal.configuration import Action
+from wal.configuration import ChangeKind
 
 R4 = {"name": "r4", "peer": "127.0.0.1:7404", "api": "127.0.0.1:7414"}
 
@@ -43,17 +43,17 @@ async def test_what_consensus_refuses_is_told_with_its_code_and_remedy(
         command_id = harness.new_id()
         answer = await harness.ask("POST", "/v1/members", {"command_id": command_id, **R4})
         assert (answer.status, answer.code, answer.sentence) == (409, "change_under_way", "it cannot be now")
-        for verb, action in (("remove", Action.REMOVE), ("replace", Action.REPLACE)):
+        for verb, action in (("remove", ChangeKind.REMOVE), ("replace", ChangeKind.REPLACE)):
             answer = await harness.ask("POST", f"/v1/members/r9/{verb}", {"command_id": harness.new_id()})
             assert (answer.status, answer.code, asked[-1].action) == (404, "unknown_member", action)
-        assert asked[0] == Wanted(action=Action.ADD, id=bytes.fromhex(command_id), actor="operator operator", **R4)
+        assert asked[0] == Wanted(action=ChangeKind.ADD, id=bytes.fromhex(command_id), actor="operator operator", **R4)
         for fields, place in (({}, ""), ({"peer": "nowhere"}, "peer"), ({"api": "h:99999"}, "api")):
             body = {"command_id": harness.new_id(), **fields}
             answer = await harness.ask("POST", "/v1/members/r9/update", body)
             assert (answer.status, answer.body["error"]["place"]) == (400, place)
         moved = {"command_id": command_id, "peer": "10.0.0.9:7401"}
         assert (await harness.ask("POST", "/v1/members/r9/update", moved)).status == 404
-        update = Wanted(action=Action.UPDATE, id=bytes.fromhex(command_id), actor="operator operator", name="r9",
+        update = Wanted(action=ChangeKind.UPDATE, id=bytes.fromhex(command_id), actor="operator operator", name="r9",
                         peer="10.0.0.9:7401")  # fmt: skip
         assert asked[-1] == update
         answer = await harness.ask("POST", "/v1/members/transfer", {"command_id": harness.new_id()})

@@ -56,9 +56,9 @@ from tests.replica.test_whole_histories import WholeHistories
 from tests.replica.world import World
 from wal.codec import NO_OP, decode_batch, encode_batch
 from wal.environment import Environment
-from wal.job_index import NOTHING, Hole, JobIndex, JobIndexBroken, JobRow, Position
+from wal.job_index import NOTHING, Hole, IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
 from wal.journal import Entry, Journal
-from wal.ledger import Ledger, fill, hand_over
+from wal.ledger import Ledger, export_history, fill
 
 CLUSTER, REPLICA = "0" * 32, "r1"
 
@@ -402,10 +402,10 @@ def test_an_index_that_is_ahead_of_its_ledger_or_of_another_one_is_made_anew(rep
     replica.check()
     last = replica.journal.last_index
     for position in (
-        Position(last + 1, int(replica.state.revision), replica.journal.applied_digest),
-        Position(last, int(replica.state.revision), bytes(32)),
+        IndexPosition(last + 1, int(replica.state.revision), replica.journal.applied_digest),
+        IndexPosition(last, int(replica.state.revision), bytes(32)),
     ):
-        replica.jobs.add({1: [JobRow(1 << 40, b"no note")]}, position)
+        replica.jobs.add({1: [JobIndexRow(1 << 40, b"no note")]}, position)
         replica.kill()
         replica.restarted()
         assert replica.jobs.position == NOTHING
@@ -616,7 +616,7 @@ def test_history_that_a_snapshot_replaced_is_a_hole_until_it_is_held_again(tmp_p
     follow(replica.follower)
     ledger = Ledger(source.environment)
     (gap,) = Ledger(replica.environment).gaps()
-    assert fill(replica.environment, gap, hand_over(ledger, gap.last_index, entries_max=15)) is None
+    assert fill(replica.environment, gap, export_history(ledger, gap.last_index, entries_max=15)) is None
     replica.check()
     assert replica.follower.holes == ()
     for one in (source, replica):

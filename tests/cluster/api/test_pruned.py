@@ -223,7 +223,7 @@ async def test_a_note_that_would_cost_a_replica_its_life_is_refused(config: Conf
         assert (await harness.ask("POST", "/v1/snapshots")).status in (200, 201)
         with pytest.raises(BrokenInvariant, match="but consensus sees 1 and later"):
             controller.authorise_pruning(PruneNote(config.cluster.id, index + 1, digest, ()))
-        assert controller.ledger.pruned() is None
+        assert controller.ledger.pruned_range() is None
 
 
 def test_people_are_told_where_a_pruned_history_is() -> None:

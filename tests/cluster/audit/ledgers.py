@@ -19,7 +19,7 @@ from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
 from snapshots.image import Image
 from tests.replica.world import World
-from wal.codec import NO_OP, Kind, decode_batch, encode_batch, kind_of
+from wal.codec import NO_OP, EntryKind, decode_batch, encode_batch, kind_of
 from wal.configuration import Member, encode_configuration, initial
 from wal.environment import Environment
 from wal.journal import Entry, Journal
@@ -108,7 +108,7 @@ def written(directory: Path, history: list[tuple[int, bytes]]) -> Made:
     state = EMPTY
     states = []
     for entry in entries:
-        batch = decode_batch(entry.data) if kind_of(entry.data) is Kind.BATCH else None
+        batch = decode_batch(entry.data) if kind_of(entry.data) is EntryKind.BATCH else None
         state = state if batch is None else apply_batch(state, batch) or state
         states.append(state)
     with Environment.open(

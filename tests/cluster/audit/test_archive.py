@@ -640,7 +640,7 @@ def test_a_replica_that_joins_when_all_have_pruned_gets_its_tree_from_the_archiv
     with Environment.open_readonly(home / "wal") as environment:
         ledger = Ledger(environment)
         assert ledger.verify().entries == made.last - last + 64
-        assert ledger.pruned() is not None and ledger.missing() == ()
+        assert ledger.pruned_range() is not None and ledger.missing() == ()
     assert typed("ledger", "verify", "--data", home, "--archive", archives[1], "--complete").exit_code == 0
     # One that has lost its tree after it was pruned gets it in the same way.
     shutil.rmtree(home / "tlog")

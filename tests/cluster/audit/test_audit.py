@@ -23,7 +23,7 @@ from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, Made, 
 from tests.wal.support import edit
 from wal.codec import encode_batch
 from wal.environment import Environment
-from wal.job_index import JobIndex, JobRow
+from wal.job_index import JobIndex, JobIndexRow
 from wal.journal import Entry, Journal
 from wal.ledger import Ledger
 from wal.records import (
@@ -436,7 +436,7 @@ def test_an_index_by_job_that_says_what_the_ledger_does_not_is_a_failed_verifica
     assert found == {"index": len(made.entries), "revision": made.state.revision}
     index = JobIndex(tmp_path / "index")
     position = index.position
-    index.add({2: [JobRow(int(made.state.revision), b"a note too many")]}, position)
+    index.add({2: [JobIndexRow(int(made.state.revision), b"a note too many")]}, position)
     index.close()
     result = deep()
     assert result.exit_code == ExitCode.VERIFICATION_FAILED

@@ -17,9 +17,9 @@ from replica.state import StateDiffers
 from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, lived, typed
 from tests.cluster.audit.sites import batches as of_a_site
 from wal import Environment, LedgerEntry
-from wal.codec import CodecError, Kind, counted_revision_after, decode_batch, encode_batch, kind_of
+from wal.codec import CodecError, EntryKind, counted_revision_after, decode_batch, encode_batch, kind_of
 from wal.journal import Entry, Journal
-from wal.records import GENESIS, chained
+from wal.records import GENESIS, chain_digest
 
 FORGERIES = 1_500
 TYPED = 12
@@ -97,7 +97,7 @@ def forgeries(history: list[bytes], count: int, seed: int) -> list[list[bytes]]:
     draw, found = random.Random(seed), list[list[bytes]]()
     while len(found) < count:
         at = draw.randrange(len(history))
-        if kind_of(history[at]) is not Kind.BATCH:
+        if kind_of(history[at]) is not EntryKind.BATCH:
             continue
         made = forged(history[at], draw)
         if made is not None:
@@ -108,7 +108,7 @@ def forgeries(history: list[bytes], count: int, seed: int) -> list[list[bytes]]:
 def chained_anew(history: list[bytes]) -> list[LedgerEntry]:
     digest, revision, entries = GENESIS, 0, list[LedgerEntry]()
     for index, data in enumerate(history, start=1):
-        digest, before = chained(digest, Entry(index, 1, data)), revision
+        digest, before = chain_digest(digest, Entry(index, 1, data)), revision
         revision = counted_revision_after(data, before)
         entries.append(LedgerEntry(index, 1, data, digest, before, revision))
     return entries

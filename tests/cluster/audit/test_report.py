@@ -30,7 +30,7 @@ from replica.views import buffer_word
 from snapshots import inspect
 from tests.cluster.audit.ledgers import make, typed
 from tests.golden.archive import unpack
-from wal import Environment, Kind, Ledger, decode_batch, kind_of
+from wal import EntryKind, Environment, Ledger, decode_batch, kind_of
 
 Lived = list[tuple[int, State]]
 """Each moment at which something was settled, and the state after it."""
@@ -48,7 +48,7 @@ def lived(replica: Path) -> Lived:
     state, found = EMPTY, list[tuple[int, State]]()
     with Environment.open_readonly(replica / "wal") as environment:
         for entry in Ledger(environment).read(1, limit=10_000):
-            if kind_of(entry.data) is Kind.BATCH:
+            if kind_of(entry.data) is EntryKind.BATCH:
                 batch = decode_batch(entry.data)
                 state = apply_batch(state, batch) or state
                 # The clock was set back at the end of that day; a report lets it stand still meanwhile.

@@ -32,10 +32,10 @@ from tests.cluster.consensus.marks import broken_marks, votes_missing
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
 from wal.codec import NO_OP
 from wal.configuration import (
-    Action,
+    ChangeKind,
     Configuration,
+    ConfigurationAt,
     Member,
-    Placed,
     decode_configuration,
     initial,
     is_configuration,
@@ -126,7 +126,7 @@ class Replica:
         self.wake_s = float("inf")
         self.sim.schedule_tick(self)
 
-    def placed(self) -> Placed | None:
+    def placed(self) -> ConfigurationAt | None:
         """What the history says of the members."""
         return last_configuration(self.history)
 
@@ -167,7 +167,7 @@ class Replica:
         if compact and self.engine is not None and index - keep > 0:
             self.journal.compact_to(self.engine.compactable_to(index - keep))
 
-    def change(self, action: Action, name: str) -> bool:
+    def change(self, action: ChangeKind, name: str) -> bool:
         """Change the membership as leader; False if that is refused now."""
         assert self.engine is not None
         try:
@@ -203,7 +203,7 @@ class Sink:
         assert offset == len(self._data)
         self._data += data
 
-    def finish(self) -> Placed | None:
+    def finish(self) -> ConfigurationAt | None:
         replica = self._replica
         if replica.refuse_install is not None:
             raise replica.refuse_install
@@ -658,11 +658,11 @@ class Simulation:
                     agree = agree or index
 
 
-def last_configuration(history: list[tuple[int, int, bytes]]) -> Placed | None:
+def last_configuration(history: list[tuple[int, int, bytes]]) -> ConfigurationAt | None:
     """The newest configuration in a history."""
     for index, _, data in reversed(history):
         if is_configuration(data):
-            return Placed(index, decode_configuration(data))
+            return ConfigurationAt(index, decode_configuration(data))
     return None
 
 

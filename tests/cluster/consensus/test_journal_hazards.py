@@ -29,7 +29,7 @@ from wal import Entry, Journal, no_op_of
 from wal.codec import NO_OP
 from wal.failures import BrokenInvariant
 from wal.ledger import Ledger
-from wal.records import GENESIS, chained
+from wal.records import GENESIS, chain_digest
 
 A, B, C, D = (b"\x01a", b"\x01b", b"\x01c", b"\x01d")
 
@@ -322,7 +322,7 @@ def test_h09_compaction_moves_a_mark_and_dies_anywhere_without_losing_an_entry(a
 def test_h09_a_snapshot_that_matches_keeps_the_suffix_wherever_its_install_dies(at: Callable[[int], Life]) -> None:
     digest = GENESIS
     for index in range(1, 5):
-        digest = chained(digest, Entry(index, 1, NO_OP))
+        digest = chain_digest(digest, Entry(index, 1, NO_OP))
     for operation in range(1, 200):
         life = at(operation)
         journal = life.open()

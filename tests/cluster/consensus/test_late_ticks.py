@@ -8,7 +8,7 @@ from cluster.consensus.interface import Role
 from cluster.consensus.log_replication import quorum_deadline_s
 from tests.cluster.consensus.simulator import TIMING, Replica, Simulation
 from tests.cluster.consensus.test_membership_hazards import changed
-from wal.configuration import Action
+from wal.configuration import ChangeKind
 
 LATE_S = 1.6 * TIMING.heartbeat_s
 """How late the tick at the deadline is: more than the heartbeat for which it would have been on time."""
@@ -51,7 +51,7 @@ def test_h15_a_late_leader_that_one_of_four_peers_answers_steps_down_after_one_g
 def test_h15_a_late_leader_that_only_a_learner_answers_steps_down_after_one_grace(late_s: float) -> None:
     with Simulation(7, membership=True) as sim:
         leader = sim.commit(b"\x01a")
-        added = changed(sim, Action.ADD, "r4")
+        added = changed(sim, ChangeKind.ADD, "r4")
         learner = sim.join(added.learners[0].id)
         assert sim.run(5.0, until=lambda: learner.journal.last_index == leader.journal.last_index)
         for replica in sim.others(leader):

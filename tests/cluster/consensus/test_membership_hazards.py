@@ -27,10 +27,10 @@ from tests.cluster.consensus.harness import STAND_S, TIMING, Harness, StockHarne
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
 from tests.cluster.consensus.simulator import SimClock, Simulation, carries
 from wal.configuration import (
-    Action,
+    ChangeKind,
     Configuration,
+    ConfigurationAt,
     Member,
-    Placed,
     decode_configuration,
     encode_configuration,
     initial,
@@ -46,7 +46,7 @@ def world(seed: int = 1, replicas: int = 3) -> Simulation:
     return Simulation(seed, replicas=replicas, membership=True)
 
 
-def changed(sim: Simulation, action: Action, name: str) -> Configuration:
+def changed(sim: Simulation, action: ChangeKind, name: str) -> Configuration:
     """Carry out a change at the leader, until it is applied there."""
     leader = sim.elect()
     assert sim.run(5.0, until=lambda: leader.change(action, name)), (action, name)
@@ -60,10 +60,10 @@ def changed(sim: Simulation, action: Action, name: str) -> Configuration:
 def promoted(sim: Simulation, identity: str) -> Configuration:
     leader = sim.elect()
     assert sim.run(5.0, until=lambda: sim.engine(leader.name).promotable() == identity)
-    return changed(sim, Action.PROMOTE, identity)
+    return changed(sim, ChangeKind.PROMOTE, identity)
 
 
-def refusal(sim: Simulation, action: Action, name: str) -> str:
+def refusal(sim: Simulation, action: ChangeKind, name: str) -> str:
     leader = sim.elect()
     with pytest.raises(ChangeRefused) as refused:
         sim.engine(leader.name).change(Wanted(action=action, name=name))
@@ -181,20 +181,20 @@ def test_h12_a_second_change_is_refused_until_the_first_is_committed_and_applied
         leader = sim.elect()
         for other in sim.others(leader):
             sim.isolate(other.name)
-        assert leader.change(Action.ADD, "r4")
-        assert refusal(sim, Action.ADD, "r5") == "change_under_way"
+        assert leader.change(ChangeKind.ADD, "r4")
+        assert refusal(sim, ChangeKind.ADD, "r5") == "change_under_way"
         sim.heal()
         engine = sim.engine(leader.name)
         assert sim.run(5.0, until=lambda: engine.applied_index == leader.journal.last_index)
         assert sim.elect() is leader
-        assert changed(sim, Action.ADD, "r5").version == 3
+        assert changed(sim, ChangeKind.ADD, "r5").version == 3
 
 
 def test_h12_a_leader_changes_nothing_before_its_own_first_entry_is_applied() -> None:
     bench = Bench()
     bench.win()
     with pytest.raises(NotLeader, match="own first entry"):
-        bench.engine.change(Wanted(action=Action.ADD, name="r4"))
+        bench.engine.change(Wanted(action=ChangeKind.ADD, name="r4"))
 
 
 def test_h12_a_change_cannot_come_in_as_an_ordinary_proposal() -> None:
@@ -217,7 +217,7 @@ def test_h12_two_leaders_that_remove_each_other_never_both_commit() -> None:
         old = sim.elect()
         sim.commit(b"\x01a")
         kept, gone = sim.others(old)
-        assert old.change(Action.REMOVE, gone.name)  # in force at once: the two that are left are a majority
+        assert old.change(ChangeKind.REMOVE, gone.name)  # in force at once: the two that are left are a majority
         sim.isolate(old.name)
         sim.tick(old)
         assert sim.run(5.0, until=lambda: sim.leader() not in (None, old))
@@ -255,7 +255,7 @@ def test_h12_stock_two_changes_are_in_flight_at_once() -> None:
 
 def test_h12_a_vote_of_a_learner_is_not_counted() -> None:
     members = Configuration(2, FOUNDERS.voters, (Member("r4#2"),), FOUNDERS.change)
-    bench = Bench(configuration=Placed(0, members))
+    bench = Bench(configuration=ConfigurationAt(0, members))
     bench.wait(STAND_S)
     (request, *_) = bench.take(VoteRequest)
     assert request.pre
@@ -268,7 +268,7 @@ def test_h12_a_vote_of_a_learner_is_not_counted() -> None:
 
 def test_h12_a_learner_is_not_counted_for_commits_votes_or_reads() -> None:
     with world() as sim:
-        added = changed(sim, Action.ADD, "r4")
+        added = changed(sim, ChangeKind.ADD, "r4")
         assert added.learners[0].id == "r4#2"
         learner = sim.join("r4#2")
         leader = sim.elect()
@@ -290,13 +290,13 @@ def test_h12_a_learner_is_not_counted_for_commits_votes_or_reads() -> None:
 
 def test_h12_a_learner_gets_its_vote_only_when_it_has_caught_up() -> None:
     with world() as sim:
-        changed(sim, Action.ADD, "r4")
+        changed(sim, ChangeKind.ADD, "r4")
         sim.filter = lambda sender, receiver, message: receiver != "r4#2" or not carries(message)
         sim.join("r4#2")
         pump(sim, PROMOTION_LAG_ENTRIES + 5)
         leader = sim.elect()
         assert sim.engine(leader.name).promotable() is None
-        assert refusal(sim, Action.PROMOTE, "r4") == "lagging"
+        assert refusal(sim, ChangeKind.PROMOTE, "r4") == "lagging"
         sim.filter = lambda sender, receiver, message: True
         assert promoted(sim, "r4#2").voter_ids == ("r1", "r2", "r3", "r4#2")
         sim.converge()
@@ -304,10 +304,10 @@ def test_h12_a_learner_gets_its_vote_only_when_it_has_caught_up() -> None:
 
 def test_h12_a_replica_that_joined_counts_once_it_votes() -> None:
     with world() as sim:
-        changed(sim, Action.ADD, "r4")
+        changed(sim, ChangeKind.ADD, "r4")
         sim.join("r4#2")
         promoted(sim, "r4#2")
-        changed(sim, Action.ADD, "r5")
+        changed(sim, ChangeKind.ADD, "r5")
         sim.join("r5#4")
         promoted(sim, "r5#4")
         for name in ("r2", "r3"):
@@ -325,7 +325,7 @@ def test_a_member_gets_other_addresses_up_or_down_and_counts_as_before() -> None
         down, other = (replica.name for replica in sim.others(leader))
         sim.replicas[down].crash()
         for name in (down, leader.name):
-            wanted = Wanted(action=Action.UPDATE, name=name, peer=f"{name}.new:1", api=f"{name}.new:2")
+            wanted = Wanted(action=ChangeKind.UPDATE, name=name, peer=f"{name}.new:1", api=f"{name}.new:2")
             sim.engine(leader.name).change(wanted)
             sim.tick(leader)
             sim.commit(b"\x01moved " + name.encode())
@@ -335,11 +335,11 @@ def test_a_member_gets_other_addresses_up_or_down_and_counts_as_before() -> None
             assert configuration.voter_ids == ("r1", "r2", "r3")
         assert sim.engine(leader.name).addresses[down] == f"{down}.new:1"
         refusals = {
-            Wanted(action=Action.UPDATE, name=other, peer=f"{down}.new:1"): "address_taken",
-            Wanted(action=Action.UPDATE, name=other, api=f"{down}.new:1"): "address_taken",
-            Wanted(action=Action.UPDATE, name=other, peer="x:1", api="x:1"): "address_taken",
-            Wanted(action=Action.UPDATE, name=down, api=f"{down}.new:2"): "same_addresses",
-            Wanted(action=Action.UPDATE, name="r9", api="x:1"): "unknown_member",
+            Wanted(action=ChangeKind.UPDATE, name=other, peer=f"{down}.new:1"): "address_taken",
+            Wanted(action=ChangeKind.UPDATE, name=other, api=f"{down}.new:1"): "address_taken",
+            Wanted(action=ChangeKind.UPDATE, name=other, peer="x:1", api="x:1"): "address_taken",
+            Wanted(action=ChangeKind.UPDATE, name=down, api=f"{down}.new:2"): "same_addresses",
+            Wanted(action=ChangeKind.UPDATE, name="r9", api="x:1"): "unknown_member",
         }
         for wanted, code in refusals.items():
             with pytest.raises(ChangeRefused) as refused:
@@ -356,7 +356,7 @@ def test_a_removed_replica_is_notified_and_stops_with_a_message() -> None:
     with world() as sim:
         leader = sim.elect()
         gone = sim.others(leader)[0]
-        changed(sim, Action.REMOVE, gone.name)
+        changed(sim, ChangeKind.REMOVE, gone.name)
         assert sim.run(5.0, until=lambda: gone.removed is not None)
         assert f"{gone.name} was removed from the cluster by version 2" in str(gone.removed)
         sim.commit(b"\x01without it")
@@ -370,7 +370,7 @@ def test_a_removed_replica_that_slept_meanwhile_disturbs_nobody_and_stops_when_i
         sim.isolate(gone.name)
         assert sim.run(3.0, until=lambda: sim.engine(gone.name).role is Role.CANDIDATE)
         term = sim.engine(leader.name).term
-        assert sim.run(5.0, until=lambda: leader.change(Action.REMOVE, gone.name))
+        assert sim.run(5.0, until=lambda: leader.change(ChangeKind.REMOVE, gone.name))
         sim.tick(leader)
         sim.run(1.0)
         sim.heal()
@@ -395,7 +395,7 @@ def test_h13_a_replica_whose_own_journal_says_that_it_was_removed_does_not_start
             clock=SimClock(),
             uniform=lambda low, high: low,
             links=Bench(),
-            configuration=Placed(2, later),
+            configuration=ConfigurationAt(2, later),
         )
 
 
@@ -408,15 +408,15 @@ def _with_base(disk: Disk, index: int) -> Disk:
 def test_a_leader_is_removed_only_after_it_has_handed_over() -> None:
     with world() as sim:
         old = sim.elect()
-        assert refusal(sim, Action.REMOVE, old.name) == "leader"
-        assert refusal(sim, Action.REPLACE, old.name) == "leader"
+        assert refusal(sim, ChangeKind.REMOVE, old.name) == "leader"
+        assert refusal(sim, ChangeKind.REPLACE, old.name) == "leader"
         with pytest.raises(ChangeRefused) as refused:
-            sim.engine(old.name).change(Wanted(action=Action.REPLACE, name=old.name))
+            sim.engine(old.name).change(Wanted(action=ChangeKind.REPLACE, name=old.name))
         assert "forebay member transfer" in refused.value.remedy
         sim.engine(old.name).transfer()
         sim.tick(old)
         assert sim.run(5.0, until=lambda: sim.leader() not in (None, old))
-        changed(sim, Action.REMOVE, old.name)
+        changed(sim, ChangeKind.REMOVE, old.name)
         assert sim.run(5.0, until=lambda: old.removed is not None)
         sim.converge()
 
@@ -428,9 +428,9 @@ def test_a_removal_that_would_leave_no_majority_that_answers_is_refused() -> Non
         dead, alive = sim.others(leader)
         dead.crash()
         sim.run(2.0)
-        assert refusal(sim, Action.REMOVE, alive.name) == "no_majority"
-        changed(sim, Action.REMOVE, dead.name)
-        assert refusal(sim, Action.REMOVE, leader.name) == "leader"
+        assert refusal(sim, ChangeKind.REMOVE, alive.name) == "no_majority"
+        changed(sim, ChangeKind.REMOVE, dead.name)
+        assert refusal(sim, ChangeKind.REMOVE, leader.name) == "leader"
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_a_notice_of_removal_counts_only_if_it_is_newer(me: str, own: int, told:
     members = tuple(sorted((Member(me), Member("r2"), Member("r3")), key=lambda member: member.id))
     disk = _with_base(Disk(), 4)
     disk.applied = disk.commit = 4
-    bench = Bench(me=me, disk=disk, configuration=Placed(4, initial(members, version=own)))
+    bench = Bench(me=me, disk=disk, configuration=ConfigurationAt(4, initial(members, version=own)))
     notice = Removed(1, first_seq(me) + 1, told)
     if stops:
         with pytest.raises(RemovedFromCluster):
@@ -460,7 +460,7 @@ def test_a_notice_of_removal_that_is_meant_for_the_predecessor_at_this_address_s
     members = tuple(sorted((Member("r1#5"), Member("r2"), Member("r3")), key=lambda member: member.id))
     disk = _with_base(Disk(), 4)
     disk.applied = disk.commit = 4
-    bench = Bench(me="r1#5", disk=disk, configuration=Placed(4, initial(members, version=5)))
+    bench = Bench(me="r1#5", disk=disk, configuration=ConfigurationAt(4, initial(members, version=5)))
     bench.give("r2", Removed(1, 7, 6))  # the answer to what r1 said to a leader's seventh request
     assert bench.engine.role is Role.FOLLOWER
     assert not bench.engine.stopped
@@ -493,7 +493,7 @@ def test_a_member_that_this_replica_has_not_heard_of_yet_is_followed() -> None:
 def test_h13_a_configuration_that_is_not_applied_is_in_force_after_a_restart() -> None:
     bench = Bench()
     bench.lead()
-    bench.engine.change(Wanted(action=Action.ADD, name="r4"))
+    bench.engine.change(Wanted(action=ChangeKind.ADD, name="r4"))
     bench.settle()
     assert bench.disk.applied <= bench.disk.commit < len(bench.disk.entries)
     again = Bench(disk=bench.disk)
@@ -506,19 +506,19 @@ def test_h13_a_configuration_is_undone_when_its_entry_is_truncated() -> None:
         old = sim.elect()
         sim.commit(b"\x01a")
         sim.isolate(old.name)
-        assert old.change(Action.ADD, "r4")
+        assert old.change(ChangeKind.ADD, "r4")
         sim.tick(old)
         assert sim.engine(old.name).configuration.version == 2
         assert sim.run(5.0, until=lambda: sim.leader() not in (None, old))
         sim.commit(b"\x01b")
         sim.converge()
         assert sim.engine(old.name).configuration.version == 1
-        assert changed(sim, Action.ADD, "r5").learners[0].id == "r5#2"
+        assert changed(sim, ChangeKind.ADD, "r5").learners[0].id == "r5#2"
 
 
 def test_h13_a_replica_that_gets_a_snapshot_gets_the_members_with_it() -> None:
     with world() as sim:
-        changed(sim, Action.ADD, "r4")
+        changed(sim, ChangeKind.ADD, "r4")
         pump(sim, 20)
         for name in ("r1", "r2", "r3"):
             sim.replicas[name].take_snapshot()
@@ -550,10 +550,10 @@ def test_h13_a_crash_of_everybody_in_the_middle_of_a_replacement_loses_neither_d
                 if engine is None or engine.role is not Role.LEADER:
                     continue
                 if engine.configuration.holds(lost.name):
-                    replica.change(Action.REPLACE, lost.name)
+                    replica.change(ChangeKind.REPLACE, lost.name)
                 learner = engine.promotable()
                 if learner is not None:
-                    replica.change(Action.PROMOTE, learner)
+                    replica.change(ChangeKind.PROMOTE, learner)
                 placed = replica.placed()
                 new = None if placed is None else placed.configuration.member(lost.name)
                 if new is not None and new.id != lost.name and not joined:
@@ -603,7 +603,7 @@ def test_h12_an_empty_replica_under_a_new_id_gets_nobody_elected_who_counts_its_
         assert sim.leader() is None and r3.engine is not None and r3.engine.role is not Role.LEADER
         r1.start()
         sim.connect_all()
-        changed(sim, Action.REPLACE, "r2")
+        changed(sim, ChangeKind.REPLACE, "r2")
         promoted(sim, "r2#2")
         sim.converge()
 
@@ -646,7 +646,7 @@ def test_a_transfer_to_somebody_who_lags_learns_is_silent_unknown_or_leads_is_re
         leader = sim.elect()
         sim.commit(b"\x01a")
         behind, dead = sim.others(leader)
-        changed(sim, Action.ADD, "r4")
+        changed(sim, ChangeKind.ADD, "r4")
         sim.join("r4#2")
         sim.filter = lambda sender, receiver, message: receiver != behind.name or not carries(message)
         pump(sim, TARGET_LAG_ENTRIES + 5)

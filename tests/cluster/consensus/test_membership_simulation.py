@@ -6,7 +6,7 @@ import pytest
 
 from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role
 from tests.cluster.consensus.simulator import Replica, Simulation
-from wal.configuration import Action
+from wal.configuration import ChangeKind
 
 SEEDS = 80
 GROUPS = 8
@@ -88,10 +88,10 @@ class Schedule:
             assert leader.engine is not None
             learner = leader.engine.promotable()
             if learner is not None:
-                self.changes += leader.change(Action.PROMOTE, learner)
+                self.changes += leader.change(ChangeKind.PROMOTE, learner)
                 sim.tick(leader)
             elif self.lost is not None and leader.engine.configuration.holds(self.lost):
-                if leader.change(Action.REPLACE, self.lost):
+                if leader.change(ChangeKind.REPLACE, self.lost):
                     self.changes += 1
                     sim.tick(leader)
             placed = leader.placed()  # applied, hence committed
@@ -112,12 +112,12 @@ class Schedule:
             members = list(configuration.members())
             kind = self.rng.randrange(5)
             if kind == 0 and len(members) < MEMBERS_MOST:
-                done = leader.change(Action.ADD, f"n{self.added}")
+                done = leader.change(ChangeKind.ADD, f"n{self.added}")
                 self.added += 1
             elif kind == 1 and len(configuration.voters) > VOTERS_LEAST:
-                done = leader.change(Action.REMOVE, self.rng.choice(members).id)
+                done = leader.change(ChangeKind.REMOVE, self.rng.choice(members).id)
             elif kind == 2:
-                done = leader.change(Action.REPLACE, self.rng.choice(members).id)
+                done = leader.change(ChangeKind.REPLACE, self.rng.choice(members).id)
             else:
                 target = None if kind == 3 else self.rng.choice(members).id
                 try:

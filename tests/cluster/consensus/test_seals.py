@@ -18,7 +18,7 @@ from cluster.consensus.configurations import recovered
 from cluster.consensus.seals import KeyReplaced, Seal, SealBroken, SealChecks, Seals, check_tail
 from tests.cluster.consensus.simulator import CLUSTER, Simulation, key_of
 from wal.codec import no_op_of
-from wal.configuration import Action, Configuration, Member, encode_configuration, initial
+from wal.configuration import ChangeKind, Configuration, Member, encode_configuration, initial
 from wal.journal import Entry
 
 KEYED = initial(tuple(Member(one, key=Seals(CLUSTER, one, key_of(one)).key) for one in ("r1", "r2", "r3")), version=1)
@@ -172,14 +172,14 @@ def test_an_entry_that_was_acknowledged_to_a_leader_survives_without_it(stopped:
 def test_a_member_that_joins_votes_with_a_key_that_the_configuration_has() -> None:
     with Simulation(5, membership=True) as sim:
         leader = sim.commit(b"\x01a")
-        assert leader.change(Action.ADD, "r4")
+        assert leader.change(ChangeKind.ADD, "r4")
         assert leader.engine is not None and sim.run(
             5.0, until=lambda: leader.journal.applied_index == leader.journal.last_index
         )
         (added,) = leader.engine.configuration.learners
         sim.join(added.id)
         assert sim.run(10.0, until=lambda: leader.engine is not None and leader.engine.promotable() == added.id)
-        assert leader.change(Action.PROMOTE, added.id)
+        assert leader.change(ChangeKind.PROMOTE, added.id)
         sim.converge()
         voters = leader.engine.configuration.voters
         assert [one.key for one in voters] == [Seals(CLUSTER, one.id, key_of(one.id)).key for one in voters]

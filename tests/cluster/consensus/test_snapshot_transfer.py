@@ -26,7 +26,7 @@ from tests.cluster.consensus.harness import TIMING, Harness
 from tests.cluster.consensus.simulator import Replica, Simulation
 from tests.cluster.consensus.test_catching_up import FakeSink
 from tests.snapshots.states import many_jobs
-from wal.configuration import Placed
+from wal.configuration import ConfigurationAt
 from wal.failures import BrokenInvariant
 
 LONG_S = 20 * TIMING.election_max_s
@@ -178,7 +178,7 @@ class StoreSink:
         self._receiver.verify()
         done()
 
-    def finish(self) -> Placed | None:
+    def finish(self) -> ConfigurationAt | None:
         self._receiver.finalize()
         self._machine.installed = self._receiver.image
         return None

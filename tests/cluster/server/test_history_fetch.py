@@ -20,8 +20,8 @@ from cluster.server.storage import Storage, open_storage
 from tests.cluster.harness import Harness, placed, story, until
 from wal import BrokenInvariant, authorise
 from wal import ledger as ledgers
-from wal.ledger import Handed
-from wal.records import Gap, Pruned
+from wal.ledger import HistoryEntry
+from wal.records import Gap, PrunedRange
 
 BEFORE, MISSED, AFTER = 3, 40, 2
 """Jobs that the replica knew of, that came while it was away, and that came after the snapshot."""
@@ -94,7 +94,9 @@ async def away(config: Config, directory: Path, *, knew: bool = True) -> AsyncIt
 async def test_the_gap_that_a_snapshot_left_is_filled_by_whoever_holds_it(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, knew: bool
 ) -> None:
-    monkeypatch.setattr(ledgers.hand_over, "__kwdefaults__", {"entries_max": 7, "bytes_max": ledgers.HANDED_BYTES_MAX})
+    monkeypatch.setattr(
+        ledgers.export_history, "__kwdefaults__", {"entries_max": 7, "bytes_max": ledgers.HANDED_BYTES_MAX}
+    )
     caplog.set_level(logging.DEBUG)
     async with away(config, tmp_path, knew=knew) as case:
         ledger = case.storage.ledger
@@ -139,7 +141,7 @@ async def test_a_replica_whose_own_history_is_not_the_clusters_stops(config: Con
     async with away(config, tmp_path) as case:
         stopped: list[BaseException] = []
 
-        def another_history(gap: Gap, handed: Sequence[Handed]) -> Gap | None:
+        def another_history(gap: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
             raise BrokenInvariant(f"the history up to entry {gap.first_index - 1} is not the cluster's")
 
         backfill = Backfill(
@@ -211,7 +213,7 @@ async def test_what_a_replica_has_pruned_itself_is_not_fetched_again(config: Con
         (gap,) = ledger.gaps()
         below = gap.first_index + 10
         case.storage.journal.flush_hints()
-        authorise(environment, Pruned(below, ()))
+        authorise(environment, PrunedRange(below, ()))
         backfill = case.backfill("r1")
         while await backfill.step():
             pass

@@ -10,7 +10,7 @@ from cluster.consensus import Wanted
 from cluster.consensus.configurations import next_configuration
 from cluster.server.membership import Membership
 from tests.cluster.test_serve import make
-from wal.configuration import Action, Configuration, Member, initial
+from wal.configuration import ChangeKind, Configuration, Member, initial
 
 COMMAND = bytes(range(16))
 
@@ -47,8 +47,8 @@ def test_a_replacement_that_is_asked_for_again_after_a_promotion_is_carried_out_
     membership = Membership("r1", make(tmp_path, 3), leader, leads=lambda: True, wait_applied=applied)
 
     async def story() -> None:
-        await membership.change(Wanted(action=Action.ADD, name="r4", peer="h:1", api="h:2", id=b"another command."))
-        replace = Wanted(action=Action.REPLACE, name="r3", actor="operator", id=COMMAND)
+        await membership.change(Wanted(action=ChangeKind.ADD, name="r4", peer="h:1", api="h:2", id=b"another command."))
+        replace = Wanted(action=ChangeKind.REPLACE, name="r3", actor="operator", id=COMMAND)
         await membership.change(replace)  # its answer is lost
         leader.caught_up = caught_up
         membership.poll()

@@ -32,7 +32,7 @@ from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.test_serve import ROOT, make, ready, request
 from tests.ports import free_ports
 from wal import Entry
-from wal.configuration import Configuration, Member, Placed, encode_configuration
+from wal.configuration import Configuration, ConfigurationAt, Member, encode_configuration
 
 ADDED = '\n[[replica]]\nname = "r4"\npeer = "{peer}"\napi = "{api}"\njoins = true\n'
 
@@ -377,11 +377,13 @@ def test_h13_members_are_read_from_snapshot_and_ledger_and_what_is_not_applied_f
     for entry in entries[:2]:
         journal.record_applied(entry, 0)
     journal.sync()
-    write_snapshot(storage.snapshots.directory, Image(EMPTY, 1, 1, journal.digest_at(1) or b"", Placed(1, first)))
+    write_snapshot(
+        storage.snapshots.directory, Image(EMPTY, 1, 1, journal.digest_at(1) or b"", ConfigurationAt(1, first))
+    )
     storage.close()
     for replayed in (1, 2):
         storage = open_storage(config, "r1")
-        assert (storage.replayed, storage.configuration) == (replayed, Placed(2, second))
+        assert (storage.replayed, storage.configuration) == (replayed, ConfigurationAt(2, second))
         engine = Harness(3, bootstrap=founders, configuration=storage.configuration, journal=storage.journal).engine
         assert engine.configuration == third, "appended, not applied, and in force"
         storage.close()

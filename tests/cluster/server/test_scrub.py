@@ -57,7 +57,7 @@ def scrub_of(case: Away, found: Scrubbed, *peers: str) -> Scrub:
     return Scrub(
         case.storage.ledger,
         found=found,
-        mend=lambda stretch, handed: ledgers.mend(case.storage.environment, stretch, handed),
+        mend=lambda stretch, handed: ledgers.replace_damaged(case.storage.environment, stretch, handed),
         peers=lambda: peers,
         ask=case.ask,
         clock=SystemClock(),

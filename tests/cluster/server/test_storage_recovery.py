@@ -46,7 +46,7 @@ from tests.wal.test_recovery import ELSEWHERE
 from wal import Entry, RecoveryRefused, records
 from wal.codec import encode_batch
 from wal.directory import LOCK_FILE
-from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, Action, Condition
+from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, Condition, Reaction
 
 Damage = Callable[[Config], None]
 
@@ -278,8 +278,8 @@ def test_every_row_of_the_table_is_made_for_real_here_or_in_the_tests_of_the_jou
     # Nothing is pushed from one module to the other: what the journal's tests leave out is here, or where they say.
     assert {condition for condition, ways in DAMAGE_OF_JOURNAL.items() if not ways} == {*ELSEWHERE}
     assert all(ways for ways in (*REFUSED.values(), *REPAIRED.values()))
-    assert {condition.value.action for condition in REFUSED} == {Action.REFUSE}
-    assert {condition.value.action for condition in REPAIRED} == {Action.CONTINUE}
+    assert {condition.value.action for condition in REFUSED} == {Reaction.REFUSE}
+    assert {condition.value.action for condition in REPAIRED} == {Reaction.CONTINUE}
 
 
 @pytest.mark.parametrize(
@@ -327,12 +327,12 @@ def test_what_is_no_loss_is_passed_over_and_the_state_is_what_it_was(
         assert (storage.state, storage.index, storage.replayed) == (site.state, 40, replayed)
         assert (storage.identity, storage.journal.last_index) == (IDENTITY, LAST)
         if condition in (Condition.SNAPSHOT_DAMAGED, Condition.SNAPSHOT_NOT_OF_THIS_LEDGER):
-            bad = storage.snapshots.skipped[0]
+            bad = storage.snapshots.skipped_snapshots[0]
             assert f"{bad.path} is passed over" in caplog.text and bad.sentence in caplog.text
             newest = storage.snapshots.newest()
             assert newest is None or newest.path != bad.path, "it is not sent to peers"
         if condition is Condition.SNAPSHOT_LOST:
-            assert storage.snapshots.skipped == (), "what is gone says nothing"
+            assert storage.snapshots.skipped_snapshots == (), "what is gone says nothing"
         if condition is Condition.LOCK_FILE_ALTERED:
             assert (config.wal_directory("r1") / LOCK_FILE).read_text().endswith(f"of replica {IDENTITY}")
         assert storage.ledger.verify().entries == 40
@@ -350,7 +350,7 @@ def test_h08_a_corrupt_snapshot_at_the_start_is_reported_and_the_older_one_serve
     flip(snapshot(config, NEWER))
     storage = open_storage(config, "r1")
     assert (storage.state, storage.replayed) == (site.state, 30)
-    assert [skipped.path for skipped in storage.snapshots.skipped] == [snapshot(config, NEWER)]
+    assert [skipped.path for skipped in storage.snapshots.skipped_snapshots] == [snapshot(config, NEWER)]
     storage.close()
     assert f"{snapshot(config, NEWER)} is passed over" in caplog.text
     flip(snapshot(config, OLDER))
@@ -368,7 +368,7 @@ def test_a_snapshot_that_the_ledger_cannot_replace_is_asked_for(
     config: Config, site: Site, what: Callable[[Path], None]
 ) -> None:
     row = Condition.SNAPSHOT_NEEDED.value
-    assert row.action is Action.REFUSE
+    assert row.action is Reaction.REFUSE
     path = snapshot(config, GAP_TO, "r2")
     kept = path.read_bytes()
     what(path)
@@ -388,7 +388,7 @@ def test_a_snapshot_that_the_ledger_cannot_replace_is_asked_for(
 def test_what_a_dead_process_left_of_a_snapshot_is_removed_or_kept_as_far_as_it_is_sound(
     config: Config, site: Site
 ) -> None:
-    assert Condition.SNAPSHOT_UNFINISHED.value.action is Action.CUT
+    assert Condition.SNAPSHOT_UNFINISHED.value.action is Reaction.CUT
     directory, whole = config.snapshot_directory("r1"), snapshot(config, NEWER).read_bytes()
     saving = directory / f".{SnapshotName(39, 2)}{TEMPORARY_SUFFIX}"
     saving.write_bytes(whole[:-40])
@@ -422,7 +422,7 @@ except StorageFailed as error:
 
 def test_a_start_on_a_full_disk_ends_with_the_remedy_and_loses_nothing(config: Config, site: Site) -> None:
     row = Condition.DISK_FULL.value
-    assert row.action is Action.REFUSE
+    assert row.action is Reaction.REFUSE
     words = [sys.executable, "-c", FULL_DISK, str(config.file), str(config.storage.directory), "200"]
     for _ in range(2):
         done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
@@ -479,7 +479,7 @@ def only(kept: str) -> Damage:
 @pytest.mark.parametrize("kept", ["wal/*", f"wal/{DATA_FILE}", f"wal/{LOG_FILE}", "snapshots/*", "member"])
 def test_nobody_can_say_of_a_replica_that_has_run_that_it_never_has(config: Config, kept: str) -> None:
     row = Condition.HAS_RUN.value
-    assert row.action is Action.REFUSE
+    assert row.action is Reaction.REFUSE
     only(kept)(config)
     home = config.storage.directory / "r1"
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}

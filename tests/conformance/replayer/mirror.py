@@ -16,7 +16,7 @@ from replica.state.state import EMPTY, State
 from replica.values.units import Revision
 from replica.views.jobs import buffer_word, reason_of
 from tests.conformance.replayer.compare import Shown
-from wal.codec import Kind, decode_batch, kind_of
+from wal.codec import EntryKind, decode_batch, kind_of
 from wal.environment import Environment
 from wal.failures import RecoveryRefused
 from wal.ledger import Ledger
@@ -57,7 +57,7 @@ class Mirror:
         before = len(self.moments)
         try:
             for entry in Ledger(self._environment).read(self._index + 1, limit=READ_ENTRIES):
-                if kind_of(entry.data) is Kind.BATCH:
+                if kind_of(entry.data) is EntryKind.BATCH:
                     self._settle(decode_batch(entry.data))
                 self._index = entry.index
         except RecoveryRefused:

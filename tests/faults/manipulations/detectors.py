@@ -53,11 +53,11 @@ from cluster.system.clock import SystemClock
 from replica.state.digest import state_digest
 from snapshots import SnapshotFailed
 from tests.faults.manipulations.site import NAMES, Case
-from wal import BrokenInvariant, LedgerBroken, RecoveryRefused, StorageFailed, fill, mend, revision_after
+from wal import BrokenInvariant, LedgerBroken, RecoveryRefused, StorageFailed, fill, replace_damaged, revision_after
 from wal.codec import NO_OP
 from wal.configuration import decode_configuration, is_configuration
 from wal.journal import Entry
-from wal.ledger import hand_over
+from wal.ledger import export_history
 
 BACKFILL_STEPS: Final = 4
 """Steps after which a gap of this ledger is filled, count."""
@@ -154,7 +154,7 @@ class Member:
     # History that is missing or damaged
 
     async def handed(self, peer: str, last: int) -> Iterable[HandedView]:
-        found = hand_over(self.others[peer].storage.ledger, last)
+        found = export_history(self.others[peer].storage.ledger, last)
         return [handed_view(one) for one in found]
 
     async def backfill(self) -> bool:
@@ -175,7 +175,7 @@ class Member:
         scrub = Scrub(
             self.storage.ledger,
             found=self.scrubbed,
-            mend=lambda stretch, handed: mend(self.storage.environment, stretch, handed),
+            replace_damaged=lambda stretch, handed: replace_damaged(self.storage.environment, stretch, handed),
             peers=lambda: self.peers,
             ask=self.handed,
             clock=self.clock,

@@ -24,7 +24,7 @@ from snapshots.image import Image
 from snapshots.restore import load_snapshot
 from tests.faults.manipulations.site import MAP_SIZE_BYTES, folded
 from wal import records
-from wal.codec import Kind, decode_batch, encode_batch, kind_of, revision_after
+from wal.codec import EntryKind, decode_batch, encode_batch, kind_of, revision_after
 from wal.failures import DATA_FILE, LOG_FILE
 from wal.records import ChainRow, Entry, Gap, HardState, Marks
 from wal.sectors import BLOCK_BYTES
@@ -249,7 +249,7 @@ def rewrite(home: Path, change: Rewrite, *, folds: bool = False) -> None:
                 revision = revision_after(entry.data, before.revision)
             except Exception:  # what cannot be decoded settles what was there
                 revision = old.revision
-            row = ChainRow(records.chained(before.digest, entry), revision)
+            row = ChainRow(records.chain_digest(before.digest, entry), revision)
             if folds:
                 state = folded(state, entry)
             if index in wanted:
@@ -295,7 +295,7 @@ def in_batch(index: int, change: Callable[[Batch], Batch]) -> Rewrite:
     def rewritten(entry: Entry) -> Entry:
         if entry.index != index:
             return entry
-        assert kind_of(entry.data) is Kind.BATCH
+        assert kind_of(entry.data) is EntryKind.BATCH
         batch = decode_batch(entry.data)
         changed = change(batch)
         assert changed != batch

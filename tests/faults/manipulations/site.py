@@ -48,8 +48,8 @@ from snapshots.image import Image
 from tests.ports import free_ports
 from tests.replica.world import World, user
 from wal import records
-from wal.codec import NO_OP, Kind, decode_batch, encode_batch, kind_of
-from wal.configuration import Member, Placed, decode_configuration, encode_configuration, initial
+from wal.codec import NO_OP, EntryKind, decode_batch, encode_batch, kind_of
+from wal.configuration import ConfigurationAt, Member, decode_configuration, encode_configuration, initial
 from wal.environment import Environment
 from wal.job_index import JobIndex
 from wal.journal import Entry, Journal
@@ -97,7 +97,7 @@ class Life(NamedTuple):
 
     def image(self, index: int) -> Image:
         """Return the image after entry `index`."""
-        configuration = Placed(1, decode_configuration(self.entries[0].data))
+        configuration = ConfigurationAt(1, decode_configuration(self.entries[0].data))
         return Image(
             self.states[index - 1], index, self.entries[index - 1].term, self.digests[index - 1], configuration
         )
@@ -236,14 +236,14 @@ def lived(history: Sequence[tuple[int, bytes]]) -> Life:
         states.append(state)
     digest, digests = records.GENESIS, list[bytes]()
     for entry in entries:
-        digest = records.chained(digest, entry)
+        digest = records.chain_digest(digest, entry)
         digests.append(digest)
     return Life(entries, tuple(states), tuple(digests))
 
 
 def folded(state: State, entry: Entry) -> State:
     """Return the state after an entry."""
-    batch: Batch | None = decode_batch(entry.data) if kind_of(entry.data) is Kind.BATCH else None
+    batch: Batch | None = decode_batch(entry.data) if kind_of(entry.data) is EntryKind.BATCH else None
     return state if batch is None else apply_batch(state, batch) or state
 
 

@@ -39,7 +39,7 @@ from tests.faults.manipulations.site import (
     tree_of,
 )
 from wal import records
-from wal.codec import NO_OP, Kind, decode_batch, encode_batch, kind_of, no_op_of
+from wal.codec import NO_OP, EntryKind, decode_batch, encode_batch, kind_of, no_op_of
 from wal.configuration import decode_configuration, encode_configuration
 from wal.environment import Environment
 from wal.failures import LOG_FILE
@@ -320,7 +320,7 @@ def relabelled_wholly(case: Case) -> None:
     case.put_back("wal", case.site.home("r3"))
     rows(relabelled)(case)
     path = case.home / "wal" / LOG_FILE
-    identity = records.pack_identity(records.Identity(case.config.cluster.id, VICTIM))
+    identity = records.pack_identity(records.StorageIdentity(case.config.cluster.id, VICTIM))
     size_bytes = path.stat().st_size
     path.write_bytes(first_block(identity, size_bytes).ljust(size_bytes, b"\0"))
 
@@ -345,7 +345,7 @@ def of_another_cluster(case: Case) -> None:
 def with_event(case: Case, kind: type[e.EventRecord], after: int) -> int:
     """Return the first entry behind one whose first event is of this kind."""
     for one in case.site.life.entries[after:]:
-        if kind_of(one.data) is Kind.BATCH:
+        if kind_of(one.data) is EntryKind.BATCH:
             events = decode_batch(one.data).entries[0].events
             if events and type(events[0]) is kind:
                 return one.index
@@ -413,7 +413,7 @@ def refusal(case: Case) -> forge.Rewrite:
     index = next(
         one.index
         for one in case.site.life.entries[OLD:]
-        if kind_of(one.data) is Kind.BATCH and decode_batch(one.data).entries[0].refusal is not None
+        if kind_of(one.data) is EntryKind.BATCH and decode_batch(one.data).entries[0].refusal is not None
     )
     return forge.in_command(index, fields(actor=Actor(ActorRole.USER, "innocent")))
 
@@ -445,7 +445,7 @@ class Recording:
 
     def __call__(self, one: Entry) -> Entry:
         made = self._rewriting(one) or one
-        if kind_of(made.data) is Kind.BATCH:
+        if kind_of(made.data) is EntryKind.BATCH:
             batch = decode_batch(made.data)
             made = made._replace(data=encode_batch(self._recorded(batch)))
         self._state = folded(self._state, made)
@@ -470,7 +470,7 @@ def recording(change: Callable[[Case], forge.Rewrite]) -> Callable[[Case], forge
 
 
 def _recorded(case: Case) -> frozenset[int]:
-    batches = (decode_batch(one.data) for one in case.site.life.entries if kind_of(one.data) is Kind.BATCH)
+    batches = (decode_batch(one.data) for one in case.site.life.entries if kind_of(one.data) is EntryKind.BATCH)
     return frozenset(found.revision for batch in batches for found in recorded_in(batch))
 
 

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.system.eventloop.slices import BYTES_PER_SLICE, PARTS_PER_RECORD, RECORDS_PER_SLICE, Slices, Work, paced
+from cluster.system.eventloop.slices import (
+    BYTES_PER_SLICE,
+    PARTS_PER_RECORD,
+    RECORDS_PER_SLICE,
+    SlicedWork,
+    Slices,
+    iterate_paced,
+)
 from tests.cluster.harness import story
 
 
@@ -19,7 +26,7 @@ async def test_a_turn_of_the_loop_has_one_slice_whoever_asks(kind: str) -> None:
     units = {"records": RECORDS_PER_SLICE, "parts": RECORDS_PER_SLICE * PARTS_PER_RECORD, "bytes": BYTES_PER_SLICE}
     size = units[kind] // 16
 
-    async def caller(work: Work) -> None:
+    async def caller(work: SlicedWork) -> None:
         nonlocal done
         for _ in range(100):
             match kind:
@@ -94,7 +101,7 @@ def test_what_is_ordered_in_slices_is_what_sorted_gives(items: list[int], revers
     async def run() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("cluster.system.eventloop.slices.SORTED_AT_ONCE", 3)
-            found = await Slices().work("alice").ordered(items, reverse=reverse)
+            found = await Slices().work("alice").sort(items, reverse=reverse)
         assert list(found) == sorted(items, reverse=reverse)
 
     run()
@@ -103,5 +110,5 @@ def test_what_is_ordered_in_slices_is_what_sorted_gives(items: list[int], revers
 @story
 async def test_what_is_paced_comes_whole_and_in_order() -> None:
     work = Slices().work("alice")
-    assert [item async for item in paced(range(300), work)] == list(range(300))
-    assert [item async for item in paced(range(300), work, parts=1)] == list(range(300))
+    assert [item async for item in iterate_paced(range(300), work)] == list(range(300))
+    assert [item async for item in iterate_paced(range(300), work, parts=1)] == list(range(300))
