@@ -1,4 +1,4 @@
-"""Consensus of the replicas: Raft, with PySyncObj behind one adapter. DESIGN.md here has the hazards."""
+"""Raft consensus of the replicas, with PySyncObj behind one adapter. DESIGN.md lists the hazards."""
 
 from cluster.consensus.configurations import Wanted, recovered
 from cluster.consensus.driver import Consensus

@@ -1,8 +1,8 @@
-"""Configurations: which one is in force at which entry (H13), and which comes next for a change (H12; thesis 4.1).
+"""Cluster configurations: the one in force at each entry (H13), and the next one for a change (H12; thesis 4.1).
 
-A configuration is in force from when it is appended. What is kept: the last one that is known to be committed, and
-those after it, which a truncation may undo. At a start they are read again: the caller gives what snapshot and ledger
-have as of the applied index, the rest is in the journal.
+A configuration is in force once it is appended. Kept here are the last committed one and its successors, which a
+truncation may undo. After a restart they are read again: the caller provides the configuration as of the applied index
+from snapshot and ledger; the journal has the rest.
 """
 
 from collections.abc import Iterable
@@ -30,40 +30,40 @@ from wal import (
 
 
 class Configurations:
-    """Configurations of one replica's journal, oldest first; the last one is in force."""
+    """Configurations in one replica's journal, oldest first; the last one is in force."""
 
     def __init__(self, base: ConfigurationAt) -> None:
-        """Begin with `base`, which nothing in the journal can undo."""
+        """Start with `base`, which nothing in the journal can undo."""
         self._placed = [base]
 
     @property
     def in_force(self) -> Configuration:
-        """The newest in the journal, committed or not: whoever counts, counts by this one."""
+        """Newest configuration in the journal, committed or not; it determines majorities."""
         return self._placed[-1].configuration
 
     @property
     def index(self) -> int:
-        """Index of the entry that brought the one in force; 0 if no entry did."""
+        """Index of the entry with the configuration in force; 0 if no entry has it."""
         return self._placed[-1].index
 
     def at(self, index: int) -> Configuration:
-        """The one that is in force behind the entry at `index`, at or after the newest one that is committed."""
+        """Return the configuration in force after the entry at `index`, at or after the newest committed one."""
         behind = (known.configuration for known in reversed(self._placed) if known.index <= index)
         return next(behind, self._placed[0].configuration)
 
     def committed(self, commit_index: int) -> Configuration:
-        """The newest that is known to be committed."""
+        """Return the newest configuration known to be committed."""
         return next(known.configuration for known in reversed(self._placed) if self._is_committed(known, commit_index))
 
     def known(self) -> Iterable[Configuration]:
-        """From the newest committed one on: a truncation may bring any of these into force."""
+        """Return the newest committed configuration and its successors; a truncation may put any of them into force."""
         return [placed.configuration for placed in self._placed]
 
     def appended(self, entries: Iterable[Entry], *, read_back: bool = False) -> bool:
-        """Note entries that were appended; return whether another configuration is in force now.
+        """Record appended entries; return whether another configuration is in force now.
 
-        `read_back`: they were accepted before this replica started, so what its file says does not matter any more.
-        CodecError for one that this release cannot read, BrokenInvariant for what no leader may append.
+        `read_back`: they were accepted before this replica started, so its configuration file no longer matters.
+        CodecError for a configuration this release cannot read, BrokenInvariant for one that no leader may append.
         """
         before = len(self._placed)
         for entry in entries:
@@ -79,25 +79,25 @@ class Configurations:
         return len(self._placed) != before
 
     def truncated_from(self, index: int) -> bool:
-        """Note that the entries from `index` on are gone; return whether another configuration is in force now."""
+        """Record that the entries from `index` on were cut; return whether another configuration is in force now."""
         kept = [placed for placed in self._placed[1:] if placed.index < index]
         changed = len(kept) + 1 != len(self._placed)
         self._placed[1:] = kept
         return changed
 
     def installed(self, index: int, placed: ConfigurationAt | None, last_index: int) -> bool:
-        """Note a snapshot at `index` with the configuration `placed`, after which the journal has `last_index`.
+        """Record a snapshot at `index` with configuration `placed`; the journal then ends at `last_index`.
 
-        Return whether another configuration is in force now.
+        Returns whether another configuration is in force now.
         """
         before = self._placed[-1]
-        if placed is None:  # a machine that does not keep them: what was there up to the snapshot is all that is known
+        if placed is None:  # a machine that does not keep configurations: earlier ones up to the snapshot stay valid
             placed = next((one for one in reversed(self._placed) if one.index <= index), self._placed[0])
         self._placed = [placed, *(one for one in self._placed if index < one.index <= last_index)]
         return self._placed[-1] != before
 
     def forget_before(self, commit_index: int) -> None:
-        """Drop those that a newer committed one has replaced."""
+        """Drop configurations replaced by a newer committed one."""
         committed = [at for at, known in enumerate(self._placed) if self._is_committed(known, commit_index)]
         del self._placed[: committed[-1]]
 
@@ -106,12 +106,12 @@ class Configurations:
 
 
 def may_be_later(identity: str, committed: Configuration) -> bool:
-    """Whether a member that `committed` does not have may have been added since: then it must be listened to."""
+    """Return whether a member unknown to `committed` may have been added later, so that it must be heard."""
     return incarnation_of(identity) > committed.version
 
 
 def _check_bootstrap(file: Configuration, founded: Configuration) -> None:
-    """Refuse a bootstrap by other members than the file names: two clusters could come of one."""
+    """Reject a bootstrap with other members than the configuration file: it could split one cluster into two."""
     if file.voters and founded.version == 1 and file.voter_ids != founded.voter_ids:
         raise BrokenInvariant(
             f"the cluster was founded with the replicas {', '.join(founded.voter_ids)}, but this replica's "
@@ -120,10 +120,10 @@ def _check_bootstrap(file: Configuration, founded: Configuration) -> None:
 
 
 def _check_step(one: Configuration, two: ConfigurationAt) -> None:
-    """Refuse what would break the rule that majorities of neighbours meet (thesis 4.1), whoever appended it."""
+    """Reject a configuration whose majorities might not overlap its predecessor's (thesis 4.1)."""
     new = two.configuration
     if new.change.action is ChangeKind.RECOVER and len(new.voters) == 1 and new.version == one.version + 1:
-        return  # the incarnation before is over, and with it its majorities
+        return  # the previous incarnation has ended, and its majorities with it
     if new.version != one.version + 1 or len(set(one.voter_ids) ^ set(new.voter_ids)) > 1:
         raise BrokenInvariant(
             f"entry {two.index} has version {new.version} of the configuration with the voters "
@@ -132,7 +132,7 @@ def _check_step(one: Configuration, two: ConfigurationAt) -> None:
 
 
 def _check_keys(one: Configuration, two: ConfigurationAt) -> None:
-    """Refuse another key for a member that has one: what it signed could not be verified any more."""
+    """Reject a second key for a member: its earlier signatures could no longer be verified."""
     keys = {member.id: member.key for member in one.members() if member.key}
     for member in two.configuration.members():
         if keys.get(member.id, member.key) != member.key:
@@ -140,7 +140,7 @@ def _check_keys(one: Configuration, two: ConfigurationAt) -> None:
 
 
 def recovered(current: Configuration, survivor: Member, *, actor: str, at: int) -> Configuration:
-    """Return the configuration that a new incarnation begins with: one member, and nobody of the incarnation before."""
+    """Return the first configuration of a new incarnation: one member, and none of the previous incarnation."""
     change = Change(ChangeKind.RECOVER, survivor.id, actor, at)
     return Configuration(current.version + 1, (survivor,), (), change)
 
@@ -149,7 +149,7 @@ def recovered(current: Configuration, survivor: Member, *, actor: str, at: int) 
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Change of the members as it is asked for. `name` is a member's name, or its id."""
+    """Requested membership change. `name` is a member's name or ID."""
 
     action: ChangeKind
     name: str
@@ -158,11 +158,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     actor: str = "leader"
     id: bytes = b""
     key: bytes = b""
-    """For an update: the member's public key, where the configuration has none."""
+    """For an update: the member's public key, if the configuration lacks it."""
 
 
 def next_configuration(current: Configuration, wanted: Wanted, *, at: int) -> Configuration:
-    """Return the configuration after `current`; ChangeRefused says why there is none."""
+    """Return the configuration after `current`; ChangeRefused explains a rejection."""
     return _RULES[wanted.action](current, wanted, at)
 
 
@@ -196,7 +196,7 @@ def _remove(current: Configuration, wanted: Wanted, at: int) -> Configuration:
 
 
 def _replace(current: Configuration, wanted: Wanted, at: int) -> Configuration:
-    """One entry: whoever voted under the old id does no more, and whoever has the new one learns first."""
+    """Replace a member in one entry: the old ID loses its vote, and the new ID starts as a learner."""
     member = _member(current, wanted.name)
     smaller = _remove(current, wanted, at)
     returning = Member(identity_of(member.name, smaller.version), wanted.peer or member.peer, wanted.api or member.api)
@@ -204,7 +204,7 @@ def _replace(current: Configuration, wanted: Wanted, at: int) -> Configuration:
 
 
 def _update(current: Configuration, wanted: Wanted, at: int) -> Configuration:
-    """Other addresses, the same id: what it promised stands, and it counts as before, whether it answers or not."""
+    """Change a member's addresses. Its ID, its promises and its vote stay, whether it answers or not."""
     member = _member(current, wanted.name)
     _refuse_taken((other for other in current.members() if other is not member), wanted)
     key = member.key or wanted.key
@@ -217,7 +217,7 @@ def _update(current: Configuration, wanted: Wanted, at: int) -> Configuration:
 
 
 def _refuse_taken(others: Iterable[Member], wanted: Wanted) -> None:
-    """Refuse an address that another member has, and one for both: two would be dialled there."""
+    """Reject an address used by another member, or for both purposes: two processes would be dialled there."""
     if wanted.peer and wanted.peer == wanted.api:
         raise ChangeRefused("address_taken", f"{wanted.peer} is given twice", "peer and api need an address each")
     for member in others:

@@ -1,4 +1,4 @@
-"""Engine on the asyncio loop: ticked by proposals, frames and due timers, never by a fixed period (H19, H23)."""
+"""Driver of the engine on the asyncio loop: it ticks on proposals, frames and timers, not periodically (H19, H23)."""
 
 import asyncio
 import random
@@ -33,18 +33,18 @@ from wal import FIRST_INCARNATION, Configuration, ConfigurationAt, Incarnation, 
 _Answer = TypeVar("_Answer")
 
 LONGEST_WAIT_S: Final = 1.0
-"""A timer is set for at most this long, so that a clock that stood still during a suspend is noticed."""
+"""Maximum timer duration, so that a clock that stopped during a suspend is noticed."""
 
 TIMER_SLACK_S: Final = 0.001
-"""A timer that is late by less is left alone: the loop waits in whole milliseconds."""
+"""Lateness of a timer that is not corrected: the loop waits in whole milliseconds."""
 
 
 class Consensus:
-    """One replica's part in the agreement. Made and used in one asyncio loop's thread.
+    """Participation of one replica in consensus. Created and used in one asyncio loop's thread.
 
-    `journal.sync()` blocks that thread: at most once a tick, and whatever arrives meanwhile shares the next one. An
-    exception from journal, machine or the rules themselves goes to `fail`, which must end the process; nothing is
-    promised after it (law 10).
+    `journal.sync()` blocks that thread at most once a tick, and everything arriving meanwhile shares the next sync. An
+    exception from journal, machine or rules goes to `fail`, which must end the process; no promise is made after it
+    (law 10).
     """
 
     def __init__(
@@ -70,14 +70,13 @@ class Consensus:
     ) -> None:
         """Take over the journal from its applied index on.
 
-        `me` is this replica's id; `members` are names and peer addresses, this replica's own included: where it
-        listens, and where others are looked for before the address that a configuration has. `bootstrap`,
-        `configuration`, `found_without` and `seals` as `cluster.consensus.engine.Engine` takes them; without the first
-        two, `members` are the members, for ever.
+        `me` is this replica's ID. `members` are names and peer addresses including its own: its listening address, and
+        addresses of peers that take precedence over those in the configuration. `bootstrap`, `configuration`,
+        `found_without` and `seals` are passed to `cluster.consensus.engine.Engine`; without the first two, `members` is
+        the permanent membership.
 
-        `incarnation` is that of the cluster which the journal is of: no other one is heard.
-
-        `tls` is of this replica; `peers` watches the links beside its other connections.
+        `incarnation` is that of the journal's cluster; frames of other incarnations are ignored. `tls` holds this
+        replica's credentials; `peers` watches the links in addition to its other connections.
 
         Raises ValueError if this replica is not in `members`, BrokenInvariant if the journal's marks are out of order,
         TlsRefused, RemovedFromCluster, SealBroken, KeyReplaced.
@@ -90,7 +89,7 @@ class Consensus:
         self._clock: Final = clock
         self._fail: Final = fail
         self._incarnation: Final = incarnation
-        # Timeouts must differ between replicas, even of a cluster that was cloned from one image.
+        # Timeouts must differ between replicas, even in a cluster cloned from one image.
         draw = uniform or random.SystemRandom().uniform
         self._links: Final = TlsLinks(
             me=me,
@@ -125,18 +124,18 @@ class Consensus:
         self._me: Final = me
         self._on_change: Final = on_change
         self._watching: set[asyncio.Future[None]] = set()
-        """Who waits for a change of role, term, leader or readiness."""
+        """Waiters for a change of role, term, leader or readiness."""
         self._find_peers()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._soon = False
         self._timer: asyncio.Handle | None = None
         self._timer_at_s = 0.0
-        """The loop's time for which the timer is set: uvloop's handle does not have it if that is within 1 ms."""
+        """Loop time of the timer: uvloop's handle lacks it within the last millisecond."""
         self._running = False
         self._failed = False
 
     async def start(self) -> None:
-        """Listen, dial the peers and take part. OSError if the peer address cannot be used."""
+        """Listen, dial the peers and participate. OSError if the peer address cannot be used."""
         self._loop = asyncio.get_running_loop()
         await self._links.start()
         self._running = True
@@ -144,7 +143,7 @@ class Consensus:
         self._ask_clocks()
 
     async def stop(self) -> None:
-        """Leave: close the links, end the waiting, write the lazily written marks. Peers elect another leader."""
+        """Leave: close the links, end all waiting, write the lazy marks. Peers elect another leader."""
         running, self._running = self._running, False
         self._release()
         for timer in (self._timer, self._asking):
@@ -158,47 +157,49 @@ class Consensus:
 
     @property
     def role(self) -> Role:
-        """What this replica is in its term."""
+        """Role of this replica in its term."""
         return self._engine.role
 
     @property
     def term(self) -> int:
-        """The term that this replica is in."""
+        """Current term of this replica."""
         return self._engine.term
 
     @property
     def leader(self) -> str | None:
-        """The name of the replica that leads this term, as far as is known here."""
+        """Name of this term's leader, if known."""
         leader = self._engine.leader
         return None if leader is None else name_of(leader)
 
     @property
     def configuration(self) -> Configuration:
-        """The members by whom this replica counts, whether or not that is committed yet."""
+        """Configuration in force on this replica, committed or not."""
         return self._engine.configuration
 
     @property
     def commit_index(self) -> int:
-        """The last index known to be committed."""
+        """Last index known to be committed."""
         return self._engine.commit_index
 
     @property
     def applied_index(self) -> int:
-        """The last index that the machine has applied."""
+        """Last index applied by the machine."""
         return self._engine.applied_index
 
     @property
     def last_index(self) -> int:
-        """The last index of the journal."""
+        """Last index of the journal."""
         return self._journal.last_index
 
     @property
     def ready(self) -> bool:
-        """Whether a leader may decide, and whether a follower is close behind a leader that may."""
+        """Whether a leader may decide, or a follower is close behind such a leader."""
         return self._running and self._engine.ready
 
     def propose(self, data: bytes) -> tuple[int, int]:
-        """Propose an entry; return (index, term). `machine.apply` there, with that term, means that it is committed.
+        """Propose an entry; return (index, term).
+
+        `machine.apply` at that index with that term means that it is committed.
 
         NotLeader, EntryTooLarge, or ValueError for empty data. After a loss of leadership the outcome is unknown.
         """
@@ -207,7 +208,7 @@ class Consensus:
         return place
 
     async def confirm_leadership(self) -> int:
-        """Return the commit index that a linearizable read has to wait for, once a majority confirms this leader.
+        """Return the commit index a linearizable read must wait for, once a majority confirms this leader.
 
         NotLeader if it does not lead or loses leadership meanwhile. Waits at most about one election timeout.
         """
@@ -227,10 +228,10 @@ class Consensus:
         return index
 
     async def read_index(self, news: bytes) -> int:
-        """Return the index up to which this follower must be applied for a read of its own to be linearizable.
+        """Return the index this follower must have applied for a linearizable read of its own state.
 
-        The leader, asked from now on and told `news`, gave it after a majority has confirmed it. NotLeader if nobody is
-        known to lead, or no answer comes within the longest election timeout.
+        The leader, which also receives `news`, returns it after a majority has confirmed it since the call. NotLeader
+        if no leader is known, or no answer arrives within the longest election timeout.
         """
         answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
@@ -251,7 +252,7 @@ class Consensus:
         raise NotLeader(self.leader, sentence="the leader is not known, or did not answer in time")
 
     def peers(self) -> list[PeerStatus]:
-        """Return what is known of each peer, by name, sorted."""
+        """Return the status of each peer, sorted by name."""
         found = []
         for peer in self._engine.peers():
             offset = self._clocks.offset(peer.name)
@@ -267,17 +268,17 @@ class Consensus:
 
     @property
     def sync_s(self) -> float | None:
-        """What this replica's disk takes for a sync, seconds; None before there were a few."""
+        """Typical duration of a sync on this replica's disk, seconds; None before there were a few."""
         return self._engine.sync_s
 
     @property
     def clock_off(self) -> bool:
-        """Whether this replica's own wall clock is off from a majority's: it leaves leading to others."""
+        """Whether this replica's wall clock deviates from a majority's; it then avoids leading."""
         return self._is_off(self._me)
 
     @property
     def clock_bounds(self) -> ClockBounds:
-        """What the wall clocks of a majority of the voters say."""
+        """Bounds on the time from the wall clocks of a majority of the voters."""
         return self._clocks.bounds(self._engine.configuration.voter_ids)
 
     def change(self, wanted: Wanted) -> tuple[int, int]:
@@ -287,31 +288,31 @@ class Consensus:
         return place
 
     def reach_at(self, members: Mapping[str, str]) -> None:
-        """Look for peers at these addresses from now on, by name, before those that the configuration has."""
+        """Dial peers at these addresses first, by name, before those of the configuration."""
         self._members = dict(members)
         self._find_peers()
 
     def address_of(self, name: str) -> str | None:
-        """Return the peer address at which the replica `name` is reached now; None while it is not."""
+        """Return the peer address of replica `name` if it is reached now, or None."""
         return self._links.address_of(name)
 
     def promotable(self) -> str | None:
-        """Return a learner that may be promoted now, by its id."""
+        """Return the ID of a learner that may be promoted now, or None."""
         return self._engine.promotable() if self._running else None
 
     def unrecorded(self) -> tuple[str, bytes] | None:
-        """Return a voter, by its id, whose key a change is to record, and the key."""
+        """Return the ID of a voter whose key a change should record, and the key, or None."""
         return self._engine.unrecorded() if self._running else None
 
     async def transfer(self, target: str | None = None) -> str | None:
-        """Hand leadership over to `target`, or to whoever is best; return the new leader's name, if it is known yet.
+        """Transfer leadership to `target` or the best voter; return the new leader's name, if already known.
 
         Waits at most three of the longest election timeouts. NotLeader, also if this replica stops meanwhile;
-        ChangeRefused, also if nobody took over.
+        ChangeRefused, also if no voter took over.
         """
         chosen = self._ask(lambda: self._engine.transfer(target))
         self._wake()
-        # After a pause the first tick can end the hand-over: nothing is another then than it was at the tick before.
+        # After a pause, the first tick may end the transfer without any change since the previous tick.
         with suppress(TimeoutError):
             async with asyncio.timeout(2 * self._timing.election_max_s):
                 while self._running and self._engine.role is Role.LEADER and self._engine.hands_over:
@@ -319,7 +320,7 @@ class Consensus:
         if not self._running:
             raise NotLeader(None, sentence="this replica stopped while it handed the leadership over")
         if self._engine.role is Role.LEADER:
-            # Its campaign may have begun: a vote that is under way cannot be taken back.
+            # Its campaign may have begun: a vote under way cannot be withdrawn.
             raise ChangeRefused(
                 "not_taken",
                 f"{name_of(chosen)} has not taken over yet, and may still do so",
@@ -332,10 +333,10 @@ class Consensus:
         return self.leader
 
     def compact_to(self, index: int) -> None:
-        """Let go of entries up to `index`, after a snapshot at `index` is sealed; the ledger keeps them.
+        """Drop entries up to `index` after a snapshot at `index` is finalized; the ledger keeps them.
 
-        Of fewer where a peer is being sent what they continue. Nothing once it has stopped: a snapshot may be sealed
-        while the replica ends.
+        Fewer entries are dropped if a peer still needs them. No effect after a stop: a snapshot may be finalized while
+        the replica ends.
         """
         if not self._running:
             return
@@ -345,7 +346,7 @@ class Consensus:
     # ---- events of the links ----
 
     def on_frame(self, peer: str, message: AnyMessage) -> None:
-        """A frame of an authenticated peer."""
+        """Handle a frame of an authenticated peer."""
         if not self._running:
             return
         if isinstance(message, ClockRequest):
@@ -362,22 +363,22 @@ class Consensus:
             self._wake()
 
     def on_up(self, peer: str) -> None:
-        """The link to a peer is there."""
+        """Handle a new link to a peer."""
         self._link(self._engine.connected, peer)
         if self._running:
             self._send(peer, self._clocks.ask(peer))
 
     def on_down(self, peer: str) -> None:
-        """The link to a peer broke."""
+        """Handle the loss of the link to a peer."""
         self._link(self._engine.disconnected, peer)
         self._clocks.forget(peer)
 
     def on_lost_sight(self, peer: str) -> None:
-        """The link from a peer broke."""
+        """Handle the loss of the link from a peer."""
         self._link(self._engine.lost_sight, peer)
 
     def on_later_incarnation(self, peer: str, incarnation: Incarnation) -> None:
-        """A peer is of a later incarnation of the cluster. Whoever this replica knows for a member is believed."""
+        """Handle a peer of a later incarnation of the cluster; a known member is believed."""
         known = self._members.keys() | {name_of(one.id) for one in self._engine.configuration.members()}
         if self._running and peer in known:
             self._stop_for(IncarnationOver(name_of(self._me), str(self._incarnation), str(incarnation), peer))
@@ -388,7 +389,7 @@ class Consensus:
         return self._clocks.is_off(member, self._engine.configuration.voter_ids)
 
     def _ask_clocks(self) -> None:
-        """Ask every peer there is a link to what its clock says, and come again."""
+        """Request the clock of every linked peer, and schedule the next round."""
         if not self._running or self._loop is None:
             return
         self._asking = self._loop.call_later(ASK_S, self._ask_clocks)
@@ -408,7 +409,7 @@ class Consensus:
             self._wake()
 
     def _ask(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Ask the engine for something that it may refuse; whatever makes it stop stops this replica."""
+        """Call the engine for something it may reject; an exception that stops it stops this replica."""
         if not self._running:
             raise NotLeader(None, sentence="this replica is not running")
         try:
@@ -416,13 +417,13 @@ class Consensus:
         except BaseException as error:
             if self._engine.stopped:
                 self._stop_for(error)
-            raise  # a refusal
+            raise  # a rejection
 
     def _find_peers(self) -> None:
-        """Dial the members of every configuration that may be in force, at the file's address, else at its own.
+        """Dial the members of every configuration that may be in force, at the file's address, else at their own.
 
-        All replicas that were renumbered at once know each other's new addresses from their files alone; a file that is
-        older than a `member update` must not keep them apart either.
+        Replicas that were all renumbered at once know the new addresses from their files alone; yet an outdated file
+        must not separate them after a `member update`.
         """
         found = {}
         for identity, address in self._engine.addresses.items():
@@ -436,14 +437,14 @@ class Consensus:
         self._on_change()
 
     def _release(self) -> None:
-        """Wake everybody who waits for a change."""
+        """Wake all waiters for a change."""
         watching, self._watching = self._watching, set()
         for future in watching:
             if not future.done():
                 future.set_result(None)
 
     async def _change(self) -> None:
-        """Wait until role, term, leader or readiness is another."""
+        """Wait for a change of role, term, leader or readiness."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watching.add(future)
         try:
@@ -465,7 +466,7 @@ class Consensus:
         if self._engine.next_due_s() <= self._clock.monotonic_s():
             self._tick()
         else:
-            self._set_timer()  # what was due has been moved meanwhile
+            self._set_timer()  # the due work has been postponed meanwhile
 
     def _tick(self) -> None:
         self._soon = False
@@ -486,7 +487,7 @@ class Consensus:
             self._wake()
             return
         at_s = self._loop.time() + wait_s
-        # A timer that is too early costs a check that finds nothing to do; most are moved later many times first.
+        # An early timer costs one check without work; most timers are postponed many times first.
         if self._timer is None or self._timer_at_s > at_s + TIMER_SLACK_S:
             if self._timer is not None:
                 self._timer.cancel()

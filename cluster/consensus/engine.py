@@ -1,7 +1,7 @@
-"""Engine: one replica's Raft as a synchronous, deterministic object; time, randomness, links and disk are given to it.
+"""Engine: one replica's Raft as a synchronous, deterministic object with time, randomness, links and disk injected.
 
-The asyncio driver and the simulators drive it in the same way: `receive`, `propose`, `read`, then `tick`;
-`next_due_s` says when to tick although nothing happened. It composes the modules of rules over one `RaftState`.
+The asyncio driver and the simulators drive it in the same way: `receive`, `propose`, `read`, then `tick`; `next_due_s`
+gives the time of the next tick without events. It composes the modules of rules over one `RaftState`.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,16 +42,16 @@ from cluster.system import Clock, LogRateLimiter
 from wal import BrokenInvariant, Configuration, ConfigurationAt, Member, initial
 
 _ROUTINE: Final = (Heartbeat, AppendReply)
-"""Nearly all that an idle cluster sends."""
+"""Almost all traffic of an idle cluster."""
 
 
 class Engine:
-    """The rules together. Never re-entered, except that `apply` may propose.
+    """Raft rules combined. Not reentrant, except that `apply` may propose.
 
-    `on_change` is called when role, term, leader or readiness is another, `on_members` when the members are, `on_due`
-    when there is something to tick for although nothing was called. An exception out of `receive`, `tick`, or a
-    proposal that reached the journal means that the replica must stop: `stopped` is set, its unsent promises are
-    dropped, and every further call is refused.
+    `on_change` is called when role, term, leader or readiness changes, `on_members` when the members change, `on_due`
+    when a tick becomes necessary without a call. An exception out of `receive`, `tick`, or a proposal that reached the
+    journal means that the replica must stop: `stopped` is set, unsent promises are dropped, and every further call
+    fails.
     """
 
     def __init__(
@@ -74,18 +74,17 @@ class Engine:
         on_due: Callable[[], None] = lambda: None,
         clock_off: Callable[[str], bool] = lambda member: False,
     ) -> None:
-        """Take part as the member with the id `me`, over `journal`.
+        """Participate as the member with the ID `me`, over `journal`.
 
-        `configuration`: what snapshot and ledger say of the members as of `journal.applied_index`; later entries are
-        read here. None if nothing does: then the whole journal is read, and before its first configuration
-        `bootstrap` is in force. Without that either, `peers` and `me` are: no entry says so, for tests. `clock_off`:
-        whether the wall clock of a member, by its id, is off from a majority's. `found_without`: founders whom an
-        operator leaves out while the cluster is not founded, which takes the word of all others. `seals`: signs and
-        verifies entries and votes; nothing is verified without.
+        `configuration`: membership as of `journal.applied_index` from snapshot and ledger; later entries are read here.
+        If it is None, the whole journal is read, and `bootstrap` is in force before its first configuration. Without
+        both, `peers` and `me` are the members, for tests. `clock_off`: whether a member's wall clock deviates from a
+        majority's. `found_without`: founders an operator excludes while the cluster is not founded, which needs the
+        vote of all others. `seals`: signs and verifies entries and votes; without it nothing is verified.
 
-        Raises RemovedFromCluster for a replica that knows already that it is no member any more; BrokenInvariant where
-        the journal's marks are out of order; SealBroken where its own log has an entry that no leader accepted;
-        KeyReplaced where the configuration has another key for it.
+        Raises RemovedFromCluster for a replica that already knows of its removal; BrokenInvariant if the journal's
+        marks are out of order; SealBroken if its own log has an entry no leader accepted; KeyReplaced if the
+        configuration has another key for it.
         """
         if not journal.base_index <= journal.applied_index <= journal.commit_index <= journal.last_index:
             raise BrokenInvariant(
@@ -125,66 +124,66 @@ class Engine:
         self._shown = self._status()
         raft_log.leave_if_removed(raft)
 
-    # ---- what it shows ----
+    # ---- status ----
 
     @property
     def role(self) -> Role:
-        """What this replica is in its term."""
+        """Role of this replica in its term."""
         return self.raft.role
 
     @property
     def term(self) -> int:
-        """The current term."""
+        """Current term."""
         return self.raft.term
 
     @property
     def leader(self) -> str | None:
-        """Who leads this term, as far as is known."""
+        """ID of this term's leader, if known."""
         return self.raft.leader
 
     @property
     def commit_index(self) -> int:
-        """The last index known to be committed."""
+        """Last index known to be committed."""
         return self.raft.commit_index
 
     @property
     def applied_index(self) -> int:
-        """The last index that was applied."""
+        """Last index applied."""
         return self.raft.applied_index
 
     @property
     def ready(self) -> bool:
-        """Whether a leader may take proposals; whether a follower is close behind a leader that has begun."""
+        """Whether a leader may accept proposals, or a follower is close behind such a leader."""
         return self.raft.ready
 
     @property
     def hands_over(self) -> bool:
-        """Whether a transfer of leadership is under way."""
+        """Whether a leadership transfer is under way."""
         return self.raft.transfer_target is not None
 
     @property
     def stopped(self) -> bool:
-        """Whether an exception, or `stop`, has ended this replica's part."""
+        """Whether an exception or `stop` has ended this replica's participation."""
         return self.raft.stopped
 
     @property
     def configuration(self) -> Configuration:
-        """The members by whom this replica counts: the newest configuration in its journal, committed or not."""
+        """Newest configuration in the journal, committed or not; it determines majorities."""
         return self.raft.configuration
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where to reach each other member, by id: of every configuration that may be in force."""
+        """Addresses of the other members, by ID, from every configuration that may be in force."""
         known = self.raft.configurations.known()
         return {one.id: one.peer for each in known for one in each.members() if one.id != self.raft.me}
 
     @property
     def sync_s(self) -> float | None:
-        """What this replica's disk takes for a sync, seconds: the quickest of the last few; None before those."""
+        """Fastest of the last few syncs of this replica's disk, seconds; None before there were a few."""
         return self.raft.sync_times.least_s
 
     def peers(self) -> list[PeerStatus]:
-        """Return what is known of each peer, sorted by name."""
+        """Return the status of each peer, sorted by name."""
         raft = self.raft
         now_s, last, leads = raft.clock.monotonic_s(), raft.journal.last_index, raft.leads
         return [
@@ -203,39 +202,39 @@ class Engine:
         ]
 
     def promotable(self) -> str | None:
-        """Return a learner that `change` would promote now; None if there is none."""
+        """Return the ID of a learner that `change` would promote now, or None."""
         return membership_change.promotable(self.raft)
 
     def unrecorded(self) -> tuple[str, bytes] | None:
-        """Return a voter, and its key, that a change is to record; None if there is none."""
+        """Return the ID of a voter whose key a change should record, and the key, or None."""
         return membership_change.unrecorded(self.raft)
 
     def compactable_to(self, index: int) -> int:
-        """Return up to where the journal may be compacted, where a snapshot would allow it up to `index`."""
+        """Return the index up to which the journal may be compacted, given a snapshot at `index`."""
         return log_compaction.compactable_to(self.raft, index)
 
-    # ---- what is asked of it ----
+    # ---- requests ----
 
     def propose(self, data: bytes) -> tuple[int, int]:
-        """Append an entry as leader; return (index, term). It leaves with the next tick.
+        """Append an entry as leader; return (index, term). It is sent with the next tick.
 
         NotLeader if this replica does not lead or has not applied its own first entry; EntryTooLarge; ValueError.
         """
         return log_replication.propose(self.raft, data)
 
     def change(self, wanted: Wanted) -> tuple[int, int]:
-        """Append the configuration that `wanted` makes; return (index, term). NotLeader, ChangeRefused.
+        """Append the configuration resulting from `wanted`; return (index, term). NotLeader, ChangeRefused.
 
-        It leaves with the next tick.
+        It is sent with the next tick.
         """
         return membership_change.change(self.raft, wanted)
 
     def transfer(self, target: str | None = None) -> str:
-        """Begin to hand leadership over to `target`, or to the best voter; return its id. NotLeader, ChangeRefused."""
+        """Begin to transfer leadership to `target` or the best voter; return its ID. NotLeader, ChangeRefused."""
         return leadership_transfer.transfer(self.raft, target)
 
     def read(self, waiter: ReadWaiter) -> None:
-        """Call `waiter` with the commit index once a majority, asked from now on, confirms that this replica leads.
+        """Call `waiter` with the commit index once a majority confirms, from now on, that this replica leads.
 
         With None if it does not lead, or loses its leadership before.
         """
@@ -246,18 +245,18 @@ class Engine:
             waiter(None)
 
     def ask_leader(self, news: bytes, waiter: ReadWaiter) -> None:
-        """Call `waiter` with the index up to which this replica's own state must be applied for a read to be
-        linearizable, once whoever leads, asked from now on, has been confirmed; the leader is told `news`.
+        """Call `waiter` with the index this replica must have applied for a linearizable read of its own state.
 
-        With None where nobody is known to lead; never where question or answer is lost, or the leader loses the lead.
+        The leader must have been confirmed since the call; it also receives `news`. With None if no leader is known.
+        The call never comes if request or answer is lost, or leadership changes.
         """
         self.raft.require_running()
         log_replication.ask_leader(self.raft, news, waiter)
 
-    # ---- what happens to it ----
+    # ---- events ----
 
     def next_due_s(self) -> float:
-        """Return the monotonic second at which `tick` has something to do; the past if it has now."""
+        """Return the monotonic second at which `tick` has work; a past one if it has work now."""
         raft = self.raft
         if raft.stopped:
             return NEVER
@@ -277,7 +276,7 @@ class Engine:
         )
 
     def tick(self) -> None:
-        """Do what is due: stand, send, sync, release promises, commit, apply. Any exception is fail-stop (H23)."""
+        """Do all due work: campaign, send, sync, release promises, commit, apply. Any exception is fail-stop (H23)."""
         raft = self.raft
         raft.require_running()
         with raft.fail_stop:
@@ -289,10 +288,10 @@ class Engine:
                 self._on_change()
 
     def receive(self, peer: str, message: AnyMessage) -> bool:
-        """Take a message of an authenticated peer; return whether it asks for a tick, as `next_due_s` does then too.
+        """Handle a message of an authenticated peer; return whether a tick is needed, as `next_due_s` then shows too.
 
-        What is promised in answer leaves at once if all that it rests on is durable already, or with the next tick.
-        What asks for none makes nothing due sooner, so a timer that is set stays right.
+        Promises in the reply are sent at once if everything they rest on is durable, otherwise with the next tick. A
+        message that needs no tick makes nothing due sooner, so a set timer stays right.
         """
         raft = self.raft
         raft.require_running()
@@ -303,7 +302,7 @@ class Engine:
             if not raft.journal.dirty:
                 raft.outbox.release()
                 raft.outbox.flush()
-            # What a tick would do does not depend on it.
+            # The result of a tick does not depend on it.
             is_routine = (
                 isinstance(message, _ROUTINE)
                 and (known is None or _footing(known) == before or self._only_confirms(known))
@@ -314,14 +313,14 @@ class Engine:
             return self._wants_tick
 
     def connected(self, peer: str) -> None:
-        """The link to `peer` is up; what an earlier one had in flight is unknown, so its journal is probed."""
+        """Handle a new link to `peer`: requests in flight on an earlier one are unknown, so its journal is probed."""
         self.raft.connected.add(peer)
         known = self.raft.progress.get(peer)
         if known is not None:
             known.probe_from(known.match + 1)
 
     def disconnected(self, peer: str) -> None:
-        """The link to `peer` broke, and lost everything that was in flight."""
+        """Handle the loss of the link to `peer`, with everything in flight."""
         self.raft.connected.discard(peer)
         self.raft.end_sending(peer)
         known = self.raft.progress.get(peer)
@@ -329,22 +328,22 @@ class Engine:
             known.link_broke(self.raft.journal.term_of(known.match))
 
     def lost_sight(self, peer: str) -> None:
-        """The link from `peer` broke."""
+        """Handle the loss of the link from `peer`."""
         leader_election.lose_sight(self.raft, peer)
 
     def stop(self) -> None:
-        """Let go of everything; readers who wait learn that leadership is lost. Nothing is written or sent."""
+        """Release everything; waiting readers are told that leadership is lost. Nothing is written or sent."""
         self.raft.stopped = True
         self.raft.end_leadership()
         self.raft.receiver.suspend()
         self.raft.outbox.drop()
         self.stock.destroy()
 
-    # ---- inside ----
+    # ---- internals ----
 
     @property
     def _wants_tick(self) -> bool:
-        """Whether there is something to do whatever the time."""
+        """Whether there is work regardless of the time."""
         raft = self.raft
         return (
             raft.stirred
@@ -365,7 +364,7 @@ class Engine:
         if raft.leads:
             leadership_transfer.hand_over(raft, now_s)
             log_replication.send_appends(raft, now_s)
-            log_replication.advance_commit(raft)  # by what the others hold: then nothing waits for this replica's disk
+            log_replication.advance_commit(raft)  # by the copies of others: then nothing waits for this replica's disk
         durable = raft.durable_index
         raft_log.make_durable(raft)
         if raft.leads and raft.durable_index != durable:
@@ -373,7 +372,7 @@ class Engine:
         raft_log.apply_committed(raft)
         if raft.reads.under_way and raft.has_begun:  # once the entries before them are known (section 8)
             raft.reads.answer(log_replication.quorum_seq(raft), raft.commit_index)
-            raft.outbox.flush()  # the followers among those who asked
+            raft.outbox.flush()  # to followers among the readers
         if now_s >= raft.hints_due_s:
             raft.hints_due_s = NEVER
             raft.journal.flush_hints()
@@ -394,7 +393,7 @@ class Engine:
                 membership_change.on_removed(raft, peer, message)
                 return
             case VoteRequest():
-                leader_election.on_vote_request(raft, peer, message)  # it alone may leave a higher term unheeded (H14)
+                leader_election.on_vote_request(raft, peer, message)  # only this may ignore a higher term (H14)
                 return
         if message.term > raft.term:
             leader_election.adopt_term(raft, message.term)
@@ -415,7 +414,7 @@ class Engine:
                 leadership_transfer.on_timeout_now(raft, peer, message)
 
     def _only_confirms(self, known: Progress) -> bool:
-        """Whether all that the peer's answer may have changed is that it holds, too, what is committed already."""
+        """Return whether the peer's reply can only have confirmed entries that are already committed."""
         raft = self.raft
         last = raft.journal.last_index
         return (
@@ -432,5 +431,5 @@ class Engine:
 
 
 def _footing(known: Progress) -> tuple[object, ...]:
-    """Return what decides about a peer what a leader sends to it, and whether it counts for a commit."""
+    """Return the values that decide what a leader sends to a peer, and whether it counts for a commit."""
     return known.match, known.phase, known.probe_seq, known.may_send

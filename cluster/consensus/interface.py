@@ -1,4 +1,4 @@
-"""Interface of consensus to controller, journal and links: protocols, values and exceptions, without any machinery."""
+"""Interface of consensus to controller, journal and links: protocols, values and exceptions."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -11,11 +11,11 @@ from cluster.consensus.frames import MAX_ENTRY_BYTES, AnyMessage
 from wal import ConfigurationAt, Entry
 
 HEARTBEATS_PER_ELECTION: Final = 3
-"""Heartbeats that must fit in the shortest election timeout, so that one or two late ones elect nobody."""
+"""Heartbeats that must fit in the shortest election timeout, so that one or two late ones cause no election."""
 
 
 class Role(StrEnum):
-    """What a replica is in its current term; a candidate also while it only asks whether it could win."""
+    """Role of a replica in its current term; a candidate may still be in its pre-vote."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
@@ -23,7 +23,7 @@ class Role(StrEnum):
 
 
 class NotLeader(Exception):
-    """This replica cannot propose or confirm: it does not lead, or its own first entry is not applied yet."""
+    """Proposal or read confirmation on a replica that does not lead, or has not applied its own first entry."""
 
     def __init__(self, leader: str | None, *, sentence: str | None = None) -> None:
         hint = f"replica {leader} does" if leader else "no leader is known now; ask again in a moment"
@@ -32,7 +32,7 @@ class NotLeader(Exception):
 
 
 class ChangeRefused(Exception):
-    """A change of membership, or a transfer of leadership, is not possible now: nothing has happened."""
+    """Membership change or leadership transfer that is impossible now; nothing was changed."""
 
     def __init__(self, code: str, sentence: str, remedy: str) -> None:
         super().__init__(f"{sentence}; {remedy}")
@@ -42,7 +42,7 @@ class ChangeRefused(Exception):
 
 
 class RemovedFromCluster(Exception):
-    """This replica is no member any more, for good: it must stop. The message is for the operator."""
+    """Permanent removal of this replica: it must stop. The message is for the operator."""
 
     def __init__(self, me: str, version: int) -> None:
         super().__init__(
@@ -53,7 +53,7 @@ class RemovedFromCluster(Exception):
 
 
 class LostDurableState(Exception):
-    """This replica lacks entries that it acknowledged: it must stop, and not come back under its old name."""
+    """Loss of entries that this replica acknowledged: it must stop, and not return under its old name."""
 
     def __init__(self, me: str, acknowledged_index: int, last_index: int) -> None:
         super().__init__(
@@ -67,7 +67,7 @@ class LostDurableState(Exception):
 
 
 class HistoryElsewhere(Exception):
-    """This replica never ran, and a peer shows a history: it must stop before it promises anything in that history."""
+    """History found on a peer by a replica that never ran: it must stop before it makes promises in that history."""
 
     def __init__(self, me: str, peer: str, index: int) -> None:
         super().__init__(
@@ -81,7 +81,7 @@ class HistoryElsewhere(Exception):
 
 
 class IncarnationOver(Exception):
-    """The cluster goes on as a later incarnation, without this replica: it must stop, and not come back as it is."""
+    """Later incarnation of the cluster without this replica: it must stop, and not return as it is."""
 
     def __init__(self, me: str, mine: str, theirs: str, peer: str) -> None:
         super().__init__(
@@ -93,22 +93,22 @@ class IncarnationOver(Exception):
 
 
 class EntryTooLarge(ValueError):
-    """A proposal is larger than one entry may be; the proposer must split it."""
+    """Proposal larger than one entry may be; the proposer must split it."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(f"an entry of {size_bytes} bytes was proposed; the bound is {MAX_ENTRY_BYTES}: split it")
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long consensus waits, in seconds. ValueError for a combination that cannot keep a leader."""
+    """Timeouts of consensus, in seconds. ValueError for a combination that cannot keep a leader."""
 
     election_min_s: float = 0.3
     election_max_s: float = 0.6
     heartbeat_s: float = 0.05
     commit_notice_s: float = 0.005
-    """Followers learn that an entry is committed at most this much later; a further entry tells them sooner."""
+    """Maximum delay until followers learn of a commit; a further entry tells them sooner."""
     idle_flush_s: float = 1.0
-    """Quiet time after which the lazily written marks (commit, applied) go to disk, once."""
+    """Quiet time after which the lazy marks (commit, applied) are written once."""
     reconnect_min_s: float = 0.05
     reconnect_max_s: float = 1.0
 
@@ -132,7 +132,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class JournalLike(Protocol):
-    """Part of `wal.journal.Journal` that consensus uses; a test may put a disk that forgets behind it."""
+    """Part of `wal.journal.Journal` used by consensus; tests may substitute a disk that forgets."""
 
     @property
     def last_index(self) -> int: ...
@@ -163,7 +163,7 @@ class JournalLike(Protocol):
 
 
 class Links(Protocol):
-    """Carrier of messages to peers; it may lose them, never alter them, and keeps their order while a link is up."""
+    """Transport to peers; it may lose messages, never alters them, and keeps their order while a link is up."""
 
     def send(self, peer: str, message: AnyMessage) -> None: ...
     def flush(self) -> None: ...
@@ -174,7 +174,7 @@ Uniform = Callable[[float, float], float]
 
 
 class SnapshotRef(msgspec.Struct, frozen=True):
-    """A sealed snapshot file that may be sent to a peer."""
+    """Finalized snapshot file that may be sent to a peer."""
 
     path: Path
     index: int
@@ -183,87 +183,87 @@ class SnapshotRef(msgspec.Struct, frozen=True):
 
 
 class SnapshotSink(Protocol):
-    """Where a snapshot that a leader sends is written to. After `verify` or `abort` nothing more is written."""
+    """Receiver of a leader's snapshot. Nothing is written after `verify` or `abort`."""
 
     @property
     def received_bytes(self) -> int:
-        """How much is there already: more than 0 at the beginning where an earlier process received a part."""
+        """Bytes already received; initially more than 0 if an earlier process received a part."""
         ...
 
     def write(self, offset: int, data: bytes) -> None:
-        """Take the bytes at `offset`; they come in order. An exception refuses the install."""
+        """Write the bytes at `offset`; they arrive in order. An exception rejects the installation."""
         ...
 
     def verify(self, done: Callable[[], None]) -> None:
-        """Begin to verify the whole; call `done` in this thread when that is over, well or not, at once or later.
+        """Begin to verify the whole; call `done` in this thread at the end, whatever the result, now or later.
 
-        It is the slow part, so that it should go on beside the loop: this replica answers heartbeats and votes
-        meanwhile, by the journal that it has. An exception refuses the install.
+        Verification is slow and should run beside the loop: this replica answers heartbeats and votes meanwhile, from
+        its present journal. An exception rejects the installation.
         """
         ...
 
     def finish(self) -> ConfigurationAt | None:
-        """Swap the state and call `journal.reset_to`; an exception, also one of `verify`, refuses the install.
+        """Swap the state and call `journal.reset_to`; an exception, also one of `verify`, rejects the installation.
 
-        Returns the configuration that the snapshot holds; None if this machine does not keep them.
+        Returns the configuration in the snapshot; None if this machine does not keep them.
         """
         ...
 
     def abort(self) -> None:
-        """Throw away what came so far, at any time before `finish`."""
+        """Discard the received part, at any time before `finish`."""
         ...
 
     def suspend(self) -> None:
-        """Let go, and leave what came so far for the next process, if this machine can."""
+        """Stop, and keep the received part for the next process if possible."""
         ...
 
 
 class Machine(Protocol):
-    """The replicated state machine, as consensus sees it."""
+    """Replicated state machine, as consensus sees it."""
 
     def apply(self, index: int, term: int, data: bytes) -> bool | None:
-        """Apply a committed entry and call `journal.record_applied` for it; whatever it raises stops the replica.
+        """Apply a committed entry and call `journal.record_applied` for it; an exception stops the replica.
 
-        True where only a part of that is done: then this is called again, with the same entry, in another tick.
+        Returns True if only a part is done: the call is then repeated with the same entry in another tick.
         """
         ...
 
     def hear(self, peer: str, news: bytes) -> None:
-        """Take what the machine of a follower says, by its replica's name. It may be anything, and stops nobody."""
+        """Receive news from a follower's machine, by replica name. It is untrusted and must not stop this replica."""
         ...
 
     def newest_snapshot(self) -> SnapshotRef | None:
-        """Return the newest sealed snapshot, to send to a peer that needs entries that are compacted.
+        """Return the newest finalized snapshot, for a peer that needs compacted entries.
 
-        Where there is none that will do, make one: this is asked again until it is there.
+        If none is suitable, start making one: the call is repeated until it exists.
         """
         ...
 
     def snapshot_refused(self, index: int) -> None:
-        """A peer did not take the snapshot of this index: look whether it is still sound."""
+        """Check whether the snapshot of this index is still sound, because a peer rejected it."""
         ...
 
     def begin_install(self, index: int, term: int) -> SnapshotSink:
-        """Return a sink for a snapshot of (index, term); an exception refuses the install."""
+        """Return a sink for a snapshot of (index, term); an exception rejects the installation."""
         ...
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
-    """What this replica knows of one peer. The indexes are those of a leader's bookkeeping, 0 on other replicas."""
+    """Status of one peer. Indices come from a leader's bookkeeping, and are 0 on other replicas."""
 
     name: str
     connected: bool
     match_index: int
     next_index: int
     last_contact_s: float | None
-    """Seconds since the last frame of this peer; None if there was none."""
+    """Seconds since the peer's last frame; None if there was none."""
     lag_entries: int
     sending_snapshot: bool
     votes: bool = True
-    """Whether it counts in majorities; a learner does not yet."""
+    """Whether it is a voter; a learner is not."""
     forgot: bool = False
-    """Whether it lacks entries that it acknowledged to this leader: it is refused until it is replaced."""
+    """Whether it lacks entries it acknowledged to this leader: it is ignored until it is replaced."""
     clock_offset_s: float | None = None
-    """How far its wall clock is ahead of this replica's, seconds; None if it was not read lately."""
+    """Lead of its wall clock over this replica's, seconds; None if it was not read recently."""
     clock_off: bool = False
-    """Whether its wall clock is off from a majority's (`peer_clocks`)."""
+    """Whether its wall clock deviates from a majority's (`peer_clocks`)."""

@@ -1,7 +1,8 @@
-"""Leader election (sections 5.1, 5.2 and 5.4.1) that does not disturb a leader that lives (pre-vote: thesis 9.6; H14).
+"""Leader election (sections 5.1, 5.2 and 5.4.1) that does not disturb a live leader (pre-vote: thesis 9.6; H14).
 
-Terms and roles change here only: a candidate asks first, then stands; a vote goes once a term to whoever has a journal
-at least as complete; who hears of a higher term follows nobody in it yet.
+Only this module changes terms and roles. A candidate first asks in a pre-vote, then campaigns. A replica votes once a
+term, for a candidate whose journal is at least as complete. A replica that learns of a higher term has no leader in it
+yet.
 """
 
 import logging
@@ -20,44 +21,49 @@ from wal import Change, ChangeKind, Configuration, Member, encode_configuration,
 _log = logging.getLogger(__name__)
 
 GRACE_HEARTBEATS: Final = 2
-"""Heartbeats that a replica listens for after it was deaf, before it believes in silence."""
+"""Heartbeats a replica listens for after it could not hear, before it believes in silence."""
 
 TERM_JUMP_MAX: Final = 1 << 32
-"""How far above one's own term that of somebody may be whom one does not know for a member yet, but who may have been
-added: with an election a second, a century of them."""
+"""Maximum lead of a term from an unknown replica that may have been added: at one election a second, a century of
+terms.
+"""
 
 TERM_HIGH: Final = 1 << 61
 TERM_STEP_MAX: Final = 1 << 10
-"""Terms above TERM_HIGH, half of what a frame can hold (`frames.Number`), are taken in steps of so much at most,
-whoever sends them: terms only ever grow, and no frame may use them up. Standing goes on from whatever was taken."""
+"""Step limit for terms above TERM_HIGH, half of what a frame can hold (`frames.Number`), from any sender: terms only
+grow, and no frame may exhaust them. A campaign continues from the accepted term.
+"""
 
 SOON_SHARE: Final = (0.1, 0.6)
-"""When the leader's link breaks, a follower stands after this share of the shortest election timeout, at random."""
+"""Random share of the shortest election timeout after which a follower campaigns when the leader's link breaks."""
 
 FIRST_SHARE: Final = 0.5
-"""The part of the range of election timeouts from which the followers of a leader draw, each from a share of its own.
-One stands first then, and has won before the next one's patience ends; whatever goes wrong is drawn from all of it."""
+"""Share of the range of election timeouts from which a leader's followers draw, each from its own part. One then
+campaigns first and wins before the next times out; after any failure the whole range is used.
+"""
 
 SLOW_SYNCS: Final = 2
-"""How many of its own syncs a replica with a slow disk stands later, count."""
+"""Delay of the campaign of a replica with a slow disk, in syncs of its disk."""
 
 GIVES_WAY_TIMEOUTS: Final = 10
-"""Longest election timeouts without a leader for which a replica whose wall clock is off lets others stand: they need
-one or two. Law 3 keeps time even under such a leader (`cluster.server.agreed_time`), so being without one is worse."""
+"""Longest election timeouts without a leader during which a replica with a deviating wall clock lets others campaign:
+they need one or two. Law 3 keeps time even under such a leader (`cluster.server.agreed_time`), so having none is worse.
+"""
 
 FOUNDING_NOTICE_S: Final = 5.0
-"""Seconds between two messages about whose word a cluster waits for to be founded: somebody looks on, as a rule."""
+"""Seconds between two messages about the votes a new cluster waits for: an operator is usually watching."""
 
 SKEW_HEARTBEATS: Final = 0.5
-"""How much less than the shortest election timeout, in heartbeats, a leader's silence must have lasted for somebody
-who is asked: the last heartbeat came a little later here, or the first to stand would be refused."""
+"""Tolerance in heartbeats, below the shortest election timeout, for a leader's silence when a vote is requested: the
+last heartbeat arrived a little later here, or the first candidate would be rejected.
+"""
 
 
 # ---- terms and roles (5.1) ----
 
 
 def become_follower(raft: RaftState, leader: str | None) -> None:
-    """Become a follower; of nobody yet if `leader` is None."""
+    """Become a follower; without a leader yet if `leader` is None."""
     led = raft.leads
     _set_role(raft, Role.FOLLOWER, leader)
     if leader is None:
@@ -69,16 +75,16 @@ def become_follower(raft: RaftState, leader: str | None) -> None:
 
 
 def adopt_term(raft: RaftState, term: int) -> None:
-    """Enter a higher term that somebody has: follow nobody in it yet, with no vote given."""
+    """Enter a higher term of another replica, without a leader or a vote in it yet."""
     _enter_term(raft, term, None)
     become_follower(raft, None)
 
 
 def is_term_reachable(raft: RaftState, peer: str, term: int) -> bool:
-    """Say whether a term can be that of this cluster, as far as this replica can tell.
+    """Return whether a term is plausible for this cluster, as far as this replica can tell.
 
-    A known member may be further ahead than anybody else: where somebody brought it there, the others must follow it,
-    or it would be out of their reach for good. Who joins knows nobody, and learns from the others where they are.
+    A known member may be further ahead than others: the others must follow it, or it would be out of reach permanently.
+    A joining replica knows no member and learns the term from the others.
     """
     if term <= raft.term:
         return True
@@ -103,13 +109,13 @@ def is_term_reachable(raft: RaftState, peer: str, term: int) -> bool:
 
 
 def _enter_term(raft: RaftState, term: int, voted_for: str | None) -> None:
-    """Go to a higher term, in which nothing is known of a leader."""
-    # Nobody needs what was to be promised in an older one, and a new leader may cut off what it was about.
+    """Enter a higher term, whose leader is unknown."""
+    # Promises of an older term are useless, and a new leader may cut the entries they were about.
     raft.outbox.drop()
     raft.transitions.set_term(term, voted_for)
     raft.leader_heard_s = -NEVER
     raft.leader_commit = 0
-    # What agreed with the leader of an older term may differ from the new one's, except what is committed.
+    # Entries that agreed with an older leader may differ from the new one's, except committed ones.
     raft.checked_index = raft.commit_index
 
 
@@ -131,7 +137,7 @@ def _become_leader(raft: RaftState) -> None:
     for known in raft.progress.values():
         known.begin_term(last + 1, now_s)
     raft.snapshot_after_s.clear()
-    # An entry of its own term, or it could never commit those before it (sections 5.4.2 and 8).
+    # An entry of its own term, without which it could never commit earlier ones (sections 5.4.2 and 8).
     raft.no_op_index = last + 1
     append_own(raft, _first_entry(raft), raft.vote_signatures)
     raft.heartbeat_due_s = now_s
@@ -140,9 +146,9 @@ def _become_leader(raft: RaftState) -> None:
 
 
 def _first_entry(raft: RaftState) -> bytes:
-    """Return what a leader begins with: a no-op with its id, or the bootstrap configuration if none was ever agreed on.
+    """Return a leader's first entry: a no-op with its ID, or the bootstrap configuration if none was ever agreed on.
 
-    From then on the journal says who is a member, and no replica asks its file any more.
+    From then on the journal holds the membership, and replicas no longer use their configuration files.
     """
     if raft.bootstrap is None or raft.configuration.version > 0:
         return no_op_of(raft.me)
@@ -152,7 +158,7 @@ def _first_entry(raft: RaftState) -> bytes:
 
 
 def with_keys(configuration: Configuration, raft: RaftState) -> Configuration:
-    """Return a configuration with the keys that members have told, where it has none."""
+    """Return a configuration with missing keys added from those the members sent."""
     known = raft.keys if raft.seals is None else {**raft.keys, raft.me: raft.seals.key}
 
     def keyed(members: tuple[Member, ...]) -> tuple[Member, ...]:
@@ -167,9 +173,9 @@ def with_keys(configuration: Configuration, raft: RaftState) -> Configuration:
 
 
 def distrust(raft: RaftState, peer: str, why: SealBroken) -> None:
-    """Follow a leader no longer, and vote for it no more: it sent an entry that no leader had accepted.
+    """Stop following a leader, and never vote for it again: it sent an entry that no leader had accepted.
 
-    The others may elect one of themselves; what was sent is acknowledged by none of them.
+    The others may elect one of themselves; nothing it sent is acknowledged.
     """
     raft.distrusted.add(peer)
     become_follower(raft, None)
@@ -181,9 +187,9 @@ def distrust(raft: RaftState, peer: str, why: SealBroken) -> None:
 
 
 def election_range_s(raft: RaftState) -> tuple[float, float]:
-    """Return where to draw the timeout from: followers of one leader, in the order of their ids, do not overlap.
+    """Return the range to draw the timeout from: ranges of one leader's followers, ordered by ID, do not overlap.
 
-    Randomness alone decides wherever they may disagree about who leads and who votes, and at every further attempt.
+    Randomness alone decides if replicas may disagree about the leader or the voters, and at every further attempt.
     """
     least_s, most_s = raft.timing.election_min_s, raft.timing.election_max_s
     followers = [voter for voter in raft.configuration.voter_ids if voter != raft.leader]
@@ -195,20 +201,20 @@ def election_range_s(raft: RaftState) -> tuple[float, float]:
 
 
 def draw_election_timeout(raft: RaftState) -> None:
-    """Draw how long silence is tolerated: for each leader and each attempt anew (5.2), not for each heartbeat.
+    """Draw the tolerated silence anew for each leader and each attempt (5.2), not for each heartbeat.
 
-    So the deadline only moves later while a leader lives, and a timer that is set for it is never too late.
+    The deadline thus only moves later while a leader is alive, and a timer set for it is never too late.
     """
     raft.election_timeout_s = raft.uniform(*election_range_s(raft))
 
 
 def postpone_election(raft: RaftState) -> None:
-    """Tolerate silence for a whole timeout from now on."""
+    """Restart the election timeout."""
     raft.election_deadline_s = raft.clock.monotonic_s() + raft.election_timeout_s + _later_s(raft)
 
 
 def _later_s(raft: RaftState) -> float:
-    """How much later a replica stands whose disk is slow: it would vote, and lead, as slowly."""
+    """Return the extra delay of a replica with a slow disk: it would vote and lead just as slowly."""
     sync_s = raft.sync_times.least_s
     if sync_s is None or sync_s < SLOW_SYNC_S:
         return 0.0
@@ -216,10 +222,10 @@ def _later_s(raft: RaftState) -> float:
 
 
 def has_passed(raft: RaftState, deadline_s: float, now_s: float) -> bool:
-    """Say whether a deadline for hearing from others has passed, while this replica was able to hear.
+    """Return whether a deadline for hearing from others has passed while this replica was able to hear.
 
-    One that is seen late passed during a slow sync or while the process did not run. What was sent meanwhile waits
-    in the sockets, so it is read first, once: replicas on one slow disk would depose their leader at every stall.
+    A deadline noticed late passed during a slow sync or while the process did not run. Messages sent meanwhile wait in
+    the sockets and are read first, once: otherwise replicas on one slow disk would depose their leader at every stall.
     """
     if now_s < max(deadline_s, raft.grace_until_s):
         return False
@@ -231,28 +237,28 @@ def has_passed(raft: RaftState, deadline_s: float, now_s: float) -> bool:
 
 
 def lose_sight(raft: RaftState, peer: str) -> None:
-    """The link from `peer` broke. If it led, it is probably dead: ask around soon, not after a whole timeout."""
+    """Handle the loss of the link from `peer`. If it led, it is probably dead: start a pre-vote soon."""
     if raft.role is Role.FOLLOWER and raft.leader == peer and raft.votes_here:
         raft.leader_heard_s = -NEVER
         soon_s = raft.clock.monotonic_s() + raft.uniform(*SOON_SHARE) * raft.timing.election_min_s + _later_s(raft)
         raft.election_deadline_s = min(raft.election_deadline_s, soon_s)
 
 
-# ---- RequestVote, of the candidate ----
+# ---- RequestVote, the candidate's side ----
 
 
 def check_election_timeout(raft: RaftState, now_s: float) -> None:
-    """Ask around when no leader was heard for a whole timeout."""
+    """Start a pre-vote after a whole timeout without a leader."""
     if not has_passed(raft, raft.election_deadline_s, now_s):
         return
     if raft.founds and raft.votes:
         _say_who_is_missing(raft)
     if raft.votes_here and not _gives_way(raft, now_s):
-        # Whether a majority would vote for this replica, before a new term disturbs anybody.
+        # Ask whether a majority would vote for this replica, before a new term disturbs others.
         _become_candidate(raft, pre_vote=True)
         _ask_for_votes(raft)
     else:
-        # As somebody who may not lead: no answer counts, but who was removed is notified.
+        # It may not lead, so no answer counts; but a removed replica gets its notice this way.
         become_follower(raft, None)
         postpone_election(raft)
         raft.grace_given = False
@@ -261,7 +267,7 @@ def check_election_timeout(raft: RaftState, now_s: float) -> None:
 
 
 def _say_who_is_missing(raft: RaftState) -> None:
-    """Say every few seconds whose word the cluster waits for to be founded."""
+    """Log every few seconds which votes a new cluster is waiting for."""
     missing = sorted(name_of(one) for one in set(raft.configuration.voter_ids) - raft.votes - raft.found_without)
     now_s = raft.clock.monotonic_s()
     if missing and now_s - raft.founding_said_s >= FOUNDING_NOTICE_S:
@@ -276,11 +282,11 @@ def _say_who_is_missing(raft: RaftState) -> None:
 
 
 def is_heeded_by_new(raft: RaftState, peer: str, message: AnyMessage) -> bool:
-    """Say whether a founder that has promised nothing heeds a message. HistoryElsewhere if that shows a history.
+    """Return whether a founder without promises may handle a message. HistoryElsewhere if it shows a history.
 
-    Whoever lost its data looks like that to itself. It would give votes for what it had acknowledged, and forgot. A
-    term alone, in an answer, says nothing of a history, and is not taken over: it would look like a promise that was
-    given. Whoever is in a later term asks for a vote itself.
+    A replica that lost its data looks like that to itself, and would grant votes against entries it had acknowledged. A
+    term alone, in a reply, shows no history and is not adopted: it would look like a promise. A peer in a later term
+    requests votes itself.
     """
     match message:
         case VoteRequest():
@@ -299,9 +305,10 @@ def is_heeded_by_new(raft: RaftState, peer: str, message: AnyMessage) -> bool:
 
 
 def _gives_way(raft: RaftState, now_s: float) -> bool:
-    """Whether others are to stand first: this replica's wall clock is off from theirs.
+    """Return whether others should campaign first, because this replica's wall clock deviates from theirs.
 
-    Not for ever: it may be the only one whose journal is complete, where all clocks differ. It hands over then.
+    Only for a while: it may be the only one with a complete journal, or all clocks may differ. It then transfers
+    leadership.
     """
     if not raft.clock_off(raft.me):
         return False
@@ -309,14 +316,14 @@ def _gives_way(raft: RaftState, now_s: float) -> bool:
 
 
 def stand(raft: RaftState, *, transfer: bool = False) -> None:
-    """Stand for election in the next term; `transfer`: because the leader wants it."""
+    """Campaign in the next term; `transfer`: at the leader's request."""
     _become_candidate(raft, pre_vote=False)
     _enter_term(raft, raft.term + 1, raft.me)
     _ask_for_votes(raft, transfer=transfer)
 
 
 def on_vote_reply(raft: RaftState, peer: str, reply: VoteReply) -> None:
-    """Count a vote, of this campaign only."""
+    """Count a vote, if it belongs to this campaign."""
     if reply.key:
         raft.keys[peer] = reply.key
     if raft.role is not Role.CANDIDATE or (reply.seq, reply.pre) != (raft.campaign_seq, raft.pre_vote):
@@ -327,7 +334,7 @@ def on_vote_reply(raft: RaftState, peer: str, reply: VoteReply) -> None:
 
 
 def _is_signed_vote(raft: RaftState, peer: str, reply: VoteReply) -> bool:
-    """Keep the signature of a vote; say whether it is one: the others would not follow a leader that shows another."""
+    """Keep the signature of a vote; return whether it is valid: others reject a leader with an invalid one."""
     if raft.seals is None:
         return True
     if not raft.seals.is_vote(raft.configuration, peer, reply.signature, raft.term, raft.me):
@@ -361,7 +368,7 @@ def _request_votes(raft: RaftState, *, pre: bool, transfer: bool) -> None:
 
 
 def _count_votes(raft: RaftState) -> None:
-    # By the configuration in force: who learns, or was removed, may have answered, but does not count.
+    # By the configuration in force: learners and removed members may have answered, but do not count.
     if raft.votes_here and raft.has_votes:
         if raft.pre_vote:
             stand(raft)
@@ -369,16 +376,16 @@ def _count_votes(raft: RaftState) -> None:
             _become_leader(raft)
 
 
-# ---- RequestVote, of the voter ----
+# ---- RequestVote, the voter's side ----
 
 
 def on_vote_request(raft: RaftState, peer: str, request: VoteRequest) -> None:
-    """Answer a candidate; while a leader lives not at all, unless that leader wants the election."""
+    """Answer a candidate; not at all while a leader is alive, unless that leader requested the election."""
     if request.term < raft.term:
         raft.outbox.send(peer, VoteReply(raft.term, request.seq, False, request.pre))
         return
     if not raft.configuration.voters:
-        return  # it joins, and knows nothing yet: not even whether it was somebody else before
+        return  # a joining replica does not even know its own former identity
     if _hears_leader(raft, besides=peer) and not (request.transfer and not request.pre):
         return
     if not request.pre and request.term > raft.term:
@@ -398,10 +405,10 @@ def on_vote_request(raft: RaftState, peer: str, request: VoteRequest) -> None:
 
 
 def _has_another_ledger(raft: RaftState, peer: str, request: VoteRequest) -> bool:
-    """Whether what the candidate has applied is not what was applied here; False where this replica cannot tell.
+    """Return whether the candidate has applied a different history; False if this replica cannot tell.
 
-    Terms agree where an entry was rewritten, so nothing else would keep its replica from leading, and from being
-    believed by whoever joins.
+    If an entry was rewritten, terms still agree, so nothing else would keep that replica from leading and being
+    believed by joining replicas.
     """
     own = raft.journal.digest_at(request.ledger_index) if request.ledger_digest else None
     if own is None or own == request.ledger_digest:
@@ -423,7 +430,7 @@ def _has_another_ledger(raft: RaftState, peer: str, request: VoteRequest) -> boo
 
 
 def _hears_leader(raft: RaftState, besides: str) -> bool:
-    """Whether a leader other than `besides` lives, as far as this replica can tell."""
+    """Return whether a leader other than `besides` is alive, as far as this replica can tell."""
     if raft.leads:
         return True
     silence_s = raft.clock.monotonic_s() - raft.leader_heard_s

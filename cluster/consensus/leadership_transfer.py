@@ -1,4 +1,4 @@
-"""Leadership transfer (thesis 3.10): the leader brings its target up to date, then asks it to stand (TimeoutNow)."""
+"""Leadership transfer (thesis 3.10): the leader brings its target up to date, then has it campaign (TimeoutNow)."""
 
 import logging
 from typing import Final
@@ -13,16 +13,17 @@ from wal import name_of
 _log = logging.getLogger(__name__)
 
 TARGET_LAG_ENTRIES: Final = 512
-"""Entries that the next leader may be behind when a transfer begins; nothing new is taken until it has them, so what it
-misses must fit into a fraction of an election timeout. One append request."""
+"""Maximum lag of the target when a transfer begins, entries: no proposals are accepted until it has caught up, so the
+lag must fit into a fraction of an election timeout. One append request.
+"""
 
 
 def transfer(raft: RaftState, target: str | None = None) -> str:
-    """Begin to hand leadership over to `target`, a name or an id, or to the best voter; return the target's id.
+    """Begin to transfer leadership to `target`, a name or an ID, or to the best voter; return the target's ID.
 
-    Nothing new is proposed from now on; the target stands as soon as it has everything. If it does not win within an
-    election timeout this replica goes on. NotLeader; ChangeRefused for somebody who does not vote, does not answer
-    or lags.
+    No proposals are accepted from now on; the target campaigns once it is up to date. If it does not win within an
+    election timeout, this replica continues. NotLeader; ChangeRefused for a target that does not vote, answer or keep
+    up.
     """
     under_way = raft.transfer_target
     if raft.leads and under_way is not None and target in (None, under_way, name_of(under_way)):
@@ -36,7 +37,7 @@ def transfer(raft: RaftState, target: str | None = None) -> str:
 
 
 def hand_over(raft: RaftState, now_s: float) -> None:
-    """Ask the target to stand once it has everything; give up if that takes too long."""
+    """Have the target campaign once it is up to date; give up if that takes too long."""
     target = raft.transfer_target
     if target is None:
         return
@@ -50,7 +51,7 @@ def hand_over(raft: RaftState, now_s: float) -> None:
 
 
 def on_timeout_now(raft: RaftState, peer: str, message: TimeoutNow) -> None:
-    """Stand without asking first: the leader that lives wants it."""
+    """Campaign without a pre-vote, at the live leader's request."""
     if message.term == raft.term and raft.role is Role.FOLLOWER and raft.leader == peer and raft.votes_here:
         stand(raft, transfer=True)
 

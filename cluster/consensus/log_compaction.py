@@ -1,4 +1,4 @@
-"""Log compaction (section 7): InstallSnapshot at leader and follower, and up to where a journal may be compacted."""
+"""Log compaction (section 7): InstallSnapshot on leader and follower, and the limit of compaction."""
 
 import logging
 from typing import Final
@@ -13,33 +13,35 @@ from wal import BrokenInvariant
 _log = logging.getLogger(__name__)
 
 HELD_BACK_ENTRIES: Final = 1 << 18
-"""Entries before a snapshot that are kept for peers that still need them, count: a minute of catching up under load. A
-peer that only looks alive holds back no more. A start reads and checks what is kept, at about 7 us an entry: 2 s."""
+"""Entries before a snapshot that are kept for lagging peers, count: a minute of catching up under load.
+
+A peer that only appears alive holds back no more. A start reads and checks them, at about 7 us an entry: 2 s.
+"""
 
 
 def compactable_to(raft: RaftState, index: int) -> int:
-    """Return up to where the journal may be compacted, where a snapshot would allow it up to `index`.
+    """Return the index up to which the journal may be compacted, given a snapshot at `index`.
 
-    What follows a snapshot that is being sent is needed once that is installed, and then until the peer has caught
-    up: without it another snapshot would have to follow, and under steady load another after that, for ever.
+    The entries after a snapshot that is being sent are needed after its installation until the peer has caught up.
+    Without them another snapshot would follow, and under steady load another after that, without end.
     """
     if not raft.leads:
         return index
     base_index = raft.journal.base_index
     needed = [sender.ref.index for sender in raft.senders.values()]
     for peer, known in raft.progress.items():
-        # Of a peer further back what it needs is gone already.
+        # A peer further behind needs entries that are already compacted.
         is_fed = known.phase is not Phase.SNAPSHOT and not known.lost and known.match >= base_index
         if is_fed and peer in raft.connected:
             needed.append(known.match)
     return min(index, max(min(needed, default=index), index - HELD_BACK_ENTRIES))
 
 
-# ---- the leader ----
+# ---- leader ----
 
 
 def send_snapshot(raft: RaftState, peer: str, now_s: float) -> None:
-    """Send a peer that needs what is compacted the next chunks of the newest snapshot."""
+    """Send the next chunks of the newest snapshot to a peer that needs compacted entries."""
     if peer not in raft.senders and now_s < raft.snapshot_after_s.get(peer, -NEVER):
         return
     try:
@@ -50,7 +52,7 @@ def send_snapshot(raft: RaftState, peer: str, now_s: float) -> None:
 
 
 def on_snapshot_reply(raft: RaftState, peer: str, known: Progress, reply: SnapshotReply) -> None:
-    """Take an answer of this term to a chunk."""
+    """Handle a reply of this term to a chunk."""
     known.match = max(known.match, reply.match_index)
     sender = raft.senders.get(peer)
     if reply.outcome == DONE:
@@ -79,13 +81,13 @@ def _give_up_sending(raft: RaftState, peer: str, why: str) -> None:
     raft.snapshot_after_s[peer] = raft.clock.monotonic_s() + RETRY_S
 
 
-# ---- the follower ----
+# ---- follower ----
 
 
 def on_chunk(raft: RaftState, peer: str, chunk: SnapshotChunk) -> None:
-    """Take a chunk of a snapshot of the leader, unless it has nothing that is missing here."""
-    # Everything up to the checked index is the leader's too, so a snapshot of it has nothing that is missing here,
-    # and installing it would throw away entries that are acknowledged (H25).
+    """Handle a chunk of the leader's snapshot, unless it contains nothing that is missing here."""
+    # Everything up to the checked index agrees with the leader, so its snapshot contains nothing missing here, and
+    # installing it would discard acknowledged entries (H25).
     if chunk.index <= raft.checked_index:
         raft.receiver.abort()
         outcome, offset = DONE, chunk.size_bytes
@@ -96,9 +98,9 @@ def on_chunk(raft: RaftState, peer: str, chunk: SnapshotChunk) -> None:
 
 
 def install_verified(raft: RaftState) -> None:
-    """Install a snapshot whose verification is over: from one moment to the next, between two messages.
+    """Install a verified snapshot at once, between two messages.
 
-    What it holds is committed, so it is in the journal of every leader since, whatever the term is by now.
+    Its content is committed, hence in the journal of every later leader, whatever the present term.
     """
     if raft.receiver.verified is None:
         return
@@ -119,7 +121,9 @@ def _follow_install(raft: RaftState, index: int, term: int) -> None:
             f"a snapshot of index {index} and term {term} was installed, but the journal is "
             f"at {journal.applied_index}, term {journal.term_of(journal.applied_index)}"
         )
-    raft.durable_index = min(raft.durable_index, raft.applied_index)  # what followed may have gone with the snapshot
+    raft.durable_index = min(
+        raft.durable_index, raft.applied_index
+    )  # later entries may have been dropped with the snapshot
     raft.applied_index = journal.applied_index
     raft.commit_index = max(raft.commit_index, journal.commit_index)
     journal.set_commit(raft.commit_index)

@@ -1,4 +1,4 @@
-"""Log replication: AppendEntries at leader and follower (5.3), commitment (5.4.2), the leader's quorum (thesis 6.2)."""
+"""Log replication: AppendEntries on leader and follower (5.3), commitment (5.4.2), the leader's quorum (thesis 6.2)."""
 
 import logging
 from itertools import chain, repeat
@@ -37,11 +37,12 @@ from wal import BrokenInvariant, Entry, is_configuration, name_of
 _log = logging.getLogger(__name__)
 
 ASKED_MAX = 16
-"""Questions of a follower without an answer yet, count; for a further one the oldest is given up. One at a time is
-asked, and again once an election timeout has passed."""
+"""Maximum number of a follower's unanswered read requests; a further one drops the oldest. Requests are sent one at a
+time, and repeated after an election timeout.
+"""
 
 
-# ---- the leader: proposals and requests ----
+# ---- leader: proposals and requests ----
 
 
 def propose(raft: RaftState, data: bytes) -> tuple[int, int]:
@@ -59,10 +60,10 @@ def propose(raft: RaftState, data: bytes) -> tuple[int, int]:
 
 
 def check_quorum(raft: RaftState, now_s: float) -> None:
-    """Step down when no majority answers any more: such a leader must not look like one (thesis 6.2, H15)."""
+    """Step down when a majority no longer answers: such a leader must not look like one (thesis 6.2, H15)."""
     deadline_s = quorum_deadline_s(raft)
     if now_s < deadline_s:
-        # Only a majority earns the next grace: an answer of one peer, or of a learner, moves no deadline.
+        # Only a majority earns another grace: an answer of one peer, or of a learner, moves no deadline.
         raft.grace_given = False
     elif has_passed(raft, deadline_s, now_s):
         _log.warning(
@@ -75,12 +76,12 @@ def check_quorum(raft: RaftState, now_s: float) -> None:
 
 
 def quorum_deadline_s(raft: RaftState) -> float:
-    """Return when this leader must step down unless somebody answers."""
+    """Return the time at which this leader must step down without further answers."""
     return raft.reached(NEVER, lambda known: known.answered_s) + raft.timing.election_max_s
 
 
 def send_appends(raft: RaftState, now_s: float) -> None:
-    """Send each peer what it misses: entries, a snapshot, or a heartbeat where one is due."""
+    """Send each peer what it lacks: entries, a snapshot, or a due heartbeat."""
     reads = raft.reads
     beat = now_s >= raft.heartbeat_due_s or reads.wants_round
     notice = now_s >= raft.notice_due_s
@@ -104,15 +105,15 @@ def send_appends(raft: RaftState, now_s: float) -> None:
 
 
 def _send_entries(raft: RaftState, peer: str, known: Progress) -> bool:
-    """Send what the peer misses, as far as its window allows; return whether anything left."""
+    """Send missing entries to the peer as far as its window allows; return whether any were sent."""
     journal, sent = raft.journal, False
     while known.may_send and (known.phase is Phase.PROBE or known.next <= journal.last_index):
         prev = known.next - 1
         prev_term = journal.term_of(prev)
         if prev_term is None and known.held is not None:
-            prev, prev_term = known.held  # compacted meanwhile; but it must still have that
+            prev, prev_term = known.held  # compacted meanwhile; but the peer must still have that entry
         if prev_term is None:
-            known.snapshot()  # what it needs is compacted
+            known.snapshot()  # the entries it needs are compacted
             break
         entries: list[Entry] = []
         if journal.base_index <= prev < journal.last_index:
@@ -128,19 +129,19 @@ def _send_entries(raft: RaftState, peer: str, known: Progress) -> bool:
     return sent
 
 
-# ---- the leader: answers and commitment ----
+# ---- leader: replies and commitment ----
 
 
 def on_reply(raft: RaftState, peer: str, reply: AppendReply | SnapshotReply) -> None:
-    """Take an answer to one of this leader's requests."""
-    # Of this term, or it says nothing: an acknowledgement in an older term may be of other entries (H4).
+    """Handle a reply to one of this leader's requests."""
+    # Only replies of this term count: an acknowledgement of an older term may concern other entries (H4).
     if not raft.leads or reply.term != raft.term:
         return
     known = raft.progress.get(peer)
     if known is None:
-        return  # no member any more
+        return  # no longer a member
     if not known.acked_seq < reply.seq <= raft.seq:
-        return  # a copy, or older than what is known
+        return  # a duplicate, or outdated
     if reply.match_index > raft.journal.last_index:
         more = raft.limiter.due(peer, "claim")
         if more is not None:
@@ -165,9 +166,9 @@ def on_reply(raft: RaftState, peer: str, reply: AppendReply | SnapshotReply) -> 
 
 
 def _on_rejection(raft: RaftState, peer: str, known: Progress, reply: AppendReply) -> None:
-    # What a peer acknowledged in a term agrees with the journal of that term's leader, so nothing may ever cut it,
-    # and a request that begins at or after it is refused at or after it (5.3). Less means that its disk has lost
-    # what others count on, and its votes besides.
+    # Entries a peer acknowledged in a term agree with that term's leader, so nothing may ever cut them, and a request
+    # that begins at or after them is rejected at or after them (5.3). A lower hint means that its disk lost entries
+    # that others rely on, and its votes as well.
     if reply.hint_index < known.match:
         _log.error(
             "%s acknowledged entries up to %d and now lacks those after %d: its data was lost, or older data was "
@@ -188,7 +189,7 @@ def _on_rejection(raft: RaftState, peer: str, known: Progress, reply: AppendRepl
 
 
 def _shows_what_it_lost(raft: RaftState, peer: str, known: Progress, reply: AppendReply | SnapshotReply) -> bool:
-    """Say whether a peer that seemed to have lost durable state shows that it has not; else ask it to stop."""
+    """Return whether a peer that seemed to have lost durable state proves otherwise; if not, ask it to stop."""
     if isinstance(reply, AppendReply) and not reply.rejected and reply.match_index >= known.lost:
         _log.warning("%s holds the entries up to %d again", peer, known.lost)
         known.restore()
@@ -198,7 +199,7 @@ def _shows_what_it_lost(raft: RaftState, peer: str, known: Progress, reply: Appe
 
 
 def advance_commit(raft: RaftState) -> None:
-    """Commit what a majority holds durably, if the last of it is of this term (section 5.4.2, figure 8)."""
+    """Commit the entries a majority holds durably, if the last of them is of this term (section 5.4.2, figure 8)."""
     index = raft.reached(raft.durable_index, lambda known: known.match)
     if index > raft.commit_index and raft.journal.term_of(index) == raft.term:
         commit(raft, index)
@@ -206,17 +207,17 @@ def advance_commit(raft: RaftState) -> None:
 
 
 def quorum_seq(raft: RaftState) -> int:
-    """Return the newest sequence up to which a majority has answered this leader."""
+    """Return the newest sequence number up to which a majority has answered this leader."""
     return raft.reached(raft.seq + 1, lambda known: known.acked_seq)
 
 
-# ---- the follower: what is committed here is never contradicted; a leader that tries it stops this replica ----
+# ---- follower: committed entries are never contradicted; a leader that tries it stops this replica ----
 
 
 def on_leader_message(raft: RaftState, peer: str, message: AppendRequest | Heartbeat | SnapshotChunk) -> None:
-    """Take a message of whoever leads this term."""
+    """Handle a message of a leader of this term."""
     if message.term < raft.term:
-        # Its sender learns the term from this; nothing else in it counts.
+        # It tells the sender the term; the rest of it is ignored.
         raft.outbox.send(peer, AppendReply(raft.term, message.seq, 0, rejected=True))
         return
     if peer in raft.distrusted:
@@ -239,9 +240,9 @@ def on_leader_message(raft: RaftState, peer: str, message: AppendRequest | Heart
 
 
 def on_state_lost(raft: RaftState, peer: str, notice: StateLost) -> None:
-    """The leader says that this replica lacks what it acknowledged. If so, no promise of it can be relied on.
+    """Handle the leader's notice that this replica lacks entries it acknowledged: its promises are then unreliable.
 
-    An empty disk looks like a new one to itself, but not to whom something was promised.
+    An empty disk looks new to itself, but not to replicas that hold its promises.
     """
     last_index = raft.journal.last_index
     if (notice.term, notice.member) != (raft.term, raft.me) or raft.leader != peer:
@@ -251,7 +252,7 @@ def on_state_lost(raft: RaftState, peer: str, notice: StateLost) -> None:
 
 
 def take_commit(raft: RaftState, message: AppendRequest | Heartbeat) -> None:
-    """Move the commit index, over entries that were checked against this leader's journal only (H25)."""
+    """Advance the commit index, over entries checked against this leader's journal only (H25)."""
     raft.leader_ready = message.ready
     raft.leader_commit = max(raft.leader_commit, message.commit_index)
     commit(raft, min(message.commit_index, raft.checked_index))
@@ -273,23 +274,23 @@ def _on_append(raft: RaftState, peer: str, request: AppendRequest) -> None:
         return
     raft.checked_index = max(raft.checked_index, prev + len(entries))
     if request.entries or raft.receiver.index <= raft.checked_index:
-        # A leader that sends entries does not need to send a snapshot; one that is being verified is older.
+        # A leader that sends entries need not send a snapshot; one being verified is older.
         raft.receiver.abort()
     take_commit(raft, request)
     _acknowledge(raft, peer, request.seq)
 
 
 def _acknowledge(raft: RaftState, leader: str, seq: int) -> None:
-    """Tell the leader what is durable here by then; and this replica's key, while the configuration has none."""
+    """Report to the leader what is durable here; and this replica's key, while the configuration lacks it."""
     mine = raft.configuration.by_id(raft.me)
     key = b"" if raft.seals is None or mine is None or mine.key else raft.seals.key
     raft.outbox.send(leader, AppendReply(raft.term, seq, raft.checked_index, key=key))
 
 
 def _agrees_before(raft: RaftState, peer: str, request: AppendRequest) -> bool:
-    """Say whether the journal agrees with the leader's just before its entries; if not, answer where it might."""
+    """Return whether the journal agrees with the leader's just before its entries; if not, reply with a hint."""
     journal, prev = raft.journal, request.prev_index
-    # Below the base everything is committed, hence also in the leader's journal.
+    # Everything below the base is committed, hence also in the leader's journal.
     if prev < journal.base_index or journal.term_of(prev) == request.prev_term:
         return True
     if prev <= raft.commit_index:
@@ -306,9 +307,9 @@ def _agrees_before(raft: RaftState, peer: str, request: AppendRequest) -> bool:
 
 
 def append_what_is_missing(raft: RaftState, peer: str, entries: list[Entry]) -> None:
-    """Append the entries that are not there; cut the journal at the first that differs, and only then (H3).
+    """Append missing entries; cut the journal only at the first one that differs (H3).
 
-    SealBroken, with nothing changed, where one of them was not accepted by the leader of its term.
+    SealBroken, with nothing changed, if one of them was not accepted by the leader of its term.
     """
     journal = raft.journal
     for at, entry in enumerate(entries):
@@ -330,13 +331,13 @@ def append_what_is_missing(raft: RaftState, peer: str, entries: list[Entry]) -> 
         return
 
 
-# ---- reads of followers (ReadIndex, thesis 6.4): the leader gives the index, once a majority has confirmed it ----
+# ---- reads of followers (ReadIndex, thesis 6.4): the leader returns the index once a majority has confirmed it ----
 
 
 def ask_leader(raft: RaftState, news: bytes, waiter: ReadWaiter) -> None:
-    """Ask whoever leads for the index to wait for, and tell it the news; with None at once where nobody is known to.
+    """Request the index to wait for from the leader, and send it the news; call with None if no leader is known.
 
-    No answer comes where question, answer or leadership is lost: ask again.
+    The call never comes if request, reply or leadership is lost: repeat the request.
     """
     leader = raft.leader
     if leader is None or leader == raft.me or leader not in raft.connected:
@@ -352,7 +353,7 @@ def ask_leader(raft: RaftState, news: bytes, waiter: ReadWaiter) -> None:
 
 
 def on_read_request(raft: RaftState, peer: str, request: ReadRequest) -> None:
-    """A follower asks. Only a round that begins from now on says that nobody else leads; then the answer goes."""
+    """Handle a follower's read request: reply after a round that begins from now on has confirmed this leader."""
     if not raft.leads or request.term != raft.term or peer not in raft.progress:
         return
     if request.news:
@@ -366,7 +367,7 @@ def on_read_request(raft: RaftState, peer: str, request: ReadRequest) -> None:
 
 
 def on_read_reply(raft: RaftState, peer: str, reply: ReadReply) -> None:
-    """The leader of this term, if it is who answers, was confirmed after it was asked."""
+    """Handle the reply of this term's leader, which was confirmed after the request."""
     if reply.term == raft.term and peer == raft.leader:
         waiter = raft.asked_reads.pop(reply.seq, None)
         if waiter is not None:

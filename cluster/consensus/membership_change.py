@@ -1,6 +1,6 @@
-"""Membership changes (thesis 4): admission by the leader, one at a time (H12), and messages of who is no member.
+"""Membership changes (thesis 4): one at a time, admitted by the leader (H12), and messages of non-members.
 
-Each change is committed and applied before the next, and differs by one voter, so majorities of neighbours meet.
+Each change is committed and applied before the next, and differs by one voter, so majorities of neighbours overlap.
 """
 
 import logging
@@ -18,22 +18,24 @@ from wal import ChangeKind, Configuration, encode_configuration, incarnation_of,
 _log = logging.getLogger(__name__)
 
 PROMOTION_LAG_ENTRIES: Final = 64
-"""Entries that a learner may be behind the commit index when it gets its vote: it would hold up commits for as long as
-it needs for them, which is less than a heartbeat."""
+"""Maximum lag of a learner that gets its vote, entries behind the commit index: it delays commits while it catches up,
+which takes less than a heartbeat.
+"""
 
 FORSAKEN_TIMEOUTS: Final = 5
-"""How many of the longest election timeouts without a leader make a replica believe replicas that it does not know for
-members, too, that it was removed."""
+"""Longest election timeouts without a leader after which a replica believes a removal notice also from unknown
+replicas.
+"""
 
 
-# ---- changes, at the leader ----
+# ---- changes, on the leader ----
 
 
 def change(raft: RaftState, wanted: Wanted) -> tuple[int, int]:
-    """Append the configuration that `wanted` makes; return (index, term). It is in force at once.
+    """Append the configuration resulting from `wanted`; return (index, term). It is in force at once.
 
-    NotLeader; ChangeRefused while another one is not committed and applied, for a learner that is not close enough,
-    for a leader that would remove itself, and where too few of the voters that are left answer.
+    NotLeader; ChangeRefused while another change is not committed and applied, for a learner that lags too far, for a
+    leader that would remove itself, and if too few of the remaining voters answer.
     """
     raft.require_ready()
     if raft.configurations.index > raft.applied_index:
@@ -51,14 +53,14 @@ def change(raft: RaftState, wanted: Wanted) -> tuple[int, int]:
 
 
 def promotable(raft: RaftState) -> str | None:
-    """Return a learner that `change` would promote now; None if there is none."""
+    """Return the ID of a learner that `change` would promote now, or None."""
     if not raft.leads or not raft.ready or raft.configurations.index > raft.applied_index:
         return None
     return next((one.id for one in raft.configuration.learners if _has_caught_up(raft, one.id)), None)
 
 
 def unrecorded(raft: RaftState) -> tuple[str, bytes] | None:
-    """Return a voter, and its key, that it has told and the configuration does not have; None if there is none."""
+    """Return the ID of a voter, and the key it sent, if the configuration lacks the key; otherwise None."""
     if raft.seals is None or not raft.leads or not raft.ready or raft.configurations.index > raft.applied_index:
         return None
     if raft.configuration.version == 0:
@@ -97,20 +99,20 @@ def _has_caught_up(raft: RaftState, peer: str) -> bool:
     return known.phase is Phase.REPLICATE and behind <= PROMOTION_LAG_ENTRIES and raft.answers(peer)
 
 
-# ---- who is no member (any more) ----
+# ---- non-members ----
 
 
 def concerns(raft: RaftState, peer: str, message: AnyMessage) -> bool:
-    """Say whether a message is of somebody who counts; notify a replica that was removed.
+    """Return whether a message is of a replica that counts; send a removed one its notice.
 
-    Members of a configuration that a truncation could bring back count, and so does whoever may have been added by
-    one that this replica has not heard of yet: it may lead.
+    Members of a configuration that a truncation could restore count, and so does a replica that may have been added by
+    one unknown here: it may lead.
     """
     if peer in raft.progress:
         return True  # a member in force
     committed = raft.configurations.committed(raft.commit_index)
     if not committed.voters:
-        return True  # this replica joins, and everybody knows more than it does
+        return True  # this replica is joining, and all others know more
     if any(known.holds(peer) for known in raft.configurations.known()) or may_be_later(peer, committed):
         return True
     if committed.version > 0 and not isinstance(message, Removed):
@@ -119,14 +121,15 @@ def concerns(raft: RaftState, peer: str, message: AnyMessage) -> bool:
 
 
 def on_removed(raft: RaftState, peer: str, notice: Removed) -> None:
-    """A peer says that this replica is out. Ids are never given again, so what a later version says is final.
+    """Handle a peer's notice that this replica was removed. IDs are never reused, so a later version is final.
 
-    It must be one whom this replica knows for a member, unless it knows no voters or itself not for one: a removed
-    replica has a certificate still, and can speak as somebody who may have been added later. Only where nobody has
-    led for long anybody is believed: all whom this replica knew may have left meanwhile.
+    The sender must be a known member, unless this replica knows no voters or is not a member by its own configuration:
+    a removed replica still has a certificate, and could pretend to have been added later. Only after a long time
+    without a leader is any sender believed: all known members may have left.
 
-    The notice has the number of what was sent. One that is of no request of this member's, nor of a founder's
-    leader to a founder, may be meant for its predecessor at this address; what it asks itself is answered soon.
+    The notice repeats the sequence number of the message it answers. A notice that answers no request of this member,
+    nor a founder's leader, may be meant for a predecessor at this address; this replica's own requests are answered
+    soon.
     """
     if notice.seq >> SEQ_BITS != first_seq(raft.me) >> SEQ_BITS:
         return
@@ -141,6 +144,6 @@ def on_removed(raft: RaftState, peer: str, notice: Removed) -> None:
 
 
 def _is_forsaken(raft: RaftState) -> bool:
-    """Say whether nobody has led this replica for so long that its members may all have left."""
+    """Return whether there has been no leader for so long that all known members may have left."""
     silence_s = raft.clock.monotonic_s() - raft.led_s
     return not raft.leads and silence_s > FORSAKEN_TIMEOUTS * raft.timing.election_max_s

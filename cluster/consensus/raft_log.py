@@ -1,8 +1,8 @@
-"""A replica's own log: appended and cut with the configurations in it, synced before any promise, committed, applied.
+"""Replica's own log: appending and cutting with embedded configurations, syncing before promises, commit, apply.
 
-Entries and votes are durable before anybody hears of them (figure 2; H1, H2), except that a leader may put off its own
-copy, which is a vote for a commit like any other (thesis 10.2.1). A configuration is in force from when it is appended,
-and undone when it is cut (thesis 4.1).
+Entries and votes are durable before other replicas learn of them (figure 2; H1, H2), except that a leader may postpone
+its own copy, which is a vote for a commit like any other (thesis 10.2.1). A configuration is in force once appended,
+and undone when cut (thesis 4.1).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,27 +17,28 @@ from wal import BrokenInvariant, Entry, decode_configuration, incarnation_of, is
 
 SCAN_BYTES: Final = 4 << 20
 SCAN_ENTRIES: Final = 1024
-"""Entries read from the journal at once while configurations are looked for: bytes and count."""
+"""Limits of one read of the journal while searching for configurations: bytes and count."""
 
 APPLY_SLICE_S: Final = 0.02
-"""Seconds of applying after which a tick gives the loop back: less than half of the shortest sensible heartbeat."""
+"""Seconds of applying after which a tick yields to the loop: less than half of the shortest sensible heartbeat."""
 
 APPLY_BYTES: Final = 4 << 20
-"""Bytes of entries read from the journal at once for applying."""
+"""Size of entries read from the journal at once for applying."""
 
 SYNC_POSTPONED_BYTES: Final = 32 << 10
-"""What a leader has proposed since its last sync, bytes, from which on it lets its followers commit it alone: so much
-at once means that the leader's processor is what everybody waits for, and a sync would hold it up."""
+"""Size of proposals since a leader's last sync from which on it lets its followers commit alone: at that rate the
+leader's processor is the bottleneck, and a sync would block it.
+"""
 
 SYNC_POSTPONED_S: Final = 0.003
-"""How long it does so, seconds: several round trips, and little for a client if one of the followers is slow."""
+"""Duration of that, seconds: several round trips, and little for a client if one of the followers is slow."""
 
 
 # ---- entries, and the configurations among them ----
 
 
 def read_configurations(raft: RaftState, index: int) -> None:
-    """Find those after `index` in the journal: they are in force although nobody has applied them (H13)."""
+    """Find the configurations after `index` in the journal: they are in force although not applied (H13)."""
     journal = raft.journal
     while index < journal.last_index:
         entries = journal.entries(index + 1, max_bytes=SCAN_BYTES, max_entries=SCAN_ENTRIES)
@@ -53,7 +54,7 @@ def append(raft: RaftState, entries: Sequence[Entry]) -> None:
 
 
 def append_own(raft: RaftState, data: bytes, votes: Mapping[str, bytes] | None = None) -> int:
-    """Append an entry that this leader accepts, sealed; return its index. `votes`: that elected it, for its first."""
+    """Append a sealed entry that this leader accepts; return its index. `votes`: its election, for the first one."""
     entry = Entry(raft.journal.last_index + 1, raft.term, data)
     if raft.seals is not None:
         entry = raft.seals.sealed(entry, raft.journal.last_term, votes or {})
@@ -62,7 +63,7 @@ def append_own(raft: RaftState, data: bytes, votes: Mapping[str, bytes] | None =
 
 
 def check_received(raft: RaftState, entries: Sequence[Entry]) -> None:
-    """Check that the leaders of their terms have accepted entries that a leader sent. SealBroken."""
+    """Check that received entries were accepted by the leaders of their terms. SealBroken."""
     if raft.seals is None or not entries:
         return
     before = entries[0].index - 1
@@ -77,7 +78,7 @@ def check_received(raft: RaftState, entries: Sequence[Entry]) -> None:
 def check_held(raft: RaftState) -> None:
     """Check entries of this replica's own log that are not applied yet. SealBroken, with the remedy.
 
-    Who led the term of the last applied one is known by that one.
+    The last applied entry identifies the leader of its term.
     """
     seals, journal = raft.seals, raft.journal
     if seals is None:
@@ -96,7 +97,7 @@ def check_held(raft: RaftState) -> None:
 
 
 def truncate_from(raft: RaftState, index: int) -> None:
-    """Cut the journal; a configuration that was in it is undone, and what takes its place is not synced yet."""
+    """Cut the journal; a configuration in the cut part is undone, and replacement entries are not synced yet."""
     raft.journal.truncate_from(index)
     raft.durable_index = min(raft.durable_index, index - 1)
     if raft.configurations.truncated_from(index):
@@ -104,7 +105,7 @@ def truncate_from(raft: RaftState, index: int) -> None:
 
 
 def follow_configuration(raft: RaftState) -> None:
-    """Keep progress of the members in force, and of nobody else."""
+    """Keep progress records of exactly the members in force."""
     if raft.seals is not None:
         raft.seals.check_own_key(raft.configuration)
     before = raft.progress
@@ -120,7 +121,7 @@ def follow_configuration(raft: RaftState) -> None:
 
 
 def leave_if_removed(raft: RaftState) -> None:
-    """Stop if the configuration that was just applied is later than the one that added this replica, without it."""
+    """Stop if the configuration just applied is later than the one that added this replica, and lacks it."""
     committed = raft.configurations.committed(raft.commit_index)
     if committed.version >= max(1, incarnation_of(raft.me)) and not committed.holds(raft.me):
         raise RemovedFromCluster(name_of(raft.me), committed.version)
@@ -128,7 +129,7 @@ def leave_if_removed(raft: RaftState) -> None:
 
 def last_index_not_above_term(raft: RaftState, index: int, term: int, floor: int) -> int:
     """Return the last index from `floor` to `index` whose term is not above `term`: logs may agree there (5.3)."""
-    # A stretch of terms above `term` is as long as what one leader left uncommitted, so a step at a time is enough.
+    # A run of terms above `term` is at most what one leader left uncommitted, so single steps are fast enough.
     while index > floor and (raft.journal.term_of(index) or 0) > term:
         index -= 1
     return index
@@ -138,7 +139,7 @@ def last_index_not_above_term(raft: RaftState, index: int, term: int, floor: int
 
 
 def make_durable(raft: RaftState) -> None:
-    """Sync once for everything that this tick promises, then let the promises go (H1, H2)."""
+    """Sync once for all promises of this tick, then send them (H1, H2)."""
     outbox, journal = raft.outbox, raft.journal
     outbox.flush()  # append requests promise nothing, and travel while the disk works
     if journal.dirty:
@@ -155,10 +156,10 @@ def make_durable(raft: RaftState) -> None:
 
 
 def postpones_sync(raft: RaftState) -> bool:
-    """Say whether this leader's own copy can wait: nothing rests on it but the leader's own vote for a commit.
+    """Return whether this leader's own copy can wait: only the leader's own vote for a commit rests on it.
 
-    It always waits for the next tick: what was sent is under way, and answers may be there. It waits on, under load
-    and where the others have committed everything, while they can commit without it.
+    It always waits for the next tick, because requests are under way and replies may have arrived. Under load, with all
+    earlier entries committed by the others, it waits longer, while they can commit without it.
     """
     if not raft.leads or raft.outbox.holds:
         return False
@@ -181,7 +182,7 @@ def postpones_sync(raft: RaftState) -> bool:
 
 
 def _is_streaming(raft: RaftState, peer: str) -> bool:
-    """Whether a peer takes entries as they come."""
+    """Return whether a peer receives entries as they come."""
     return peer in raft.connected and raft.progress[peer].phase is Phase.REPLICATE
 
 
@@ -189,7 +190,7 @@ def _is_streaming(raft: RaftState, peer: str) -> bool:
 
 
 def commit(raft: RaftState, index: int) -> None:
-    """Move the commit index up to `index`; never down."""
+    """Raise the commit index to `index`; never lower it."""
     if index > raft.commit_index:
         raft.commit_index = index
         raft.journal.set_commit(index)
@@ -207,11 +208,11 @@ def apply_committed(raft: RaftState) -> None:
         first = raft.applied_index + 1
         for entry in journal.entries(first, max_bytes=APPLY_BYTES, max_entries=min(count, APPEND_ENTRIES)):
             if not _apply(raft, entry) or clock.monotonic_s() - began_s > APPLY_SLICE_S:
-                return  # next_due_s asks for another tick at once
+                return  # next_due_s requests another tick at once
 
 
 def _apply(raft: RaftState, entry: Entry) -> bool:
-    """Apply an entry, or a part of it; return whether it is applied."""
+    """Apply an entry or a part of it; return whether it is applied."""
     index = entry.index
     if index != raft.applied_index + 1:
         raise BrokenInvariant(f"entry {index} came to be applied after {raft.applied_index}")

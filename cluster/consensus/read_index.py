@@ -1,7 +1,7 @@
-"""Linearizable reads (ReadIndex, thesis 6.4): one round of heartbeats confirms leadership to many waiters.
+"""Linearizable reads (ReadIndex, thesis 6.4): one round of heartbeats confirms leadership for many waiters.
 
-A follower asks its leader for the index, which the leader gives once a round that began after the question has
-confirmed it; the follower applies up to there, and its own state answers.
+A follower requests the index from its leader, which returns it once a round that began after the request has confirmed
+it. The follower applies up to that index, then answers from its own state.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ ReadWaiter = Callable[[int | None], None]
 
 
 class ReadRounds:
-    """Rounds of heartbeats, at most one under way; a read that comes meanwhile waits for the next one."""
+    """Rounds of heartbeats, at most one at a time; a read arriving meanwhile waits for the next one."""
 
     def __init__(self) -> None:
         self._waiting: list[ReadWaiter] = []
@@ -24,28 +24,28 @@ class ReadRounds:
 
     @property
     def wants_round(self) -> bool:
-        """Whether somebody waits and no round is under way."""
+        """Whether reads are waiting and no round is under way."""
         return bool(self._waiting) and not self._asked
 
     @property
     def under_way(self) -> bool:
-        """Whether a round is, so that an answer may release somebody."""
+        """Whether a round is under way, so that a reply may complete it."""
         return bool(self._asked)
 
     def start(self, first_seq: int) -> None:
-        """A round starts: an answer to a request `first_seq` or later counts."""
+        """Start a round; replies to request `first_seq` or later count."""
         self._asked, self._waiting = self._waiting, []
         self._asked_seq = first_seq
 
     def answer(self, quorum_seq: int, commit_index: int) -> None:
-        """Release the round if a majority answered its requests (`quorum_seq`)."""
+        """Complete the round if a majority answered its requests (`quorum_seq`)."""
         if self._asked and quorum_seq >= self._asked_seq:
             asked, self._asked = self._asked, []
             for waiter in asked:
                 waiter(commit_index)
 
     def abandon(self) -> None:
-        """Leadership is lost: answer every waiter with None."""
+        """Answer every waiter with None, because leadership is lost."""
         waiters, self._asked, self._waiting = self._asked + self._waiting, [], []
         for waiter in waiters:
             waiter(None)

@@ -1,16 +1,16 @@
-"""Seals: each entry carries the signature of the leader that accepted it, and a leader proves that it was elected.
+"""Seals: each entry carries the signature of the leader that accepted it, and a leader proves its election.
 
-A replica's disk may be written to while it is stopped, by somebody who knows all formats. An entry at the end of its
-log looks like one that a leader sent and that is not committed yet; whoever has it may lead, and commit it. So an entry
-is signed over its index, its term, the term before it and its bytes, with the key that the configuration has for the
-leader. The first entry of a term carries the signed votes of a majority too: a key that was taken from a disk signs
+An attacker who knows all formats may write to the disk of a stopped replica. An entry added to the end of its log looks
+like one that a leader sent and that is not committed yet; that replica may then lead and commit it. An entry is
+therefore signed over its index, its term, the previous term and its bytes, with the leader's key from the
+configuration. The first entry of a term also carries the signed votes of a majority: a key stolen from a disk signs
 nothing for a term in which its replica was not elected.
 
-An entry that is not sealed is never acknowledged: a replica that finds one in its own log does not start, and one that
-receives it from a leader no longer follows that leader (`leader_election.distrust`).
+Unsealed entries are never acknowledged: a replica that finds one in its own log does not start, and one that receives
+it from a leader stops following that leader (`leader_election.distrust`).
 
-Nothing is checked in entries of before this replica was a member: it takes them from the leader, as it takes a
-snapshot. A member whose key the configuration does not have yet is believed without a signature.
+Entries from before this replica's membership are not checked: it takes them from the leader, like a snapshot. A member
+whose key is not in the configuration yet is trusted without a signature.
 """
 
 import struct
@@ -45,17 +45,17 @@ _PLACE: Final = struct.Struct(">QQQ")
 _TERM: Final = struct.Struct(">Q")
 
 TERMS_KEPT: Final = 64
-"""Terms whose leader is remembered, count: those of entries that are not applied, which are the newest few."""
+"""Terms whose leader is remembered, count: those of unapplied entries are the newest few."""
 
 Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 
 
 class SealBroken(BrokenInvariant):
-    """An entry was not accepted by the leader of its term, or not as it is; the message says how that was found."""
+    """Entry that the leader of its term did not accept in this form; the message says how it was detected."""
 
 
 class KeyReplaced(BrokenInvariant):
-    """This replica has another key than the cluster knows for it: its directory is not the one that it had."""
+    """Key of this replica that differs from the cluster's: its directory is not its former one."""
 
     def __init__(self, me: str, version: int) -> None:
         super().__init__(
@@ -67,7 +67,7 @@ class KeyReplaced(BrokenInvariant):
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Bytes beside an entry: its leader, the leader's signature, and for the first one of a term the others' votes."""
+    """Seal of an entry: its leader, the leader's signature, and for the first one of a term the others' votes."""
 
     leader: Name
     signature: Signature
@@ -79,18 +79,18 @@ _decoder: Final = msgspec.msgpack.Decoder(Seal)
 
 
 def entry_text(cluster_id: str, entry: Entry, term_before: int) -> bytes:
-    """Return the bytes that a leader signs for an entry, with a digest of its data: Ed25519 reads them twice."""
+    """Return the text a leader signs for an entry, with a digest of its data: Ed25519 reads the text twice."""
     place = _PLACE.pack(entry.index, term_before, entry.term)
     return b"".join([_ENTRY_HEAD, cluster_id.encode(), b"\n", place, sha256(entry.data).digest()])
 
 
 def vote_text(cluster_id: str, term: int, candidate: str) -> bytes:
-    """Return the bytes that a voter signs for a candidate."""
+    """Return the text a voter signs for a candidate."""
     return b"".join([_VOTE_HEAD, cluster_id.encode(), b"\n", _TERM.pack(term), candidate.encode()])
 
 
 def is_signed(key: bytes, signature: bytes, text: bytes) -> bool:
-    """Return whether a signature is that of a public key, 32 bytes, over a text."""
+    """Verify the signature of a text by a public key of 32 bytes."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
     except (InvalidSignature, ValueError):
@@ -99,23 +99,23 @@ def is_signed(key: bytes, signature: bytes, text: bytes) -> bool:
 
 
 class SealChecks:
-    """Verifies seals in the order of the entries, and remembers who led each of the last terms."""
+    """Verifies seals in the order of the entries, and remembers the leaders of recent terms."""
 
     def __init__(self, cluster_id: str, me: str) -> None:
-        """Verify what replica `me` holds and receives."""
+        """Verify entries held and received by replica `me`."""
         self.cluster_id: Final = cluster_id
         self.me: Final = me
         self._leaders: dict[int, str] = {}
 
     def note(self, entry: Entry) -> None:
-        """Note who sealed an entry that is believed: it leads the entry's term."""
+        """Record the sealer of a trusted entry as the leader of its term."""
         if entry.term not in self._leaders:
             seal = _read(entry)
             if seal is not None:
                 self._remember(entry.term, seal.leader)
 
     def check(self, entry: Entry, term_before: int, configuration: Configuration) -> None:
-        """Check an entry behind one of `term_before`, where `configuration` is in force. SealBroken."""
+        """Check an entry that follows one of `term_before`, with `configuration` in force. SealBroken."""
         if not configuration.holds(self.me) or not any(one.key for one in configuration.voters):
             self.note(entry)
             return
@@ -133,7 +133,7 @@ class SealChecks:
         self._remember(entry.term, seal.leader)
 
     def is_vote(self, configuration: Configuration, voter: str, signature: bytes, term: int, candidate: str) -> bool:
-        """Return whether a voter has signed its vote; one whose key is not known yet need not."""
+        """Return whether a voter has signed its vote; one whose key is unknown need not."""
         known = _voter(configuration, voter)
         if known is None:
             return False
@@ -164,14 +164,14 @@ class SealChecks:
 
 
 class Seals(SealChecks):
-    """Signs as one replica, besides."""
+    """Seal checks, and signatures of one replica."""
 
     def __init__(self, cluster_id: str, me: str, private: Ed25519PrivateKey) -> None:
-        """Sign with the key that the replica signs checkpoints with."""
+        """Sign with the replica's key for checkpoints."""
         super().__init__(cluster_id, me)
         self._private: Final = private
         self.key: Final = private.public_key().public_bytes_raw()
-        """The public key."""
+        """Public key."""
 
     def vote(self, term: int, candidate: str) -> bytes:
         """Return the signature of a vote."""
@@ -184,7 +184,7 @@ class Seals(SealChecks):
         return entry._replace(seal=_encoder.encode(Seal(self.me, signature, tuple(sorted(votes.items())))))
 
     def check_own_key(self, configuration: Configuration) -> None:
-        """Check that the configuration knows this replica by its key, or by none. KeyReplaced."""
+        """Check that the configuration has this replica's key or none. KeyReplaced."""
         mine = configuration.by_id(self.me)
         if mine is not None and mine.key and mine.key != self.key:
             raise KeyReplaced(self.me, configuration.version)
@@ -193,9 +193,9 @@ class Seals(SealChecks):
 def check_tail(
     seals: SealChecks, entries: Iterable[Entry], term_before: int, configuration: Configuration, *, known_index: int
 ) -> None:
-    """Check entries of a replica's own log, the first one behind one of `term_before`. SealBroken.
+    """Check entries of a replica's own log, the first of which follows one of `term_before`. SealBroken.
 
-    `known_index`: the last entry that is known to be committed. Up to there a recovery may have begun an incarnation.
+    `known_index`: the last entry known to be committed. Up to there a recovery may have begun an incarnation.
     """
     for entry in entries:
         begun = decode_configuration(entry.data) if is_configuration(entry.data) else None
@@ -208,7 +208,7 @@ def check_tail(
 
 
 def remedy_for(member: str) -> str:
-    """Return what to do about a replica whose log has an entry that no leader accepted."""
+    """Return the remedy for a replica whose log has an entry that no leader accepted."""
     name = name_of(member)
     return (
         f"the log of {name} was altered while it was stopped. Keep its directory for an inquiry, run `forebay member "

@@ -1,4 +1,4 @@
-"""What the controller and the proposer ask of consensus: `cluster.consensus.Consensus` is one, tests bring another."""
+"""Consensus interface used by controller and proposer; implemented by `cluster.consensus.Consensus` and by tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wal import Configuration
 
 
 class Peer(Protocol):
-    """One peer as consensus sees it; a leader knows of all, a follower of its leader."""
+    """Peer as consensus sees it; a leader knows all peers, a follower its leader."""
 
     @property
     def name(self) -> str: ...
@@ -36,7 +36,7 @@ class Peer(Protocol):
 
 
 class Engine(Protocol):
-    """A replica's view of the group: who leads, how far it is, and the way to add an entry."""
+    """Replica's view of the group: leader, progress, and proposing entries."""
 
     @property
     def role(self) -> str: ...
@@ -64,44 +64,44 @@ class Engine(Protocol):
     def clock_bounds(self) -> ClockBounds: ...
 
     def propose(self, data: bytes) -> tuple[int, int]:
-        """Append `data` to the journal as leader and return (index, term); NotLeader otherwise."""
+        """Append `data` to the journal as leader; return (index, term). Raises NotLeader."""
         ...
 
     async def confirm_leadership(self) -> int:
-        """Return a commit index after a majority has answered a heartbeat sent after the call; NotLeader otherwise."""
+        """Return a commit index after a majority has answered a heartbeat sent after the call. Raises NotLeader."""
         ...
 
     async def read_index(self, news: bytes) -> int:
-        """Return a commit index that the leader gave, confirmed after the call; NotLeader if none answers in time.
+        """Return the leader's commit index, confirmed after the call; NotLeader if no answer arrives in time.
 
-        For a follower, whose state answers a linearizable read once it is applied that far; `news` goes with it.
+        For a follower: its own state answers a linearizable read once applied that far. `news` is sent along.
         """
         ...
 
     def peers(self) -> Sequence[Peer]: ...
 
     def change(self, wanted: Wanted) -> tuple[int, int]:
-        """Append a change of membership as leader and return (index, term); NotLeader, ChangeRefused."""
+        """Append a membership change as leader; return (index, term). Raises NotLeader, ChangeRefused."""
         ...
 
     def reach_at(self, members: Mapping[str, str]) -> None:
-        """Look for peers at these addresses from now on, by name, before those that the configuration has."""
+        """Dial peers at these addresses first, by name, before those of the configuration."""
         ...
 
     def address_of(self, name: str) -> str | None:
-        """Return the peer address at which the replica `name` is reached now; None while it is not."""
+        """Return the peer address of replica `name` if it is reached now, or None."""
         ...
 
     def promotable(self) -> str | None:
-        """Return a learner that may be promoted now."""
+        """Return the ID of a learner that may be promoted now, or None."""
         ...
 
     def unrecorded(self) -> tuple[str, bytes] | None:
-        """Return a voter whose key a change is to record, and the key."""
+        """Return the ID of a voter whose key a change should record, and the key, or None."""
         ...
 
     async def transfer(self, target: str | None = None) -> str | None:
-        """Hand leadership over and return who leads now; NotLeader, ChangeRefused."""
+        """Transfer leadership and return the new leader's name. Raises NotLeader, ChangeRefused."""
         ...
 
     def compact_to(self, index: int) -> None: ...

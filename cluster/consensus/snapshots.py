@@ -1,9 +1,10 @@
-"""Snapshot transfer (section 7): in chunks, few at a time, resumed where it stopped, with heartbeats beside it.
+"""Snapshot transfer (section 7): in chunks, few at a time, resumable, with heartbeats beside it.
 
-The sender first asks with an empty chunk how much of this snapshot the peer has. A peer that misses a chunk says from
-where on to send; a peer that loses its link keeps what it has until another snapshot is offered or entries arrive, and
-over a restart. When all is there it is verified beside the loop: until that is over the peer is a follower with the
-journal that it had, which answers heartbeats and votes, and asks for nothing. Then it is installed, in one step.
+The sender first asks with an empty chunk how much of this snapshot the peer has. A peer that misses a chunk replies
+with the offset to resume from; a peer that loses its link keeps the received part until another snapshot is offered or
+entries arrive, even over a restart. The complete snapshot is verified beside the loop: until then the peer stays a
+follower with its present journal, which answers heartbeats and votes and requests nothing. It is then installed in one
+step.
 """
 
 import logging
@@ -19,10 +20,10 @@ from wal import BrokenInvariant, ConfigurationAt, StorageFailed
 _log = logging.getLogger(__name__)
 
 CHUNKS_IN_FLIGHT: Final = 4
-"""Chunks sent and not answered: 1 MiB keeps a LAN busy and leaves room between two heartbeats."""
+"""Unanswered chunks: 1 MiB keeps a LAN busy and leaves room between two heartbeats."""
 
 RETRY_S: Final = 1.0
-"""Seconds without any answer, or after a refusal, before the snapshot is offered again."""
+"""Seconds without any reply, or after a rejection, before the snapshot is offered again."""
 
 
 class SnapshotSender:
@@ -42,7 +43,7 @@ class SnapshotSender:
         self._heard_s = now_s
 
     def pump(self, term: int, next_seq: Callable[[], int], send: Callable[[SnapshotChunk], None], now_s: float) -> None:
-        """Send what may be sent now; OSError if the file cannot be read."""
+        """Send the chunks that may be sent now; OSError if the file cannot be read."""
         if now_s - self._heard_s >= RETRY_S:
             self._asking, self._in_flight, self._heard_s = True, 0, now_s
         if self._asking:
@@ -60,12 +61,12 @@ class SnapshotSender:
             self._in_flight += 1
 
     def answered(self, reply: SnapshotReply, newest_seq: int, now_s: float) -> None:
-        """Take an answer that is not the last one; `newest_seq` is the newest sequence given to any request so far."""
+        """Handle a reply that is not the last; `newest_seq` is the newest sequence number of any request so far."""
         if (reply.index, reply.snapshot_term) != (self.ref.index, self.ref.term) or reply.seq < self._answered_from:
             return
         self._heard_s = now_s
         if reply.outcome == RESUME:
-            # What is in flight has gaps before it; answers to it say nothing about what is sent from here on.
+            # Chunks in flight follow a gap; replies to them say nothing about later chunks.
             self._asking = False
             self._offset = min(reply.offset, self.ref.size_bytes)
             self._in_flight = 0
@@ -74,7 +75,7 @@ class SnapshotSender:
             self._in_flight = max(0, self._in_flight - 1)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _chunk(self, term: int, seq: int, offset: int, data: bytes) -> SnapshotChunk:
@@ -92,13 +93,13 @@ class SnapshotReceiver:
         self._received = 0
         self._verifying = False
         self._refused: tuple[int, int, int] | None = None
-        """A snapshot that did not pass, of which its sender was not notified yet."""
+        """Rejected snapshot whose sender has not been notified yet."""
         self.verified: tuple[int, int] | None = None
-        """Index and term of a snapshot that is to be installed, by `install`."""
+        """Index and term of a verified snapshot to be installed by `install`."""
         self.on_verified: Callable[[], None] = lambda: None
-        """Called when `verified` has come true, perhaps while nothing else happens."""
+        """Called when `verified` is set, possibly without any other event."""
         self.configuration: ConfigurationAt | None = None
-        """What the last snapshot that was installed has for a configuration."""
+        """Configuration in the snapshot installed last."""
 
     @property
     def index(self) -> int:
@@ -106,9 +107,9 @@ class SnapshotReceiver:
         return 0 if self._identity is None else self._identity[0]
 
     def take(self, chunk: SnapshotChunk) -> tuple[int, int]:
-        """Take a chunk; return (outcome, offset) for the reply.
+        """Handle a chunk; return (outcome, offset) for the reply.
 
-        What the sink raises refuses the install and changes nothing, except what says that the storage is broken.
+        An exception of the sink rejects the installation without effect, unless it means that the storage is broken.
         """
         try:
             return self._take(chunk)
@@ -119,9 +120,9 @@ class SnapshotReceiver:
             return REFUSED, 0
 
     def install(self) -> tuple[int, int] | None:
-        """Let the machine take over the verified snapshot; return its (index, term), None if it did not pass.
+        """Let the machine take over the verified snapshot; return its (index, term), or None if it was rejected.
 
-        Its sender learns of a refusal with its next question.
+        Its sender learns of a rejection with its next request.
         """
         sink, place, identity = self._sink, self.verified, self._identity
         assert sink is not None and place is not None
@@ -137,14 +138,14 @@ class SnapshotReceiver:
         return place
 
     def abort(self) -> None:
-        """Throw away the unfinished snapshot, if there is one."""
+        """Discard the unfinished snapshot, if any."""
         sink = self._sink
         self._forget()
         if sink is not None:
             sink.abort()
 
     def suspend(self) -> None:
-        """Leave the unfinished snapshot, if there is one, for the next process."""
+        """Keep the unfinished snapshot, if any, for the next process."""
         sink = self._sink
         self._forget()
         if sink is not None:
@@ -190,6 +191,6 @@ class SnapshotReceiver:
         self._sink, self._identity, self._received = sink, identity, sink.received_bytes
 
     def _note_verified(self, sink: SnapshotSink) -> None:
-        if sink is self._sink and self._identity is not None:  # it may have been given up meanwhile
+        if sink is self._sink and self._identity is not None:  # it may have been abandoned meanwhile
             self.verified = self._identity[:2]
             self.on_verified()

@@ -1,7 +1,7 @@
-"""State of one replica in Raft: one record, each field with its invariant, and the steps that several rules share.
+"""Raft state of one replica: one record, each field with its invariant, and steps shared by several rules.
 
-Modules of rules are functions of this record; none keeps a state of its own. Section numbers in them are those of the
-extended Raft paper (Ongaro and Ousterhout, 2014) and, with "thesis", of Ongaro's dissertation.
+Modules of rules are functions of this record and keep no state of their own. Section numbers are those of the extended
+Raft paper (Ongaro and Ousterhout, 2014) and, with "thesis", of Ongaro's dissertation.
 """
 
 from collections import deque
@@ -24,24 +24,24 @@ _Reached = TypeVar("_Reached", int, float)
 NEVER: Final = float("inf")
 
 READY_LAG_ENTRIES: Final = 256
-"""Entries that a follower may be behind its leader's commit index and still call itself ready: well under a second."""
+"""Maximum lag of a ready follower behind its leader's commit index, entries: well under a second."""
 
 SEQ_BITS: Final = 40
-"""Bits of a request's number that count requests of one process: at 100,000 a second they last 127 days, after which
-only the protection below is gone. Above them is room for 2**22 changes of the members."""
+"""Bits of a sequence number that count the requests of one process: at 100,000 a second they last 127 days, after which
+only the protection below is lost. The bits above allow 2**22 membership changes.
+"""
 
 SYNCS: Final = 5
-"""Syncs of which the quickest says how long this disk takes for one, count: a checkpoint or a stall among them is no
-slow disk."""
+"""Number of recent syncs whose fastest is this disk's sync time: a checkpoint or a stall among them is no slow disk."""
 
 _LEADER: Final = Role.LEADER
 
 
 def first_seq(me: str) -> int:
-    """Return where a member's request numbers begin: its successor at the same address has others.
+    """Return the first sequence number of a member; its successor at the same address has other numbers.
 
-    A frame says who speaks, not to whom. One that was meant for a member that was replaced can reach the new one,
-    which must not take an answer to its predecessor for its own (a vote, or the notice that it was removed).
+    A frame names its sender but not its addressee. One meant for a replaced member can reach the new one, which must
+    not mistake a reply to its predecessor (a vote, or a removal notice) for its own.
     """
     return incarnation_of(me) << SEQ_BITS
 
@@ -62,10 +62,10 @@ class Outbox:
         self._links = links
         self._held: list[tuple[str, AnyMessage]] = []
         self._queued = False
-        """Whether the links were given something since they were last flushed."""
+        """Whether messages were passed to the links since their last flush."""
 
     def send(self, peer: str, message: AnyMessage) -> None:
-        """Hand a message to the links; keep it until `release` if somebody counts on it."""
+        """Pass a message to the links, or hold it until `release` if it is a promise."""
         if isinstance(message, PROMISES):
             self._held.append((peer, message))
         else:
@@ -74,11 +74,11 @@ class Outbox:
 
     @property
     def holds(self) -> bool:
-        """Whether promises wait."""
+        """Whether promises are waiting."""
         return bool(self._held)
 
     def release(self) -> None:
-        """Let the promises go: the journal was synced after the last of them was made."""
+        """Send the promises: the journal was synced after the last of them was made."""
         if not self._held:
             return
         held, self._held = self._held, []
@@ -87,7 +87,7 @@ class Outbox:
             self._links.send(peer, message)
 
     def flush(self) -> None:
-        """Let the links send what they were given."""
+        """Have the links send queued messages."""
         if self._queued:
             self._queued = False
             self._links.flush()
@@ -98,7 +98,7 @@ class Outbox:
 
 
 class SyncTimes:
-    """How long the disk took for the last few syncs."""
+    """Durations of recent syncs."""
 
     __slots__ = ("_last",)
 
@@ -106,23 +106,23 @@ class SyncTimes:
         self._last: deque[float] = deque(maxlen=SYNCS)
 
     def took(self, duration_s: float) -> None:
-        """Note how long a sync took."""
+        """Record the duration of a sync."""
         self._last.append(duration_s)
 
     @property
     def least_s(self) -> float | None:
-        """The quickest of them, seconds; None before there were as many."""
+        """Shortest of them, seconds; None before there were enough."""
         return min(self._last) if len(self._last) == SYNCS else None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RaftState:
-    """State of one replica: what the paper's figure 2 lists, and what time, links and membership add to it."""
+    """State of one replica: figure 2 of the paper, extended by time, links and membership."""
 
-    # ---- given at the start ----
+    # ---- set at start ----
 
     me: str
-    """Id of this member."""
+    """ID of this member."""
     journal: JournalLike
     machine: Machine
     timing: Timing
@@ -130,128 +130,128 @@ class RaftState:
     uniform: Uniform
     outbox: Outbox
     configurations: Configurations
-    """Configurations that are committed last or may be undone; follows every append to and cut of the journal."""
+    """Configurations from the last committed one on; follows every append to and cut of the journal."""
     bootstrap: Configuration | None
-    """What the first leader of a journal without a configuration appends; None where there is to be none."""
+    """Configuration appended by the first leader of a journal without one; None to append none."""
     receiver: SnapshotReceiver
     limiter: LogRateLimiter
     seals: Seals | None = None
-    """What entries and votes are signed and verified with; None in tests that do without."""
+    """Signs and verifies entries and votes; None in tests without signatures."""
     found_without: frozenset[str] = frozenset()
-    """Founders whose word the operator does without while the cluster is not founded."""
+    """Founders the operator excludes while the cluster is not founded."""
     clock_off: Callable[[str], bool] = lambda member: False
-    """Whether the wall clock of a member is off from a majority's: it leaves leading to others."""
+    """Whether a member's wall clock deviates from a majority's; it then avoids leading."""
     transitions: Transitions = field(init=False)
     """The only writer of role, leader, term and vote."""
     on_members: Callable[[], None] = lambda: None
     """Called when another configuration is in force, or applied."""
 
-    # ---- persistent (figure 2): as in the journal, and in every message that leaves ----
+    # ---- persistent (figure 2): as in the journal, and in every message sent ----
 
     term: int = 0
-    """Only ever grows."""
+    """Never decreases."""
     voted_for: str | None = None
     """Changes from None to a member once in a term, and never otherwise."""
 
-    # ---- volatile, of every role ----
+    # ---- volatile, in every role ----
 
     role: Role = Role.FOLLOWER
     leader: str | None = None
-    """Leader of this term, as far as is known: at most one in a term, this replica if and only if it leads."""
+    """Leader of this term, if known: at most one in a term, this replica if and only if it leads."""
     commit_index: int = 0
-    """At most `checked_index` on a follower; never falls, and nothing up to it is cut or contradicted."""
+    """At most `checked_index` on a follower; never decreases, and nothing up to it is cut or contradicted."""
     applied_index: int = 0
     """At most `commit_index`; as in the journal, except while an entry is applied."""
     checked_index: int = 0
-    """Everything up to here is also in the journal of the leader of this term (H25)."""
+    """Everything up to here is also in the journal of this term's leader (H25)."""
     durable_index: int = 0
-    """Everything up to here is synced, at most `journal.last_index`: what a leader may count of its own."""
+    """Everything up to here is synced, at most `journal.last_index`: the leader's own copy for commits."""
     connected: set[str] = field(default_factory=set)
-    """Peers to whom a link is up."""
+    """Peers with an established link."""
     progress: dict[str, Progress] = field(default_factory=dict)
-    """The other members in force, voters and learners, in the order of their ids (H24)."""
+    """Other members in force, voters and learners, in the order of their IDs (H24)."""
     seq: int = 0
-    """Number of the last request of this process; no two have the same."""
+    """Sequence number of this process's last request; unique."""
     stopped: bool = False
-    """True for good once an exception came out of a rule: nothing is promised or taken after it (H23)."""
+    """True permanently after an exception in a rule: nothing is promised or handled after it (H23)."""
     stirred: bool = False
-    """Whether a message or a proposal came since the last tick, after which a tick may have something to do."""
+    """Whether a message or proposal arrived since the last tick, so that a tick may have work."""
 
     # ---- elections ----
 
     election_timeout_s: float = 0.0
     """Tolerated silence, drawn anew for each leader and each attempt (5.2)."""
     election_deadline_s: float = 0.0
-    """When a follower or candidate stands; only moves later while a leader is heard."""
+    """Time at which a follower or candidate campaigns; only moves later while a leader is heard."""
     leader_heard_s: float = -NEVER
-    """When the leader of this term was last heard; -NEVER if it was not, or its link broke."""
+    """Time of this term's leader's last message; -NEVER if there was none, or its link broke."""
     led_s: float = 0.0
-    """When this replica last led or heard a leader, of whatever term; when it started, if it never did."""
+    """Time at which this replica last led or heard a leader of any term; its start if it never did."""
     grace_given: bool = False
-    """Whether a deadline that was seen late has had its grace, until a leader or a majority is heard again."""
+    """Whether a deadline noticed late has had its grace, until a leader or a majority is heard again."""
     grace_until_s: float = -NEVER
-    """Until when a silence is not believed; in the past where no grace runs."""
+    """Time until which silence is not believed; in the past if no grace runs."""
     votes: set[str] = field(default_factory=set)
-    """Who granted the vote that is asked for: a set, so that a vote delivered twice counts once."""
+    """Voters that granted the requested vote: a set, so that a duplicate counts once."""
     vote_signatures: dict[str, bytes] = field(default_factory=dict)
-    """The signatures of those votes, by voter; the first entry of the leadership shows them."""
+    """Signatures of those votes, by voter; shown by the first entry of the leadership."""
     keys: dict[str, bytes] = field(default_factory=dict)
-    """Public keys that members have told, by ID: for a configuration that does not have them yet."""
+    """Public keys sent by members, by ID, for a configuration that lacks them."""
     distrusted: set[str] = field(default_factory=set)
-    """Members that sent, as leaders, an entry that no leader had accepted: neither followed nor voted for."""
+    """Members that sent, as leaders, an entry no leader had accepted: neither followed nor voted for."""
     pre_vote: bool = False
-    """Whether a candidate only asks whether it could win (thesis 9.6)."""
+    """Whether the candidate is still in its pre-vote (thesis 9.6)."""
     founding_said_s: float = 0.0
-    """When it was said last whose word the cluster waits for to be founded, or when this replica started."""
+    """Time of the last message about votes missing for the founding, or of this replica's start."""
     campaign_seq: int = 0
-    """Request of the newest campaign; answers to earlier ones do not count."""
+    """Sequence number of the newest campaign; replies to earlier ones do not count."""
 
-    # ---- of a follower ----
+    # ---- follower ----
 
     leader_ready: bool = False
     """Whether the leader has applied its own first entry."""
     leader_commit: int = 0
-    """Highest commit index that a leader of this term has named; may be above `checked_index`."""
+    """Highest commit index named by a leader of this term; may be above `checked_index`."""
 
     asked_reads: dict[int, ReadWaiter] = field(default_factory=dict)
-    """Reads whose index a leader was asked for, by the number of the question."""
+    """Reads waiting for an index from the leader, by sequence number of the request."""
 
-    # ---- of a leader: nothing of an earlier leadership counts ----
+    # ---- leader: nothing of an earlier leadership counts ----
 
     no_op_index: int = 0
     """Index of the first entry of this leadership; proposals and reads wait until it is applied."""
     heartbeat_due_s: float = NEVER
-    """When every connected peer gets a message, with entries or without; NEVER on whoever does not lead."""
+    """Time of the next message to every connected peer, with or without entries; NEVER unless leading."""
     notice_due_s: float = NEVER
-    """When followers to whom nothing else was sent since get a newer commit index."""
+    """Time at which followers without newer messages are sent the commit index."""
     reads: ReadRounds = field(default_factory=ReadRounds)
-    """Reads that wait for a round of heartbeats; empty on whoever does not lead."""
+    """Reads waiting for a round of heartbeats; empty unless leading."""
     senders: dict[str, SnapshotSender] = field(default_factory=dict)
-    """Snapshots on their way, by peer; empty on whoever does not lead."""
+    """Snapshots being sent, by peer; empty unless leading."""
     snapshot_after_s: dict[str, float] = field(default_factory=dict)
-    """When a peer whose transfer failed is offered a snapshot again, by peer."""
+    """Time at which a peer with a failed transfer is offered a snapshot again, by peer."""
     transfer_target: str | None = None
-    """Voter that is to lead next; None when no transfer is under way. While there is one, nothing new is proposed."""
+    """Voter that is to lead next; None without a transfer. During a transfer no proposals are accepted."""
     transfer_sent: bool = False
-    """Whether the target was asked to stand."""
+    """Whether the target was asked to campaign."""
     transfer_deadline_s: float = NEVER
-    """When the transfer is given up; NEVER when none is under way."""
+    """Time at which the transfer is abandoned; NEVER without one."""
 
     # ---- syncs ----
 
     sync_due_s: float = NEVER
     sync_owed_s: float = NEVER
-    """When a leader that put off its own sync does it, and by when at the latest; NEVER when it owes none."""
+    """Time of the postponed sync of a leader, and its latest time; NEVER if none is owed."""
     unsynced_bytes: int = 0
-    """Bytes proposed here since the last sync."""
+    """Size of proposals since the last sync."""
     sync_times: SyncTimes = field(default_factory=SyncTimes)
-    """What this replica's disk takes: who is slow to vote for itself stands later than others."""
+    """Sync times of this replica's disk: a slow one campaigns later than others."""
     _began_us: int = field(init=False)
-    """When this process began."""
+    """Start of this process."""
     hints_due_s: float = NEVER
-    """When the lazily written marks go to disk; NEVER when there are none."""
+    """Time at which lazy marks are written; NEVER if there are none."""
     fail_stop: "FailStop" = field(init=False)
-    """Context of every step: an exception out of it sets `stopped` and drops what was to be promised."""
+    """Context of every step: an exception sets `stopped` and drops pending promises."""
 
     def __post_init__(self) -> None:
         self.fail_stop = FailStop(self)
@@ -268,7 +268,7 @@ class RaftState:
 
     @property
     def configuration(self) -> Configuration:
-        """The configuration by which this replica counts: the newest in its journal, committed or not."""
+        """Newest configuration in the journal, committed or not; it determines majorities."""
         return self.configurations.in_force
 
     @property
@@ -278,20 +278,20 @@ class RaftState:
 
     @property
     def founds(self) -> bool:
-        """Whether no entry says yet who is a member, and this replica is one of those who are to found the cluster."""
+        """Whether no entry holds a configuration yet, and this replica is one of the cluster's founders."""
         return self.bootstrap is not None and self.configuration.version == 0 and self.bootstrap.votes(self.me)
 
     @property
     def is_new(self) -> bool:
-        """Whether this replica is a founder that has promised nothing yet, as one that never ran, or lost its data."""
+        """Whether this replica is a founder without promises, as one that never ran or lost its data."""
         return self.term == 0 and self.journal.last_index == 0 and self.founds
 
     @property
     def has_votes(self) -> bool:
-        """Whether enough voters have granted what was asked: a majority; of a cluster to be founded, everybody.
+        """Whether enough voters granted the request: a majority; for founding a cluster, all of them.
 
-        An empty journal says nothing of what was acknowledged before it was lost. Two of three that lost theirs are a
-        majority, and would found a second history beside the one that the third has.
+        An empty journal says nothing about entries acknowledged before a loss. Two of three replicas that lost theirs
+        are a majority, and would found a second history beside the third one's.
         """
         voters = self.configuration.voter_ids
         granted = self.votes.intersection(voters)
@@ -306,21 +306,21 @@ class RaftState:
 
     @property
     def ready(self) -> bool:
-        """Whether a leader may take proposals; whether a follower is close behind a leader that has begun."""
+        """Whether a leader may accept proposals, or a follower is close behind such a leader."""
         if self.role is _LEADER:
             return self.has_begun and self.transfer_target is None
         behind = self.leader_commit - self.applied_index
         return self.leader is not None and self.leader_ready and behind <= READY_LAG_ENTRIES
 
     def reached(self, own: _Reached, of: Callable[[Progress], _Reached]) -> _Reached:
-        """Return the most that a majority of the voters has reached, where this replica stands at `own`."""
+        """Return the highest value that a majority of the voters has reached, with `own` as this replica's."""
         configuration, progress, me = self.configuration, self.progress, self.me
         reached = [own if one.id == me else of(progress[one.id]) for one in configuration.voters]
         reached.sort(reverse=True)
         return reached[configuration.majority - 1]
 
     def answers(self, peer: str) -> bool:
-        """Whether a peer answered this leader within the shortest election timeout."""
+        """Return whether a peer answered this leader within the shortest election timeout."""
         known = self.progress[peer]
         silent_s = self.clock.monotonic_s() - known.answered_s
         return peer in self.connected and known.acked_seq > 0 and silent_s < self.timing.election_min_s
@@ -331,7 +331,7 @@ class RaftState:
             raise RuntimeError("this engine has stopped; make a new one over the journal")
 
     def require_ready(self) -> None:
-        """Raise NotLeader unless this replica leads, has begun, and hands its leadership to nobody."""
+        """Raise NotLeader unless this replica leads, has begun, and is not transferring its leadership."""
         self.require_running()
         if not self.leads:
             raise NotLeader(self.leader)
@@ -344,35 +344,35 @@ class RaftState:
     # ---- steps ----
 
     def next_seq(self) -> int:
-        """Return the number of a new request."""
+        """Return the sequence number of a new request."""
         self.seq += 1
         return self.seq
 
     def next_question(self) -> int:
-        """Return the number of a question about reads, which no process of this member had before.
+        """Return the sequence number of a read request, unused by any earlier process of this member.
 
-        Each process begins at another place: it takes less than one number a microsecond. The answer to a question that
-        was asked before a restart, should it come at all, tells of an index that was known then, and is stale.
+        Each process begins at a different number: it uses less than one a microsecond. A late reply to a request from
+        before a restart would name an index known at that time, and is stale.
         """
         counted = self.next_seq() + self._began_us
         return first_seq(self.me) | counted & (1 << SEQ_BITS) - 1
 
     def touch_hints(self) -> None:
-        """The journal has marks to write, some quiet time from now."""
+        """Schedule the lazy write of the marks."""
         self.hints_due_s = self.clock.monotonic_s() + self.timing.idle_flush_s
 
     def end_transfer(self) -> None:
-        """End the transfer of leadership, if one is under way."""
+        """End the leadership transfer, if one is under way."""
         self.transfer_target, self.transfer_sent, self.transfer_deadline_s = None, False, NEVER
 
     def end_sending(self, peer: str) -> None:
-        """End the snapshot that is being sent to `peer`, if there is one."""
+        """End the snapshot transfer to `peer`, if one is under way."""
         sender = self.senders.pop(peer, None)
         if sender is not None:
             sender.close()
 
     def end_leadership(self) -> None:
-        """Let go of what only a leader has; readers who wait learn that leadership is lost."""
+        """Release leader state; waiting readers are told that leadership is lost."""
         self.end_transfer()
         self.heartbeat_due_s = self.notice_due_s = NEVER
         for peer in list(self.senders):
@@ -381,7 +381,7 @@ class RaftState:
 
 
 class FailStop:
-    """Context out of which an exception stops the replica: a plain class, since each frame and each tick enters it."""
+    """Context in which an exception stops the replica: a plain class, because each frame and tick enters it."""
 
     __slots__ = ("_raft",)
 
@@ -389,7 +389,7 @@ class FailStop:
         self._raft: Final = raft
 
     def __enter__(self) -> None:
-        """Nothing yet."""
+        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is not None:

@@ -1,9 +1,8 @@
-"""PySyncObj 0.3.17 behind one adapter: the only module that touches its private names.
+"""Adapter of PySyncObj 0.3.17: the only module that uses its private names.
 
-A `SyncObj` restores term, vote and commit mark from the journal, changes role and term by its own setters, and is the
-way in for ticks and messages. Its variables are views of `RaftState`. Its rules are replaced, or switched off: a way
-into one of them raises instead of running. `tests/cluster/consensus/test_stock.py` hashes the source of each method
-that this module relies on or replaces.
+A `SyncObj` restores term, vote and commit mark from the journal, changes role and term by its own setters, and receives
+ticks and messages. Its variables are views of `RaftState`. Its rules are replaced or disabled: calling one raises.
+`tests/cluster/consensus/test_stock.py` hashes the source of each method that this module relies on or replaces.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -37,13 +36,13 @@ _ROLES: Final = {state: role for role, state in _STATES.items()}
 
 
 class JournalAdapter:
-    """Journal in the shape that the stock constructor and setters use; never empty, so that nothing is added to it."""
+    """Journal in the form used by the stock constructor and setters; never empty, so that nothing is added to it."""
 
     def __init__(self, journal: JournalLike) -> None:
         self._journal = journal
 
     def __len__(self) -> int:
-        # The stock engine holds a first entry that it never applies: the base stands in its place.
+        # The stock engine holds a first entry that it never applies; the base takes its place.
         return self._journal.last_index - self._journal.base_index + 1
 
     def __getitem__(self, position: int) -> tuple[bytes, int, int]:
@@ -64,32 +63,32 @@ class JournalAdapter:
         self._journal.set_term(term, votedForNodeId)
 
     def _destroy(self) -> None:
-        """Nothing: who opened the journal closes it."""
+        """Do nothing: the owner of the journal closes it."""
 
 
 class _Inlet(Transport):  # type: ignore[misc]
-    """Stock interface to the network: messages come in, and nothing of the stock engine leaves."""
+    """Stock network interface for incoming messages only; the stock engine sends nothing."""
 
     def __init__(self) -> None:
         super().__init__(None, None, [])
 
     def setOnUtilityMessageCallback(self, message: str, callback: object) -> None:
-        """Ignored: add, remove, set_version, transfer and status are not offered to peers (H5)."""
+        """Ignore the callback: add, remove, set_version, transfer and status are not offered to peers (H5)."""
 
     def send(self, node: object, message: object) -> NoReturn:
         raise BrokenInvariant(f"the stock engine tried to send a {type(message).__name__}; nothing of it may leave")
 
     def destroy(self) -> None:
-        """Nothing: the links belong to the driver."""
+        """Do nothing: the links belong to the driver."""
 
 
 class _NoPoller:
-    """Stock poller of sockets, of which there are none: ours is the asyncio loop, outside."""
+    """Stock socket poller without sockets: the asyncio loop outside polls."""
 
 
 @contextmanager
 def _construction(adapter: JournalAdapter) -> Iterator[None]:
-    """Let the stock constructor find our journal, and no poller."""
+    """Give the stock constructor this journal, and no poller."""
     create_journal, create_poller = stock.createJournal, stock.createPoller
     stock.createJournal = lambda file: adapter
     stock.createPoller = lambda kind: _NoPoller()
@@ -100,7 +99,7 @@ def _construction(adapter: JournalAdapter) -> Iterator[None]:
 
 
 def stock_configuration(**options: object) -> Any:
-    """Return the stock configuration; TypeError for an option that it does not know and would silently ignore (H22)."""
+    """Return the stock configuration; TypeError for an unknown option, which it would silently ignore (H22)."""
     known = vars(SyncObjConf())
     for name in options:
         if name not in known:
@@ -109,7 +108,7 @@ def stock_configuration(**options: object) -> Any:
 
 
 def _view(name: str) -> property:
-    """Return a stock variable that is a field of the state, so that each fact is in one place."""
+    """Return a property that maps a stock variable to a field of the state, so that each fact is in one place."""
 
     def read(node: "StockNode") -> Any:
         return getattr(node._raft, name)
@@ -129,7 +128,7 @@ def _set_role(node: "StockNode", state: int) -> None:
 
 
 def _off(why: str) -> Any:
-    """Return a method in the place of a stock one that must not run."""
+    """Return a replacement for a stock method that must not run."""
 
     def refuse(*given: object, **named: object) -> NoReturn:
         raise BrokenInvariant(why)
@@ -141,7 +140,7 @@ _REPLACED: Final = "the stock engine's rules are replaced; nothing may lead to t
 
 
 class StockNode(stock.SyncObj):  # type: ignore[misc]
-    """The stock engine over `RaftState`, with our rules in the place of its own."""
+    """Stock engine over `RaftState`, with its rules replaced."""
 
     _SyncObj__raftState = property(_role, _set_role)
     _SyncObj__raftCurrentTerm = _view("term")
@@ -156,7 +155,7 @@ class StockNode(stock.SyncObj):  # type: ignore[misc]
         on_tick: Callable[[], None],
         on_message: Callable[[str, AnyMessage], None],
     ) -> None:
-        """Restore term, vote and commit mark of `raft` from its journal; lead ticks and messages to the rules."""
+        """Restore term, vote and commit mark of `raft` from its journal; pass ticks and messages to the rules."""
         # Before the stock constructor, which calls overridden methods and evaluates every property.
         self._raft: Final = raft
         self._on_tick: Final = on_tick
@@ -182,19 +181,19 @@ class StockNode(stock.SyncObj):  # type: ignore[misc]
             )
 
     def set_role(self, role: Role, leader: str | None) -> None:
-        """Become `role` in the term of `leader`, None if nobody is known to lead it."""
+        """Become `role` in the term of `leader`, None if no leader is known."""
         self._SyncObj__setState(_STATES[role])
         self._raft.leader = leader
 
     def set_term(self, term: int, voted_for: str | None) -> None:
-        """Set both, in the state and in the journal, where they are buffered until the next sync."""
+        """Set term and vote in the state and in the journal, where they are buffered until the next sync."""
         self._SyncObj__setCurrentTerm(term, voted_for)
 
     def deliver(self, peer: str, message: AnyMessage) -> None:
-        """Take a message of `peer`: a member, or somebody who is not known yet (nodes are equal if their ids are)."""
+        """Handle a message of `peer`: a member, or an unknown replica (nodes are equal if their IDs are)."""
         self._inlet._onMessageReceived(self._nodes.get(peer) or Node(peer), message)
 
-    # ---- what leads to the rules ----
+    # ---- entry points of the rules ----
 
     def _onTick(self, timeToWait: float = 0.0) -> None:
         self._on_tick()
@@ -205,7 +204,7 @@ class StockNode(stock.SyncObj):  # type: ignore[misc]
     def _SyncObj__generateRaftTimeout(self) -> float:
         return self._raft.uniform(self._raft.timing.election_min_s, self._raft.timing.election_max_s)
 
-    # ---- switched off ----
+    # ---- disabled ----
 
     _SyncObj__onBecomeLeader = _off(_REPLACED)
     _SyncObj__sendAppendEntries = _off(_REPLACED)

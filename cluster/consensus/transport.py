@@ -1,13 +1,12 @@
 """Links between replicas: TLS 1.3 with both certificates, MessagePack frames, one connection for each direction (H5).
 
-A replica dials every peer and sends on that connection; what peers dialled it reads. So a broken connection loses
-everything in flight in one direction, order is kept, and nobody decides which of two crossing connections survives. Who
-speaks and is not dialled, because its address is not known here (yet, or any more), is answered where it speaks.
+A replica dials every peer and sends on that connection; it reads the connections its peers dialled. A broken connection
+thus loses everything in flight in one direction, order is kept, and no rule for crossing connections is needed. A peer
+that is not dialled, because its address is unknown here, is answered on its own connection.
 
-Any replica of the cluster may connect: whether it is a member is for the engine to say, by the configuration in force.
-A peer with a wrong certificate tries again every second for as long as nobody helps it. So the first message says which
-check failed, who it was as far as that is known, and what would be right; the next one comes after a while, with how
-often it has happened since.
+Any replica of the cluster may connect: the engine decides by the configuration in force whether it is a member. A peer
+with a wrong certificate tries again every second until an operator helps. The first message therefore names the failed
+check, the peer as far as known, and the remedy; the next one follows after a while, with a count.
 """
 
 import asyncio
@@ -37,25 +36,26 @@ from wal import Incarnation, name_of
 _log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 3.0
-"""Seconds for TCP and TLS together; a LAN needs milliseconds, a loaded machine a second."""
+"""Maximum time for TCP and TLS together, seconds; a LAN needs milliseconds, a loaded machine a second."""
 
 HANDSHAKES_MAX: Final = 16
-"""Connections that have not shown a certificate yet; for a further one the oldest is closed."""
+"""Maximum number of connections without a certificate yet; for a further one the oldest is closed."""
 
 QUEUED_BYTES_MAX: Final = 16 << 20
-"""Bytes that wait to be sent to one peer; more means that it does not read: several windows of entries and chunks."""
+"""Maximum size of data queued for one peer: several windows of entries and chunks; more means that it does not read."""
 
 INBOUND_MAX: Final = 64
-"""Replicas that may be connected to us at once, one connection each, count: members, and some that were removed or are
-about to join. The authority vouches for each name."""
+"""Maximum number of connected replicas, one connection each: members, and some that were removed or are joining. The
+authority vouches for each name.
+"""
 
 BACKLOG: Final = 64
 
 AT_ONCE_S: Final = 1.0
-"""Seconds within which a connection that ends looks like one that was refused."""
+"""Seconds within which the end of a connection looks like a rejection."""
 
 LINK_STEADY_S: Final = 5.0
-"""Seconds after which a connection counts as good, so that the next attempt after its end starts without back-off."""
+"""Seconds after which a connection counts as good, so that reconnecting starts without back-off."""
 
 # ---- failures of connections ----
 
@@ -69,11 +69,11 @@ _MESSAGES: Final = {
     "TLSV1_ALERT_UNKNOWN_CA": f"it does not trust this replica's certificate; {_OWN_AUTHORITY}, all of the same",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": f"it wants a certificate of this replica; {_OWN_AUTHORITY}",
 }
-"""What OpenSSL calls the failure of a handshake, and what it means here."""
+"""OpenSSL's name of a handshake failure, and its meaning here."""
 
 
 def why(error: BaseException) -> str:
-    """Return which check failed and what would be right; never empty."""
+    """Return the failed check and its remedy; never empty."""
     match error:
         case NotIdentified() | FrameRefused():
             return str(error)
@@ -103,27 +103,27 @@ def why(error: BaseException) -> str:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    """What OpenSSL says; one that Python makes itself has no reason."""
+    """Return OpenSSL's reason; errors raised by Python itself have none."""
     return getattr(error, "reason", None) or str(error) or type(error).__name__
 
 
 def check_of(error: BaseException) -> str:
-    """Return a short name of the check that failed, of which there are few; who holds a certificate is part of it."""
+    """Return a short name of the failed check, out of a small set; it includes the certificate's holder."""
     if isinstance(error, ssl.SSLError):
         return _reason(error)
     return str(error) if isinstance(error, NotIdentified) else type(error).__name__
 
 
 class ConnectionFailures:
-    """Log and count of connections that failed, with one message for each peer and check in PERIOD_S."""
+    """Log and count of failed connections, with one message for each peer and check in PERIOD_S."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._limiter = LogRateLimiter(now_s)
         self.count = 0
-        """Connections that either side refused since the start."""
+        """Connections rejected by either side since the start."""
 
     def note(self, peer: str, message: str, error: BaseException, *, level: int = logging.WARNING) -> None:
-        """Log `message` and why, unless the same was logged of that peer shortly before."""
+        """Log `message` and the reason, unless the same was logged for that peer recently."""
         self.count += 1
         more = self._limiter.due(peer, check_of(error))
         if more is not None:
@@ -134,7 +134,7 @@ class ConnectionFailures:
 
 
 class Listener(Protocol):
-    """Who hears of frames and links."""
+    """Receiver of frames and link events."""
 
     def on_frame(self, peer: str, message: AnyMessage) -> None: ...
     def on_up(self, peer: str) -> None: ...
@@ -144,7 +144,7 @@ class Listener(Protocol):
 
 
 def set_timeouts(connection: socket.socket, timing: Timing) -> None:
-    """Let the kernel give up on a peer that acknowledges nothing, so that a black hole becomes a broken link."""
+    """Have the kernel give up on a peer that acknowledges nothing, so that a black hole becomes a broken link."""
     unacknowledged_ms = round(4 * timing.election_max_s * 1000)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unacknowledged_ms)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -153,16 +153,16 @@ def set_timeouts(connection: socket.socket, timing: Timing) -> None:
 
 
 class _Connection(ReadingProtocol):
-    """One connection, of which the other end is known by its certificate; whatever it says are frames."""
+    """Connection with a peer identified by its certificate; its data are frames."""
 
     def __init__(self, links: "TlsLinks") -> None:
         super().__init__(links.buffer)
         self._links = links
         self._reader = FrameReader(links.cluster_id)
         self.peer: str | None = None
-        """The name in the other end's certificate."""
+        """Name in the peer's certificate."""
         self.member: str | None = None
-        """The id under which it spoke last."""
+        """Member ID in the peer's last frame."""
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -187,7 +187,7 @@ class _Connection(ReadingProtocol):
 
 
 class _Inbound(_Connection):
-    """A connection that somebody opened to us: frames are read; we write only to whom we do not dial."""
+    """Connection opened by a peer: frames are read; it is written to only for peers that are not dialled."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         try:
@@ -200,7 +200,7 @@ class _Inbound(_Connection):
         self._links.entered(self)
 
     def write(self, data: bytes) -> None:
-        """Answer whoever cannot be dialled."""
+        """Answer a peer that cannot be dialled."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -215,13 +215,13 @@ class _Inbound(_Connection):
 
 
 class _Outbound(_Connection):
-    """A connection that we opened: frames are written; a peer that cannot dial us answers here."""
+    """Connection opened here: frames are written; a peer that cannot dial back answers on it."""
 
     def __init__(self, links: "TlsLinks", peer: str) -> None:
         super().__init__(links)
         self._wanted = name_of(peer)
         self.refusal: NotIdentified | None = None
-        """Why the other end is not whom we wanted."""
+        """Reason why the peer is not the intended one."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -239,13 +239,13 @@ class _Outbound(_Connection):
 
 
 class _Dialler:
-    """Keeps one connection to one peer, at the first of its addresses where it is, and what is to be sent on it."""
+    """Maintains one connection to one peer, at the first of its addresses that works, with its queue."""
 
     def __init__(self, links: "TlsLinks", peer: str, addresses: tuple[str, ...]) -> None:
         self.peer: Final = peer
         self.addresses = addresses
         self.address = addresses[0]
-        """Where it is, or is looked for next. A host's name is resolved anew for each connection."""
+        """Present or next address. A host name is resolved anew for each connection."""
         self._links: Final = links
         self._queue: list[bytes] = []
         self._transport: asyncio.Transport | None = None
@@ -269,15 +269,15 @@ class _Dialler:
 
     @property
     def is_up(self) -> bool:
-        """Whether the peer was reached at `address`."""
+        """Whether the peer is connected at `address`."""
         return self._transport is not None
 
     def nudge(self) -> None:
-        """The peer showed that it lives: do not wait with the next attempt."""
+        """Shorten the wait before the next attempt, because the peer is alive."""
         self._nudge.set()
 
     async def run(self) -> None:
-        """Connect, and connect again when the connection is lost, until cancelled."""
+        """Connect, and reconnect after each loss, until cancelled."""
         timing, delay_s = self._links.timing, self._links.timing.reconnect_min_s
         loop = asyncio.get_running_loop()
         while True:
@@ -289,7 +289,7 @@ class _Dialler:
                 level = logging.WARNING if is_refused else logging.INFO
                 message = f"no connection to replica {self.peer} at {self.address}"
                 self._links.failures.note(self.peer, message, error, level=level)
-                # After a while at the same address again; what never came about may be a question of where.
+                # A connection that had worked is retried at the same address; a failed one may need another address.
                 following = self.addresses.index(self.address) + 1 if self.address in self.addresses else 0
                 self.address = self.addresses[following % len(self.addresses)]
             if loop.time() - began_s > LINK_STEADY_S:
@@ -298,7 +298,7 @@ class _Dialler:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._links.uniform(delay_s / 2, delay_s)):
                     await self._nudge.wait()
-                    # Even a peer that lives may refuse us, so a nudge shortens the wait but does not abolish it.
+                    # Even a live peer may reject this replica, so a nudge shortens the wait but does not remove it.
                     await asyncio.sleep(timing.reconnect_min_s / 2)
                     delay_s = timing.reconnect_min_s
             delay_s = min(2 * delay_s, timing.reconnect_max_s)
@@ -322,7 +322,7 @@ class _Dialler:
             up_s = loop.time()
             await protocol.lost
             if loop.time() - up_s < AT_ONCE_S:
-                # With TLS 1.3 the other side looks at our certificate when the handshake is over for us.
+                # With TLS 1.3 the peer checks our certificate after the handshake has ended on this side.
                 raise ConnectionAbortedError
         finally:
             was_up, self._transport = self._transport is not None, None
@@ -333,7 +333,7 @@ class _Dialler:
 
 
 class TlsLinks:
-    """All links of one replica. `start` listens and dials; `send` and `flush` are what the engine calls."""
+    """All links of one replica. `start` listens and dials; the engine calls `send` and `flush`."""
 
     def __init__(
         self,
@@ -361,18 +361,18 @@ class TlsLinks:
         self._inbound: dict[str, _Inbound] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshakes: dict[asyncio.Task[None], socket.socket] = {}
-        """Connections that have not shown a certificate yet, oldest first."""
+        """Connections without a certificate yet, oldest first."""
         self._acknowledges = False
-        """Whether an acknowledgement is among what the next flush sends."""
+        """Whether the next flush sends an acknowledgement."""
         self._socket: socket.socket | None = None
         self._started = False
         self.failures: Final = ConnectionFailures(lambda: asyncio.get_running_loop().time())
         self.set_peers({name: (address,) for name, address in members.items() if name != me})
 
     def set_peers(self, addresses: Mapping[str, tuple[str, ...]]) -> None:
-        """Dial these peers, by id, at the first of their addresses where they are, and no others.
+        """Dial exactly these peers, by ID, at the first of their addresses that works.
 
-        A link that goes on is not disturbed.
+        Existing links are not disturbed.
         """
         for peer, dialler in list(self._diallers.items()):
             places = addresses.get(peer, ())
@@ -425,7 +425,7 @@ class TlsLinks:
             self._socket.close()
 
     def abort(self) -> None:
-        """Stop at once, without waiting: nothing more is sent or heard."""
+        """Stop at once, without waiting: nothing more is sent or received."""
         self._started = False
         for task in self._tasks:
             task.cancel()
@@ -434,7 +434,7 @@ class TlsLinks:
                 inbound.transport.abort()
 
     def send(self, peer: str, message: AnyMessage) -> None:
-        """Queue a message for `peer`, an id; it is lost if there is no connection."""
+        """Queue a message for `peer`, an ID; it is lost without a connection."""
         self._acknowledges = self._acknowledges or type(message) is AppendReply
         frame = encode_frame(self.cluster_id, self._me, message)
         dialler = self._diallers.get(peer)
@@ -446,22 +446,22 @@ class TlsLinks:
             inbound.write(frame)
 
     def address_of(self, name: str) -> str | None:
-        """Return the address at which the replica `name` is reached now; None while it is not."""
+        """Return the address at which replica `name` is connected now, or None."""
         reached = (one.address for one in self._diallers.values() if one.is_up and name_of(one.peer) == name)
         return next(reached, None)
 
     def flush(self) -> None:
-        """Hand what is queued to the connections."""
+        """Pass queued messages to the connections."""
         for dialler in self._diallers.values():
             dialler.flush()
         if self._acknowledges:
-            # The leader was woken, and answers clients; this replica only applies what it acknowledged before. Where
-            # they share a core, that can wait (docs/measurements.md); where nobody waits for it, this returns at once.
+            # The leader was woken and answers clients; this replica only applies what it acknowledged before. If they
+            # share a core, that can wait (docs/measurements.md); otherwise this returns at once.
             self._acknowledges = False
             os.sched_yield()
 
     def identify_peer(self, transport: asyncio.BaseTransport) -> str:
-        """Return the name of the peer at the other end; NotIdentified unless it is another replica of this cluster."""
+        """Return the peer's name; NotIdentified unless it is another replica of this cluster."""
         identity = self.peers.admit(transport)
         if identity.role is not Role.REPLICA:
             raise NotIdentified(f"{identity} is no replica")
@@ -470,26 +470,26 @@ class TlsLinks:
         return identity.name
 
     def met_other_incarnation(self, connection: _Connection, error: OtherIncarnation) -> None:
-        """The other end is of another incarnation of this cluster: whose is over is told so; nothing else is heard."""
+        """Handle a peer of another incarnation: tell it if its incarnation has ended; ignore everything else."""
         assert connection.peer is not None and connection.transport is not None
         if error.theirs.number > error.mine.number:
             self.listener.on_later_incarnation(connection.peer, error.theirs)
         elif error.theirs.number < error.mine.number and isinstance(connection, _Inbound):
-            # What it says does not matter: it is the frame of a later incarnation.
+            # The content does not matter: it is a frame of a later incarnation.
             connection.write(encode_frame(self.cluster_id, self._me, Removed(0, 0, 0)))
         message = f"the connection of replica {connection.peer} is closed"
         if error.theirs.number == error.mine.number:
             message += "; the cluster was recovered twice, and one of the two has to be stopped"
         self.failures.note(connection.peer, message, error, level=logging.ERROR)
-        connection.transport.close()  # what was written goes out first
+        connection.transport.close()  # after sending written data
 
     def connection_failed(self, address: Any, error: BaseException) -> None:
-        """A connection to us did not come about; `address` is a socket's."""
+        """Record a failed incoming connection; `address` is a socket's."""
         host = str(address[0]) if isinstance(address, tuple) and address else "an unknown address"
         self.failures.note(host, f"a connection from {host} to the peer address is refused", error)
 
     def entered(self, inbound: _Inbound) -> None:
-        """A peer's connection is there; an older one of the same peer is dead, or should be: each has one at most."""
+        """Register a peer's connection and drop an older one, which is dead or should be: each peer has at most one."""
         assert inbound.peer is not None and inbound.transport is not None
         if len(self._inbound) >= INBOUND_MAX and inbound.peer not in self._inbound:
             too_many = NotIdentified(f"{INBOUND_MAX} other replicas are connected already; a cluster has fewer")
@@ -505,7 +505,7 @@ class TlsLinks:
                 dialler.nudge()
 
     def left(self, inbound: _Inbound) -> None:
-        """A peer's connection ended."""
+        """Handle the end of a peer's connection."""
         if inbound.peer is not None and self._inbound.get(inbound.peer) is inbound:
             del self._inbound[inbound.peer]
             self.listener.on_lost_sight(inbound.member or inbound.peer)
@@ -516,13 +516,13 @@ class TlsLinks:
             try:
                 connection, address = await loop.sock_accept(listening)
             except OSError as error:
-                # Out of descriptors, or the caller gave up: neither may stop the listening, nor spin.
+                # Out of descriptors, or the caller gave up: neither may stop the listener or make it spin.
                 _log.error("a connection could not be accepted: %s", error)
                 await asyncio.sleep(self.timing.reconnect_min_s)
                 continue
             if len(self._handshakes) >= HANDSHAKES_MAX:
-                # The oldest: a replica is through in milliseconds, so whoever floods us cannot keep replicas out.
-                # Shut down, not closed: the descriptor belongs to its transport, which ends when it reads the end.
+                # The oldest: replicas finish in milliseconds, so a flood cannot keep them out.
+                # Shut down instead of close: the descriptor belongs to its transport, which ends at end of file.
                 with suppress(OSError):
                     self._handshakes.pop(next(iter(self._handshakes))).shutdown(socket.SHUT_RDWR)
                 _log.warning("%d connections show no certificate; the oldest is closed", HANDSHAKES_MAX)
