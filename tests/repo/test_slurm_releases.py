@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.slurm import releases
 from tests.slurm.__main__ import CI_ROWS, CI_SIZES, main
 from tests.slurm.exercises import EXERCISES, ROWS
 from tests.slurm.releases import chosen_runs
 from tests.slurm.results import FEATURES, FILE, Result, load, record, table
-from tests.slurm.roots import RELEASES, Root, release_of
+from tests.slurm.roots import RELEASES, Root, RootError, release_of
 from tests.slurm.site import Site
 
 
@@ -102,3 +103,18 @@ def test_the_results_that_are_kept_are_of_rows_that_exist() -> None:
     assert results and all(one.row in FEATURES and one.release in RELEASES for one in results)
     assert [one.key for one in results] == sorted({one.key for one in results})
     assert all(release_of(one.version) == one.release for one in results)
+
+
+def test_a_release_whose_root_cannot_be_built_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def build(root: Root, *, renew: bool = False) -> None:
+        raise RootError(f"Slurm {root.release}: the Debian {root.suite} could not be built (no network)")
+
+    monkeypatch.setattr(Root, "build", build)
+    monkeypatch.setattr(releases, "unable", lambda: "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["exercise", "ci", "--release", "26.05"]) == releases.UNABLE
+    said = capsys.readouterr()
+    assert "skipped: Slurm 26.05: the Debian sid could not be built (no network)" in said.err
+    assert said.out == ""

@@ -15,12 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.processes import ServerFailed
 from tests.faults.ending import perform
 from tests.slurm.exercises import EXERCISES, ROWS
 from tests.slurm.releases import UNABLE, exercise, root_command
 from tests.slurm.results import FILE, PLUGINS
 from tests.slurm.roots import RELEASES
-from tests.slurm.site import Site, missing
+from tests.slurm.site import RunFailed, Site, missing
 
 PREFIX = "forebay-slurm."
 PID, USE, STAYED_LOG = "pid", "use", "stay.log"
@@ -139,9 +140,15 @@ def _exercise(sizes: dict[str, int], site: Site, directory: Path, seed: int) -> 
                     figures.update(await EXERCISES[name].told(site, client, size, seed))
         site.check()
 
+    async def run_or_fail() -> None:
+        try:
+            await run()
+        except ServerFailed as error:
+            raise RunFailed(str(error)) from error
+
     names = " ".join(sizes)
     title = f"slurm exercise {names} --plugin {site.plugin}"
-    ended = perform(title, run(), release=site.stop, directory=directory, seed=seed)
+    ended = perform(title, run_or_fail(), release=site.stop, directory=directory, seed=seed)
     row = {"exercise": names, "plugin": site.plugin, "seed": seed, "seconds": round(ended.took_s, 1)}
     row |= {"sizes": sizes, "outcomes": site.outcomes}
     print(json.dumps({**row, "failed": int(not ended.succeeded), **figures}))

@@ -258,6 +258,12 @@ class SlurmSite(Members):
         """StateSaveLocation."""
         return self._directory / "state"
 
+    def wipe_state(self) -> None:
+        """Replace StateSaveLocation by an empty directory of SlurmUser."""
+        shutil.rmtree(self.state)
+        self.state.mkdir(mode=0o755)
+        os.chown(self.state, self._user.pw_uid, self._user.pw_gid)
+
     def controller_again(self) -> None:
         """Start slurmctld on its state, with what `preload` says now; return when it answers."""
         self._launch_primary()

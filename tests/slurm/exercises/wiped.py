@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 from pathlib import Path
 from typing import Final
@@ -42,8 +41,7 @@ async def _wipe(slurm: Slurm, token: Path) -> None:
     site, word = slurm.site, token.read_text()
     site.slurmctld(signal.SIGKILL)
     token.unlink()
-    shutil.rmtree(site.slurm.state)
-    site.slurm.state.mkdir(mode=0o755)
+    site.slurm.wipe_state()
     await asyncio.to_thread(site.slurm.controller_again)
 
     async def is_back() -> bool:
