@@ -26,15 +26,30 @@ def test_a_release_is_read_from_a_version_of_debian() -> None:
     assert {version: release_of(version) for version in versions} == versions
 
 
+CI_LINES = [["lifecycle"], ["arrays"], ["refusals", "--rows", "quota"]]
+
+
 def test_all_releases_with_both_plugins_are_six_runs() -> None:
-    runs = chosen_runs("all", "both", None, 1)
-    assert runs == [(release, plugin) for release in RELEASES for plugin in ("lua", "datawarp")]
-    assert chosen_runs("24.11", "lua", None, 1) == [("24.11", "lua")]
+    runs = chosen_runs("all", "both", [["ci"]], None, 1)
+    assert runs == [(release, plugin, ("ci",)) for release in RELEASES for plugin in ("lua", "datawarp")]
+    assert chosen_runs("24.11", "lua", [["ci"]], None, 1) == [("24.11", "lua", ("ci",))]
 
 
-def test_each_run_is_drawn_by_some_day() -> None:
-    drawn = {tuple(chosen_runs("all", "both", 1, 2026000 + day)) for day in range(1, 61)}
-    assert drawn == {(run,) for run in chosen_runs("all", "both", None, 1)}
+def test_each_exercise_of_each_run_is_drawn_by_some_day() -> None:
+    drawn = {run for day in range(1, 366) for run in chosen_runs("all", "both", CI_LINES, 1, 2026000 + day)}
+    assert drawn == set(chosen_runs("all", "both", CI_LINES, None, 1))
+
+
+def test_a_sample_runs_one_exercise_with_its_size_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[releases.Run] = []
+    monkeypatch.setattr("tests.slurm.__main__.exercise", lambda chosen, runs: drawn.extend(runs))
+    main(["exercise", "ci", "--release", "all", "--sample", "99"])
+    assert {run.words for run in drawn} == {
+        ("lifecycle", "--rounds", "0"),
+        ("arrays", "--rounds", "1"),
+        ("refusals", "--rounds", "1", "--rows", ",".join(CI_ROWS)),
+    }
+    assert len(drawn) == len(set(drawn)) == 18
 
 
 def test_what_ci_is_short_for_exists_and_shares_a_site() -> None:
@@ -118,3 +133,13 @@ def test_a_release_whose_root_cannot_be_built_is_skipped(
     said = capsys.readouterr()
     assert "skipped: Slurm 26.05: the Debian sid could not be built (no network)" in said.err
     assert said.out == ""
+
+
+def test_a_root_that_is_not_there_is_not_built_where_that_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(releases, "unable", lambda: "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["exercise", "ci", "--release", "24.11", "--no-build"]) == releases.UNABLE
+    assert "skipped: Slurm 24.11 has no root; scripts/slurm root 24.11" in capsys.readouterr().err
+    assert list(tmp_path.rglob("root*")) == []

@@ -18,7 +18,7 @@ from typing import Any
 from tests.benchmarks.processes import ServerFailed
 from tests.faults.ending import perform
 from tests.slurm.exercises import EXERCISES, ROWS
-from tests.slurm.releases import UNABLE, exercise, root_command
+from tests.slurm.releases import UNABLE, chosen_runs, exercise, root_command
 from tests.slurm.results import FILE, PLUGINS
 from tests.slurm.roots import RELEASES
 from tests.slurm.site import RunFailed, Site, missing
@@ -51,6 +51,7 @@ def main(arguments: list[str]) -> int:
     does.add_argument(
         "--sample", type=_positive, metavar="N", help="with --release: N releases and plugins, by the seed"
     )
+    does.add_argument("--no-build", action="store_true", help="with --release: skip a release that has no root yet")
     does.add_argument("--parallel", type=_positive, default=1, metavar="N", help="with --release: N runs at a time")
     does.add_argument(
         "--record", type=Path, nargs="?", const=FILE, help="with --release: write outcomes into this file"
@@ -75,12 +76,10 @@ def main(arguments: list[str]) -> int:
             parser.error("--sample, --record and --plugin both need --release")
         sizes, rows = _sizes_and_rows(chosen, parser)
         if chosen.release is not None:
-            chosen.plugin = chosen.plugin or "both"
-            words = ["exercise", *chosen.names, "--seed", str(chosen.seed)]
-            words += ["--rounds", str(chosen.rounds)] if chosen.rounds is not None else []
-            words += ["--rows", chosen.rows] if chosen.rows else []
+            lines = _lines(chosen, sizes, rows)
+            runs = chosen_runs(chosen.release, chosen.plugin or "both", lines, chosen.sample, chosen.seed)
             signal.signal(signal.SIGTERM, _interrupt)
-            return exercise(chosen, words)
+            return exercise(chosen, runs)
     reason = missing()
     if reason:
         print(f"scripts/slurm: {reason}", file=sys.stderr)
@@ -111,6 +110,15 @@ def _sizes_and_rows(chosen: argparse.Namespace, parser: argparse.ArgumentParser)
     sizes = {name: EXERCISES[name].size if chosen.rounds is None else chosen.rounds for name in chosen.names}
     _site_options(sizes, parser)
     return sizes, rows
+
+
+def _lines(chosen: argparse.Namespace, sizes: dict[str, int], rows: list[str]) -> list[list[str]]:
+    """Return what a run in a root can be: all that the command line names or, for a sample, one exercise of it."""
+    if chosen.sample is None:
+        rounds = [] if chosen.rounds is None else ["--rounds", str(chosen.rounds)]
+        return [[*chosen.names, *rounds, *(["--rows", chosen.rows] if chosen.rows else [])]]
+    mine = ["--rows", ",".join(rows)] if rows else []
+    return [[name, "--rounds", str(size), *(mine if name == "refusals" else [])] for name, size in sizes.items()]
 
 
 def _site_options(sizes: dict[str, int], parser: argparse.ArgumentParser) -> dict[str, Any]:

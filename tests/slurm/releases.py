@@ -10,7 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tests.slurm.results import FAILED, PASSED, PLUGINS, Result, record
 from tests.slurm.roots import RELEASES, TREE, Root, RootError, environment, unable
@@ -21,32 +21,34 @@ UNABLE: Final = 77
 OTHER_USER: Final = {"24.11": "slurm"}
 """SlurmUser by release where it is not root, unless the command line names one."""
 
-Run = tuple[str, str]
-"""A release and a plugin."""
+
+class Run(NamedTuple):
+    """Exercises, with their options, that are run at one site with a release and a plugin."""
+
+    release: str
+    plugin: str
+    words: tuple[str, ...]
 
 
-def chosen_runs(release: str, plugin: str, sample: int | None, seed: int) -> list[Run]:
-    """Return the runs of a command line; `sample`: only so many of them, drawn by the seed."""
+def chosen_runs(release: str, plugin: str, lines: list[list[str]], sample: int | None, seed: int) -> list[Run]:
+    """Return each of `lines` with each release and plugin as a run, or a sample of them that the seed draws."""
     releases = list(RELEASES) if release == "all" else [release]
     plugins = PLUGINS if plugin == "both" else (plugin,)
-    runs = [(one, other) for one in releases for other in plugins]
-    if sample is None or sample >= len(runs):
-        return runs
-    return sorted(random.Random(seed).sample(runs, sample))
+    runs = [Run(one, other, tuple(line)) for one in releases for other in plugins for line in lines]
+    return runs if sample is None else random.Random(seed).sample(runs, min(sample, len(runs)))
 
 
-def exercise(chosen: argparse.Namespace, words: list[str]) -> int:
-    """Run exercises with the releases and plugins of a command line; return the exit code.
-
-    `words`: the command line of one run, without its plugin and SlurmUser. 77 if no run was possible.
-    """
+def exercise(chosen: argparse.Namespace, runs: list[Run]) -> int:
+    """Run exercises, each run in the root of its release; return the exit code, 77 if no run was possible."""
     if reason := unable():
         print(f"scripts/slurm: --release: {reason}", file=sys.stderr)
         return UNABLE
-    runs = chosen_runs(chosen.release, chosen.plugin, chosen.sample, chosen.seed)
     roots, moved = {}, {}
-    for release in dict.fromkeys(release for release, _ in runs):
+    for release in dict.fromkeys(run.release for run in runs):
         root = Root(release)
+        if chosen.no_build and not root.version:
+            print(f"scripts/slurm: skipped: Slurm {release} has no root; scripts/slurm root {release}", file=sys.stderr)
+            continue
         try:
             root.build()
             root.set_up()
@@ -61,22 +63,23 @@ def exercise(chosen: argparse.Namespace, words: list[str]) -> int:
                 f"`scripts/slurm root --renew {release}` builds the root anew",
                 file=sys.stderr,
             )
-    possible = [run for run in runs if run[0] in roots]
+    possible = [run for run in runs if run.release in roots]
     if not possible:
         return UNABLE
     began_s = time.monotonic()
     with ThreadPoolExecutor(chosen.parallel) as pool:
-        rows = list(pool.map(lambda run: _run(roots[run[0]], run[1], chosen, words), possible))
+        rows = list(pool.map(lambda run: _run(roots[run.release], run, chosen), possible))
     seconds = round(time.monotonic() - began_s, 1)
-    skipped = [" ".join(run) for run in runs if run not in possible]
+    skipped = [f"{run.release} {run.plugin}" for run in runs if run not in possible]
     failed = sum(row["failed"] for row in rows)
     print(json.dumps({"runs": rows, "skipped": skipped, "moved": moved, "seconds": seconds, "failed": failed}))
     return int(failed > 0)
 
 
-def _run(root: Root, plugin: str, chosen: argparse.Namespace, words: list[str]) -> dict[str, Any]:
+def _run(root: Root, run: Run, chosen: argparse.Namespace) -> dict[str, Any]:
     """Run exercises in a root with a plugin; print its lines with release and plugin in front."""
     user = chosen.slurm_user or OTHER_USER.get(root.release, "root")
+    plugin, words = run.plugin, ("exercise", *run.words, "--seed", str(chosen.seed))
     command = [f"{TREE}/.venv/bin/python", "-m", "tests.slurm", *words, "--plugin", plugin, "--slurm-user", user]
     said, last, title = [], "", f"{root.release} {plugin}"
     with root.scratch() as scratch:
