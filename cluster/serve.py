@@ -275,7 +275,7 @@ class Replica:
         self.peers.checks.append(credentials.refresh)
         credentials.on_authorities.append(self.peers.close_all)
         no_founder = Refused(
-            f"replica {name} is no founder; `forebay member add` it and start it", EXIT_STORAGE_REFUSED
+            f"replica {name} is no founder; `forebay cluster add` it and start it", EXIT_STORAGE_REFUSED
         )
         if me.joins and first_start:
             raise no_founder
@@ -630,7 +630,7 @@ def _raise_open_files() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and return the exit code."""
     leave_when_terminated()
-    parser = argparse.ArgumentParser(prog="forebay serve", description="Run one replica in the foreground.")
+    parser = argparse.ArgumentParser(prog="forebay run replica", description="Run one replica in the foreground.")
     parser.add_argument("--config", type=Path, required=True, help="the cluster's forebay.toml")
     parser.add_argument("--name", required=True, help="which replica of it this is")
     empty = parser.add_mutually_exclusive_group()

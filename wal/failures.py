@@ -21,9 +21,9 @@ class BrokenInvariant(Exception):
 
 
 REPLACE = (
-    "Run `forebay member replace NAME`, move this replica's directory away (keep it for an examination) and start it "
+    "Run `forebay cluster replace NAME`, move this replica's directory away (keep it for an examination) and start it "
     "again; never let it start empty as who it was, because it may have promised what it no longer holds. Where the "
-    "data of a majority is lost, `forebay recover` on a machine that has some left makes a cluster of it"
+    "data of a majority is lost, `forebay cluster recover` on a machine that has some left makes a cluster of it"
 )
 OTHERWISE_REPLACE = f"{REPLACE[0].lower()}{REPLACE[1:]}"
 OTHER_DIRECTORY = "Name the right directory in [storage] of forebay.toml, or the right replica on the command line"
@@ -61,7 +61,8 @@ class Condition(Enum):
         Reaction.REFUSE,
         "no data file, and the caller says that this replica has run before",
         "a replica that starts empty under its old name can vote twice in a term and forget acknowledged entries",
-        f"{OTHER_DIRECTORY}. If it has never run: `forebay serve --name NAME --first-start`, once. If the disk is "
+        f"{OTHER_DIRECTORY}. If it has never run: `forebay run replica --name NAME --first-start`, once. If the disk "
+        f"is "
         f"lost: {OTHERWISE_REPLACE}",
     )
     CREATION_UNFINISHED = Row(
@@ -141,7 +142,7 @@ class Condition(Enum):
         "the format is that of one of the construction steps 0.1 to 0.3",
         "0.1 to 0.3 were construction steps: release 1.0 begins the formats anew, and no release reads theirs",
         "Make a new cluster with this release in another directory. What the old one did can be read with the tree "
-        "that wrote it: `forebay ledger dump --data DIRECTORY`",
+        "that wrote it: `forebay audit dump --data DIRECTORY`",
     )
     IDENTITY_DAMAGED = Row(
         Reaction.REFUSE,
@@ -317,14 +318,14 @@ class Condition(Enum):
         Reaction.REFUSE,
         "the file member cannot be read, or says what is no id of this replica",
         "it says under which id the replica joined, and another id has other promises",
-        "Write into it the id that `forebay member list --json` shows for this replica, or, if it cannot be written: "
-        + OTHERWISE_REPLACE,
+        "Write into it the id that `forebay cluster members --json` shows for this replica, or, if it cannot be "
+        "written: " + OTHERWISE_REPLACE,
     )
     MEMBER_NOTE_CONTRADICTS = Row(
         Reaction.REFUSE,
         "the file member is lost, or names another id of this replica than the storage does",
         "the storage holds what was promised under its own id, and nobody may go on with it as somebody else",
-        "If `forebay member list --json` shows the storage's id for this replica, write it into the file member. "
+        "If `forebay cluster members --json` shows the storage's id for this replica, write it into the file member. "
         "If it shows another one, this directory is of an earlier life: " + OTHERWISE_REPLACE,
     )
     PROMISES_FORGOTTEN = Row(
@@ -337,8 +338,8 @@ class Condition(Enum):
         Reaction.REFUSE,
         "the file superseded is there, whatever it says",
         "the cluster was recovered after a majority was lost, and goes on as a later incarnation without this replica",
-        "Keep the directory for an examination: it may hold what the recovery lost (`forebay ledger dump --data "
-        "DIRECTORY`). Then move it away, run `forebay member add` with its name and "
+        "Keep the directory for an examination: it may hold what the recovery lost (`forebay audit dump --data "
+        "DIRECTORY`). Then move it away, run `forebay cluster add` with its name and "
         "addresses, and start it again",
     )
     SNAPSHOT_UNFINISHED = Row(

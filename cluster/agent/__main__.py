@@ -25,7 +25,7 @@ def run(arguments: list[str]) -> int:
     try:
         config = Config.load(chosen.config)
     except ConfigError as error:
-        say_at_last(f"forebay agent: {error}")
+        say_at_last(f"forebay run agent: {error}")
         return EXIT_CONFIGURATION
     return main(config, chosen.name, mover=chosen.mover)
 

@@ -93,8 +93,8 @@ CLOCK_OFF: Final = "command_too_old"
 
 
 NO_PLACE: Final = (
-    "no place of the cluster is on this machine: mount one, mark it with `forebay place mark`, and see "
-    "`forebay place list`"
+    "no place of the cluster is on this machine: mount one, mark it with `forebay pool filesystem mark`, and see "
+    "`forebay pool filesystem list`"
 )
 
 
@@ -507,9 +507,9 @@ def serve(config: Config, name: str, *, mover: bool = False) -> int:
     try:
         asyncio.run(_serve(config, name, mover=mover))
     except (ConfigError, TlsRefused) as error:
-        say_at_last(f"forebay agent: {error}")
+        say_at_last(f"forebay run agent: {error}")
         return EXIT_CONFIGURATION
     except (AgentFailed, FileRefused) as error:
-        say_at_last(f"forebay agent: {error}")
+        say_at_last(f"forebay run agent: {error}")
         return EXIT_REPLACED if isinstance(error, AgentReplaced) else EXIT_FAILED
     return EXIT_OK

@@ -148,7 +148,7 @@ async def show_provider_status(call: Call[None]) -> Reply[ProviderStatus]:
             409,
             "wrong_state",
             "the agents of this cluster move the data themselves, so there is no provider to ask",
-            "see forebay burst and forebay transfer list",
+            "see forebay slurm burst and forebay transfer list",
         )
     request = CallRequest(
         operation="get_status",

@@ -49,7 +49,7 @@ async def revoke_certificate(call: Call[v.RevocationRequest]) -> Reply[v.Revocat
             409,
             "wrong_state",
             f"replica {name} is a member, and would be refused by the others",
-            "`forebay member delete` it first, or issue it a new certificate and revoke the former by its number",
+            "`forebay cluster remove` it first, or issue it a new certificate and revoke the former by its number",
             "certificate",
         )
     until = NEVER if kind != "serial" else Instant(service.clock.now() + _LIFETIME)
@@ -103,6 +103,8 @@ async def open_session(call: Call[Command]) -> Reply[w.OpenedSession]:
 async def close_session(call: Call[Command]) -> Reply[w.SessionsAnswer]:
     text = call.params["session"]
     if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) > SESSION_NUMBER_MAX:
-        raise bad(f"{text!r:.40} is no session", "write its number: `forebay session list` shows them", "session")
+        raise bad(
+            f"{text!r:.40} is no session", "write its number: `forebay support session list` shows them", "session"
+        )
     state = (await call.service.settle(call, c.CloseSession(int(text)))).state
     return Reply(state.revision, _sessions(state, actor_of(call.identity)))

@@ -546,7 +546,7 @@ class Service:
                 return self.elsewhere(error.leader)
             case JournalFull():
                 remedy = (
-                    "prune old history (`forebay ledger retain`), raise map_size in [storage] on every replica and "
+                    "prune old history (`forebay audit retain`), raise map_size in [storage] on every replica and "
                     "restart them one at a time, or make room on the disks"
                 )
                 return Problem(507, "journal_full", str(error), remedy)

@@ -56,11 +56,10 @@ from cluster.audit.whatif import (
     what_if,
     what_if_page,
 )
-from cluster.cli.audit_commands import SINCE_FORMS, WINDOW_FORMS, audit_commands, write_proof, write_whole
+from cluster.cli.audit.offline import SINCE_FORMS, WINDOW_FORMS, write_proof
 from cluster.cli.commands.config import read_settings, settings_of
 from cluster.cli.exits import ExitCode, Failure, bad_input, converted
-from cluster.cli.global_options import JSON_ANYWHERE
-from cluster.cli.group import SETTINGS, ForebayGroup
+from cluster.cli.files import write_whole
 from cluster.cli.text import (
     fields_table,
     format_elapsed,
@@ -97,7 +96,7 @@ from wal import (
 
 
 class CheckedSnapshotView(SnapshotView, frozen=True, kw_only=True):
-    """What `snapshot inspect --check --json` prints: with what the whole of it says."""
+    """What `backup inspect --check --json` prints: with what the whole of it says."""
 
     cluster_id: str
     state_digest: str
@@ -136,7 +135,7 @@ def verify(options: dict[str, Any]) -> None:
         if options["deep"]:
             with _progress("folding") as progress:
                 compared = verify_deep(ledger, gaps, snapshots, progress)
-            home = _directory(click.get_current_context(), options["data"], options["name"]).parent
+            home = _directory(options).parent
             indexed = verify_index(running, home / "index", home / "snapshots")
             with _progress("deriving") as progress:
                 signed = verify_tree(running, home, progress)
@@ -213,7 +212,7 @@ _UNPROVEN: Final = "not compared: entries before it are not held"
 
 def _snapshots(options: dict[str, Any]) -> list[tuple[int, Path]]:
     """Return the snapshots beside the ledger; those of a running replica change."""
-    directory = _directory(click.get_current_context(), options["data"], options["name"])
+    directory = _directory(options)
     return snapshots_in(directory.parent / "snapshots")
 
 
@@ -226,7 +225,7 @@ def _expected(text: str | None) -> tuple[int, str] | None:
     if not is_digest or not at or not index.isdecimal() or not 0 < len(index) < 20:
         raise bad_input(
             f"{text!r} is no digest and index",
-            "give DIGEST@INDEX with 8 to 64 hexadecimal digits, as `forebay member status --digest --json` shows them",
+            "give DIGEST@INDEX with 8 to 64 hexadecimal digits, as `forebay cluster probe --digest --json` shows them",
             place="--expect",
         )
     return int(index), digest
@@ -239,7 +238,7 @@ def _check_expected(ledger: Ledger, index: int, digest: str) -> None:
         raise Failure(
             ExitCode.NOT_FOUND,
             f"entry {index} is not held here: {ledger.applied_index} is the last one applied",
-            "see `forebay ledger verify` for what is",
+            "see `forebay audit verify` for what is",
         )
     if not held.digest.hex().startswith(digest):
         raise Failure(
@@ -272,7 +271,7 @@ def replay_ledger(options: dict[str, Any]) -> None:
         if release is None and options["archive"] is None:
             replayed = replay_in_parts(
                 ledger,
-                _directory(click.get_current_context(), options["data"], options["name"]),
+                _directory(options),
                 start=path,
                 at_revision=options["at"],
                 processes=options["processes"] or len(os.sched_getaffinity(0)),
@@ -486,7 +485,7 @@ def report_html(options: dict[str, Any]) -> None:
 def prove(options: dict[str, Any]) -> None:
     """Write a proof of what a ledger has of a job."""
     job = converted(options["job"], int, "--job")
-    home = _directory(click.get_current_context(), options["data"], options["name"]).parent
+    home = _directory(options).parent
     with _ledger(options) as ledger, _progress("deriving") as progress:
         try:
             held = proof_of(ledger, home, job, progress=progress)
@@ -541,11 +540,11 @@ def _edge(ledger: Ledger, place: str, text: str | None) -> Edge:
 
 def _whatif_again(options: dict[str, Any], found: WhatIf) -> str:
     """Return the command that says it again, whatever the ledger gets meanwhile."""
-    directory, source = _directory(click.get_current_context(), options["data"], options["name"]), found.source
+    directory, source = _directory(options), found.source
     words = [f"--data={directory}", f"--from={source.first_revision - 1}", f"--to={source.last_revision}"]
     policy = [] if options["policy"] is None else [f"--policy={options['policy']}"]
     changed = [f"--set={one}" for one in options["settings"]]
-    return shlex.join(("forebay", "whatif", *words, *policy, *changed, f"--html={options['html']}"))
+    return shlex.join(("forebay", "audit", "whatif", *words, *policy, *changed, f"--html={options['html']}"))
 
 
 def report_jobs(options: dict[str, Any]) -> None:
@@ -593,61 +592,30 @@ def _past(place: str, text: str | None) -> int | None:
 
 def _made_by(options: dict[str, Any], source: Source) -> str:
     """Return the command that makes a report again: with the window that it has, whatever the ledger gets meanwhile."""
-    directory = _directory(click.get_current_context(), options["data"], options["name"])
+    directory = _directory(options)
     window = [f"--from={format_instant(Instant(source.from_us))}", f"--to={format_instant(Instant(source.to_us))}"]
     jobs = [f"--job={job}" for job in options["jobs"]]
     archive = [] if options["archive"] is None else [f"--archive={options['archive']}"]
     return shlex.join(
-        ("forebay", "report", "html", f"--data={directory}", *archive, *window, *jobs, "-o", str(options["output"]))
+        ("forebay", "audit", "report", f"--data={directory}", *archive, *window, *jobs, "-o", str(options["output"]))
     )
 
 
-_PERFORMERS: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {
-    ("recover",): recover_command,
-    ("ledger", "verify"): verify,
-    ("ledger", "replay"): replay_ledger,
-    ("ledger", "redecide"): redecide,
-    ("ledger", "dump"): dump,
-    ("ledger", "prove"): prove,
-    ("ledger", "archive"): archive,
-    ("ledger", "prune"): prune_ledger,
-    ("ledger", "retain"): retain,
-    ("ledger", "restore"): restore_ledger,
-    ("report", "html"): report_html,
-    ("report", "jobs"): report_jobs,
-    ("snapshot", "inspect"): inspect,
-    ("whatif",): whatif,
-    ("snapshot", "restore"): restore_command,
+COMMANDS: Final[dict[str, Callable[[dict[str, Any]], None]]] = {
+    "verify": verify,
+    "replay": replay_ledger,
+    "redecide": redecide,
+    "whatif": whatif,
+    "report": report_html,
+    "jobs": report_jobs,
+    "dump": dump,
+    "prove": prove,
+    "archive": archive,
+    "prune": prune_ledger,
+    "retain": retain,
+    "restore": restore_ledger,
+    "inspect": inspect,
+    "restore-backup": restore_command,
+    "recover": recover_command,
 }
-
-
-def _perform(words: tuple[str, ...], options: dict[str, Any]) -> None:
-    _PERFORMERS[words](options)
-
-
-@click.group(cls=ForebayGroup, context_settings=SETTINGS)
-@click.option("--config", type=click.Path(path_type=Path), envvar="FOREBAY_CONFIG", help="The cluster's forebay.toml.")
-@JSON_ANYWHERE
-def audit(config: Path | None) -> None:
-    """Audit what a replica keeps, offline."""
-
-
-@audit.group("ledger")
-def _ledger_group() -> None:
-    """Verify, replay, decide again, print and prove what a replica's ledger has."""
-
-
-@audit.group("report")
-def _report_group() -> None:
-    """Draw what happened."""
-
-
-@audit.group("snapshot")
-def _snapshot_group() -> None:
-    """Inspect snapshot files."""
-
-
-_groups = {"": audit, "ledger": _ledger_group, "report": _report_group, "snapshot": _snapshot_group}
-for _name, _commands in audit_commands(_perform).items():
-    for _command in _commands:
-        _groups[_name].add_command(_command)
+"""Name of a command, as `cluster.cli.audit.offline` starts it -> the function that carries it out."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from cluster.audit.archive import NotArchived, PruneRefused
@@ -47,11 +46,11 @@ def sentences() -> Iterator[None]:
     except CodecError as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "read it with the release that wrote it") from error
     except ReplayRefused as error:
-        raise Failure(ExitCode.NOT_FOUND, str(error), "see `forebay ledger verify` for what is held here") from error
+        raise Failure(ExitCode.NOT_FOUND, str(error), "see `forebay audit verify` for what is held here") from error
     except SnapshotRefused as error:
         if not error.path.exists():
             raise Failure(ExitCode.NOT_FOUND, f"{error.path} does not exist", "name a snapshot file") from error
-        remedy = "delete it and use another one; `forebay snapshot save` writes a new one"
+        remedy = "delete it and use another one; `forebay cluster snapshot` writes a new one"
         raise Failure(ExitCode.VERIFICATION_FAILED, error.sentence, remedy, place=str(error.path)) from error
     except RecoveryRefused as error:
         if error.condition is Condition.DIRECTORY_EMPTY:
@@ -76,13 +75,15 @@ def sentences() -> Iterator[None]:
         raise Failure(ExitCode.PERMISSION_DENIED, f"{error.filename} may not be read", remedy) from error
 
 
-def directory_of(context: click.Context, data: Path | None, name: str | None) -> Path:
-    """Return the directory of the storage that --data or --name means."""
+def directory_of(options: dict[str, Any]) -> Path:
+    """Return the storage directory that the options --data or --name name."""
+    data: Path | None = options.get("data")
+    name: str | None = options["name"]
     if (data is None) == (name is None):
         raise bad_input("which ledger is not said", "give either --data DIRECTORY or --name REPLICA")
     if data is not None:
         return data / "wal" if (data / "wal").is_dir() else data
-    config = Session(config_path=context.find_root().params.get("config")).config()
+    config = Session(config_path=options["config"]).config()
     assert name is not None  # one of the two was given
     try:
         config.replica(name)
@@ -102,7 +103,7 @@ def ledger_of(options: dict[str, Any]) -> Iterator[Ledger]:
 @contextlib.contextmanager
 def environment_of(options: dict[str, Any]) -> Iterator[Environment]:
     """The storage that the options name, open for reading."""
-    directory = directory_of(click.get_current_context(), options["data"], options["name"])
+    directory = directory_of(options)
     with sentences(), Environment.open_readonly(directory) as environment:
         yield environment
 

@@ -57,9 +57,7 @@ def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, i
     except LookupError as error:
         raise NotProven(str(error), "name the archive with --archive") from error
     if not records:
-        raise NotProven(
-            f"nothing of a job {job} is in the first {checkpoint.size} entries", "see `forebay report jobs`"
-        )
+        raise NotProven(f"nothing of a job {job} is in the first {checkpoint.size} entries", "see `forebay audit jobs`")
 
     def leaf(job: int, through: int) -> CountLeaf | None:
         counts = HistoryCounts(tree.disclosure_key)

@@ -1,4 +1,4 @@
-"""`forebay recover`: what a replica has left, said in advance, and made a new incarnation of the cluster."""
+"""`forebay cluster recover`: what a replica has left, said in advance, and made a new incarnation of the cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import click
 import msgspec
 
 from cluster.cli.confirming import can_ask, confirm
@@ -36,16 +35,16 @@ from replica.values import plain
 from snapshots import SnapshotFailed, SnapshotRefused
 from wal import Condition, RecoveryRefused, StorageFailed
 
-_NEXT: Final = "Next: start it with `{start}`. {others}Auditors keep a new key: `forebay ledger keys`. {jobs}"
+_NEXT: Final = "Next: start it with `{start}`. {others}Auditors keep a new key: `forebay audit keys`. {jobs}"
 _OTHERS: Final = "Then, for each other replica, move its directory away, and type {commands}. "
 _JOBS: Final = (
     "Agents may hold data of jobs {first} to {last}, which the cluster does not know: it stays in buffers/ of the "
-    "nodes until you remove it: `forebay agent buffers` lists it on each node."
+    "nodes until you remove it: `forebay node buffers` lists it on each node."
 )
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """What `forebay recover --json` prints; times as in all answers."""
+    """What `forebay cluster recover --json` prints; times as in all answers."""
 
     done: bool
     plan: str
@@ -79,7 +78,7 @@ def recover_command(options: dict[str, Any]) -> None:
     name, confirmed, yes = options["name"], options["confirm"], options["yes"]
     if confirmed is not None and yes:
         raise bad_input("--confirm and --yes are both given", "give one of them")
-    config = Session(config_path=click.get_current_context().find_root().params.get("config")).config()
+    config = Session(config_path=options["config"]).config()
     for one in (name, *options["leave_behind"]):
         config.replica(one)
     check_account(config.storage.directory / name)
@@ -87,7 +86,8 @@ def recover_command(options: dict[str, Any]) -> None:
     with refusals():
         if confirmed is None:
             plan = asyncio.run(plan_recovery(config, name, clock=clock, leave_behind=behind))
-            again = f"forebay recover --name {name}{''.join(f' --leave-behind {one}' for one in behind)}{_by(options)}"
+            left = "".join(f" --leave-behind {one}" for one in behind)
+            again = f"forebay cluster recover --name {name}{left}{_by(options)}"
             if not (yes or _agreed(plan, options["as_json"], config, again)):
                 return
             confirmed = plan.id
@@ -101,12 +101,12 @@ def restore_command(options: dict[str, Any]) -> None:
     name, file, confirmed, yes = options["name"], options["file"], options["confirm"], options["yes"]
     if confirmed is not None and yes:
         raise bad_input("--confirm and --yes are both given", "give one of them")
-    config = Session(config_path=click.get_current_context().find_root().params.get("config")).config()
+    config = Session(config_path=options["config"]).config()
     config.replica(name)
     clock = SystemClock()
     with refusals():
         plan = asyncio.run(plan_restore(config, name, file, clock=clock))
-        again = f"forebay snapshot restore {plain(shlex.quote(str(file)))} --name {name}{_by(options)}"
+        again = f"forebay backup restore {plain(shlex.quote(str(file)))} --name {name}{_by(options)}"
         if confirmed is None and not yes and not _agreed(plan, options["as_json"], config, again):
             return
         by = options["by"] or account_name()

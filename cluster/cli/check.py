@@ -1,4 +1,4 @@
-"""`forebay check`: whether this machine is ready for what is to start on it, before it is started."""
+"""`forebay cluster check`: whether this machine is ready for what is to start on it, before it is started."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _Found = tuple[str, Verdict, str]
 )
 @JSON_OPTION
 def check(names: tuple[str, ...], as_json: bool) -> None:
-    """Say whether this machine is ready for its replicas and agents, before they start.
+    """Check that this machine is ready to start.
 
     Of each: its certificate and the hosts in it, its ports, its disk, its account, the places that are mounted, whether
     a time service keeps the clock, and whether the other replicas are reached. Run it as root, or as the account that
@@ -105,7 +105,7 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
     if not chosen:
         raise bad_input(
             f"{config.tls.certificates} has no key of a replica or an agent of {config.file}",
-            "copy the bundle of this host that `forebay init` wrote, or name what starts here with --name",
+            "copy the bundle of this host that `forebay cluster init` wrote, or name what starts here with --name",
         )
     rows = checked(config, chosen, current.clock)
     if as_json:
@@ -178,7 +178,7 @@ def _checks(config: Config, name: str, clock: Clock) -> Iterator[_Found]:
 def _certificate(config: Config, name: str, replica: ReplicaConfig | None, clock: Clock) -> Iterator[_Found]:
     found = certificate_of(config.tls.certificates, name)
     role = Role.AGENT if replica is None else Role.REPLICA
-    again = f"`forebay certificate issue {name} --role {role.value} --replace` where ca.key is"
+    again = f"`forebay cert issue {name} --role {role.value} --replace` where ca.key is"
     if found.problem:
         yield "certificate", Verdict.FAIL, found.problem
         return

@@ -1,4 +1,5 @@
-"""`forebay debug`: what somebody who helps needs to see of a cluster and of this machine, in one file without secrets.
+"""`forebay support debug`: what somebody who helps needs to see of a cluster and of this machine, in one file without
+secrets.
 
 Keys, scripts and environments of jobs are never read for it. Of jobs there is nothing but what is asked for with --job.
 """
@@ -169,7 +170,7 @@ class Bundle:
 )
 @JSON_OPTION
 def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as_json: bool) -> None:
-    """Write a file for whoever helps: cluster, replicas and this machine as they are now, without secrets.
+    """Write diagnostics without secrets to one file.
 
     What does not answer is named in it, so it is worth something of a cluster that is down, too. Run it on each machine
     that something is wrong with, as the account that Forebay runs as there. Keys, scripts and environments are never in

@@ -41,7 +41,7 @@ MEANINGS: Final = MappingProxyType(
         ExitCode.INTERRUPTED: "ended from the keyboard",
     }
 )
-"""One phrase for each exit code, as shown in --help and docs/cli.md."""
+"""One phrase for each exit code, as shown in docs/cli.md."""
 
 SERVE_MEANINGS: Final = MappingProxyType(
     {
@@ -55,7 +55,7 @@ SERVE_MEANINGS: Final = MappingProxyType(
         78: "the configuration or a certificate is refused",
     }
 )
-"""One phrase for each code with which the process of `forebay serve` ends, numbered as in sysexits.h."""
+"""One phrase for each code with which the process of `forebay run replica` ends, numbered as in sysexits.h."""
 
 INVALID_REQUEST_LINE: Final = "Burst Buffer request invalid"
 """Slurm's one sentence for every refused burst-buffer request: printed last, for scripts that look for it."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Set
+import importlib
+from collections.abc import Iterator, Mapping, MutableMapping, Set
 from typing import Any, Final
 
 import click
 
+from cluster.cli.exits import bad_input
 from cluster.cli.session import Session
+from cluster.cli.tree import GUESSES, SYNONYMS, paths
 
 _AS_JSON: Final = "cluster.cli.as_json"
 """Key of what all contexts of one command line share: whether --json was given anywhere."""
@@ -50,21 +53,51 @@ def _note_in_session(context: click.Context, parameter: click.Parameter, value: 
 
 JSON_ANYWHERE = click.option(
     "--json", "as_json", cls=GlobalOption, is_flag=True, expose_value=False, callback=note_json,
-    help="Print one JSON object on stdout and nothing else, and what goes wrong as one on stderr.",
+    help="Print one JSON object; errors as JSON on stderr.",
 )  # fmt: skip
 """For the outermost command."""
 
-JSON_OPTION = click.option(
-    "--json", "as_json", is_flag=True, callback=note_json, help="Print one JSON object on stdout and nothing else."
-)
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, callback=note_json, help="Print one JSON object.")
 """For a command that has an answer as JSON, which it prints wherever --json is given."""
 
 
+class LazyCommands(MutableMapping[str, click.Command]):
+    """The commands of a group by name, each imported when it is used first."""
+
+    def __init__(self, entries: Mapping[str, str | click.Command]) -> None:
+        """Map each name to a command, or to the `module:attribute` that has it."""
+        self._known: dict[str, str | click.Command] = dict(entries)
+
+    def __getitem__(self, name: str) -> click.Command:
+        known = self._known[name]
+        if isinstance(known, str):
+            module, _, attribute = known.partition(":")
+            known = self._known[name] = getattr(importlib.import_module(module), attribute)
+            assert isinstance(known, click.Command)
+        return known
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._known[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
 class CommandGroup(click.Group):
-    """A group whose commands take the options of the outermost one."""
+    """A group whose commands take the options of the outermost one, listed in the order of the table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command as it is with those options; what follows one that passes words on is not ours."""
+        """Return the command with the global options added, unless it passes unknown words on."""
         command = super().get_command(ctx, cmd_name)
         if command is None or command.context_settings.get("ignore_unknown_options"):
             return command
@@ -75,5 +108,56 @@ class CommandGroup(click.Group):
         taking.params = [*command.params, *more]
         return taking
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the words name, or the one that a guessed word means.
+
+        Raises:
+            Failure: bad input, with a suggestion, if there is no such command.
+        """
+        name = args[0]
+        if name in self.commands or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        words = (*_words(ctx), name)
+        meant = GUESSES.get(words)
+        if meant is None:
+            where = " ".join(("forebay", *words[:-1]))
+            near = suggestions(words)
+            remedy = f"did you mean {', '.join(f'`forebay {one}`' for one in near)}?" if near else f"see {where} --help"
+            raise bad_input(f"{where} has no command {name!r}", remedy)
+        found, context = ctx.find_root().command, ctx.find_root()
+        for word in meant:
+            assert isinstance(found, click.Group)
+            command = found.get_command(context, word)
+            assert command is not None
+            found = command
+        return meant[-1], found, args[1:]
+
 
 CommandGroup.group_class = CommandGroup
+
+
+def _words(context: click.Context) -> list[str]:
+    """Return the names typed so far, without `forebay`."""
+    words: list[str] = []
+    while context.parent is not None:
+        words.insert(0, context.info_name or "")
+        context = context.parent
+    return words
+
+
+SUGGESTED_MAX: Final = 3
+
+
+def suggestions(words: tuple[str, ...]) -> list[str]:
+    """Return the commands that somebody may have meant with unknown words, the likeliest first."""
+    import difflib
+
+    *before, last = words
+    last = SYNONYMS.get(last, last)
+    known = {path: " ".join(path) for path in paths()}
+    beside = {path[-1]: text for path, text in known.items() if path[:-1] == tuple(before)}
+    found = [beside[name] for name in difflib.get_close_matches(last, beside, n=SUGGESTED_MAX)]
+    found += [text for path, text in known.items() if path[-1] == last]
+    return list(dict.fromkeys(found))[:SUGGESTED_MAX]

@@ -1,20 +1,19 @@
-"""The outermost function of a command line: whatever happens below ends in a sentence and an exit code."""
+"""The outermost group: runs a command line and turns every outcome into a message and an exit code."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from cluster.cli.exits import MEANINGS, ExitCode, Failure, bad_input
+from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import CommandGroup
+from cluster.cli.tree import TREE
 
 if TYPE_CHECKING:
     from cluster.config import ConfigError
@@ -29,7 +28,7 @@ SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": H
 
 
 class ForebayGroup(CommandGroup):
-    """A group whose `main` never ends in a traceback, and whose help explains the exit codes."""
+    """A group whose `main` never ends in a traceback, and whose help lists the commands by section."""
 
     def main(
         self,
@@ -40,17 +39,13 @@ class ForebayGroup(CommandGroup):
         **extra: Any,
     ) -> Any:
         """Run the command and exit with its code; with standalone_mode false, raise and return as click does."""
+        main = super().main
         if not standalone_mode:
-            return super().main(args, prog_name, complete_var, False, **extra)
-        try:
-            result = super().main(args, prog_name, complete_var, False, **extra)
-            sys.stdout.flush()
-        except (BrokenPipeError, _ReaderGone):
-            _stop_writing()
-            sys.exit(int(ExitCode.OK))
-        except BaseException as error:
-            sys.exit(int(report(error, as_json=_is_json(sys.argv[1:] if args is None else args))))
-        sys.exit(result if isinstance(result, int) else int(ExitCode.OK))
+            return main(args, prog_name, complete_var, False, **extra)
+        return run_to_exit(
+            lambda: main(args, prog_name, complete_var, False, **extra),
+            as_json=_is_json(sys.argv[1:] if args is None else args),
+        )
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -65,57 +60,26 @@ class ForebayGroup(CommandGroup):
             return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with what each is for, without importing those that say so where they are named."""
-        if not isinstance(self.commands, LazyCommands):
-            super().format_commands(ctx, formatter)
-            return
-        names = self.list_commands(ctx)
-        # The widths are click's own (`Group.format_commands`).
-        limit = formatter.width - 6 - max(map(len, names))
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self.commands.summary(name, limit)) for name in names])
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Append the table of exit codes to the outermost help."""
-        super().format_epilog(ctx, formatter)
-        if ctx.parent is None:
-            with formatter.section("Exit codes"):
-                formatter.write_dl([(str(int(code)), meaning) for code, meaning in MEANINGS.items()])
+        """List the commands by section, without importing them."""
+        width = max(len(name) for section in TREE.values() for name in section)
+        for section, entries in TREE.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), entry.summary) for name, entry in entries.items()])
 
 
-class LazyCommands(MutableMapping[str, click.Command]):
-    """The commands of a group by name, each imported when it is used first."""
-
-    def __init__(self, places: Mapping[str, str], summaries: Mapping[str, str] = MappingProxyType({})) -> None:
-        """`places`: name of a command -> `module:attribute`; `summaries`: what it is for, as its own help begins."""
-        self._known: dict[str, str | click.Command] = dict(places)
-        self._summaries = dict(summaries)
-
-    def summary(self, name: str, characters_max: int) -> str:
-        """Return what a command is for, in a line of the help."""
-        said = self._summaries.get(name)
-        command = self[name] if said is None else click.Command(name, help=said)
-        return command.get_short_help_str(characters_max)
-
-    def __getitem__(self, name: str) -> click.Command:
-        known = self._known[name]
-        if isinstance(known, str):
-            module, _, attribute = known.partition(":")
-            known = self._known[name] = getattr(importlib.import_module(module), attribute)
-            assert isinstance(known, click.Command)
-        return known
-
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._known[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
+def run_to_exit(call: Callable[[], object], *, as_json: bool) -> NoReturn:
+    """Run a command and exit with its code; an error becomes a message on stderr."""
+    try:
+        result = call()
+        sys.stdout.flush()
+    except (BrokenPipeError, _ReaderGone):
+        _stop_writing()
+        sys.exit(int(ExitCode.OK))
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except BaseException as error:
+        sys.exit(int(report(error, as_json=as_json)))
+    sys.exit(result if isinstance(result, int) else int(ExitCode.OK))
 
 
 class _ReaderGone(Exception):

@@ -36,16 +36,16 @@ UNKNOWN_ROUTE: Final = "unknown_route"
 
 _COMMANDS: Final = (
     (r"/v1/jobs/([^\s/]+)/history", r"`forebay job history \1`"),
-    (r"/v1/jobs\b(?!/)", "`forebay job list --all`"),
-    (r"/v1/status\b", "`forebay member status`"),
+    (r"/v1/jobs\b(?!/)", "`forebay queue --all`"),
+    (r"/v1/status\b", "`forebay cluster probe`"),
     (r"/v1/nodes\b(?!/)", "`forebay node list`"),
     (r"/v1/pools\b(?!/)", "`forebay pool list`"),
     (r"/v1/transfers/([^\s/]+)/receipts", r"`forebay transfer receipt \1`"),
-    (r"/v1/tlog/checkpoint\b", "`forebay ledger checkpoint`"),
-    (r"GET /v1/snapshots lists them", "`forebay snapshot fetch` takes the newest"),
-    (r"register at /v1/agents/([^\s/]+)/register", r"start its agent: `forebay agent --name \1`"),
+    (r"/v1/tlog/checkpoint\b", "`forebay audit checkpoint`"),
+    (r"GET /v1/snapshots lists them", "`forebay backup create` takes the newest"),
+    (r"register at /v1/agents/([^\s/]+)/register", r"start its agent: `forebay run agent --name \1`"),
     (r"send many in one request to /v1/commands", "name many jobs in one command"),
-    (r"POST /v1/sessions", "`forebay session list`"),
+    (r"POST /v1/sessions", "`forebay support session list`"),
     (r"(use an HTTP client, and )?see /v1/openapi\.json( for what \w+( be)? \w+)?", "see `forebay --help`"),
 )
 """What remedies of the API name, and the command that shows the same."""
@@ -156,7 +156,7 @@ def failure_of(error: ApiError) -> Failure:
         return Failure(
             exit_code_of(error),
             "the replica that answered is of a release that does not know this command",
-            "`forebay member status --json` shows the version of each; upgrade every replica first",
+            "`forebay cluster probe --json` shows the version of each; upgrade every replica first",
             kind=error.code,
         )
     return Failure(exit_code_of(error), error.sentence, in_commands(error.remedy), place=error.place, kind=error.code)

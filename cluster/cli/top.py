@@ -72,13 +72,13 @@ class Line(NamedTuple):
     help="How long between two looks.",
 )
 def top(every_s: float) -> None:
-    """Draw the cluster on the whole terminal, again and again, until q.
+    """Watch the cluster full-screen; q quits.
 
-    Replicas, jobs, what needs somebody, pools and transfers, as `forebay overview` has them. While nobody answers the
-    last picture stays, and says how old it is. A program asks `forebay overview --json`.
+    Replicas, jobs, what needs somebody, pools and transfers, as `forebay status` has them. While nobody answers the
+    last picture stays, and says how old it is. A program asks `forebay status --json`.
     """
     if not (is_terminal() and sys.stdin.isatty()):
-        raise bad_input("top needs a terminal", "use `forebay overview`, with --json for a program")
+        raise bad_input("top needs a terminal", "use `forebay status`, with --json for a program")
     session().ask(lambda client: _draw(client, every_s), on_a_loop=True)
 
 

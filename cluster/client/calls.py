@@ -342,7 +342,7 @@ class _Run:
                     continue
                 else:
                     sentence = f"{target} redirected for the {redirects}th time in a row"
-                    remedy = "see `forebay member list` for who leads"
+                    remedy = "see `forebay cluster members` for who leads"
                     outcome = ApiError(NO_ANSWER, REDIRECT_LOOP, sentence, remedy=remedy)
             redirects = 0
             if outcome.status == NO_ANSWER and outcome.code == UNREACHABLE:

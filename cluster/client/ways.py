@@ -76,7 +76,8 @@ def own_way(config: Access) -> Way:
         config.file,
         "access",
         f"{why_no_gateway}, {why_no_munge}, and there is no certificate for {name} in {config.tls.certificates}",
-        "start the gateway (`forebay up` has one, a login node `forebay gateway`), have a certificate issued, "
+        "start the gateway (`forebay cluster up` has one, a login node `forebay run gateway`), have a certificate "
+        "issued, "
         "or name one that you may use with --identity or $FOREBAY_IDENTITY",
     )
 

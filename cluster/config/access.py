@@ -27,7 +27,7 @@ DOORS_MAX: Final = 16
 """Doors of a replica, count: more than there is work for in front of one core."""
 
 OPERATOR_NAME: Final = "operator"
-"""Name of the certificate that `forebay init` makes for the operator."""
+"""Name of the certificate that `forebay cluster init` makes for the operator."""
 
 _Table = TypeVar("_Table", bound=msgspec.Struct)
 
@@ -41,12 +41,12 @@ class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which cluster: its name for people and its id for frames, snapshots and certificates."""
 
     name: Annotated[Written[Name], Meta(examples=["demo"])]
-    id: Annotated[Text, Meta(examples=["32 hexadecimal digits made by forebay init"])]
+    id: Annotated[Text, Meta(examples=["32 hexadecimal digits made by forebay cluster init"])]
 
     def __post_init__(self) -> None:
         """Refuse an id that is none; InvalidValue."""
         if len(self.id) != CLUSTER_ID_DIGITS or not set(self.id) <= set("0123456789abcdef"):
-            remedy = f"write the {CLUSTER_ID_DIGITS} hexadecimal digits that `forebay init` made"
+            remedy = f"write the {CLUSTER_ID_DIGITS} hexadecimal digits that `forebay cluster init` made"
             raise InvalidValue(f"found {self.id!r:.60}", remedy, "id")
 
 
@@ -66,7 +66,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def add_command(self) -> str:
         """The command that adds it to the cluster as a new member."""
-        return f"forebay member add {self.name} --peer {self.peer} --api {self.api}"
+        return f"forebay cluster add {self.name} --peer {self.peer} --api {self.api}"
 
 
 class TlsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,7 +141,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
                 self.file,
                 "tls.certificates",
                 f"there is no certificate {files.certificate}",
-                f"issue one with `forebay certificate issue {name} --role ROLE`, or name somebody who has one",
+                f"issue one with `forebay cert issue {name} --role ROLE`, or name somebody who has one",
             )
         return files
 

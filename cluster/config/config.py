@@ -152,13 +152,13 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How much of its ledger this machine's replica keeps, and where the rest goes; what replicas agree on it is not.
 
-    Nothing reads it but `forebay ledger retain`. With neither `keep_days` nor `keep` that archives, and prunes nothing.
+    Nothing reads it but `forebay audit retain`. With neither `keep_days` nor `keep` that archives, and prunes nothing.
     """
 
     archives: Annotated[tuple[Path, ...], Meta(min_length=ARCHIVES_MIN, max_length=ARCHIVES_MAX)]
     """Directories, each of which gets all of the ledger: on file systems that do not fail together."""
     keys: Path
-    """The keys that replicas sign checkpoints with, as `forebay ledger keys` prints them."""
+    """The keys that replicas sign checkpoints with, as `forebay audit keys` prints them."""
     keep_days: Annotated[int, Meta(ge=0, le=KEEP_DAYS_MAX)] = 0
     """What is older goes, days of the replicated clock; 0: however old."""
     keep_bytes: Bytes = field(default=Size(0), name="keep")

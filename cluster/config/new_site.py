@@ -1,4 +1,4 @@
-"""What `forebay init` writes: a directory with `forebay.toml` and the certificates of a new cluster.
+"""What `forebay cluster init` writes: a directory with `forebay.toml` and the certificates of a new cluster.
 
 Nothing is overwritten, and what was written is read back with the checks of `Config.load` before anybody is told that
 it is there.
@@ -54,7 +54,7 @@ GUIDE_NAME: Final = "NEXT"
 """The file of a bundle that says what to type on its host."""
 
 LOCAL_GATEWAY: Final = "local"
-"""Name of the gateway that `forebay up` runs for who is on its machine."""
+"""Name of the gateway that `forebay cluster up` runs for who is on its machine."""
 
 GATEWAY_SOCKET: Final = "gateway.sock"
 
@@ -307,7 +307,8 @@ def render(founding: Founding, cluster_id: str) -> str:
         "",
         "# Who may come without a certificate, as the account that he is: by a gateway, a service on the machine, or",
         "# by MUNGE. operators: accounts, and groups as %group. Where all replicas are on one machine, its founder is",
-        f"# an operator through {LOCAL_GATEWAY}, of `forebay up` or the service forebay-gateway@{LOCAL_GATEWAY}.",
+        f"# an operator through {LOCAL_GATEWAY}, of `forebay cluster up` or the service "
+        f"forebay-gateway@{LOCAL_GATEWAY}.",
         "[access]",
         *_access_lines(founding),
         "",
@@ -425,8 +426,8 @@ def _guide(host: str, names: tuple[str, ...], founding: Founding) -> Iterator[st
         if is_replica and founding.data is not None:
             there = founding.data / name
             yield f"mkdir -p -m 700 {there} && touch {there / FIRST_START_NAME}"
-        verb = "serve" if is_replica else "agent"
-        yield f"forebay --config /etc/forebay/{CONFIG_NAME} {verb} --name {name}"
+        kind = "replica" if is_replica else "agent"
+        yield f"forebay --config /etc/forebay/{CONFIG_NAME} run {kind} --name {name}"
 
 
 def _service_guide(host: str, names: tuple[str, ...], founding: Founding) -> Iterator[str]:
@@ -444,10 +445,10 @@ def _service_guide(host: str, names: tuple[str, ...], founding: Founding) -> Ite
             yield f"chown {account}: {TLS_NAME}/{name}.key"
             yield f"install -d -o {account} -g {account} -m 700 {there}"
             yield f"install -o {account} -g {account} -m 600 /dev/null {mark}"
-            yield f"runuser -u {account} -- forebay --config {CONFIG_NAME} check --name {name}"
+            yield f"runuser -u {account} -- forebay --config {CONFIG_NAME} cluster check --name {name}"
     agents = [name for name in names if name not in replicas]
     for name in agents:
-        yield f"forebay --config {CONFIG_NAME} check --name {name}"
+        yield f"forebay --config {CONFIG_NAME} cluster check --name {name}"
     units = [f"forebay-controller@{name}" for name in replicas] + [f"forebay-agent@{name}" for name in agents]
     # Replicas wait for each other, and so would who starts one.
     yield f"systemctl enable --now --no-block {' '.join(units)}"

@@ -67,7 +67,7 @@ def find_config(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTORY)
         places[0].absolute(),
         "",
         f"there is no configuration here, and none at {looked}",
-        "make one with `forebay init`, or name it with --config or $FOREBAY_CONFIG",
+        "make one with `forebay cluster init`, or name it with --config or $FOREBAY_CONFIG",
     )
 
 

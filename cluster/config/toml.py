@@ -141,7 +141,9 @@ class Document:
                 data = stream.read(bytes_max + 1)
         except OSError as error:
             sentence = f"the configuration cannot be read ({error.strerror})"
-            raise ConfigError(file, "", sentence, "make one with `forebay init`, or name it with --config") from error
+            raise ConfigError(
+                file, "", sentence, "make one with `forebay cluster init`, or name it with --config"
+            ) from error
         if len(data) > bytes_max:
             remedy = "this is not a configuration of Forebay"
             raise ConfigError(file, "", f"the file has more than {bytes_max} bytes", remedy)

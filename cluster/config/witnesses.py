@@ -32,7 +32,7 @@ class WitnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[Written[Name], Meta(examples=["security"])]
     url: Annotated[Text, Meta(examples=["https://witness.example.org:7600"])]
     """Its submission prefix; `/add-checkpoint` is added."""
-    key: Annotated[Text, Meta(examples=["what `forebay witness key` printed"])]
+    key: Annotated[Text, Meta(examples=["what `forebay audit witness key` printed"])]
     authority: Path | None = None
     """Who issued its certificate; None: one of those that the system knows."""
 
@@ -42,7 +42,7 @@ class WitnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if parse_key(self.key).kind != COSIGNATURE_KEY:
                 raise NoteRefused("it is the key of a log")
         except NoteRefused as error:
-            remedy = "write the line that `forebay witness key` printed"
+            remedy = "write the line that `forebay audit witness key` printed"
             raise InvalidValue(f"this is no key of a witness: {error}", remedy, "key") from error
         force_setattr(self, "url", self.url.rstrip("/"))
         sentence = _fault(self.url)

@@ -324,7 +324,7 @@ class Consensus:
             raise ChangeRefused(
                 "not_taken",
                 f"{name_of(chosen)} has not taken over yet, and may still do so",
-                "see who leads before you try again: forebay member list",
+                "see who leads before you try again: forebay cluster members",
             )
         with suppress(TimeoutError):
             async with asyncio.timeout(self._timing.election_max_s):
@@ -423,7 +423,7 @@ class Consensus:
         """Dial the members of every configuration that may be in force, at the file's address, else at their own.
 
         Replicas that were all renumbered at once know the new addresses from their files alone; yet an outdated file
-        must not separate them after a `member update`.
+        must not separate them after a `cluster update`.
         """
         found = {}
         for identity, address in self._engine.addresses.items():

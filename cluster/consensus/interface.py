@@ -47,7 +47,7 @@ class RemovedFromCluster(Exception):
     def __init__(self, me: str, version: int) -> None:
         super().__init__(
             f"{me} was removed from the cluster by version {version} of the configuration or an earlier one; if it is "
-            f"to come back: move its directory away, `forebay member add` it, and start it"
+            f"to come back: move its directory away, `forebay cluster add` it, and start it"
         )
         self.version = version
 
@@ -59,7 +59,7 @@ class LostDurableState(Exception):
         super().__init__(
             f"{me} acknowledged the entries up to {acknowledged_index} to its leader, and now its journal ends at "
             f"{last_index}: its data was lost, or older data was put in its place, and its votes with it. Under its "
-            f"old identity it must not take part any more: run `forebay member replace {me}` on another replica, move "
+            f"old identity it must not take part any more: run `forebay cluster replace {me}` on another replica, move "
             f"its directory away, and start it"
         )
         self.acknowledged_index = acknowledged_index
@@ -72,9 +72,10 @@ class HistoryElsewhere(Exception):
     def __init__(self, me: str, peer: str, index: int) -> None:
         super().__init__(
             f"{me} has no data, and {peer} shows a history of {index} entries: the cluster is founded, and {me} "
-            f"takes no part in it as it is. If {me} lost its data: while a majority runs, `forebay member "
-            f"replace {me}` on another replica, and start this one again; without a majority, `forebay recover` "
-            f'on a machine whose data is left (docs/operations.md, "A lost majority"). If it is new: `forebay member '
+            f"takes no part in it as it is. If {me} lost its data: while a majority runs, `forebay cluster "
+            f"replace {me}` on another replica, and start this one again; without a majority, `forebay cluster "
+            f"recover` "
+            f'on a machine whose data is left (docs/operations.md, "A lost majority"). If it is new: `forebay cluster '
             "add` with its name and addresses"
         )
         self.peer = peer
@@ -86,8 +87,9 @@ class IncarnationOver(Exception):
     def __init__(self, me: str, mine: str, theirs: str, peer: str) -> None:
         super().__init__(
             f"{me} is of incarnation {mine} of the cluster, which is over: {peer} is of incarnation {theirs}, begun by "
-            f"`forebay recover` after a majority was lost. What {me} holds may be what was lost: keep its directory "
-            f"for an examination (`forebay ledger dump --data DIRECTORY`), move it away, run `forebay member add` "
+            f"`forebay cluster recover` after a majority was lost. What {me} holds may be what was lost: keep its "
+            f"directory "
+            f"for an examination (`forebay audit dump --data DIRECTORY`), move it away, run `forebay cluster add` "
             "with its name and addresses, and start it"
         )
 

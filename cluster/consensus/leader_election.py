@@ -274,7 +274,7 @@ def _say_who_is_missing(raft: RaftState) -> None:
         raft.founding_said_s = now_s
         _log.warning(
             "the cluster is not founded yet and waits for %s: every founder has to say that it is new. Start what does "
-            "not run. Founders that never ran and cannot are left out by `forebay serve --name %s%s`",
+            "not run. Founders that never ran and cannot are left out by `forebay run replica --name %s%s`",
             ", ".join(missing),
             name_of(raft.me),
             "".join(f" --found-without {name}" for name in missing),
@@ -417,7 +417,7 @@ def _has_another_ledger(raft: RaftState, peer: str, request: VoteRequest) -> boo
     if more is not None:
         _log.error(
             "the ledger of %s up to entry %d has digest %s, and that of %s has %s: one of them was altered, so %s "
-            "gets no vote here; compare with `forebay member status --digest`%s",
+            "gets no vote here; compare with `forebay cluster probe --digest`%s",
             peer,
             request.ledger_index,
             request.ledger_digest.hex()[:16],

@@ -172,7 +172,7 @@ def _on_rejection(raft: RaftState, peer: str, known: Progress, reply: AppendRepl
     if reply.hint_index < known.match:
         _log.error(
             "%s acknowledged entries up to %d and now lacks those after %d: its data was lost, or older data was "
-            "put in its place; it counts no more; run `forebay member replace %s`",
+            "put in its place; it counts no more; run `forebay cluster replace %s`",
             peer,
             known.match,
             reply.hint_index,

@@ -72,7 +72,7 @@ def unrecorded(raft: RaftState) -> tuple[str, bytes] | None:
 def _admit(raft: RaftState, wanted: Wanted, configuration: Configuration) -> None:
     me = raft.configuration.member(raft.me)
     if me is not None and not configuration.votes(me.id):
-        raise ChangeRefused("leader", f"{me.name} leads", "run `forebay member transfer`, then try again")
+        raise ChangeRefused("leader", f"{me.name} leads", "run `forebay cluster transfer`, then try again")
     if wanted.action is ChangeKind.PROMOTE:
         subject = configuration.change.member or ""
         if not _has_caught_up(raft, subject):

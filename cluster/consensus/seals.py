@@ -61,7 +61,7 @@ class KeyReplaced(BrokenInvariant):
         super().__init__(
             f"the key in signing/ of {name_of(me)} is not the one that version {version} of the configuration has for "
             f"it: its directory was replaced, or emptied. Put signing/ back from a copy; or keep the directory for an "
-            f"inquiry, run `forebay member replace {name_of(me)}` on another replica, move the directory away, and "
+            f"inquiry, run `forebay cluster replace {name_of(me)}` on another replica, move the directory away, and "
             "start it"
         )
 
@@ -211,7 +211,7 @@ def remedy_for(member: str) -> str:
     """Return the remedy for a replica whose log has an entry that no leader accepted."""
     name = name_of(member)
     return (
-        f"the log of {name} was altered while it was stopped. Keep its directory for an inquiry, run `forebay member "
+        f"the log of {name} was altered while it was stopped. Keep its directory for an inquiry, run `forebay cluster "
         f"replace {name}` on another replica, move the directory away, and start it"
     )
 

@@ -59,7 +59,7 @@ LINK_STEADY_S: Final = 5.0
 
 # ---- failures of connections ----
 
-_OWN_AUTHORITY: Final = "replicas need certificates of the cluster's own authority (`forebay certificate issue`)"
+_OWN_AUTHORITY: Final = "replicas need certificates of the cluster's own authority (`forebay cert issue`)"
 
 _MESSAGES: Final = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": f"it shows no certificate; {_OWN_AUTHORITY}",
@@ -81,7 +81,7 @@ def why(error: BaseException) -> str:
             message = getattr(error, "verify_message", None) or _reason(error)
             if "mismatch" in message:
                 return (
-                    f"its certificate is for other hosts ({message}); where its address changed: `forebay certificate "
+                    f"its certificate is for other hosts ({message}); where its address changed: `forebay cert "
                     "issue NAME --role replica --host HOST --replace`"
                 )
             return f"its certificate does not pass ({message}); {_OWN_AUTHORITY}"

@@ -1,4 +1,4 @@
-"""What `forebay drill helper` becomes: the helper in the foreground."""
+"""What `forebay run helper` becomes: the helper in the foreground."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ KNOWN_S: Final = 5.0
 def run(arguments: list[str]) -> int:
     """Read the command line and the configuration, and be the helper; return the exit code."""
     leave_when_terminated()
-    parser = argparse.ArgumentParser(prog="forebay drill helper", description="Run a machine's helper for drills.")
+    parser = argparse.ArgumentParser(prog="forebay run helper", description="Run a machine's helper for drills.")
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
     parser.add_argument("--name", required=True, help="the helper, as its table [[helper]] names it")
-    parser.add_argument("--up", type=int, help="descriptor of the pipe to `forebay up`")
+    parser.add_argument("--up", type=int, help="descriptor of the pipe to `forebay cluster up`")
     chosen = parser.parse_args(arguments)
     begin_logging("forebay-drill-helper")
     try:
         asyncio.run(_serve(chosen))
     except (ConfigError, TlsRefused) as error:
-        say_at_last(f"forebay drill helper: {error}")
+        say_at_last(f"forebay run helper: {error}")
         return EXIT_CONFIGURATION
     except (OSError, ValueError, HelperRefused) as error:
-        say_at_last(f"forebay drill helper: {error}")
+        say_at_last(f"forebay run helper: {error}")
         return EXIT_FAILED
     return 0
 

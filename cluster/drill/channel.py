@@ -41,11 +41,11 @@ class Channel:
                     limit=LINE_BYTES_MAX,
                 )
         except ssl.SSLCertVerificationError as error:
-            issue = f"forebay certificate issue {name} --role helper --replace"
+            issue = f"forebay cert issue {name} --role helper --replace"
             remedy = f"at {address} is no helper; or issue its certificate again: {issue}"
             raise HelperRefused(f"helper {name} is not believed ({error.verify_message})", remedy) from error
         except (OSError, TimeoutError) as error:
-            remedy = f"start it there: forebay drill helper --name {name}"
+            remedy = f"start it there: forebay run helper --name {name}"
             raise HelperRefused(f"helper {name} does not answer at {address} ({error or 'in time'})", remedy) from error
         shown = identify(writer.get_extra_info("peercert"), cluster_id=cluster_id)
         if (shown.role, shown.name) != ("helper", name):

@@ -206,14 +206,16 @@ def _running_again(fault: Kill | Fill, machine: Machine) -> None:
 
 
 class ThisMachine:
-    """Faults done for real. `up`: where the names of processes are written that `forebay up` is to start again."""
+    """Faults done for real. `up`: where the names of processes are written that `forebay cluster up` is to start
+    again.
+    """
 
     def __init__(self, up: int | None = None) -> None:
         self._up = up
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether a service manager may start a process again: `forebay up` does so only when it is asked."""
+        """Whether a service manager may start a process again: `forebay cluster up` does so only when it is asked."""
         return self._up is None
 
     def holder(self, directory: str) -> Process | None:
@@ -273,7 +275,7 @@ class ThisMachine:
                 os.write(file, bound.encode())
 
     def start(self, name: str, command: tuple[str, ...]) -> None:
-        """Have `forebay up` or the machine's own command start it; HelperRefused."""
+        """Have `forebay cluster up` or the machine's own command start it; HelperRefused."""
         if self._up is not None:
             with contextlib.suppress(OSError):  # `up` has ended, and everything with it
                 os.write(self._up, f"{name}\n".encode())

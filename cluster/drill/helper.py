@@ -97,8 +97,8 @@ class Helper:
         up: int | None = None,
         spawn: Spawn = asyncio.create_subprocess_exec,
     ) -> None:
-        """`up`: descriptor of a pipe to `forebay up`, which starts again what was killed; `spawn` starts the process
-        that does a fault. ConfigError.
+        """`up`: descriptor of a pipe to `forebay cluster up`, which starts again what was killed; `spawn` starts the
+        process that does a fault. ConfigError.
         """
         self._config = config
         self._me = config.helper(name)

@@ -102,7 +102,7 @@ def run(arguments: list[str]) -> int:
     """Do what the helper assigns, and return once it is undone."""
     parser = argparse.ArgumentParser(prog="cluster.drill.performer")
     parser.add_argument("--directory", type=Path, required=True, help="where the record is")
-    parser.add_argument("--up", type=int, help="descriptor of the pipe to `forebay up`")
+    parser.add_argument("--up", type=int, help="descriptor of the pipe to `forebay cluster up`")
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ignore_hangup()

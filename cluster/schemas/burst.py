@@ -67,7 +67,7 @@ class BurstUseView(View, frozen=True, kw_only=True):
 
 
 class BurstAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/burst: what `forebay burst` prints. Null where nothing is configured."""
+    """Answer of GET /v1/burst: what `forebay slurm burst` prints. Null where nothing is configured."""
 
     name: str
     default_pool: str | None

@@ -43,7 +43,7 @@ def is_there(certificate: Path) -> bool:
     except OSError as error:
         raise TlsRefused(
             f"{certificate} may not be read ({error.strerror}); use a copy of forebay.toml whose [tls] names a "
-            f"directory of your own, made by an operator with `forebay certificate issue NAME --role user --into DIR`"
+            f"directory of your own, made by an operator with `forebay cert issue NAME --role user --into DIR`"
         ) from error
 
 

@@ -78,7 +78,9 @@ def identify(certificate: Mapping[str, Any] | None, *, cluster_id: str | None = 
     NotIdentified if there is no certificate or it does not name exactly one role and one name.
     """
     if not certificate:
-        raise NotIdentified("no client certificate was presented; present one that `forebay init` or pki.issue made")
+        raise NotIdentified(
+            "no client certificate was presented; present one that `forebay cluster init` or pki.issue made"
+        )
     fields: dict[str, list[str]] = {}
     for relative_name in certificate.get("subject", ()):
         for key, value in relative_name:

@@ -100,7 +100,7 @@ def load_authority(directory: Path) -> Authority:
         key = serialization.load_pem_private_key(key_pem, password=None)
     except (ValueError, TypeError) as error:
         raise PkiRefused(
-            f"{directory}: ca.pem or ca.key is not an unencrypted PEM file that `forebay init` wrote"
+            f"{directory}: ca.pem or ca.key is not an unencrypted PEM file that `forebay cluster init` wrote"
         ) from error
     # While the authority is renewed the former one is beside it.
     certificate = next((one for one in certificates if one.public_key() == key.public_key()), None)
@@ -110,7 +110,7 @@ def load_authority(directory: Path) -> Authority:
         )
     if not certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME):
         raise PkiRefused(
-            f"{certificate_path}: the authority does not name its cluster (O); use one that `forebay init` made"
+            f"{certificate_path}: the authority does not name its cluster (O); use one that `forebay cluster init` made"
         )
     return Authority(certificate=certificate, key=key)
 

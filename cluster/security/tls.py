@@ -159,7 +159,7 @@ def open_key_file(path: Path) -> int:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         raise TlsRefused(
-            f"{path}: the private key cannot be read ({error.strerror}); run `forebay init` or issue one"
+            f"{path}: the private key cannot be read ({error.strerror}); run `forebay cluster init` or issue one"
         ) from error
     try:
         _check_key(os.fstat(descriptor), path)
@@ -223,7 +223,7 @@ def read_pem(path: Path, what: str, *, opened: str | None = None) -> bytes:
             data = file.read(MAX_PEM_BYTES + 1)
     except OSError as error:
         raise TlsRefused(
-            f"{path}: {what} cannot be read ({error.strerror}); run `forebay init` or issue one"
+            f"{path}: {what} cannot be read ({error.strerror}); run `forebay cluster init` or issue one"
         ) from error
     if len(data) > MAX_PEM_BYTES:
         raise TlsRefused(f"{path}: {what} has more than {MAX_PEM_BYTES} bytes; this is not a PEM certificate or key")
@@ -367,7 +367,7 @@ def _load_certificates(path: Path, what: str) -> list[x509.Certificate]:
     try:
         return parsed_certificates(read_pem(path, what))
     except ValueError as error:
-        raise TlsRefused(f"{path}: {what} is not a PEM certificate; run `forebay init` or issue one") from error
+        raise TlsRefused(f"{path}: {what} is not a PEM certificate; run `forebay cluster init` or issue one") from error
 
 
 def _common_name(name: x509.Name) -> str:

@@ -127,7 +127,7 @@ class DiskWatch:
             if not self.is_scarce:
                 LOGGER.error(
                     "the disk is %.0f%% full for the journal, and no other replica has room: what users ask for is "
-                    "refused from now on; make room on the disks, or forebay ledger prune",
+                    "refused from now on; make room on the disks, or forebay audit prune",
                     100 * room.fill_with(0),
                 )
             self.is_scarce = True

@@ -230,7 +230,7 @@ class Checkpoints(Background):
             Diverged(
                 f"the state of {self._name} after revision {revision} has digest {self._digests[index][:16]}; the "
                 f"majority had another, which entry {recorded.entry_index} records ({recorded.digest[:16]}); keep its "
-                "directory for an inquiry, and bring the replica back with `forebay member replace`"
+                "directory for an inquiry, and bring the replica back with `forebay cluster replace`"
             )
         )
 
@@ -299,7 +299,7 @@ class Checkpoints(Background):
                     Diverged(
                         f"the ledger of {self._name} up to entry {index} has digest {mine[:16]}; the majority has "
                         f"another ({others}): its history was altered; keep its directory for an inquiry, and bring "
-                        "the replica back with `forebay member replace`"
+                        "the replica back with `forebay cluster replace`"
                     )
                 )
             if found is Verdict.DISPUTED:
@@ -356,7 +356,7 @@ class Checkpoints(Background):
                 Diverged(
                     f"the state of {self._name} after entry {index} has digest {mine[:16]}; the majority has another "
                     f"({others}); keep its directory for an inquiry, and bring the replica back with "
-                    "`forebay member replace`"
+                    "`forebay cluster replace`"
                 )
             )
         return verdict

@@ -177,7 +177,7 @@ class Backfill(Background):
         if self._hopeless is None or self._hopeless[:2] != (gap, peers):
             LOGGER.warning(
                 "entries %d to %d were pruned by all that this replica could ask; they are in the archive: `forebay "
-                "ledger restore` brings what proofs need of them",
+                "audit restore` brings what proofs need of them",
                 *gap[:2],
             )
         self._hopeless = gap, peers, asyncio.get_running_loop().time()
@@ -301,7 +301,7 @@ class Scrub(Background):
         if self._found.damaged.get(first) != last:
             LOGGER.error(
                 "%s; nobody who was asked has given entries %d to %d, they are asked for again: see that a peer holds "
-                "them (`forebay ledger verify`), or bring the replica back with `forebay member replace`",
+                "them (`forebay audit verify`), or bring the replica back with `forebay cluster replace`",
                 error,
                 first,
                 last,

@@ -1,9 +1,9 @@
 """Joining: how a replica without data becomes a member of an existing cluster, under an id that was never used before.
 
-The cluster adds it first (`forebay member add`, or `member replace` for one that lost its data) and gives it a new id.
-That record is the permit to start once without data: the replica asks for its id, notes it durably, and starts. From
-then on the note says who it is. `--join` has it wait longer for an answer and report why it may not join; on a replica
-that has joined already it has no effect.
+The cluster adds it first (`forebay cluster add`, or `cluster replace` for one that lost its data) and gives it a new
+id. That record is the permit to start once without data: the replica asks for its id, notes it durably, and starts.
+From then on the note says who it is. `--join` has it wait longer for an answer and report why it may not join; on a
+replica that has joined already it has no effect.
 
 Killed at any time in between it goes on joining when it is started again, with `--join` or without: a file `joining`
 is there until note and mark of a first start are. It says as whom the replica had joined before, so that whoever lost
@@ -78,7 +78,7 @@ async def join(config: Config, name: str, *, clock: Clock) -> str:
         if joining.exists() and joining.read_text(encoding="utf-8").strip() == identity:
             _remove(joining)
             raise JoiningRefused(
-                f"{name} joined as {identity} before and lost its data since; run `forebay member replace {name}` and "
+                f"{name} joined as {identity} before and lost its data since; run `forebay cluster replace {name}` and "
                 "start it again"
             )
         _write(note, noted)
@@ -144,7 +144,7 @@ async def _ask(config: Config, name: str, clock: Clock, deadline_s: float) -> st
     if found.votes:
         raise JoiningRefused(
             f"{name} is a member that votes, and what it promised must not be forgotten; if its data is lost, run "
-            f"`forebay member replace {name}` first"
+            f"`forebay cluster replace {name}` first"
         )
     base, _, number = found.id.partition("#")
     if base != name or not is_name(base) or not number.isdigit():

@@ -51,7 +51,7 @@ class Membership:
         """Return where clients reach the replica called `name`: as this machine's file says, else as its cluster does.
 
         As its cluster says, too, while it is reached at the peer address that its cluster has and the file has another:
-        then the file is older than a `member update`.
+        then the file is older than a `cluster update`.
         """
         member = self._engine.configuration.member(name)
         row = next((replica for replica in self._config.replicas if replica.name == name), None)
@@ -84,7 +84,7 @@ class Membership:
         says = f"the cluster has {' and '.join(agreed)}, the file here {' and '.join(file)}"
         if name != self._me and self._engine.address_of(name) == member.peer != file[0]:
             return f"{says}, where it is not: write the former there, and send this replica SIGHUP"
-        return f"{says}: `forebay member update {name} --peer {file[0]} --api {file[1]}` if that is right"
+        return f"{says}: `forebay cluster update {name} --peer {file[0]} --api {file[1]}` if that is right"
 
     async def change(self, wanted: Wanted) -> Configuration:
         """Change who is a member; return the configuration once it is applied.
@@ -125,7 +125,7 @@ class Membership:
                 LOGGER.info("the leadership goes to %s", await self._engine.transfer() or "somebody else")
 
     def poll(self) -> None:
-        """Let a learner vote that has caught up: what `member add` and `member replace` have begun.
+        """Let a learner vote that has caught up: what `cluster add` and `cluster replace` have begun.
 
         Have a voter's key recorded that the configuration does not have: of a founder that was left out at first.
 

@@ -1,4 +1,4 @@
-"""Pruning of a running replica's ledger: what `forebay ledger prune` found that may go, removed a little at a time.
+"""Pruning of a running replica's ledger: what `forebay audit prune` found that may go, removed a little at a time.
 
 Whoever may write into the replica's directory leaves a note there; nobody else can ask for it. What the note says was
 checked against archives, checkpoint and snapshot in a process of its own (`cluster.audit.archive`), which takes a

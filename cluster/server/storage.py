@@ -113,11 +113,12 @@ def open_storage(config: Config, name: str, *, first_start: bool = False) -> Sto
         may_be_empty = _may_be_empty(config, name, mark, first_start=first_start)
         if not may_be_empty and any_of(directory) is None:
             raise StorageRefused(
-                f"{directory} is empty; if replica {name} has never run, start it once with `forebay serve --name "
+                f"{directory} is empty; if replica {name} has never run, start it once with `forebay run replica "
+                f"--name "
                 f"{name} --first-start`; if its data is lost, it must not start again as who it was, because it would "
-                f"have forgotten votes and entries that the others count on: `forebay member replace {name}` brings "
+                f"have forgotten votes and entries that the others count on: `forebay cluster replace {name}` brings "
                 f"it back, and then `{start_command('replica', name)}`; where the data of a majority is lost, "
-                "`forebay recover` on a machine that has some left",
+                "`forebay cluster recover` on a machine that has some left",
                 Condition.DIRECTORY_EMPTY,
             )
         identity, incarnation = noted_member(config, name)
@@ -309,8 +310,8 @@ def any_of(directory: Path) -> Path | None:
 
 
 def first_start_mark(config: Config, name: str) -> Path:
-    """Return the file whose existence lets a replica start without data: made by `forebay init`, or for a replica that
-    joins, and consumed by the first start.
+    """Return the file whose existence lets a replica start without data: made by `forebay cluster init`, or for a
+    replica that joins, and consumed by the first start.
     """
     return config.storage.directory / name / FIRST_START_NAME
 

@@ -1,4 +1,4 @@
-"""What `forebay slurm bridge` becomes: the bridge in the foreground."""
+"""What `forebay run bridge` becomes: the bridge in the foreground."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERVED_S: Final = 10.0
 def run(arguments: list[str]) -> int:
     """Read the command line and the configuration, and be the bridge; return the exit code."""
     leave_when_terminated()
-    parser = argparse.ArgumentParser(prog="forebay slurm bridge", description="Run the bridge to a slurmctld.")
+    parser = argparse.ArgumentParser(prog="forebay run bridge", description="Run the bridge to a slurmctld.")
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
     parser.add_argument("--name", required=True, help="the scheduler, as its certificate names it")
     parser.add_argument("--state", type=Path, required=True, help="StateSaveLocation of slurm.conf")
@@ -41,10 +41,10 @@ def run(arguments: list[str]) -> int:
     try:
         asyncio.run(_serve(chosen))
     except (ConfigError, TlsRefused, BridgeRefused, DirectoryRefused) as error:
-        say_at_last(f"forebay slurm bridge: {error}")
+        say_at_last(f"forebay run bridge: {error}")
         return EXIT_CONFIGURATION
     except OSError as error:
-        say_at_last(f"forebay slurm bridge: {error}")
+        say_at_last(f"forebay run bridge: {error}")
         return EXIT_FAILED
     return 0
 

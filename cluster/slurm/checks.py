@@ -297,13 +297,13 @@ def certificate_fault(access: Access, name: str, at: Instant) -> str:
     except (ConfigError, TlsRefused) as error:
         return str(error).replace("--role ROLE", f"--role {Role.SCHEDULER}")
     found = certificate_of(files.certificate.parent, name)
-    issue = f"forebay certificate issue {name} --role {Role.SCHEDULER}"
+    issue = f"forebay cert issue {name} --role {Role.SCHEDULER}"
     if found.problem:
         return f"{files.certificate}: {found.problem}; issue it again: {issue} --replace"
     if found.role != Role.SCHEDULER:
         return (
             f"{files.certificate}: is for role {found.role or 'unknown'}, and a bridge needs one for role "
-            f"{Role.SCHEDULER}; take a name that nobody has: forebay certificate issue NAME --role {Role.SCHEDULER}"
+            f"{Role.SCHEDULER}; take a name that nobody has: forebay cert issue NAME --role {Role.SCHEDULER}"
         )
     if found.cluster_id != access.cluster.id:
         return f"{files.certificate}: is of another cluster than {access.file}; issue one there: {issue}"

@@ -60,7 +60,7 @@ def start_command(kind: str, name: str) -> str:
     """Return the command that starts a process: its unit if the packages are installed under systemd."""
     if sys.prefix == APPLICATION and os.path.isdir(SYSTEMD):
         return enable_command((kind, name))
-    return f"forebay {'serve' if kind == 'replica' else kind} --name {name}"
+    return f"forebay run {kind} --name {name}"
 
 
 def tell_manager(*lines: str, status: str = "") -> None:

@@ -142,7 +142,7 @@ def _unknown(word: str, job: str) -> Rejected:
     return Rejected(
         RefusalCode.UNKNOWN_DEPENDENCY,
         f"{word}:{job}: there is no job {job}",
-        "forebay job list shows the jobs",
+        "forebay queue shows the jobs",
         "dependencies",
     )
 
@@ -160,7 +160,7 @@ def members(state: Facts, job: int, tasks: Tasks) -> tuple[int, ...] | Refusal |
         return Refusal(
             RefusalCode.UNKNOWN_JOB,
             f"job {job} is no array, or none of its tasks is in the state" if known else f"there is no job {job}",
-            "forebay job list shows the jobs",
+            "forebay queue shows the jobs",
             "job",
         )
     if tasks is None:

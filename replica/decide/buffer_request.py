@@ -388,7 +388,7 @@ def pool_of(state: Facts, name: str, place: str) -> Pool:
     if name:
         pool = state.pools.get(name)
         if pool is None:
-            remedy = one_of(state.pools, "this site has no pool: an operator makes one with `forebay pool add`")
+            remedy = one_of(state.pools, "this site has no pool: an operator makes one with `forebay pool create`")
             raise Rejected(RefusalCode.UNKNOWN_POOL, f"there is no pool {name!r}", remedy, place)
         return pool
     for pool in state.pools.values():

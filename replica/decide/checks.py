@@ -182,7 +182,7 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
             raise Rejected(
                 RefusalCode.UNKNOWN_DEPENDENCY,
                 f"{dependency.kind.word}:{dependency.job}: there is no job {dependency.job}",
-                "forebay job list shows the jobs",
+                "forebay queue shows the jobs",
                 "dependencies",
             )
 

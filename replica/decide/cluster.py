@@ -105,7 +105,7 @@ def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> 
         pool = replace(pool, place=known.place)
     refusal = pool_refusal(pool, state.places)
     if refusal is None and known is not None and pool.place != known.place:
-        remedy = "change it with `forebay pool place`, while nobody uses the pool"
+        remedy = "change it with `forebay pool set`, while nobody uses the pool"
         refusal = Refusal(RefusalCode.WRONG_STATE, f"pool {pool.name} has its buffers elsewhere", remedy, "pool.place")
     if refusal is not None:
         return refusal
@@ -400,7 +400,7 @@ def _revoke_certificate(state: Facts, actor: c.Actor, command: c.RevokeCertifica
 def _unrevoke_certificate(state: Facts, actor: c.Actor, command: c.UnrevokeCertificate, at: Instant) -> Decision:
     if command.certificate not in state.revocations:
         sentence = f"{command.certificate!r:.80} is not revoked"
-        remedy = "`forebay certificate revocations` shows what is"
+        remedy = "`forebay cert revocations` shows what is"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, "certificate")
     return Accepted((e.CertificatesUnrevoked((command.certificate,)),))
 

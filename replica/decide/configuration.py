@@ -122,7 +122,7 @@ def _refusal(state: Facts, site: Site) -> Refusal | None:
         return refusal
     name = site.default_pool
     if name and name not in state.pools and not provider_facts(site.provider).names_pools:
-        remedy = one_of(state.pools, "make one with `forebay pool add`")
+        remedy = one_of(state.pools, "make one with `forebay pool create`")
         return Refusal(
             RefusalCode.UNKNOWN_POOL,
             f"there is no pool {name!r}",

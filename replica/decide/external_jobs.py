@@ -175,7 +175,7 @@ def _other_cluster(known: Scheduler, cluster: str) -> Refusal | None:
         RefusalCode.PERMISSION_DENIED,
         f"the external jobs of scheduler {known.name} are of another cluster, which last came from {known.address}",
         "give one of the two clusters another name; if that one is no more, an operator releases the name with: "
-        f"forebay scheduler release {known.name}",
+        f"forebay slurm release {known.name}",
         "cluster",
     )
 
@@ -436,7 +436,10 @@ def _staged_in(state: Facts, job: Job, phase: ExternalJobPhase) -> Events | Refu
     mover = mover_again(state, job, places)
     if not mover:
         shown = " and ".join(place.name for place in places)
-        sentence, remedy = f"no agent stages for place {shown}", "start one for it: forebay agent NAME --mover"
+        sentence, remedy = (
+            f"no agent stages for place {shown}",
+            "start one for it: forebay run agent --name NAME --mover",
+        )
         return Refusal(RefusalCode.WRONG_STATE, sentence, remedy, "job")
     return (e.ExternalJobStageInOrdered(job.id, mover, job.attempt + 1),)
 

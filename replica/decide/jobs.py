@@ -47,7 +47,7 @@ def _find_job(state: Facts, actor: c.Actor, job_id: int, *, of_external_jobs: bo
         return Refusal(
             RefusalCode.UNKNOWN_JOB,
             f"job {job_id} is no longer in the state" if gone else f"there is no job {job_id}",
-            f"forebay job history {job_id} shows what became of it" if gone else "forebay job list shows the jobs",
+            f"forebay job history {job_id} shows what became of it" if gone else "forebay queue shows the jobs",
             "job",
         )
     if actor.role is c.ActorRole.USER and actor.name != job.request.user:

@@ -54,7 +54,9 @@ def pool_refusal(pool: Pool, places: Container[str] = ()) -> Refusal | None:
         )
     if pool.place and pool.place not in places:
         sentence = f"pool {pool.name} is to have its buffers in {pool.place[:NAME_CHARACTERS_MAX]!r}, which is no place"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "`forebay place list` shows the places", "pool.place")
+        return Refusal(
+            RefusalCode.INVALID_FIELD, sentence, "`forebay pool filesystem list` shows the places", "pool.place"
+        )
     if pool.place and pool.unit is not PoolUnit.BYTES:
         sentence = f"pool {pool.name} counts {pool.unit.word}, and a place has room for bytes"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, "leave the place out, or have it count bytes", "pool.place")
@@ -120,7 +122,7 @@ def changed_pool(
         return Refusal(
             RefusalCode.WRONG_STATE,
             f"there is a pool {name!r} already",
-            "resize it with `forebay pool resize`, or choose another name",
+            "resize it with `forebay pool set`, or choose another name",
             "pool.name",
         )
     if known is None:
@@ -162,7 +164,7 @@ def removed_pool(state: State, name: str) -> tuple[e.Event, ...] | Refusal:
 
 def unknown_pool(state: Facts, name: str) -> Refusal:
     """Return the refusal for a pool that is not there."""
-    remedy = one_of(state.pools, "make one with `forebay pool add`")
+    remedy = one_of(state.pools, "make one with `forebay pool create`")
     return Refusal(
         RefusalCode.UNKNOWN_POOL,
         f"there is no pool {name!r}",
@@ -221,7 +223,7 @@ def removal_refusal(state: Facts, name: str) -> Refusal | None:
     pools = sorted(pool.name for pool in state.pools.values() if pool.place == name)
     if pools:
         sentence = f"place {name} is in use: pool {', '.join(pools)} has its buffers there"
-        remedy = "remove such pools first, or have their buffers lie elsewhere with `forebay pool place`"
+        remedy = "remove such pools first, or have their buffers lie elsewhere with `forebay pool set`"
         return Refusal(RefusalCode.WRONG_STATE, sentence[:MESSAGE_CHARACTERS_MAX], remedy, "place.name")
     for mover in state.places[name].movers:
         for job_id in state.on_node.get(mover, ()):
@@ -254,6 +256,6 @@ def seen_refusal(state: Facts, node: str, seen: tuple[SeenPlace, ...]) -> Refusa
 
 
 def _unknown_place(state: Facts, name: str, field: str) -> Refusal:
-    remedy = one_of(state.places, "make one with `forebay place add`")
+    remedy = one_of(state.places, "make one with `forebay pool filesystem add`")
     sentence = f"there is no place {name[:NAME_CHARACTERS_MAX]!r}"
     return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy[:MESSAGE_CHARACTERS_MAX], field)

@@ -127,7 +127,7 @@ def cleared_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -
         return Refusal(
             RefusalCode.WRONG_STATE,
             f"there is no persistent buffer {name!r}",
-            "forebay burst shows the buffers",
+            "forebay slurm burst shows the buffers",
             "name",
         )
     using = len(state.using.get(name, ()))

@@ -77,7 +77,7 @@ def _open_session(state: State, actor: Actor, command: c.OpenSession, at: Instan
             RefusalCode.LIMIT_EXCEEDED,
             f"{actor} has {own} sessions of {len(state.sessions)}; at most {SESSIONS_PER_ACTOR_MAX} are possible, and "
             f"{SESSIONS_MAX} of all",
-            "close one that no program uses (forebay session list), or wait: one ends when it was idle for "
+            "close one that no program uses (forebay support session list), or wait: one ends when it was idle for "
             f"{SESSION_IDLE_S_MAX} s",
         )
     return Accepted((e.SessionOpened(state.revision + 1, actor),))

@@ -117,11 +117,11 @@ KEYS: tuple[Key, ...] = (
     Key("Directive", Owner.SITE, "directive", Kind.WORD, "what directives of the lua provider begin with, after #"),
     Key("Flags", Owner.SITE, "flags", Kind.FLAGS, f"some of {', '.join(FLAGS)}"),
     _program("GetSysState", "get_sys_state", "tells pools and performs the datawarp provider's operations"),
-    _program("GetSysStatus", "get_sys_status", "answers `forebay bbstat`"),
+    _program("GetSysStatus", "get_sys_status", "answers `forebay slurm bbstat`"),
     Key("Granularity", Owner.SITE, "granularity", Kind.SIZE, "granularity of a pool that comes without one"),
     Key("OtherTimeout", Owner.SITE, "other_timeout_s", Kind.SECONDS, "for setup, pre-run, post-run and teardown"),
     Key("PollInterval", Owner.SITE, "poll_interval_s", Kind.SECONDS, "between two questions to a busy operation"),
-    Key("Pools", Owner.SITE, "pools", Kind.TEXT, "kept without effect, as in Slurm: use `forebay pool add`"),
+    Key("Pools", Owner.SITE, "pools", Kind.TEXT, "kept without effect, as in Slurm: use `forebay pool create`"),
     Key("PrivateData", Owner.FLAG, "PrivateData", Kind.YES_NO, "users see their own buffers only (also a flag)"),
     Key("StageInTimeout", Owner.SITE, "stage_in_timeout_s", Kind.SECONDS, "for stage-in"),
     Key("StageOutTimeout", Owner.SITE, "stage_out_timeout_s", Kind.SECONDS, "for stage-out"),
@@ -214,8 +214,8 @@ KEYS: tuple[Key, ...] = (
 _BY_NAME = {key.name.lower(): key for key in KEYS}
 
 _ELSEWHERE = {
-    "altpool": "make further pools with `forebay pool add`",
-    "gres": "make pools with `forebay pool add NAME --unit count --quantity N`",
+    "altpool": "make further pools with `forebay pool create`",
+    "gres": "make pools with `forebay pool create NAME --unit count --quantity N`",
     "jobsizelimit": "limits by job are limits of users, accounts and QOS",
     "usersizelimit": "limits by user are limits of users, accounts and QOS",
     "prioboostalloc": "the priority takes the size of a request into account by its own settings",

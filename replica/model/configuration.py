@@ -79,7 +79,7 @@ class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
     get_sys_state: str = ""
     """The program that tells the state of the system; empty: the provider's own (`get_sys_state_of`)."""
     get_sys_status: str = ""
-    """The program behind `forebay bbstat`; empty: the provider's own (`get_sys_status_of`)."""
+    """The program behind `forebay slurm bbstat`; empty: the provider's own (`get_sys_status_of`)."""
     validate_timeout_s: int = 5
     poll_interval_s: int = 15
     """Seconds between two questions to an operation that said it is busy."""

@@ -176,7 +176,7 @@ async def run(directory: Path, jobs: int) -> dict[str, Any]:
         wal = controller.config.wal_directory("r1")
         written: Any = None
         for archive in archives:
-            written, took_s = await answered("ledger", "archive", archive, "--data", home, "--json")
+            written, took_s = await answered("audit", "archive", archive, "--data", home, "--json")
             figures["archive_s"] = took_s
         figures["archive_bytes"] = sum(one["size_bytes"] for one in written["segments"])
         figures["data_bytes"] = sum(one["data_bytes"] for one in written["segments"])
@@ -186,7 +186,7 @@ async def run(directory: Path, jobs: int) -> dict[str, Any]:
         below = controller.journal.base_index + 1
         watch = Watch()
         pruned, figures["prune_s"] = await answered(
-            *("ledger", "prune", "--data", home, "--below", below, *named, "--keys", keys, "--yes", "--json")
+            *("audit", "prune", "--data", home, "--below", below, *named, "--keys", keys, "--yes", "--json")
         )
         figures["prune_hold_ms"] = watch.stop()
         figures["pruned_entries"] = pruned["entries"]
@@ -220,22 +220,22 @@ async def run(directory: Path, jobs: int) -> dict[str, Any]:
 
 async def _checked(figures: dict[str, Any], home: Path, archives: tuple[Path, Path], keys: Path, proof: Path) -> None:
     """Verify, replay and prove from what is left and the archive; VerificationFailed."""
-    code, _, said, _ = await command("ledger", "verify", "--data", home, "--complete")
+    code, _, said, _ = await command("audit", "verify", "--data", home, "--complete")
     hold(code == 7 and "--archive" in said, "a pruned ledger says that it is complete")
     verified, figures["verify_s"] = await answered(
-        *("ledger", "verify", "--data", home, "--archive", archives[0], "--keys", keys, "--complete", "--json")
+        *("audit", "verify", "--data", home, "--archive", archives[0], "--keys", keys, "--complete", "--json")
     )
     hold(verified["ledger_digest"] == figures["ledger_digest"], "ledger and archive come to another digest")
     hold(verified["archive"]["checkpoints_signed"] > 0, "no checkpoint of the archive is believed")
     replayed, figures["replay_s"] = await answered(
-        "ledger", "replay", "--data", home, "--archive", archives[1], "--json"
+        "audit", "replay", "--data", home, "--archive", archives[1], "--json"
     )
     hold(replayed["state_digest"] == figures["state_digest"], "the replay comes to another state")
     figures["digests_compared"] = replayed["digests_compared"]
-    code, _, said, _ = await command("ledger", "prove", "--data", home, "--job", PROVEN, "-o", proof)
+    code, _, said, _ = await command("audit", "prove", "--data", home, "--job", PROVEN, "-o", proof)
     hold(code == 3 and "segment-" in said, f"job {PROVEN} is proven without the archive: {said}")
     _, figures["prove_s"] = await answered(
-        "ledger", "prove", "--data", home, "--job", PROVEN, "-o", proof, "--archive", archives[0]
+        "audit", "prove", "--data", home, "--job", PROVEN, "-o", proof, "--archive", archives[0]
     )
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(verify_proof.__file__), "--keys", str(keys), str(proof)),

@@ -1,4 +1,6 @@
-"""Three Forebay replicas as an operator would start them: `forebay init`, then `forebay serve` for each."""
+"""Three Forebay replicas as an operator would start them: `forebay cluster init`, then `forebay run replica` for
+each.
+"""
 
 import asyncio
 import shutil
@@ -24,13 +26,13 @@ START_WAIT_S = 30.0
 """Seconds until three new replicas must be ready."""
 
 PORTS = 32
-"""Free ports in a row asked for: `forebay init` lays out peers and APIs from one base."""
+"""Free ports in a row asked for: `forebay cluster init` lays out peers and APIs from one base."""
 
 INIT_WAIT_S = 60.0
-"""Seconds for `forebay init`."""
+"""Seconds for `forebay cluster init`."""
 
 CHANNEL_PORT_OFFSET = 24
-"""From the first peer's port to the first channel's: beyond what `forebay init` lays out."""
+"""From the first peer's port to the first channel's: beyond what `forebay cluster init` lays out."""
 
 USER = "bench"
 """The user whose certificate submits the jobs."""
@@ -65,7 +67,7 @@ class ForebayCluster(Members):
     """Nodes whose agents run too."""
 
     agent_keys: Sequence[str] = ()
-    """Lines of each [[agent]] beside what `forebay init` writes."""
+    """Lines of each [[agent]] beside what `forebay cluster init` writes."""
 
     cpus = 2
     """CPUs of each node."""
@@ -90,7 +92,7 @@ class ForebayCluster(Members):
     async def start(self) -> None:
         """Make a cluster's files, start three replicas and return when all of them are ready."""
         base_port = free_ports(PORTS)[0]
-        init = [*self._command, "init", str(self._directory), "--replicas", "3", "--cpus", str(self.cpus)]
+        init = [*self._command, "cluster", "init", str(self._directory), "--replicas", "3", "--cpus", str(self.cpus)]
         init += ["--base-port", str(base_port), "--pool", "fast=1TiB/1MiB,default", "--user", self.user]
         init += ["--accounts", self.accounts, "--agents", str(max(1, len(self.agents)))]
         init += ["--destination-root", str(self._results), "--source-root", str(self._results)]
@@ -98,7 +100,9 @@ class ForebayCluster(Members):
             subprocess.run, init, capture_output=True, text=True, check=False, timeout=INIT_WAIT_S
         )
         if made.returncode != 0:
-            raise ServerFailed(f"forebay init failed with status {made.returncode}:\n{made.stdout}{made.stderr}")
+            raise ServerFailed(
+                f"forebay cluster init failed with status {made.returncode}:\n{made.stdout}{made.stderr}"
+            )
         # Imported late: `scripts/bench --only etcd` does not need the configuration.
         from cluster.config.config import Config
 
@@ -113,12 +117,12 @@ class ForebayCluster(Members):
         for name in self.agents:
             self._launch(name, configuration, "agent")
 
-    def _launch(self, name: str, configuration: Path, verb: str = "serve") -> None:
-        serve = [*self.parent, *self._command, "--config", str(configuration), verb, "--name", name]
+    def _launch(self, name: str, configuration: Path, kind: str = "replica") -> None:
+        serve = [*self.parent, *self._command, "--config", str(configuration), "run", kind, "--name", name]
         self._processes.start(name, serve, self._directory / f"{name}.output")
 
     def _adapt(self, configuration: Path, base_port: int) -> None:
-        """Add to the configuration that `forebay init` wrote what this measurement needs."""
+        """Add to the configuration that `forebay cluster init` wrote what this measurement needs."""
         lines, number = [], 0
         for line in configuration.read_text(encoding="utf-8").splitlines():
             key = line.partition("=")[0].strip()

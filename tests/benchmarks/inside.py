@@ -1,7 +1,7 @@
 """Clients inside the leader's process: what consensus and the state machine take, without a network to the client.
 
-`python -m tests.benchmarks.inside --config forebay.toml --name r1` is a whole replica, as `forebay serve` runs it, that
-also takes orders on standard input: one JSON line each, answered with one JSON line. The leader runs the load.
+`python -m tests.benchmarks.inside --config forebay.toml --name r1` is a whole replica, as `forebay run replica` runs
+it, that also takes orders on standard input: one JSON line each, answered with one JSON line. The leader runs the load.
 """
 
 import argparse
@@ -135,7 +135,7 @@ class InsideCluster(ForebayCluster):
     name = "inside"
     operation = "submit_job once, then release_job and hold_job in turn, by clients in the leader's process"
 
-    def _launch(self, name: str, configuration: Path, verb: str = "serve") -> None:
+    def _launch(self, name: str, configuration: Path, kind: str = "replica") -> None:
         serve = [sys.executable, "-m", "tests.benchmarks.inside", "--config", str(configuration), "--name", name]
         self._processes.start(name, serve, self._directory / f"{name}.output", pipes=True)
 

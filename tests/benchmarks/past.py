@@ -105,7 +105,7 @@ class Figures(NamedTuple):
     """Questions about what is not one job's, by what is asked."""
     hold_ms: dict[str, float]
     replay_s: list[float] = []
-    """How long `forebay ledger replay` took, each time."""
+    """How long `forebay audit replay` took, each time."""
 
 
 class Watch:
@@ -273,14 +273,14 @@ async def _made(replica: Replica, at_once: int, events_max: int, made: Made, say
 
 
 async def _replayed(config: Config) -> float:
-    """Return the seconds that `forebay ledger replay` takes, its start among them; VerificationFailed."""
+    """Return the seconds that `forebay audit replay` takes, its start among them; VerificationFailed."""
     began_s = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cluster.cli", "ledger", "replay", "--data", config.storage.directory / "r1", "--json"),
+        *(sys.executable, "-m", "cluster.cli", "audit", "replay", "--data", config.storage.directory / "r1", "--json"),
         stdout=asyncio.subprocess.DEVNULL,
     )
     if await process.wait():
-        raise VerificationFailed(f"`forebay ledger replay` ended with status {process.returncode}")
+        raise VerificationFailed(f"`forebay audit replay` ended with status {process.returncode}")
     return time.perf_counter() - began_s
 
 
@@ -391,7 +391,7 @@ async def _others(ask: Asker, revision: int, chance: random.Random) -> dict[str,
     for what, path in (
         ("`history --pool`", "/v1/history?of=pool&name=fast"),
         ("`history --kind refused`", "/v1/history?kind=refused"),
-        ("`history leaders`", "/v1/history/leaders"),
+        ("`audit leaders`", "/v1/history/leaders"),
     ):
         found[what] = await ask([path] * ASKED)
     moments = [chance.randrange(revision // 50, revision - DIFFERENCE) for _ in range(MOMENTS)]
@@ -440,7 +440,7 @@ def report(directory: Path, events: int, batches: Sequence[str], say: Say) -> Fo
                 f"{max(one.hold_ms[what] for what in ('history', 'why', 'others')):.1f} ms",
             ),
             Row(
-                f"`ledger replay`, {of}",
+                f"`audit replay`, {of}",
                 " and ".join(f"{took_s:.1f} s ({one.events / took_s:,.0f} events/s)" for took_s in one.replay_s),
             ),
             Row(

@@ -199,7 +199,7 @@ def test_jobs_are_run_and_say_that_there_is_no_slurm(place: Path, monkeypatch: p
 @pytest.mark.usefixtures("no_slurm")
 def test_commands_are_called(place: Path) -> None:
     found = commands.report(place, 1, lambda _: None, only_forebay=True)
-    names = ["job list", "job show", "submit", "--help"]
+    names = ["queue", "job show", "submit", "--help"]
     assert [row.what for row in found.rows] == [f"`forebay {name}`, one call at p50" for name in names]
 
 

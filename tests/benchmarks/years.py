@@ -1,4 +1,4 @@
-"""Years of a replica, in minutes: a wave of jobs each day, and each month what a timer does, `forebay ledger retain`.
+"""Years of a replica, in minutes: a wave of jobs each day, and each month what a timer does, `forebay audit retain`.
 
 The clock goes on by a day between two waves. What must not grow is looked at after each month's pruning: the state,
 its kept answers and finished jobs, how full the journal is, its file. In the second half of the years none of them may
@@ -66,7 +66,7 @@ async def run(directory: Path, years: int) -> dict[str, Any]:
             await settled(replica, clock, JOBS_A_DAY)
             found = await replica.publisher.keys()
             keys.write_text("".join(f"{key}\n" for key in found.values()))
-            kept, retain_s = await answered("--config", config.file, "ledger", "retain", "--name", "r1", "--json")
+            kept, retain_s = await answered("--config", config.file, "audit", "retain", "--name", "r1", "--json")
             snapshots = sorted(config.snapshot_directory("r1").glob("*"), key=lambda path: path.stat().st_mtime)
             state = controller.state
             months.append(

@@ -295,7 +295,7 @@ async def test_a_service_manager_hears_of_replica_and_agent_when_they_serve_whil
 
 
 def test_sigterm_in_the_first_moments_of_a_replica_or_agent_ends_it_with_0(tmp_path: Path) -> None:
-    """`forebay serve` and `forebay agent` keep it for the program that they become."""
+    """`forebay run replica` and `forebay run agent` keep it for the program that they become."""
     config = make(tmp_path, 1)
     for name, module in (("r1", "cluster.serve"), (config.agents[0].name, "cluster.agent")):
         words = (sys.executable, "-m", module, "--config", str(config.file), "--name", name)

@@ -53,9 +53,9 @@ def test_the_jobs_that_a_command_names_are_read(command: str, jobs: list[str]) -
 @pytest.mark.parametrize(
     ("command", "typed"),
     [
-        ("scancel 5 6", [["job", "cancel", "15", "16"]]),
-        ("scancel -H 4_2", [["job", "cancel", "--hurry", "12"]]),
-        ("scancel --hurry --quiet 7", [["job", "cancel", "--hurry", "17"]]),
+        ("scancel 5 6", [["cancel", "15", "16"]]),
+        ("scancel -H 4_2", [["cancel", "--hurry", "12"]]),
+        ("scancel --hurry --quiet 7", [["cancel", "--hurry", "17"]]),
         ("scontrol suspend 5", [["job", "suspend", "15"]]),
         ("scontrol resume 5", [["job", "resume", "15"]]),
         ("scontrol requeue 5,6", [["job", "requeue", "15", "16"]]),
@@ -117,9 +117,17 @@ def test_what_runs_interactively_is_submitted_as_a_script(tmp_path: Path, progra
         ("scontrol update nodename=n1 state=resume", ["node", "resume", "n1"]),
         (
             "scontrol create reservation ReservationName=r starttime=now duration=60 users=ann burstbuffer=lua:p:60K",
-            ["reservation", "set", "r", "--end=2026-11-20T23:00:00+00:00", "--users=ann", "--burst-buffer=lua:p:60K"],
+            [
+                "policy",
+                "reservation",
+                "set",
+                "r",
+                "--end=2026-11-20T23:00:00+00:00",
+                "--users=ann",
+                "--burst-buffer=lua:p:60K",
+            ],
         ),
-        ("scontrol delete ReservationName=r", ["reservation", "delete", "r", "--yes"]),
+        ("scontrol delete ReservationName=r", ["policy", "reservation", "delete", "r", "--yes"]),
     ],
 )
 def test_what_is_done_to_nodes_and_reservations_is_typed(command: str, words: list[str]) -> None:
@@ -174,18 +182,18 @@ def test_a_cancel_of_a_users_jobs_is_known_of_each_of_them() -> None:
 def test_sacctmgr_says_what_is_to_change_and_forebay_is_told_all_of_it() -> None:
     accounting = Accounting()
     for command, typed in (
-        ("sacctmgr -i add account lab Description=x", [["account", "set", "lab"]]),
-        ("sacctmgr -i add account sub parent=lab", [["account", "set", "sub", "--parent=lab"]]),
-        ("sacctmgr -i create user ann,bob account=lab", [["account", "set", "lab", "--users=ann,bob"]]),
+        ("sacctmgr -i add account lab Description=x", [["policy", "account", "set", "lab"]]),
+        ("sacctmgr -i add account sub parent=lab", [["policy", "account", "set", "sub", "--parent=lab"]]),
+        ("sacctmgr -i create user ann,bob account=lab", [["policy", "account", "set", "lab", "--users=ann,bob"]]),
         (
             "sacctmgr -i modify account lab set GrpTRES=bb/lua=100",
-            [["account", "set", "lab", "--users=ann,bob", "--limit=GrpBB:bb/lua=100MiB"]],
+            [["policy", "account", "set", "lab", "--users=ann,bob", "--limit=GrpBB:bb/lua=100MiB"]],
         ),
         (
             "sacctmgr -i modify user bob where account=lab set MaxTRESPerJob=bb/lua=2G",
             [
                 [
-                    *("account", "set", "lab", "--users=ann,bob", "--limit=GrpBB:bb/lua=100MiB"),
+                    *("policy", "account", "set", "lab", "--users=ann,bob", "--limit=GrpBB:bb/lua=100MiB"),
                     "--user-limit=bob:MaxBBPerJob:bb/lua=2GiB",
                 ]
             ],
@@ -194,22 +202,22 @@ def test_sacctmgr_says_what_is_to_change_and_forebay_is_told_all_of_it() -> None
             "sacctmgr -i delete user ann account=lab",
             [
                 [
-                    *("account", "set", "lab", "--users=bob", "--limit=GrpBB:bb/lua=100MiB"),
+                    *("policy", "account", "set", "lab", "--users=bob", "--limit=GrpBB:bb/lua=100MiB"),
                     "--user-limit=bob:MaxBBPerJob:bb/lua=2GiB",
                 ]
             ],
         ),
-        ("sacctmgr -i add qos high Priority=10", [["qos", "set", "high", "--priority=10"]]),
+        ("sacctmgr -i add qos high Priority=10", [["policy", "qos", "set", "high", "--priority=10"]]),
         (
             "sacctmgr -i modify qos high set MaxTRESPerUser=bb/datawarp=5 MaxJobsPerUser=2",
             [
                 [
-                    *("qos", "set", "high", "--priority=10", "--limit=MaxBBPerUser:bb/datawarp=5MiB"),
+                    *("policy", "qos", "set", "high", "--priority=10", "--limit=MaxBBPerUser:bb/datawarp=5MiB"),
                     "--limit=MaxJobsPerUser=2",
                 ]
             ],
         ),
-        ("sacctmgr -i delete qos high", [["qos", "delete", "high", "--yes"]]),
+        ("sacctmgr -i delete qos high", [["policy", "qos", "delete", "high", "--yes"]]),
         ("sacctmgr show assoc", []),
     ):
         assert accounting.typed(parse_command(command)) == typed, command

@@ -133,7 +133,7 @@ def test_the_words_for_states_and_reasons_are_what_they_were() -> None:
 
 def test_every_exit_code_means_what_it_meant() -> None:
     rows = [f"forebay {int(code)} {code.name}: {meaning}" for code, meaning in MEANINGS.items()]
-    rows += [f"forebay serve {code}: {meaning}" for code, meaning in SERVE_MEANINGS.items()]
+    rows += [f"forebay run replica {code}: {meaning}" for code, meaning in SERVE_MEANINGS.items()]
     rows += [f"last line: {line}" for line in (INVALID_REQUEST_LINE, PERMISSION_LINE, NODE_COUNT_LINE, BBF_LINE)]
     compare("names/exits.txt", rows)
 

@@ -66,23 +66,23 @@ async def renewing(site: BareCluster) -> None:
 
     # A replica's own, at once by a signal, and by itself.
     for name in REPLICAS:
-        typed(site, "certificate", "issue", name, "--role", "replica", "--replace")
+        typed(site, "cert", "issue", name, "--role", "replica", "--replace")
         await until_shown(site, name, USER)
         await works(site)
 
     # The authority's: everybody gets the new ca.pem, then a new certificate, then the former authority goes.
     former = site.directory / "former"
-    typed(site, "certificate", "issue", "late", "--role", "user", "--into", str(former))
-    typed(site, "certificate", "renew-authority")
+    typed(site, "cert", "issue", "late", "--role", "user", "--into", str(former))
+    typed(site, "cert", "renew-authority")
     await works(site)
     for name in REPLICAS:
-        typed(site, "certificate", "issue", name, "--role", "replica", "--replace")
+        typed(site, "cert", "issue", name, "--role", "replica", "--replace")
         await until_shown(site, name, "operator")
         await works(site)
     for name, role in ((USER, "user"), ("operator", "operator")):
-        typed(site, "certificate", "issue", name, "--role", role, "--replace")
+        typed(site, "cert", "issue", name, "--role", role, "--replace")
     await works(site)
-    typed(site, "certificate", "retire-authority", "--yes")
+    typed(site, "cert", "retire-authority", "--yes")
     async with asyncio.timeout(TIMEOUT_S):
         for name in REPLICAS:
             context = client_context(site.config.tls_files(USER))
@@ -120,8 +120,8 @@ async def revoking(site: BareCluster) -> None:
         writer.write(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 ")
         open_ones.append((reader, writer))
-    typed(site, "certificate", "revoke", str(site.directory / "tls" / f"{USER}.pem"), "--reason", "lost")
-    assert "lost" in typed(site, "certificate", "revocations")
+    typed(site, "cert", "revoke", str(site.directory / "tls" / f"{USER}.pem"), "--reason", "lost")
+    assert "lost" in typed(site, "cert", "revocations")
     async with asyncio.timeout(TIMEOUT_S):
         for reader, writer in open_ones:
             try:
@@ -143,9 +143,9 @@ async def revoking(site: BareCluster) -> None:
         with pytest.raises((OSError, ssl.SSLError)):
             await shown(site, "r2", USER)
         stolen = certificate_of(site.directory / "tls", "r3").serial
-        typed(site, "certificate", "issue", "r3", "--role", "replica", "--replace")
+        typed(site, "cert", "issue", "r3", "--role", "replica", "--replace")
         await until_shown(site, "r3", "operator")
-        typed(site, "certificate", "revoke", f"serial:{stolen}")
+        typed(site, "cert", "revoke", f"serial:{stolen}")
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 members = await client.call(ops.LIST_MEMBERS)

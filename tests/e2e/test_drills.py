@@ -99,12 +99,12 @@ def test_a_switchover_is_planned_confirmed_measured_and_told_and_no_job_notices_
     assert figures["writes_acknowledged"] > 0 < figures["write_stop_us"]
     assert figures["user_write_stop_us"] > 0
     assert (figures["stages_again"], figures["runs_again"], figures["nodes_lost"]) == (0, 0, 0)
-    assert operator.json("member", "list")["leader"] == made["target"]
+    assert operator.json("cluster", "members")["leader"] == made["target"]
 
     again = operator.types(*run, "--confirm", operator.json("drill", "plan", "switchover")["id"])
     assert again.returncode == 1 and f"{made['target']} leads already" in again.stderr
 
-    story = operator.types("history").stdout
+    story = operator.types("audit", "history").stdout
     assert f"began drill 1: switchover of {made['target']}" in story and "drill 1 passed: " in story
     shown = operator.types("drill", "show", "1", identity=USER)
     assert shown.returncode == 0 and "Write stop" in shown.stdout
@@ -141,7 +141,7 @@ PATIENT = ("--goal-ms", "30000", "--abort-after-s", "30", "--abort-if-slower", "
 
 
 class Up:
-    """A cluster under `forebay up`, with a helper that is allowed signals."""
+    """A cluster under `forebay cluster up`, with a helper that is allowed signals."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -151,10 +151,12 @@ class Up:
                 f'[[helper]]\nname = "h1"\naddress = "127.0.0.1:{port}"\n'
                 f'targets = ["r1", "r2", "r3", "n1", "n2"]\n[drill]\nallow = ["process"]\n'
             )
-        cluster.forebay("certificate", "issue", "h1", "--role", "helper")
+        cluster.forebay("cert", "issue", "h1", "--role", "helper")
         self.log = cluster.directory / "up.log"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(cluster.command("up"), stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                cluster.command("cluster", "up"), stdout=log, stderr=log, start_new_session=True
+            )
 
     def pid(self, name: str) -> int:
         """Return the process that was started last under a name."""
@@ -206,7 +208,7 @@ def test_leaders_that_hang_and_are_killed_are_drilled_and_whoever_vanishes_nothi
     ended = drilled(operator, "leader-hang")
     assert state_of(up.pid(ended["target"])) in ("S", "R")
 
-    before = up.pid(operator.json("member", "list")["leader"])
+    before = up.pid(operator.json("cluster", "members")["leader"])
     ended = drilled(operator, "leader-kill")
     assert up.pid(ended["target"]) != before, "it was started again"
 

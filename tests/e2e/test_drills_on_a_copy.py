@@ -88,7 +88,7 @@ class Site:
 
     def backup(self) -> Path:
         """Return a snapshot that was fetched as a backup."""
-        return Path(self.json("snapshot", "fetch", "--into", str(self.scratch.parent / "backups"), "--save")["path"])
+        return Path(self.json("backup", "create", "--into", str(self.scratch.parent / "backups"), "--save")["path"])
 
     def nothing_is_left(self) -> None:
         """See that directory and processes are gone; the kernel kills the last ones, which takes a moment."""
@@ -157,7 +157,7 @@ def test_who_is_killed_leaves_no_process_and_a_directory_that_the_next_one_remov
     bad = site.scratch.parent / "damaged.fbs"
     bad.write_bytes(damaged)
     ended = site.json(*site.words("restore", "--backup", str(bad)))
-    assert ended["verdict"] == "failed" and "snapshot inspect" in ended["sentence"], ended
+    assert ended["verdict"] == "failed" and "backup inspect" in ended["sentence"], ended
     assert site.left() == []
 
 

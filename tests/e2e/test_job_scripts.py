@@ -135,7 +135,7 @@ class Site:
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return all jobs."""
-        done = self.typed("job", "list", "--all", "--json")
+        done = self.typed("queue", "--all", "--json")
         assert done.returncode == 0, done.stderr
         return list(json.loads(done.stdout)["jobs"])
 
@@ -163,10 +163,10 @@ def site() -> Iterator[Site]:
     words = ["--pool", "fast=1GiB/16MiB,default", "--source-root", "data", "--destination-root", "data"]
     words += ["--replicas", "1", "--agents", "1", "--cpus", "64", "--accounts", OWN, "--user", "ada"]
     base = str(free_ports(PORTS)[0])
-    line = [str(FOREBAY), "init", "site", *words, "--base-port", base]
+    line = [str(FOREBAY), "cluster", "init", "site", *words, "--base-port", base]
     subprocess.run(line, cwd=place, env=made.environment, check=True, capture_output=True, timeout=TIMEOUT_S)
     cluster = subprocess.Popen(
-        [str(FOREBAY), "up"], cwd=place / "site", env=made.environment, text=True,
+        [str(FOREBAY), "cluster", "up"], cwd=place / "site", env=made.environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:

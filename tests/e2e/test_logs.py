@@ -1,4 +1,4 @@
-"""`forebay up` with its logs as JSON: every line that it writes is one record, and says what it is about."""
+"""`forebay cluster up` with its logs as JSON: every line that it writes is one record, and says what it is about."""
 
 import json
 import signal
@@ -26,11 +26,11 @@ def typed(*words: str) -> None:
 def test_every_line_of_a_cluster_is_a_record_with_its_job_and_revision(tmp_path: Path) -> None:
     file, script = tmp_path / "site" / "forebay.toml", tmp_path / "job.sh"
     base = free_ports(PORTS)[0]
-    typed("init", str(file.parent), "--replicas=1", "--agents=1", f"--user={USER}", f"--accounts={OWN}",
+    typed("cluster", "init", str(file.parent), "--replicas=1", "--agents=1", f"--user={USER}", f"--accounts={OWN}",
           f"--base-port={base}")  # fmt: skip
     script.write_text("#!/bin/sh\ntrue\n")
     cluster = subprocess.Popen(
-        [str(FOREBAY), "--config", str(file), "up", "--log-format", "json"],
+        [str(FOREBAY), "--config", str(file), "cluster", "up", "--log-format", "json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -184,7 +184,7 @@ def called(job: Any) -> str:
 
 async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, failed: int, moved: int) -> None:
     text = await page.run("document.body.innerText")
-    overview = said(cluster, "overview")
+    overview = said(cluster, "status")
     replicas = await page.run(f"({CELLS})('replicas')")
     members = overview["members"]
     assert [row[0] for row in replicas] == [member["name"] for member in members]

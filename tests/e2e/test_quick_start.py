@@ -51,9 +51,9 @@ def test_the_quick_start_runs_a_job_which_as_root_reads_nothing_but_what_is_publ
     os.chown(data, user.pw_uid, user.pw_gid)
     words = ["--pool", "fast=1GiB/16MiB,default", "--source-root", "data", "--destination-root", "data"]
     base = str(free_ports(PORTS)[0])
-    typed("init", "site", *words, "--user", user.pw_name, "--base-port", base, directory=place)
+    typed("cluster", "init", "site", *words, "--user", user.pw_name, "--base-port", base, directory=place)
     cluster = subprocess.Popen(
-        [str(FOREBAY), "up"], cwd=site, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [str(FOREBAY), "cluster", "up"], cwd=site, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, SECRET_VARIABLE: "secret"},
     )  # fmt: skip
     try:
@@ -69,7 +69,7 @@ def test_the_quick_start_runs_a_job_which_as_root_reads_nothing_but_what_is_publ
         found = private(site)
         assert {"tls", "ca.key", "operator.key", "n1.key", "r1.key", "r1", "data.mdb"} <= {path.name for path in found}
         (data / "private").write_text("".join(f"{path}\n" for path in found))
-        assert "leader" in typed("member", "list", directory=data, config=file)
+        assert "leader" in typed("cluster", "members", directory=data, config=file)
         typed("--identity", user.pw_name, "submit", "job.sh", directory=data, config=file)
         for line in cluster.stdout:
             said.append(line)

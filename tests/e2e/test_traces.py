@@ -41,14 +41,14 @@ class Site:
         for name in ("in", "out"):
             (directory / name).mkdir()
         self.type(
-            "init", str(self.file.parent), "--replicas=3", "--agents=1", f"--user={USER}", f"--accounts={OWN}",
-            f"--base-port={free_ports(PORTS)[0]}", f"--source-root={directory / 'in'}",
+            "cluster", "init", str(self.file.parent), "--replicas=3", "--agents=1", f"--user={USER}",
+            f"--accounts={OWN}", f"--base-port={free_ports(PORTS)[0]}", f"--source-root={directory / 'in'}",
             f"--destination-root={directory / 'out'}",
         )  # fmt: skip
         with self.file.open("a") as file:
             file.write(f'\n[traces]\nendpoint = "{collector.endpoint}"\n')
         self.up = subprocess.Popen(
-            [str(FOREBAY), "--config", str(self.file), "up"],
+            [str(FOREBAY), "--config", str(self.file), "cluster", "up"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -155,7 +155,7 @@ def test_a_job_that_fails_has_a_trace_that_says_so(site: Site) -> None:
 
 
 def test_another_leader_sends_the_traces_of_what_goes_on(site: Site) -> None:
-    leader = site.ask("member", "transfer", "--identity", "operator")["leader"]
+    leader = site.ask("cluster", "transfer", "--identity", "operator")["leader"]
     assert leader
     job = site.run("#!/bin/sh\ntrue\n")
     spans = [span for span in site.collector.spans if values(span.attributes)["forebay.job.id"] == job]
@@ -177,10 +177,10 @@ def test_sighup_has_traces_sent_to_another_collector(site: Site) -> None:
 
 def test_without_a_collector_nothing_of_opentelemetry_is_imported(tmp_path: Path) -> None:
     file = tmp_path / "site" / "forebay.toml"
-    words = ("init", str(file.parent), "--replicas=1", "--agents=1", f"--accounts={OWN}")
+    words = ("cluster", "init", str(file.parent), "--replicas=1", "--agents=1", f"--accounts={OWN}")
     subprocess.run([str(FOREBAY), *words, f"--base-port={free_ports(PORTS)[0]}"], check=True, timeout=TIMEOUT_S)
     up = subprocess.Popen(
-        [str(FOREBAY), "--config", str(file), "up"],
+        [str(FOREBAY), "--config", str(file), "cluster", "up"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

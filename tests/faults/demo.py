@@ -169,7 +169,7 @@ class Demo:
         self.hold("why", await verify.why_agrees(client, self.picture.reasons))
         self.step("6  The whole ledger, replayed from nothing")
         for replica in ("r1", "r2", "r3"):
-            self.cluster.forebay("ledger", "verify", "--name", replica)
+            self.cluster.forebay("audit", "verify", "--name", replica)
         self.hold("chain", "the hash chain of all three ledgers is whole")
         self.hold("replay", verify.replayed(self.cluster, status))
         self.hold("decisions", verify.redecided(self.cluster))
@@ -212,7 +212,7 @@ def main() -> int:
     finally:
         if options.keep and succeeded:
             print(f"The cluster is running. To talk to it:\n  export FOREBAY_CONFIG={demo.cluster.file}")
-            print(f"  export PATH={Path(sys.executable).parent}:$PATH\n  forebay job list\n  forebay member list")
+            print(f"  export PATH={Path(sys.executable).parent}:$PATH\n  forebay queue\n  forebay cluster members")
             pids = " ".join(str(process.pid) for process in demo.cluster.processes.values())
             print(f"To end it:\n  kill {pids}")
         else:

@@ -75,7 +75,7 @@ class DrillHosts(Hosts):
         options = [f"--pool={name}={sizes}" for name, sizes in POOLS.items()]
         options += [f"--source-root={self.work}/input", f"--destination-root={self.work}", f"--user={self.user}"]
         options += [*([f"--accounts={OWN}"] if OWN else []), "--cpus=4", "--cluster-name=drills", "--base-port=7401"]
-        self.forebay("init", str(self.directory), *options, config=False)
+        self.forebay("cluster", "init", str(self.directory), *options, config=False)
         text = self.file.read_text().replace("cpus = 4\n", f'cpus = 4\ncopy_rate = "{COPY_RATE}"\n')
         text = text.replace('map_size = "16GiB"', f'map_size = "{MAP_SIZE}"')
         text = text.replace("[timing]\n", f"[timing]\nnode_down_s = {NODE_DOWN_S}\n")
@@ -106,8 +106,8 @@ class DrillHosts(Hosts):
         )
         (self.directory / "start").write_text(
             f"cd {shlex.quote(str(self.directory))} || exit\n{joining}"
-            f"case $1 in r*) verb=serve ;; *) verb=agent ;; esac\n"
-            f"exec setsid -f {forebay} $verb --name $1 </dev/null >>logs/$1.log 2>&1\n"
+            f"case $1 in r*) kind=replica ;; *) kind=agent ;; esac\n"
+            f"exec setsid -f {forebay} run $kind --name $1 </dev/null >>logs/$1.log 2>&1\n"
         )
         for name in REPLICAS:
             self.mount(self.directory / name)
@@ -343,7 +343,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the jobs' input (default: drawn)")
     parser.add_argument("--release", type=Path, default=None, help="what `upgrade` tries: the tree of another release")
     parser.add_argument(
-        "--loopback", action="store_true", help="switchovers and leader-kills on `forebay up` instead; no root"
+        "--loopback", action="store_true", help="switchovers and leader-kills on `forebay cluster up` instead; no root"
     )
     parser.add_argument(
         "--load",

@@ -27,7 +27,7 @@ JOBS = ("sum", "sort", "words", "digest")
 ROOM = "256M"
 """Size of a replica's own file system, if nobody says otherwise."""
 
-VERBS = {"r": ("serve",), "n": ("agent",), "h": ("drill", "helper")}
+VERBS = {"r": ("run", "replica"), "n": ("run", "agent"), "h": ("run", "helper")}
 """What runs under a name, by its first letter."""
 
 

@@ -20,7 +20,7 @@ REPLICAS = ("r1", "r2", "r3")
 AGENTS = ("n1", "n2")
 
 PORTS = 13
-"""What `forebay init` uses from a base port on: peers from the first, API ten above."""
+"""What `forebay cluster init` uses from a base port on: peers from the first, API ten above."""
 
 
 class RunFailed(Exception):
@@ -41,7 +41,8 @@ class LocalCluster:
     def found(
         self, pools: dict[str, str], copy_rate: str, *, cpus: int = 2, accounts: str | None = OWN, replicas: int = 3
     ) -> None:
-        """Write configuration and certificates with `forebay init`, then say in the file how fast agents may copy.
+        """Write configuration and certificates with `forebay cluster init`, then say in the file how fast agents may
+        copy.
 
         `accounts` None: jobs run as whom it says where it is told nothing.
         """
@@ -56,7 +57,7 @@ class LocalCluster:
             f"--replicas={replicas}",
             "--cluster-name=faults",
         ]
-        self.forebay("init", str(self.directory), *options, config=False)
+        self.forebay("cluster", "init", str(self.directory), *options, config=False)
         text = self.file.read_text()
         self.file.write_text(text.replace(f"cpus = {cpus}\n", f'cpus = {cpus}\ncopy_rate = "{copy_rate}"\n'))
         self.config = Config.load(self.file)
@@ -80,12 +81,12 @@ class LocalCluster:
 
     def start(self, name: str) -> None:
         """Start a replica or an agent; its output goes to logs/<name>.log."""
-        verb = "serve" if name in REPLICAS else "agent"
+        kind = "replica" if name in REPLICAS else "agent"
         logs = self.directory / "logs"
         logs.mkdir(exist_ok=True)
         with (logs / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                self.command(verb, "--name", name),
+                self.command("run", kind, "--name", name),
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -2,9 +2,9 @@
 recovered, and what the recovery said of it is held against what this test knows.
 
 Each round: replicas may die before the others, all end with SIGKILL, and a random one is left. What it has is read from
-a copy of its directory, by the journal alone. Then `forebay recover` (which is killed as well, at a random moment, and
-said again), a start, and: the cluster has exactly the jobs of that copy; every acknowledged one up to the revision that
-the plan named is among them; and a directory of the incarnation before ends at once.
+a copy of its directory, by the journal alone. Then `forebay cluster recover` (which is killed as well, at a random
+moment, and said again), a start, and: the cluster has exactly the jobs of that copy; every acknowledged one up to the
+revision that the plan named is among them; and a directory of the incarnation before ends at once.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def check(holds: bool, sentence: str) -> None:
 
 
 async def offline(config: Config, *words: str, killed_after_s: float | None = None) -> dict[str, Any] | None:
-    """Run `forebay recover` on a machine; return what it printed, None where it was killed before."""
+    """Run `forebay cluster recover` on a machine; return what it printed, None where it was killed before."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cluster.audit", "--config", str(config.file), "recover", "--json", *words,
+        sys.executable, "-m", "cluster.cli", "--config", str(config.file), "cluster", "recover", "--json", *words,
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     communicating = asyncio.create_task(process.communicate())

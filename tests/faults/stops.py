@@ -1,4 +1,4 @@
-"""For how long writes stopped, as drills report it and as an independent stopwatch saw it, on `forebay up`.
+"""For how long writes stopped, as drills report it and as an independent stopwatch saw it, on `forebay cluster up`.
 
 Switchovers and leader-kills by turns, each beside the stopwatch, which runs in the same seconds. No root is needed.
 Run by scripts/drills --loopback.
@@ -108,7 +108,7 @@ def typed(command: list[str]) -> dict[str, Any]:
 
 
 class Stops:
-    """A cluster under `forebay up`, and each drill of it beside the stopwatch."""
+    """A cluster under `forebay cluster up`, and each drill of it beside the stopwatch."""
 
     def __init__(self, directory: Path) -> None:
         self.cluster = LocalCluster(directory)
@@ -134,9 +134,9 @@ class Stops:
             address = Address("127.0.0.1", port)
             file.write(f'[[helper]]\nname = "h1"\naddress = "{address}"\ntargets = {json.dumps(list(targets))}\n')
             file.write('[drill]\nallow = ["process"]\n')
-        cluster.forebay("certificate", "issue", "h1", "--role", "helper")
+        cluster.forebay("cert", "issue", "h1", "--role", "helper")
         with (cluster.directory / "up.log").open("wb") as log:
-            self.up = subprocess.Popen(cluster.command("up"), stdout=log, stderr=log, start_new_session=True)
+            self.up = subprocess.Popen(cluster.command("cluster", "up"), stdout=log, stderr=log, start_new_session=True)
 
     def _submit(self) -> None:
         """Submit the job of the stopwatch, held."""

@@ -1,4 +1,4 @@
-"""Drills on `forebay up` while the machine is busy, each held against the history of the cluster.
+"""Drills on `forebay cluster up` while the machine is busy, each held against the history of the cluster.
 
 Busy loops of the lowest priority are the load. A drill may fail or be aborted under it: what it says of that, and its
 figures, have to be what the history has. Run by scripts/drills --loopback --load LOOPS.
@@ -78,7 +78,7 @@ def load(loops: int) -> Iterator[None]:
 
 
 class UnderLoad(Stops):
-    """A cluster under `forebay up`, and each drill of it held against the history."""
+    """A cluster under `forebay cluster up`, and each drill of it held against the history."""
 
     def __init__(self, directory: Path, loops: int) -> None:
         super().__init__(directory)

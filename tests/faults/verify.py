@@ -74,12 +74,12 @@ def replayed(cluster: LocalCluster, status: StatusView, *, replica: str = "r1") 
     until = time.monotonic() + SETTLE_S
     # A running replica writes its applied mark when it is idle for a moment; until then its last entries are not yet
     # settled for who reads its directory.
-    while json.loads(cluster.forebay("ledger", "replay", "--name", replica, "--json"))["revision"] < status.revision:
+    while json.loads(cluster.forebay("audit", "replay", "--name", replica, "--json"))["revision"] < status.revision:
         if time.monotonic() > until:
             raise RunFailed(f"the ledger of {replica} does not reach revision {status.revision} on disk")
         time.sleep(0.2)
     for seed in ("0", "4242"):
-        words = ("ledger", "replay", "--name", replica, "--at", str(status.revision), "--json")
+        words = ("audit", "replay", "--name", replica, "--at", str(status.revision), "--json")
         answer = json.loads(cluster.forebay(*words, environment={"PYTHONHASHSEED": seed}))
         found = (answer["revision"], answer["state_digest"])
         if found != (status.revision, status.state_digest):
@@ -91,7 +91,7 @@ def replayed(cluster: LocalCluster, status: StatusView, *, replica: str = "r1") 
 
 def redecided(cluster: LocalCluster, *, replica: str = "r1") -> str:
     """Every decision in the ledger that can be taken again comes out the same."""
-    answer = json.loads(cluster.forebay("ledger", "redecide", "--name", replica, "--json"))
+    answer = json.loads(cluster.forebay("audit", "redecide", "--name", replica, "--json"))
     if answer["different"] or not answer["same"]:
         raise RunFailed(f"the ledger of {replica} would be decided otherwise: {answer['differences'][:1]}")
     return f"{answer['same']} decisions come out the same again, {answer['rebuilt_share']:.1%} of all"
@@ -99,7 +99,7 @@ def redecided(cluster: LocalCluster, *, replica: str = "r1") -> str:
 
 def gone_through(cluster: LocalCluster, *, replica: str = "r1") -> str:
     """A what-if in which nothing is changed is what was."""
-    answer = json.loads(cluster.forebay("whatif", "--name", replica, "--json"))
+    answer = json.loads(cluster.forebay("audit", "whatif", "--name", replica, "--json"))
     fit = answer["calibration"]["in_place"]
     if answer["recorded"] != answer["unchanged"] or fit["identical"] != fit["starts"] or not fit["starts"]:
         raise RunFailed(f"the ledger of {replica}, gone through again, is another one: {answer['calibration']}")

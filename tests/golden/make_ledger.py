@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
-from click.testing import CliRunner
 
-from cluster.audit.commands import audit
 from replica.fold.apply import apply_batch
 from replica.messages import commands as c
 from replica.messages.entries import Batch
@@ -33,6 +31,7 @@ from replica.state.digest import state_digest
 from replica.state.state import EMPTY
 from snapshots.finalize import write_snapshot
 from snapshots.image import Image
+from tests.auditing import audit
 from tests.contract.day import Repeated, requests
 from tests.golden.asked import bodies
 from tests.golden.spoken import frames
@@ -195,7 +194,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         found = make(root)
-        dumped = CliRunner().invoke(audit, ["ledger", "dump", "--data", str(root / "r1")], env={"FOREBAY_CONFIG": None})
+        dumped = audit("audit", "dump", "--data", str(root / "r1"))
         assert dumped.exit_code == 0, dumped.output
         packed(root, options.into / f"{options.name}.tar.gz")
     (options.into / f"{options.name}.jsonl").write_text(dumped.stdout, encoding="utf-8")

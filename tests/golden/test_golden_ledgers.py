@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from cluster.audit.commands import audit
 from cluster.config.config import Config
 from cluster.consensus.frames import FrameReader
 from cluster.server.storage import open_storage
@@ -17,6 +16,7 @@ from replica.messages.events import EVENTS
 from replica.messages.features import ReleaseNeeded
 from replica.state.digest import state_digest
 from snapshots import load_snapshot, write_snapshot
+from tests.auditing import audit
 from tests.golden.asked import REQUIRED, bodies, kinds
 from tests.golden.make_ledger import BEHIND, REPLICAS, UNSEEN
 from tests.golden.previous import EXPECTED, GOLDEN, previous_cluster
@@ -32,7 +32,7 @@ def previous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 def typed(*words: object) -> Result:
-    return CliRunner().invoke(audit, [str(word) for word in words], env={"FOREBAY_CONFIG": None})
+    return audit(*words)
 
 
 def answered(*words: object) -> dict[str, Any]:
@@ -71,16 +71,16 @@ def test_a_directory_of_the_previous_release_is_opened_and_comes_to_the_state_th
 def test_the_previous_ledger_is_replayed_to_its_digests_from_nothing_and_from_either_snapshot(previous: Config) -> None:
     wanted = {key: EXPECTED[key] for key in ("revision", "state_digest", "ledger_digest")}
     directory = previous.wal_directory("r1")
-    assert answered("ledger", "verify", "--data", directory)["ledger_digest"] == EXPECTED["ledger_digest"]
+    assert answered("audit", "verify", "--data", directory)["ledger_digest"] == EXPECTED["ledger_digest"]
     starts: list[tuple[object, ...]] = [(), *(("--from-snapshot", path) for path in snapshots(previous))]
     assert len(starts) == 3
     for start in starts:
-        found = answered("ledger", "replay", "--data", directory, *start)
+        found = answered("audit", "replay", "--data", directory, *start)
         assert {key: found[key] for key in wanted} == wanted, start
 
 
 def test_the_previous_ledger_is_exported_as_the_previous_release_exported_it(previous: Config) -> None:
-    dumped = typed("ledger", "dump", "--data", previous.wal_directory("r1"))
+    dumped = typed("audit", "dump", "--data", previous.wal_directory("r1"))
     assert dumped.stdout == (GOLDEN / "format-1.jsonl").read_text(encoding="utf-8")
 
 

@@ -8,13 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from cluster import serve
-from cluster.audit.commands import audit
 from cluster.cli.exits import ExitCode
 from cluster.system.clock import SystemClock
 from snapshots.restore import SnapshotRefused, load_snapshot
+from tests.auditing import audit
 from tests.cluster.test_serve import make
 from tests.golden.archive import unpack
 from wal import Condition, Environment, RecoveryRefused
@@ -38,7 +37,7 @@ def test_a_replica_does_not_start_on_a_directory_of_a_step_and_says_what_to_do(t
     with pytest.raises(serve.Refused, match="0.1 to 0.3 were construction steps") as refused:
         serve.Replica(config, "r1", clock=SystemClock())
     assert refused.value.code == serve.EXIT_STORAGE_REFUSED == 66
-    assert "forebay ledger dump" in str(refused.value) and "the tree that wrote it" in str(refused.value)
+    assert "forebay audit dump" in str(refused.value) and "the tree that wrote it" in str(refused.value)
     assert contents(tmp_path / "r1") == before
 
 
@@ -48,8 +47,8 @@ def test_an_audit_of_a_directory_of_a_step_says_with_what_to_read_it(tmp_path: P
     with pytest.raises(RecoveryRefused) as refused:
         Environment.open_readonly(tmp_path / "r1" / "wal")
     assert refused.value.condition is Condition.FORMAT_OF_A_CONSTRUCTION_STEP
-    words = ("ledger", "dump", "--data", str(tmp_path / "r1"))
-    result = CliRunner().invoke(audit, words, env={"FOREBAY_CONFIG": None})
+    words = ("audit", "dump", "--data", str(tmp_path / "r1"))
+    result = audit(*words)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED and "the tree that wrote it" in result.stderr
 
 

@@ -129,7 +129,7 @@ def client(tree: Path, version: str, date: str) -> None:
         ("zsh", "zsh/vendor-completions/_forebay"),
         ("fish", "fish/vendor_completions.d/forebay.fish"),
     ):
-        words = (sys.executable, "-m", "cluster.cli", "completion", shell)
+        words = (sys.executable, "-m", "cluster.cli", "support", "completion", shell)
         script = subprocess.run(words, cwd=ROOT, capture_output=True, check=True).stdout
         _write(tree / "usr/share" / place, script)
     _write(tree / "usr/lib/tmpfiles.d/forebay.conf", (SOURCES / "forebay.tmpfiles").read_bytes())

@@ -111,18 +111,18 @@ def remove(site: UnitSite) -> str:
 
 def transfer(site: UnitSite) -> str:
     """The one that is named leads."""
-    if site.shown("member list")["leader"] == "r2":
-        site.typed("member transfer r3")
+    if site.shown("cluster members")["leader"] == "r2":
+        site.typed("cluster transfer r3")
     site.typed(command("transfer"))
-    assert site.shown("member list")["leader"] == "r2"
+    assert site.shown("cluster members")["leader"] == "r2"
     return "r2 leads"
 
 
 def upgrade(site: UnitSite) -> str:
     """Each machine's packages are upgraded, the leader's last; the replica, agent and gateway there are restarted."""
-    leader = site.shown("member list")["leader"]
+    leader = site.shown("cluster members")["leader"]
     for name in [*(one for one in REPLICAS if one != leader), leader]:
-        if site.shown("member list")["leader"] == name:
+        if site.shown("cluster members")["leader"] == name:
             site.typed(command("upgrade"))
         before = site.pid(name)
         install = f"dpkg -i /var/tmp/debs/*_{site.newer}_*.deb"
@@ -149,12 +149,12 @@ def renumber_one(site: UnitSite) -> str:
         site.sh(name, f"systemctl reload {site.unit(name)}")
     site.sh("r1", "systemctl reload forebay-agent@n1 forebay-gateway@login1")
     site.whole()
-    assert "10.1.0.2" in site.typed("member list")
+    assert "10.1.0.2" in site.typed("cluster members")
     return "r2 moved to 10.1.0.2"
 
 
 def renumber_all(site: UnitSite) -> str:
-    """All move at once, and `member list` names what is left to write down."""
+    """All move at once, and `cluster members` names what is left to write down."""
     for name in REPLICAS:
         _certified(site, name)
     for name in REPLICAS:
@@ -165,12 +165,12 @@ def renumber_all(site: UnitSite) -> str:
         site.sh(name, f"systemctl start --no-block {site.unit(name)}")
     site.sh("r1", "systemctl start --no-block forebay-agent@n1 forebay-gateway@login1")
     site.whole()
-    left = re.findall(r"`forebay (member update [^`]+)`", site.typed(command("renumber-all")))
+    left = re.findall(r"`forebay (cluster update [^`]+)`", site.typed(command("renumber-all")))
     for words in left:
         site.typed(words)
     said = site.typed(command("renumber-all"))
-    assert left and "member update" not in said, said
-    return f"all replicas have other addresses, {len(left)} updates that `member list` named were typed"
+    assert left and "cluster update" not in said, said
+    return f"all replicas have other addresses, {len(left)} updates that `cluster members` named were typed"
 
 
 def certificate(site: UnitSite) -> str:
@@ -196,13 +196,13 @@ def authority(site: UnitSite) -> str:
     site.typed(command("authority"))
     _read_authority(site)
     for name, role in (*((name, "replica") for name in REPLICAS), ("n1", "agent"), ("login1", "gateway")):
-        site.typed(f"certificate issue {name} --role {role} --replace")
+        site.typed(f"cert issue {name} --role {role} --replace")
         site.copy(name if role == "replica" else "r1", f"{name}.key", f"{name}.pem")
-    site.typed("certificate issue operator --role operator --replace")
+    site.typed("cert issue operator --role operator --replace")
     _reload(site)
     for name in REPLICAS:
         _shows_another(site, name, before[name])
-    site.typed("certificate retire-authority --yes")
+    site.typed("cert retire-authority --yes")
     _read_authority(site)
     site.whole()
     assert [site.pid(name) for name in REPLICAS] == pids
@@ -211,11 +211,11 @@ def authority(site: UnitSite) -> str:
 
 def revoke(site: UnitSite) -> str:
     """A user whose key was stolen is rejected."""
-    site.typed("certificate issue alan --role user --replace")
-    site.typed("--identity alan job list")
+    site.typed("cert issue alan --role user --replace")
+    site.typed("--identity alan queue")
     site.typed(command("revoke"))
-    site.until("sh -c '! forebay --identity alan job list'")
-    site.typed("certificate unrevoke user:alan")
+    site.until("sh -c '! forebay --identity alan queue'")
+    site.typed("cert unrevoke user:alan")
     return "alan was rejected"
 
 
@@ -223,7 +223,7 @@ def resize(site: UnitSite) -> str:
     """A pool grows and shrinks."""
     site.typed(command("resize"))
     assert "2TiB" in site.typed("pool list")
-    site.typed("pool resize fast 1GiB")
+    site.typed("pool set fast --quantity 1GiB")
     return "fast had 1GiB, 2TiB and 1GiB"
 
 
@@ -247,7 +247,7 @@ def lost(site: UnitSite) -> str:
     site.until(runs, at="r1")
     site.sh("r1", f"systemctl stop forebay-agent@n1; {runs}")
     site.until("forebay node show n1 --json | grep -q '\"DOWN\"'")
-    site.typed(f"job cancel {job} && exit 1 || test $? = 1")
+    site.typed(f"cancel {job} && exit 1 || test $? = 1")
     site.typed(f"{command('lost').replace('n2', 'n1')} --yes")
     site.until(f"forebay job show {job} --json | grep -q '\"CANCELLED\"'")
     site.sh("r1", "systemctl start forebay-agent@n1")
@@ -273,8 +273,8 @@ def archive(site: UnitSite) -> str:
     site.until("test -e /var/lib/forebay/r1/log/checkpoint || ls /var/lib/forebay/r1/*/checkpoint", at="r1")
     site.sh("r1", f"runuser -u forebay -- {COMMANDS['archive']}")
     keys = site.machines[1].root / "var/tmp/ledger.keys"
-    keys.write_text(site.typed("ledger keys"))
-    site.sh("r1", "forebay ledger verify --archive /archive/a --keys /var/tmp/ledger.keys")
+    keys.write_text(site.typed("audit keys"))
+    site.sh("r1", "forebay audit verify --archive /archive/a --keys /var/tmp/ledger.keys")
     return "the archive was verified"
 
 
@@ -299,7 +299,7 @@ def journal_full(site: UnitSite) -> str:
     for name in REPLICAS:
         site.sh(name, "install -d -o forebay /archive /mnt/b")
         keys, toml = (site.at(name).root / "etc/forebay" / file for file in ("ledger.keys", "forebay.toml"))
-        keys.write_text(site.typed("ledger keys"))
+        keys.write_text(site.typed("audit keys"))
         toml.write_text(toml.read_text() + RETENTION)
         retain = COMMANDS["journal-full"].replace("r1", name)
         said[name] = site.until(f"runuser -u forebay -- {retain} 2>&1", at=name, within_s=RETAINED_S)
@@ -323,7 +323,7 @@ def _is_rejected(site: UnitSite) -> bool:
 
 
 def _fill(site: UnitSite, name: str) -> float:
-    [found] = site.shown(f"member status {name}")["replicas"]
+    [found] = site.shown(f"cluster probe {name}")["replicas"]
     return float(found["status"]["journal_fill"])
 
 
@@ -347,7 +347,7 @@ def recover(site: UnitSite) -> str:
 def restore(site: UnitSite) -> str:
     """All disks are lost; a snapshot that was fetched before is restored on r1."""
     site.forgets = True
-    site.typed("snapshot fetch --into /var/tmp/backups --save --keep 9")
+    site.typed("backup create --into /var/tmp/backups --save --keep 9")
     site.sh("r1", "systemctl restart forebay-agent@n1")
     job = site.machines[1].shell(f"printf '{LONG}' > long.sh; forebay submit --parsable long.sh", user=USER).strip()
     kept = f"find /var/lib/forebay/n1/buffers/{job} -name kept | grep -q ."
@@ -358,9 +358,9 @@ def restore(site: UnitSite) -> str:
         site.lose_disk(name)
     _confirmed(site, COMMANDS["restore"].replace("FILE", "/var/tmp/backup"))
     said = _again_three(site)
-    first = site.shown("history")["rows"][0]["event"]
+    first = site.shown("audit history")["rows"][0]["event"]
     assert first == "cluster_recovered", f"history begins with {first}"
-    buffers = json.loads(site.sh("r1", f"{kept}; forebay agent buffers --json"))["buffers"]
+    buffers = json.loads(site.sh("r1", f"{kept}; forebay node buffers --json"))["buffers"]
     assert [one["state"] for one in buffers if one["job_id"] == int(job)] == ["UNKNOWN"], buffers
     return f"{said}, the agent that restarted after the backup registered again and lists the lost job's buffer"
 
@@ -378,7 +378,7 @@ def _again_three(site: UnitSite) -> str:
     site.sh("r1", "systemctl start forebay-controller@r1")
     for name in ("r2", "r3"):
         host = site.address(name)
-        site.until(f"forebay member add {name} --peer {host}:7401 --api {host}:7411")
+        site.until(f"forebay cluster add {name} --peer {host}:7401 --api {host}:7411")
         site.starts(name)
     site.whole()
     return "r1 went on alone, r2 and r3 joined by systemctl start"
@@ -386,7 +386,7 @@ def _again_three(site: UnitSite) -> str:
 
 def _certified(site: UnitSite, name: str) -> None:
     hosts = f"--host {site.address(name)} --host 10.1.0.{name[1:]}"
-    site.typed(f"certificate issue {name} --role replica {hosts} --replace")
+    site.typed(f"cert issue {name} --role replica {hosts} --replace")
     site.copy(name, f"{name}.key", f"{name}.pem")
 
 

@@ -44,10 +44,10 @@ WHOLE: Final = """\
 import json, subprocess, sys
 def shown(*words):
     return json.loads(subprocess.run(["forebay", *words, "--json"], capture_output=True, check=True).stdout)
-found = shown("member", "list")
+found = shown("cluster", "members")
 names = sorted(one["name"] for one in found["members"])
 sound = all(one["votes"] and one["reachable"] and not one["lag_entries"] for one in found["members"])
-status = [one["status"] for name in names for one in shown("member", "status", name)["replicas"]]
+status = [one["status"] for name in names for one in shown("cluster", "probe", name)["replicas"]]
 ready = all(one and one["ready"] for one in status)
 up = [one["name"] for one in shown("node", "list")["nodes"] if one["state"] == "UP"]
 assert names == sys.argv[1:] and sound and ready and found["leader"] and up == ["n1"], (found, up)
@@ -113,11 +113,11 @@ class UnitSite:
             self.mount(name)
         hosts = ",".join(f"{name}={self.address(name)}" for name in REPLICAS)
         self.machines[DESK].shell(
-            f"forebay init {SITE} --host {hosts} --node n1=10.0.0.1 --data-directory /var/lib/forebay "
+            f"forebay cluster init {SITE} --host {hosts} --node n1=10.0.0.1 --data-directory /var/lib/forebay "
             "--replica-account forebay --pool fast=1GiB/16MiB,default "
             "--source-root /home/%u --destination-root /home/%u"
         )
-        self.typed(f"certificate issue login1 --role gateway --into {SITE}/hosts/10.0.0.1/tls")
+        self.typed(f"cert issue login1 --role gateway --into {SITE}/hosts/10.0.0.1/tls")
         self.machines[DESK].shell(
             f'sed -i \'s/map_size = "16GiB"/map_size = "{MAP_SIZE}"/; '
             f"s/snapshot_every_entries = 10000/snapshot_every_entries = {SNAPSHOT_EVERY}/' "
@@ -175,7 +175,7 @@ class UnitSite:
         if name not in self.members:
             self.members.append(name)
         self.whole()
-        return str(next(one["id"] for one in self.shown("member list")["members"] if one["name"] == name))
+        return str(next(one["id"] for one in self.shown("cluster members")["members"] if one["name"] == name))
 
     def starts(self, name: str) -> str:
         """Start the unit of a replica that was added or replaced; it votes, and a restart changes nothing."""
@@ -197,12 +197,12 @@ class UnitSite:
     # ---- the fourth machine
 
     def prepare_fourth(self) -> None:
-        """Do what comes before `member add r4`: its certificate, and its copy of forebay.toml."""
+        """Do what comes before `cluster add r4`: its certificate, and its copy of forebay.toml."""
         toml = self.machines[DESK].root / SITE[1:] / "forebay.toml"
         if 'name = "r4"' not in toml.read_text():
             row = '\n[[replica]]\nname = "r4"\npeer = "10.0.0.4:7401"\napi = "10.0.0.4:7411"\njoins = true\n'
             toml.write_text(toml.read_text() + row)
-        self.typed("certificate issue r4 --role replica --host 10.0.0.4 --replace")
+        self.typed("cert issue r4 --role replica --host 10.0.0.4 --replace")
         (self.machines[DESK].root / "etc/forebay").mkdir(parents=True, exist_ok=True)
         self.copy_configuration("r4")
         self.copy("r4", "ca.pem", "r4.pem", "r4.key")
@@ -235,7 +235,7 @@ class UnitSite:
         assert acknowledged, "the user's jobs were not accepted at all"
         held = {
             int(job["job_id"])
-            for job in json.loads(first.shell("forebay job list --limit 1000000 --json", user=USER))["jobs"]
+            for job in json.loads(first.shell("forebay queue --limit 1000000 --json", user=USER))["jobs"]
         }
         lost = [job for job in acknowledged if job not in held]
         assert not lost or self.forgets, f"jobs {lost[:10]} were acknowledged, and are not there"

@@ -105,7 +105,7 @@ def exercise(work: Path, base: Path, clock: Clock) -> None:
         first = machines[0]
         with clock.step("a job, with a certificate and by the gateway of another machine"):
             first.shell(
-                "forebay certificate issue alan --role user --into ~alan/.config/forebay/tls; "
+                "forebay cert issue alan --role user --into ~alan/.config/forebay/tls; "
                 "cp /etc/forebay/forebay.toml ~alan/.config/forebay/; chown -R alan: ~alan/.config"
             )
             first.shell("printf '#!/bin/sh\\ntrue\\n' > job.sh", user="alan")

@@ -35,7 +35,7 @@ def pages(version: str, date: str) -> Iterator[tuple[str, str]]:
         command = cli.commands[name]
         inner = click.Context(command, info_name=name, parent=context)
         lines = [*_head(f"forebay-{name}", command, version, date), *_whole(command, inner)]
-        if name == "serve":
+        if name == "run":
             lines += [".SH EXIT STATUS"]
             for number, meaning in SERVE_MEANINGS.items():
                 lines += [".TP", f".B {number}", _plain(meaning)]

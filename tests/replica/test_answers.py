@@ -281,7 +281,7 @@ def test_sessions_are_bounded_for_each_actor_and_all() -> None:
         opened(world, user("ann"))
     refusal = world.settle(c.OpenSession(), user("ann"))
     assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.LIMIT_EXCEEDED
-    assert "session list" in refusal.remedy
+    assert "support session list" in refusal.remedy
     assert opened(world, user("bob"))
 
 

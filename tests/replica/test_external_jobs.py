@@ -365,7 +365,7 @@ def test_the_same_name_of_another_cluster_is_refused_with_the_address_of_the_fir
         refusal = world.ask(command)
         assert isinstance(refusal, Refusal)
         assert "which last came from head1" in refusal.sentence
-        assert "forebay scheduler release slurm" in refusal.remedy
+        assert "forebay slurm release slurm" in refusal.remedy
     assert world.phase() is ExternalJobPhase.STAGED_IN
 
 

@@ -34,7 +34,8 @@ def _exit_codes() -> str:
     serve = "\n".join(f"| {code} | {meaning} |" for code, meaning in SERVE_MEANINGS.items())
     return (
         f"## Exit codes\n\n| code | meaning |\n|---|---|\n{rows}\n\n"
-        "`forebay serve` becomes the process of the replica once it has read the configuration, and ends with its own:"
+        "`forebay run replica` becomes the process of the replica once it has read the configuration, and ends with "
+        "its own:"
         "\n\n"
         f"| code | meaning |\n|---|---|\n{serve}\n"
     )

@@ -245,7 +245,7 @@ def test_each_command_has_a_page_that_man_can_read(packages: dict[str, Package])
         assert text.startswith('.TH "') and "\n.SH SYNOPSIS\n" in text, name
         requests = {line.split()[0] for line in text.splitlines() if line[:1] in (".", "'")}
         assert requests <= {".TH", ".SH", ".B", ".BR", ".TP", ".PP", ".I"}, f"{name}: a line of text is a request"
-    assert "no member any more" in found["forebay-serve"]
+    assert "no member any more" in found["forebay-run"]
 
 
 def test_the_document_has_whole_statements_for_each_way_that_is_typed() -> None:
@@ -260,6 +260,6 @@ def test_the_document_has_whole_statements_for_each_way_that_is_typed() -> None:
 
 def test_the_head_of_the_image_s_definition_has_what_its_check_types() -> None:
     image, founding, serving, asking = image_commands()
-    assert image[:2] == ["podman", "build"] and founding[founding.index("forebay") + 1] == "init"
-    assert serving.count("r1") == 2 and serving[-3:] == ["serve", "--name", "r1"]
+    assert image[:2] == ["podman", "build"] and founding[founding.index("forebay") + 1 :][:2] == ["cluster", "init"]
+    assert serving.count("r1") == 2 and serving[-4:] == ["run", "replica", "--name", "r1"]
     assert asking[:2] == ["podman", "exec"] and "operator" in asking and "r1" in asking

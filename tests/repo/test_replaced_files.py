@@ -17,7 +17,7 @@ BY_THE_SAME_ACCOUNT = {
     "cluster/agent/scripts/record.py": "the agent's own directory",
     "cluster/agent/transfer/fence.py": "directories that a transfer made",
     "cluster/agent/transfer/file_copy.py": "results of a user, written with the user's rights",
-    "cluster/cli/commands/member.py": "a backup under a name that does not exist before",
+    "cluster/cli/commands/backup.py": "a backup under a name that does not exist before",
     "cluster/cli/drills/copies/replicas.py": "a copy for a drill",
     "cluster/client/last_leader.py": "a cache of the account that reads it",
     "cluster/config/new_site.py": "a site that did not exist before",

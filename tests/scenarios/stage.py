@@ -87,7 +87,7 @@ class Stage(World):
     def burst(self, **options: Any) -> None:
         found = burst_of(self.state, only_user=options.pop("only_user", None))
         view = burst_view(found, self.state.revision, ACCOUNTS)
-        self._show("forebay burst", burst_text(view, zone=datetime.UTC, **options))
+        self._show("forebay slurm burst", burst_text(view, zone=datetime.UTC, **options))
 
     def job(self, job_id: int) -> None:
         shown = job_block(self.view(job_id), self.at, zone=datetime.UTC, uid=ACCOUNTS.get, group=GROUPS.get)
@@ -98,7 +98,7 @@ class Stage(World):
         views = in_order(tuple(self.view(job) for job in self.state.jobs if self.state.jobs[job].state not in ENDED))
         cells = [self._cell(view) for view in views]
         heading: Callable[[Field], str] = lambda field: field.heading  # noqa: E731
-        self._show("forebay queue", "\n".join(line(columns, cell) for cell in (heading, *cells)))
+        self._show("forebay queue -o squeue", "\n".join(line(columns, cell) for cell in (heading, *cells)))
 
     def _cell(self, view: JobView) -> Callable[[Field], str]:
         return lambda field: field.shows(view, self.at)

@@ -225,7 +225,7 @@ class Operator:
             self.world.violate(f"{replica.name} joins as {row.id}, whose disk was lost")
 
     def _join(self, replica: SimReplica, rows: list[MemberView]) -> None:
-        """`forebay serve --join`."""
+        """`forebay run replica --join`."""
         world = self.world
         coroutine = joining.join(replica.config, replica.called, clock=replica.clock)
         answer: Any = _Answering(rows)

@@ -153,8 +153,8 @@ class Site(Submitted):
         text = re.sub(r"destinations = .*", f'destinations = ["{self.results}"]', text)
         tls = str(self.directory / "site" / "tls")
         self.cluster.file.write_text(text)
-        self.cluster.forebay("place", "mark", str(self.place))
-        self.cluster.forebay("certificate", "issue", "slurm", "--role", "scheduler", "--into", tls)
+        self.cluster.forebay("pool", "filesystem", "mark", str(self.place))
+        self.cluster.forebay("cert", "issue", "slurm", "--role", "scheduler", "--into", tls)
         self._write_helpers()
         self._let_slurm_user_in()
         if self._checked:
@@ -236,7 +236,7 @@ class Site(Submitted):
 
     def start_mover(self, name: str) -> None:
         """Start the agent of a mover."""
-        self._start(name, self.cluster.command("agent", "--name", name, "--mover"))
+        self._start(name, self.cluster.command("run", "agent", "--name", name, "--mover"))
 
     def _bridge(self, state: Path, run: Path) -> list[str]:
         words = ["--config", str(self._bridge_file), "--name", "slurm", "--state", str(state), "--run", str(run)]
@@ -278,9 +278,9 @@ class Site(Submitted):
         text = self.cluster.file.read_text()
         agent = f'[[agent]]\nname = "{name}"\ndirectory = "{name}"\ncpus = 2\naccounts = "switch"\n\n[[place]]'
         self.cluster.file.write_text(text.replace("[[place]]", agent, 1))
-        self.cluster.forebay("certificate", "issue", name, "--role", "agent")
+        self.cluster.forebay("cert", "issue", name, "--role", "agent")
         self.cluster.forebay("node", "admit", name)
-        self._start(name, self.cluster.command("agent", "--name", name))
+        self._start(name, self.cluster.command("run", "agent", "--name", name))
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to the bridge or a mover, and wait for the end of who is killed."""

@@ -1,10 +1,10 @@
 """Places as an agent's machine has them: told from a directory that is only called so, and buffers found there.
 
-A file in the place itself, which an operator makes once (`forebay place mark`), says which one it is: where the file
-system is not mounted there is none, and nothing is ever written to what lies below instead. `PLACE/CLUSTER/JOB.EPOCH`
-are buffers; what is known of their transfers is in `PLACE/.forebay-records/CLUSTER/JOB.EPOCH/ATTEMPT`, for each attempt
-its own: one that is late may still be writing, so a later one begins with a copy of what there is, and never with the
-files themselves.
+A file in the place itself, which an operator makes once (`forebay pool filesystem mark`), says which one it is: where
+the file system is not mounted there is none, and nothing is ever written to what lies below instead.
+`PLACE/CLUSTER/JOB.EPOCH` are buffers; what is known of their transfers is in
+`PLACE/.forebay-records/CLUSTER/JOB.EPOCH/ATTEMPT`, for each attempt its own: one that is late may still be writing, so
+a later one begins with a copy of what there is, and never with the files themselves.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def _identity(directory: int, path: str) -> str:
         raise PlaceRefused(f"{path} can be changed by others than its agents; give it to them, with mode 0711")
     data = read_bounded(directory, MARK)
     if data is None:
-        raise PlaceRefused(f"{path} has no {MARK}: mount the place there, or mark a new one with `forebay place mark`")
+        raise PlaceRefused(
+            f"{path} has no {MARK}: mount the place there, or mark a new one with `forebay pool filesystem mark`"
+        )
     text = data.decode("ascii", "replace").strip()
     if _MARKED.fullmatch(text) is None:
         raise PlaceRefused(f"{path}/{MARK} does not hold 32 hexadecimal digits; put the right file back")

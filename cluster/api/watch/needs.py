@@ -102,7 +102,7 @@ def find_replicas(members: tuple[MemberView, ...], needs: Needs, now: Instant) -
         if member.forgot:
             needs.add(
                 "replica", name, "it lacks entries that it acknowledged, and is refused",
-                f"forebay member replace {member.name}",
+                f"forebay cluster replace {member.name}",
             )  # fmt: skip
         elif not member.reachable:
             needs.add("replica", name, "it is not reached", start_command("replica", member.name))
@@ -112,16 +112,16 @@ def find_replicas(members: tuple[MemberView, ...], needs: Needs, now: Instant) -
             (
                 "its certificate",
                 member.certificate_until,
-                f"forebay certificate issue {member.name} --role replica --replace",
+                f"forebay cert issue {member.name} --role replica --replace",
             ),
-            ("its certificate authority", member.authority_until, "forebay certificate renew-authority"),
+            ("its certificate authority", member.authority_until, "forebay cert renew-authority"),
         ):
             days = days_left(until, now)
             if days is not None and days < EXPIRY_NOTICE_DAYS:
                 needs.add("certificate", name, f"{what} expires in {days} days", remedy)
         if member.journal_fill is not None and member.journal_fill >= JOURNAL_FILL_NOTICE:
             sentence = f"its journal is {member.journal_fill:.0%} full"
-            needs.add("storage", name, sentence, "raise map_size in [storage], or forebay ledger prune")
+            needs.add("storage", name, sentence, "raise map_size in [storage], or forebay audit prune")
         if member.room_bytes is not None and member.room_bytes < ROOM_NOTICE_BYTES:
             free = format_amount(member.room_bytes, PoolUnit.BYTES)
             needs.add("storage", name, f"{free} are free on its disk", "make room there")
@@ -134,15 +134,15 @@ def find_ledger(status: StatusView, needs: Needs) -> None:
     """Look for what the replica that answers says of its ledger, and of checkpoints of it."""
     name = f"replica {status.replica}"
     if status.not_ready:
-        needs.add("consensus", name, status.not_ready, "forebay member list")
+        needs.add("consensus", name, status.not_ready, "forebay cluster members")
     if status.damaged_entries:
         sentence = f"{status.damaged_entries} entries of its ledger are damaged, and no peer has given them yet"
         needs.add("ledger", name, sentence, "look into its log")
     for witness, sentence in sorted(status.witness_disputes.items()):
-        needs.add("witness", f"witness {witness}", sentence, "forebay ledger verify")
+        needs.add("witness", f"witness {witness}", sentence, "forebay audit verify")
     if status.unwitnessed_s is not None and status.unwitnessed_s > UNWITNESSED_NOTICE_S:
         sentence = f"checkpoints have lacked the cosignatures that are needed for {status.unwitnessed_s:.0f} s"
-        needs.add("witness", "checkpoints", sentence, "forebay member status")
+        needs.add("witness", "checkpoints", sentence, "forebay cluster probe")
 
 
 def find_pools(pools: Iterator[PoolView], needs: Needs) -> None:

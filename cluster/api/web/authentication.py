@@ -17,7 +17,7 @@ _ACTOR_ROLES = {
 
 def not_identified(error: NotIdentified) -> Problem:
     """Return the problem of whoever is nobody known."""
-    return Problem(401, "not_identified", str(error), "use a certificate that `forebay init` made")
+    return Problem(401, "not_identified", str(error), "use a certificate that `forebay cluster init` made")
 
 
 def permit(identity: Identity, roles: frozenset[Role], what: str) -> None:

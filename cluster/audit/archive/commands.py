@@ -1,4 +1,4 @@
-"""`forebay ledger archive|prune|retain|restore`, and the archive's part of `ledger verify`."""
+"""`forebay audit archive|prune|retain|restore`, and the archive's part of `audit verify`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def archive(options: dict[str, Any]) -> None:
         with sentences():
             _show_listed(Archive(directory), as_json=options["as_json"])
         return
-    home = directory_of(click.get_current_context(), options["data"], options["name"]).parent
+    home = directory_of(options).parent
     with environment_of(options) as environment, progress_of("archiving") as progress:
         written, held = _written(Ledger(environment), home, directory, progress)
     _show_written(directory, written, held, as_json=options["as_json"])
@@ -141,7 +141,7 @@ def _show_listed(held: Archive, *, as_json: bool) -> None:
 def verified_archive(
     options: dict[str, Any], environment: Environment | None
 ) -> tuple[VerifiedArchive, ArchivedLedger | None]:
-    """Verify the archive of `ledger verify`, alone or with the ledger that goes on behind it."""
+    """Verify the archive of `audit verify`, alone or with the ledger that goes on behind it."""
     with sentences(), progress_of("verifying the archive") as progress:
         held = Archive(options["archive"])
         if not held.segments:
@@ -163,7 +163,7 @@ def verified_archive(
 
 
 def archive_fields(verified: VerifiedArchive) -> dict[str, Any]:
-    """Return what `ledger verify --json` says of an archive."""
+    """Return what `audit verify --json` says of an archive."""
     return {
         "segments": verified.segments,
         "entries": verified.entries,
@@ -180,7 +180,7 @@ def archive_fields(verified: VerifiedArchive) -> dict[str, Any]:
 
 
 def archive_rows(verified: VerifiedArchive) -> list[tuple[str, str | int | None]]:
-    """Return what `ledger verify` prints of an archive."""
+    """Return what `audit verify` prints of an archive."""
     later = f", {verified.later} of more entries than it has" if verified.later else ""
     return [
         ("Archive", f"{verified.segments} segments, entries 1 to {verified.last_index}, {size(verified.size_bytes)}"),
@@ -205,7 +205,7 @@ def _keys(path: Path | None, cluster_id: str) -> Keys | None:
     try:
         return read_keys(path, cluster_id)
     except (OSError, UnicodeDecodeError, NoteRefused) as error:
-        remedy = "write it by `forebay ledger keys`"
+        remedy = "write it by `forebay audit keys`"
         raise bad_input(f"{path} does not have the replicas' keys: {error}", remedy, place="--keys") from error
 
 
@@ -213,7 +213,7 @@ def prune_ledger(options: dict[str, Any]) -> None:
     """Remove from a replica what is old, checked and elsewhere."""
     if (options["below"] is None) == (options["older_than"] is None):
         raise bad_input("what is to go is not said", "give either --below INDEX or --older-than AGE")
-    directory = directory_of(click.get_current_context(), options["data"], options["name"])
+    directory = directory_of(options)
     if not options["dry_run"]:
         confirm(f"Remove old entries from {directory}?", yes=options["yes"])
     with environment_of(options) as environment, progress_of("checking") as progress:
@@ -324,15 +324,15 @@ def _show_pruned(plan: PrunePlan, done: str, *, as_json: bool) -> None:
 
 def retain(options: dict[str, Any]) -> None:
     """Do what [retention] of the configuration says: archive, then prune what is older or more than it says."""
-    config = Session(config_path=click.get_current_context().find_root().params.get("config")).config()
+    config = Session(config_path=options["config"]).config()
     table_ = config.retention
     if table_ is None:
         remedy = "write [retention] with archives, keys, keep_days or keep; see docs/configuration.md"
         raise bad_input(f"{config.file} does not say what is kept", remedy, place="retention")
-    directory = directory_of(click.get_current_context(), None, options["name"])
+    directory = directory_of(options)
     home = directory.parent
     archived: dict[str, list[str]] = {}
-    with environment_of({"data": None, "name": options["name"]}) as environment:
+    with environment_of(options) as environment:
         ledger = Ledger(environment).as_of_now()
         held: list[Archive] = []
         for place in table_.archives:
@@ -387,7 +387,7 @@ def _show_retained(archived: dict[str, list[str]], plan: PrunePlan | None, done:
 
 def restore_ledger(options: dict[str, Any]) -> None:
     """Bring what proofs need of what all replicas have pruned."""
-    directory = directory_of(click.get_current_context(), options["data"], options["name"])
+    directory = directory_of(options)
     with environment_of(options) as environment:
         opened = _Opened(directory, environment)
     with sentences(), progress_of("deriving") as progress:

@@ -118,7 +118,7 @@ def _check_consensus(env: Environment, below: int) -> None:
     if below > most:
         raise PruneRefused(
             f"consensus still sees entry {most} and later ones: nothing behind its last compaction is pruned",
-            f"use --below {most}; `forebay snapshot save` lets it forget more",
+            f"use --below {most}; `forebay cluster snapshot` lets it forget more",
         )
 
 
@@ -146,7 +146,7 @@ def _check_checkpoint(ledger: Ledger, home: Path, last: int, keys: Keys) -> tupl
         raise PruneRefused(
             f"{signers} of the {len(keys.of(found.origin))} replicas whose keys of {found.origin} {keys.place} has "
             f"have signed the last checkpoint, and {keys.majority(found.origin)} are a majority",
-            "wait for one that more have signed; where one was replaced, write the keys anew (`forebay ledger keys`)",
+            "wait for one that more have signed; where one was replaced, write the keys anew (`forebay audit keys`)",
         )
     return found.size, signers
 
@@ -174,7 +174,7 @@ def _opened(archives: Sequence[Path], ledger: Ledger, below: int) -> list[Archiv
         if archive.last_index < below - 1:
             raise PruneRefused(
                 f"{archive.directory} has the entries up to {archive.last_index}, and {below - 1} is to go",
-                f"use --below {archive.last_index + 1}, or run `forebay ledger archive` for it first",
+                f"use --below {archive.last_index + 1}, or run `forebay audit archive` for it first",
             )
     return opened
 
@@ -217,7 +217,7 @@ def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -
         newest = found[0][0] if found else 0
         raise PruneRefused(
             f"the newest snapshot is of entry {newest}, and {last} is to go" if newest else "there is no snapshot",
-            f"run `forebay snapshot save` first{f', or use --below {newest + 1}' if newest else ''}",
+            f"run `forebay cluster snapshot` first{f', or use --below {newest + 1}' if newest else ''}",
         )
     why: Exception | None = None
     for index, path in beyond:

@@ -49,7 +49,7 @@ PROGRESS_ENTRIES = 4096
 
 
 class Keys(NamedTuple):
-    """The keys that replicas sign checkpoints with, as `forebay ledger keys` prints them; `place` is their file.
+    """The keys that replicas sign checkpoints with, as `forebay audit keys` prints them; `place` is their file.
 
     Each incarnation of a cluster has keys of its own name: a majority is one of the keys of a checkpoint's origin.
     """

@@ -136,7 +136,7 @@ def _start(ledger: Ledger, snapshots: Sequence[tuple[int, Path]], window: Window
                 continue
             return from_image(ledger, load_snapshot(path))
         except SnapshotRefused:
-            continue  # forgotten by the replica meanwhile, or damaged: `ledger verify --deep` says so
+            continue  # forgotten by the replica meanwhile, or damaged: `audit verify --deep` says so
     return from_nothing()
 
 

@@ -340,7 +340,7 @@ def end_of(ledger: Ledger, last: Edge) -> int:
         return last.at_us
     if last.revision is None or last.revision >= ledger.applied_revision:
         if not (at := _instants(ledger)):
-            raise WindowRefused("the ledger has no commands at its end", "`forebay ledger verify` says what is held")
+            raise WindowRefused("the ledger has no commands at its end", "`forebay audit verify` says what is held")
         return at[-1]
     try:
         index = ledger.index_of_revision(Revision(max(1, last.revision)))
@@ -362,5 +362,5 @@ def _start(ledger: Ledger, snapshots: Sequence[tuple[int, Path]], first: Edge) -
                 continue
             return from_image(ledger, load_snapshot(path))
         except SnapshotRefused:
-            continue  # forgotten by the replica meanwhile, or damaged: `ledger verify --deep` says so
+            continue  # forgotten by the replica meanwhile, or damaged: `audit verify --deep` says so
     return from_nothing()

@@ -1,4 +1,4 @@
-"""`forebay account|qos|license|reservation|scheduling|usage …`: who may have how much, and when."""
+"""`forebay policy account|qos|license|reservation|scheduling|usage …`: who may have how much, and when."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -8,10 +8,9 @@ import click
 from cluster.cli.commands.options import NAME, Kind, group_of, names, set_record
 from cluster.cli.confirming import YES_OPTION, confirm
 from cluster.cli.exits import bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import Listing, present, size, table
-from cluster.client import Client
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
 from replica.values import plain
@@ -88,9 +87,9 @@ def _accounts_listing(accounts: tuple[v.AccountView, ...]) -> Listing:
 ACCOUNTS = Kind("account", "accounts", ops.LIST_ACCOUNTS, ops.SET_ACCOUNT, ops.DELETE_ACCOUNT, _accounts_listing)
 account_group = group_of(
     ACCOUNTS,
-    "Show and change accounts, their users, and limits.",
+    "Show and change accounts, their users and limits.",
     "List the accounts.",
-    "Take an account away; its pending jobs wait with InvalidAccount (operators).",
+    "Delete an account (operators).\n\nIts pending jobs wait with InvalidAccount.",
 )
 
 
@@ -109,7 +108,7 @@ account_group = group_of(
 )
 @JSON_OPTION
 def set_account(name: str, as_json: bool, **fields: Any) -> None:
-    """Make an account, or change what is named of one (operators). A limit of -1 is none any more."""
+    """Create or change an account (operators)."""
 
     def kept(present: v.AccountView) -> dict[str, Any]:
         users = present.users if fields["users"] is None else fields["users"]
@@ -142,9 +141,9 @@ def _qos_listing(qos: tuple[v.QosView, ...]) -> Listing:
 QOS = Kind("QOS", "qos", ops.LIST_QOS, ops.SET_QOS, ops.DELETE_QOS, _qos_listing)
 qos_group = group_of(
     QOS,
-    "Show and change qualities of service: priority and limits.",
+    "Show and change QOS: priority and limits.",
     "List the QOS.",
-    "Take a QOS away; its pending jobs wait with InvalidQOS (operators).",
+    "Delete a QOS (operators).\n\nIts pending jobs wait with InvalidQOS.",
 )
 
 
@@ -166,7 +165,7 @@ qos_group = group_of(
 )
 @JSON_OPTION
 def set_qos(name: str, as_json: bool, **fields: Any) -> None:
-    """Make a QOS, or change what is named of one (operators). A limit of -1 is none any more."""
+    """Create or change a QOS (operators)."""
     set_record(QOS, name, as_json, fields, _kept("priority", "limits", "users", "accounts", "deny_on_limit"))
 
 
@@ -181,9 +180,9 @@ def _licenses_listing(licenses: tuple[v.LicenseView, ...]) -> Listing:
 LICENSES = Kind("licence", "licenses", ops.LIST_LICENSES, ops.SET_LICENSE, ops.DELETE_LICENSE, _licenses_listing)
 license_group = group_of(
     LICENSES,
-    "Show and change licences, which jobs have while they run.",
+    "Show and change licences.",
     "List the licences and how many of each are in use.",
-    "Take a licence away; its pending jobs wait with Licenses (operators).",
+    "Delete a licence (operators).\n\nIts pending jobs wait with Licenses.",
 )
 
 
@@ -192,7 +191,10 @@ license_group = group_of(
 @click.option("--total", type=click.IntRange(0), required=True, help="How many there are.")
 @JSON_OPTION
 def set_license(name: str, as_json: bool, total: int) -> None:
-    """Say how many of a licence there are (operators); nothing is taken from jobs that run."""
+    """Set how many of a licence there are (operators).
+
+    Running jobs keep theirs.
+    """
     set_record(LICENSES, name, as_json, {"total": total}, _kept("total"))
 
 
@@ -223,7 +225,7 @@ reservation_group = group_of(
     RESERVATIONS,
     "Show and change reservations of burst-buffer space.",
     "List the reservations that have not ended.",
-    "Take a reservation away; its pending jobs wait with ReservationDeleted (operators).",
+    "Delete a reservation (operators).\n\nIts pending jobs wait with ReservationDeleted.",
 )
 
 
@@ -241,7 +243,7 @@ reservation_group = group_of(
 )
 @JSON_OPTION
 def set_reservation(name: str, as_json: bool, **fields: Any) -> None:
-    """Set space aside for a time, or change what is named of a reservation (operators).
+    """Create or change a reservation (operators).
 
     Its jobs may use its space and what is free for all; nobody else gets space that he would not give back in time.
     """
@@ -251,47 +253,14 @@ def set_reservation(name: str, as_json: bool, **fields: Any) -> None:
 # The rules, and estimates --------------------------------------------------------------------------------------------
 
 
-scheduling_group = CommandGroup("scheduling", help="Show and change the site's rules of scheduling.")
-
-
-@scheduling_group.command("show")
+@click.command("scheduling")
 @JSON_OPTION
 def show_scheduling(as_json: bool) -> None:
-    """Show the rules, and what was measured of each pool's transfers."""
+    """Show scheduling rules and measured transfer rates.
+
+    Change the rules with `forebay config set`.
+    """
     _print_scheduling(session().read(ops.SHOW_SCHEDULING_RULES), as_json)
-
-
-@scheduling_group.command("set")
-@click.option("--size-points", type=int, metavar="N", help="Priority points for each GiB of a request.")
-@click.option("--default-account", metavar="NAME", help="Account of jobs that name none; an empty one for none.")
-@click.option("--default-qos", metavar="NAME", help="QOS of jobs that name none; an empty one for none.")
-@click.option("--accounts-required/--no-accounts-required", "required", default=None, help="Whether a job needs one.")
-@click.option("--revocations", type=click.IntRange(0), help="How often one job's staged buffer may be taken back.")
-@click.option("--revoke-after", type=click.IntRange(0), metavar="SECONDS", help="How long it must have waited before.")
-@JSON_OPTION
-def set_scheduling(
-    size_points: int | None, default_account: str | None, default_qos: str | None, required: bool | None,
-    revocations: int | None, revoke_after: int | None, as_json: bool,
-) -> None:  # fmt: skip
-    """Change what is named of the rules (operators)."""
-
-    def chosen(given: _T | None, present: _T) -> _T:
-        return present if given is None else given
-
-    async def change(client: Client) -> v.SchedulingAnswer:
-        known = await client.call(ops.SHOW_SCHEDULING_RULES)
-        request = v.SchedulingRequest(
-            command_id=client.new_command_id(),
-            size_points_per_gib=chosen(size_points, known.size_points_per_gib),
-            default_account=chosen(default_account, known.default_account or ""),
-            default_qos=chosen(default_qos, known.default_qos or ""),
-            accounts_required=chosen(required, known.accounts_required),
-            revocations_max=chosen(revocations, known.revocations_max),
-            revoke_after_s=chosen(revoke_after, known.revoke_after_s),
-        )
-        return await client.call(ops.SET_SCHEDULING_RULES, request)
-
-    _print_scheduling(session().ask(change), as_json)
 
 
 def _print_scheduling(answer: v.SchedulingAnswer, as_json: bool) -> None:
@@ -309,29 +278,24 @@ def _print_scheduling(answer: v.SchedulingAnswer, as_json: bool) -> None:
     present(answer, as_json, lambda: "\n".join(lines))
 
 
-usage_group = CommandGroup(
-    "usage", help="List and reset what accounts and QOS have used of burst buffers, which GrpBBMinutes limits."
-)
-
-
-@usage_group.command("list")
+@click.command("list")
 @click.option("--account", metavar="NAME", help="Only of this account.")
 @click.option("--qos", metavar="NAME", help="Only of this QOS.")
 @JSON_OPTION
 def list_usage(account: str | None, qos: str | None, as_json: bool) -> None:
-    """List the space that was held, times the minutes that it was."""
+    """List the used space-time of accounts and QOS."""
     answer = session().read(ops.LIST_USAGE)
     rows = tuple(row for row in answer.usage if account in (None, row.account) and qos in (None, row.qos))
     _print_usage(v.UsageAnswer(revision=answer.revision, usage=rows), as_json)
 
 
-@usage_group.command("reset")
+@click.command("reset")
 @click.option("--account", metavar="NAME", help="Of this account, with all its users.")
 @click.option("--qos", metavar="NAME", help="Of this QOS.")
 @YES_OPTION
 @JSON_OPTION
 def reset_usage(account: str | None, qos: str | None, yes: bool, as_json: bool) -> None:
-    """Have what an account, or a QOS, has used count as nothing from here on (operators)."""
+    """Reset the usage of an account or a QOS (operators)."""
     if (account is None) == (qos is None):
         raise bad_input("it is not said whose usage", "name an account, or a QOS", place="--account")
     confirm(f"Have what {account or qos} has used count as nothing from here on?", yes=yes)

@@ -1,4 +1,4 @@
-"""`forebay agent buffers|receipt`: what a node holds, and what its agent did to every file that it moved."""
+"""`forebay node buffers|receipt`: what a node holds, and what its agent did to every file that it moved."""
 
 import os
 import sys
@@ -44,7 +44,7 @@ PROGRESS_S: Final = 1.0
 
 
 class HeldBuffer(msgspec.Struct, frozen=True, kw_only=True):
-    """One directory of a node, as `agent buffers --json` prints it."""
+    """One directory of a node, as `node buffers --json` prints it."""
 
     path: str
     job_id: int | None = None
@@ -55,23 +55,26 @@ class HeldBuffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of `agent buffers --json`."""
+    """Output of `node buffers --json`."""
 
     node: str
     buffers: tuple[HeldBuffer, ...]
 
 
+_NODE = click.option("--name", metavar="NODE", help="Look at this agent; needed where a machine has several.")
+
+
 @click.command("buffers")
+@_NODE
 @JSON_OPTION
-@click.pass_context
-def agent_buffers(context: click.Context, as_json: bool) -> None:
-    """List the buffers on this node, and whether the cluster knows them.
+def agent_buffers(name: str | None, as_json: bool) -> None:
+    """List the buffers on this node that its agent keeps.
 
     Run it on the node, as the agent's account. The STATE of a buffer that the cluster does not know, as after a backup
     was restored, is UNKNOWN: the agent keeps it until you remove its directory.
     """
     current = session()
-    agent = _agent(current, context.parent.params["name"] if context.parent is not None else None, "buffers")
+    agent = _agent(current, name)
     try:
         jobs = sorted(int(path.name) for path in (agent.directory / BUFFERS).iterdir() if path.name.isdecimal())
         named = sorted(path.name for path in (agent.directory / PERSISTENT).iterdir() if path.name[0] != ".")
@@ -107,6 +110,7 @@ def _held(home: Path, jobs: list[int], named: list[str], states: dict[int | str,
 
 
 @click.command("receipt")
+@_NODE
 @click.option("--job", type=click.IntRange(min=1), required=True, metavar="N", help="Whose files.")
 @click.option("--stage", type=click.Choice(STAGES), help="Only of this stage.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="A", help="Of this attempt.  [default: the last one]")
@@ -114,22 +118,23 @@ def _held(home: Path, jobs: list[int], named: list[str], states: dict[int | str,
     "--digest", metavar="ALGORITHM:HEX", help="What the lines have to come to.  [default: what the ledger has]"
 )
 @click.option("--recheck", is_flag=True, help="Read every destination again from storage, and compare.")
-@click.option("--place", type=Path, metavar="PATH", help="Of a buffer in the place that is mounted at PATH.")
+@click.option("--filesystem", type=Path, metavar="PATH", help="Look on the shared filesystem mounted here.")
 @click.option("--as-user", metavar="USER", help="Read the destinations as this user: on file servers root may not.")
 @JSON_OPTION
-@click.pass_context
 def agent_receipt(
-    context: click.Context,
+    name: str | None,
     job: int,
     stage: str | None,
     attempt: int | None,
     digest: str | None,
     recheck: bool,
-    place: Path | None,
+    filesystem: Path | None,
     as_user: str | None,
     as_json: bool,
 ) -> None:
-    """Print what this node's agent did to every file of a transfer, and prove that the ledger's receipt is of that.
+    """Print and verify the transfer receipt kept on this node.
+
+    It says what the agent did to every file, and proves that the ledger's receipt is of that.
 
     Run it on the node, as the agent's account: the lines never leave it. With --place it is what movers did for a
     buffer there, on any machine that mounts the place, until the buffer is removed. Their digest is compared with
@@ -139,13 +144,12 @@ def agent_receipt(
     read with 6.
     """
     current = session()
-    named = context.parent.params["name"] if context.parent is not None else None
-    home = place or _agent(current, named, "receipt").directory
+    home = filesystem or _agent(current, name).directory
     given = _algorithm(digest)
     if as_user is not None and not recheck:
         raise bad_input("--as-user says who reads the destinations, and nothing is to be read", "add --recheck")
     try:
-        sources = on_node(home, job) if place is None else in_place(place, current.config().cluster.name, job)
+        sources = on_node(home, job) if filesystem is None else in_place(filesystem, current.config().cluster.name, job)
         which = _which(home, sources, job, stage, attempt)
         with opened(which) as descriptor:
             wanted = digest or _in_ledger(current, which)
@@ -168,7 +172,9 @@ def agent_receipt(
             else:
                 _show(descriptor)
     except PlaceRefused as error:
-        raise bad_input(str(error), "name the directory that the place is mounted at: forebay place list") from error
+        raise bad_input(
+            str(error), "name the directory that the place is mounted at: forebay pool filesystem list"
+        ) from error
     except (PermissionError, FileNotFoundError) as error:
         raise _unreadable(home, error) from error
     except ValueError as error:
@@ -181,7 +187,7 @@ def agent_receipt(
         )
 
 
-def _agent(current: Session, name: str | None, command: str) -> AgentConfig:
+def _agent(current: Session, name: str | None) -> AgentConfig:
     config = current.config()
     if name is not None:
         return config.agent(name)

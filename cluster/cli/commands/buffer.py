@@ -7,7 +7,7 @@ from cluster.cli.commands.job_changes import each
 from cluster.cli.commands.options import AT_OPTION, JOB_ID
 from cluster.cli.confirming import YES_OPTION, confirm
 from cluster.cli.exits import bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import buffers_table, present
 from cluster.schemas import BurstAnswer, burst_text
@@ -15,37 +15,43 @@ from cluster.schemas import operations as ops
 from cluster.system import uid_of
 from replica.values import plain
 
-buffer_group = CommandGroup("buffer", help="List buffers, and see to what is left in them.")
 
-
-@buffer_group.command("list")
+@click.command("list")
 @click.option("--all", "everything", is_flag=True, help="Also buffers that are gone.")
 @click.option("--parked", is_flag=True, help="Only those of external jobs with results that nobody has exported.")
 @AT_OPTION
 @JSON_OPTION
 def list_buffers(everything: bool, parked: bool, at: str | None, as_json: bool) -> None:
-    """List buffers, persistent ones first, their state, and what they hold; by default those that are not gone."""
+    """List buffers, persistent ones first.
+
+    By default those that are not gone.
+    """
     answer = session().read(ops.LIST_BUFFERS, live=not everything, parked=parked, at=at)
     present(answer, as_json, lambda: buffers_table(answer.buffers))
 
 
-@buffer_group.command("export")
+@click.command("export")
 @click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
 @click.option("--partial", is_flag=True, help="Give up results that are not there, and have the others out.")
 @JSON_OPTION
 def export(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
-    """Export results again that are parked, or could not be staged out. The buffer is removed once they are out."""
+    """Stage out the results of jobs again.
+
+    For results that are retained, or that could not be staged out. The buffer is removed once they are out.
+    """
     each(job_ids, ops.EXPORT_BUFFER, as_json=as_json, partial=partial)
 
 
-@buffer_group.command("clear")
+@click.command("clear")
 @click.argument("job_ids", metavar="[JOB…]", type=JOB_ID, nargs=-1)
 @click.option("--name", metavar="NAME", help="Clear the persistent buffer of this name.")
 @click.option("--discard", is_flag=True, help="Also where the only copy of somebody's data is LOST by it.")
 @YES_OPTION
 @JSON_OPTION
 def clear(job_ids: tuple[str, ...], name: str | None, discard: bool, yes: bool, as_json: bool) -> None:
-    """Take buffers that cannot be removed out of the list, and free their space (operators).
+    """Drop buffers that cannot be removed, and free their space.
+
+    For operators. Nothing is removed by it: see to what is left on the storage by hand.
 
     Nothing is removed by it: see to what is left on the storage by hand.
     """
@@ -65,7 +71,7 @@ def clear(job_ids: tuple[str, ...], name: str | None, discard: bool, yes: bool, 
 @AT_OPTION
 @JSON_OPTION
 def burst(one_line: bool, at: str | None, as_json: bool) -> None:
-    """Show pools, settings, allocated buffers and their users, as `scontrol show burst` does.
+    """Print pools and buffers as `scontrol show burst` does.
 
     Times are local. A user's number is the one that the answering replica knows, else the one that this machine knows.
     """
@@ -90,7 +96,7 @@ def with_numbers(answer: BurstAnswer) -> BurstAnswer:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @JSON_OPTION
 def bbstat(arguments: tuple[str, ...], as_json: bool) -> None:
-    """Pass ARGUMENTS to the site's provider and print what it says.
+    """Print what the site's provider says of ARGUMENTS.
 
     With the lua provider they go to slurm_bb_get_status, with datawarp to dwstat. Words that begin with a dash and are
     no option of this command are passed on too; after `--` all are.

@@ -1,4 +1,4 @@
-"""`forebay certificate …`: issuing certificates beyond those of `forebay init`, and which there are until when."""
+"""`forebay cert …`: issuing certificates beyond those of `forebay cluster init`, and which there are until when."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import msgspec
 
 from cluster.cli.confirming import destroys
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import moment, note, present, show, show_json, table
 from cluster.config import OPERATOR_NAME, Config, replica_hosts
@@ -33,7 +33,7 @@ from cluster.system import format_instant, replace_private
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 EXPIRY_NOTICE_DAYS: Final = 60
-"""Days before the end of a certificate from which `certificate list` warns: time for two maintenance windows."""
+"""Days before the end of a certificate from which `cert list` warns: time for two maintenance windows."""
 
 _DAY: Final = 24 * 3600 * MICROSECONDS_PER_SECOND
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class CertificateRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One certificate as `certificate list --json` prints it; times are ISO 8601 in UTC."""
+    """One certificate as `cert list --json` prints it; times are ISO 8601 in UTC."""
 
     name: str
     role: str
@@ -55,14 +55,14 @@ class CertificateRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CertificatesAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `certificate list --json` prints."""
+    """What `cert list --json` prints."""
 
     directory: str
     certificates: tuple[CertificateRow, ...]
 
 
 class IssuedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `certificate issue --json` prints."""
+    """What `cert issue --json` prints."""
 
     certificate: str
     key: str
@@ -70,7 +70,7 @@ class IssuedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuthorityAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `certificate renew-authority --json` and `retire-authority --json` print."""
+    """What `cert renew-authority --json` and `retire-authority --json` print."""
 
     authority: str
     """The file with the authorities that are believed."""
@@ -80,13 +80,10 @@ class AuthorityAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """How many are believed no more, count."""
 
 
-certificate_group = CommandGroup("certificate", help="Issue certificates and look at those there are.")
-
-
-@certificate_group.command("list")
+@click.command("list")
 @JSON_OPTION
 def list_certificates(as_json: bool) -> None:
-    """List the certificates of the tls directory: whose, as what, and until when."""
+    """List the issued certificates and when they end."""
     current = session()
     directory = current.config().tls.certificates
     try:
@@ -131,7 +128,7 @@ def list_certificates(as_json: bool) -> None:
             note(f"forebay: warning: the certificate of {one.name} {when}: issue it again with --replace")
 
 
-@certificate_group.command("issue")
+@click.command("issue")
 @click.argument("name")
 @click.option("--role", type=click.Choice([role.value for role in Role]), required=True, help="What it may be.")
 @click.option(
@@ -145,7 +142,7 @@ def list_certificates(as_json: bool) -> None:
 def issue_certificate(
     name: str, role: str, hosts: tuple[str, ...], replace: bool, into: Path | None, as_json: bool
 ) -> None:
-    """Issue a certificate for a user, an agent, a replica, an operator or another scheduler (needs ca.key).
+    """Issue a certificate (needs ca.key).
 
     A person keeps a copy of forebay.toml with a tls directory of their own beside it, made with --into: ca.pem and
     their own pair, whose key must belong to them.
@@ -192,10 +189,12 @@ def issue_certificate(
         note(f"Next: give {into} to its owner (chown -R), with a copy of {config.file.name} whose [tls] names it.")
 
 
-@certificate_group.command("renew-authority")
+@click.command("renew-authority")
 @JSON_OPTION
 def renew(as_json: bool) -> None:
-    """Make a new key for the authority (needs ca.key); ca.pem then has the new one and the former.
+    """Create a new key for the authority (needs ca.key).
+
+    ca.pem then has the new certificate and the former one.
 
     Give that ca.pem to every machine and person, then issue every certificate again, then retire the former one.
     """
@@ -212,11 +211,14 @@ def renew(as_json: bool) -> None:
     note(f"Next: give {AUTHORITY_NAME}.pem to everybody, and only then issue certificates again (--replace).")
 
 
-@certificate_group.command("retire-authority")
+@click.command("retire-authority")
 @JSON_OPTION
 @destroys("Believe no certificate of the former authority any more?")
 def retire(as_json: bool) -> None:
-    """Believe the former authority no more: only the one that ca.key belongs to stays in ca.pem (needs ca.key)."""
+    """Stop trusting the former authority (needs ca.key).
+
+    Only the certificate that ca.key belongs to stays in ca.pem.
+    """
     directory = session().config().tls.authority.parent
     gone = _performed(directory, lambda: retire_authorities(directory))
     file = str(directory / f"{AUTHORITY_NAME}.pem")
@@ -226,7 +228,7 @@ def retire(as_json: bool) -> None:
         note(f"Next: give {AUTHORITY_NAME}.pem to everybody; certificates of the former one are refused then.")
 
 
-@certificate_group.command("revoke")
+@click.command("revoke")
 @click.argument("certificate", metavar="USER|FILE.pem|serial:NUMBER")
 @click.option(
     "--role", type=click.Choice([role.value for role in Role]), default="user", show_default=True, help="Whose."
@@ -234,10 +236,12 @@ def retire(as_json: bool) -> None:
 @click.option("--reason", default="", help="Why, for who is refused and for the list.")
 @JSON_OPTION
 def revoke_certificate(certificate: str, role: str, reason: str, as_json: bool) -> None:
-    """Refuse one certificate, or every one of a user, an agent or an operator, at every replica (operators).
+    """Revoke certificates (operators).
+
+    One certificate, or every one of a user, an agent or an operator, at every replica.
 
     One that lies in a FILE, or is named by serial:NUMBER, is refused until it would have expired; whoever has another
-    may still come. A name is refused until `certificate unrevoke`, whatever is issued for it. Their open connections
+    may still come. A name is refused until `cert unrevoke`, whatever is issued for it. Their open connections
     are closed within a second.
     """
     valid_until = None
@@ -253,19 +257,19 @@ def revoke_certificate(certificate: str, role: str, reason: str, as_json: bool) 
     present(answer, as_json, lambda: f"Revoked {plain(certificate)}.")
 
 
-@certificate_group.command("unrevoke")
+@click.command("unrevoke")
 @click.argument("certificate", metavar="user:NAME|serial:NUMBER")
 @JSON_OPTION
 def unrevoke_certificate(certificate: str, as_json: bool) -> None:
-    """Take an entry off the list of what is revoked, as `certificate revocations` shows it (operators)."""
+    """Cancel a revocation (operators)."""
     answer = session().write(ops.UNREVOKE_CERTIFICATE, certificate=certificate)
     present(answer, as_json, lambda: f"{plain(certificate)} is revoked no more.")
 
 
-@certificate_group.command("revocations")
+@click.command("revocations")
 @JSON_OPTION
 def list_revocations(as_json: bool) -> None:
-    """List what is revoked: by whom, when, why, and until when (operators)."""
+    """List the revocations (operators)."""
     answer = session().read(ops.LIST_REVOCATIONS)
     if as_json:
         show_json(answer)

@@ -1,4 +1,4 @@
-"""`forebay cluster …` and `forebay session …`: feature level and time of the cluster; sessions of programs."""
+"""`forebay cluster …` and `forebay support session …`: feature level and time of the cluster; sessions of programs."""
 
 from collections.abc import Awaitable, Callable
 
@@ -6,7 +6,7 @@ import click
 
 from cluster.cli.confirming import destroys
 from cluster.cli.exits import ExitCode, Failure
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import UNKNOWN_ROUTE, Session, session
 from cluster.cli.text import fields_table, members_table, moment, note, present, readable_size, show, show_json, table
 from cluster.client import ApiError, Client
@@ -22,10 +22,12 @@ from cluster.schemas import operations as ops
 from replica.values import plain
 
 
-@click.command("overview")
+@click.command("status")
 @JSON_OPTION
-def overview(as_json: bool) -> None:
-    """Show the cluster at a glance: replicas, jobs, nodes, transfers, and what needs somebody.
+def status(as_json: bool) -> None:
+    """Show whether the cluster needs attention.
+
+    A browser shows the same at /page of each replica, with the queue and pools over time.
 
     A browser shows the same at /page of each replica, with the queue and pools over time.
     """
@@ -69,15 +71,10 @@ def _show_needs(answer: OverviewAnswer) -> None:
         note(f"There are {answer.needs_count} of them; these are the first {len(rows)}.")
 
 
-@click.group("cluster", cls=CommandGroup)
-def cluster_group() -> None:
-    """Look at the cluster's feature level and time, and set them right."""
-
-
-@cluster_group.command("feature-level")
+@click.command("feature-level")
 @JSON_OPTION
 def show_feature_level(as_json: bool) -> None:
-    """Show the feature level, and which one each replica knows (operators).
+    """Show the feature level of each replica (operators).
 
     What came with a level is not used before the cluster is at it, so replicas of two releases agree meanwhile.
     """
@@ -85,11 +82,11 @@ def show_feature_level(as_json: bool) -> None:
     _show(_asked(current, lambda client: client.call(ops.SHOW_FEATURE_LEVEL, stale=current.stale)), as_json)
 
 
-@cluster_group.command("raise-feature-level")
+@click.command("raise-feature-level")
 @click.argument("level", type=click.IntRange(2, FEATURE_LEVEL_MAX), required=False)
 @JSON_OPTION
 def raise_feature_level(level: int | None, as_json: bool) -> None:
-    """Raise the feature level by one, or to LEVEL if that is the next one (operators).
+    """Raise the feature level by one (operators).
 
     Refused unless every replica says that it knows the level. It never goes down: an earlier release that meets the
     level stops and names the release that it needs.
@@ -112,18 +109,20 @@ def raise_feature_level(level: int | None, as_json: bool) -> None:
     _show(_asked(session(), change), as_json)
 
 
-@cluster_group.command("clock")
+@click.command("clock")
 @JSON_OPTION
 def show_clock(as_json: bool) -> None:
-    """Show the cluster's time, what the wall clocks of a majority of the replicas say, and whose clock is off."""
+    """Show the cluster's time and each clock that is off."""
     _show_clock(session().read(ops.SHOW_CLOCK), as_json)
 
 
-@cluster_group.command("set-clock")
+@click.command("set-clock")
 @click.argument("time", required=False)
 @JSON_OPTION
 def set_clock(time: str | None, as_json: bool) -> None:
-    """Set the cluster's time back to TIME (operators); to what a majority's wall clocks say if none is named.
+    """Set the cluster's time back (operators).
+
+    To TIME, or to what a majority's wall clocks say.
 
     Only where it is ahead of them: where it is behind it follows by itself. What it had measured of jobs that are not
     over, and what it was to do later, counts from then on at the latest; begin times and reservations stay as written.
@@ -137,7 +136,7 @@ def set_clock(time: str | None, as_json: bool) -> None:
                 raise Failure(
                     ExitCode.REFUSED,
                     "the wall clocks of a majority of the replicas cannot be read",
-                    "see `forebay member list`",
+                    "see `forebay cluster members`",
                 )
         return await client.call(ops.SET_CLOCK, SetClockRequest(command_id=client.new_command_id(), at=wanted))
 
@@ -168,7 +167,7 @@ def _asked(current: Session, ask: Callable[[Client], Awaitable[FeatureLevelAnswe
             raise Failure(
                 ExitCode.REFUSED,
                 "the replica that answered is of a release that knows no feature levels, so the cluster is at level 1",
-                "`forebay member status --json` shows the version of each; upgrade every replica first",
+                "`forebay cluster probe --json` shows the version of each; upgrade every replica first",
             ) from error
 
     return current.ask(perform)
@@ -190,15 +189,13 @@ def _show(answer: FeatureLevelAnswer, as_json: bool) -> None:
         note(f"{what} may not be turned on yet: upgrade every replica to a release that knows it first")
 
 
-@click.group("session", cls=CommandGroup)
-def session_group() -> None:
-    """Show and close sessions of programs: the answers to their commands are kept until they have arrived."""
-
-
-@session_group.command("list")
+@click.command("list")
 @JSON_OPTION
 def list_sessions(as_json: bool) -> None:
-    """List your sessions, or all as an operator, and the answers that are kept for them."""
+    """List sessions, yours or as an operator all.
+
+    With the answers that are kept for them.
+    """
     answer = session().read(ops.LIST_SESSIONS)
     if as_json:
         show_json(answer)
@@ -211,40 +208,14 @@ def list_sessions(as_json: bool) -> None:
     show(table(heads, rows, right=frozenset({"SESSION", "ACKNOWLEDGED", "ANSWERS"})))
 
 
-@session_group.command("close")
+@click.command("close")
 @click.argument("number", metavar="SESSION", type=click.IntRange(min=1))
 @JSON_OPTION
 @destroys("Close session {number}, and forget the answers that its program waits for?")
 def close_session(number: int, as_json: bool) -> None:
-    """Close a session: what its program still waits for can no longer be asked again."""
+    """Close a session.
+
+    Its program can then no longer ask for the answers that it still waits for.
+    """
     answer = session().write(ops.CLOSE_SESSION, session=number)
     present(answer, as_json, lambda: f"Closed session {number}.")
-
-
-@click.group("scheduler", cls=CommandGroup)
-def scheduler_group() -> None:
-    """Show other schedulers that have external jobs here: buffers whose jobs are theirs."""
-
-
-@scheduler_group.command("list")
-@JSON_OPTION
-def list_schedulers(as_json: bool) -> None:
-    """List other schedulers, and the hosts that they came from last."""
-    answer = session().read(ops.LIST_SCHEDULERS)
-    if as_json:
-        show_json(answer)
-        return
-    rows = [(row.scheduler, row.cluster, row.address, moment(row.since)) for row in answer.schedulers]
-    show(table(("SCHEDULER", "CLUSTER", "FROM", "SINCE"), rows))
-
-
-@scheduler_group.command("release")
-@click.argument("name")
-@JSON_OPTION
-@destroys("Let the next cluster that comes under the name {name} have it?")
-def release_scheduler(name: str, as_json: bool) -> None:
-    """Let another cluster have external jobs under a name (operators): the one that has it is no more, or has
-    another name.
-    """
-    answer = session().write(ops.RELEASE_SCHEDULER, name=name)
-    present(answer, as_json, lambda: f"Released {plain(name)}: the next cluster that comes under that name has it.")

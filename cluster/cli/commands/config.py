@@ -15,7 +15,7 @@ import click
 
 from cluster.cli.commands.options import AT_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import note, show_json
 from cluster.client import Client
@@ -142,10 +142,7 @@ _EXPECT = click.option(
 )
 
 
-config_group = CommandGroup("config", help="Show, compare and change the site's configuration (operators).")
-
-
-@config_group.command("show")
+@click.command("show")
 @click.option(
     "--as",
     "form",
@@ -155,7 +152,7 @@ config_group = CommandGroup("config", help="Show, compare and change the site's 
 @AT_OPTION
 @JSON_OPTION
 def show_configuration(form: str | None, at: str | None, as_json: bool) -> None:
-    """Show the configuration, as a file that can be applied again."""
+    """Print the configuration as a file that can be applied."""
     if form is not None and as_json:
         raise bad_input("--as and --json exclude each other", "choose one of them")
     answer = session().read(ops.SHOW_CONFIGURATION, at=at)
@@ -167,37 +164,42 @@ def show_configuration(form: str | None, at: str | None, as_json: bool) -> None:
     note(f"revision {answer.revision}, last changed at revision {answer.changed_revision}")
 
 
-@config_group.command("diff")
+@click.command("diff")
 @_FILE
 @_PARTIAL
 @JSON_OPTION
 def diff(file: Path, partial: bool, as_json: bool) -> None:
-    """Show what applying FILE would change; nothing is changed."""
+    """Show what applying FILE would change."""
     request = v.CompareRequest(settings=_bodies(read_settings(file)), partial=partial)
     _print(session().ask(lambda client: client.call(ops.COMPARE_CONFIGURATION, request)), as_json)
 
 
-@config_group.command("apply")
+@click.command("apply")
 @_FILE
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @_PARTIAL
 @_EXPECT
 @JSON_OPTION
 def apply(file: Path, dry_run: bool, partial: bool, expect_revision: int | None, as_json: bool) -> None:
-    """Apply a burst_buffer.conf as it is, with Forebay's own keys if it has any: all of it in one entry, or nothing.
+    """Apply a burst_buffer.conf, in one entry (operators).
+
+    It may have Forebay's own keys.
 
     A key of burst_buffer.conf that FILE does not have gets Slurm's default; one of Forebay's own stays as it is.
     """
     _change(read_settings(file), partial, expect_revision, dry_run=dry_run, as_json=as_json)
 
 
-@config_group.command("set")
+@click.command("set")
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @_EXPECT
 @JSON_OPTION
 def set_keys(settings: tuple[str, ...], dry_run: bool, expect_revision: int | None, as_json: bool) -> None:
-    """Change the keys that are named, in one entry, and leave all others as they are; KEY= alone sets its default."""
+    """Set keys, in one entry (operators).
+
+    Other keys stay as they are; KEY= alone sets a key's default.
+    """
     _change(settings_of(settings), True, expect_revision, dry_run=dry_run, as_json=as_json)
 
 

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from cluster.cli import text
 from cluster.cli.commands.options import AT_OPTION, JOB_ID, PAGE_JOBS, WATCH_PERIOD_S
 from cluster.cli.exits import bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
-from cluster.cli.group import LazyCommands
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.schemas import operations as ops
 from replica.model import ENDED, JobState
 from replica.values import plain
 
 if TYPE_CHECKING:
+    from cluster.cli.text.squeue import Column, Field
     from cluster.client import Client
     from cluster.schemas import JobsAnswer, JobView, WhyView
     from replica.values import Instant
+
+STANDARD_COLUMNS: Final = "squeue"
+"""What `queue -o` calls squeue's standard columns."""
 
 LIMIT: Final = 1_000
 """Jobs that are listed when nobody says otherwise, count."""
@@ -30,24 +35,11 @@ LIMIT_MAX: Final = 1_000_000
 """Jobs that one listing may have, count: a hundred pages, and about a gigabyte of memory."""
 
 
-_FOLLOWING: Final = "programs follow with `forebay history --follow --json`"
+_FOLLOWING: Final = "programs follow with `forebay audit history --follow --json`"
 
 
 UNFINISHED: Final = tuple(state.name for state in JobState if state not in ENDED)
 _BY_CODE: Final = {state.code: state.name for state in JobState}
-
-
-_CHANGES: Final = ("cancel", "hold", "release", "requeue", "resume", "suspend", "update")
-
-job_group = CommandGroup(
-    "job",
-    help="List, explain and steer jobs.",
-    commands=LazyCommands({name: f"cluster.cli.commands.job_changes:{name}" for name in _CHANGES}),
-)
-
-
-def _states(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return states_of(value)
 
 
 def states_of(value: str | None, place: str = "--state") -> tuple[str, ...]:
@@ -67,51 +59,111 @@ def states_of(value: str | None, place: str = "--state") -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-@job_group.command("list")
-@click.option("--state", "states", callback=_states, metavar="STATE,…", help="Only these states, e.g. PENDING or PD,R.")
-@click.option("--all", "everything", is_flag=True, help="Also jobs that have ended.")
-@click.option("--user", "owner", metavar="NAME", help="Only the jobs of one user.")
-@click.option("--external-jobs", is_flag=True, help="Only jobs of other schedulers that have a buffer here.")
+@click.command("queue")
 @click.option(
-    "--limit",
-    type=click.IntRange(1, LIMIT_MAX),
-    default=LIMIT,
-    show_default=True,
-    help="At most so many, the newest ones.",
+    "-t", "--states", "--state", "wanted", metavar="STATE,…", help="Only these states, for example PENDING or PD,R."
 )
-@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
+@click.option("--all", "everything", is_flag=True, help="Also jobs that have ended.")
+@click.option("-u", "--user", "owner", metavar="NAME", help="Only jobs of this user.")
+@click.option("-j", "--jobs", "numbers", metavar="JOB,…", help="Only these jobs, for example 12,10_3.")
+@click.option(
+    "-o",
+    "--format",
+    "layout",
+    metavar="FORMAT",
+    help=f"Print squeue's columns, for example '%i %T %R'; {STANDARD_COLUMNS}: its standard ones.",
+)
+@click.option("--noheader", is_flag=True, help="Print no heading.")
+@click.option("--start", "expected", is_flag=True, help="Show when pending jobs should start, the oldest 100 at most.")
+@click.option(
+    "--limit", type=click.IntRange(1, LIMIT_MAX), default=LIMIT, show_default=True, help="Show the newest so many."
+)
+@click.option("--watch", is_flag=True, help="Repeat every second, until Ctrl-C.")
 @AT_OPTION
 @JSON_OPTION
-def list_jobs(
-    states: tuple[str, ...], everything: bool, owner: str | None, external_jobs: bool, limit: int, watch: bool,
-    at: str | None, as_json: bool,
+def queue(
+    wanted: str | None, everything: bool, owner: str | None, numbers: str | None, layout: str | None, noheader: bool,
+    expected: bool, limit: int, watch: bool, at: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """List jobs, by default those that have not ended; columns as in squeue."""
-    if everything and states:
+    """List jobs, by default those that have not ended.
+
+    Each line shows a job's burst buffer as well; -o prints squeue's columns instead.
+    """
+    if everything and wanted is not None:
         raise bad_input("--all and --state contradict each other", "give one of them")
-    if watch and as_json:
-        raise bad_input("--watch and --json contradict each other", _FOLLOWING)
-    if watch and at is not None:
-        raise bad_input("--watch and --at contradict each other", "the past does not change: leave --watch out")
-    wanted = states or (() if everything else UNFINISHED)
+    everything = everything or (wanted or "").strip().lower() == "all"
+    _check_watch(watch, as_json, at)
+    columns = _columns(layout, expected=expected)
     current = session()
+    if expected:
+        states: tuple[str, ...] = ("PENDING",)
+    elif everything:
+        states = ()
+    else:
+        states = UNFINISHED if wanted is None else states_of(wanted)
 
     async def ask(client: Client) -> JobsAnswer:
-        return await listed(client, wanted, owner, limit, stale=current.stale, external_jobs=external_jobs, at=at)
+        if expected:
+            most = min(limit, ops.EXPECTED_LISTED_MAX)
+            pending: dict[str, Any] = {"state": "PENDING", "user": owner, "limit": most, "after": 0, "expected": True}
+            return await client.call(ops.LIST_JOBS, stale=current.stale, at=at, **pending)
+        return await listed(client, states, owner, limit, stale=current.stale, at=at)
 
     if watch:
         current.ask(lambda client: _watch(lambda: ask(client)), on_a_loop=True)
         return
     answer = current.ask(ask)
+    if numbers is not None:
+        chosen = frozenset(part.strip() for part in numbers.split(","))
+        answer = msgspec.structs.replace(answer, jobs=tuple(job for job in answer.jobs if _is_chosen(job, chosen)))
     if as_json:
         text.show_json(answer)
         return
-    listing = text.external_jobs_table if external_jobs else text.jobs_table
-    text.show(listing(answer.jobs, moment_of(answer, current.clock.now())))
-    if not answer.jobs and not everything and text.is_terminal():
-        text.note("No unfinished jobs; --all shows those that have ended too.")
+    now = moment_of(answer, current.clock.now())
+    if columns is not None:
+        for line in squeue_lines(columns, answer.jobs, now, heading=not noheader):
+            click.echo(line)
+    else:
+        text.show(text.jobs_table(answer.jobs, now))
+        if not answer.jobs and not everything and text.is_terminal():
+            text.note("No unfinished jobs; --all shows those that have ended too.")
     if answer.truncated:
-        text.note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit, a --state or a --user.")
+        text.note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit, --state or --user.")
+
+
+def _columns(layout: str | None, *, expected: bool) -> tuple[Column, ...] | None:
+    """Return squeue's columns to print, or None for Forebay's own table."""
+    if layout is None or layout == STANDARD_COLUMNS:
+        if expected:
+            return text.read_format(text.STARTS)
+        return None if layout is None else text.read_format(text.STANDARD)
+    return text.read_format(layout)
+
+
+def _check_watch(watch: bool, as_json: bool, at: str | None) -> None:
+    if watch and as_json:
+        raise bad_input("--watch and --json contradict each other", _FOLLOWING)
+    if watch and at is not None:
+        raise bad_input("--watch and --at contradict each other", "the past does not change: leave --watch out")
+
+
+def squeue_lines(
+    columns: tuple[Column, ...], jobs: tuple[JobView, ...], now: Instant, *, heading: bool
+) -> Iterator[str]:
+    """Yield the lines of squeue's listing, in its order."""
+    if heading:
+        yield text.line(columns, lambda field: field.heading)
+    for job in text.in_order(jobs):
+        yield text.line(columns, partial(_cell, job, now))
+
+
+def _cell(job: JobView, now: Instant, field: Field) -> str:
+    return field.shows(job, now)
+
+
+def _is_chosen(job: JobView, chosen: frozenset[str]) -> bool:
+    array = text.details_of(job).array_job_id
+    return bool(chosen & {text.job_number(job), str(job.job_id), str(array)})
 
 
 async def listed(
@@ -168,12 +220,12 @@ async def _watch(ask: Callable[[], Awaitable[JobsAnswer]]) -> None:
             await asyncio.sleep(WATCH_PERIOD_S)
 
 
-@job_group.command("show")
+@click.command("show")
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
 @AT_OPTION
 @JSON_OPTION
 def show_job(job_id: str, at: str | None, as_json: bool) -> None:
-    """Show one job as Key=Value, as `scontrol show job` does."""
+    """Show a job in full, in the format of `scontrol show job`."""
     current = session()
     job = current.read(ops.SHOW_JOB, id=job_id, at=at)
 
@@ -185,31 +237,31 @@ def show_job(job_id: str, at: str | None, as_json: bool) -> None:
     text.present(job, as_json, block)
 
 
-@job_group.command("history")
+@click.command("history")
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
 @JSON_OPTION
 def history(job_id: str, as_json: bool) -> None:
-    """Draw what happened to a job as a timeline, and where its time went."""
+    """Show a job's timeline, and where its time went."""
     current = session()
     answer = current.read(ops.SHOW_JOB_HISTORY, id=job_id)
     text.present(answer, as_json, lambda: text.timeline(answer, current.clock.now()))
 
 
-@job_group.command("why")
+@click.command("why")
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
 @AT_OPTION
 @JSON_OPTION
 def why(job_id: str, at: str | None, as_json: bool) -> None:
-    """Explain with figures why a job waits, now or at a moment of the past, by revision or by time."""
+    """Explain why a job waits, now or at a past moment."""
     view = session().read(ops.EXPLAIN_JOB, id=job_id, at=at)
     text.present(view, as_json, lambda: text.why_text(view))
 
 
-@job_group.command("estimate")
+@click.command("estimate")
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
 @JSON_OPTION
 def estimate(job_id: int, as_json: bool) -> None:
-    """Say when a job should start, and what it waits for until then."""
+    """Estimate when a pending job starts, and what it waits for."""
     answer = session().read(ops.ESTIMATE_JOB, id=job_id)
     lines = [
         f"JobId={answer.job_id} JobState={plain(answer.state)} Priority={answer.priority} "

@@ -1,4 +1,4 @@
-"""`forebay job cancel|hold|release|suspend|resume|requeue|update`: one change of many jobs."""
+"""`forebay cancel|hold|release|suspend|resume|requeue|update`: one change of many jobs."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
@@ -57,14 +57,12 @@ def _change(
     return change
 
 
-hold = _change("hold", "Hold pending jobs back until they are released.", ops.HOLD_JOB, HoldCommand)
-suspend = _change(
-    "suspend", "Stop running jobs where they are; their time limits stand still.", ops.SUSPEND_JOB, SuspendCommand
-)
-resume = _change("resume", "Let suspended jobs go on where they were stopped.", ops.RESUME_JOB, ContinueCommand)
+hold = _change("hold", "Hold pending jobs until they are released.", ops.HOLD_JOB, HoldCommand)
+suspend = _change("suspend", "Suspend running jobs; their time limits stop counting.", ops.SUSPEND_JOB, SuspendCommand)
+resume = _change("resume", "Resume suspended jobs.", ops.RESUME_JOB, ContinueCommand)
 requeue = _change(
     "requeue",
-    "End the present run of jobs, or take back their buffers; they wait and stage in again.",
+    "Stop jobs and queue them again; they stage in again.",
     ops.REQUEUE_JOB,
     RequeueCommand,
 )
@@ -75,7 +73,10 @@ requeue = _change(
 @click.option("--hurry", is_flag=True, help="Skip stage-out: results that were not exported are LOST.")
 @JSON_OPTION
 def cancel(job_ids: tuple[str, ...], hurry: bool, as_json: bool) -> None:
-    """Cancel jobs. A running job's results are still staged out, unless --hurry."""
+    """Cancel jobs.
+
+    A running job's results are still staged out, unless --hurry is given.
+    """
     each(job_ids, ops.CANCEL_JOB, CancelCommand, as_json=as_json, hurry=hurry)
 
 
@@ -86,7 +87,7 @@ def cancel(job_ids: tuple[str, ...], hurry: bool, as_json: bool) -> None:
 )
 @JSON_OPTION
 def release(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
-    """Release held jobs; an operation that had failed for good is tried again."""
+    """Release held jobs, and retry their failed operations."""
     each(job_ids, ops.RELEASE_JOB, ReleaseCommand, as_json=as_json, partial=partial)
 
 
@@ -95,7 +96,7 @@ def release(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
 @job_options(change=True)
 @JSON_OPTION
 def update(job_ids: tuple[str, ...], as_json: bool, **given: Any) -> None:
-    """Change jobs that wait: what is named becomes as it is here. Of an array or its tasks, those that wait.
+    """Change options of pending jobs.
 
     The burst-buffer request can be changed until the job has its space.
     """

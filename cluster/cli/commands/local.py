@@ -1,4 +1,6 @@
-"""`forebay init|up|serve|agent|gateway|ledger|snapshot`: making a cluster, running its processes and reading."""
+"""`forebay cluster init|up|serve|agent|gateway|ledger|snapshot`: making a cluster, running its processes and
+reading.
+"""
 
 import asyncio
 import contextlib
@@ -13,14 +15,10 @@ from typing import Any, Final, Literal
 import click
 import msgspec
 
-from cluster.cli.audit_commands import audit_commands, words_of
-from cluster.cli.commands.ledger import consistency, prove_online, show_checkpoint, show_keys
-from cluster.cli.commands.local_cluster import become, children_of, module_command, run
-from cluster.cli.commands.member import fetch_snapshot, save_snapshot
+from cluster.cli.commands.local_cluster import children_of, run
 from cluster.cli.commands.options import LOG_FORMAT_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup, is_json
-from cluster.cli.group import LazyCommands
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import moment, note, present
 from cluster.client import Client, GatewayWay, connected
@@ -40,7 +38,7 @@ from cluster.config import (
 )
 from cluster.schemas import operations as ops
 from cluster.security import certificate_of, is_name
-from cluster.system import SystemClock, account_of, as_logged, enable_command, format_instant, hold_termination
+from cluster.system import SystemClock, account_of, as_logged, enable_command, format_instant
 
 READY_S: Final = 60.0
 """Seconds that `up` waits for a leader before it says that there is none: an election takes less than one."""
@@ -128,7 +126,7 @@ def init(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Write a new cluster's forebay.toml and certificates into DIRECTORY.
+    """Create a cluster's forebay.toml and certificates.
 
     Where replicas are named with their hosts, there is one bundle for each host in DIRECTORY/hosts: all that it needs,
     and no key of another; ca.key stays in DIRECTORY. Nothing that is there is overwritten. Staging roots are relative
@@ -155,7 +153,7 @@ def init(
         config = found(directory, founding, clock=SystemClock())
     except FoundingRefused as error:
         sentence, _, remedy = str(error).partition("; ")
-        raise bad_input(sentence, remedy or "see forebay init --help") from error
+        raise bad_input(sentence, remedy or "see forebay cluster init --help") from error
     founded = FoundedAnswer(
         config=str(config.file),
         replicas=len(config.replicas),
@@ -204,7 +202,7 @@ def _next_lines(config: Config, founding: Founding) -> Iterator[str]:
             lines = script if founding.account else guide_of(host, founding).splitlines()[1:]
             yield from (f"  {line}" for line in lines)
     elif founding.owner is None:
-        yield f"Next: forebay --config {config.file} up"
+        yield f"Next: forebay --config {config.file} cluster up"
     else:
         replicas, agents, _ = children_of(config)
         yield f"Next: {enable_command(*((one.kind, one.name) for one in (*replicas, *agents)))}"
@@ -265,7 +263,7 @@ def _count(config: Config) -> str:
 @click.command("up")
 @LOG_FORMAT_OPTION
 def up() -> None:
-    """Run a whole cluster of this machine in the foreground; Ctrl-C ends it.
+    """Run all processes of a one-machine cluster.
 
     Every replica and agent of the configuration becomes a child process with its name before each line of its output;
     with --log-format json each line is an object, which has that name.
@@ -325,121 +323,12 @@ def _how_to_talk(config: Config, leader: str | None) -> list[str]:
     lines = [
         f"Ready: {leader or 'somebody'} leads. To talk to it from another terminal:",
         f"  export FOREBAY_CONFIG={config.file}",
-        "  forebay member list",
-        "  forebay submit SCRIPT && forebay job list",
+        "  forebay cluster members",
+        "  forebay submit SCRIPT && forebay queue",
         f"In a browser that has a certificate (docs/operations.md): {config.replicas[0].api.url}/page",
     ]
     if first_agent is None:
-        lines.append(f"There are no agents: jobs wait. Add [[agent]] to {config.file}, and start `forebay up` again.")
+        lines.append(
+            f"There are no agents: jobs wait. Add [[agent]] to {config.file}, and start `forebay cluster up` again."
+        )
     return lines
-
-
-@click.command("serve")
-@click.option("--name", required=True, help="Which replica of the configuration this is.")
-@click.option("--first-start", is_flag=True, help="It has never run, on a machine where `init` did not: start empty.")
-@click.option(
-    "--join", is_flag=True, help="Join as a new member that was added or replaced; no effect on one that has data."
-)
-@click.option(
-    "--found-without",
-    multiple=True,
-    metavar="NAME",
-    help="A founder that never ran and cannot: the cluster is founded without its word; repeatable.",
-)
-@LOG_FORMAT_OPTION
-def serve(name: str, first_start: bool, join: bool, found_without: tuple[str, ...]) -> None:
-    """Run one replica in the foreground, as a service manager would.
-
-    A replica without data is refused, unless `forebay init` made its directory or --first-start says that it has never
-    run: one that lost its data has forgotten votes and entries that the others count on. Where another founder has a
-    history it is refused too, and to found the cluster takes the word of every founder that it is new.
-    """
-    config = session().config()
-    for one in (name, *found_without):
-        config.replica(one)  # refused here, before another program begins
-    words = [*(["--first-start"] if first_start else []), *(["--join"] if join else [])]
-    words += [word for one in found_without for word in ("--found-without", one)]
-    hold_termination()
-    become(module_command("cluster.serve", "--config", str(config.file), "--name", name, *words))
-
-
-@click.command("gateway")
-@click.option("--name", required=True, help="Whose certificate of the tls directory it has, of the role gateway.")
-@LOG_FORMAT_OPTION
-def gateway(name: str) -> None:
-    """Run a login node's gateway in the foreground: people there need no certificate.
-
-    It listens at [access] socket, takes each caller for the account that the kernel says it is, and speaks to the
-    replicas in its name.
-    """
-    current = session()
-    file = current.config_file()
-    current.config().tls_files(name)  # refused here, before another program begins
-    hold_termination()
-    become(module_command("cluster.client.gateway", "--config", str(file), "--name", name))
-
-
-_OF_AGENT = {
-    "buffers": "cluster.cli.commands.agent:agent_buffers",
-    "receipt": "cluster.cli.commands.agent:agent_receipt",
-}
-"""Imported when they are used: they need much of an agent."""
-
-
-@click.group("agent", cls=CommandGroup, commands=LazyCommands(_OF_AGENT), invoke_without_command=True)
-@click.option("--name", metavar="NODE", help="Which agent (node) of the configuration this is.")
-@click.option("--mover", is_flag=True, help="Stage for the places that this machine mounts, and run no scripts.")
-@LOG_FORMAT_OPTION
-@click.pass_context
-def agent(context: click.Context, name: str | None, mover: bool) -> None:
-    """Run one node's agent in the foreground, as a service manager would: that needs --name.
-
-    With a command, look at what the agent of this node keeps; --name is needed then where several are on one node.
-    """
-    if context.invoked_subcommand is not None:
-        return
-    if name is None:
-        raise bad_input("forebay agent does not say which node this is", "forebay agent --name NODE runs its agent")
-    config = session().config()
-    config.agent(name)  # refused here, before another program begins
-    hold_termination()
-    words = ("--mover",) if mover else ()
-    become(module_command("cluster.agent", "--config", str(config.file), "--name", name, *words))
-
-
-# What is kept in a replica's directory -------------------------------------------------------------------------------
-
-
-ledger_group = CommandGroup("ledger", help="Verify, replay, decide again, print and prove what the ledger has.")
-
-
-report_group = CommandGroup("report", help="Draw what happened, offline, from a replica's ledger.")
-
-
-snapshot_group = CommandGroup("snapshot", help="Save, fetch, inspect and restore snapshots.")
-
-
-def _perform_audit(words: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Become `python -m cluster.audit` with these words, but for what the cluster is asked; the global options travel
-    along.
-    """
-    if words == ("ledger", "prove") and not any(options[one] for one in ("data", "name", "archive")):
-        prove_online(options["job"], options["output"], options["as_json"])
-        return
-    command, current = click.get_current_context().command, session()
-    outermost = [] if current.config_path is None else [f"--config={current.config_path}"]
-    if is_json(click.get_current_context()):
-        outermost.append("--json")
-    become(module_command("cluster.audit", *outermost, *words, *words_of(command, options)))
-
-
-snapshot_group.add_command(save_snapshot)
-snapshot_group.add_command(fetch_snapshot)
-for _proof in (show_checkpoint, show_keys, consistency):
-    ledger_group.add_command(_proof)
-_audits = audit_commands(_perform_audit)
-recover, whatif = _audits.pop("")
-_groups = {"ledger": ledger_group, "report": report_group, "snapshot": snapshot_group}
-for _name, _commands in _audits.items():
-    for _command in _commands:
-        _groups[_name].add_command(_command)

@@ -1,4 +1,4 @@
-"""`forebay up`: every replica and agent of a configuration as child processes of one foreground process.
+"""`forebay cluster up`: every replica and agent of a configuration as child processes of one foreground process.
 
 For trying things out on one machine. Nothing is restarted: what ends is reported and stays ended, so that a failover
 can be watched; but a helper for drills may ask for what a drill has killed. Children are in sessions of their own, so
@@ -74,7 +74,7 @@ def become(command: tuple[str, ...]) -> NoReturn:
 def children_of(config: Config) -> tuple[list[Child], list[Child], list[Child]]:
     """Return the replicas, the agents, and the helpers that are allowed something, of a configuration as commands.
 
-    The gateway that `forebay init` has made a certificate for comes with the replicas.
+    The gateway that `forebay cluster init` has made a certificate for comes with the replicas.
     """
     file = str(config.file)
     replicas = [
@@ -215,8 +215,7 @@ async def _watch(running: Running, width: int, stop: asyncio.Event, say: Print) 
     if stop.is_set():
         return
     how = f"with signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
-    command = {"replica": "serve", "helper": "drill helper"}.get(child.kind, child.kind)
-    say(f"{child.name:<{width}} | ended {how}; start it again with: forebay {command} --name {child.name}")
+    say(f"{child.name:<{width}} | ended {how}; start it again with: forebay run {child.kind} --name {child.name}")
 
 
 async def _show(running: Running, width: int, say: Print) -> None:

@@ -1,39 +1,30 @@
-"""`forebay member …` and `forebay snapshot save|fetch`: the replicas themselves."""
+"""`forebay cluster …` and `forebay cluster snapshot|fetch`: the replicas themselves."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
-from pathlib import Path
 
 import click
 import msgspec
 
-from cluster.cli.commands.local_cluster import module_command
 from cluster.cli.commands.options import NAME
 from cluster.cli.confirming import destroys
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
-from cluster.cli.text import Cell, fields_table, members_table, note, present, show, show_json, snapshot_fields, table
+from cluster.cli.text import Cell, members_table, note, present, show, show_json, table
 from cluster.client import ApiError, Client
 from cluster.config import ReplicaConfig
-from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView, StoredSnapshotView
+from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView
 from cluster.schemas import operations as ops
 from cluster.system import (
     Address,
     AddressError,
-    make_private_directory,
-    name_beside,
-    new_private_file,
     start_command,
-    sync_directory,
 )
 from replica.values import plain
 
@@ -111,7 +102,7 @@ def compare(answers: Iterable[ReplicaStatus]) -> Comparison:
 
 
 MEMBER_ANSWER_S = 2.0
-"""How long `member list` waits for one replica's word about itself, seconds: its row is shown without it then."""
+"""How long `cluster members` waits for one replica's word about itself, seconds: its row is shown without it then."""
 
 
 _OWN_WORD = (
@@ -122,17 +113,14 @@ _OWN_WORD = (
 
 
 class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `member status --json` prints."""
+    """What `cluster probe --json` prints."""
 
     replicas: tuple[ReplicaStatus, ...]
     comparison: Comparison | None = None
     """Only with --digest, of several replicas."""
 
 
-member_group = CommandGroup("member", help="Look at the replicas, and change who they are: one at a time.")
-
-
-@member_group.command("list")
+@click.command("members")
 @JSON_OPTION
 def list_members(as_json: bool) -> None:
     """List the replicas: role, term, commit index, lag.
@@ -171,13 +159,16 @@ async def _completed(client: Client, member: MemberView) -> MemberView:
     return msgspec.structs.replace(member, **{field: getattr(found, field) for field in _OWN_WORD})
 
 
-@member_group.command("add")
+@click.command("add")
 @NAME
 @click.option("--peer", required=True, metavar="HOST:PORT", help="Where the other replicas will reach it.")
 @click.option("--api", required=True, metavar="HOST:PORT", help="Where people, tools and agents will.")
 @JSON_OPTION
 def add(name: str, peer: str, api: str, as_json: bool) -> None:
-    """Add a replica (operators). It learns first, and votes once it has caught up.
+    """Add a replica (operators).
+
+    It learns first, and votes once it has caught up. Then write it into its copy of the configuration, with `joins
+    = true`, and start it.
 
     Then write it into its copy of the configuration, with `joins = true`, and start it.
     """
@@ -186,22 +177,25 @@ def add(name: str, peer: str, api: str, as_json: bool) -> None:
     _show_members(answer, as_json, f"start it: {start_command('replica', name)}")
 
 
-@member_group.command("delete")
+@click.command("remove")
 @NAME
 @JSON_OPTION
 @destroys("Take the replica {name} out of the cluster for good?")
-def delete(name: str, as_json: bool) -> None:
-    """Take a replica away for good (operators). A leader hands over first; who was taken away stops by itself."""
+def remove(name: str, as_json: bool) -> None:
+    """Remove a replica for good (operators).
+
+    A leader transfers its leadership first. The removed replica stops by itself.
+    """
     answer = session().write(ops.REMOVE_MEMBER, name=name)
     _show_members(answer, as_json, f"{name} stops by itself; what is in its directory is of no use any more")
 
 
-@member_group.command("replace")
+@click.command("replace")
 @NAME
 @JSON_OPTION
 @destroys("Give up the data of the replica {name}, which comes back as somebody new?")
 def replace(name: str, as_json: bool) -> None:
-    """Let a replica that lost its data come back (operators).
+    """Let a replica that lost its data rejoin (operators).
 
     It gets a new id, so nobody counts on what it promised before; it votes again once it has caught up.
     """
@@ -211,7 +205,7 @@ def replace(name: str, as_json: bool) -> None:
     )
 
 
-@member_group.command("update")
+@click.command("update")
 @NAME
 @click.option(
     "--peer", "--raft", metavar="HOST:PORT", help="Where the other replicas will reach it.  [default: as it is]"
@@ -219,9 +213,11 @@ def replace(name: str, as_json: bool) -> None:
 @click.option("--api", metavar="HOST:PORT", help="Where people, tools and agents will.  [default: as it is]")
 @JSON_OPTION
 def update(name: str, peer: str | None, api: str | None, as_json: bool) -> None:
-    """Say where a replica is reached from now on (operators): its id, its data and its vote stay, up or down.
+    """Change a replica's addresses (operators).
 
-    Its certificate must name the new host first: `forebay certificate issue NAME --role replica --host HOST --replace`.
+    Its ID, data and vote stay. It may be up or down.
+
+    Its certificate must name the new host first: `forebay cert issue NAME --role replica --host HOST --replace`.
     """
     given = {"--peer": peer, "--api": api}
     if not any(given.values()):
@@ -236,11 +232,14 @@ def update(name: str, peer: str | None, api: str | None, as_json: bool) -> None:
     )
 
 
-@member_group.command("transfer")
+@click.command("transfer")
 @click.argument("name", required=False)
 @JSON_OPTION
 def transfer(name: str | None, as_json: bool) -> None:
-    """Hand the leadership over to a replica, or to the one that is furthest (operators)."""
+    """Transfer the leadership (operators).
+
+    To NAME, or to the replica that is furthest.
+    """
     answer = session().write(ops.TRANSFER_LEADERSHIP, name=name)
     present(answer, as_json, lambda: plain(f"{answer.leader or 'another replica'} leads in term {answer.term}"))
 
@@ -260,14 +259,14 @@ def _address(option: str, text: str) -> Address:
         raise bad_input(f"{option}: {error.sentence}", error.remedy) from error
 
 
-@member_group.command("status")
+@click.command("probe")
 @click.argument("name", required=False)
 @click.option(
     "--digest", is_flag=True, help="Also compute the digests of the states, and compare them and the ledgers."
 )
 @JSON_OPTION
-def status(name: str | None, digest: bool, as_json: bool) -> None:
-    """Ask each replica itself, or one of them, how it stands.
+def probe(name: str | None, digest: bool, as_json: bool) -> None:
+    """Ask each replica directly for its status.
 
     With --digest the states are compared as well, where two replicas gave a digest of the same revision, or keep one of
     the same entry, and their ledgers. States or ledgers that differ end with exit code 7.
@@ -321,7 +320,7 @@ def status(name: str | None, digest: bool, as_json: bool) -> None:
             ExitCode.VERIFICATION_FAILED,
             comparison.sentence,
             "keep the directory of the one that differs from the majority for an inquiry, and bring it back with "
-            "`forebay member replace`",
+            "`forebay cluster replace`",
         )
     if not any(answer.reachable for answer in answers):
         start = ", ".join(f"`{start_command('replica', answer.name)}`" for answer in answers)
@@ -358,145 +357,3 @@ def _row(answer: ReplicaStatus) -> tuple[Cell, ...]:
     ready, digest = "yes" if found.ready else "no", (found.state_digest or "")[:DIGEST_DIGITS_SHOWN]
     indexes = (found.commit_index, found.applied_index, found.revision, found.snapshot_index)
     return (answer.name, found.role, ready, found.term, found.leader, *indexes, digest)
-
-
-@click.command("save")
-@click.option("--name", help="Replica that writes it.  [default: whichever answers]")
-@JSON_OPTION
-def save_snapshot(name: str | None, as_json: bool) -> None:
-    """Let a replica write a snapshot now (operators)."""
-    current = session()
-    address: Address | None = None if name is None else current.config().replica(name).api
-    view = current.ask(lambda client: client.call(ops.SAVE_SNAPSHOT, replica=address))
-    present(view, as_json, lambda: fields_table(snapshot_fields(view)))
-
-
-FETCH_KEEP_MAX = 10_000
-"""Backups that may be kept, count: one an hour for a year."""
-
-_SNAPSHOT_NAME = re.compile(r"snapshot-[0-9]{20}-[0-9]+\.fbs", re.ASCII)
-
-
-class FetchedView(msgspec.Struct, frozen=True, kw_only=True):
-    """What `snapshot fetch --json` prints."""
-
-    path: str
-    replica: str
-    index: int
-    size_bytes: int
-    fetched: bool
-    """Whether it was not there already."""
-    removed: tuple[str, ...]
-    """Older ones that made room."""
-
-
-@click.command("fetch")
-@click.option("--name", help="Replica that it is fetched from.  [default: whichever answers first]")
-@click.option(
-    "--into", "directory", type=click.Path(path_type=Path, file_okay=False), required=True, help="Where it is kept."
-)
-@click.option("--keep", type=click.IntRange(1, FETCH_KEEP_MAX), help="Remove older ones but for this many.")
-@click.option("--save", "saves", is_flag=True, help="Have the replica write one first.")
-@JSON_OPTION
-def fetch_snapshot(name: str | None, directory: Path, keep: int | None, saves: bool, as_json: bool) -> None:
-    """Fetch the newest snapshot of a replica to this machine, verified, as a backup (operators).
-
-    It has its name when it is whole, checked and on the disk, and not before; one that is there already is not fetched
-    again. With --keep older ones are removed then. `forebay snapshot restore` makes a cluster of one.
-    """
-    current = session()
-    make_private_directory(directory)
-    config = current.config()
-    replicas = config.replicas if name is None else (config.replica(name),)
-    replica, row = current.ask(lambda client: newest_snapshot(client, replicas, saves=saves))
-    target = directory / row.name
-    part = name_beside(target)
-    is_there = target.exists()
-    if not is_there:
-        try:
-            current.ask(lambda client: receive_snapshot(client, replica, row, part))
-            _verify(part)
-            part.replace(target)
-            sync_directory(directory)
-        finally:
-            part.unlink(missing_ok=True)
-    removed = _prune(directory, keep, target)
-    view = FetchedView(
-        path=str(target),
-        replica=replica.name,
-        index=row.index,
-        size_bytes=row.size_bytes,
-        fetched=not is_there,
-        removed=removed,
-    )
-    present(view, as_json, lambda: plain(f"{target}: entry {row.index} of {replica.name}, {row.size_bytes} bytes"))
-
-
-async def newest_snapshot(
-    client: Client, replicas: Sequence[ReplicaConfig], *, saves: bool
-) -> tuple[ReplicaConfig, StoredSnapshotView]:
-    """Return the first of the replicas that has a snapshot, and its newest one, written first if it `saves`.
-
-    Failure, ApiError.
-    """
-    last: ApiError | None = None
-    for replica in replicas:
-        try:
-            if saves:
-                await client.call(ops.SAVE_SNAPSHOT, replica=replica.api)
-            found = (await client.call(ops.LIST_SNAPSHOTS, replica=replica.api, once=len(replicas) > 1)).snapshots
-        except ApiError as error:
-            last = error
-            continue
-        if found and _SNAPSHOT_NAME.fullmatch(found[0].name) is None:
-            sentence = f"{plain(found[0].name)} is no name of a snapshot"
-            raise Failure(ExitCode.VERIFICATION_FAILED, sentence, "ask another replica")
-        if found:
-            return replica, found[0]
-    if last is not None:
-        raise last
-    raise Failure(ExitCode.NOT_FOUND, "no replica has a snapshot yet", "have one written: --save")
-
-
-async def receive_snapshot(client: Client, replica: ReplicaConfig, row: StoredSnapshotView, part: Path) -> None:
-    """Write a replica's snapshot into a file, on the disk when this returns. Failure, ApiError."""
-    try:
-        with new_private_file(part) as file:
-            while file.tell() < row.size_bytes:
-                data = await client.call(ops.FETCH_SNAPSHOT, name=row.name, offset=file.tell(), replica=replica.api)
-                if not data or file.tell() + len(data) > row.size_bytes:
-                    break
-                file.write(data)
-            if file.tell() != row.size_bytes:
-                raise Failure(
-                    ExitCode.VERIFICATION_FAILED,
-                    f"{replica.name} gave {file.tell()} bytes of {row.size_bytes}",
-                    "fetch it again, or from another replica",
-                )
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise bad_input(f"{part} cannot be written: {error.strerror}", "free space", place="--into") from error
-
-
-def _verify(part: Path) -> None:
-    """Check the whole file as a replica would that starts on it, in a process that knows how. Failure."""
-    words = module_command("cluster.audit", "snapshot", "inspect", "--check", "--json", "--", str(part))
-    checked = subprocess.run(words, capture_output=True, text=True, check=False)
-    if checked.returncode != ExitCode.OK:
-        raise Failure(
-            ExitCode.VERIFICATION_FAILED,
-            f"what was fetched is no sound snapshot: {checked.stderr.strip()}",
-            "fetch it from another replica",
-        )
-
-
-def _prune(directory: Path, keep: int | None, newest: Path) -> tuple[str, ...]:
-    """Remove all but the newest; return their names. What is no snapshot by its name is left alone."""
-    if keep is None:
-        return ()
-    names = sorted(one.name for one in directory.iterdir() if _SNAPSHOT_NAME.fullmatch(one.name))
-    removed = tuple(name for name in names[:-keep] if name != newest.name)
-    for name in removed:
-        (directory / name).unlink()
-    return removed

@@ -1,4 +1,4 @@
-"""`forebay node …` and `forebay partition …`: who does the work, and which jobs may run where."""
+"""`forebay node …` and `forebay policy partition …`: who does the work, and which jobs may run where."""
 
 from typing import Any, Final
 
@@ -7,7 +7,7 @@ import click
 from cluster.cli.commands.options import AT_OPTION, NAME, Kind, group_of, named, names, print_records
 from cluster.cli.confirming import YES_OPTION, confirm
 from cluster.cli.exits import bad_input, converted
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import Listing, format_duration, in_full, nodes_table, note, parse_duration, present, table
 from cluster.client import Client
@@ -45,9 +45,9 @@ def _job_nodes(row: v.PartitionView) -> str:
 PARTITIONS = Kind("partition", "partitions", ops.LIST_PARTITIONS, ops.SET_PARTITION, ops.DELETE_PARTITION, _listing)
 partition_group = group_of(
     PARTITIONS,
-    "Show and change partitions: which nodes jobs may run on, for whom, and for how long.",
+    "Show and change partitions: their nodes, users and limits.",
     "List the partitions; the default one has a star.",
-    "Take a partition away; its pending jobs wait with PartitionConfig (operators).",
+    "Delete a partition (operators).\n\nIts pending jobs wait with PartitionConfig.",
 )
 
 
@@ -69,7 +69,7 @@ partition_group = group_of(
 def set_partition(
     name: str, as_json: bool, max_time: str | None, max_nodes: str | None, state: str | None, **given: Any
 ) -> None:
-    """Make a partition, or change what is named of one (operators). Nothing is taken from jobs that run."""
+    """Create or change a partition (operators)."""
     changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
     if state is not None:
         changes["state"] = state.upper()
@@ -97,66 +97,69 @@ def _count(text: str) -> int:
     return int(text)
 
 
-node_group = CommandGroup("node", help="List, show, admit, drain and resume nodes, and declare them lost.")
-
-
-@node_group.command("list")
+@click.command("list")
 @AT_OPTION
 @JSON_OPTION
 def list_nodes(at: str | None, as_json: bool) -> None:
-    """List nodes, their state and what they run."""
+    """List nodes, their state and their jobs."""
     answer = session().read(ops.LIST_NODES, at=at)
     present(answer, as_json, lambda: nodes_table(answer.nodes))
 
 
-@node_group.command("show")
+@click.command("show")
 @NAME
 @AT_OPTION
 @JSON_OPTION
 def show_node(name: str, at: str | None, as_json: bool) -> None:
-    """Show one node in full: also all of a long reason."""
+    """Show a node in full."""
     node = named(session().read(ops.LIST_NODES, at=at).nodes, name, "node")
     present(node, as_json, lambda: in_full(nodes_table((node,))))
 
 
-@node_group.command("admit")
+@click.command("admit")
 @NAME
 @JSON_OPTION
 def admit(name: str, as_json: bool) -> None:
-    """Let the agent of a node register that was not in forebay.toml when the cluster was founded (operators)."""
+    """Admit a node that is not in the founding forebay.toml.
+
+    For operators. Its agent may register then.
+    """
     answer = session().write(ops.ADMIT_NODE, name=name)
     present(answer, as_json, lambda: f"Node {plain(answer.node)} may register: start its agent.")
 
 
-@node_group.command("drain")
+@click.command("drain")
 @NAME
 @click.option("--reason", required=True, metavar="TEXT", help="Why, for whoever looks next.")
 @JSON_OPTION
 def drain(name: str, reason: str, as_json: bool) -> None:
-    """Keep new work away from a node (operators); what it has goes on."""
+    """Start no new work on a node (operators).
+
+    Work that it has goes on.
+    """
     if not reason.strip():
         raise bad_input("the reason is empty", 'say why, for example --reason "new disks"', place="--reason")
     node = session().write(ops.DRAIN_NODE, name=name, reason=reason)
     present(node, as_json, lambda: _standing(node) + f" Reason={plain(node.reason)}")
 
 
-@node_group.command("resume")
+@click.command("resume")
 @NAME
 @JSON_OPTION
 def resume(name: str, as_json: bool) -> None:
-    """Give a drained node new work again (operators)."""
+    """Return a drained node to service (operators)."""
     node = session().write(ops.RESUME_NODE, name=name)
     present(node, as_json, lambda: _standing(node))
 
 
-@node_group.command("lost")
+@click.command("lost")
 @NAME
 @click.option("--reason", default="", metavar="TEXT", help="Why, for whoever looks next.")
 @click.option("--dry-run", is_flag=True, help="Only say what would become of its jobs.")
 @YES_OPTION
 @JSON_OPTION
 def lost(name: str, reason: str, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Declare a node that is DOWN lost, and give up what is on it (operators).
+    """Declare a DOWN node lost, and give up its data (operators).
 
     Jobs that ran on it end as NODE_FAIL or are requeued, jobs that waited are staged on another node, and their space
     is free. Results that were not exported from it are LOST. Switch the node off first: what runs there cannot be

@@ -11,32 +11,32 @@ import msgspec
 from cluster.cli.commands.options import AT_OPTION, NAME
 from cluster.cli.confirming import destroys
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
-from cluster.cli.text import Listing, moment, note, pools_table, present, size, table, unit_in
-from cluster.client import Client
-from cluster.schemas import PlacesAnswer, PoolRequest, PoolStepView, PoolUseView, PoolView, UnitWord
+from cluster.cli.text import Listing, moment, note, pools_table, present, table, unit_in
+from cluster.schemas import PlacesAnswer, PoolStepView, PoolUseView, PoolView, UnitWord
 from cluster.schemas import operations as ops
 from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
-from replica.values import SizeError, parse_size, plain
-
-pool_group = CommandGroup("pool", help="List and change pools.")
+from replica.values import SizeError, plain
 
 
-@pool_group.command("list")
+@click.command("list")
 @AT_OPTION
 @JSON_OPTION
 def list_pools(at: str | None, as_json: bool) -> None:
-    """List pools with total, used and free capacity."""
+    """List pools and their capacity."""
     answer = session().read(ops.LIST_POOLS, at=at)
     present(answer, as_json, lambda: pools_table(answer.pools))
 
 
-@pool_group.command("history")
+@click.command("history")
 @click.argument("name", required=False)
 @JSON_OPTION
 def show_pool_use(name: str | None, as_json: bool) -> None:
-    """Show how full pools were in the last day, or one of them: as far as the replica that is asked has followed."""
+    """Show how full pools were in the last day.
+
+    As far back as the replica that answers has followed.
+    """
     answer = session().read(ops.LIST_POOL_USE, name=name)
     if name is not None and not answer.pools:
         sentence = f"nothing is known of a pool {name!r} in the last day"
@@ -59,60 +59,6 @@ def _use_table(pools: tuple[PoolUseView, ...]) -> Listing:
 
 def _figures(step: PoolStepView) -> tuple[int, int, int]:
     return step.held_bytes, step.served_bytes, step.quantity_bytes
-
-
-@pool_group.command("set")
-@NAME
-@click.option("--quantity", metavar="SIZE", help="What it has in all, e.g. 96GiB.  [default: unchanged]")
-@click.option("--granularity", metavar="SIZE", help="Requests are rounded up to this.  [default: unchanged]")
-@click.option("--out-of-service", metavar="SIZE", help="Taken away for now; 0 for nothing.  [default: unchanged]")
-@click.option("--default/--no-default", "is_default", default=None, help="Whether it is the pool of unnamed requests.")
-@JSON_OPTION
-def set_pool(
-    name: str, quantity: str | None, granularity: str | None, out_of_service: str | None, is_default: bool | None,
-    as_json: bool,
-) -> None:  # fmt: skip
-    """Make a pool, or change what is named of one (operators).
-
-    A pool may shrink below what is in use: then nothing of it is free, and nothing is taken from who holds it.
-    """
-    _check("--quantity", quantity, parse_size)
-    _check("--granularity", granularity, parse_size)
-    _check("--out-of-service", out_of_service, parse_size, zero=True)
-
-    async def change(client: Client) -> PoolView:
-        known = next((pool for pool in (await client.call(ops.LIST_POOLS)).pools if pool.name == name), None)
-        if known is None and (quantity is None or granularity is None):
-            raise Failure(
-                ExitCode.NOT_FOUND,
-                f"there is no pool {name!r} yet",
-                "correct the name, or make it with --quantity and --granularity",
-            )
-        request = PoolRequest(
-            command_id=client.new_command_id(),
-            quantity=_chosen(quantity, known.quantity_bytes if known else 0),
-            granularity=_chosen(granularity, known.granularity_bytes if known else 0),
-            default=(known is not None and known.is_default) if is_default is None else is_default,
-            out_of_service=_chosen(out_of_service, known.out_of_service_bytes if known else 0),
-        )
-        return await client.call(ops.SET_POOL, request, name=name)
-
-    pool = session().ask(change)
-    rest_bytes = pool.quantity_bytes % pool.granularity_bytes
-    if rest_bytes:
-        note(
-            f"forebay: warning: {size(pool.quantity_bytes)} is no multiple of {size(pool.granularity_bytes)}: "
-            f"the last {size(rest_bytes)} cannot be given to anybody"
-        )
-    line = (
-        f"Pool {plain(pool.name)}: total {size(pool.quantity_bytes)}, free {size(pool.free_bytes)}, "
-        f"granularity {size(pool.granularity_bytes)}" + (", default" if pool.is_default else "")
-    )
-    present(pool, as_json, lambda: line)
-
-
-def _chosen(given: str | None, present_bytes: int) -> str:
-    return given if given is not None else str(present_bytes)
 
 
 ALL = "all"
@@ -152,19 +98,19 @@ def remarks(pool: PoolView) -> list[str]:
     return found
 
 
-@pool_group.command("show")
+@click.command("show")
 @NAME
 @AT_OPTION
 @JSON_OPTION
 def show_pool(name: str, at: str | None, as_json: bool) -> None:
-    """Show one pool."""
+    """Show a pool in full."""
     pool = next((row for row in session().read(ops.LIST_POOLS, at=at).pools if row.name == name), None)
     if pool is None:
         raise Failure(ExitCode.NOT_FOUND, f"there is no pool {name!r}", "`forebay pool list` shows the pools")
     _show(pool, as_json)
 
 
-@pool_group.command("add")
+@click.command("create")
 @NAME
 @click.option("--quantity", required=True, metavar="SIZE", help="What it has in all, e.g. 96GiB, or 40N of nodes.")
 @click.option("--granularity", metavar="SIZE", help="Requests are rounded up to this.  [default: Granularity]")
@@ -172,13 +118,13 @@ def show_pool(name: str, at: str | None, as_json: bool) -> None:
     "--unit", type=click.Choice(UNIT_WORDS), default="bytes", show_default=True, help="What its numbers count."
 )
 @_DEFAULT
-@click.option("--place", metavar="PLACE", help="Have its buffers lie there, where all nodes see them.")
+@click.option("--filesystem", metavar="NAME", help="Keep buffers on this shared filesystem, which all nodes mount.")
 @JSON_OPTION
-def add_pool(
-    name: str, quantity: str, granularity: str | None, unit: UnitWord, is_default: bool, place: str | None,
+def create_pool(
+    name: str, quantity: str, granularity: str | None, unit: UnitWord, is_default: bool, filesystem: str | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Make a pool that is not there (operators)."""
+    """Create a pool (operators)."""
     counted = partial(parse_amount, unit=unit_of(unit) or PoolUnit.BYTES)
     _check("--quantity", quantity, counted, zero=True)
     _check("--granularity", granularity, counted)
@@ -187,82 +133,69 @@ def add_pool(
         "granularity": granularity,
         "unit": unit,
         "default": is_default or None,
-        "place": place,
+        "place": filesystem,
     }
     _show(session().write(ops.ADD_POOL, name=name, **fields), as_json)
 
 
-@pool_group.command("resize")
+@click.command("set")
 @NAME
-@click.argument("size")
+@click.option("--quantity", metavar="SIZE", help="Total capacity, for example 96GiB; may be less than is in use.")
+@click.option("--granularity", metavar="SIZE", help="Round new requests up to this.")
+@click.option("--out-of-service", metavar="SIZE", help="Capacity to withhold from new buffers; 0 for none.")
+@click.option("--default/--no-default", "is_default", default=None, help="Use it for requests that name no pool.")
+@click.option("--unit", type=click.Choice(UNIT_WORDS), help="Unit of the pool's quantities; only while it is unused.")
+@click.option(
+    "--filesystem",
+    metavar="NAME",
+    help='Keep buffers on this shared filesystem, or with "" on single nodes; only while the pool is unused.',
+)
 @JSON_OPTION
-def resize_pool(name: str, size: str, as_json: bool) -> None:
-    """Change what a pool has in all to SIZE (operators).
+def set_pool(
+    name: str, quantity: str | None, granularity: str | None, out_of_service: str | None, is_default: bool | None,
+    unit: UnitWord | None, filesystem: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Change a pool's capacity and properties (operators).
 
-    It may shrink below what is in use: then nothing of it is free, and nothing is taken from who holds it.
+    Options that are not given stay as they are. A pool that shrinks below what is in use has nothing free, and buffers
+    keep their space.
     """
-    _change(name, as_json, quantity=size)
+    given = {
+        "quantity": quantity, "granularity": granularity, "out_of_service": out_of_service, "default": is_default,
+        "unit": unit, "place": filesystem,
+    }  # fmt: skip
+    changes = {field: value for field, value in given.items() if value is not None}
+    if not changes:
+        raise bad_input("nothing to change is named", "name an option, for example --quantity 2TiB")
+    _change(name, as_json, **changes)
 
 
-@pool_group.command("drain")
+@click.command("drain")
 @NAME
 @click.argument("size", default=ALL)
 @JSON_OPTION
 def drain_pool(name: str, size: str, as_json: bool) -> None:
-    """Take SIZE of a pool out of service, or all of it (operators); who holds a part keeps it."""
+    """Withhold SIZE of a pool, or all of it, from new buffers.
+
+    For operators. Buffers keep their space.
+    """
     _change(name, as_json, out_of_service=size)
 
 
-@pool_group.command("resume")
+@click.command("resume")
 @NAME
 @JSON_OPTION
 def resume_pool(name: str, as_json: bool) -> None:
-    """Put all of a pool back into service (operators)."""
+    """Return a pool's withheld capacity to service (operators)."""
     _change(name, as_json, out_of_service="0")
 
 
-@pool_group.command("granularity")
-@NAME
-@click.argument("size")
-@JSON_OPTION
-def set_granularity(name: str, size: str, as_json: bool) -> None:
-    """Change to what requests are rounded up from now on (operators); what was granted keeps its size."""
-    _change(name, as_json, granularity=size)
-
-
-@pool_group.command("default")
-@NAME
-@click.option("--off", is_flag=True, help="Let it no longer be the default pool.")
-@JSON_OPTION
-def set_default(name: str, off: bool, as_json: bool) -> None:
-    """Make a pool the one of requests that name none (operators)."""
-    _change(name, as_json, default=not off)
-
-
-@pool_group.command("unit")
-@NAME
-@click.argument("unit", type=click.Choice(UNIT_WORDS))
-@JSON_OPTION
-def set_unit(name: str, unit: UnitWord, as_json: bool) -> None:
-    """Change what the numbers of a pool count (operators); only while nobody uses it."""
-    _change(name, as_json, unit=unit)
-
-
-@pool_group.command("place")
-@NAME
-@click.argument("place", default="")
-@JSON_OPTION
-def set_pool_place(name: str, place: str, as_json: bool) -> None:
-    """Have the buffers of a pool lie in PLACE, or on single nodes (operators); only while nobody uses the pool."""
-    _change(name, as_json, place=place)
-
-
-@pool_group.command("delete")
+@click.command("delete")
 @NAME
 @JSON_OPTION
 @destroys("Delete the pool {name}?")
 def delete_pool(name: str, as_json: bool) -> None:
-    """Take a pool away that nobody holds a part of or waits for (operators); else refused with who does."""
+    """Delete a pool that is not in use (operators)."""
     answer = session().write(ops.REMOVE_POOL, name=name)
     columns = ("POOL", "TOTAL", "FREE")
     rows = (_row(pool) for pool in answer.pools)
@@ -297,46 +230,49 @@ def _show(pool: PoolView, as_json: bool) -> None:
 
 
 class MarkedPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """What `place mark --json` prints."""
+    """What `pool filesystem mark --json` prints."""
 
     path: str
     identity: str
     """By which machines know it."""
 
 
-place_group = CommandGroup("place", help="List and change places: file systems that all nodes mount.")
-
-
-@place_group.command("list")
+@click.command("list")
 @JSON_OPTION
-def list_places(as_json: bool) -> None:
-    """List places with their movers, and the pools that have their buffers there."""
+def list_filesystems(as_json: bool) -> None:
+    """List shared filesystems with their movers and pools."""
     _show_places(session().read(ops.LIST_PLACES), as_json)
 
 
-@place_group.command("add")
+@click.command("add")
 @NAME
 @click.argument("path")
 @JSON_OPTION
-def add_place(name: str, path: str, as_json: bool) -> None:
-    """Make a place of the file system that all nodes mount at PATH (operators)."""
+def add_filesystem(name: str, path: str, as_json: bool) -> None:
+    """Add the shared filesystem mounted at PATH (operators)."""
     _show_places(session().write(ops.ADD_PLACE, name=name, path=path), as_json)
 
 
-@place_group.command("delete")
+@click.command("delete")
 @NAME
 @JSON_OPTION
 @destroys("Delete the place {name}?")
-def delete_place(name: str, as_json: bool) -> None:
-    """Take a place away that no pool has its buffers in (operators); what lies there stays."""
+def delete_filesystem(name: str, as_json: bool) -> None:
+    """Delete a shared filesystem that no pool uses (operators).
+
+    The files on it stay.
+    """
     _show_places(session().write(ops.REMOVE_PLACE, name=name), as_json)
 
 
-@place_group.command("mark")
+@click.command("mark")
 @click.argument("path", type=click.Path(path_type=Path))
 @JSON_OPTION
-def mark_place(path: Path, as_json: bool) -> None:
-    """Make the file at PATH by which machines know the place, once, on one that has it mounted.
+def mark_filesystem(path: Path, as_json: bool) -> None:
+    """Mark the shared filesystem mounted at PATH.
+
+    Do this once, on a machine that has it mounted. Where the mark is not found, nothing is written: the filesystem
+    is not mounted there.
 
     Where that file is not found nothing is written: the file system is not mounted there.
     """
@@ -352,7 +288,7 @@ def mark_place(path: Path, as_json: bool) -> None:
 
 
 def _show_places(answer: PlacesAnswer, as_json: bool) -> None:
-    columns = ("PLACE", "PATH", "MOVERS", "UP", "POOLS")
+    columns = ("FILESYSTEM", "PATH", "MOVERS", "UP", "POOLS")
     rows = (
         (one.name, one.path, ",".join(one.movers), len(one.movers_up), ",".join(one.pools)) for one in answer.places
     )

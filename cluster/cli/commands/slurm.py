@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from cluster.cli.commands.local_cluster import become, module_command
-from cluster.cli.commands.options import LOG_FORMAT_OPTION
+from cluster.cli.commands.job import LIMIT, LIMIT_MAX, UNFINISHED, listed, moment_of
+from cluster.cli.commands.options import AT_OPTION
+from cluster.cli.confirming import destroys
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
-from cluster.cli.text import note, present, show_json
+from cluster.cli.text import external_jobs_table, moment, note, present, show, show_json, table
+from cluster.schemas import operations as ops
 from cluster.slurm import RUN
-from cluster.system import hold_termination
 from replica.model import DEFAULT_SITE
 from replica.values import plain
 
@@ -40,45 +41,7 @@ class InstallAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What is left to be done, or wrong."""
 
 
-@click.group("slurm", cls=CommandGroup)
-def slurm_group() -> None:
-    """Be the burst buffer of a Slurm: its bridge, and what is written on its hosts."""
-
-
-@slurm_group.command("bridge")
-@LOG_FORMAT_OPTION
-@click.option("--name", required=True, help="The scheduler, as its certificate (role scheduler) names it.")
-@click.option("--state", type=_DIRECTORY, required=True, help="StateSaveLocation of slurm.conf.")
-@click.option("--run", type=_DIRECTORY, default=RUN, show_default=True, help="Where files and socket are.")
-@click.option(
-    "--metrics",
-    type=click.Path(path_type=Path),
-    metavar="FILE.prom",
-    help="Write counters for Prometheus there.",
-)
-@click.option(
-    "--when-away",
-    type=click.Choice(["refuse", "accept"]),
-    default="refuse",
-    show_default=True,
-    help="What becomes of jobs with a buffer that are submitted while no bridge runs.",
-)
-def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: str) -> None:
-    """Run the bridge between a slurmctld and the cluster in the foreground, as a service manager would.
-
-    One on each host of a slurmctld, as SlurmUser. It ends with 78 where starting it again does not help: the
-    configuration or the certificate is refused, or another cluster has external jobs under this name. 1: it cannot
-    write.
-    """
-    words = ["--name", name, "--state", str(state), "--run", str(run), "--when-away", when_away]
-    if metrics is not None:
-        words += ["--metrics", str(metrics)]
-    hold_termination()
-    # What is wrong with the configuration is said there: one exit code for all that a restart does not mend.
-    become(module_command("cluster.slurm", "--config", str(session().config_file()), *words))
-
-
-@slurm_group.command("install")
+@click.command("install")
 @click.option("--plugin", type=click.Choice(["lua", "datawarp"]), default="lua", show_default=True, help="For which.")
 @click.option(
     "--conf-dir", "conf", type=_DIRECTORY, required=True, metavar="DIR", help="Where slurm.conf is, e.g. /etc/slurm."
@@ -104,7 +67,7 @@ def install(
     plugin: str, conf: Path, check: bool, removes: bool, name: str | None, programs: Path, units: Path, run: Path,
     setup_wait_s: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write what a host of slurmctld needs beside Forebay: script, fragments of configuration, unit file.
+    """Write the script, configuration and unit for slurmctld.
 
     What somebody else wrote is never changed: the lines to add to it are printed. Slurm and the bridge are never
     started or stopped: what to type is printed.
@@ -222,3 +185,48 @@ def _forebay() -> tuple[Path, ...]:
     if not command.exists():
         raise bad_input(f"there is no {command}", "install Forebay as a package: pip install forebay")
     return (command, Path(sys.executable), Path(cluster.__path__[0]))
+
+
+@click.command("jobs")
+@click.option("--all", "everything", is_flag=True, help="Also jobs that have ended.")
+@click.option("--user", "owner", metavar="NAME", help="Only jobs of this user.")
+@click.option(
+    "--limit", type=click.IntRange(1, LIMIT_MAX), default=LIMIT, show_default=True, help="Show the newest so many."
+)
+@AT_OPTION
+@JSON_OPTION
+def jobs(everything: bool, owner: str | None, limit: int, at: str | None, as_json: bool) -> None:
+    """List external jobs, which a Slurm schedules."""
+    current = session()
+    states = () if everything else UNFINISHED
+    answer = current.ask(
+        lambda client: listed(client, states, owner, limit, stale=current.stale, external_jobs=True, at=at)
+    )
+    present(answer, as_json, lambda: external_jobs_table(answer.jobs, moment_of(answer, current.clock.now())))
+    if answer.truncated:
+        note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit or a --user.")
+
+
+@click.command("schedulers")
+@JSON_OPTION
+def list_schedulers(as_json: bool) -> None:
+    """List external schedulers and their last addresses."""
+    answer = session().read(ops.LIST_SCHEDULERS)
+    if as_json:
+        show_json(answer)
+        return
+    rows = [(row.scheduler, row.cluster, row.address, moment(row.since)) for row in answer.schedulers]
+    show(table(("SCHEDULER", "CLUSTER", "FROM", "SINCE"), rows))
+
+
+@click.command("release")
+@click.argument("name")
+@JSON_OPTION
+@destroys("Let the next cluster that comes under the name {name} have it?")
+def release_scheduler(name: str, as_json: bool) -> None:
+    """Let another cluster use a scheduler's name (operators).
+
+    The cluster that has it is no more, or has another name.
+    """
+    answer = session().write(ops.RELEASE_SCHEDULER, name=name)
+    present(answer, as_json, lambda: f"Released {plain(name)}: the next cluster that comes under that name has it.")

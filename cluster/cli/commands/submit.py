@@ -127,7 +127,9 @@ def submit(
     scripts: tuple[str, ...], owner: str | None, command_id: str | None, as_json: bool, export: tuple[str, ...],
     wrap: str | None, waits: bool, parsable: bool, **given: str | bool | None,
 ) -> None:  # fmt: skip
-    """Submit batch scripts, or - for standard input. What follows `--` are the arguments of the script.
+    """Submit batch scripts.
+
+    The script - is standard input.
 
     #SBATCH lines at the top of the script are read for the same options by Slurm's names (--job-name, --time,
     --cpus-per-task, …). The command line wins. Options of sbatch without effect here, such as --mem, give one warning

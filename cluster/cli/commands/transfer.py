@@ -9,7 +9,7 @@ import click
 
 from cluster.cli.commands.options import JOB_ID, WATCH_PERIOD_S
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import (
     drawing,
@@ -34,15 +34,15 @@ STAGES: Final = ("stage_in", "stage_out")
 _WATCH = click.option("--watch", is_flag=True, help="Draw it again every second, until nothing is moved or Ctrl-C.")
 
 
-transfer_group = CommandGroup("transfer", help="Show what is moved, how far it is, and the receipts of what was moved.")
-
-
-@transfer_group.command("list")
+@click.command("list")
 @click.option("--user", "owner", metavar="NAME", help="Only the transfers of one user.")
 @_WATCH
 @JSON_OPTION
 def list_transfers(owner: str | None, watch: bool, as_json: bool) -> None:
-    """List what is moved, waits for its turn, or waits for somebody; figures as the agents reported them last."""
+    """List active, queued and failed transfers.
+
+    Figures are as the agents reported them last.
+    """
 
     async def ask(client: Client) -> list[TransferView]:
         return [row for row in (await client.call(ops.LIST_TRANSFERS)).transfers if owner is None or row.user == owner]
@@ -57,12 +57,12 @@ def list_transfers(owner: str | None, watch: bool, as_json: bool) -> None:
         show(transfers_table(current.ask(ask)))
 
 
-@transfer_group.command("show")
+@click.command("show")
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
 @_WATCH
 @JSON_OPTION
 def show_transfer(job_id: str, watch: bool, as_json: bool) -> None:
-    """Show what is moved for one job, what was, and what was not exported."""
+    """Show a job's transfers, and its pending stage-out."""
 
     async def ask(client: Client) -> list[TransferView]:
         row = (await client.call(ops.SHOW_JOB_TRANSFERS, id=job_id)).transfer
@@ -77,13 +77,16 @@ def show_transfer(job_id: str, watch: bool, as_json: bool) -> None:
     present(answer, as_json, lambda: job_transfers_text(answer))
 
 
-@transfer_group.command("receipt")
+@click.command("receipt")
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
 @click.option("--stage", type=click.Choice(STAGES), help="Only of this stage.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only of this attempt.")
 @JSON_OPTION
 def receipt(job_id: str, stage: str | None, attempt: int | None, as_json: bool) -> None:
-    """Print the receipts of a job, as they stand in the ledger: also of jobs that left the list long ago."""
+    """Print a job's transfer receipts from the ledger.
+
+    Also of jobs that left the list long ago.
+    """
     answer = session().read(ops.LIST_RECEIPTS, id=job_id, stage=stage, attempt=attempt)
     if not answer.receipts:
         what = f" of {stage}" if stage else ""

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cluster.cli.commands.options import LOG_FORMAT_OPTION
 from cluster.cli.drills.figures import SLOWER_MAX
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import Cell, fields_table, moment, note, present, show, show_json, table
 from cluster.drill import NOT_DONE
@@ -34,8 +33,6 @@ HOLD_S: Final = 5
 
 HOLD_S_MAX: Final = 100
 """For how long a fault may be held, seconds: less than a helper allows."""
-
-drill_group = CommandGroup("drill", help="Exercise a take-over of the running cluster, or of a copy (operators).")
 
 _SCENARIO = click.argument("scenario", type=click.Choice([*SCENARIOS, *NOT_DONE]))
 _TARGET = click.option(
@@ -61,7 +58,7 @@ _SCRATCH = click.option(
 _DRILL = click.argument("number", metavar="DRILL", type=click.IntRange(min=1))
 
 
-@drill_group.command("plan")
+@click.command("plan")
 @_SCENARIO
 @_TARGET
 @_HOLD
@@ -72,7 +69,7 @@ _DRILL = click.argument("number", metavar="DRILL", type=click.IntRange(min=1))
 @_SCRATCH
 @JSON_OPTION
 def plan(as_json: bool, **asked: Any) -> None:
-    """Show what a drill would do to whom, and whether everything holds that must; nothing is done.
+    """Show what a drill would do and check its preconditions.
 
     switchover hands the leadership over. leader-kill, leader-hang, follower-stop, agent-kill and node-down signal a
     replica or an agent, the partitions cut a replica off, disk-full fills its file system, slow-disk has its disk do
@@ -94,7 +91,7 @@ def plan(as_json: bool, **asked: Any) -> None:
             note(f"carry it out: {_again(made, _wanted(asked))} --confirm {made.id}")
 
 
-@drill_group.command("run")
+@click.command("run")
 @_SCENARIO
 @_TARGET
 @_HOLD
@@ -130,7 +127,7 @@ def run(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Carry out a drill whose plan was confirmed, and say what it took. Exit code 7: it was failed or aborted.
+    """Run a drill whose plan was confirmed.
 
     A client beside the cluster sends a write and a read every 10 ms, first without a fault. Ctrl-C and SIGTERM abort.
     """
@@ -176,7 +173,7 @@ def run(
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
             f"drill {ended.drill} {ended.verdict}: {ended.sentence}",
-            f"forebay drill show {ended.drill}; what happened meanwhile: forebay history leaders",
+            f"forebay drill show {ended.drill}; what happened meanwhile: forebay audit leaders",
         )
 
 
@@ -276,28 +273,10 @@ def _confirmed(made: Plan, wanted: Wanted, confirm: str | None) -> None:
         )
 
 
-@drill_group.command("helper")
-@click.option("--name", required=True, help="Which helper of the configuration this is.")
-@LOG_FORMAT_OPTION
-def helper(name: str) -> None:
-    """Run this machine's helper in the foreground, as a service manager would.
-
-    It does to the replicas and agents of its machine what [drill] allows, for as long as who carries a drill out is
-    there, and undoes it. Between drills it waits for a connection, and does nothing.
-    """
-    from cluster.cli.commands.local_cluster import become, module_command
-    from cluster.system import hold_termination
-
-    config = session().config()
-    config.helper(name)  # refused here, before another program begins
-    hold_termination()
-    become(module_command("cluster.drill", "--config", str(config.file), "--name", name))
-
-
-@drill_group.command("list")
+@click.command("list")
 @JSON_OPTION
 def list_drills(as_json: bool) -> None:
-    """List the last drills, the newest first, and who wants none."""
+    """List the last drills, the newest first, and the locks."""
     answer = session().read(ops.LIST_DRILLS)
     if as_json:
         show_json(answer)
@@ -312,7 +291,7 @@ def list_drills(as_json: bool) -> None:
         note(f"{plain(lock.by)} wants no drills since {moment(lock.since)}: {plain(lock.reason)}")
 
 
-@drill_group.command("show")
+@click.command("show")
 @_DRILL
 @click.option(
     "--html",
@@ -323,7 +302,7 @@ def list_drills(as_json: bool) -> None:
 )
 @JSON_OPTION
 def show_drill(number: int, page: Path | None, as_json: bool) -> None:
-    """Show a drill: who, when, what came of it, every figure, and what the ones before it took.
+    """Show a drill's verdict and figures.
 
     With --html who led and when writes stopped are drawn, and what happened meanwhile is told.
     """
@@ -352,9 +331,9 @@ def show_drill(number: int, page: Path | None, as_json: bool) -> None:
 
 
 def _write_page(output: Path, drill: DrillAnswer, before: tuple[DrillView, ...]) -> None:
-    from cluster.cli.audit_commands import write_whole
     from cluster.cli.drills.aftermath import happened
     from cluster.cli.drills.report import ROWS_MAX, page_of
+    from cluster.cli.files import write_whole
 
     if drill.ended is None:
         raise Failure(ExitCode.REFUSED, f"drill {drill.drill} is {drill.verdict}", "come again once it has ended")
@@ -369,40 +348,46 @@ def _write_page(output: Path, drill: DrillAnswer, before: tuple[DrillView, ...])
     note(f"{plain(str(output))}: drill {drill.drill}")
 
 
-@drill_group.command("confirm")
+@click.command("confirm")
 @_DRILL
 @JSON_OPTION
 def confirm(number: int, as_json: bool) -> None:
-    """Agree, as another operator, to a drill that has begun and waits for that (`require_second`)."""
+    """Approve a waiting drill as the second operator.
+
+    For sites with `require_second`.
+    """
     answer = session().write(ops.CONFIRM_DRILL, drill=number)
     present(answer, as_json, lambda: f"Drill {number} goes on: {plain(answer.scenario)} of {plain(answer.target)}.")
 
 
-@drill_group.command("abort")
+@click.command("abort")
 @_DRILL
 @click.option("--reason", required=True, help="Why, for everybody who looks at it later.")
 @JSON_OPTION
 def abort(number: int, reason: str, as_json: bool) -> None:
-    """Have a drill end before its time: who carries it out stops within a moment."""
+    """Abort the running drill."""
     answer = session().write(ops.ABORT_DRILL, drill=number, reason=reason)
     present(answer, as_json, lambda: f"Drill {number} is to end: {plain(answer.abort)}")
 
 
-@drill_group.command("lock")
+@click.command("lock")
 @click.option("--reason", required=True, help="Why, for those who are refused one.")
 @JSON_OPTION
 def lock(reason: str, as_json: bool) -> None:
-    """Have no drill begin, and one that is under way end, until it is unlocked."""
+    """Forbid drills until they are unlocked.
+
+    One that is under way is aborted.
+    """
     answer = session().write(ops.LOCK_DRILLS, reason=reason)
     taken_back = ", ".join(f"forebay drill unlock {plain(shlex.quote(one.by))}" for one in answer.locks)
     present(answer, as_json, lambda: f"No drill begins until this is taken back: {taken_back}")
 
 
-@drill_group.command("unlock")
+@click.command("unlock")
 @click.argument("name")
 @JSON_OPTION
 def unlock(name: str, as_json: bool) -> None:
-    """Take back what an operator has said against drills."""
+    """Remove an operator's lock."""
     answer = session().write(ops.UNLOCK_DRILLS, name=name)
     left = ", ".join(one.by for one in answer.locks)
     present(answer, as_json, lambda: f"Drills may begin{f' once these allow it: {plain(left)}' if left else ''}.")

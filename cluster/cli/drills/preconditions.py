@@ -302,7 +302,7 @@ def _members(found: Found, target: str) -> Precondition:
         name="members",
         holds=target in answer and bool(found.members.leader),
         figure=f"{len(answer)} of {len(voters)} answer" + ("" if target in answer else f"; not {target or 'one'}"),
-        remedy="name one that answers: forebay member status",
+        remedy="name one that answers: forebay cluster probe",
         may_be_forced=False,
     )
 
@@ -332,7 +332,7 @@ def _of_copy(found: Found, wanted: Wanted) -> Iterable[Precondition]:
             name="backup",
             holds=not fault,
             figure=f"{wanted.backup}: {fault or 'it is there'}",
-            remedy="name a file that `forebay snapshot fetch` has written",
+            remedy="name a file that `forebay backup create` has written",
             may_be_forced=False,
         )
     if wanted.scenario == "upgrade":
@@ -354,7 +354,7 @@ def _majority(found: Found) -> Precondition:
         name="members",
         holds=len(voters) >= MEMBERS_LEAST and not lost and bool(found.members.leader),
         figure=f"{len(answer)} of {len(voters)} answer" + (f"; not {lost}" if lost else ""),
-        remedy="have at least three members, all of them up: forebay member status",
+        remedy="have at least three members, all of them up: forebay cluster probe",
         may_be_forced=False,
     )
 
@@ -407,7 +407,9 @@ def _helper(found: Found, target: str) -> Precondition:
         sentence, _, remedy = found.helper.rpartition("; ")
         return Precondition(name="helper", holds=False, figure=sentence, remedy=remedy, may_be_forced=False)
     off_s = abs(found.helper_clock_s)
-    starts = {"up": "forebay up", "command": "its [drill] start", "": "its service manager"}[found.helper.starts]
+    starts = {"up": "forebay cluster up", "command": "its [drill] start", "": "its service manager"}[
+        found.helper.starts
+    ]
     return Precondition(
         name="helper",
         holds=off_s <= HELPER_CLOCK_S_MAX,
@@ -447,7 +449,7 @@ def _certificates(found: Found) -> Precondition:
 def _issue_again(found: Found, names: Iterable[str]) -> str:
     """Return the commands that issue the certificates again whose roles are known."""
     replicas = {one.name for one in found.members.members}
-    again = [f"forebay certificate issue {name} --role replica --replace" for name in sorted(names) if name in replicas]
+    again = [f"forebay cert issue {name} --role replica --replace" for name in sorted(names) if name in replicas]
     return "issue them again first" + (f": {'; '.join(again)}" if again else "")
 
 
@@ -460,7 +462,7 @@ def _snapshots(found: Found) -> Precondition:
         if late
         else (f"at most {max(since.values(), default=0)} entries since the last one")
     )
-    remedy = "have one made: forebay snapshot save; or see the log of the replica"
+    remedy = "have one made: forebay cluster snapshot; or see the log of the replica"
     return Precondition(name="snapshots", holds=not late, figure=figure, remedy=remedy)
 
 
@@ -492,7 +494,7 @@ def _of_members(found: Found) -> Iterable[Precondition]:
         name="lag",
         holds=most <= LAG_ENTRIES_MAX,
         figure=f"at most {most} entries behind the leader",
-        remedy=f"wait until nobody is more than {LAG_ENTRIES_MAX} behind: forebay member list",
+        remedy=f"wait until nobody is more than {LAG_ENTRIES_MAX} behind: forebay cluster members",
     )
     for name, unwell, remedy in (
         (
@@ -543,7 +545,7 @@ def _agreement(found: Found) -> Precondition:
         name="digests",
         holds=not odd and not differ and bool(compared),
         figure=figure,
-        remedy="compare them: forebay member status --digest; they do by themselves every minute",
+        remedy="compare them: forebay cluster probe --digest; they do by themselves every minute",
     )
 
 

@@ -63,7 +63,9 @@ UNNAMED_FIELDS: Final = (TASKS_PER_NODE, CPUS_LEAST)
 _LEAVE_OUT: Final = "leave it out"
 _NO_MEMORY: Final = "jobs have no memory limit: a job has what its node has free"
 _NO_DEVICES: Final = "Forebay allocates CPUs, burst buffers and licences, and no devices"
-_DEVICES: Final = "leave it out, or have an operator define a licence for them: forebay license set gpu --total N"
+_DEVICES: Final = (
+    "leave it out, or have an operator define a licence for them: forebay policy license set gpu --total N"
+)
 _FEATURES: Final = "nodes have no features or topology: Forebay chooses the node"
 _PARTITION: Final = "leave it out, or name a partition of such nodes with --partition"
 _LAYOUT: Final = "the CPUs of a job are on one node, and its script binds them"

@@ -214,7 +214,7 @@ def _archived(history: HistoryAnswer) -> str:
     commands = "1 command" if archived.commands == 1 else f"{archived.commands} commands"
     return (
         f"{commands}, of revisions {archived.first_revision} to {archived.last_revision}, were pruned, and are in the "
-        f"archive: {', '.join(map(plain, archived.segments))}. See `forebay ledger dump --job {history.job_id} "
+        f"archive: {', '.join(map(plain, archived.segments))}. See `forebay audit dump --job {history.job_id} "
         "--archive DIR`."
     )
 

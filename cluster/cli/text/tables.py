@@ -244,7 +244,7 @@ def _offset(seconds: float | None) -> str | None:
 def _reachable(member: MemberView) -> str:
     word = "yes" if member.reachable else "no"
     if member.forgot:
-        return f"{word} (lost its data: member replace {member.name})"
+        return f"{word} (lost its data: cluster replace {member.name})"
     if member.clock_off:
         return f"{word} (its clock is off: set it)"
     if member.sync_s is not None and member.sync_s >= SLOW_SYNC_S:

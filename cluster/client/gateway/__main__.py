@@ -1,4 +1,4 @@
-"""What `forebay gateway` becomes: the gateway of a login node in the foreground."""
+"""What `forebay run gateway` becomes: the gateway of a login node in the foreground."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOGGER = logging.getLogger("cluster.client.gateway")
 def run(arguments: list[str]) -> int:
     """Read the command line and the configuration, and be the gateway; return the exit code."""
     leave_when_terminated()
-    parser = argparse.ArgumentParser(prog="forebay gateway", description="Run a login node's gateway.")
+    parser = argparse.ArgumentParser(prog="forebay run gateway", description="Run a login node's gateway.")
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
     parser.add_argument("--name", required=True, help="whose certificate of the tls directory it has")
     chosen = parser.parse_args(arguments)
@@ -40,10 +40,10 @@ def run(arguments: list[str]) -> int:
     try:
         asyncio.run(_serve(chosen))
     except (ConfigError, TlsRefused) as error:
-        say_at_last(f"forebay gateway: {error}")
+        say_at_last(f"forebay run gateway: {error}")
         return EXIT_CONFIGURATION
     except (OSError, GatewayRefused) as error:
-        say_at_last(f"forebay gateway: {error}")
+        say_at_last(f"forebay run gateway: {error}")
         return EXIT_FAILED
     return EXIT_OK
 
@@ -56,7 +56,7 @@ async def _serve(chosen: argparse.Namespace) -> None:
     if found.role != Role.GATEWAY:
         raise TlsRefused(
             f"{files.certificate} has the role {found.role or 'nobody'!r}; a gateway has a certificate of its own: "
-            f"forebay certificate issue NAME --role gateway"
+            f"forebay cert issue NAME --role gateway"
         )
     if not await until_valid(files.certificate, clock, stop):
         return

@@ -20,7 +20,7 @@ _TILE_LEVELS = 8
 _TILE = 1 << _TILE_LEVELS
 _LEAF = struct.Struct(">QQ")
 _NUMBER = struct.Struct(">Q")
-_SALT = b"forebay history salt/1\n"
+_SALT = b"forebay audit history salt/1\n"
 
 NOTHING_LESS: Mapping[int, int] = {}
 

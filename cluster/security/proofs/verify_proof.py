@@ -3,7 +3,7 @@
 
 A proof shows that records of a job stand in the ledger of a cluster, as a majority of its replicas have signed it. This
 file needs Python 3.11 and the package `cryptography`, and nothing else: no network, no Forebay. Read it: it is all that
-you have to believe, besides the keys, which the operators of the cluster gave you long before (`forebay ledger keys`).
+you have to believe, besides the keys, which the operators of the cluster gave you long before (`forebay audit keys`).
 
 KEYS has a key on each line, `name+id+key`; lines that begin with # are passed over. After a recovery the cluster signs
 under another origin, with keys of that name: a majority is one of the keys of the checkpoint's origin. Keys of
@@ -292,7 +292,7 @@ def verify(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("proof", type=Path, help="the file that `forebay ledger prove` wrote")
+    parser.add_argument("proof", type=Path, help="the file that `forebay audit prove` wrote")
     parser.add_argument("--keys", type=Path, required=True, help="the keys that you believe, one on each line")
     parser.add_argument("--least", type=int, help="how many replicas must have signed; default: a majority")
     parser.add_argument("--witnesses", type=int, default=0, metavar="K", help="how many witnesses must have cosigned")

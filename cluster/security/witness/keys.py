@@ -52,12 +52,12 @@ def read_key(path: Path) -> tuple[str, Ed25519PrivateKey]:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             held = file.read(KEY_BYTES_MAX)
     except OSError as error:
-        remedy = "make one with `forebay witness key`"
+        remedy = "make one with `forebay audit witness key`"
         raise WitnessRefused(f"the key {path} cannot be read ({error.strerror})", remedy) from error
     if mode & OTHERS:
         raise WitnessRefused(f"the key {path} has mode {mode:04o}, others may use it", f"run: chmod 600 {path}")
     try:
         return parse_signer(held.decode())
     except ValueError as error:
-        remedy = "name the file that `forebay witness key` wrote"
+        remedy = "name the file that `forebay audit witness key` wrote"
         raise WitnessRefused(f"{path} is no key of a witness ({error})", remedy) from error

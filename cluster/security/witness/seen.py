@@ -19,7 +19,7 @@ EVIDENCE_MAX: Final = 64
 """Refused checkpoints of one log that are kept, count: the first of them; one proves as much as a thousand."""
 
 LOCK_WAIT_S: Final = 5.0
-"""How long another process may hold the database, seconds: `forebay witness list` does for a moment."""
+"""How long another process may hold the database, seconds: `forebay audit witness list` does for a moment."""
 
 # Sizes are u64, and integers of SQLite are signed.
 _SCHEMA: Final = """
@@ -63,7 +63,7 @@ class Seen:
             raise WitnessRefused(
                 f"the database {path} is gone",
                 "put it back; a witness that has forgotten what it has cosigned must not go on with the same key: if "
-                "it is lost, make a new one with `forebay witness key`, and tell the clusters",
+                "it is lost, make a new one with `forebay audit witness key`, and tell the clusters",
             )
         self._connection = _connected(path)
         found = self._guarded(lambda: self._connection.execute("SELECT key FROM witness").fetchall())

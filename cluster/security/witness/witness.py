@@ -61,7 +61,7 @@ class Answer(NamedTuple):
 def log_of(origin: str, keys: Sequence[VerifierKey]) -> Log:
     """Return the log whose replicas have these keys: a majority of them must sign. WitnessRefused."""
     distinct = tuple(dict.fromkeys(keys))
-    remedy = "write the keys of all its replicas, as `forebay ledger keys` prints them"
+    remedy = "write the keys of all its replicas, as `forebay audit keys` prints them"
     if not distinct:
         raise WitnessRefused(f"the log {origin} has no keys", remedy)
     for key in distinct:
@@ -81,7 +81,7 @@ def logs_in(text: str) -> list[Log]:
             try:
                 key = parse_key(line)
             except NoteRefused as error:
-                raise WitnessRefused(str(error), "write keys as `forebay ledger keys` prints them") from error
+                raise WitnessRefused(str(error), "write keys as `forebay audit keys` prints them") from error
             if key.kind == NOTE_KEY:
                 keys.setdefault(key.name, []).append(key)
     return [log_of(origin, found) for origin, found in keys.items()]

@@ -155,7 +155,8 @@ async def recover(
         plan = _plan(name, storage, kept, answers)
         if plan.id != plan_id:
             raise RecoveryNotPossible(
-                f"the plan is {plan.id} by now, and {plan_id} was confirmed: look at it again with `forebay recover "
+                f"the plan is {plan.id} by now, and {plan_id} was confirmed: look at it again with `forebay cluster "
+                f"recover "
                 f"--name {name}`"
             )
         survivor = kept.placed.configuration.member(storage.identity)
@@ -295,7 +296,7 @@ def _refuse(
         if answer.leader is not None:
             raise RecoveryNotPossible(
                 f"{other} says that {answer.leader} leads: a majority is there, and nothing to recover. Start {name}; "
-                f"if its data is lost, `forebay member replace {name}`"
+                f"if its data is lost, `forebay cluster replace {name}`"
             )
         if answer.last_index > last and other not in leave_behind:
             raise RecoveryNotPossible(

@@ -110,7 +110,7 @@ async def _looked_at(
     if found:
         raise RecoveryNotPossible(
             f"{found[0]} is there: a snapshot is restored where {name} has no data. If that is what is left of it, "
-            f"`forebay recover --name {name}` keeps more than a snapshot does; else move {home} away"
+            f"`forebay cluster recover --name {name}` keeps more than a snapshot does; else move {home} away"
         )
     others = [replica for replica in config.replicas if replica.name != name]
     answers = await ask_replicas(config, name, others, clock=clock)
@@ -118,7 +118,8 @@ async def _looked_at(
         if answer.last_index:
             raise RecoveryNotPossible(
                 f"{other} has a history of {answer.last_index} entries, incarnation {answer.incarnation}: let {name} "
-                f"join it (`{config.replica(name).add_command}`), or recover what it has (`forebay recover --name "
+                f"join it (`{config.replica(name).add_command}`), or recover what it has (`forebay cluster recover "
+                f"--name "
                 f"{other}`)"
             )
     image = load_snapshot(file)

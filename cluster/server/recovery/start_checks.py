@@ -57,12 +57,12 @@ async def refuse_incarnation_over(config: Config, name: str, mine: Incarnation, 
             continue
         sentence = (
             f"{name} is of incarnation {mine} of the cluster, which is over: {other} is of incarnation "
-            f"{answer.incarnation}, begun by `forebay recover` after a majority was lost"
+            f"{answer.incarnation}, begun by `forebay cluster recover` after a majority was lost"
         )
         note_superseded(config, name, sentence)
         raise StorageRefused(
             f"{sentence}. What {name} holds may be what was lost: keep its directory for an examination (`forebay "
-            f"ledger dump --data {config.storage.directory / name}`), move it away, run "
+            f"audit dump --data {config.storage.directory / name}`), move it away, run "
             f"`{config.replica(name).add_command}` and start it with `{start_command('replica', name)}`"
         )
 
@@ -99,11 +99,13 @@ def _begins(config: Config, name: str, *, first_start: bool) -> bool:
 def _remedy(name: str, other: str, answer: StatusView) -> str:
     if answer.leader is not None:
         return (
-            f"{answer.leader} leads: run `forebay member replace {name}`, and start this replica with "
+            f"{answer.leader} leads: run `forebay cluster replace {name}`, and start this replica with "
             f"`{start_command('replica', name)}`"
         )
     return (
-        f"Nobody leads: if others can be started with their data, start them, then `forebay member replace {name}`. If "
-        f"the data of a majority is lost, `forebay recover --name {other}` on the machine of {other} makes a cluster "
+        f"Nobody leads: if others can be started with their data, start them, then `forebay cluster replace {name}`. "
+        f"If "
+        f"the data of a majority is lost, `forebay cluster recover --name {other}` on the machine of {other} makes a "
+        f"cluster "
         f'of what is left (docs/operations.md, "A lost majority")'
     )

@@ -55,7 +55,7 @@ COUNTED_S: Final = 60.0
 
 CHECKPOINT_NAME: Final = "checkpoint"
 
-INQUIRY: Final = "keep its directory for an inquiry, and bring the replica back with `forebay member replace`"
+INQUIRY: Final = "keep its directory for an inquiry, and bring the replica back with `forebay cluster replace`"
 
 
 class Signed(NamedTuple):
@@ -290,7 +290,7 @@ class Publisher(Background):
                 f"{count} replicas have signed the checkpoint of {peer}, and none with the key of {self._name}, which "
                 "has signed others: unless a member has just left, its key was replaced, and its directory with it"
             )
-            LOGGER.error("%s; compare with `forebay ledger keys` as it was; %s", self.doubt, INQUIRY)
+            LOGGER.error("%s; compare with `forebay audit keys` as it was; %s", self.doubt, INQUIRY)
 
     async def record_histories(self) -> bool:
         """Have it recorded how many records of each job there are in what is published, if a majority counts the same

@@ -90,7 +90,7 @@ class Signer:
             raise StorageRefused(
                 f"{self._directory / SIGNED_NAME} says that this replica has signed {self.last.size} entries, and it "
                 f"holds {last_index}: its ledger was set back, and has forgotten what it acknowledged; keep its "
-                "directory for an inquiry, and bring it back with `forebay member replace`"
+                "directory for an inquiry, and bring it back with `forebay cluster replace`"
             )
 
     async def sign(self, size: int, root: Callable[[int], Awaitable[bytes]]) -> tuple[Checkpoint, Signature]:
@@ -106,7 +106,7 @@ class Signer:
             if last is not None and await root(last.size) != last.root:
                 raise LedgerAltered(
                     f"the first {last.size} entries have another root than the one that was signed: the ledger was "
-                    "altered; keep the directory for an inquiry, and bring the replica back with `forebay member "
+                    "altered; keep the directory for an inquiry, and bring the replica back with `forebay cluster "
                     "replace`"
                 )
             found = Checkpoint(self.origin, size, await root(size))
@@ -143,7 +143,7 @@ class Signer:
         except NoteRefused as error:
             raise StorageRefused(
                 f"{path} is not what this replica wrote ({error}): it does not know any more what it has signed, so "
-                "keep its directory for an inquiry, and bring it back with `forebay member replace`"
+                "keep its directory for an inquiry, and bring it back with `forebay cluster replace`"
             ) from error
         if found.origin != origin:
             raise StorageRefused(f"{path} is of {found.origin}, and this is a replica of {self.origin}")
@@ -172,7 +172,7 @@ def private_key(directory: Path, member: Member | None = None) -> Ed25519Private
             raise StorageRefused(
                 f"{directory / KEY_NAME} is gone, and the cluster knows {member.id} by that key: put {directory} back "
                 "from a copy; or keep the replica's directory for an inquiry, and bring the replica back with "
-                f"`forebay member replace {member.name}`"
+                f"`forebay cluster replace {member.name}`"
             )
         directory.mkdir(mode=0o700, exist_ok=True)
         return _key_in(directory)
@@ -186,12 +186,12 @@ def _key_in(directory: Path) -> Ed25519PrivateKey:
             return Ed25519PrivateKey.from_private_bytes(base64.b64decode(held.strip(), validate=True))
         except ValueError as error:
             raise StorageRefused(
-                f"{path} is not the key that this replica made; bring it back with `forebay member replace`"
+                f"{path} is not the key that this replica made; bring it back with `forebay cluster replace`"
             ) from error
     if (directory / SIGNED_NAME).exists():
         raise StorageRefused(
             f"{path} is gone, and something was signed with it; put it back from a copy, or bring the replica back "
-            "with `forebay member replace`"
+            "with `forebay cluster replace`"
         )
     made = Ed25519PrivateKey.generate()
     replace_private(path, base64.b64encode(made.private_bytes_raw()) + b"\n")

@@ -1,7 +1,7 @@
 -- Forebay as the burst buffer of an unmodified Slurm (22.05 and newer; Lua 5.1 to 5.4).
 --
 -- Slurm compiles this file anew for each call of any function, so it is short: what a call needs besides is in parts that
--- `forebay slurm bridge` keeps in RUN/lua, of its own release, and that call alone compiles them.
+-- `forebay run bridge` keeps in RUN/lua, of its own release, and that call alone compiles them.
 --
 -- `pools`, `paths` and `job_process` run inside slurmctld, under its locks: they open local files of the bridge, and
 -- nothing else. No process, no socket, nothing that could wait. The other functions run in slurmscriptd: one exchange

@@ -98,7 +98,7 @@ def report(directory: Path, calls: int, say: Say, *, only_forebay: bool = False)
         script.write_text(job_script(site.files, "command"))
         script.chmod(0o644)
         typed = [
-            Call("forebay job list", site.forebay("job", "list"), environment),
+            Call("forebay queue", site.forebay("queue"), environment),
             Call("forebay job show", site.forebay("job", "show", "1"), environment),
             Call(
                 "forebay submit",
@@ -116,7 +116,7 @@ def report(directory: Path, calls: int, say: Say, *, only_forebay: bool = False)
                 Call("etcdctl put", etcd.control("put", "bench", "value")),
                 Call("etcdctl --help", etcd.control("--help")),
             ]
-            others = dict.fromkeys(("forebay job list", "forebay job show"), "etcdctl get")
+            others = dict.fromkeys(("forebay queue", "forebay job show"), "etcdctl get")
             others |= {"forebay submit": "etcdctl put", "forebay --help": "etcdctl --help"}
         if beside is not None:
             beside.start()
@@ -135,7 +135,7 @@ def report(directory: Path, calls: int, say: Say, *, only_forebay: bool = False)
         for cluster in (site, etcd, beside):
             if cluster is not None:
                 cluster.stop()
-    in_slurm = {"forebay job list": "squeue", "forebay submit": "sbatch", "forebay --help": "squeue --help"}
+    in_slurm = {"forebay queue": "squeue", "forebay submit": "sbatch", "forebay --help": "squeue --help"}
     return Found(
         [_row(name, found, others, in_slurm) for name in found if name.startswith("forebay")], {"calls": found}
     )

@@ -368,7 +368,7 @@ def test_a_place_is_told_by_its_own_file_and_belongs_to_its_agents(tmp_path: Pat
     with pytest.raises(PlaceRefused, match="mount it there"):
         identity_at(str(directory))
     directory.mkdir()
-    with pytest.raises(PlaceRefused, match="forebay place mark"):
+    with pytest.raises(PlaceRefused, match="forebay pool filesystem mark"):
         identity_at(str(directory))
     made = mark(str(directory))
     assert mark(str(directory)) == identity_at(str(directory)) == made

@@ -39,7 +39,7 @@ PURGED, GONE = 20, 30
 async def command(*words: object) -> Any:
     """What an audit command prints, in a process of its own."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cluster.audit", *map(str, words)),
+        *(sys.executable, "-m", "cluster.cli", *map(str, words)),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -80,7 +80,7 @@ class Pruned:
         await until(lambda: harness.service.past.progress.index >= last)
         await harness.service.past.stop()  # it writes what it has noted
         named = [word for one in self.archives for word in ("--archive", one)]
-        await command("ledger", "archive", self.archives[0], "--data", self.home, "--json")
+        await command("audit", "archive", self.archives[0], "--data", self.home, "--json")
         shutil.copytree(*self.archives)
         pruner = Pruner(
             self.home,
@@ -90,7 +90,7 @@ class Pruned:
         )
         pruner.start()
         found = await command(
-            *("ledger", "prune", "--data", self.home, "--below", last, *named, "--keys", self.keys, "--yes", "--json")
+            *("audit", "prune", "--data", self.home, "--below", last, *named, "--keys", self.keys, "--yes", "--json")
         )
         await pruner.stop()
         assert found["removed"] == "by the running replica"
@@ -233,4 +233,4 @@ def test_people_are_told_where_a_pruned_history_is() -> None:
     )
     words = str(timeline(answer, now=0))  # type: ignore[arg-type]
     assert "4 commands, of revisions 10 to 14, were pruned" in words and "segment-1-2.fbl" in words
-    assert "forebay ledger dump --job 3 --archive DIR" in words
+    assert "forebay audit dump --job 3 --archive DIR" in words

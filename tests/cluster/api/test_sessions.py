@@ -97,7 +97,7 @@ async def test_a_session_is_used_listed_and_closed_by_its_own_user_and_by_operat
 async def test_what_is_no_session_is_refused_by_name(config: Config, text: str) -> None:
     async with Harness(config) as harness:
         answer = await harness.ask("POST", f"/v1/sessions/{text}/close", {"command_id": harness.new_id()})
-        assert answer.status == 400 and "session list" in answer.body["error"]["remedy"]
+        assert answer.status == 400 and "support session list" in answer.body["error"]["remedy"]
 
 
 @story

@@ -7,13 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from cluster.api.past import NotProven
-from cluster.audit.commands import audit
 from cluster.config.config import Config
 from cluster.security.proofs import EMPTY_ROOT, Tile, leaf_hash, leaves_in
 from cluster.server.tlog import LedgerTree, disclosure_key_of
+from tests.auditing import audit
 from tests.cluster.harness import PLAIN, Harness, story, until
 
 
@@ -28,7 +27,7 @@ async def test_the_key_that_proofs_are_salted_with_is_in_the_ledger_and_nobody_i
             shown.append((await feed.content.readuntil(b"disclosure_key_drawn")).decode())
             shown.append((await feed.content.readuntil(b"\n\n")).decode())
     directory = config.storage.directory / "r1"
-    dumped = CliRunner().invoke(audit, ["ledger", "dump", "--data", str(directory)], env={"FOREBAY_CONFIG": None})
+    dumped = audit("audit", "dump", "--data", str(directory))
     assert "disclosure_key_drawn" in dumped.stdout
     for text in (*map(str, shown), dumped.stdout):
         assert key.hex() not in text and repr(key) not in text and repr(key)[2:12] not in text

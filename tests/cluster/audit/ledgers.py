@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from cluster.audit.commands import audit
 from replica.fold.apply import apply_batch
 from replica.messages.commands import CONTROLLER
 from replica.messages.entries import Batch
@@ -18,6 +17,7 @@ from replica.messages.events import StateDigested
 from replica.state.digest import state_digest
 from replica.state.state import EMPTY, State
 from snapshots.image import Image
+from tests.auditing import audit
 from tests.replica.world import World
 from wal.codec import NO_OP, EntryKind, decode_batch, encode_batch, kind_of
 from wal.configuration import Member, encode_configuration, initial
@@ -157,7 +157,7 @@ class Living:
 
 def typed(*words: object) -> Result:
     """Type an audit command in this process."""
-    return CliRunner().invoke(audit, [str(word) for word in words], env={"FOREBAY_CONFIG": None})
+    return audit(*words)
 
 
 def real(*words: object, module: str = "cluster.cli", **environment: str) -> subprocess.CompletedProcess[str]:

@@ -67,7 +67,7 @@ def archives(made: Site, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
         patch.setattr(segments, "SEGMENT_ENTRIES", 500)
         patch.setattr(segments, "BLOCK_ENTRIES", 100)
         for name in ("a", "b"):
-            assert typed("ledger", "archive", directory / name, "--data", made.home).exit_code == 0
+            assert typed("audit", "archive", directory / name, "--data", made.home).exit_code == 0
             assert len(list((directory / name).iterdir())) == 2
     return directory / "a", directory / "b"
 
@@ -80,7 +80,7 @@ def copies(archives: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
 
 def prune(site: Site, *archives: Path, below: int = BELOW, more: tuple[object, ...] = ()) -> Result:
     named = [word for one in archives for word in ("--archive", one)]
-    return typed("ledger", "prune", "--data", site.home, "--below", below, "--keys", site.keys, *named, "--yes", *more)
+    return typed("audit", "prune", "--data", site.home, "--below", below, "--keys", site.keys, *named, "--yes", *more)
 
 
 def answer(result: Result) -> Any:
@@ -97,43 +97,43 @@ def pruned(site: Site, archives: tuple[Path, Path]) -> Site:
 def test_what_is_archived_and_pruned_is_still_verified_replayed_and_proven(
     site: Site, archives: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    before = answer(typed("ledger", "replay", "--data", site.home, "--json"))
-    reported = answer(typed("report", "jobs", "--data", site.home, "--json"))
-    dumped = typed("ledger", "dump", "--data", site.home).stdout
+    before = answer(typed("audit", "replay", "--data", site.home, "--json"))
+    reported = answer(typed("audit", "jobs", "--data", site.home, "--json"))
+    dumped = typed("audit", "dump", "--data", site.home).stdout
     found = answer(prune(site, *archives, more=("--json",)))
     assert (found["first_index"], found["last_index"], found["removed"]) == (65, PRUNED - 1, "here")
     assert (found["signed_by"], found["checkpoint_size"], found["snapshot_index"]) == (3, site.last, site.last - 30)
     assert found["ledger_digest"] == site.made.digests[PRUNED - 2].hex()
     # The replica alone.
-    verified = answer(typed("ledger", "verify", "--data", site.home, "--json", "--deep"))
+    verified = answer(typed("audit", "verify", "--data", site.home, "--json", "--deep"))
     assert verified["ledger_digest"] == site.made.applied_digest
     assert [(gap["first_index"], gap["last_index"]) for gap in verified["missing"]] == [(65, PRUNED - 1)]
     assert verified["pruned"] == {"below": PRUNED, "segments": found["segments"]}
     assert verified["job_index"]["index"] == site.last
-    incomplete = typed("ledger", "verify", "--data", site.home, "--complete")
+    incomplete = typed("audit", "verify", "--data", site.home, "--complete")
     assert incomplete.exit_code == ExitCode.VERIFICATION_FAILED
     assert f"entries 65 to {PRUNED - 1} are missing" in incomplete.stderr
     assert f"those before {PRUNED} were pruned: name their archive with --archive" in incomplete.stderr
-    refused = typed("ledger", "replay", "--data", site.home)
+    refused = typed("audit", "replay", "--data", site.home)
     assert refused.exit_code == ExitCode.NOT_FOUND and "does not hold the entries 65 to 512" in refused.stderr
     # With either archive it is whole.
     for archive in archives:
         both = answer(
             typed(
-                *("ledger", "verify", "--data", site.home, "--archive", archive, "--keys", site.keys),
+                *("audit", "verify", "--data", site.home, "--archive", archive, "--keys", site.keys),
                 *("--complete", "--deep", "--json"),
             )
         )
         assert both["missing"] == [] and both["state_digest"] == before["state_digest"]
         assert both["archive"]["checkpoints_signed"] == both["archive"]["checkpoints"] == 1
         assert [one["proven"] for one in both["snapshots"]] == [True, True]
-        again = answer(typed("ledger", "replay", "--data", site.home, "--archive", archive, "--json"))
+        again = answer(typed("audit", "replay", "--data", site.home, "--archive", archive, "--json"))
         assert again == before
     archive = archives[0]
-    assert answer(typed("report", "jobs", "--data", site.home, "--archive", archive, "--json")) == reported
-    assert typed("ledger", "dump", "--data", site.home, "--archive", archive).stdout == dumped
-    assert typed("ledger", "redecide", "--data", site.home, "--archive", archive).exit_code == 0
-    at = answer(typed("ledger", "replay", "--data", site.home, "--archive", archive, "--at", 300, "--json"))
+    assert answer(typed("audit", "jobs", "--data", site.home, "--archive", archive, "--json")) == reported
+    assert typed("audit", "dump", "--data", site.home, "--archive", archive).stdout == dumped
+    assert typed("audit", "redecide", "--data", site.home, "--archive", archive).exit_code == 0
+    at = answer(typed("audit", "replay", "--data", site.home, "--archive", archive, "--at", 300, "--json"))
     assert at["revision"] == 300
     # Once more: there is nothing to be done.
     assert answer(prune(site, *archives, more=("--json",)))["entries"] == 0
@@ -143,7 +143,7 @@ def test_a_job_that_was_pruned_is_proven_with_the_archive_and_said_to_be_there_w
     pruned: Site, archives: tuple[Path, Path], tmp_path: Path
 ) -> None:
     output = tmp_path / "10.proof"
-    words = ("ledger", "prove", "--data", pruned.home, "--job", 10, "-o", output)
+    words = ("audit", "prove", "--data", pruned.home, "--job", 10, "-o", output)
     refused = typed(*words)
     assert refused.exit_code == ExitCode.NOT_FOUND and not output.exists()
     assert re.search(r"it was pruned, and is in the archive: segment-0{19}1-\d{20}\.fbl", refused.stderr)
@@ -158,28 +158,28 @@ def test_a_job_that_was_pruned_is_proven_with_the_archive_and_said_to_be_there_w
     assert checked.returncode == 0, checked.stderr
     assert "job 10;" in checked.stdout and "submit_job by user user0: JobSubmitted" in checked.stdout
     # What the ledger still holds needs no archive, though leaves before it are of entries that are gone.
-    assert typed("ledger", "prove", "--data", pruned.home, "--job", 70, "-o", tmp_path / "70.proof").exit_code == 0
+    assert typed("audit", "prove", "--data", pruned.home, "--job", 70, "-o", tmp_path / "70.proof").exit_code == 0
 
 
 def test_the_entries_of_one_job_are_dumped_from_the_archive(pruned: Site, archives: tuple[Path, Path]) -> None:
-    dumped = typed("ledger", "dump", "--data", pruned.home, "--archive", archives[0], "--job", 10)
+    dumped = typed("audit", "dump", "--data", pruned.home, "--archive", archives[0], "--job", 10)
     rows = [json.loads(line) for line in dumped.stdout.splitlines()]
     kinds = [event["event"] for row in rows for record in row["records"] for event in record["events"]]
     assert kinds[0] == "job_submitted" and "run_started" in kinds
-    limited = typed("ledger", "dump", "--data", pruned.home, "--archive", archives[0], "--job", 10, "--limit", 2)
+    limited = typed("audit", "dump", "--data", pruned.home, "--archive", archives[0], "--job", 10, "--limit", 2)
     assert limited.stdout.splitlines() == dumped.stdout.splitlines()[:2]
-    assert typed("ledger", "dump", "--data", pruned.home, "--job", 10).stdout == ""
+    assert typed("audit", "dump", "--data", pruned.home, "--job", 10).stdout == ""
 
 
 def test_an_archive_is_verified_without_any_ledger_and_listed(site: Site, archives: tuple[Path, Path]) -> None:
-    alone = answer(typed("ledger", "verify", "--archive", archives[0], "--keys", site.keys, "--json"))
+    alone = answer(typed("audit", "verify", "--archive", archives[0], "--keys", site.keys, "--json"))
     assert alone["archive"]["last_index"] == site.last and alone["archive"]["checkpoints_signed"] == 1
     assert alone["archive"]["ledger_digest"] == site.made.applied_digest
-    assert typed("ledger", "verify", "--archive", archives[0], "--cluster", CLUSTER).exit_code == 0
-    listed = answer(typed("ledger", "archive", archives[0], "--list", "--json"))
+    assert typed("audit", "verify", "--archive", archives[0], "--cluster", CLUSTER).exit_code == 0
+    listed = answer(typed("audit", "archive", archives[0], "--list", "--json"))
     assert listed["cluster_id"] == CLUSTER and listed["segments"][0]["digest_before"] == "00" * 32
     assert listed["segments"][-1]["checkpoint"].startswith(f"forebay/{CLUSTER}\n{site.last}\n")
-    shown = typed("ledger", "archive", archives[0], "--list").stdout.splitlines()
+    shown = typed("audit", "archive", archives[0], "--list").stdout.splitlines()
     assert [row.split()[:3] for row in shown[1:]] == [
         [str(one["first_index"]), "to", str(one["last_index"])] for one in listed["segments"]
     ]
@@ -190,35 +190,35 @@ def test_an_archive_goes_on_with_the_next_checkpoint(made: Site, tmp_path: Path)
     site = made.copy(tmp_path)
     root = made.tree().root
     site.write_note(300, root(300), 0, 1)
-    assert typed("ledger", "archive", tmp_path / "a", "--data", site.home).exit_code == 0
+    assert typed("audit", "archive", tmp_path / "a", "--data", site.home).exit_code == 0
     assert Archive(tmp_path / "a").last_index == 300
-    assert typed("ledger", "archive", tmp_path / "a", "--data", site.home).exit_code == 0
+    assert typed("audit", "archive", tmp_path / "a", "--data", site.home).exit_code == 0
     site.write_note(site.last, root(site.last), 0, 2)
-    written_ = answer(typed("ledger", "archive", tmp_path / "a", "--data", site.home, "--json"))["written"]
+    written_ = answer(typed("audit", "archive", tmp_path / "a", "--data", site.home, "--json"))["written"]
     assert written_ == [str(SegmentName(301, site.last))]
-    verified = answer(typed("ledger", "verify", "--archive", tmp_path / "a", "--keys", site.keys, "--json"))
+    verified = answer(typed("audit", "verify", "--archive", tmp_path / "a", "--keys", site.keys, "--json"))
     assert verified["archive"]["checkpoints_signed"] == 2
     # An archive that ends before the live ledger's checkpoint is led on by it.
     (tmp_path / "a" / str(SegmentName(301, site.last))).unlink()
-    assert typed("ledger", "verify", "--data", site.home, "--archive", tmp_path / "a", "--complete").exit_code == 0
+    assert typed("audit", "verify", "--data", site.home, "--archive", tmp_path / "a", "--complete").exit_code == 0
 
 
 def test_an_archive_spans_incarnations_of_the_cluster(made: Site, tmp_path: Path) -> None:
     site, archive = made.copy(tmp_path), tmp_path / "a"
     first, root = len(made.made.entries), made.tree().root
     site.write_note(300, root(300), 0, 1, 2)
-    assert typed("ledger", "archive", archive, "--data", site.home).exit_code == 0
+    assert typed("audit", "archive", archive, "--data", site.home).exit_code == 0
     site.write_note(first, root(first), 0, 1, 2)
     origin, last = site.recover(more=3)
     # Until the new incarnation has signed, the last checkpoint is one of the incarnation before.
-    assert typed("ledger", "archive", archive, "--data", site.home).exit_code == 0
+    assert typed("audit", "archive", archive, "--data", site.home).exit_code == 0
     assert Archive(archive).last_index == first
     site.write_note(last, site.tree(last).root(last), 0, 1, 2, origin=origin)
-    assert typed("ledger", "archive", archive, "--data", site.home).exit_code == 0
+    assert typed("audit", "archive", archive, "--data", site.home).exit_code == 0
     assert Archive(archive).last_index == last
 
     def verified(*words: object) -> Any:
-        named = ("ledger", "verify", "--archive", archive, "--keys", site.keys, "--json")
+        named = ("audit", "verify", "--archive", archive, "--keys", site.keys, "--json")
         return answer(typed(*named, *words))["archive"]
 
     site.write_keys(3, f"forebay/{CLUSTER}", origin)
@@ -240,12 +240,12 @@ def test_entries_of_before_a_recovery_are_pruned_after_it(
     origin, last = site.recover()
     site.write_note(last, site.tree(last).root(last), 0, 1, 2, origin=origin)
     for archive in copies:
-        assert typed("ledger", "archive", archive, "--data", site.home).exit_code == 0
+        assert typed("audit", "archive", archive, "--data", site.home).exit_code == 0
     refused = prune(site, *copies)
     assert refused.exit_code == ExitCode.REFUSED and f"keys of {origin}" in refused.stderr
     site.write_keys(3, f"forebay/{CLUSTER}", origin)
     assert prune(site, *copies).exit_code == 0
-    whole = ("ledger", "verify", "--data", site.home, "--archive", copies[1], "--keys", site.keys, "--complete")
+    whole = ("audit", "verify", "--data", site.home, "--archive", copies[1], "--keys", site.keys, "--complete")
     assert typed(*whole, "--deep").exit_code == 0
 
 
@@ -275,7 +275,7 @@ def test_a_checkpoint_of_another_incarnation_than_the_entries_is_refused(
             checkpoint=write_note(checkpoint, [sign(checkpoint, origin, one) for one in PRIVATE[:3]]),
             progress=lambda done, of: None,
         )
-    refused = typed("ledger", "verify", "--archive", archive)
+    refused = typed("audit", "verify", "--archive", archive)
     assert refused.exit_code == ExitCode.VERIFICATION_FAILED and why in refused.stderr, refused.output
 
 
@@ -284,7 +284,7 @@ def test_nothing_is_archived_under_a_checkpoint_of_another_incarnation(origin: s
     site = made.copy(tmp_path)
     _, last = site.recover()
     site.write_note(last, site.tree(last).root(last), 0, 1, 2, origin=origin)
-    refused = typed("ledger", "archive", tmp_path / "a", "--data", site.home)
+    refused = typed("audit", "archive", tmp_path / "a", "--data", site.home)
     assert refused.exit_code == ExitCode.REFUSED and f"is of {origin}" in refused.stderr
     assert f"the ledger of forebay/{CLUSTER}/2-{'ab' * 8}" in refused.stderr
 
@@ -387,8 +387,8 @@ REFUSED: dict[str, tuple[Spoil, int, str, str]] = {
     "no checkpoint": (no_checkpoint, BELOW, "has no checkpoint", "let the cluster publish one"),
     "a checkpoint below it": (early_checkpoint, BELOW, "of 400 entries, and entry 512 is to go", "use --below 401"),
     "a checkpoint of a minority": (minority, BELOW, "1 of the 3 replicas", "wait for one that more have signed"),
-    "a checkpoint of strangers": (stranger, BELOW, "0 of the 3 replicas", "`forebay ledger keys`"),
-    "no snapshot": (no_snapshot, BELOW, "there is no snapshot", "run `forebay snapshot save` first"),
+    "a checkpoint of strangers": (stranger, BELOW, "0 of the 3 replicas", "`forebay audit keys`"),
+    "no snapshot": (no_snapshot, BELOW, "there is no snapshot", "run `forebay cluster snapshot` first"),
     "a snapshot below it": (early_snapshot, BELOW, "newest snapshot is of entry 500", "use --below 501"),
     "a snapshot that nothing binds": (unbound_snapshot, BELOW, "is not bound to the ledger yet", "once a minute"),
     "no index by job": (no_index, BELOW, "the index by job cannot be read", "start the replica"),
@@ -407,7 +407,7 @@ def test_nothing_is_pruned_without(case: str, site: Site, copies: tuple[Path, Pa
     result = prune(site, *named, below=below)
     assert result.exit_code == ExitCode.REFUSED, result.output
     assert sentence in result.stderr and remedy in result.stderr
-    assert answer(typed("ledger", "verify", "--data", site.home, "--complete", "--json"))["entries"] == site.last
+    assert answer(typed("audit", "verify", "--data", site.home, "--complete", "--json"))["entries"] == site.last
 
 
 def test_consensus_keeps_what_it_sees(made: Site, archives: tuple[Path, Path], tmp_path: Path) -> None:
@@ -473,7 +473,7 @@ def test_nothing_is_pruned_where_something_is_damaged(case: str, site: Site, cop
     result = prune(site, *copies)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED, result.output
     assert sentence in result.stderr
-    assert answer(typed("ledger", "verify", "--data", site.home, "--complete", "--json"))["entries"] == site.last
+    assert answer(typed("audit", "verify", "--data", site.home, "--complete", "--json"))["entries"] == site.last
 
 
 def test_leaves_that_stay_are_held_against_the_entries_that_go(site: Site, copies: tuple[Path, Path]) -> None:
@@ -490,44 +490,44 @@ def test_an_archive_of_another_cluster_or_history_is_refused(
     other = written(tmp_path / "other", history)
     foreign = Site(tmp_path / "other", other)
     foreign.write_note(len(other.entries), foreign.tree().root(len(other.entries)), 0, 1)
-    assert typed("ledger", "archive", tmp_path / "c", "--data", foreign.home).exit_code == 0
+    assert typed("audit", "archive", tmp_path / "c", "--data", foreign.home).exit_code == 0
     result = prune(site, copies[0], tmp_path / "c")
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
     assert "is not the one that the ledger has" in result.stderr
-    both = typed("ledger", "verify", "--data", site.home, "--archive", tmp_path / "c")
+    both = typed("audit", "verify", "--data", site.home, "--archive", tmp_path / "c")
     assert both.exit_code == ExitCode.VERIFICATION_FAILED and "not of one history" in both.stderr
-    named = typed("ledger", "verify", "--archive", copies[0], "--cluster", "another")
+    named = typed("audit", "verify", "--archive", copies[0], "--cluster", "another")
     assert named.exit_code == ExitCode.VERIFICATION_FAILED and f"of the cluster {CLUSTER}" in named.stderr
 
 
 def test_an_archive_whose_checkpoint_is_not_of_its_entries_is_refused(site: Site, tmp_path: Path) -> None:
     site.write_note(site.last, bytes(32), 0, 1, 2)
-    assert typed("ledger", "archive", tmp_path / "a", "--data", site.home).exit_code == 0
-    result = typed("ledger", "verify", "--archive", tmp_path / "a")
+    assert typed("audit", "archive", tmp_path / "a", "--data", site.home).exit_code == 0
+    result = typed("audit", "verify", "--archive", tmp_path / "a")
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
     assert "its checkpoint is not of these entries" in result.stderr
 
 
 def test_an_archive_that_nobody_known_has_signed_is_said_to_be(site: Site, archives: tuple[Path, Path]) -> None:
     site.keys.write_text(site.keys.read_text().splitlines()[1] + "\n")
-    assert typed("ledger", "verify", "--archive", archives[0], "--keys", site.keys).exit_code == 0
+    assert typed("audit", "verify", "--archive", archives[0], "--keys", site.keys).exit_code == 0
     site.write_keys(5)
     site.keys.write_text("".join(line + "\n" for line in site.keys.read_text().splitlines()[-4:]))
-    result = typed("ledger", "verify", "--archive", archives[0], "--keys", site.keys)
+    result = typed("audit", "verify", "--archive", archives[0], "--keys", site.keys)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED and "is signed by a majority of the keys" in result.stderr
     site.keys.write_text("nobody\n")
-    result = typed("ledger", "verify", "--archive", archives[0], "--keys", site.keys)
+    result = typed("audit", "verify", "--archive", archives[0], "--keys", site.keys)
     assert result.exit_code == ExitCode.BAD_INPUT and "does not have the replicas' keys" in result.stderr
 
 
 def test_what_is_older_than_an_age_goes(site: Site, archives: tuple[Path, Path]) -> None:
     named = [word for one in archives for word in ("--archive", one)]
-    words = ("ledger", "prune", "--data", site.home, "--keys", site.keys, *named, "--yes", "--json", "--older-than")
+    words = ("audit", "prune", "--data", site.home, "--keys", site.keys, *named, "--yes", "--json", "--older-than")
     kept = answer(typed(*words, "30m", "--dry-run"))
     cut = site.made.states[-1].at - 30 * 60 * 1_000_000
     first_kept = next(index for index, state in enumerate(site.made.states, 1) if state.at >= cut)
     assert kept["last_index"] == (first_kept - 1) // 256 * 256 > 64
-    assert answer(typed("ledger", "verify", "--data", site.home, "--complete", "--json"))["pruned"] is None
+    assert answer(typed("audit", "verify", "--data", site.home, "--complete", "--json"))["pruned"] is None
     assert typed(*words, "2h", "--dry-run").exit_code == ExitCode.REFUSED
     wrong = typed(*words, "soon")
     assert wrong.exit_code == ExitCode.BAD_INPUT and "is no age" in wrong.stderr
@@ -536,7 +536,7 @@ def test_what_is_older_than_an_age_goes(site: Site, archives: tuple[Path, Path])
 
 def test_nothing_is_removed_before_somebody_has_said_yes(site: Site, archives: tuple[Path, Path]) -> None:
     named = [word for one in archives for word in ("--archive", one)]
-    words = ("ledger", "prune", "--data", site.home, "--keys", site.keys, *named, "--below", BELOW)
+    words = ("audit", "prune", "--data", site.home, "--keys", site.keys, *named, "--below", BELOW)
     refused = typed(*words)
     assert refused.exit_code == ExitCode.BAD_INPUT and "answer with --yes" in refused.stderr
     assert answer(typed(*words, "--dry-run", "--json"))["entries"] > 0
@@ -558,7 +558,7 @@ async def test_a_running_replica_removes_it_itself(site: Site, archives: tuple[P
     pruner.start()
     named = [word for one in archives for word in ("--archive", str(one))]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cluster.cli", "ledger", "prune", "--data", str(site.home), "--below", str(BELOW)),
+        *(sys.executable, "-m", "cluster.cli", "audit", "prune", "--data", str(site.home), "--below", str(BELOW)),
         *("--keys", str(site.keys), *named, "--yes", "--json"),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
@@ -634,25 +634,25 @@ def test_a_replica_that_joins_when_all_have_pruned_gets_its_tree_from_the_archiv
             journal.record_applied(entry, after.revision)
         journal.flush_hints()
     site = Site(home, made.made)
-    restored = answer(typed("ledger", "restore", "--data", home, "--archive", archives[0], "--json"))
+    restored = answer(typed("audit", "restore", "--data", home, "--archive", archives[0], "--json"))
     assert restored == {"tree_size": last, "below": PRUNED}
     assert site.tree().root(made.last) == made.tree().root(made.last)
     with Environment.open_readonly(home / "wal") as environment:
         ledger = Ledger(environment)
         assert ledger.verify().entries == made.last - last + 64
         assert ledger.pruned_range() is not None and ledger.missing() == ()
-    assert typed("ledger", "verify", "--data", home, "--archive", archives[1], "--complete").exit_code == 0
+    assert typed("audit", "verify", "--data", home, "--archive", archives[1], "--complete").exit_code == 0
     # One that has lost its tree after it was pruned gets it in the same way.
     shutil.rmtree(home / "tlog")
-    assert typed("ledger", "restore", "--data", home, "--archive", archives[0]).exit_code == 0
+    assert typed("audit", "restore", "--data", home, "--archive", archives[0]).exit_code == 0
     assert site.tree().root(made.last) == made.tree().root(made.last)
-    again = typed("ledger", "restore", "--data", made.home, "--archive", archives[0])
+    again = typed("audit", "restore", "--data", made.home, "--archive", archives[0])
     assert again.exit_code == ExitCode.REFUSED and "holds all of its ledger" in again.stderr
 
 
 def test_states_that_a_pruned_ledger_leads_to_are_those_of_the_whole_one(pruned: Site) -> None:
     snapshot = sorted((pruned.home / "snapshots").iterdir())[0]
-    found = answer(typed("ledger", "replay", "--data", pruned.home, "--from-snapshot", snapshot, "--json"))
+    found = answer(typed("audit", "replay", "--data", pruned.home, "--from-snapshot", snapshot, "--json"))
     assert found["state_digest"] == state_digest(pruned.made.state).hex()
 
 
@@ -691,7 +691,7 @@ def configured(site: Site, **retention: object) -> Path:
 
 
 def retain(file: Path) -> Result:
-    return typed("--config", file, "ledger", "retain", "--name", REPLICA, "--json")
+    return typed("--config", file, "audit", "retain", "--name", REPLICA, "--json")
 
 
 @pytest.mark.parametrize("keep", [{"keep_days": 1}, {"keep": "1MiB"}, {}])
@@ -714,7 +714,7 @@ def test_a_replica_keeps_what_its_configuration_says(site: Site, keep: str, monk
     found = answer(retain(file))
     assert found["removed"] == "here" and found["pruned_below"] == 513
     assert answer(retain(file))["pruned_entries"] == 0
-    whole = typed("ledger", "verify", "--data", site.home, "--archive", site.home.parent / "a", "--complete")
+    whole = typed("audit", "verify", "--data", site.home, "--archive", site.home.parent / "a", "--complete")
     assert whole.exit_code == 0
 
 

@@ -47,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def test_replaying_from_nothing_gives_the_state_and_the_digest_of_the_replica(made: Made) -> None:
-    result = typed("ledger", "replay", "--data", made.directory, "--json")
+    result = typed("audit", "replay", "--data", made.directory, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     found = msgspec.json.decode(result.stdout)
     assert found["revision"] == made.state.revision
@@ -60,7 +60,7 @@ def test_replaying_from_nothing_gives_the_state_and_the_digest_of_the_replica(ma
 
 @pytest.mark.parametrize("seed", ["1", "4242"])
 def test_the_digest_is_the_same_in_another_process_whatever_its_hash_seed(made: Made, seed: str) -> None:
-    found = real("ledger", "replay", "--data", made.directory, "--expect", made.state_digest, PYTHONHASHSEED=seed)
+    found = real("audit", "replay", "--data", made.directory, "--expect", made.state_digest, PYTHONHASHSEED=seed)
     assert (found.returncode, found.stderr) == (0, "")
     assert made.state_digest in found.stdout
 
@@ -70,7 +70,7 @@ def test_the_replay_of_every_revision_is_the_state_at_that_moment(made: Made) ->
     for batch in lived():
         for record in batch.entries:
             state = apply_entry(state, record, batch.at)
-            found = typed("ledger", "replay", "--data", made.directory, "--at", state.revision, "--json")
+            found = typed("audit", "replay", "--data", made.directory, "--at", state.revision, "--json")
             assert msgspec.json.decode(found.stdout)["state_digest"] == state_digest(state).hex()
     assert state == made.state
 
@@ -96,28 +96,28 @@ def test_a_revision_inside_a_batch_can_be_replayed(tmp_path: Path) -> None:
             revision += len(batch.entries)
             journal.record_applied(journal.entry(index), revision)
         journal.sync()
-    found = typed("ledger", "replay", "--data", tmp_path, "--at", middle.revision, "--json")
+    found = typed("audit", "replay", "--data", tmp_path, "--at", middle.revision, "--json")
     assert msgspec.json.decode(found.stdout)["state_digest"] == state_digest(middle).hex()
     assert len(merged.entries) > 1
 
 
 @pytest.mark.parametrize("at", [999_999, 10**15])
 def test_a_revision_that_is_not_settled_is_not_found(made: Made, at: int) -> None:
-    result = typed("ledger", "replay", "--data", made.directory, "--at", at)
+    result = typed("audit", "replay", "--data", made.directory, "--at", at)
     assert result.exit_code == ExitCode.NOT_FOUND
     assert f"the last one is {made.state.revision}" in result.stderr
 
 
 def test_another_digest_than_expected_is_a_failed_verification(made: Made) -> None:
-    assert typed("ledger", "replay", "--data", made.directory, "--expect", made.state_digest[:16]).exit_code == 0
-    result = typed("ledger", "replay", "--data", made.directory, "--expect", "00" * 32)
+    assert typed("audit", "replay", "--data", made.directory, "--expect", made.state_digest[:16]).exit_code == 0
+    result = typed("audit", "replay", "--data", made.directory, "--expect", "00" * 32)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
     assert made.state_digest in result.stderr
-    assert typed("ledger", "replay", "--data", made.directory, "--expect", "xyz").exit_code == ExitCode.BAD_INPUT
+    assert typed("audit", "replay", "--data", made.directory, "--expect", "xyz").exit_code == ExitCode.BAD_INPUT
 
 
 def test_verifying_recomputes_the_chain(made: Made) -> None:
-    result = typed("ledger", "verify", "--data", made.directory / "wal", "--json")
+    result = typed("audit", "verify", "--data", made.directory / "wal", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     found = msgspec.json.decode(result.stdout)
     assert found == {
@@ -136,7 +136,7 @@ def test_a_history_that_was_written_anew_is_told_from_the_one_of_which_a_digest_
     """A ledger that is sound in itself: only what is known from elsewhere shows that it is another one."""
 
     def verified(*words: str) -> tuple[int, str]:
-        result = typed("ledger", "verify", "--data", made.directory, *words)
+        result = typed("audit", "verify", "--data", made.directory, *words)
         return result.exit_code, result.stderr
 
     last = len(made.entries)
@@ -182,7 +182,7 @@ def test_a_revision_that_an_entry_does_not_lead_to_is_found_by_what_the_entry_ho
         transaction.put(MARKS_KEY, pack_marks(marks._replace(applied_revision=row.revision + 1)), db=tables[STATE])
 
     edit(tmp_path / "wal", alter)
-    result = typed("ledger", "verify", "--data", made.directory)
+    result = typed("audit", "verify", "--data", made.directory)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
     assert "it leads to revision" in result.stderr
 
@@ -198,7 +198,7 @@ def test_one_flipped_bit_is_found_by_every_command(tmp_path: Path, command: list
         transaction.put(key, bytes(value), db=tables[ENTRIES])
 
     edit(tmp_path / "wal", flip)
-    result = typed("ledger", *command, "--data", made.directory)
+    result = typed("audit", *command, "--data", made.directory)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
     assert "entry 4" in result.stderr
     assert "Traceback" not in result.stderr
@@ -208,14 +208,14 @@ def test_a_ledger_without_entries_is_said_to_be_empty(tmp_path: Path) -> None:
     Environment.open(
         tmp_path / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=True
     ).close()
-    result = typed("ledger", "verify", "--data", tmp_path)
+    result = typed("audit", "verify", "--data", tmp_path)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "nothing: the ledger is empty" in result.stdout
     assert "1 to 0" not in result.stdout
 
 
 def test_a_dump_is_one_json_line_for_each_entry_and_names_what_each_is(made: Made) -> None:
-    result = typed("ledger", "dump", "--data", made.directory)
+    result = typed("audit", "dump", "--data", made.directory)
     rows = [msgspec.json.decode(line, type=LedgerEntryView) for line in result.stdout.splitlines()]
     assert [row.index for row in rows] == list(range(1, len(made.entries) + 1))
     assert [row.kind for row in rows[:6]] == [CONFIGURATION, BATCH, BATCH, BATCH, VOID, NO_OP]
@@ -228,11 +228,9 @@ def test_a_dump_is_one_json_line_for_each_entry_and_names_what_each_is(made: Mad
 
 
 def test_a_dump_can_begin_and_end_anywhere(made: Made) -> None:
-    whole = typed("ledger", "dump", "--data", made.directory).stdout.splitlines()
-    assert (
-        typed("ledger", "dump", "--data", made.directory, "--from", 3, "--limit", 2).stdout.splitlines() == whole[2:4]
-    )
-    assert typed("ledger", "dump", "--data", made.directory, "--from", 999).stdout == ""
+    whole = typed("audit", "dump", "--data", made.directory).stdout.splitlines()
+    assert typed("audit", "dump", "--data", made.directory, "--from", 3, "--limit", 2).stdout.splitlines() == whole[2:4]
+    assert typed("audit", "dump", "--data", made.directory, "--from", 999).stdout == ""
 
 
 def test_a_replica_that_is_running_can_be_audited_from_outside(tmp_path: Path) -> None:
@@ -241,15 +239,15 @@ def test_a_replica_that_is_running_can_be_audited_from_outside(tmp_path: Path) -
         tmp_path / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=False
     ) as environment:
         assert Journal(environment).applied_index == len(made.entries)
-        found = real("ledger", "replay", "--data", tmp_path, "--expect", made.state_digest)
+        found = real("audit", "replay", "--data", tmp_path, "--expect", made.state_digest)
         assert (found.returncode, found.stderr) == (0, "")
-        assert real("ledger", "verify", "--data", tmp_path).returncode == 0
+        assert real("audit", "verify", "--data", tmp_path).returncode == 0
 
 
 def test_an_audit_changes_nothing_in_the_directory(made: Made) -> None:
     before = (made.directory / "wal" / "data.mdb").read_bytes()
     for command in ("verify", "replay", "dump"):
-        assert typed("ledger", command, "--data", made.directory).exit_code == 0
+        assert typed("audit", command, "--data", made.directory).exit_code == 0
     assert (made.directory / "wal" / "data.mdb").read_bytes() == before
 
 
@@ -268,33 +266,33 @@ def test_history_that_is_not_held_here_is_named_and_can_be_bridged_by_a_snapshot
             journal.record_applied(entry, after.revision)
         assert journal.applied_digest == made.digests[-1]
         journal.sync()
-    refused = typed("ledger", "replay", "--data", tmp_path)
+    refused = typed("audit", "replay", "--data", tmp_path)
     assert refused.exit_code == ExitCode.NOT_FOUND
     assert f"does not hold the entries 1 to {index}" in refused.stderr
     assert "--from-snapshot" in refused.stderr
-    verified = typed("ledger", "verify", "--data", tmp_path, "--json")
+    verified = typed("audit", "verify", "--data", tmp_path, "--json")
     assert msgspec.json.decode(verified.stdout)["missing"][0]["last_index"] == index
-    incomplete = typed("ledger", "verify", "--data", tmp_path, "--complete")
+    incomplete = typed("audit", "verify", "--data", tmp_path, "--complete")
     assert (
         incomplete.exit_code == ExitCode.VERIFICATION_FAILED
         and f"entries 1 to {index} are missing" in incomplete.stderr
     )
     (tmp_path / "snapshots").mkdir()
     snapshot = write_snapshot(tmp_path / "snapshots", image)
-    bridged = typed("ledger", "replay", "--data", tmp_path, "--from-snapshot", snapshot, "--expect", made.state_digest)
+    bridged = typed("audit", "replay", "--data", tmp_path, "--from-snapshot", snapshot, "--expect", made.state_digest)
     assert (bridged.exit_code, bridged.stderr) == (0, "")
     write_snapshot(tmp_path / "snapshots", made.image(5))
     write_snapshot(tmp_path / "snapshots", made.image(index + 2))
-    deep = typed("ledger", "verify", "--data", tmp_path, "--deep", "--json")
+    deep = typed("audit", "verify", "--data", tmp_path, "--deep", "--json")
     assert [(one["index"], one["proven"]) for one in msgspec.json.decode(deep.stdout)["snapshots"]] == [
         (5, False), (index, False), (index + 2, True),
     ]  # fmt: skip
     snapshot.unlink()
     # The next one stands for what is missing; without any the state is not known.
-    deep = typed("ledger", "verify", "--data", tmp_path, "--deep", "--json")
+    deep = typed("audit", "verify", "--data", tmp_path, "--deep", "--json")
     assert msgspec.json.decode(deep.stdout)["state_digest"] == made.state_digest
     shutil.rmtree(tmp_path / "snapshots")
-    deep = typed("ledger", "verify", "--data", tmp_path, "--deep")
+    deep = typed("audit", "verify", "--data", tmp_path, "--deep")
     assert deep.exit_code == ExitCode.NOT_FOUND and "does not hold the entries 1 to" in deep.stderr
 
 
@@ -310,14 +308,14 @@ def _with_snapshots(made: Made, directory: Path, *images: Image) -> Path:
 def test_each_snapshot_is_held_against_what_the_ledger_folds_to(made: Made, tmp_path: Path) -> None:
     last = len(made.entries)
     directory = _with_snapshots(made, tmp_path, made.image(5), made.image(last))
-    found = typed("ledger", "verify", "--data", directory, "--deep", "--json")
+    found = typed("audit", "verify", "--data", directory, "--deep", "--json")
     assert (found.exit_code, found.stderr) == (0, "")
     answer = msgspec.json.decode(found.stdout)
     assert answer["state_digest"] == made.state_digest
     assert [(one["index"], one["proven"]) for one in answer["snapshots"]] == [(5, True), (last, True)]
-    shown = typed("ledger", "verify", "--data", directory, "--deep").stdout
+    shown = typed("audit", "verify", "--data", directory, "--deep").stdout
     assert shown.count("what the ledger folds to") == 2
-    assert "snapshots" not in msgspec.json.decode(typed("ledger", "verify", "--data", directory, "--json").stdout)
+    assert "snapshots" not in msgspec.json.decode(typed("audit", "verify", "--data", directory, "--json").stdout)
 
 
 def _doubled_pool(image: Image) -> Image:
@@ -342,8 +340,8 @@ def test_a_forged_snapshot_is_named_though_all_its_checksums_are_right(
     made: Made, tmp_path: Path, forged: Callable[[Image], Image], why: str
 ) -> None:
     directory = _with_snapshots(made, tmp_path, made.image(5), forged(made.image(7)))
-    assert typed("ledger", "verify", "--data", directory).exit_code == 0
-    result = typed("ledger", "verify", "--data", directory, "--deep")
+    assert typed("audit", "verify", "--data", directory).exit_code == 0
+    result = typed("audit", "verify", "--data", directory, "--deep")
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
     assert "fails at entry 7" in result.stderr and "snapshot-00000000000000000007" in result.stderr
     assert why in result.stderr
@@ -352,7 +350,7 @@ def test_a_forged_snapshot_is_named_though_all_its_checksums_are_right(
 def test_a_snapshot_of_an_entry_that_never_was_is_named(made: Made, tmp_path: Path) -> None:
     last = len(made.entries)
     beyond = msgspec.structs.replace(made.image(last), index=last + 3)
-    result = typed("ledger", "verify", "--data", _with_snapshots(made, tmp_path, beyond), "--deep")
+    result = typed("audit", "verify", "--data", _with_snapshots(made, tmp_path, beyond), "--deep")
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
     assert f"is of entry {last + 3}, and the ledger ends here" in result.stderr
 
@@ -360,7 +358,7 @@ def test_a_snapshot_of_an_entry_that_never_was_is_named(made: Made, tmp_path: Pa
 def test_a_snapshot_of_another_history_is_refused(made: Made, tmp_path: Path) -> None:
     image = made.image(7)
     snapshot = write_snapshot(tmp_path, msgspec.structs.replace(image, chain_digest=bytes(32)))
-    result = typed("ledger", "replay", "--data", made.directory, "--from-snapshot", snapshot)
+    result = typed("audit", "replay", "--data", made.directory, "--from-snapshot", snapshot)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
     assert "not that of this ledger" in result.stderr
 
@@ -368,13 +366,13 @@ def test_a_snapshot_of_another_history_is_refused(made: Made, tmp_path: Path) ->
 def test_a_snapshot_is_inspected_and_its_free_capacity_is_shown(made: Made, tmp_path: Path) -> None:
     path = write_snapshot(tmp_path, made.image(len(made.entries)))
     for words in ([], ["--check"]):
-        result = typed("snapshot", "inspect", path, "--json", *words)
+        result = typed("backup", "inspect", path, "--json", *words)
         assert (result.exit_code, result.stderr) == (0, "")
         view = msgspec.json.decode(result.stdout, type=SnapshotView)
         assert (view.index, view.revision, view.jobs) == (len(made.entries), made.state.revision, len(made.state.jobs))
         free = {name: pool.usable_bytes - made.state.held_bytes.get(name, 0) for name, pool in made.state.pools.items()}
         assert {pool.name: pool.free_bytes for pool in view.pools} == free
-    shown = typed("snapshot", "inspect", path)
+    shown = typed("backup", "inspect", path)
     assert f"Revision      {made.state.revision}" in shown.stdout
     assert "\nLedgerDigest  " in shown.stdout and "\nDigest" not in shown.stdout
 
@@ -384,10 +382,10 @@ def test_a_damaged_snapshot_is_a_failed_verification_and_a_missing_one_is_not_fo
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    damaged = typed("snapshot", "inspect", path)
+    damaged = typed("backup", "inspect", path)
     assert damaged.exit_code == ExitCode.VERIFICATION_FAILED
     assert str(path) in damaged.stderr
-    assert typed("snapshot", "inspect", tmp_path / "none").exit_code == ExitCode.NOT_FOUND
+    assert typed("backup", "inspect", tmp_path / "none").exit_code == ExitCode.NOT_FOUND
 
 
 @pytest.mark.parametrize(
@@ -400,20 +398,20 @@ def test_a_damaged_snapshot_is_a_failed_verification_and_a_missing_one_is_not_fo
 )
 def test_a_ledger_that_is_not_there_is_said_in_a_sentence(words: list[str], code: ExitCode, expected: str) -> None:
     for command in ("verify", "replay", "dump"):
-        result = typed("ledger", command, *words)
+        result = typed("audit", command, *words)
         assert result.exit_code == code
         assert expected in result.stderr
         assert "Traceback" not in result.stderr
 
 
 def test_the_replica_of_the_configuration_is_found_by_name(tmp_path: Path) -> None:
-    assert real("init", tmp_path / "c").returncode == 0
+    assert real("cluster", "init", tmp_path / "c").returncode == 0
     config = tmp_path / "c" / "forebay.toml"
     made = make(tmp_path / "c" / "r1")
-    found = real("--config", config, "ledger", "verify", "--name", "r1")
+    found = real("--config", config, "audit", "verify", "--name", "r1")
     assert (found.returncode, found.stderr) == (0, "")
     assert made.applied_digest in found.stdout
-    unknown = real("--config", config, "ledger", "verify", "--name", "r9")
+    unknown = real("--config", config, "audit", "verify", "--name", "r9")
     assert unknown.returncode == ExitCode.BAD_INPUT
     assert "there is no replica 'r9'" in unknown.stderr
 
@@ -422,7 +420,7 @@ def test_an_index_by_job_that_says_what_the_ledger_does_not_is_a_failed_verifica
     made = make(tmp_path)
 
     def deep() -> Result:
-        return typed("ledger", "verify", "--data", tmp_path, "--deep", "--json")
+        return typed("audit", "verify", "--data", tmp_path, "--deep", "--json")
 
     assert msgspec.json.decode(deep().stdout)["job_index"] is None
     index = JobIndex(tmp_path / "index")

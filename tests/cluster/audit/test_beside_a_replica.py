@@ -86,7 +86,7 @@ def _audit_beside(
 
     monkeypatch.setattr(reader, "read", read)
     monkeypatch.setattr(Environment, "open_readonly", lambda directory: contextlib.nullcontext(reader))
-    result = typed("ledger", *words, "--data", reader.directory)
+    result = typed("audit", *words, "--data", reader.directory)
     assert (result.exit_code, result.stderr) == (0, ""), f"an entry was applied before transaction {at}"
     printed = result.stdout.splitlines() if words == DUMP else [result.stdout]
     return [msgspec.json.decode(one) for one in printed], begun
@@ -140,7 +140,7 @@ def test_a_ledger_that_could_not_be_seen_at_rest_is_not_said_to_be_broken(
     reader = auditor(living.journal._env)
     monkeypatch.setattr(Environment, "open_readonly", lambda directory: contextlib.nullcontext(reader))
     for command in ("verify", "replay", "dump"):
-        result = typed("ledger", command, "--data", reader.directory)
+        result = typed("audit", command, "--data", reader.directory)
         assert result.exit_code == ExitCode.UNREACHABLE
         sentence = " ".join(result.stderr.split())
         assert "nothing is wrong with the replica" in sentence and "Read again" in sentence
@@ -163,7 +163,7 @@ def test_hundreds_of_audits_beside_a_replica_that_applies_as_fast_as_it_can_all_
         start: Image | None = None
         for number in range(AUDITS):
             if number % VERIFIED_EVERY == 0:
-                result = typed("ledger", "verify", "--data", tmp_path, "--json")
+                result = typed("audit", "verify", "--data", tmp_path, "--json")
                 assert (result.exit_code, result.stderr) == (0, "")
                 verified = msgspec.json.decode(result.stdout)
                 assert verified["entries"] == verified["last_index"]

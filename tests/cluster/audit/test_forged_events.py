@@ -158,6 +158,6 @@ def test_the_commands_end_with_the_code_of_a_failed_verification(tmp_path: Path)
     for number, one in enumerate(worst[:TYPED]):
         written(tmp_path / str(number), one)
         for words in (("verify", "--deep"), ("replay",), ("redecide",)):
-            result = typed("ledger", *words, "--data", tmp_path / str(number))
+            result = typed("audit", *words, "--data", tmp_path / str(number))
             assert result.exit_code == ExitCode.VERIFICATION_FAILED, (words, result.output, result.exception)
             assert "the replay fails at entry" in result.stderr

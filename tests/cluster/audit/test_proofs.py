@@ -281,7 +281,7 @@ async def test_of_a_purged_job_it_is_shown_that_these_are_all_records_too(tmp_pa
         site.keys.write_text("".join(f"{one['key']}\n" for one in listed["keys"]))
         harness.controller.journal.flush_hints()
     output = tmp_path / "offline.proof"
-    result = await asyncio.to_thread(real, "ledger", "prove", "--data", site.home, "--job", site.job, "-o", output)
+    result = await asyncio.to_thread(real, "audit", "prove", "--data", site.home, "--job", site.job, "-o", output)
     assert result.returncode == 0, result.stderr
     said = verdict(output.read_bytes(), site.keys, whole=True)
     assert "JobPurged" in said and "proven: all 3 records of job" in said, said
@@ -316,7 +316,7 @@ def test_a_proof_from_the_directory_is_the_one_from_the_cluster_with_the_index_a
         if index is None:
             shutil.rmtree(site.home / "index")
             shutil.rmtree(site.home / "tlog/tile", ignore_errors=True)
-        result = real("ledger", "prove", "--data", site.home, "--job", site.job, "-o", output)
+        result = real("audit", "prove", "--data", site.home, "--job", site.job, "-o", output)
         assert result.returncode == 0, result.stderr
         assert output.read_bytes() == site.proofs[site.job]
     assert (site.home / SIGNING_DIRECTORY / "key").exists()
@@ -324,7 +324,7 @@ def test_a_proof_from_the_directory_is_the_one_from_the_cluster_with_the_index_a
 
 def test_what_cannot_be_proven_is_refused_with_what_to_do(site: Site, tmp_path: Path) -> None:
     def asked(job: object, data: Path) -> tuple[int, str]:
-        result = typed("ledger", "prove", "--data", data, "--job", job, "-o", tmp_path / "none")
+        result = typed("audit", "prove", "--data", data, "--job", job, "-o", tmp_path / "none")
         return result.exit_code, str(result.exception or "") + result.output
 
     assert asked(999, site.home)[0] != 0

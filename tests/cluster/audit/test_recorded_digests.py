@@ -76,14 +76,14 @@ def failed(event: Any) -> e.EventRecord:
 
 
 def test_a_replay_holds_its_states_against_the_digests_that_the_ledger_records(made: Made) -> None:
-    found = typed("ledger", "replay", "--data", made.directory, "--json")
+    found = typed("audit", "replay", "--data", made.directory, "--json")
     assert (found.exit_code, found.stderr) == (0, "")
     answer = msgspec.json.decode(found.stdout)
     assert (answer["digests_recorded"], answer["digests_compared"]) == (MINUTES, MINUTES)
     assert f"{MINUTES} of {MINUTES} that the ledger records compared" in typed(
-        "ledger", "replay", "--data", made.directory
+        "audit", "replay", "--data", made.directory
     ).stdout.replace("\n", " ")
-    deep = typed("ledger", "verify", "--data", made.directory, "--deep", "--json")
+    deep = typed("audit", "verify", "--data", made.directory, "--deep", "--json")
     assert (deep.exit_code, deep.stderr) == (0, "")
     answer = msgspec.json.decode(deep.stdout)
     assert (answer["digests_recorded"], answer["digests_compared"]) == (MINUTES, MINUTES)
@@ -91,7 +91,7 @@ def test_a_replay_holds_its_states_against_the_digests_that_the_ledger_records(m
 
 def test_a_replay_up_to_a_moment_compares_what_was_recorded_until_then(made: Made) -> None:
     for count, (revision, _) in enumerate(recorded(made)):
-        found = typed("ledger", "replay", "--data", made.directory, "--at", revision, "--json")
+        found = typed("audit", "replay", "--data", made.directory, "--at", revision, "--json")
         assert msgspec.json.decode(found.stdout)["digests_compared"] == count
 
 
@@ -102,9 +102,9 @@ def test_an_event_that_was_rewritten_and_hashed_again_is_found_between_two_diges
     made: Made, tmp_path: Path, kind: type[e.EventRecord], change: Rewrite, minute: int, deep: bool
 ) -> None:
     forged = make(tmp_path, rewritten(digested(), kind, minute, change))
-    assert typed("ledger", "verify", "--data", forged.directory).exit_code == 0, "it is sound in itself"
+    assert typed("audit", "verify", "--data", forged.directory).exit_code == 0, "it is sound in itself"
     words = ("verify", "--deep") if deep else ("replay",)
-    result = typed("ledger", words[0], "--data", forged.directory, *words[1:])
+    result = typed("audit", words[0], "--data", forged.directory, *words[1:])
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
     revisions = [(0, 0), *recorded(made)]
     after, (revision, index) = revisions[minute][0], revisions[minute + 1]
@@ -118,7 +118,7 @@ def test_where_states_are_too_large_to_compare_each_the_place_is_found_all_the_s
 ) -> None:
     monkeypatch.setattr(digests, "RECORDS_PER_EVENT", 0)
     monkeypatch.setattr(digests, "RECORDS_ALWAYS", 0)
-    found = msgspec.json.decode(typed("ledger", "replay", "--data", made.directory, "--json").stdout)
+    found = msgspec.json.decode(typed("audit", "replay", "--data", made.directory, "--json").stdout)
     assert (found["digests_recorded"], found["digests_compared"]) == (MINUTES, 1), "the last one always is"
     forged = make(tmp_path, rewritten(digested(), e.RunEnded, 1, failed))
     revisions = recorded(made)
@@ -155,10 +155,10 @@ def test_a_replay_from_a_forged_snapshot_ends_at_the_next_digest(
     for directory, state in ((sound, image.state), (forged, forge(image.state))):
         directory.mkdir()
         write_snapshot(directory, Image(state, index, image.term, image.chain_digest))
-    answer = typed("ledger", "replay", "--data", made.directory, "--from-snapshot", *sound.iterdir(), "--json")
+    answer = typed("audit", "replay", "--data", made.directory, "--from-snapshot", *sound.iterdir(), "--json")
     assert (answer.exit_code, answer.stderr) == (0, "")
     assert msgspec.json.decode(answer.stdout)["digests_compared"] == MINUTES - 2
-    result = typed("ledger", "replay", "--data", made.directory, "--from-snapshot", *forged.iterdir())
+    result = typed("audit", "replay", "--data", made.directory, "--from-snapshot", *forged.iterdir())
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
     between = f"between revision {image.state.revision} and revision {revisions[2][0]}"
     assert between in " ".join(result.stderr.split())
@@ -168,5 +168,5 @@ def test_a_snapshot_of_the_very_state_that_is_recorded_next_is_compared_itself(m
     revision, _ = recorded(made)[1]
     index = next(index for index, state in enumerate(made.states, start=1) if state.revision == revision)
     write_snapshot(tmp_path, made.image(index))
-    answer = typed("ledger", "replay", "--data", made.directory, "--from-snapshot", *tmp_path.iterdir(), "--json")
+    answer = typed("audit", "replay", "--data", made.directory, "--from-snapshot", *tmp_path.iterdir(), "--json")
     assert msgspec.json.decode(answer.stdout)["digests_compared"] == MINUTES - 1

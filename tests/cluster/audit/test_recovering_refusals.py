@@ -1,4 +1,4 @@
-"""Words and exit codes of `forebay recover` and `forebay snapshot restore`."""
+"""Words and exit codes of `forebay cluster recover` and `forebay backup restore`."""
 
 from pathlib import Path
 
@@ -45,9 +45,12 @@ def test_a_plan_warns_of_the_other_members_and_of_no_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], members: tuple[str, ...], warning: str
 ) -> None:
     plan, config = _plan(*members), make(tmp_path / "site", 3)
-    show_plan(view_of(plan), False, config, "forebay recover --name r1")
+    show_plan(view_of(plan), False, config, "forebay cluster recover --name r1")
     said = capsys.readouterr()
-    assert said.err.strip() == f"Nothing was changed.{warning} To do it: forebay recover --name r1 --confirm 5f0c2a91"
+    assert (
+        said.err.strip()
+        == f"Nothing was changed.{warning} To do it: forebay cluster recover --name r1 --confirm 5f0c2a91"
+    )
 
 
 def test_what_is_to_be_typed_next_names_every_other_replica_with_its_addresses(
@@ -61,5 +64,5 @@ def test_what_is_to_be_typed_next_names_every_other_replica_with_its_addresses(
     said = capsys.readouterr().err
     for name in ("r2", "r3"):
         replica = config.replica(name)
-        assert f"`forebay member add {name} --peer {replica.peer} --api {replica.api}`" in said
-    assert "NAME" not in said and "HOST" not in said and "member add r1 " not in said
+        assert f"`forebay cluster add {name} --peer {replica.peer} --api {replica.api}`" in said
+    assert "NAME" not in said and "HOST" not in said and "cluster add r1 " not in said

@@ -98,7 +98,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def found(*words: object, code: int = 0) -> dict[str, Any]:
-    result = real("ledger", "redecide", *words, "--json")
+    result = real("audit", "redecide", *words, "--json")
     assert result.returncode == code, result.stderr + result.stdout[-2000:]
     answer: dict[str, Any] = json.loads(result.stdout)
     return answer
@@ -138,7 +138,7 @@ def test_another_policy_is_named_by_the_first_decision_that_differs_and_breeds_n
     made: Made, tmp_path: Path
 ) -> None:
     tree = released(tmp_path / "other", OTHER_NODE)
-    result = real("ledger", "redecide", "--data", made.directory, "--release", tree)
+    result = real("audit", "redecide", "--data", made.directory, "--release", tree)
     assert result.returncode == ExitCode.VERIFICATION_FAILED
     first = next(
         (index, event)
@@ -161,7 +161,7 @@ def test_other_words_are_listed_and_are_no_failure(made: Made, tmp_path: Path) -
     answer = found("--data", made.directory, "--release", released(tmp_path / "other", OTHER_WORDS))
     assert answer["different"] == answer["differences_by_class"]["reason only"] == 2
     assert {one["command"] for one in answer["differences"]} == {"cancel_job"}
-    shown = real("ledger", "redecide", "--data", made.directory, "--release", tmp_path / "other")
+    shown = real("audit", "redecide", "--data", made.directory, "--release", tmp_path / "other")
     assert shown.returncode == 0
     assert "reason=ended early" in shown.stdout
 
@@ -173,17 +173,17 @@ def test_what_was_decided_before_is_left_out(made: Made) -> None:
     assert part["same"] + part["no_trace"] == 6
     assert found("--data", made.directory, "--since", "5m")["same"] == whole["same"]
     assert found("--data", made.directory, "--since", "2030-01-01T00:00:00Z")["same"] == 0
-    result = typed("ledger", "redecide", "--data", made.directory, "--since", "yesterday")
+    result = typed("audit", "redecide", "--data", made.directory, "--since", "yesterday")
     assert result.exit_code == ExitCode.BAD_INPUT
 
 
 def test_a_fold_of_another_release_is_named_by_the_first_entry_after_which_its_state_is_another(
     made: Made, tmp_path: Path
 ) -> None:
-    same = real("ledger", "replay", "--data", made.directory, "--release", released(tmp_path / "same"), "--json")
+    same = real("audit", "replay", "--data", made.directory, "--release", released(tmp_path / "same"), "--json")
     assert (same.returncode, same.stderr) == (0, "")
     assert json.loads(same.stdout)["state_digest"] == made.state_digest
-    result = real("ledger", "replay", "--data", made.directory, "--release", released(tmp_path / "other", OTHER_FOLD))
+    result = real("audit", "replay", "--data", made.directory, "--release", released(tmp_path / "other", OTHER_FOLD))
     assert result.returncode == ExitCode.VERIFICATION_FAILED
     first = next(
         index
@@ -207,7 +207,7 @@ def test_a_tree_that_cannot_be_asked_gets_a_sentence(made: Made, tmp_path: Path)
         ("broken", ExitCode.REFUSED, "RuntimeError: half unpacked"),
     ):
         for command in ("redecide", "replay"):
-            result = typed("ledger", command, "--data", made.directory, "--release", tmp_path / tree)
+            result = typed("audit", command, "--data", made.directory, "--release", tmp_path / tree)
             assert result.exit_code == code, result.output
             assert words in result.stderr
             assert "what to do: " in result.stderr
@@ -224,7 +224,7 @@ def test_what_only_the_other_release_knows_is_a_difference_and_what_it_does_not_
     (one,) = answer["differences"]
     assert (one["command"], one["class"]) == ("cancel_job", "other refusal")
     assert "it leads to what this release does not know" in one["decided"]["fault"]
-    result = typed("ledger", "redecide", "--data", made.directory, "--release", released(tmp_path / "lost", LOST_EVENT))
+    result = typed("audit", "redecide", "--data", made.directory, "--release", released(tmp_path / "lost", LOST_EVENT))
     assert result.exit_code == ExitCode.REFUSED
     assert "cannot go on: " in result.stderr
 

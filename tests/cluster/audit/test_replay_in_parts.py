@@ -149,7 +149,7 @@ def test_parts_are_processes_and_the_command_says_the_same(made: Made) -> None:
     cuts = settling(made)
     keep(made, cuts[len(cuts) // 3], cuts[2 * len(cuts) // 3])
     one, several = (
-        typed("ledger", "replay", "--data", made.directory, "--processes", count, "--json") for count in (1, 3)
+        typed("audit", "replay", "--data", made.directory, "--processes", count, "--json") for count in (1, 3)
     )
     assert (several.exit_code, several.stderr) == (0, "")
     assert msgspec.json.decode(several.stdout) == msgspec.json.decode(one.stdout)
@@ -160,7 +160,7 @@ def test_a_state_that_cannot_be_read_costs_time_and_is_said(made: Made) -> None:
     keep(made, cuts[len(cuts) // 3], cuts[2 * len(cuts) // 3])
     first, second = sorted((made.directory / "index" / "states").iterdir())
     first.write_bytes(first.read_bytes()[:-40])
-    one, cut = (typed("ledger", "replay", "--data", made.directory, "--processes", count, "--json") for count in (1, 3))
+    one, cut = (typed("audit", "replay", "--data", made.directory, "--processes", count, "--json") for count in (1, 3))
     assert (cut.exit_code, cut.stdout) == (0, one.stdout)
     assert "all is folded again by one process" in " ".join(cut.stderr.split())
 
@@ -168,7 +168,7 @@ def test_a_state_that_cannot_be_read_costs_time_and_is_said(made: Made) -> None:
 def test_a_ledger_that_was_rewritten_ends_with_7_by_several_processes_too(tmp_path: Path) -> None:
     forged = make(tmp_path, rewritten(digested(), e.RunEnded, 1, failed))
     keep(forged, settling(forged)[-2])
-    result = typed("ledger", "replay", "--data", forged.directory, "--processes", 2)
+    result = typed("audit", "replay", "--data", forged.directory, "--processes", 2)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
     assert "they differ first between revision" in " ".join(result.stderr.split())
 

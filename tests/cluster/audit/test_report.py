@@ -57,7 +57,7 @@ def lived(replica: Path) -> Lived:
 
 
 def _report(replica: Path, *words: object) -> Report:
-    done = typed("report", "html", "--data", replica, "--json", *words)
+    done = typed("audit", "report", "--data", replica, "--json", *words)
     assert done.exit_code == 0, done.output
     return msgspec.json.decode(done.stdout, type=Report)
 
@@ -191,7 +191,7 @@ def test_named_jobs_alone_are_drawn(replica: Path, whole: Report) -> None:
 
 
 def _rows(replica: Path, *words: object) -> list[dict[str, Any]]:
-    done = typed("report", "jobs", "--data", replica, "--json", *words)
+    done = typed("audit", "jobs", "--data", replica, "--json", *words)
     assert done.exit_code == 0, done.output
     found: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
     return found
@@ -235,9 +235,9 @@ def test_a_window_lists_the_jobs_that_were_there_in_it(lived: Lived, replica: Pa
     )
     assert all(row["state"] == "CANCELLED" for row in _rows(replica, *window, "-s", "cancelled"))
     # A row that is wider than the terminal goes on in lines of its own, further in.
-    shown = typed("report", "jobs", "--data", replica, *window).stdout.splitlines()
+    shown = typed("audit", "jobs", "--data", replica, *window).stdout.splitlines()
     assert len([line for line in shown if not line.startswith("    ")]) == len(rows) + 1
-    refused = typed("report", "jobs", "--data", replica, "-s", "DONE")
+    refused = typed("audit", "jobs", "--data", replica, "-s", "DONE")
     assert refused.exit_code == ExitCode.BAD_INPUT
     assert "use one of PENDING, " in refused.stderr
 
@@ -312,7 +312,7 @@ def test_the_same_ledger_gives_the_same_bytes(replica: Path, tmp_path: Path) -> 
     pages = []
     for seed in ("0", "424242"):
         page = tmp_path / f"page-{seed}.html"
-        words = ["report", "html", "--data", str(replica), "-o", str(page)]
+        words = ["audit", "report", "--data", str(replica), "-o", str(page)]
         subprocess.run(
             [*_forebay(), *words],
             check=True,
@@ -356,7 +356,7 @@ def test_what_cannot_be_drawn_is_said(
     replica: Path, words: list[str], code: ExitCode, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = typed("report", "html", "--data", replica, *words)
+    done = typed("audit", "report", "--data", replica, *words)
     assert done.exit_code == code, done.output
     assert said in done.output + done.stderr
 
@@ -365,7 +365,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
     make(tmp_path / "r1")
     page = tmp_path / "page.html"
     page.mkdir()
-    done = typed("report", "html", "--data", tmp_path / "r1", "-o", page)
+    done = typed("audit", "report", "--data", tmp_path / "r1", "-o", page)
     assert done.exit_code == ExitCode.BAD_INPUT
     assert not list(tmp_path.glob(".page*"))
 

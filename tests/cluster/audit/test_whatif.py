@@ -163,7 +163,7 @@ def asked(directory: Path, world: World, *changes: str, to: int | None = FAR, fi
 
 
 def found_in(directory: Path, *words: object) -> dict[str, Any]:
-    done = typed("whatif", "--data", directory, "--json", *words)
+    done = typed("audit", "whatif", "--data", directory, "--json", *words)
     assert done.exit_code == 0, done.output
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -486,7 +486,7 @@ def test_a_change_that_there_cannot_be_is_refused_with_what_there_is(golden: Pat
         (("--policy", wrong), ("line 2, column 1: the key 'StageInTimeuot' is unknown",)),
         (("--policy", tmp_path / "absent"), ("cannot be read",)),
     ):
-        done = typed("whatif", "--data", golden, "--from", 100, "--to", 200, *words)
+        done = typed("audit", "whatif", "--data", golden, "--from", 100, "--to", 200, *words)
         assert done.exit_code in (ExitCode.BAD_INPUT, ExitCode.NOT_FOUND), done.output
         assert all(sentence in done.stderr for sentence in sentences), (words, done.stderr)
         assert done.stdout == ""
@@ -502,7 +502,7 @@ def test_a_window_that_there_is_not_is_refused_with_what_there_is(golden: Path) 
         (("--to", "2020-01-01T00:00:00Z"), ExitCode.NOT_FOUND, "nothing was settled between"),
         (("--from", "yesteryear"), ExitCode.BAD_INPUT, "is no moment that has come"),
     ):
-        done = typed("whatif", "--data", golden, *words)
+        done = typed("audit", "whatif", "--data", golden, *words)
         assert done.exit_code == code, (words, done.output)
         assert sentence in done.stderr, (words, done.stderr)
 
@@ -525,7 +525,7 @@ def test_a_policy_is_applied_as_the_file_says_and_nothing_is_written_but_the_pag
 
 
 def test_the_table_says_what_is_assumed_and_how_well_it_fits(golden: Path) -> None:
-    done = real("whatif", "--data", golden, "--to", 400, "--set", "Pool=fast:+1TiB")
+    done = real("audit", "whatif", "--data", golden, "--to", 400, "--set", "Pool=fast:+1TiB")
     assert done.returncode == 0, done.stderr
     assert re.search(r"Calibration +\d+ of \d+ starts \(100.0%\) are where they were", done.stdout)
     assert "RECORDED" in done.stdout and "UNCHANGED" in done.stdout and "CHANGED" in done.stdout
@@ -543,7 +543,7 @@ def test_the_page_has_the_figures_of_json_and_shows_hostile_names_as_they_are_wr
     world = made.run().world
     written(tmp_path / "r1", [(1, encode_batch(batch)) for batch in world.ledger])
     page = tmp_path / "page.html"
-    done = typed("whatif", "--data", tmp_path / "r1", "--json", "--set", "Pool=fast:+1", "--html", page)
+    done = typed("audit", "whatif", "--data", tmp_path / "r1", "--json", "--set", "Pool=fast:+1", "--html", page)
     assert done.exit_code == 0, done.output
     found = msgspec.json.decode(done.stdout, type=WhatIf)
     text = page.read_text(encoding="utf-8")
@@ -552,7 +552,7 @@ def test_the_page_has_the_figures_of_json_and_shows_hostile_names_as_they_are_wr
     rows = comparison_rows(text)
     assert rows["jobs started"] == [str(world.started) for world in (found.recorded, found.unchanged, found.changed)]
     assert rows["jobs submitted"] == ["3", "3", "3"]
-    again = re.search(r"forebay whatif [^<]*", text)
+    again = re.search(r"forebay audit whatif [^<]*", text)
     assert again is not None and "--set=Pool=fast:+1" in again[0].replace("&#x27;", "'")
     assert f"--from={found.source.first_revision - 1}" in again[0]
     # It loads nothing and runs nothing.

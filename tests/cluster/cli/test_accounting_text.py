@@ -18,5 +18,5 @@ ReservationName=night StartTime=2026-11-21T08:00:00Z EndTime=2026-11-22T00:00:00
 
 def test_a_reservation_is_printed_on_two_lines(double: Double) -> None:
     double.answer("GET", "/v1/reservations", ReservationsAnswer(revision=9, reservations=(NIGHT,)))
-    result = forebay(double.config, "reservation", "list")
+    result = forebay(double.config, "policy", "reservation", "list")
     assert (result.exit_code, result.stdout) == (0, TEXT)

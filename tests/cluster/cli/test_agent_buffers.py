@@ -1,4 +1,4 @@
-"""`forebay agent buffers`: what a node holds beside what the cluster knows."""
+"""`forebay node buffers`: what a node holds beside what the cluster knows."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.cluster.cli.views import PENDING
 
 def test_what_the_cluster_does_not_know_is_listed_as_unknown_and_kept(double: Double) -> None:
     agent = double.config.agents[0]
-    words = ("agent", "--name", agent.name, "buffers")
+    words = ("node", "buffers", "--name", agent.name)
     assert forebay(double.config, *words).exit_code == ExitCode.NOT_FOUND
     for directory in ("buffers/42", "buffers/7", "buffers/.images", "persistent/shared", "persistent/old"):
         (agent.directory / directory).mkdir(parents=True)

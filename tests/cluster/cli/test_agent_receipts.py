@@ -1,4 +1,4 @@
-"""`forebay agent receipt`: what a node's agent keeps of every file, proven by its digest and held against storage."""
+"""`forebay node receipt`: what a node's agent keeps of every file, proven by its digest and held against storage."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def moved(
 
 
 def asked(double: Double, *words: object) -> Result:
-    return forebay(double.config, "agent", "--name", double.config.agents[0].name, "receipt", *map(str, words))
+    return forebay(double.config, "node", "receipt", "--name", double.config.agents[0].name, *map(str, words))
 
 
 def in_ledger(double: Double, job: int, digest: str) -> None:
@@ -161,10 +161,10 @@ def test_lines_that_are_damaged_are_named_by_their_place(double: Double, harness
 
 def test_an_agent_that_is_not_named_is_the_one_whose_directory_is_here(double: Double, harness: Harness) -> None:
     moved(harness, 508)
-    result = forebay(double.config, "agent", "receipt", "--job", "508")
+    result = forebay(double.config, "node", "receipt", "--job", "508")
     assert result.exit_code == 0, result.stderr
-    assert forebay(double.config, "agent", "--name", "nowhere", "receipt", "--job", "508").exit_code != 0
-    assert forebay(double.config, "agent").exit_code == ExitCode.BAD_INPUT
+    assert forebay(double.config, "node", "receipt", "--name", "nowhere", "--job", "508").exit_code != 0
+    assert forebay(double.config, "run", "agent").exit_code == ExitCode.BAD_INPUT
 
 
 def moved_in_place(harness: Harness, place: OrderPlace, attempt: int, stage: str) -> TransferReceipt:
@@ -184,7 +184,7 @@ def test_what_movers_did_for_a_buffer_in_a_place_is_printed_and_compared(double:
     top.mkdir(mode=0o711)
     place = OrderPlace("bb", str(top), mark(str(top)), f"{double.config.cluster.name}/510.1")
     receipts = [moved_in_place(harness, place, *one) for one in ((1, "stage_in"), (2, "stage_out"), (3, "stage_out"))]
-    words = ("--job", 510, "--place", top, "--recheck", "--json", "--digest")
+    words = ("--job", 510, "--filesystem", top, "--recheck", "--json", "--digest")
     for words_of, receipt in zip((("--stage", "stage_in"), ("--attempt", 2), ()), receipts, strict=True):
         result = asked(double, *words, receipt.digest, *words_of)
         assert result.exit_code == 0, result.stderr
@@ -194,17 +194,17 @@ def test_what_movers_did_for_a_buffer_in_a_place_is_printed_and_compared(double:
     path.write_text(
         path.read_text().replace(f'"root":"{harness.directory}"', '"root":"$DW_PERSISTENT_STRIPED_lake"', 1)
     )
-    rooted = asked(double, "--job", 510, "--place", top, "--recheck", "--digest", receipts[2].digest)
+    rooted = asked(double, "--job", 510, "--filesystem", top, "--recheck", "--digest", receipts[2].digest)
     assert (
         rooted.exit_code == ExitCode.NOT_FOUND
         and "has 0 persistent buffers for $DW_PERSISTENT_STRIPED_lake" in rooted.stderr
     )
     (top / double.config.cluster.name / "lake.4.1" / "destination").mkdir(parents=True)
-    rooted = asked(double, "--job", 510, "--place", top, "--recheck", "--digest", receipts[2].digest)
+    rooted = asked(double, "--job", 510, "--filesystem", top, "--recheck", "--digest", receipts[2].digest)
     assert rooted.exit_code == ExitCode.VERIFICATION_FAILED and "3 files are not" in rooted.stderr
-    gone = asked(double, "--job", 511, "--place", top)
+    gone = asked(double, "--job", 511, "--filesystem", top)
     assert gone.exit_code == ExitCode.NOT_FOUND and "no receipt of job 511" in gone.stderr
-    assert asked(double, "--job", 510, "--place", harness.source).exit_code == ExitCode.BAD_INPUT
+    assert asked(double, "--job", 510, "--filesystem", harness.source).exit_code == ExitCode.BAD_INPUT
     assert "say --place PATH" in asked(double, "--job", 510).stderr
 
 

@@ -1,4 +1,4 @@
-"""What `member status --digest` concludes: only states of the same revision, or after the same entry, are compared."""
+"""What `cluster probe --digest` concludes: only states of the same revision, or after the same entry, are compared."""
 
 import itertools
 
@@ -90,8 +90,8 @@ def test_states_that_differ_end_with_a_failed_verification(
         return said(replica.name, told[replica.name])
 
     monkeypatch.setattr(members, "_ask", ask)
-    result = forebay(config, "member", "status", "--digest")
-    shown = forebay(config, "member", "status", "--digest", "--json")
+    result = forebay(config, "cluster", "probe", "--digest")
+    shown = forebay(config, "cluster", "probe", "--digest", "--json")
     comparison = msgspec.convert(msgspec.json.decode(shown.stdout)["comparison"], Comparison)
     if third == SAME:
         assert result.exit_code == shown.exit_code == 0
@@ -100,6 +100,6 @@ def test_states_that_differ_end_with_a_failed_verification(
     else:
         assert result.exit_code == shown.exit_code == ExitCode.VERIFICATION_FAILED
         assert f"the replicas' states differ at revision 7: r1 {SAME[:16]}, r3 {OTHER[:16]}" in result.stderr
-        assert "forebay member replace" in result.stderr
+        assert "forebay cluster replace" in result.stderr
         assert comparison.agreement is Agreement.DIFFERENT
-    assert forebay(config, "member", "status", "r1", "--digest").exit_code == 0
+    assert forebay(config, "cluster", "probe", "r1", "--digest").exit_code == 0

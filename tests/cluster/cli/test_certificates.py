@@ -1,4 +1,4 @@
-"""`certificate issue` and `certificate list`: who gets which certificate, and what is refused."""
+"""`cert issue` and `cert list`: who gets which certificate, and what is refused."""
 
 import stat
 from pathlib import Path
@@ -28,13 +28,13 @@ def founded(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 def listed(config: Config, **options: Any) -> dict[str, str]:
-    result = forebay(config, "certificate", "list", **options)
+    result = forebay(config, "cert", "list", **options)
     assert result.exit_code == 0
     return {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[1:]}
 
 
 def issued(config: Config, name: str, role: str, *words: str) -> Result:
-    return forebay(config, "certificate", "issue", name, "--role", role, *words)
+    return forebay(config, "cert", "issue", name, "--role", role, *words)
 
 
 def test_the_certificates_are_listed_with_role_and_expiry_and_nothing_to_warn_of(founded: Config) -> None:
@@ -42,7 +42,7 @@ def test_the_certificates_are_listed_with_role_and_expiry_and_nothing_to_warn_of
     assert (
         listed(founded).items() >= {"ca": "authority", "n1": "agent", "operator": "operator", "r1": "replica"}.items()
     )
-    assert forebay(founded, "certificate", "list").stderr == ""
+    assert forebay(founded, "cert", "list").stderr == ""
 
 
 def test_a_certificate_that_ends_soon_and_one_that_has_ended_are_warned_of(founded: Config) -> None:
@@ -52,7 +52,7 @@ def test_a_certificate_that_ends_soon_and_one_that_has_ended_are_warned_of(found
         (CERTIFICATE_LIFETIME_DAYS + 1, "of alice has expired"),
     ):
         clock = ManualClock(Instant(now + days * DAY))
-        assert expected in forebay(founded, "certificate", "list", clock=clock).stderr
+        assert expected in forebay(founded, "cert", "list", clock=clock).stderr
 
 
 @pytest.mark.parametrize(("name", "role"), [("bob", "user"), ("carol", "operator"), ("n7", "agent")])
@@ -76,10 +76,10 @@ def test_an_issued_certificate_is_one_of_the_cluster_and_its_key_is_private(
 def test_a_replica_is_reached_where_the_configuration_says_unless_told_otherwise(founded: Config) -> None:
     assert issued(founded, "r1", "replica", "--replace").exit_code == 0
     server_context(founded.tls_files("r1"))
-    assert "127.0.0.1" in forebay(founded, "certificate", "list").stdout
+    assert "127.0.0.1" in forebay(founded, "cert", "list").stdout
     assert "--host" in issued(founded, "r9", "replica").stderr
     assert issued(founded, "r9", "replica", "--host", "10.0.0.9").exit_code == 0
-    assert "10.0.0.9" in forebay(founded, "certificate", "list").stdout
+    assert "10.0.0.9" in forebay(founded, "cert", "list").stdout
 
 
 @pytest.mark.parametrize(

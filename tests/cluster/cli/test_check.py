@@ -1,4 +1,4 @@
-"""`forebay check` says what a start would find, and each of its refusals is one that a start would meet."""
+"""`forebay cluster check` says what a start would find, and each of its refusals is one that a start would meet."""
 
 import contextlib
 import importlib.metadata
@@ -34,7 +34,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def checked(config: Config, *words: str) -> tuple[int, dict[tuple[str, str], tuple[str, str]]]:
-    result = forebay(config, "check", "--json", *words)
+    result = forebay(config, "cluster", "check", "--json", *words)
     rows = json.loads(result.stdout)["checks"]
     return result.exit_code, {(row["name"], row["check"]): (row["verdict"], row["found"]) for row in rows}
 
@@ -45,7 +45,7 @@ def test_a_bundle_is_ready_as_it_is_and_only_what_is_its_own_is_looked_at(config
     assert {verdict for (_, what), (verdict, _) in found.items() if not what.startswith(("reaches", "clock"))} == {"ok"}
     # The others do not run yet, which is no failure.
     assert found["r1", "reaches r2"][0] == "note"
-    table = forebay(config, "check")
+    table = forebay(config, "cluster", "check")
     assert table.exit_code == ExitCode.OK and "names in it" in table.stdout
 
 
@@ -150,11 +150,11 @@ def test_each_thing_that_a_start_would_fail_at_fails(config: Config, monkeypatch
     for suffix in ("pem", "key"):
         (tls / f"r1.{suffix}").write_bytes((tls / f"n1.{suffix}").read_bytes())
     verdict, sentence = checked(config, "--name", "r1")[1]["r1", "certificate"]
-    assert verdict == "FAIL" and "forebay certificate issue r1 --role replica --replace" in sentence
+    assert verdict == "FAIL" and "forebay cert issue r1 --role replica --replace" in sentence
     assert checked(config, "--name", "r2")[1]["r2", "certificate"][0] == "FAIL", "it has none here"
 
-    assert forebay(config, "check", "--name", "r9").exit_code == ExitCode.BAD_INPUT
+    assert forebay(config, "cluster", "check", "--name", "r9").exit_code == ExitCode.BAD_INPUT
     for key in tls.glob("*.key"):
         key.unlink()
-    nothing = forebay(config, "check")
+    nothing = forebay(config, "cluster", "check")
     assert nothing.exit_code == ExitCode.BAD_INPUT and "has no key of a replica or an agent" in nothing.stderr

@@ -1,4 +1,4 @@
-"""`forebay debug` has what a helper needs to see, whatever does not answer, and nothing that is secret."""
+"""`forebay support debug` has what a helper needs to see, whatever does not answer, and nothing that is secret."""
 
 import gzip
 import json
@@ -32,7 +32,7 @@ def written(
     double: Double, into: Path, *words: str, identity: str | None = "operator"
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
     bundle = into / "b.tar.gz"
-    result = forebay(double.config, "debug", "--output", str(bundle), "--json", *words, identity=identity)
+    result = forebay(double.config, "support", "debug", "--output", str(bundle), "--json", *words, identity=identity)
     assert result.exit_code == ExitCode.OK, result.stderr
     assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
     rows = {part["name"]: part for part in json.loads(result.stdout)["parts"]}
@@ -65,7 +65,7 @@ def test_of_jobs_there_is_only_what_was_asked_for(double: Double, tmp_path: Path
         f"jobs/{job}/{what}.json" for job in ("42", "43_1") for what in ("job", "history", "why", "transfers")
     }
     for bad in ("../x", "٤٢", "42/..", ""):
-        refused = forebay(double.config, "debug", "--output", str(tmp_path / "c"), "--job", bad)
+        refused = forebay(double.config, "support", "debug", "--output", str(tmp_path / "c"), "--job", bad)
         assert refused.exit_code == ExitCode.BAD_INPUT and "is no job" in refused.stderr
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_overwritten_and_nothing_half_done_is_left(
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
     for output in (there, link, tmp_path / "no" / "such"):
-        refused = forebay(double.config, "debug", "--output", str(output))
+        refused = forebay(double.config, "support", "debug", "--output", str(output))
         assert refused.exit_code == ExitCode.BAD_INPUT and "cannot be written" in refused.stderr
     assert there.read_text() == "mine" and not (tmp_path / "elsewhere").exists()
 
@@ -110,7 +110,7 @@ def test_nothing_is_overwritten_and_nothing_half_done_is_left(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("cluster.cli.debug._write", full)
-    failed = forebay(double.config, "debug", "--output", str(tmp_path / "new"))
+    failed = forebay(double.config, "support", "debug", "--output", str(tmp_path / "new"))
     assert failed.exit_code == ExitCode.BAD_INPUT and "No space left on device" in failed.stderr
     assert not (tmp_path / "new").exists()
 

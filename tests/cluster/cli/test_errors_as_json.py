@@ -14,7 +14,7 @@ from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.test_what_is_imported import EVERY
 
 # What follows bbstat is the site's provider's.
-OURS = tuple(words for words in EVERY if words != ("bbstat",))
+OURS = tuple(words for words in EVERY if words != ("slurm", "bbstat"))
 
 
 def said(result: Result) -> ErrorView:
@@ -46,7 +46,7 @@ def test_what_the_api_refuses_keeps_its_code_its_place_and_its_exit_code(
     result = forebay(double.config, "job", "show", "7", "--json")
     assert (result.exit_code, result.stdout) == (exit_code, "")
     assert said(result) == ErrorView(
-        code="its_code", sentence="it is so", remedy="GET `forebay job list --all`", place="id"
+        code="its_code", sentence="it is so", remedy="GET `forebay queue --all`", place="id"
     )
     # Without it, it is the sentences that there were.
     text = forebay(double.config, "job", "show", "7")
@@ -63,7 +63,7 @@ def test_configuration_interruption_and_faults_are_said_so_too(double: Double, m
     text = double.config.file.read_text()
     double.config.file.write_text(text + "[nonsense]\n")
     try:
-        error = said(forebay(double.config, "job", "list", "--json"))
+        error = said(forebay(double.config, "queue", "--json"))
     finally:
         double.config.file.write_text(text)
     assert error.code == "bad_input" and str(double.config.file) in error.place and "line" in error.place
@@ -76,7 +76,7 @@ def test_configuration_interruption_and_faults_are_said_so_too(double: Double, m
 
     for what, exit_code in ((KeyboardInterrupt(), ExitCode.INTERRUPTED), (ValueError("\x1b[31m"), ExitCode.FAULT)):
         monkeypatch.setattr(check, "starting_here", raising(what))
-        result = forebay(double.config, "check", "--json")
+        result = forebay(double.config, "cluster", "check", "--json")
         assert (result.exit_code, said(result).code) == (exit_code, exit_code.name.lower())
         assert "\x1b" not in result.stderr
 
@@ -86,7 +86,7 @@ def test_an_answer_that_says_what_failed_stays_one_object_on_stdout(double: Doub
     port = double.config.replicas[0].api.port
     double.config.file.write_text(text.replace(f":{port}", ":1"))
     try:
-        result = forebay(double.config, "check", "--name", "r1", "--json")
+        result = forebay(double.config, "cluster", "check", "--name", "r1", "--json")
     finally:
         double.config.file.write_text(text)
     rows = msgspec.json.decode(result.stdout, type=check.CheckAnswer).checks

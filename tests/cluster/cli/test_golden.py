@@ -241,4 +241,4 @@ def test_a_replica_that_lost_its_data_is_listed_with_the_command_that_brings_it_
 ) -> None:
     row = msgspec.structs.replace(LOST, role="refused", reachable=reachable, forgot=True)
     text = members_table([row]).text()
-    assert f"{shown}member replace r2)" in text and "refused" in text
+    assert f"{shown}cluster replace r2)" in text and "refused" in text

@@ -1,4 +1,4 @@
-"""`forebay history`, `history leaders`, `diff`: what they ask, in which stretches, and what they print."""
+"""`forebay audit history`, `audit leaders`, `diff`: what they ask, in which stretches, and what they print."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def told(double: Double) -> Double:
 
 
 def test_a_history_is_read_to_its_end_a_stretch_at_a_time_and_each_thing_is_a_line(told: Double) -> None:
-    result = forebay(told.config, "history", "--from", "2", "--user", "ada", "--kind", "refused")
+    result = forebay(told.config, "audit", "history", "--from", "2", "--user", "ada", "--kind", "refused")
     lines = result.stdout.splitlines()
     assert result.exit_code == 0 and len(lines) == 2
     assert lines[0].split() == [
@@ -63,11 +63,11 @@ def test_a_history_is_read_to_its_end_a_stretch_at_a_time_and_each_thing_is_a_li
 
 
 def test_a_history_as_json_is_one_object_also_where_nothing_happened(told: Double, double: Double) -> None:
-    found = json.loads(forebay(told.config, "history", "--json").stdout)
+    found = json.loads(forebay(told.config, "audit", "history", "--json").stdout)
     assert [one["revision"] for one in found["rows"]] == [2, 9]
     assert (found["revision"], found["read"], found["read_at"]) == (9, 9, AT)
     double.answer("GET", r"/v1/history.*", stretch(9))
-    assert json.loads(forebay(double.config, "history", "--json").stdout)["rows"] == []
+    assert json.loads(forebay(double.config, "audit", "history", "--json").stdout)["rows"] == []
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_a_history_as_json_is_one_object_also_where_nothing_happened(told: Doubl
 def test_what_is_nobodys_job_is_asked_for_by_kind_and_name(double: Double, words: tuple[str, str], query: str) -> None:
     double.answer("GET", r"/v1/history.*", stretch(9))
     double.answer("GET", r"/v1/diff.*", DiffAnswer(revision=9, since=MOMENT, until=MOMENT, changes=(), more=False))
-    assert forebay(double.config, "history", *words).exit_code == 0
-    assert forebay(double.config, "diff", "4", *words).exit_code == 0
+    assert forebay(double.config, "audit", "history", *words).exit_code == 0
+    assert forebay(double.config, "audit", "diff", "4", *words).exit_code == 0
     assert [one.target for one in double.asked] == [f"/v1/history?{query}", f"/v1/diff?from=4&{query}"]
 
 
@@ -92,10 +92,10 @@ MOMENT = MomentView(revision=4, at=AT)
 
 def test_what_contradicts_itself_is_refused_before_anybody_is_asked(double: Double) -> None:
     for words, place in (
-        (("history", "--pool", "a", "--of", "node"), "--pool and --of"),
-        (("history", "--follow", "--to", "7"), "--follow"),
-        (("history", "--from", "yesterday"), "--from"),
-        (("diff", "tomorrow"), "A"),
+        (("audit", "history", "--pool", "a", "--of", "node"), "--pool and --of"),
+        (("audit", "history", "--follow", "--to", "7"), "--follow"),
+        (("audit", "history", "--from", "yesterday"), "--from"),
+        (("audit", "diff", "tomorrow"), "A"),
     ):
         result = forebay(double.config, *words)
         assert result.exit_code == ExitCode.BAD_INPUT and place in result.stderr
@@ -118,7 +118,7 @@ def test_a_difference_says_of_each_thing_what_it_was_and_who_changed_it(double: 
     )
     since, until = MOMENT, MomentView(revision=9, at=AT)
     double.answer("GET", r"/v1/diff.*", DiffAnswer(revision=9, since=since, until=until, changes=changes, more=True))
-    lines = forebay(double.config, "diff", "4", "9", "--limit", "3").stdout.splitlines()
+    lines = forebay(double.config, "audit", "diff", "4", "9", "--limit", "3").stdout.splitlines()
     assert double.asked[0].target == "/v1/diff?from=4&to=9&limit=3"
     assert lines == [
         "from revision 4 (2026-11-23T10:03:00Z) to revision 9 (2026-11-23T10:03:00Z): at least 3 changes",
@@ -140,6 +140,6 @@ def test_who_led_is_a_table(double: Double) -> None:
     first = LeaderTermView(term=1, leader=None, first_index=1, last_index=4, from_at=AT, to_at=AT, silent_s=None)
     second = LeaderTermView(term=3, leader="r2", first_index=5, last_index=5, from_at=None, to_at=None, silent_s=0.25)
     double.answer("GET", r"/v1/history/leaders.*", LeadersAnswer(revision=9, terms=(first, second)))
-    lines = forebay(double.config, "history", "leaders", "--limit", "2").stdout.splitlines()
+    lines = forebay(double.config, "audit", "leaders", "--limit", "2").stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [["TERM", "LEADER"], ["1", "-"], ["3", "r2"]]
     assert lines[2].split()[-1] == "0.250" and double.asked[0].target == "/v1/history/leaders?limit=2"

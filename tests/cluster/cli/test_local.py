@@ -1,4 +1,4 @@
-"""`init`, `up`, `serve`, `agent`: what they write, what they start, and how it ends."""
+"""`cluster init`, `cluster up`, `run replica`, `run agent`: what they write, what they start, and how it ends."""
 
 import asyncio
 import os
@@ -51,8 +51,9 @@ def real(*words: str, directory: Path, options: tuple[str, ...] = ()) -> subproc
 
 def test_init_writes_a_configuration_that_loads_and_keys_that_are_private(tmp_path: Path) -> None:
     result = typed(
-        "init", str(tmp_path / "c"), "--replicas", "3", "--agents", "1", "--pool", "fast=96MiB/8MiB,default", "--pool",
-        "slow=1GiB/64MiB", "--source-root", str(tmp_path), "--destination-root", "out", "--user", "alice",
+        "cluster", "init", str(tmp_path / "c"), "--replicas", "3", "--agents", "1", "--pool",
+        "fast=96MiB/8MiB,default", "--pool", "slow=1GiB/64MiB",
+        "--source-root", str(tmp_path), "--destination-root", "out", "--user", "alice",
         "--base-port", "17401", "--allow-root",
     )  # fmt: skip
     missing = (
@@ -69,13 +70,13 @@ def test_init_writes_a_configuration_that_loads_and_keys_that_are_private(tmp_pa
     keys = list(config.tls.certificates.glob("*.key"))
     assert len(keys) == 1 + 3 + 1 + 2 + 1, "the authority, replicas, the agent, people, and the gateway"
     assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
-    assert f"forebay --config {config.file} up" in result.stdout
+    assert f"forebay --config {config.file} cluster up" in result.stdout
 
 
 def test_init_overwrites_nothing_and_says_what_is_wrong(tmp_path: Path) -> None:
-    assert typed("init", str(tmp_path / "c")).exit_code == 0
+    assert typed("cluster", "init", str(tmp_path / "c")).exit_code == 0
     before = (tmp_path / "c" / "forebay.toml").read_text()
-    again = typed("init", str(tmp_path / "c"))
+    again = typed("cluster", "init", str(tmp_path / "c"))
     assert again.exit_code == ExitCode.BAD_INPUT
     assert "there already" in again.stderr
     assert (tmp_path / "c" / "forebay.toml").read_text() == before
@@ -92,14 +93,14 @@ def test_init_overwrites_nothing_and_says_what_is_wrong(tmp_path: Path) -> None:
     ],
 )
 def test_init_refuses_what_cannot_be_and_leaves_nothing_behind(tmp_path: Path, words: list[str], expected: str) -> None:
-    result = typed("init", str(tmp_path / "c"), *words)
+    result = typed("cluster", "init", str(tmp_path / "c"), *words)
     assert result.exit_code == ExitCode.BAD_INPUT
     assert expected in result.stderr
     assert not (tmp_path / "c").exists() or not list((tmp_path / "c").iterdir())
 
 
 def test_init_says_until_when_the_certificates_are_valid(tmp_path: Path) -> None:
-    result = typed("init", str(tmp_path / "c"))
+    result = typed("cluster", "init", str(tmp_path / "c"))
     until = describe_certificate(tmp_path / "c" / "tls" / "operator.pem").rpartition("valid until ")[2].rstrip(")")
     assert f"valid until {until}." in result.stdout
 
@@ -108,7 +109,7 @@ def test_init_asks_for_the_fixed_part_of_a_root_only(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     roots = (("home/%u", False), ("home/%u/data", False), ("work/%u", True), ("work", True))
     for number, (root, warned) in enumerate(roots):
-        result = typed("init", str(tmp_path / f"c{number}"), "--source-root", str(tmp_path / root))
+        result = typed("cluster", "init", str(tmp_path / f"c{number}"), "--source-root", str(tmp_path / root))
         assert ("is no directory yet" in result.stderr) == warned, root
 
 
@@ -118,12 +119,12 @@ def test_init_asks_for_the_fixed_part_of_a_root_only(tmp_path: Path) -> None:
 def test_init_tells_root_that_root_may_not_submit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_id: int, words: list[str], warned: bool
 ) -> None:
-    founded = typed("init", str(tmp_path / "first"))
+    founded = typed("cluster", "init", str(tmp_path / "first"))
     assert founded.exit_code == 0
     config = Config.load(tmp_path / "first" / "forebay.toml")
     monkeypatch.setattr("cluster.cli.commands.local.found", lambda *_, **__: config)
     monkeypatch.setattr("cluster.cli.commands.local.os.geteuid", lambda: user_id)
-    assert ("root may not submit" in typed("init", str(tmp_path / "c"), *words).stderr) == warned
+    assert ("root may not submit" in typed("cluster", "init", str(tmp_path / "c"), *words).stderr) == warned
 
 
 @pytest.mark.parametrize(("user_id", "accounts"), [(0, "switch"), (1000, "own")])
@@ -131,20 +132,22 @@ def test_init_as_root_has_jobs_run_as_their_users_and_never_as_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_id: int, accounts: str
 ) -> None:
     monkeypatch.setattr("cluster.cli.commands.local.os.geteuid", lambda: user_id)
-    assert typed("init", str(tmp_path / "c")).exit_code == 0
+    assert typed("cluster", "init", str(tmp_path / "c")).exit_code == 0
     assert {agent.accounts for agent in Config.load(tmp_path / "c" / "forebay.toml").agents} == {accounts}
 
 
 def test_init_says_which_users_have_no_account_to_run_their_jobs_as(tmp_path: Path) -> None:
     known = pwd.getpwuid(os.geteuid()).pw_name
-    result = typed("init", str(tmp_path / "c"), "--accounts", "switch", "--user", known, "--user", "nobody-at-all")
+    result = typed(
+        "cluster", "init", str(tmp_path / "c"), "--accounts", "switch", "--user", known, "--user", "nobody-at-all"
+    )
     assert "no account nobody-at-all" in result.stderr
     assert f"no account {known}" not in result.stderr
 
 
 def test_init_for_services_of_this_machine_shows_the_command_that_starts_them(tmp_path: Path) -> None:
     me = pwd.getpwuid(os.geteuid()).pw_name
-    result = typed("init", str(tmp_path / "c"), "--replicas", "1", "--agents", "1", "--replica-account", me)
+    result = typed("cluster", "init", str(tmp_path / "c"), "--replicas", "1", "--agents", "1", "--replica-account", me)
     units = "forebay-controller@r1 forebay-gateway@local forebay-agent@n1"
     assert result.stdout.splitlines()[-1] == f"Next: systemctl enable --now {units}"
 
@@ -154,7 +157,7 @@ NAMED = ("--host", "r1=a.test", "--node", "n1=b.test", "--data-directory", "/is/
 
 def test_init_asks_nothing_of_this_machine_where_the_cluster_is_on_others(tmp_path: Path) -> None:
     roots = ("--source-root", "/is/on/others", "--destination-root", "/is/on/others", "--user", "nobody-at-all")
-    result = typed("init", str(tmp_path / "c"), *NAMED, "--accounts", "switch", *roots)
+    result = typed("cluster", "init", str(tmp_path / "c"), *NAMED, "--accounts", "switch", *roots)
     assert result.exit_code == ExitCode.OK, result.stderr
     assert [line for line in result.stderr.splitlines() if "root may not submit" not in line] == []
 
@@ -163,7 +166,7 @@ def test_init_for_services_on_other_machines_says_which_script_starts_them_and_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.cli.commands.local.os.geteuid", lambda: 1000)
-    result = typed("init", str(tmp_path / "c"), *NAMED, "--replica-account", "nobody-at-all")
+    result = typed("cluster", "init", str(tmp_path / "c"), *NAMED, "--replica-account", "nobody-at-all")
     assert result.exit_code == ExitCode.OK, result.stderr
     assert result.stdout.splitlines()[2::2] == ["  sh /etc/forebay/NEXT"] * 2
     assert "chown nobody-at-all: tls/r1.key" in (tmp_path / "c" / "hosts" / "a.test" / "NEXT").read_text()
@@ -177,7 +180,7 @@ def test_an_agent_starts_only_as_the_account_that_its_configuration_is_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str | None, user_id: int
 ) -> None:
     """Root where jobs become their users, or where the configuration says in words that they may be root; else not."""
-    assert typed("init", str(tmp_path / "c"), "--agents", "1", "--accounts", written or "own").exit_code == 0
+    assert typed("cluster", "init", str(tmp_path / "c"), "--agents", "1", "--accounts", written or "own").exit_code == 0
     file = tmp_path / "c" / "forebay.toml"
     lines = file.read_text().splitlines()
     at = lines.index(f'accounts = "{written or "own"}"')
@@ -201,17 +204,17 @@ def test_an_agent_starts_only_as_the_account_that_its_configuration_is_for(
     monkeypatch.setattr("os.geteuid", lambda: user_id)
     assert serve_agent(config, "n1") == EXIT_CONFIGURATION
     assert not config.agent("n1").directory.exists()
-    up = typed("--config", str(file), "up")
+    up = typed("--config", str(file), "cluster", "up")
     assert up.exit_code == ExitCode.BAD_INPUT
     assert remedy in up.stderr
 
 
 def test_init_warns_when_jobs_may_stage_nothing(tmp_path: Path) -> None:
-    assert "may not stage in or out yet" in typed("init", str(tmp_path / "c")).stderr
+    assert "may not stage in or out yet" in typed("cluster", "init", str(tmp_path / "c")).stderr
 
 
 def test_every_replica_and_agent_of_the_configuration_is_started_from_safe_modules(tmp_path: Path) -> None:
-    assert typed("init", str(tmp_path / "c")).exit_code == 0
+    assert typed("cluster", "init", str(tmp_path / "c")).exit_code == 0
     replicas, agents, helpers = children_of(Config.load(tmp_path / "c" / "forebay.toml"))
     assert helpers == [], "nothing is allowed where nothing says so"
     assert [one.name for one in replicas] == ["r1", "r2", "r3", "local"]
@@ -258,7 +261,7 @@ def test_what_ends_by_itself_is_reported_and_the_rest_goes_on() -> None:
 
     dies = child("r1", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert asyncio.run(run([dies, child("r2", MASKED + WAITS)], [], say=say, announce=announce))
-    assert "r1 | ended with signal 9 (SIGKILL); start it again with: forebay serve --name r1" in lines
+    assert "r1 | ended with signal 9 (SIGKILL); start it again with: forebay run replica --name r1" in lines
     assert not any(line.startswith("r2 | ended with") for line in lines)
 
 
@@ -269,7 +272,7 @@ def test_it_ends_by_itself_when_everything_has_ended() -> None:
         await asyncio.Event().wait()
 
     assert not asyncio.run(run([child("r1", "raise SystemExit(3)")], [], say=lines.append, announce=announce))
-    assert lines[-1] == "r1 | ended with exit code 3; start it again with: forebay serve --name r1"
+    assert lines[-1] == "r1 | ended with exit code 3; start it again with: forebay run replica --name r1"
 
 
 def test_a_child_that_does_not_end_is_killed_by_its_pid() -> None:
@@ -331,23 +334,23 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 
 def test_serve_and_agent_refuse_a_name_that_is_not_configured(tmp_path: Path) -> None:
-    assert typed("init", str(tmp_path / "c")).exit_code == 0
+    assert typed("cluster", "init", str(tmp_path / "c")).exit_code == 0
     config = str(tmp_path / "c" / "forebay.toml")
-    for command, kind in (("serve", "replica"), ("agent", "agent")):
-        result = typed("--config", config, command, "--name", "x9")
+    for kind in ("replica", "agent"):
+        result = typed("--config", config, "run", kind, "--name", "x9")
         assert result.exit_code == ExitCode.BAD_INPUT
         assert f"there is no {kind} 'x9'" in result.stderr
 
 
 def test_the_command_line_is_a_program_with_exit_codes_and_no_tracebacks(tmp_path: Path) -> None:
-    found = real("job", "list", directory=tmp_path)
+    found = real("queue", directory=tmp_path)
     assert found.returncode == ExitCode.BAD_INPUT
     assert found.stdout == ""
-    assert "forebay init" in found.stderr
+    assert "forebay cluster init" in found.stderr
     assert "Traceback" not in found.stderr
     shown = real("--help", directory=tmp_path)
     assert shown.returncode == 0
-    assert "Exit codes" in shown.stdout
+    assert "Everyday:" in shown.stdout
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
@@ -364,10 +367,10 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_module_in_the_present_directory_does_not_stand_in_for_one_of_forebay(tmp_path: Path) -> None:
-    """`forebay ledger …` starts a process; a file here must not run in it."""
+    """`forebay audit …` starts a process; a file here must not run in it."""
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "__init__.py").write_text("raise SystemExit('the wrong module ran')")
-    found = real("ledger", "verify", "--data", str(tmp_path), directory=tmp_path, options=("-P",))
+    found = real("audit", "verify", "--data", str(tmp_path), directory=tmp_path, options=("-P",))
     assert "wrong module" not in found.stdout + found.stderr
     assert found.returncode == ExitCode.NOT_FOUND
     assert "there is no ledger" in found.stderr

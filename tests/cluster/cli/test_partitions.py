@@ -1,4 +1,6 @@
-"""`forebay partition …`, `forebay usage …`, `forebay job update`: what is sent, what is printed, what is bad input."""
+"""`forebay policy partition …`, `forebay policy usage …`, `forebay job update`: what is sent, what is printed, what is
+bad input.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,13 @@ def sent_by(double: Double) -> dict[str, object]:
 
 def test_partitions_are_listed_with_a_star_at_the_default_one(double: Double) -> None:
     double.answer("GET", "/v1/partitions", PartitionsAnswer(revision=9, partitions=(BATCH, DEBUG)))
-    result = forebay(double.config, "partition", "list", columns=120)
+    result = forebay(double.config, "policy", "partition", "list", columns=120)
     assert result.exit_code == ExitCode.OK, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0] == "PARTITION AVAIL TIMELIMIT JOB_SIZE UP CPUS NODELIST USERS ACCOUNTS".split()
     assert lines[1] == "batch* UP 02:00:00 0-infinite 3 48 n[1-4] alice ALL".split()
     assert lines[2] == "debug DOWN infinite 1-2 4 64 ALL ALL ALL".split()
-    missing = forebay(double.config, "partition", "show", "none")
+    missing = forebay(double.config, "policy", "partition", "show", "none")
     assert missing.exit_code == ExitCode.NOT_FOUND and "batch, debug" in missing.stderr
 
 
@@ -43,28 +45,28 @@ def test_what_is_not_named_of_a_partition_stays_as_it_is(double: Double) -> None
     answer = PartitionsAnswer(revision=9, partitions=(BATCH,))
     double.answer("GET", "/v1/partitions", answer)
     double.answer("PUT", "/v1/partitions/[a-z]+", answer)
-    result = forebay(double.config, "partition", "set", "batch", "--state", "drain", "--users", "")
+    result = forebay(double.config, "policy", "partition", "set", "batch", "--state", "drain", "--users", "")
     assert result.exit_code == ExitCode.OK, result.stderr
     assert sent_by(double) == {"nodes": "n[1-4]", "state": "DRAIN", "default": True, "max_time_s": 7200}
     words = ("--nodes", "m1", "--max-time", "1-0", "--max-nodes", "4", "--default", "--accounts", "a,b")
-    forebay(double.config, "partition", "set", "fresh", *words)
+    forebay(double.config, "policy", "partition", "set", "fresh", *words)
     body = sent_by(double)
     assert (body["nodes"], body["max_time_s"], body["max_nodes"]) == ("m1", 86400, 4)
     assert (body["default"], body["accounts"], body.get("state", "UP")) == (True, ["a", "b"], "UP")
-    forebay(double.config, "partition", "set", "batch", "--max-time", "unlimited", "--max-nodes", "UNLIMITED")
+    forebay(double.config, "policy", "partition", "set", "batch", "--max-time", "unlimited", "--max-nodes", "UNLIMITED")
     assert not {"max_time_s", "max_nodes"} & set(sent_by(double))
 
 
 @pytest.mark.parametrize("words", [("--max-time", "soon"), ("--max-nodes", "many"), ("--state", "SIDEWAYS")])
 def test_what_cannot_be_of_a_partition_is_bad_input(double: Double, words: tuple[str, ...]) -> None:
     double.answer("GET", "/v1/partitions", PartitionsAnswer(revision=9, partitions=()))
-    result = forebay(double.config, "partition", "set", "batch", *words)
+    result = forebay(double.config, "policy", "partition", "set", "batch", *words)
     assert result.exit_code != ExitCode.OK and not any(asked.method == "PUT" for asked in double.asked)
 
 
 def test_a_partition_is_deleted_by_its_name(double: Double) -> None:
     double.answer("POST", "/v1/partitions/batch/delete", PartitionsAnswer(revision=9, partitions=(DEBUG,)))
-    result = forebay(double.config, "partition", "delete", "batch", "--yes")
+    result = forebay(double.config, "policy", "partition", "delete", "batch", "--yes")
     assert result.exit_code == ExitCode.OK and "debug" in result.stdout
 
 
@@ -74,15 +76,15 @@ def test_usage_is_printed_as_space_times_minutes_and_reset_for_one(double: Doubl
         UsageView(account=None, qos="high", user=None, pool=None, byte_minutes=0),
     )
     double.answer("GET", "/v1/usage", UsageAnswer(revision=9, usage=rows))
-    result = forebay(double.config, "usage", "list", columns=120)
+    result = forebay(double.config, "policy", "usage", "list", columns=120)
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[1] == ["lab", "-", "alice", "fast", "3GiB-minutes"] and lines[2][:4] == ["-", "high", "-", "all"]
-    assert "high" not in forebay(double.config, "usage", "list", "--account", "lab").stdout
+    assert "high" not in forebay(double.config, "policy", "usage", "list", "--account", "lab").stdout
     double.answer("POST", "/v1/usage/reset", UsageAnswer(revision=9, usage=()))
-    forebay(double.config, "usage", "reset", "--qos", "high", "--yes")
+    forebay(double.config, "policy", "usage", "reset", "--qos", "high", "--yes")
     assert sent_by(double) == {"qos": "high"}
     for words in ((), ("--qos", "a", "--account", "b")):
-        assert forebay(double.config, "usage", "reset", *words).exit_code == ExitCode.BAD_INPUT
+        assert forebay(double.config, "policy", "usage", "reset", *words).exit_code == ExitCode.BAD_INPUT
 
 
 # Changing jobs -------------------------------------------------------------------------------------------------------

@@ -23,14 +23,14 @@ NODES = PoolView(
 @pytest.mark.parametrize(
     ("words", "sent"),
     [
-        (("resize", "fast", "96GiB"), {"quantity": "96GiB"}),
+        (("set", "fast", "--quantity", "96GiB"), {"quantity": "96GiB"}),
         (("drain", "fast"), {"out_of_service": "all"}),
         (("drain", "fast", "8GiB"), {"out_of_service": "8GiB"}),
         (("resume", "fast"), {"out_of_service": "0"}),
-        (("granularity", "fast", "1GiB"), {"granularity": "1GiB"}),
-        (("default", "fast"), {"default": True}),
-        (("default", "fast", "--off"), {"default": False}),
-        (("unit", "fast", "nodes"), {"unit": "nodes"}),
+        (("set", "fast", "--granularity", "1GiB"), {"granularity": "1GiB"}),
+        (("set", "fast", "--default"), {"default": True}),
+        (("set", "fast", "--no-default"), {"default": False}),
+        (("set", "fast", "--unit", "nodes"), {"unit": "nodes"}),
     ],
 )
 def test_each_command_changes_what_it_names_and_nothing_else(
@@ -49,10 +49,10 @@ def test_each_command_changes_what_it_names_and_nothing_else(
 
 def test_a_pool_of_nodes_is_added_and_printed_in_nodes(double: Double) -> None:
     double.answer("POST", "/v1/pools/nodes/add", NODES)
-    result = forebay(double.config, "pool", "add", "nodes", "--quantity", "40N", "--unit", "nodes")
+    result = forebay(double.config, "pool", "create", "nodes", "--quantity", "40N", "--unit", "nodes")
     assert result.stdout == "Pool nodes: total 40N, free 40N, held 0N by 0 buffers, out of service 0N, granularity 1N\n"
     assert double.asked[0].body["unit"] == "nodes" and "granularity" not in double.asked[0].body
-    result = forebay(double.config, "pool", "add", "nodes", "--quantity", "40GiB", "--unit", "nodes")
+    result = forebay(double.config, "pool", "create", "nodes", "--quantity", "40GiB", "--unit", "nodes")
     assert result.exit_code == ExitCode.BAD_INPUT and "--quantity, character 1" in result.stderr
     assert len(double.asked) == 1
 
@@ -60,10 +60,10 @@ def test_a_pool_of_nodes_is_added_and_printed_in_nodes(double: Double) -> None:
 def test_a_person_is_told_that_more_is_held_than_there_is(double: Double) -> None:
     shrunk = msgspec.structs.replace(FAST, quantity_bytes=20 * GIB + 5, free_bytes=0, overcommitted_bytes=12 * GIB)
     double.answer("POST", "/v1/pools/fast/change", shrunk)
-    result = forebay(double.config, "pool", "resize", "fast", "20GiB")
+    result = forebay(double.config, "pool", "set", "fast", "--quantity", "20GiB")
     assert "12GiB more is held than is in service" in result.stderr
     assert "the last 5 cannot be given to anybody" in result.stderr
-    result = forebay(double.config, "pool", "resize", "fast", "20GiB", "--json")
+    result = forebay(double.config, "pool", "set", "fast", "--quantity", "20GiB", "--json")
     assert json.loads(result.stdout)["overcommitted_bytes"] == 12 * GIB
 
 

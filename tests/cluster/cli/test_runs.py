@@ -54,7 +54,7 @@ def test_tasks_of_an_array_that_stand_alike_after_a_change_share_a_line(double: 
     tasks = (task(1), task(2), task(3, "RUNNING"), task(4), task(5, "COMPLETED"))
     double.answer("GET", r"/v1/jobs\?job=10&.*after=0", JobsAnswer(revision=9, jobs=tasks[:3], truncated=True))
     double.answer("GET", r"/v1/jobs\?job=10&.*after=12", JobsAnswer(revision=9, jobs=tasks[3:]))
-    result = forebay(double.config, "job", "cancel", "10")
+    result = forebay(double.config, "cancel", "10")
     assert result.exit_code == ExitCode.OK, result.stderr
     assert result.stdout.splitlines() == [
         "JobId=10_[1-2,4] JobState=CANCELLED Reason=None",
@@ -66,7 +66,7 @@ def test_tasks_of_an_array_that_stand_alike_after_a_change_share_a_line(double: 
 def test_a_change_that_has_happened_is_no_failure_because_the_other_tasks_cannot_be_listed(double: Double) -> None:
     double.answer("POST", "/v1/jobs/10/cancel", task(1))
     double.refuse("GET", r"/v1/jobs\?.*", 400, "unknown_query", "the query parameter 'job' is unknown here")
-    result = forebay(double.config, "job", "cancel", "10")
+    result = forebay(double.config, "cancel", "10")
     assert (result.exit_code, result.stdout) == (ExitCode.OK, "JobId=10_1 JobState=CANCELLED Reason=None\n")
 
 
@@ -84,7 +84,7 @@ def test_a_job_that_is_the_array_s_first_task_in_number_only_is_said_alone(doubl
 
 def test_tasks_are_listed_and_explained_by_what_people_call_them(double: Double) -> None:
     double.answer("GET", r"/v1/jobs\?.*", JobsAnswer(revision=9, jobs=(PENDING, task(3, "PENDING", "Dependency"))))
-    lines = forebay(double.config, "job", "list").stdout.splitlines()
+    lines = forebay(double.config, "queue").stdout.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["42", "10_3"]
     why = WhyView(
         revision=9, at="2026-01-01T00:00:00Z", job_id=12, name="10_3", state="PENDING", reason="Dependency",

@@ -1,4 +1,4 @@
-"""`forebay burst` and `forebay queue` as they are typed: text, one line, JSON, formats, and what is refused."""
+"""`forebay slurm burst` and `forebay queue` as they are typed: text, one line, JSON, formats, and what is refused."""
 
 from __future__ import annotations
 
@@ -51,35 +51,35 @@ def _in_utc() -> Iterator[None]:
 
 def test_burst_prints_what_scontrol_show_burst_prints(double: Double) -> None:
     double.answer("GET", "/v1/burst", BURST)
-    result = forebay(double.config, "burst")
+    result = forebay(double.config, "slurm", "burst")
     assert (result.exit_code, result.stdout) == (0, TEXT)
 
 
 def test_burst_on_one_line_is_the_same_words(double: Double) -> None:
     double.answer("GET", "/v1/burst", BURST)
-    assert forebay(double.config, "burst", "-o").stdout == " ".join(TEXT.split()) + "\n"
+    assert forebay(double.config, "slurm", "burst", "-o").stdout == " ".join(TEXT.split()) + "\n"
 
 
 def test_burst_with_json_prints_the_answer(double: Double) -> None:
     double.answer("GET", "/v1/burst", BURST)
-    assert msgspec.json.decode(forebay(double.config, "burst", "--json").stdout, type=BurstAnswer) == BURST
+    assert msgspec.json.decode(forebay(double.config, "slurm", "burst", "--json").stdout, type=BurstAnswer) == BURST
 
 
 def test_a_number_that_the_replica_does_not_know_is_looked_up_here(double: Double) -> None:
     unknown = msgspec.structs.replace(BURST.uses[0], user="root", uid=None)
     double.answer("GET", "/v1/burst", msgspec.structs.replace(BURST, uses=(unknown,)))
-    assert "    UserID=root(0) Used=1KiB\n" in forebay(double.config, "burst").stdout
+    assert "    UserID=root(0) Used=1KiB\n" in forebay(double.config, "slurm", "burst").stdout
 
 
 def test_names_of_other_people_do_not_take_the_terminal_over(double: Double) -> None:
     evil = msgspec.structs.replace(BURST.uses[0], user="a\x1b[2J\nb")
     double.answer("GET", "/v1/burst", msgspec.structs.replace(BURST, uses=(evil,)))
-    assert "UserID=a\\x1b[2J\\nb(20001)" in forebay(double.config, "burst").stdout
+    assert "UserID=a\\x1b[2J\\nb(20001)" in forebay(double.config, "slurm", "burst").stdout
 
 
 def test_queue_asks_for_jobs_that_have_not_ended_and_lists_them_as_squeue_does(double: Double) -> None:
     double.answer("GET", r"/v1/jobs\?.*", JOBS)
-    lines = forebay(double.config, "queue").stdout.splitlines()
+    lines = forebay(double.config, "queue", "-o", "squeue").stdout.splitlines()
     assert lines[0] == "             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)"
     assert lines[1] == "                42    (null)     sort    alice PD       0:00      1 (BurstBufferResources)"
     assert "COMPLETED" not in double.asked[-1].target and "PENDING" in double.asked[-1].target

@@ -65,7 +65,7 @@ def sent(double: Double, kind: str, *words: str) -> dict[str, Any]:
     path, answer, record = KINDS[kind]
     double.answer("GET", path, answer)
     double.answer("PUT", f"{path}/{record.name}", answer)
-    result = forebay(double.config, kind, "set", record.name, *words)
+    result = forebay(double.config, "policy", kind, "set", record.name, *words)
     assert result.exit_code == 0, result.stderr
     return fields_of(kind, msgspec.convert(double.asked[-1].body, ASKED[kind]))
 
@@ -107,7 +107,7 @@ def test_limits_of_pools_whose_names_differ_by_their_letters_are_two(double: Dou
 def test_a_record_that_is_not_there_begins_with_nothing_but_what_is_named(double: Double) -> None:
     double.answer("GET", "/v1/qos", v.QosAnswer(revision=1, qos=()))
     double.answer("PUT", "/v1/qos/new", v.QosAnswer(revision=2, qos=()))
-    forebay(double.config, "qos", "set", "new", "--users", "ada", "--limit", "MaxJobsPerUser=1")
+    forebay(double.config, "policy", "qos", "set", "new", "--users", "ada", "--limit", "MaxJobsPerUser=1")
     body = double.asked[-1].body
     assert (body["users"], body["limits"], body.get("priority", 0)) == (["ada"], {"MaxJobsPerUser": "1"}, 0)
 
@@ -115,6 +115,6 @@ def test_a_record_that_is_not_there_begins_with_nothing_but_what_is_named(double
 @pytest.mark.parametrize("words", [(), ("--end", "2030-02-01T00:00:00Z"), ("--burst-buffer", "fast:1GiB")])
 def test_a_new_reservation_says_until_when_and_what(double: Double, words: tuple[str, ...]) -> None:
     double.answer("GET", "/v1/reservations", v.ReservationsAnswer(revision=1, reservations=()))
-    result = forebay(double.config, "reservation", "set", "new", *words)
+    result = forebay(double.config, "policy", "reservation", "set", "new", *words)
     assert result.exit_code == ExitCode.BAD_INPUT
     assert "there is no reservation 'new' yet" in result.stderr and [one.method for one in double.asked] == ["GET"]

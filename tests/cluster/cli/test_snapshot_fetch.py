@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.commands.member import receive_snapshot
+from cluster.cli.commands.backup import receive_snapshot
 from cluster.cli.exits import ExitCode, Failure
 
 SNAPSHOT = bytes(range(256)) * 5

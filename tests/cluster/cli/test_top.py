@@ -126,7 +126,7 @@ def test_what_others_have_named_cannot_take_the_terminal_over() -> None:
 
 def test_it_needs_a_terminal(double: Double) -> None:
     result = forebay(double.config, "top")
-    assert result.exit_code == ExitCode.BAD_INPUT and "forebay overview" in result.stderr
+    assert result.exit_code == ExitCode.BAD_INPUT and "forebay status" in result.stderr
 
 
 @contextmanager

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from cluster.cli.app import SUMMARIES, cli
+from cluster.cli.app import cli
+from cluster.cli.tree import TREE, Leaf, paths
 from tests.cluster.cli.double import Double
 from tests.cluster.cli.views import PENDING
 
@@ -55,6 +57,14 @@ def commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
 EVERY = tuple(commands(cli))
 
 
+def command_of(words: tuple[str, ...]) -> click.Command:
+    command: click.Command = cli
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+    return command
+
+
 def imported(words: list[str], **environment: str) -> frozenset[str]:
     """Return the modules that are loaded when the command has ended."""
     program = (
@@ -88,30 +98,50 @@ def test_the_outermost_help_imports_no_command() -> None:
     assert among(imported(["--help"]), FOR_HELP) == set()
 
 
-@pytest.mark.parametrize("characters_max", [1, 20, 45, 60, 80, 1_000])
-def test_the_outermost_help_says_of_each_command_what_its_own_says_first(characters_max: int) -> None:
-    for name, command in cli.commands.items():
-        stub = click.Command(name, help=SUMMARIES.get(name, command.help))
-        assert stub.get_short_help_str(characters_max) == command.get_short_help_str(characters_max), name
-    assert SUMMARIES.keys() <= cli.commands.keys()
+def test_the_outermost_help_says_of_each_command_what_its_own_says_first() -> None:
+    for entries in TREE.values():
+        for name, entry in entries.items():
+            if isinstance(entry, Leaf):
+                assert entry.summary == (cli.commands[name].help or "").partition("\n")[0]
+
+
+def test_the_table_has_each_command_under_the_name_that_it_has_itself() -> None:
+    assert set(EVERY) >= set(paths())
+    for words in paths():
+        command: click.Command = cli
+        for word in words:
+            assert isinstance(command, click.Group)
+            command = command.commands[word]
+        assert command.name == words[-1] or words[0] == "policy", words
+
+
+@pytest.mark.parametrize("words", [(), *(words for words in EVERY if isinstance(command_of(words), click.Group))])
+def test_the_help_of_each_group_fits_on_a_screen_and_cuts_nothing(words: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(cli, [*words, "--help"], env={"COLUMNS": "80"}, prog_name="forebay").stdout.splitlines()
+    assert len(shown) <= 40 and max(map(len, shown)) <= 80
+    group = command_of(words)
+    assert isinstance(group, click.Group)
+    for name in group.commands:
+        lines = [line for line in shown if line.startswith(f"  {name} ")]
+        assert len(lines) == 1 and not lines[0].endswith("..."), name
 
 
 REQUESTS = [
-    ("job", "list"),
-    ("job", "list", "--json"),
+    ("queue",),
+    ("queue", "--json"),
     ("job", "show", "42"),
     ("queue",),
     ("submit", "job.sh"),
     ("submit", "--hold", "job.sh", "job.sh"),
     ("job", "hold", "42"),
-    ("job", "cancel", "42", "43"),
+    ("cancel", "42", "43"),
     ("job", "why", "42"),
     ("buffer", "list"),
     ("pool", "list"),
     ("node", "list"),
     ("transfer", "list"),
-    ("account", "list"),
-    ("session", "list"),
+    ("policy", "account", "list"),
+    ("support", "session", "list"),
     ("cluster", "clock"),
 ]
 

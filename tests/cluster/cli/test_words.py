@@ -69,7 +69,7 @@ def test_every_command_takes_every_global_option_before_between_and_after_its_wo
             assert result.exit_code == 0 and result.stdout.startswith("Usage: "), (typed, result.stderr)
 
 
-@pytest.mark.parametrize("words", [("job",), ("job", "list"), ("serve",), ("ledger", "prune"), ("drill", "helper")])
+@pytest.mark.parametrize("words", [("job",), ("queue",), ("run", "replica"), ("audit", "prune"), ("run", "helper")])
 def test_minus_h_is_help_behind_every_command(words: tuple[str, ...]) -> None:
     run = [sys.executable, "-m", "cluster.cli", *words, "-h"]
     shown = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -81,7 +81,7 @@ def test_a_global_option_has_its_effect_wherever_it_stands(double: Double, place
     double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=1, jobs=(), truncated=False))
     environment = {**os.environ, "FOREBAY_CONFIG": "", "FOREBAY_IDENTITY": ""}
     given = ["--config", str(double.config.file), "--identity", "alice", "--stale", "--deadline", "9", "--json"]
-    typed = ["job", "list"]
+    typed = ["queue"]
     typed[place:place] = given
     run = subprocess.run(
         [sys.executable, "-m", "cluster.cli", *typed], env=environment, cwd=ROOT, capture_output=True, text=True
@@ -95,29 +95,29 @@ def test_a_global_option_has_its_effect_wherever_it_stands(double: Double, place
 # What destroys ------------------------------------------------------------------------------------------------------
 
 DESTROYS = {
-    ("account", "delete"): ["a"],
+    ("policy", "account", "delete"): ["a"],
     ("buffer", "clear"): ["7"],
-    ("certificate", "retire-authority"): [],
-    ("ledger", "prune"): [],
-    ("license", "delete"): ["a"],
+    ("cert", "retire-authority"): [],
+    ("audit", "prune"): [],
+    ("policy", "license", "delete"): ["a"],
     ("node", "lost"): ["n1"],
-    ("member", "delete"): ["r2"],
-    ("member", "replace"): ["r2"],
-    ("partition", "delete"): ["a"],
-    ("place", "delete"): ["a"],
+    ("cluster", "remove"): ["r2"],
+    ("cluster", "replace"): ["r2"],
+    ("policy", "partition", "delete"): ["a"],
+    ("pool", "filesystem", "delete"): ["a"],
     ("pool", "delete"): ["a"],
-    ("qos", "delete"): ["a"],
-    ("reservation", "delete"): ["a"],
-    ("scheduler", "release"): ["a"],
-    ("session", "close"): ["7"],
-    ("usage", "reset"): ["--qos", "a"],
+    ("policy", "qos", "delete"): ["a"],
+    ("policy", "reservation", "delete"): ["a"],
+    ("slurm", "release"): ["a"],
+    ("support", "session", "close"): ["7"],
+    ("policy", "usage", "reset"): ["--qos", "a"],
 }
 """What asks, with arguments that it takes."""
 
-PLANNED = {("recover",), ("snapshot", "restore")}
+PLANNED = {("cluster", "recover"), ("backup", "restore")}
 """What shows a plan first, whose id answers as --yes does."""
 
-HERE = {("ledger", "prune"), ("certificate", "retire-authority")}
+HERE = {("audit", "prune"), ("cert", "retire-authority")}
 """What asks no replica."""
 
 VERBS = set("clear close delete destroy discard forget prune purge remove reset retire-authority".split())
@@ -131,8 +131,8 @@ def test_what_has_yes_is_what_destroys_and_nothing_is_named_so_that_does_not_ask
 
 def test_no_two_verbs_mean_that_something_is_made_shown_or_taken_away() -> None:
     verbs = {words[-1] for words in EVERY}
-    assert {"list", "show", "add", "set", "delete"} <= verbs
-    assert not {"remove", "rm", "create", "get", "ls", "info", "modify"} & verbs
+    assert {"list", "show", "create", "set", "delete"} <= verbs
+    assert not {"rm", "get", "ls", "info", "modify"} & verbs
 
 
 ASKED_FIRST = sorted(DESTROYS.keys() - HERE)
@@ -164,9 +164,9 @@ def test_on_a_terminal_it_asks_and_does_what_is_answered(double: Double, words: 
 
 def test_the_former_authority_is_believed_until_yes_is_said(double: Double) -> None:
     authority = double.config.tls.authority.read_bytes()
-    refused = forebay(double.config, "certificate", "retire-authority")
+    refused = forebay(double.config, "cert", "retire-authority")
     assert refused.exit_code == ExitCode.BAD_INPUT and "answer with --yes" in refused.stderr
-    retired = forebay(double.config, "certificate", "retire-authority", "--yes", "--json")
+    retired = forebay(double.config, "cert", "retire-authority", "--yes", "--json")
     assert msgspec.json.decode(retired.stdout)["retired"] == 0
     assert double.config.tls.authority.read_bytes() == authority
 
@@ -242,7 +242,7 @@ def test_no_help_names_a_route() -> None:
 def test_a_route_that_a_replica_does_not_have_is_a_command_that_its_release_does_not_know(double: Double) -> None:
     path = "/v1/usage"
     double.refuse("GET", path, 404, "unknown_route", f"there is nothing at {path}", remedy="see /v1/openapi.json")
-    result = forebay(double.config, "usage", "list")
+    result = forebay(double.config, "policy", "usage", "list")
     assert result.exit_code == ExitCode.NOT_FOUND
     assert "release that does not know this command" in result.stderr and "/v1/" not in result.stderr
 
@@ -250,13 +250,13 @@ def test_a_route_that_a_replica_does_not_have_is_a_command_that_its_release_does
 # Nobody there -------------------------------------------------------------------------------------------------------
 
 LOCAL = {
-    ("agent",), ("agent", "buffers"), ("agent", "receipt"), ("certificate", "issue"), ("certificate", "list"),
-    ("certificate", "renew-authority"), ("certificate", "retire-authority"), ("check",), ("completion",), ("debug",),
-    ("drill", "helper"), ("gateway",), ("init",), ("ledger", "archive"), ("ledger", "dump"), ("ledger", "prune"),
-    ("ledger", "redecide"), ("ledger", "replay"), ("ledger", "restore"), ("ledger", "retain"), ("ledger", "verify"),
-    ("place", "mark"), ("recover",), ("report", "html"), ("report", "jobs"), ("serve",), ("slurm", "bridge"),
-    ("slurm", "install"), ("snapshot", "inspect"), ("snapshot", "restore"), ("top",), ("up",), ("whatif",),
-    ("witness",), ("witness", "key"), ("witness", "list"),
+    ("node", "buffers"), ("node", "receipt"), ("cert", "issue"), ("cert", "list"), ("cert", "renew-authority"),
+    ("cert", "retire-authority"), ("cluster", "check"), ("support", "completion"), ("support", "debug"),
+    ("cluster", "init"), ("audit", "archive"), ("audit", "dump"), ("audit", "prune"), ("audit", "redecide"),
+    ("audit", "replay"), ("audit", "restore"), ("audit", "retain"), ("audit", "verify"), ("pool", "filesystem", "mark"),
+    ("cluster", "recover"), ("audit", "report"), ("audit", "jobs"), ("slurm", "install"), ("backup", "inspect"),
+    ("backup", "restore"), ("top",), ("cluster", "up"), ("audit", "whatif"), ("audit", "witness", "key"),
+    ("audit", "witness", "list"), *(words for words in EVERY if words[0] == "run"),
 }  # fmt: skip
 """What asks no replica for its answer, or (`check`, `debug`, `top`) says of each that it does not answer."""
 
@@ -272,9 +272,10 @@ ARGUMENTS = {
 """What is typed for an argument or a required option of this name; for others what its type takes."""
 
 MORE = {
+    ("pool", "set"): ["--quantity=1GiB"],
     ("job", "update"): ["--nice=1"],
-    ("member", "update"): ["--api=h:1"],
-    ("usage", "reset"): ["--qos=a"],
+    ("cluster", "update"): ["--api=h:1"],
+    ("policy", "usage", "reset"): ["--qos=a"],
 }
 
 

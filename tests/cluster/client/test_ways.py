@@ -55,7 +55,7 @@ def test_who_has_no_way_is_told_each_that_there_might_be(config: Access) -> None
     assert f"there is no gateway at {config.access.socket}" in told
     assert "[access] munge is not set" in told
     assert f"there is no certificate for {ME} in {config.tls.certificates}" in told
-    assert "forebay gateway" in told and "--identity" in told
+    assert "forebay run gateway" in told and "--identity" in told
 
 
 def test_a_machine_without_munged_says_so(config: Access, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_service_of_a_stranger_is_refused_and_nothing_is_said_to_it(
     monkeypatch.setattr(ways, "peer_account", lambda connection: PeerAccount(1, STRANGER, STRANGER))
     with pytest.raises(TlsRefused, match=f"uid {STRANGER}"):
         own_way(config)
-    result = CliRunner().invoke(cli, ["--config", str(config.file), "job", "list"], env={"FOREBAY_IDENTITY": None})
+    result = CliRunner().invoke(cli, ["--config", str(config.file), "queue"], env={"FOREBAY_IDENTITY": None})
     assert result.exit_code != 0
     table = msgspec.structs.replace(config.access, gateway_account=pwd.getpwuid(1).pw_name)
     monkeypatch.setattr(ways, "peer_account", lambda connection: PeerAccount(1, 1, 1))
@@ -113,7 +113,7 @@ def test_what_is_no_socket_is_left_where_it_is(config: Access) -> None:
 def test_nobody_is_an_operator_by_default(founded: Config) -> None:
     """Its certificate and key lie there, and are not taken."""
     assert (founded.tls.certificates / "operator.key").exists()
-    result = CliRunner().invoke(cli, ["--config", str(founded.file), "job", "list"], env={"FOREBAY_IDENTITY": None})
+    result = CliRunner().invoke(cli, ["--config", str(founded.file), "queue"], env={"FOREBAY_IDENTITY": None})
     assert result.exit_code == ExitCode.BAD_INPUT
     assert "there is no gateway at" in result.stderr and "operator" not in result.stderr.partition("start the")[0]
 

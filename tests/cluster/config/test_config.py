@@ -277,7 +277,7 @@ def test_a_file_that_is_missing_not_toml_not_utf8_or_huge_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "forebay.toml"
-    with pytest.raises(ConfigError, match="cannot be read.*forebay init"):
+    with pytest.raises(ConfigError, match="cannot be read.*forebay cluster init"):
         Config.load(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         Config.load(tmp_path)

@@ -1,4 +1,4 @@
-"""What `forebay init` writes: a whole cluster that loads, or nothing."""
+"""What `forebay cluster init` writes: a whole cluster that loads, or nothing."""
 
 import os
 import stat
@@ -53,11 +53,11 @@ def test_each_host_gets_what_it_needs_and_no_key_of_another(tmp_path: Path) -> N
         assert {stat.S_IMODE(key.stat().st_mode) for key in (bundle / "tls").glob("*.key")} == {0o600}
         guide = (bundle / "NEXT").read_text()
         for name in names:
-            verb = "serve" if name.startswith("r") else "agent"
-            assert f"{verb} --name {name}\n" in guide
-            assert (bundle / name / "first-start").exists() == (verb == "serve")
+            kind = "replica" if name.startswith("r") else "agent"
+            assert f"run {kind} --name {name}\n" in guide
+            assert (bundle / name / "first-start").exists() == (kind == "replica")
             client_context(there.tls_files(name))
-            if verb == "serve":
+            if kind == "replica":
                 found_hosts = certificate_of(bundle / "tls", name).addresses
                 assert found_hosts == (there.replica(name).api.host,)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["forebay.toml", "hosts", "tls"]
@@ -99,8 +99,8 @@ def test_the_script_of_a_bundle_gives_services_their_files_and_allows_one_start_
         "chown replicas: tls/r1.key",
         f"install -d -o replicas -g replicas -m 700 {var}/r1",
         f"install -o replicas -g replicas -m 600 /dev/null {var}/r1/first-start",
-        "runuser -u replicas -- forebay --config forebay.toml check --name r1",
-        "forebay --config forebay.toml check --name n1",
+        "runuser -u replicas -- forebay --config forebay.toml cluster check --name r1",
+        "forebay --config forebay.toml cluster check --name n1",
         "systemctl enable --now --no-block forebay-controller@r1 forebay-agent@n1",
     ]
     there = etc / "hosts" / "a.test"
@@ -108,7 +108,7 @@ def test_the_script_of_a_bundle_gives_services_their_files_and_allows_one_start_
     assert modes == [0o755, 0o644, 0o750, 0o600], "whatever mask its founder has"
     assert said["d.test"].splitlines() == [
         "chown -R root: .",
-        "forebay --config forebay.toml check --name n2",
+        "forebay --config forebay.toml cluster check --name n2",
         "systemctl enable --now --no-block forebay-agent@n2",
     ]
 

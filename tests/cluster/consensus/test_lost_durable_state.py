@@ -55,7 +55,7 @@ def test_a_replica_that_lacks_what_it_acknowledged_is_refused_notified_and_shown
     (shown, _) = harness.engine.peers()
     assert shown.forgot and shown.match_index == 0 and shown.lag_entries == harness.journal.last_index
     (line,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "r2 acknowledged entries up to 21" in line.message and "member replace r2" in line.message
+    assert "r2 acknowledged entries up to 21" in line.message and "cluster replace r2" in line.message
 
 
 def test_nothing_that_it_says_counts_from_then_on_and_nothing_is_sent_to_it() -> None:
@@ -154,7 +154,7 @@ def follower() -> Harness:
 
 def test_who_is_notified_that_it_lost_state_checks_it_and_stops_with_the_remedy() -> None:
     harness = follower()
-    with pytest.raises(LostDurableState, match="forebay member replace r3") as stopped:
+    with pytest.raises(LostDurableState, match="forebay cluster replace r3") as stopped:
         harness.engine.receive("r2", StateLost(1, 9, "r3", 7))
     assert (stopped.value.acknowledged_index, stopped.value.last_index) == (7, 2)
     assert harness.engine.stopped

@@ -139,7 +139,7 @@ def test_a_founder_without_data_promises_nothing_where_a_peer_shows_a_history_an
         bench.give("r1", VoteReply(6, request.seq, False, True))
     assert bench.engine.term == 0, "a term in an answer is no history, and no promise"
     bench.out.clear()
-    with pytest.raises(HistoryElsewhere, match="forebay recover"):
+    with pytest.raises(HistoryElsewhere, match="forebay cluster recover"):
         bench.give("r1", history(5)[number])
     assert (bench.out, bench.engine.stopped, bench.disk.hard) == ([], True, (0, None))
     # One that has given its word before is a part of that history.
@@ -412,7 +412,7 @@ def test_a_leader_is_removed_only_after_it_has_handed_over() -> None:
         assert refusal(sim, ChangeKind.REPLACE, old.name) == "leader"
         with pytest.raises(ChangeRefused) as refused:
             sim.engine(old.name).change(Wanted(action=ChangeKind.REPLACE, name=old.name))
-        assert "forebay member transfer" in refused.value.remedy
+        assert "forebay cluster transfer" in refused.value.remedy
         sim.engine(old.name).transfer()
         sim.tick(old)
         assert sim.run(5.0, until=lambda: sim.leader() not in (None, old))

@@ -111,7 +111,7 @@ def test_a_replica_with_an_entry_that_no_leader_accepted_does_not_start(
         stopped.start(stopped.other)
     said = str(refused.value)
     assert f"the log of {stopped.other} was altered while it was stopped" in said
-    assert f"forebay member replace {stopped.other}" in said and "was not accepted by the leader" in said
+    assert f"forebay cluster replace {stopped.other}" in said and "was not accepted by the leader" in said
     # The others go on without it.
     stopped.start(stopped.leader, stopped.third)
     stopped.sim.commit(b"\x01after")
@@ -210,7 +210,7 @@ def test_the_key_of_a_founder_that_was_left_out_is_recorded_when_it_comes() -> N
 
 def test_a_replica_with_another_key_than_the_cluster_knows_does_not_start(stopped: Stopped) -> None:
     with patch("tests.cluster.consensus.simulator.key_of", lambda name: key_of(name + "'s second")):
-        with pytest.raises(KeyReplaced, match=f"forebay member replace {stopped.other}"):
+        with pytest.raises(KeyReplaced, match=f"forebay cluster replace {stopped.other}"):
             stopped.start(stopped.other)
 
 

@@ -491,7 +491,7 @@ def test_a_certificate_for_another_host_is_refused_with_the_command_that_issues_
         await other.start()
         with pytest.raises(ssl.SSLCertVerificationError) as refused:
             await site.links._diallers["r2"]._connection()
-        assert "forebay certificate issue NAME --role replica --host HOST --replace" in why(refused.value)
+        assert "forebay cert issue NAME --role replica --host HOST --replace" in why(refused.value)
         await other.stop()
 
     run(tmp_path, work)

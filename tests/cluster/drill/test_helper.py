@@ -313,7 +313,7 @@ async def test_what_is_no_question_is_answered_with_what_is_wrong_and_ends_nothi
 @story
 async def test_a_helper_that_is_missing_or_somebody_else_is_named(machine: Config) -> None:
     started = Started(machine)
-    with pytest.raises(HelperRefused, match="helper h1 does not answer at .*forebay drill helper --name h1"):
+    with pytest.raises(HelperRefused, match="helper h1 does not answer at .*forebay run helper --name h1"):
         await started.channel()
     async with started.serving():
         helper = machine.helpers[0]

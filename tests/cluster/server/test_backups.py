@@ -50,7 +50,7 @@ async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, backups = make(tmp_path / "site", 1), tmp_path / "backups"
-    into = ("snapshot", "fetch", "--into", str(backups))
+    into = ("backup", "create", "--into", str(backups))
     async with running(config, "r1"):
         async with Client(config.endpoints, config.tls_files("alice")) as alice:
             await ready(alice)
@@ -69,11 +69,11 @@ async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begi
             # What is not sound never has the name of a backup, nor does it remove one.
             stored = config.snapshot_directory("r1") / Path(second["path"]).name
             stored.write_bytes(bytes([*stored.read_bytes()[:-1], stored.read_bytes()[-1] ^ 1]))
-            other = ("snapshot", "fetch", "--into", str(tmp_path / "other"), "--keep", "1")
+            other = ("backup", "create", "--into", str(tmp_path / "other"), "--keep", "1")
             assert "no sound snapshot" in await forebay(config, *other, code=7)
             assert [*(tmp_path / "other").iterdir()] == []
             last = (await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path / "site"))).job_id
-        restore = ("snapshot", "restore", second["path"], "--name", "r1")
+        restore = ("backup", "restore", second["path"], "--name", "r1")
         assert "r1 has no data" in await forebay(config, *restore, code=1)
 
     # Elsewhere, with the cluster's configuration and certificates and nothing else.
@@ -107,9 +107,9 @@ async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begi
             assert answer.job_id == done["first_job"] > last
             members = await alice.call(ops.LIST_MEMBERS)
             assert (members.incarnation, [one.id for one in members.members]) == (done["begun"], ["r1#2"])
-        for words in (["history"], ["history", "--kind", "cluster_recovered"]):
+        for words in (["audit", "history"], ["audit", "history", "--kind", "cluster_recovered"]):
             told = (await forebay(config, *words))["rows"][0]
             assert (told["revision"], told["event"]) == (plan["kept_revision"] + 1, "cluster_recovered")
-        verified = await forebay(config, "ledger", "verify", "--name", "r1")
+        verified = await forebay(config, "audit", "verify", "--name", "r1")
         missing = {"first_index": 1, "last_index": second["index"], "revision_after": plan["kept_revision"]}
         assert verified["missing"] == [missing]

@@ -306,7 +306,7 @@ def test_a_replica_whose_state_is_not_the_recorded_one_stops_by_name(late: bool,
         if wrong:
             sentence = str(failures[0])
             assert "the state of r1 after revision 2 has digest" in sentence and "entry 8 records" in sentence
-            assert "member replace" in sentence
+            assert "cluster replace" in sentence
 
     asyncio.run(story())
 

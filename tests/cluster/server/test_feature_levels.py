@@ -7,10 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from cluster import serve
-from cluster.audit.commands import audit
 from cluster.cli.exits import ExitCode
 from cluster.config.config import Config
 from cluster.server.feature_levels import unasked
@@ -19,6 +18,7 @@ from cluster.system.clock import SystemClock
 from replica.messages import features
 from replica.messages.features import ReleaseNeeded
 from snapshots import Image, load_snapshot, write_snapshot
+from tests.auditing import audit
 from tests.cluster.harness import Harness, story
 from tests.cluster.server.test_controller import installed, submit_many
 from tests.later_release import later_release
@@ -36,7 +36,7 @@ def of_a_later_release(found: Path, directory: Path) -> Path:
 
 
 def typed(*words: object) -> Result:
-    return CliRunner().invoke(audit, [str(word) for word in words], env={"FOREBAY_CONFIG": None})
+    return audit(*words)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -99,7 +99,7 @@ async def test_an_audit_of_a_ledger_or_snapshot_above_the_known_level_names_the_
         saved = (await harness.ask("POST", "/v1/snapshots")).body["path"]
         await harness.close()
         directory = config.wal_directory("r1")
-        audits = [("ledger", "replay", "--data", directory), ("snapshot", "inspect", saved)]
+        audits = [("audit", "replay", "--data", directory), ("backup", "inspect", saved)]
         assert [typed(*words).exit_code for words in audits] == [ExitCode.OK, ExitCode.OK]
         monkeypatch.setattr(features, "FEATURE_LEVEL_KNOWN", 1)
         for words in audits:
@@ -108,7 +108,7 @@ async def test_an_audit_of_a_ledger_or_snapshot_above_the_known_level_names_the_
             assert f"start release {features.release_of(2)} or a later one" in result.stderr
             assert "read it with that release" in result.stderr and "do not start" not in result.stderr
         # The chain needs no meaning: it can be verified all the same.
-        assert typed("ledger", "verify", "--data", directory).exit_code == ExitCode.OK
+        assert typed("audit", "verify", "--data", directory).exit_code == ExitCode.OK
         monkeypatch.undo()
         await harness.open()
 

@@ -198,10 +198,10 @@ def _outcome(config: Config, truth: str) -> int:
 def test_a_replica_that_noted_that_it_forgot_its_promises_is_never_opened_again(tmp_path: Path) -> None:
     config = found(tmp_path / "site", AGENTLESS, clock=SystemClock())
     open_storage(config, "r1").close()
-    note_forgotten(config, "r1", "r1 lost what it promised; run `forebay member replace r1`")
+    note_forgotten(config, "r1", "r1 lost what it promised; run `forebay cluster replace r1`")
     for _ in range(2):
         with pytest.raises(
-            StorageRefused, match="forgotten: r1 lost what it promised; run `forebay member replace r1`"
+            StorageRefused, match="forgotten: r1 lost what it promised; run `forebay cluster replace r1`"
         ):
             open_storage(config, "r1")
     note = config.storage.directory / "r1" / "forgotten"

@@ -198,7 +198,7 @@ async def test_what_all_peers_have_pruned_is_not_asked_for_over_and_over(
         assert asked == ["r2", "r3"] * 3
         (gap,) = case.storage.ledger.gaps()
         said = f"entries {gap.first_index} to {gap.last_index} were pruned by all that this replica could ask"
-        assert caplog.text.count(said) == 1 and "`forebay ledger restore`" in caplog.text
+        assert caplog.text.count(said) == 1 and "`forebay audit restore`" in caplog.text
         # Somebody else may hold it.
         peers.append("r4")
         answers["r4"] = ApiError(404, "not_held", "not held")

@@ -167,7 +167,7 @@ async def test_a_replica_is_added_and_the_leader_removed_while_commands_are_answ
             # It cannot join before the cluster has added it.
             await site.start("r4", "--join")
             code, said = await site.ends("r4")
-            assert code == 66 and said.startswith("forebay: ") and "forebay member add r4" in said, said
+            assert code == 66 and said.startswith("forebay: ") and "forebay cluster add r4" in said, said
             assert await code_of(operator.call(ops.REMOVE_MEMBER, name="r4")) == "unknown_member"
             assert await code_of(alice.call(ops.REMOVE_MEMBER, name="r1")) == "permission_denied"
 
@@ -211,7 +211,7 @@ async def test_a_replica_that_lost_its_disk_comes_back_through_a_replacement_and
             lost = next(name for name in ("r1", "r2", "r3") if name != leader)
             await site.kill(lost)
             site.lose(lost)
-            for words, remedy in (([], "forgotten votes"), (["--join"], f"forebay member replace {lost}")):
+            for words, remedy in (([], "forgotten votes"), (["--join"], f"forebay cluster replace {lost}")):
                 await site.start(lost, *words)
                 code, said = await site.ends(lost)
                 assert code == 66 and remedy in said, said
@@ -255,7 +255,7 @@ async def test_a_replica_whose_lost_disk_an_operator_declares_new_is_told_so_and
             for words in (["--first-start"], [], ["--first-start"]):
                 await site.start(wiped, *words)
                 code, said = await site.ends(wiped)
-                assert code == 66 and f"forebay member replace {wiped}" in said, said
+                assert code == 66 and f"forebay cluster replace {wiped}" in said, said
             assert (await operator.call(ops.LIST_MEMBERS)).leader == leader
             await operator.call(ops.REPLACE_MEMBER, name=wiped)
             # What the cluster has written down is the permit: no option is needed.
@@ -345,7 +345,7 @@ async def test_one_replica_is_renumbered_by_a_command_and_all_at_once_by_their_f
             found = await members(operator, lambda found: all(member.reachable for member in found.members))
             for member in found.members:
                 row = site.config.replica(member.name)
-                command = f"forebay member update {member.name} --peer {row.peer} --api {row.api}"
+                command = f"forebay cluster update {member.name} --peer {row.peer} --api {row.api}"
                 assert (member.peer, member.api) == (str(row.peer), str(row.api))
                 assert command in member.addresses_differ
             assert (await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id == 3
@@ -422,7 +422,7 @@ def test_who_lost_its_data_joins_as_nobody_that_its_note_may_stand_for(
         return "r2#6"
 
     monkeypatch.setattr(joining, "_ask", ask)
-    with pytest.raises((joining.JoiningRefused, StorageRefused), match="forebay member replace"):
+    with pytest.raises((joining.JoiningRefused, StorageRefused), match="forebay cluster replace"):
         asyncio.run(joining.join(config, "r2", clock=SystemClock()))
     assert member_note(config, "r2").read_bytes() == text
     assert not first_start_mark(config, "r2").exists()

@@ -76,7 +76,7 @@ async def test_a_laggard_below_the_prune_point_joins_by_snapshot_and_signs_again
         await them.until_they_have(revision)
         await signed_by_all(them)
         archive = tmp_path / "archive"
-        written = await asyncio.to_thread(real, "ledger", "archive", archive, "--data", homes[leader.controller.name])
+        written = await asyncio.to_thread(real, "audit", "archive", archive, "--data", homes[leader.controller.name])
         assert written.returncode == 0, written.stderr
         for one in them.replicas.values():
             await pruned(one, homes[one.controller.name], archive)
@@ -93,7 +93,7 @@ async def test_a_laggard_below_the_prune_point_joins_by_snapshot_and_signs_again
         assert not them.stopped
         laggard.controller.journal.flush_hints()
         await them.replicas.pop(name).stop()
-        restored = await asyncio.to_thread(real, "ledger", "restore", "--data", homes[name], "--archive", archive)
+        restored = await asyncio.to_thread(real, "audit", "restore", "--data", homes[name], "--archive", archive)
         assert restored.returncode == 0, restored.stderr
         laggard = started(them, name)
         await laggard.start()

@@ -27,7 +27,7 @@ from tests.cluster.test_serve import ROOT, request
 def forebay(site: Site, *words: str, code: int = 0) -> Any:
     """Run an offline command as an operator of the machine does; return its JSON, or what it said where it failed."""
     found = subprocess.run(
-        [sys.executable, "-m", "cluster.audit", "--config", str(site.config.file), *words],
+        [sys.executable, "-m", "cluster.cli", "--config", str(site.config.file), *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -39,7 +39,7 @@ def forebay(site: Site, *words: str, code: int = 0) -> Any:
 
 def said_no(site: Site) -> int:
     """Recover on a terminal, answer that it is not to be, and return the exit code."""
-    with on_a_terminal(site.config, "recover", "--name", "r1") as (ours, _, process):
+    with on_a_terminal(site.config, "cluster", "recover", "--name", "r1") as (ours, _, process):
         os.write(ours, b"n\n")
         _, asked = process.communicate(timeout=PATIENCE_S)
         assert b"Do it? [y/N]" in asked and b"nothing was changed" in asked, asked
@@ -55,28 +55,30 @@ async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_on
         home = site.config.storage.directory
         async with site.client() as operator, site.client("alice") as alice:
             jobs = [(await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id for _ in range(3)]
-            assert "held by another process" in forebay(site, "recover", "--name", "r1", code=1)
+            assert "held by another process" in forebay(site, "cluster", "recover", "--name", "r1", code=1)
             await site.kill("r3")
-            assert "a majority is there" in forebay(site, "recover", "--name", "r3", "--yes", code=1)
+            assert "a majority is there" in forebay(site, "cluster", "recover", "--name", "r3", "--yes", code=1)
             jobs += [(await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id for _ in range(3)]
             for name in ("r1", "r2"):
                 await site.kill(name)
 
             # Said in advance, and nothing is done until it is confirmed by what was said.
-            plan = forebay(site, "recover", "--name", "r1", "--json")
+            plan = forebay(site, "cluster", "recover", "--name", "r1", "--json")
             assert (plan["done"], plan["members"], plan["incarnation"]) == (False, ["r1", "r2", "r3"], "1")
             assert plan["jobs"] == {"PENDING": 6} and plan["lost_jobs_first"] == 7
-            assert forebay(site, "recover", "--name", "r1", "--json")["plan"] == plan["plan"]
+            assert forebay(site, "cluster", "recover", "--name", "r1", "--json")["plan"] == plan["plan"]
             # Whoever sits at a terminal is asked, and nothing is done that he does not want.
             assert await asyncio.to_thread(said_no, site) == ExitCode.INTERRUPTED
-            assert forebay(site, "recover", "--name", "r1", "--json") == plan
-            assert "the plan is" in forebay(site, "recover", "--name", "r1", "--confirm", "0" * 8, code=1)
-            done = forebay(site, "recover", "--name", "r1", "--confirm", plan["plan"], "--by", "ops", "--json")
+            assert forebay(site, "cluster", "recover", "--name", "r1", "--json") == plan
+            assert "the plan is" in forebay(site, "cluster", "recover", "--name", "r1", "--confirm", "0" * 8, code=1)
+            done = forebay(
+                site, "cluster", "recover", "--name", "r1", "--confirm", plan["plan"], "--by", "ops", "--json"
+            )
             assert done["done"] and done["begun"].startswith("2-")
             assert (done["kept_index"], done["kept_revision"]) == (plan["kept_index"], plan["kept_revision"])
 
             # Once more, before it has run: that would only skip job IDs.
-            again = forebay(site, "recover", "--name", "r1", "--yes", code=1)
+            again = forebay(site, "cluster", "recover", "--name", "r1", "--yes", code=1)
             assert f"was recovered already, as incarnation {done['begun']}, and has not run since" in again
 
             # One that comes back while the new one does not run is met at the first frame.
@@ -94,9 +96,9 @@ async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_on
             for name in ("r2", "r3"):
                 await site.start(name)
                 code, last = await site.ends(name)
-                assert code == 66 and "incarnation over" in last and "run `forebay member add` with its name" in last, (
-                    last
-                )
+                assert (
+                    code == 66 and "incarnation over" in last and "run `forebay cluster add` with its name" in last
+                ), last
 
             # Everything that it had is there; lost jobs' numbers are not given out again; auditors see it.
             assert [job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs] == jobs == [1, 2, 3, 4, 5, 6]

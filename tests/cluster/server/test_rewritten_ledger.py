@@ -97,7 +97,7 @@ def test_a_replica_whose_history_was_rewritten_and_hashed_again_leads_nobody_and
             name, error = stopped.result()
             assert name == victim
             assert isinstance(error, Diverged)
-            assert "the ledger of r1" in str(error) and "r2" in str(error) and "member replace" in str(error)
+            assert "the ledger of r1" in str(error) and "r2" in str(error) and "cluster replace" in str(error)
         finally:
             for replica in replicas.values():
                 await replica.stop()

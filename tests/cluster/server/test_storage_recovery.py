@@ -455,8 +455,8 @@ def test_whatever_the_journal_refuses_the_remedy_names_the_replica_as_the_site_d
     (config.wal_directory("r1") / DATA_FILE).write_bytes(b"")
     (config.wal_directory("r2") / DATA_FILE).write_bytes(bytes(1 << 16))
     for name, condition, remedy in (
-        ("r1", Condition.DIRECTORY_EMPTY, "`forebay serve --name r1 --first-start`"),
-        ("r2", Condition.DATA_FILE_UNREADABLE, "`forebay member replace r2`"),
+        ("r1", Condition.DIRECTORY_EMPTY, "`forebay run replica --name r1 --first-start`"),
+        ("r2", Condition.DATA_FILE_UNREADABLE, "`forebay cluster replace r2`"),
     ):
         with pytest.raises(RecoveryRefused) as refused:
             open_storage(config, name)

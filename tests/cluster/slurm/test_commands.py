@@ -42,7 +42,7 @@ def bridge(config: Path, directory: Path, name: str = "tall") -> tuple[int, str]
     (directory / "state").mkdir(exist_ok=True)
     words = ["--name", name, "--state", str(directory / "state"), "--run", str(directory / "run")]
     done = subprocess.run(
-        [sys.executable, "-m", "cluster.cli", "--config", str(config), "slurm", "bridge", *words],
+        [sys.executable, "-m", "cluster.cli", "--config", str(config), "run", "bridge", *words],
         capture_output=True, text=True, check=False, timeout=ENDS_S,
     )  # fmt: skip
     return done.returncode, done.stderr
@@ -52,7 +52,7 @@ def test_a_bridge_without_a_certificate_ends_with_78_and_says_which_file(double:
     code, said = bridge(double.config.file, tmp_path)
     assert code == EXIT_CONFIGURATION == 78
     assert f"there is no certificate {double.config.tls.certificates}/tall.pem" in said
-    assert "forebay certificate issue tall --role scheduler" in said
+    assert "forebay cert issue tall --role scheduler" in said
 
 
 @pytest.mark.parametrize("role", [role for role in Role if role not in (Role.SCHEDULER, Role.REPLICA)])
@@ -63,7 +63,7 @@ def test_a_bridge_with_a_certificate_for_something_else_ends_with_78(
     code, said = bridge(double.config.file, tmp_path)
     assert code == 78
     assert f"{path}: is for role {role}, and a bridge needs one for role scheduler" in said
-    assert "forebay certificate issue NAME --role scheduler" in said
+    assert "forebay cert issue NAME --role scheduler" in said
     assert double.asked == []
 
 
@@ -92,7 +92,7 @@ def test_a_bridge_whose_certificate_cannot_be_read_as_one_ends_with_78(
     path.chmod(0o644)
     path.write_text(wrong)
     code, said = bridge(double.config.file, tmp_path)
-    assert code == 78 and str(path) in said and "forebay certificate issue tall" in said
+    assert code == 78 and str(path) in said and "forebay cert issue tall" in said
 
 
 def test_a_bridge_without_a_configuration_ends_with_78(tmp_path: Path) -> None:

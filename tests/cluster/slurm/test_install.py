@@ -157,7 +157,7 @@ def test_scripts_and_unit_file_have_the_paths_of_this_host(host: SlurmHost) -> N
         "NoNewPrivileges=yes",
     ):
         assert f"\n{line}\n" in unit
-    assert f"slurm bridge --name tall --state {host.root}/state --run {host.root}/run $BRIDGE_OPTIONS\n" in unit
+    assert f"run bridge --name tall --state {host.root}/state --run {host.root}/run $BRIDGE_OPTIONS\n" in unit
     assert "\nEnvironment=BRIDGE_OPTIONS=\n" in unit
     assert "RuntimeDirectory" not in unit and f"-{host.root}/run" in unit
     programs = list(host.layout.programs.iterdir()) if host.layout.plugin == "datawarp" else []

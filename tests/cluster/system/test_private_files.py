@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli.audit_commands import write_whole
+from cluster.cli.files import write_whole
 from cluster.config.new_site import Founding, found
 from cluster.system import SystemClock, make_private_directory, name_beside, new_private_file, replace_private
 

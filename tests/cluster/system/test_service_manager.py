@@ -112,9 +112,9 @@ def test_a_process_is_started_by_its_unit_where_the_packages_are_installed_under
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_manager, "SYSTEMD", str(tmp_path))
-    assert start_command("replica", "r4") == "forebay serve --name r4"
+    assert start_command("replica", "r4") == "forebay run replica --name r4"
     monkeypatch.setattr(sys, "prefix", APPLICATION)
     assert start_command("replica", "r4") == "systemctl enable --now forebay-controller@r4"
     assert start_command("agent", "n1") == "systemctl enable --now forebay-agent@n1"
     monkeypatch.setattr(service_manager, "SYSTEMD", str(tmp_path / "other"))
-    assert start_command("agent", "n1") == "forebay agent --name n1"
+    assert start_command("agent", "n1") == "forebay run agent --name n1"

@@ -1,6 +1,7 @@
 """What sacctmgr did to accounts and qualities of service, as commands of `forebay`.
 
-`forebay account set` and `qos set` say all of a record, sacctmgr what is to change of it, so what was said is kept.
+`forebay policy account set` and `policy qos set` say all of a record, sacctmgr what is to change of it, so what was
+said is kept.
 """
 
 import re

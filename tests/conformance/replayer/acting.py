@@ -226,7 +226,7 @@ async def _steer(run: Run, act: Act, parsed: Parsed) -> None:
 
 async def _status(run: Run, act: Act, parsed: Parsed) -> None:
     """Compare what the site's status says; if the recorder's site had another program, with what this one says."""
-    answer = await run.cluster.forebay("bbstat", *parsed.words[2:], user=act.user or "operator")
+    answer = await run.cluster.forebay("slurm", "bbstat", *parsed.words[2:], user=act.user or "operator")
     got = [line.rstrip() for line in (answer.out + answer.err).splitlines() if line.strip()]
     expected = [line.rstrip() for line in act.output if line.strip()]
     if got == expected or (len(expected) == 1 and says(expected[0], got)):

@@ -121,10 +121,10 @@ class Cluster:
             path.mkdir(parents=True, exist_ok=True)
 
     async def found(self, pools: tuple[Pool, ...], environment: dict[str, str]) -> None:
-        """Write configuration and certificates as `forebay init` does, and start everything."""
+        """Write configuration and certificates as `forebay cluster init` does, and start everything."""
         self.environment |= {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
         await self.typist.start(self.environment)
-        words = ["init", str(self.home), "--cluster-name=conformance", f"--replicas={len(self.replicas)}"]
+        words = ["cluster", "init", str(self.home), "--cluster-name=conformance", f"--replicas={len(self.replicas)}"]
         words += [f"--agents={len(self.nodes)}", f"--cpus={self.cpus}", f"--base-port={free_ports(11)[0]}"]
         words += [f"--user={user}" for user in self.users]
         words += [f"--accounts={OWN}"]  # the users of transcripts have no accounts here
@@ -132,7 +132,7 @@ class Cluster:
         words += [f"--pool={p.name}={p.quantity}/{p.granularity}{',default' if p.default else ''}" for p in pools]
         answer = await self.typist.type(words, directory=self.directory)
         if answer.code:
-            raise ConformanceFailed(f"`forebay init` exited {answer.code}: {answer.err.strip()}")
+            raise ConformanceFailed(f"`forebay cluster init` exited {answer.code}: {answer.err.strip()}")
         if not any(pool.default for pool in pools):
             # `init` makes the first pool the default one; Slurm's lua plugin has none.
             self.file.write_text(self.file.read_text().replace("default = true\n", ""))
@@ -185,7 +185,7 @@ class Cluster:
         for name in self.replicas:
             await self._start(name)
         deadline = asyncio.get_running_loop().time() + START_S
-        while (await self.forebay("job", "list")).code:
+        while (await self.forebay("queue")).code:
             self.check()
             if asyncio.get_running_loop().time() > deadline:
                 raise ConformanceFailed(f"nobody leads {START_S:g} s after the controller was started again")
@@ -208,7 +208,7 @@ class Cluster:
             for path in self.asked.iterdir():
                 if path.suffix or path.with_suffix(".out").exists():
                     continue
-                answer = await self.forebay("burst")
+                answer = await self.forebay("slurm", "burst")
                 path.with_suffix(".part").write_text(answer.out)
                 path.with_suffix(".part").rename(path.with_suffix(".out"))
             await asyncio.sleep(0.03)

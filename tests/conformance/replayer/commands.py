@@ -113,7 +113,7 @@ def steering(act: Act, parsed: Parsed, name: str, run: Run) -> list[list[str]]:
     if name in ("cancel", "cancel hurry"):
         targets = _cancelled(act, parsed, run)
         hurry = ["--hurry"] if name == "cancel hurry" else []
-        return [["job", "cancel", *hurry, *targets]] if targets else []
+        return [["cancel", *hurry, *targets]] if targets else []
     named = jobs_named(parsed)
     if not named:
         raise NoSuchCommand(f"scontrol {name} names no job that is read here")
@@ -196,7 +196,7 @@ def administering(act: Act, parsed: Parsed, now: datetime) -> list[str]:
         if state in _UNDRAINED:
             return ["node", "resume", fields["nodename"]]
     if verb == "delete" and (name := fields.get("reservationname", fields.get("reservation"))):
-        return ["reservation", "delete", name, "--yes"]
+        return ["policy", "reservation", "delete", name, "--yes"]
     if verb in ("create", "update") and "burstbuffer" in fields:
         created = re.match(r"Reservation created: (\S+)", "\n".join(act.output))
         name = fields.get("reservationname") or (created[1] if created else "")
@@ -204,7 +204,15 @@ def administering(act: Act, parsed: Parsed, now: datetime) -> list[str]:
         if name and minutes.isdigit() and fields.get("starttime", "now").lower() == "now":
             end = (now + timedelta(minutes=int(minutes))).isoformat(timespec="seconds")
             who = [f"--{key}={fields[key]}" for key in ("users", "accounts") if key in fields]
-            return ["reservation", "set", name, f"--end={end}", *who, f"--burst-buffer={fields['burstbuffer']}"]
+            return [
+                "policy",
+                "reservation",
+                "set",
+                name,
+                f"--end={end}",
+                *who,
+                f"--burst-buffer={fields['burstbuffer']}",
+            ]
     raise NoSuchCommand("this command cannot be repeated")
 
 

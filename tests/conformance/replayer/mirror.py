@@ -1,6 +1,6 @@
 """Everything that Forebay showed of its jobs: the replica's own ledger, folded event by event.
 
-The ledger is read from the replica's directory while it runs, as `forebay ledger` does, so nothing is sampled: each
+The ledger is read from the replica's directory while it runs, as `forebay audit` does, so nothing is sampled: each
 event gives the state, reason and buffer state that a listing at that very moment would have given.
 """
 

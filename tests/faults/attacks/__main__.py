@@ -57,7 +57,7 @@ ATTACKS = {
     "clocks": Attack("a leader's wall clock, an hour ahead and half a minute behind", clocks.clocks, clocks.settable,
                      (1, 10)),
     "keys": Attack(
-        "a job that tries all that is not its user's, in a cluster as `forebay init` founds it", jobs.keys, sites.whole,
+        "a job that tries all that is not its user's, in a newly founded cluster", jobs.keys, sites.whole,
         (1, 5), "without root jobs run as the account of the cluster, which init says",
     ),
     "capacity": Attack("jobs that write more than their buffers may hold", jobs.capacity, sites.whole, (2, 40)),

@@ -77,7 +77,7 @@ def small_journals(directory: Path) -> BareCluster:
 
 
 def whole(directory: Path) -> LocalCluster:
-    """Return replicas and agents as `forebay init` makes them where it is told nothing of accounts."""
+    """Return replicas and agents as `forebay cluster init` makes them where it is told nothing of accounts."""
     user = pwd.getpwnam(KNOWN) if IS_ROOT else pwd.getpwuid(os.geteuid())
     # Their users pass through it on the way to their buffers.
     directory.mkdir(mode=0o755)

@@ -66,7 +66,7 @@ async def restore(day: Day) -> str:
     """All machines have lost their disks; a snapshot that was fetched before is all there is."""
     site = day.site
     backups = site.directory / "backups"
-    await site.typed(["snapshot", "fetch", "--into", str(backups), "--save", "--keep", "168"])
+    await site.typed(["backup", "create", "--into", str(backups), "--save", "--keep", "168"])
     [file] = backups.iterdir()
     await day.load.commits()
     await site.kill_now(*REPLICAS)

@@ -15,7 +15,7 @@ EXIT_BAD: Final = 2
 PRIVATE: Final = b"PRIVATE KEY"
 OTHER_HOST: Final = "10.9.9.9"
 
-MENDS: Final = re.compile(r"`forebay (certificate issue [^`]+)`")
+MENDS: Final = re.compile(r"`forebay (cert issue [^`]+)`")
 """How `check` says what to do about a certificate."""
 
 

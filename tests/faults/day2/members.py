@@ -15,8 +15,8 @@ from tests.faults.local_cluster import AGENTS, REPLICAS
 
 EXIT_REMOVED: Final = 77
 
-MENDS: Final = re.compile(r"`forebay (member update [^`]+)`")
-"""How `member list` says what is left to write down."""
+MENDS: Final = re.compile(r"`forebay (cluster update [^`]+)`")
+"""How `cluster members` says what is left to write down."""
 
 
 async def replace(day: Day) -> str:
@@ -26,7 +26,7 @@ async def replace(day: Day) -> str:
     site.lose_disk("r2")
     await day.load.commits()
     said = await day.types()
-    check("forebay serve --name r2" in said.err, f"it does not say how to start it: {said.err}")
+    check("forebay run replica --name r2" in said.err, f"it does not say how to start it: {said.err}")
     new = await site.join("r2")
     check(new.startswith("r2#"), f"it came back as {new}")
     return f"r2 lost its disk and votes again as {new}"
@@ -38,7 +38,7 @@ async def add(day: Day) -> str:
     check(FOURTH not in site.members, f"{FOURTH} is a member already")
     await site.prepare_fourth()
     said = await day.types()
-    check("forebay serve --name r4" in said.err, f"it does not say how to start it: {said.err}")
+    check("forebay run replica --name r4" in said.err, f"it does not say how to start it: {said.err}")
     new = await site.join(FOURTH)
     return f"four vote, {new} among them"
 
@@ -60,7 +60,7 @@ async def transfer(day: Day) -> str:
     """The one that is named leads."""
     site = day.site
     if await site.leader() == "r2":
-        await site.typed(["member", "transfer", "r3"])
+        await site.typed(["cluster", "transfer", "r3"])
     await day.types()
     leader = await site.leader()
     check(leader == "r2", f"{leader} leads")
@@ -76,8 +76,8 @@ async def upgrade(day: Day) -> str:
     leader = await site.leader()
     followers = [name for name in REPLICAS if name != leader]
     asked = ["--data", str(site.home(followers[0])), "--release", str(release)]
-    await site.typed(["ledger", "redecide", *asked], at=followers[0])
-    await site.typed(["ledger", "replay", *asked], at=followers[0])
+    await site.typed(["audit", "redecide", *asked], at=followers[0])
+    await site.typed(["audit", "replay", *asked], at=followers[0])
     await site.typed(["cluster", "feature-level"])
     handed_over: list[str] = []
     for name in (*followers, leader):
@@ -121,7 +121,7 @@ async def renumber_one(day: Day) -> str:
 
 
 async def renumber_all(day: Day) -> str:
-    """All machines move at once, and the ledger follows by what `member list` says."""
+    """All machines move at once, and the ledger follows by what `cluster members` says."""
     site = day.site
     moves = {name: (site.net.addresses[name], f"10.2.0.{number}") for number, name in enumerate(REPLICAS, 1)}
     for name, (former, new) in moves.items():
@@ -136,16 +136,14 @@ async def renumber_all(day: Day) -> str:
         site.start(name)
     await site.whole("all have moved")
     left = MENDS.findall((await day.types()).err)
-    check(len(left) == len(REPLICAS), f"`member list` has {len(left)} commands for {len(REPLICAS)} moves")
+    check(len(left) == len(REPLICAS), f"`cluster members` has {len(left)} commands for {len(REPLICAS)} moves")
     for line in left:
         await site.typed(shlex.split(line))
     said = (await day.types()).err
-    check("member update" not in said, f"written down, and still: {said}")
+    check("cluster update" not in said, f"written down, and still: {said}")
     for name, (former, new) in moves.items():
         await _reached(site, name, former, new)
-    return (
-        f"{', '.join(new for _, new in moves.values())} answer, {len(left)} updates that `member list` named were typed"
-    )
+    return f"{', '.join(new for _, new in moves.values())} answer, {len(left)} updates that it named were typed"
 
 
 def _address_in(words: list[str]) -> str:
@@ -155,7 +153,7 @@ def _address_in(words: list[str]) -> str:
 async def _certified(site: Site, name: str, former: str, new: str) -> None:
     """Issue a replica's certificate for both hosts, and copy it there."""
     hosts = ["--host", former, "--host", new]
-    await site.typed(["certificate", "issue", name, "--role", "replica", *hosts, "--replace"])
+    await site.typed(["cert", "issue", name, "--role", "replica", *hosts, "--replace"])
     site.copy_pair(name)
 
 

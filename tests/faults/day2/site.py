@@ -1,4 +1,5 @@
-"""Three machines as `forebay init` hands them out, and a fourth that may be added; an operator's directory beside them.
+"""Three machines as `forebay cluster init` hands them out, and a fourth that may be added; an operator's directory
+beside them.
 
 A machine is a network namespace, a directory that is its /etc/forebay, and what runs there. It has its own
 forebay.toml and its own keys: what an operator changes is copied, as the documents say.
@@ -66,7 +67,7 @@ EXIT_UNREACHABLE: Final = 4
 """No replica answered, or none could lead, within the deadline."""
 
 TYPED_S: Final = 300.0
-"""How long a command may take at most, seconds: `ledger retain` waits until a replica has pruned."""
+"""How long a command may take at most, seconds: `audit retain` waits until a replica has pruned."""
 
 WALL_CLOCK: Final = Path(faults.__file__).with_name("wallclock.c")
 
@@ -194,7 +195,7 @@ class Site(Hosts):
         options += [f"--accounts={OWN}", "--cpus=4", "--cluster-name=day2"]
         options += ["--host", ",".join(f"{name}={where[name]}" for name in REPLICAS)]
         options += ["--node", ",".join(f"{name}={where[PLACES[name]]}" for name in AGENTS)]
-        self.forebay("init", str(self.operators), *options, config=False)
+        self.forebay("cluster", "init", str(self.operators), *options, config=False)
         for host in self.hosts():
             bundle = self.operators / "hosts" / where[host]
             shutil.copytree(bundle, self.machine(host), ignore=shutil.ignore_patterns(host))
@@ -256,7 +257,7 @@ class Site(Hosts):
 
     async def certify_fourth(self, host: str) -> None:
         """Issue its certificate for a host, and copy it there."""
-        await self.typed(["certificate", "issue", FOURTH, "--role", "replica", "--host", host, "--replace"])
+        await self.typed(["cert", "issue", FOURTH, "--role", "replica", "--host", host, "--replace"])
         self.copy_pair(FOURTH)
 
     async def retire_fourth(self) -> None:
@@ -380,10 +381,10 @@ class Site(Hosts):
             raise RunFailed("; ".join([str(error), *self.ended()])) from error
 
     async def ready(self, name: str) -> None:
-        """Wait until `forebay member status` says that a replica is ready."""
+        """Wait until `forebay cluster probe` says that a replica is ready."""
 
         async def answers() -> bool:
-            [one] = (await self.typed(["member", "status", name, "--json"], code=None)).json()["replicas"]
+            [one] = (await self.typed(["cluster", "probe", name, "--json"], code=None)).json()["replicas"]
             return bool(one["reachable"] and one["status"]["ready"])
 
         await until(answers, f"{name} is ready")
@@ -391,7 +392,7 @@ class Site(Hosts):
     async def add(self, name: str) -> str:
         """Add a replica at its machine's address, and let it join."""
         host = self.net.addresses[name]
-        await self.typed(["member", "add", name, "--peer", f"{host}:7401", "--api", f"{host}:7411"])
+        await self.typed(["cluster", "add", name, "--peer", f"{host}:7401", "--api", f"{host}:7411"])
         return await self.join(name)
 
     async def join(self, name: str) -> str:

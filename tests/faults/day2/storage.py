@@ -36,7 +36,7 @@ RETAINED_S: Final = 240.0
 """How long it may take until a state's digest and a checkpoint are recorded behind the last snapshot, seconds."""
 
 KEEP: Final = "1MiB"
-"""What `ledger retain` leaves of the ledger."""
+"""What `audit retain` leaves of the ledger."""
 
 FILLING: Final = "filling"
 """File that takes what is free on a replica's disk."""
@@ -57,9 +57,9 @@ async def archive(day: Day) -> str:
     await day.load.commits()
     await day.types(at="r1", names=names)
     keys = await _keys(site)
-    alone = ["ledger", "verify", "--archive", str(into), "--keys", str(keys), "--json"]
+    alone = ["audit", "verify", "--archive", str(into), "--keys", str(keys), "--json"]
     found = (await site.typed(alone, at="r1")).json()
-    await site.typed(["ledger", "verify", "--name", "r1", "--archive", str(into), "--complete"], at="r1")
+    await site.typed(["audit", "verify", "--name", "r1", "--archive", str(into), "--complete"], at="r1")
     held = found["archive"]
     check(found["verified"] and held["entries"] == held["last_index"], f"the archive begins late or is unsound: {held}")
     return f"{held['entries']} entries archived in {held['segments']} segments, verified alone and with the ledger"
@@ -107,7 +107,7 @@ async def disk_full(day: Day) -> str:
     check(refused in (EXIT_REFUSED, EXIT_FAULT), f"r1 ended with {refused}: {site.last_words('r1')}")
     filling.unlink()
     words = day.command().words({})
-    check(words == ["serve", "--name", "r1"], f"what is typed here is not {words}")
+    check(words == ["run", "replica", "--name", "r1"], f"what is typed here is not {words}")
     site.start("r1")
     await site.ready("r1")
     return f"r1 ended with {ended} and, started while its disk was full, with {refused}; with room it caught up"
@@ -125,9 +125,9 @@ async def _retained(day: Day, host: str) -> None:
 
 
 async def _keys(site: Site) -> Path:
-    """Write what `ledger keys` prints into a file."""
+    """Write what `audit keys` prints into a file."""
     keys = site.directory / "ledger.keys"
-    keys.write_text((await site.typed(["ledger", "keys"])).out)
+    keys.write_text((await site.typed(["audit", "keys"])).out)
     return keys
 
 

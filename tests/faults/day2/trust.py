@@ -54,7 +54,7 @@ async def authority(day: Day) -> str:
         await _renew(site, name)
     for name in REPLICAS:
         await _in_use(site, name)
-    await site.typed(["certificate", "retire-authority"])
+    await site.typed(["cert", "retire-authority"])
     await _give_authority(site)
     # Who shows it believes both authorities: it is the replicas that refuse.
     old = TlsFiles(both, former / "operator.pem", former / "operator.key")
@@ -66,7 +66,7 @@ async def authority(day: Day) -> str:
 async def revoke(day: Day) -> str:
     """A user whose key was stolen is refused by each replica, also on a connection that is open."""
     site = day.site
-    await site.typed(["certificate", "issue", STOLEN, "--role", "user", "--replace"])
+    await site.typed(["cert", "issue", STOLEN, "--role", "user", "--replace"])
     tls = site.operators / "tls"
     files = TlsFiles(tls / "ca.pem", tls / f"{STOLEN}.pem", tls / f"{STOLEN}.key")
     check(not await _refused(site, files), f"{STOLEN} is refused before anything is revoked")
@@ -78,14 +78,14 @@ async def revoke(day: Day) -> str:
         for reader, writer in open_ones:
             check(not await reader.read(1), "an open connection answers")
             writer.close()
-    listed = (await site.typed(["certificate", "revocations"])).out
+    listed = (await site.typed(["cert", "revocations"])).out
     check(f"user:{STOLEN}" in listed, f"the list of what is revoked has no {STOLEN}: {listed}")
-    await site.typed(["certificate", "unrevoke", f"user:{STOLEN}"])
+    await site.typed(["cert", "unrevoke", f"user:{STOLEN}"])
     return f"{STOLEN} was refused by {len(REPLICAS)} replicas, and {len(REPLICAS)} connections of his were closed"
 
 
 async def _renew(site: Site, name: str) -> None:
-    await site.typed(["certificate", "issue", name, "--role", OWNERS[name], "--replace"])
+    await site.typed(["cert", "issue", name, "--role", OWNERS[name], "--replace"])
     if name in site.places:
         site.copy_pair(name)
 

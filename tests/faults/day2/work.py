@@ -27,10 +27,10 @@ async def resize(day: Day) -> str:
     grown = await size()
     check(grown == 2 * 1024**4, f"fast has {grown} bytes")
     await day.load.commits()
-    await site.typed(["pool", "resize", "fast", "8MiB"])
+    await site.typed(["pool", "set", "fast", "--quantity", "8MiB"])
     check(await size() == 8 * 1024**2, "fast did not shrink")
     await day.load.commits()
-    await site.typed(["pool", "resize", "fast", str(before)])
+    await site.typed(["pool", "set", "fast", "--quantity", str(before)])
     return f"fast had {before}, {grown} and 8388608 bytes"
 
 
@@ -107,7 +107,7 @@ async def lost(day: Day) -> str:
             return (await node("n2")).state == "DOWN"
 
         await until(is_down, "n2 is DOWN")
-        said = await site.typed(["job", "cancel", str(runs)], code=1)
+        said = await site.typed(["cancel", str(runs)], code=1)
         check("forebay node lost n2" in said.err, "the cancel does not say how it takes effect")
         check((await job(runs)).state == "RUNNING", "the cancel took effect on a node that does not answer")
         await day.types("--yes")
@@ -134,7 +134,7 @@ async def lost(day: Day) -> str:
         beats = (site.work / "beats-1").stat().st_size
         await asyncio.sleep(1)
         check((site.work / "beats-1").stat().st_size == beats, "the script of the job that was given up runs on")
-        await site.typed(["job", "cancel", str(waits), "--hurry"])
+        await site.typed(["cancel", str(waits), "--hurry"])
 
         async def over() -> bool:
             return (await job(waits)).burst_buffer_state == "complete"

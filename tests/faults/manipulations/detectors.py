@@ -14,10 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, NoReturn
 
-from click.testing import CliRunner
-
 from cluster.api.ledger import handed_view
-from cluster.audit.commands import audit
 from cluster.consensus import KeyReplaced, Seals, Timing
 from cluster.consensus.engine import Engine
 from cluster.schemas.ledger import HandedView
@@ -52,6 +49,7 @@ from cluster.server.tlog import (
 from cluster.system.clock import SystemClock
 from replica.state.digest import state_digest
 from snapshots import SnapshotFailed
+from tests.auditing import audit
 from tests.faults.manipulations.site import NAMES, Case
 from wal import BrokenInvariant, LedgerBroken, RecoveryRefused, StorageFailed, fill, replace_damaged, revision_after
 from wal.codec import NO_OP
@@ -287,9 +285,9 @@ def _stopping(altered: set[str], honest: set[str]) -> Then:
 
 
 def _verified(case: Case, home: Path, *words: str) -> str:
-    """Return what `forebay ledger verify` says that is wrong; nothing where all is right."""
-    told = ("ledger", "verify", "--data", str(home), "--cluster", case.config.cluster.id, "--complete", *words)
-    result = CliRunner().invoke(audit, told)
+    """Return what `forebay audit verify` says that is wrong; nothing where all is right."""
+    told = ("audit", "verify", "--data", str(home), "--cluster", case.config.cluster.id, "--complete", *words)
+    result = audit(*told)
     return (" ".join(result.stderr.split()) or repr(result.exception)) if result.exit_code else ""
 
 

@@ -70,10 +70,10 @@ FINDERS: Final = {
         f"{TILES_S:.1f} s for this ledger; half an hour for a million entries of one command each",
         TILES_S,
     ),
-    Finder.VERIFY: Known("`forebay ledger verify --complete`, on a replica's directory", "when somebody runs it", None),
-    Finder.DEEP: Known("`forebay ledger verify --deep`", "when somebody runs it", None),
+    Finder.VERIFY: Known("`forebay audit verify --complete`, on a replica's directory", "when somebody runs it", None),
+    Finder.DEEP: Known("`forebay audit verify --deep`", "when somebody runs it", None),
     Finder.NOTE: Known(
-        "`forebay ledger consistency --from NOTE`, by somebody outside who kept a note, or a witness",
+        "`forebay audit consistency --from NOTE`, by somebody outside who kept a note, or a witness",
         "when somebody runs it",
         None,
     ),
@@ -254,7 +254,7 @@ EXPECTED: Final = {
     "K4": Expected(
         "",
         Then.GOES_ON,
-        "it looks as if its replica had accepted it; `forebay ledger dump` shows who is said to have asked",
+        "it looks as if its replica had accepted it; `forebay audit dump` shows who is said to have asked",
     ),
 }
 

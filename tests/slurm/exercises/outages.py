@@ -88,9 +88,9 @@ async def certificates(slurm: Slurm) -> None:
     site.signal("bridge", signal.SIGTERM)
     try:
         for role, at, sentences in (
-            (Role.USER, now, ("is for role user, and a bridge needs one for role scheduler", "certificate issue NAME")),
+            (Role.USER, now, ("is for role user, and a bridge needs one for role scheduler", "cert issue NAME")),
             (Role.SCHEDULER, Instant(now - YEARS_US), ("expired on", "--role scheduler --replace")),
-            (None, now, ("there is no certificate", "forebay certificate issue slurm --role scheduler")),
+            (None, now, ("there is no certificate", "forebay cert issue slurm --role scheduler")),
         ):
             for path in good:
                 path.unlink()
@@ -125,7 +125,7 @@ async def two_clusters(slurm: Slurm) -> None:
     for sentence in (
         f"the external jobs of scheduler slurm are of another cluster, which last came from {await slurm.host()}",
         "give one of the two clusters another name",
-        "forebay scheduler release slurm",
+        "forebay slurm release slurm",
     ):
         require(sentence in said, f"{sentence!r} is not in {said!r}")
     slurm.saw(said.strip().splitlines()[-1])
@@ -160,7 +160,7 @@ async def replicas_dead(slurm: Slurm) -> None:
         return any(member.role == "leader" for member in members.members)
 
     await site.until("a replica leads again", leads)
-    await slurm.cli("job", "cancel", native)
+    await slurm.cli("cancel", native)
     await slurm.ends_well(waiting, "waiting", data["waiting"])
     await slurm.ends_well(moving, "moving", data["moving"])
     for job, written in (await site.written_in(slurm.client, (moving, waiting))).items():

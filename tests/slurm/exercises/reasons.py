@@ -212,5 +212,5 @@ class Slurm:
                     return native, job
                 await asyncio.sleep(0.1)
             await self.site.ask("scancel", job)
-            await self.cli("job", "cancel", native)
+            await self.cli("cancel", native)
         raise RunFailed("Slurm has asked for what is free between each time")

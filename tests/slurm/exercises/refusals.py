@@ -63,7 +63,9 @@ async def requests(slurm: Slurm) -> None:
 
 async def quota(slurm: Slurm) -> None:
     """Over quota: held with the limit; within it: runs."""
-    await slurm.cli("account", "set", "people", "--users", slurm.site.account.pw_name, "--limit", "GrpBB:bb/fast=2MiB")
+    await slurm.cli(
+        "policy", "account", "set", "people", "--users", slurm.site.account.pw_name, "--limit", "GrpBB:bb/fast=2MiB"
+    )
     await slurm.cli("scheduling", "set", "--default-account", "people")
     data = slurm.site.make_input("quota")
     job = await slurm.site.submit(slurm.site.script("quota", grains=3))
@@ -74,7 +76,7 @@ async def quota(slurm: Slurm) -> None:
     third = await slurm.site.submit(slurm.site.script("quota", grains=1))
     await slurm.held(third, "setup", f"AssocGrpBB for {SETUP_WAIT_S} s: account people has no more room")
     await slurm.cli("scheduling", "set", "--default-account", "")
-    await slurm.cli("account", "delete", "people", "--yes")
+    await slurm.cli("policy", "account", "delete", "people", "--yes")
     await slurm.ends_well(other, "quota", data)
     for one in (job, third):
         await slurm.release(one)
@@ -105,12 +107,12 @@ async def space(slurm: Slurm) -> None:
     data = slurm.site.make_input("space")
     native, job = await slurm.waits_for_space("space")
     await slurm.held(job, "setup", f"no space for {SETUP_WAIT_S} s: 3MiB of pool fast were asked for", f"job {native}")
-    await slurm.cli("job", "cancel", native)
+    await slurm.cli("cancel", native)
     await slurm.release(job)
     await slurm.ends_well(job, "space", data)
     await slurm.cli("config", "set", f"ExternalJobSetupWait={PATIENT_S}")
     native, job = await slurm.waits_for_space("space")
-    await slurm.cli("job", "cancel", native)
+    await slurm.cli("cancel", native)
     await slurm.ends_well(job, "space", data)
     await slurm.cli("config", "set", f"ExternalJobSetupWait={SETUP_WAIT_S}")
     slurm.saw("space came before the time was over: nothing")

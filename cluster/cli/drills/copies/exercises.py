@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 import cluster
-from cluster.cli.commands.member import newest_snapshot, receive_snapshot
+from cluster.cli.commands.backup import newest_snapshot, receive_snapshot
 from cluster.cli.drills.aftermath import Again, NotChecked, answered_again, disagreement, of_each
 from cluster.cli.drills.copies.directory import private_directory, remove_left_over
 from cluster.cli.drills.copies.replicas import LOOK_S, NAMES, STATUS_S, Copy, CopyFailed, copied
@@ -139,7 +139,7 @@ class Exercise:
     async def _compared(self, copy: Copy, file: Path) -> list[str]:
         """Check the snapshot, and hold its state against what the replicas had at that revision; return the faults."""
         began_s = self._clock.monotonic_s()
-        checked = await copy.audit("snapshot", "inspect", "--check", str(file))
+        checked = await copy.audit("backup", "inspect", "--check", str(file))
         self.figures |= {"snapshot_bytes": checked["size_bytes"], "checked_us": self._since_us(began_s)}
         revision, replicas = checked["revision"], {one.name: one.api for one in self._original.replicas}
         if checked["cluster_id"] != self._original.cluster.id:
@@ -300,7 +300,7 @@ class Exercise:
         was linearizable, seconds.
         """
         first, began_s = NAMES[0], self._clock.monotonic_s()
-        await copy.audit("snapshot", "restore", str(file), "--name", first, "--yes", "--by", self._identity)
+        await copy.audit("backup", "restore", str(file), "--name", first, "--yes", "--by", self._identity)
         self.figures["restored_us"] = self._since_us(began_s)
         await copy.start(first)
         reading = asyncio.create_task(self._first_read(copy))
@@ -463,7 +463,7 @@ class Exercise:
         """Fold the copy's ledger from the snapshot on, with another release beside this one where it is given; return
         where that leads elsewhere than the copy did.
         """
-        words = ["ledger", "replay", "--data", str(copy.home(name)), "--from-snapshot", str(file)]
+        words = ["audit", "replay", "--data", str(copy.home(name)), "--from-snapshot", str(file)]
         words += [] if release is None else ["--release", str(release)]
         began_s = self._clock.monotonic_s()
         try:

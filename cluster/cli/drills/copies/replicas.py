@@ -125,9 +125,9 @@ class Copy:
     async def audit(self, *words: str) -> dict[str, Any]:
         """Run a command that reads a replica's directory, to its end, and return what it printed as JSON. CopyFailed.
 
-        `words` are of `python -m cluster.audit`.
+        `words` are of `forebay`.
         """
-        command = ("cluster.audit", "--config", str(self.config.file), *words, "--json")
+        command = ("cluster.cli", "--config", str(self.config.file), *words, "--json")
         process = await self._spawned(command, None, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
         try:
             out, err = await process.communicate()

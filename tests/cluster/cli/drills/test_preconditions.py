@@ -342,8 +342,8 @@ def test_the_remedy_for_certificates_names_those_that_end_and_no_placeholder() -
     soon = replace(WELL, certificates_s={"r1": 86_400.0, "r3": 1.0, "ann": 1.0, "r2": 9e6})
     (refused,) = plan(soon, "r2").refused
     assert refused.remedy == (
-        "issue them again first: forebay certificate issue r1 --role replica --replace; "
-        "forebay certificate issue r3 --role replica --replace"
+        "issue them again first: forebay cert issue r1 --role replica --replace; "
+        "forebay cert issue r3 --role replica --replace"
     )
 
 

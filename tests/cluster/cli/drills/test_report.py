@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from cluster.cli.audit_commands import write_whole
 from cluster.cli.drills.report import COMPARED, ROWS_MAX, page_of
 from cluster.cli.exits import Failure
+from cluster.cli.files import write_whole
 from cluster.schemas.drills import DrillAnswer, DrillView
 from cluster.schemas.ledger import LeaderTermView, StoryRow
 from tests.browser import CHROMIUM, browser

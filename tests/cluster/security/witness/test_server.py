@@ -162,7 +162,7 @@ async def test_a_witness_shows_a_certificate_and_asks_for_none(tmp_path: Path) -
 
 @contextlib.contextmanager
 def running(*words: object) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "cluster.cli", "witness", *map(str, words)]
+    command = [sys.executable, "-m", "cluster.cli", "run", "witness", *map(str, words)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -182,10 +182,10 @@ def until_it_listens(process: subprocess.Popen[str]) -> str:
 
 
 def test_a_witness_is_made_run_killed_and_run_again_and_shows_what_it_saw(tmp_path: Path) -> None:
-    made = real("witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
+    made = real("audit", "witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
     public = parse_key(made.stdout.strip())
     assert made.returncode == 0 and public.name == "witness.example/w1"
-    again = real("witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
+    again = real("audit", "witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
     assert again.returncode == 2 and "is there already" in again.stderr
     (tmp_path / "keys").write_text("".join(f"# a replica\n{key}\n" for key in keys_of(3)))
     address = Address("127.0.0.1", free_port())
@@ -203,19 +203,19 @@ def test_a_witness_is_made_run_killed_and_run_again_and_shows_what_it_saw(tmp_pa
             process.send_signal(end)
             assert process.wait(PATIENCE_S) == (0 if end is signal.SIGTERM else -signal.SIGKILL)
         at = size
-    shown = json.loads(real("witness", "list", "--key", tmp_path / "w", "--json").stdout)
+    shown = json.loads(real("audit", "witness", "list", "--key", tmp_path / "w", "--json").stdout)
     assert [(one["origin"], one["size"]) for one in shown["logs"]] == [(ORIGIN, 200)]
     assert [one["note"] for one in shown["evidence"]] == [
         MemoryLog(300, forked_from=40).note(size).decode() for size in (100, 200)
     ]
-    listed = real("witness", "list", "--key", tmp_path / "w")
+    listed = real("audit", "witness", "list", "--key", tmp_path / "w")
     assert "REFUSED at" in listed.stderr and f"{ORIGIN}      200" in listed.stdout
 
 
 def test_a_witness_that_gets_sighup_reads_its_keys_again_and_keeps_those_it_has_where_they_are_wrong(
     tmp_path: Path,
 ) -> None:
-    real("witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
+    real("audit", "witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
     keys = tmp_path / "keys"
     keys.write_text("".join(f"{key}\n" for key in keys_of(3)))
     address = Address("127.0.0.1", free_port())
@@ -233,20 +233,20 @@ def test_a_witness_that_gets_sighup_reads_its_keys_again_and_keeps_those_it_has_
 
 
 def test_a_witness_that_cannot_be_one_says_why_and_does_not_begin(tmp_path: Path) -> None:
-    real("witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
+    real("audit", "witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
     mine, log = ("--key", tmp_path / "w"), ("--log", f"{ORIGIN}={','.join(map(str, keys_of(3)))}")
     here = ("--listen", f"127.0.0.1:{free_port()}")
     for words, code, said in (
-        ((*mine, *here), 2, "does not say"),
+        ((*mine, *here), 2, "no ledger to cosign"),
         ((*mine, "--listen", "192.0.2.1:7600", *log), 78, "listen on loopback, behind a proxy"),
         ((*mine, *here, "--log", ORIGIN), 78, "write ORIGIN=KEY"),
         ((*mine, *here, "--log", f"other={keys_of(1)[0]}"), 78, "is no key of a replica of other"),
         ((*mine, *here, *log, *log), 78, "each once"),
         ((*mine, *here, "--keys", tmp_path / "none"), 78, "cannot be read"),
         ((*mine, *here, *log, "--certificate", tmp_path / "none"), 78, "name both"),
-        (("--key", tmp_path / "none", *here, *log), 66, "witness key"),
+        (("--key", tmp_path / "none", *here, *log), 66, "audit witness key"),
         ((*mine, "--db", tmp_path / "none", *here, *log), 66, "must not go on with the same key"),
         ((*mine, "--listen", "203.0.113.1:1", *log, "--certificate", "x", "--certificate-key", "x"), 78, "private key"),
     ):
-        found = real("witness", *words)
+        found = real("run", "witness", *words)
         assert (found.returncode, said in found.stderr) == (code, True), (words, found.stderr)

@@ -205,7 +205,7 @@ async def test_an_operator_hands_out_checkpoint_keys_and_proof_and_later_shows_t
     config = make(tmp_path / "site", 3)
 
     async def typed(*words: object, code: int = 0) -> str:
-        result = await asyncio.to_thread(real, "ledger", *words, FOREBAY_CONFIG=str(config.file))
+        result = await asyncio.to_thread(real, "audit", *words, FOREBAY_CONFIG=str(config.file))
         assert result.returncode == code, (words, result.stdout, result.stderr)
         return result.stdout + result.stderr
 

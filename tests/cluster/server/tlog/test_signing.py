@@ -130,7 +130,7 @@ async def test_a_replica_whose_signing_files_are_not_what_they_were_does_not_sta
         whole = (files / name).read_bytes()
         for broken in (b"", whole[:-20], whole.replace(whole[20:24], b"AAAA")):
             (files / name).write_bytes(broken)
-            with pytest.raises(StorageRefused, match="member replace"):
+            with pytest.raises(StorageRefused, match="cluster replace"):
                 signer(tmp_path)
         (files / name).write_bytes(whole)
     (files / "key").unlink()

@@ -151,21 +151,21 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Watching:
             assert len(parse_note(note.encode())[1]) == 4
             old_size = parse_checkpoint(parse_note(note.encode())[0]).size
             (log / "old").write_text(note)
-            keys.write_text((await asyncio.to_thread(real, "ledger", "keys", FOREBAY_CONFIG=str(config.file))).stdout)
+            keys.write_text((await asyncio.to_thread(real, "audit", "keys", FOREBAY_CONFIG=str(config.file))).stdout)
             shutil.copy(keys, log / "keys")
             async with Client.from_config(config, "alice") as client:
                 job = (await client.call(ops.SUBMIT_JOB, request(client, directory / "site"))).job_id
             await counted_by_all(them)
             await witnessed_by_all(them)
-            checkpoint = await typed(config, "ledger", "checkpoint")
-            consistent = ("ledger", "consistency", "--from", log / "old")
+            checkpoint = await typed(config, "audit", "checkpoint")
+            consistent = ("audit", "consistency", "--from", log / "old")
             consistency = (
                 await typed(config, *consistent, "--witnesses", 1),
                 await typed(config, *consistent, "--keys", keys, "--witnesses", 1),
                 await typed(config, *consistent, "--keys", keys, "--witnesses", 2, code=7),
             )
-            await typed(config, "ledger", "prove", "--job", job, "-o", directory / "proof")
-            status = await typed(config, "member", "status")
+            await typed(config, "audit", "prove", "--job", job, "-o", directory / "proof")
+            status = await typed(config, "cluster", "probe")
             size = await fetched(config, log, "eve")
             found.append(Watching(directory, (old_size, size), checkpoint, consistency, status))
 
@@ -251,13 +251,13 @@ async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_with
             altered = await signed_by_all(them)
             # Without a witness: three replicas sign it, and nothing is wrong anywhere.
             assert not them.stopped and len(parse_note(altered.encode())[1]) == 3
-            assert "THE LEDGER" not in await typed(site.config, "member", "status")
+            assert "THE LEDGER" not in await typed(site.config, "cluster", "probe")
             await stack.enter_async_context(site.witness(them))
             async with asyncio.timeout(PATIENCE_S):
                 while not (leader := them.leader()) or not leader.publisher.cosigning.disputes:
                     await asyncio.sleep(0.05)
             said = f"the history before entry {cosigned[0].size} is another one than that which it cosigned"
-            status = await typed(site.config, "member", "status")
+            status = await typed(site.config, "cluster", "probe")
             assert f"THE LEDGER IS NOT WHAT THE WITNESS w1 HAS SEEN ({leader.controller.name}): {said}" in status
             async with Client.from_config(site.config, "operator") as client:
                 metrics = await client.call(ops.SHOW_METRICS, replica=site.config.replica(leader.controller.name).api)
@@ -266,7 +266,7 @@ async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_with
             assert "forebay_checkpoint_witnesses 0.0" in metrics and not them.stopped
             await signed_by_all(them)  # the cluster goes on all the same
             assert "UNWITNESSED: 0 have cosigned it, and 1 are needed." in await typed(
-                site.config, "ledger", "checkpoint"
+                site.config, "audit", "checkpoint"
             )
     seen = Seen(tmp_path / "w1.db", str(site.keys[0]))
     evidence = seen.all()[1]

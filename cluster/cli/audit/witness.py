@@ -1,4 +1,4 @@
-"""`forebay witness …`: cosigning what the ledgers of others grow to, on a machine that is none of theirs."""
+"""`forebay run witness …`: cosigning what the ledgers of others grow to, on a machine that is none of theirs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from cluster.cli.commands.local_cluster import become, module_command
 from cluster.cli.commands.options import LOG_FORMAT_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.text import moment, note, present, show, show_json, table
 from cluster.system import format_instant, hold_termination
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from cluster.security.witness import WitnessRefused
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_KEY = click.option("--key", type=_FILE, metavar="FILE", help="Its key, as `forebay witness key` made it.")
 _DB = click.option(
     "--db", type=_FILE, metavar="FILE", help="What it has cosigned.  [default: the name of the key, and .db]"
 )
 
 
 class WitnessedLog(msgspec.Struct, frozen=True, kw_only=True):
-    """A log of which something was cosigned, as `witness list --json` prints it."""
+    """A log of which something was cosigned, as `audit witness list --json` prints it."""
 
     origin: str
     size: int
@@ -46,7 +45,7 @@ class RefusedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WitnessAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `witness list --json` prints."""
+    """What `audit witness list --json` prints."""
 
     key: str
     logs: tuple[WitnessedLog, ...]
@@ -54,48 +53,42 @@ class WitnessAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What `witness key --json` prints."""
+    """What `audit witness key --json` prints."""
 
     key: str
     """What others verify its cosignatures with."""
 
 
-@click.group("witness", cls=CommandGroup, invoke_without_command=True)
-@_KEY
+@click.command("witness")
+@click.option("--key", type=_FILE, required=True, metavar="FILE", help="Cosign with this key.")
 @_DB
-@click.option("--listen", metavar="ADDRESS", help="Where it is asked: plain on loopback, else with a certificate.")
-@click.option("--log", "logs", multiple=True, metavar="ORIGIN=KEY,…", help="A ledger, with the keys of its replicas.")
 @click.option(
-    "--keys", type=_FILE, multiple=True, metavar="FILE", help="The same as a file, which `forebay ledger keys` printed."
+    "--listen", required=True, metavar="ADDRESS", help="Listen here: without TLS on loopback, else with --certificate."
 )
-@click.option("--certificate", type=_FILE, metavar="PEM", help="What it shows to those who connect.")
-@click.option("--certificate-key", type=_FILE, metavar="PEM", help="The private key of that.")
+@click.option("--log", "logs", multiple=True, metavar="ORIGIN=KEY,…", help="Ledger to cosign, with its replicas' keys.")
+@click.option(
+    "--keys", type=_FILE, multiple=True, metavar="FILE", help="As --log, from the output of `forebay audit keys`."
+)
+@click.option("--certificate", type=_FILE, metavar="PEM", help="Certificate to present to clients.")
+@click.option("--certificate-key", type=_FILE, metavar="PEM", help="Private key for --certificate.")
 @LOG_FORMAT_OPTION
-@click.pass_context
-def witness_group(
-    context: click.Context,
-    key: Path | None,
+def run(
+    key: Path,
     db: Path | None,
-    listen: str | None,
+    listen: str,
     logs: tuple[str, ...],
     keys: tuple[Path, ...],
     certificate: Path | None,
     certificate_key: Path | None,
 ) -> None:
-    """Cosign what the ledgers of others grow to, in the foreground: needs --key, --listen and --keys.
+    """Run a transparency-log witness.
 
-    For a machine of somebody who answers to nobody of the cluster. It cosigns what a majority of a ledger's replicas
-    have signed and what goes on from what it cosigned before, and nothing else: a ledger that was rewritten or set back
-    gets no cosignature, on however many replicas that was done. It speaks tlog-witness of C2SP. Instead of --keys there
-    may be --log.
+    For a machine that the cluster's operators do not control. The witness cosigns a checkpoint if a majority of the
+    ledger's replicas have signed it and it extends what the witness cosigned before. It never cosigns a ledger that was
+    rewritten or set back. The protocol is tlog-witness of C2SP.
     """
-    if context.invoked_subcommand is not None:
-        return
-    if key is None or listen is None or not (logs or keys):
-        raise bad_input(
-            "forebay witness does not say with which key it cosigns what, and where it is asked",
-            "forebay witness --key FILE --listen 127.0.0.1:7600 --keys FILE; forebay witness key makes a key",
-        )
+    if not logs and not keys:
+        raise bad_input("no ledger to cosign is named", "add --keys FILE, or --log ORIGIN=KEY")
     words = [f"--key={key}", f"--db={_database(key, db)}", f"--listen={listen}"]
     words += [f"--log={one}" for one in logs] + [f"--keys={one}" for one in keys]
     words += [] if certificate is None else [f"--certificate={certificate}"]
@@ -104,13 +97,15 @@ def witness_group(
     become(module_command("cluster.security.witness", *words))
 
 
-@witness_group.command("key")
+@click.command("key")
 @click.option("--key", type=_FILE, required=True, metavar="FILE", help="Write it to this new file.")
 @_DB
 @click.option("--name", required=True, help="Under which it cosigns, such as witness.example.org/forebay.")
 @JSON_OPTION
 def make(key: Path, db: Path | None, name: str, as_json: bool) -> None:
-    """Make the key of a witness and its empty database; print what others verify its cosignatures with.
+    """Create a witness's key and its empty database.
+
+    Prints what verifies its cosignatures.
 
     The two belong together: a witness that has forgotten what it has cosigned needs another key.
     """
@@ -125,15 +120,18 @@ def make(key: Path, db: Path | None, name: str, as_json: bool) -> None:
     except WitnessRefused as error:
         raise bad_input(error.sentence, error.remedy) from error
     present(MadeKey(key=str(public)), as_json, lambda: str(public))
-    note(f"Next: forebay witness --key {plain(str(key))}, and give the line above to the clusters and their auditors.")
+    note(
+        f"Next: forebay run witness --key {plain(str(key))} --listen ADDRESS --keys FILE; give the line above to the "
+        "clusters and their auditors."
+    )
 
 
-@witness_group.command("list")
+@click.command("list")
 @click.option("--key", type=_FILE, required=True, metavar="FILE", help="Its key.")
 @_DB
 @JSON_OPTION
 def list_seen(key: Path, db: Path | None, as_json: bool) -> None:
-    """Show what was cosigned last of each log, and the checkpoints that were refused since they contradict it."""
+    """List the cosigned logs and the rejected checkpoints."""
     from cluster.security.proofs import COSIGNATURE_KEY, verifier_of
     from cluster.security.witness import Seen, WitnessRefused, read_key
 

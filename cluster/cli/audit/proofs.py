@@ -1,4 +1,4 @@
-"""`forebay ledger checkpoint|keys|prove|consistency`: what others can check of the ledger, asked of the cluster."""
+"""`forebay audit checkpoint|keys|prove|consistency`: what others can check of the ledger, asked of the cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from cluster.cli.audit_commands import write_proof
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
@@ -66,9 +65,9 @@ class CheckpointShown(msgspec.Struct, frozen=True, kw_only=True):
 @click.command("checkpoint")
 @JSON_OPTION
 def show_checkpoint(as_json: bool) -> None:
-    """Print the last checkpoint of the ledger: a signed note.
+    """Print the last signed checkpoint of the ledger.
 
-    Keep it where nobody of the cluster can change it: `forebay ledger consistency` shows later that nothing before it
+    Keep it where nobody of the cluster can change it: `forebay audit consistency` shows later that nothing before it
     was altered.
     """
 
@@ -109,7 +108,9 @@ def show_checkpoint(as_json: bool) -> None:
 @click.command("keys")
 @JSON_OPTION
 def show_keys(as_json: bool) -> None:
-    """Print the keys that the replicas sign checkpoints with, for verify_proof.py and for witnesses.
+    """Print the keys that sign checkpoints.
+
+    For verify_proof.py and for witnesses.
 
     Give them to auditors by another way than the proofs. Keys of witnesses follow, as the cluster has them: believe
     them for what those say who run them.
@@ -129,7 +130,7 @@ def show_keys(as_json: bool) -> None:
 
 
 class ConsistencyShown(msgspec.Struct, frozen=True, kw_only=True):
-    """What `ledger consistency --json` prints of a ledger that goes on from a checkpoint that was kept."""
+    """What `audit consistency --json` prints of a ledger that goes on from a checkpoint that was kept."""
 
     size_before: int
     """Entries of which the kept checkpoint is."""
@@ -152,7 +153,7 @@ class ConsistencyShown(msgspec.Struct, frozen=True, kw_only=True):
     "--keys",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Keys, as `ledger keys` prints them, those of witnesses too.",
+    help="Keys, as `audit keys` prints them, those of witnesses too.",
 )
 @click.option(
     "--witnesses",
@@ -164,7 +165,9 @@ class ConsistencyShown(msgspec.Struct, frozen=True, kw_only=True):
 )
 @JSON_OPTION
 def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None:
-    """Prove that the ledger goes on from a checkpoint that was kept: nothing before it was altered or taken away.
+    """Verify that the ledger extends a kept checkpoint.
+
+    Nothing before it was altered or removed.
 
     The signatures of both are verified by the keys that are given; without them the cluster is asked for its keys. The
     exit code is 7 if the ledger does not go on from it.
@@ -175,7 +178,7 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
     except OSError as error:
         raise bad_input(f"{error.filename} cannot be read: {error.strerror}", "name another file") from error
     except NoteRefused as error:
-        raise bad_input(str(error), "write keys as `forebay ledger keys` prints them", place="--keys") from error
+        raise bad_input(str(error), "write keys as `forebay audit keys` prints them", place="--keys") from error
 
     async def ask(client: Client) -> tuple[Checkpoint, Checkpoint, list[Verified]]:
         listed = await client.call(ops.LIST_LOG_KEYS)
@@ -191,7 +194,7 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
                 ExitCode.VERIFICATION_FAILED,
                 f"{len(cosigned)} witnesses whose keys are known have cosigned the present checkpoint, and {least} are "
                 "wanted",
-                "ask again in a minute; `forebay member status` says why witnesses did not cosign",
+                "ask again in a minute; `forebay cluster probe` says why witnesses did not cosign",
             )
         recovered = before.origin != after.origin and after.origin.startswith(_base(before.origin) + "/")
         if before.origin != after.origin and not recovered:
@@ -239,15 +242,6 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
         click.echo(f"A witness, {plain(one.key.name)}, cosigned the {after.size} entries at {moment(_moment(one))}.")
 
 
-def prove_online(job: str, output: Path, as_json: bool) -> None:
-    """Ask the cluster for the proof of a job, and write it. Failure."""
-
-    async def ask(client: Client) -> bytes:
-        return await client.call(ops.PROVE_JOB, id=job)
-
-    write_proof(output, session().ask(ask), as_json)
-
-
 def _moment(one: Verified) -> str | None:
     return None if one.at_s is None else format_instant(Instant(one.at_s * MICROSECONDS_PER_SECOND))
 
@@ -262,7 +256,7 @@ def _read(held: str, keys: list[VerifierKey], what: str) -> tuple[Checkpoint, di
         return parse_checkpoint(text), {one.key: one for one in verified}
     except NoteRefused as error:
         raise Failure(
-            ExitCode.VERIFICATION_FAILED, f"{what} is not believed: {error}", "see `forebay ledger keys`"
+            ExitCode.VERIFICATION_FAILED, f"{what} is not believed: {error}", "see `forebay audit keys`"
         ) from error
 
 

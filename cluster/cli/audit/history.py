@@ -1,4 +1,6 @@
-"""`forebay history`, `forebay history leaders`, `forebay diff`: what happened, who led, and what is not what it was."""
+"""`forebay audit history`, `forebay audit leaders`, `forebay audit diff`: what happened, who led, and what is not what
+it was.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import click
 
 from cluster.cli.commands.options import WATCH_PERIOD_S, parse_moment
 from cluster.cli.exits import bad_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
+from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import changes_text, is_terminal, json_line, note, present, story_line, terms_table
 from cluster.schemas import operations as ops
@@ -54,7 +56,7 @@ def _thing(pool: str | None, node: str | None, of: str | None) -> dict[str, str 
     return {"of": kind, "name": name or None}
 
 
-@click.group("history", cls=CommandGroup, invoke_without_command=True)
+@click.command("history")
 @click.option("--from", "since", callback=parse_moment, metavar="REVISION|TIME", help=f"From then on: {_MOMENTS}.")
 @click.option("--to", "until", callback=parse_moment, metavar="REVISION|TIME", help="Up to then, not up to now.")
 @_things
@@ -64,9 +66,7 @@ def _thing(pool: str | None, node: str | None, of: str | None) -> dict[str, str 
 @click.option("--kind", metavar="EVENT[,EVENT...]", help="Only these events; `refused`: what was refused.")
 @click.option("--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
 @JSON_OPTION
-@click.pass_context
-def history_group(
-    context: click.Context,
+def history(
     since: str | None,
     until: str | None,
     job: int | None,
@@ -80,13 +80,11 @@ def history_group(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Tell what happened, and what was refused: everything, or what is asked for, oldest first.
+    """Show events and rejected commands, optionally filtered.
 
     What concerns one job or what is nobody's job (--of, --pool, --node, --kind refused) is found by an index at once;
     everything else is looked for in the ledger from --from on. With --follow and --json there is an object a line.
     """
-    if context.invoked_subcommand is not None:
-        return
     if follow and until is not None:
         raise bad_input("--follow goes on with what happens, and --to says where to end", "give one of them")
     asked = {
@@ -165,11 +163,11 @@ class _OneObject:
         click.echo(f"{head}], {json.dumps(rest)[1:]}")
 
 
-@history_group.command("leaders")
+@click.command("leaders")
 @click.option("--limit", type=click.IntRange(1, ops.LEADERS_LIMIT_MAX), metavar="N", help="The last so many terms.")
 @JSON_OPTION
 def leaders(limit: int | None, as_json: bool) -> None:
-    """List who led when, and for how long nobody was heard before."""
+    """List the leaders' terms, and the gaps between them."""
     answer = session().read(ops.LIST_LEADERS, limit=limit)
     present(answer, as_json, lambda: terms_table(answer))
 
@@ -190,7 +188,7 @@ def diff(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """Show what is not what it was between two moments, and whose command changed each thing last.
+    """Show what changed between two moments, and by whom.
 
     A and B are revisions or times (1207, 10:03, 2026-01-31T10:03:00); B is now if left out.
     """

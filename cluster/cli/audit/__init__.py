@@ -1,0 +1,1 @@
+"""`forebay audit`: history, verification, replay, proofs and archives of the ledger."""

@@ -1,0 +1,166 @@
+"""`forebay cluster snapshot`, `forebay backup create`: have a replica write a snapshot, and fetch one as a backup."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from cluster.cli.commands.local_cluster import module_command
+from cluster.cli.exits import ExitCode, Failure, bad_input
+from cluster.cli.global_options import JSON_OPTION
+from cluster.cli.session import session
+from cluster.cli.text import fields_table, present, snapshot_fields
+from cluster.client import ApiError, Client
+from cluster.config import ReplicaConfig
+from cluster.schemas import StoredSnapshotView
+from cluster.schemas import operations as ops
+from cluster.system import Address, make_private_directory, name_beside, new_private_file, sync_directory
+from replica.values import plain
+
+
+@click.command("snapshot")
+@click.option("--name", help="Replica that writes it.  [default: whichever answers]")
+@JSON_OPTION
+def snapshot(name: str | None, as_json: bool) -> None:
+    """Have a replica write a snapshot now (operators)."""
+    current = session()
+    address: Address | None = None if name is None else current.config().replica(name).api
+    view = current.ask(lambda client: client.call(ops.SAVE_SNAPSHOT, replica=address))
+    present(view, as_json, lambda: fields_table(snapshot_fields(view)))
+
+
+FETCH_KEEP_MAX = 10_000
+"""Backups that may be kept, count: one an hour for a year."""
+
+_SNAPSHOT_NAME = re.compile(r"snapshot-[0-9]{20}-[0-9]+\.fbs", re.ASCII)
+
+
+class FetchedView(msgspec.Struct, frozen=True, kw_only=True):
+    """What `backup create --json` prints."""
+
+    path: str
+    replica: str
+    index: int
+    size_bytes: int
+    fetched: bool
+    """Whether it was not there already."""
+    removed: tuple[str, ...]
+    """Older ones that made room."""
+
+
+@click.command("create")
+@click.option("--name", help="Replica that it is fetched from.  [default: whichever answers first]")
+@click.option(
+    "--into", "directory", type=click.Path(path_type=Path, file_okay=False), required=True, help="Where it is kept."
+)
+@click.option("--keep", type=click.IntRange(1, FETCH_KEEP_MAX), help="Remove older ones but for this many.")
+@click.option("--save", "saves", is_flag=True, help="Have the replica write one first.")
+@JSON_OPTION
+def create(name: str | None, directory: Path, keep: int | None, saves: bool, as_json: bool) -> None:
+    """Fetch and verify a replica's newest snapshot (operators).
+
+    It has its name when it is whole, checked and on the disk, and not before; one that is there already is not fetched
+    again. With --keep older ones are removed then. `forebay backup restore` makes a cluster of one.
+    """
+    current = session()
+    make_private_directory(directory)
+    config = current.config()
+    replicas = config.replicas if name is None else (config.replica(name),)
+    replica, row = current.ask(lambda client: newest_snapshot(client, replicas, saves=saves))
+    target = directory / row.name
+    part = name_beside(target)
+    is_there = target.exists()
+    if not is_there:
+        try:
+            current.ask(lambda client: receive_snapshot(client, replica, row, part))
+            _verify(part)
+            part.replace(target)
+            sync_directory(directory)
+        finally:
+            part.unlink(missing_ok=True)
+    removed = _prune(directory, keep, target)
+    view = FetchedView(
+        path=str(target),
+        replica=replica.name,
+        index=row.index,
+        size_bytes=row.size_bytes,
+        fetched=not is_there,
+        removed=removed,
+    )
+    present(view, as_json, lambda: plain(f"{target}: entry {row.index} of {replica.name}, {row.size_bytes} bytes"))
+
+
+async def newest_snapshot(
+    client: Client, replicas: Sequence[ReplicaConfig], *, saves: bool
+) -> tuple[ReplicaConfig, StoredSnapshotView]:
+    """Return the first of the replicas that has a snapshot, and its newest one, written first if it `saves`.
+
+    Failure, ApiError.
+    """
+    last: ApiError | None = None
+    for replica in replicas:
+        try:
+            if saves:
+                await client.call(ops.SAVE_SNAPSHOT, replica=replica.api)
+            found = (await client.call(ops.LIST_SNAPSHOTS, replica=replica.api, once=len(replicas) > 1)).snapshots
+        except ApiError as error:
+            last = error
+            continue
+        if found and _SNAPSHOT_NAME.fullmatch(found[0].name) is None:
+            sentence = f"{plain(found[0].name)} is no name of a snapshot"
+            raise Failure(ExitCode.VERIFICATION_FAILED, sentence, "ask another replica")
+        if found:
+            return replica, found[0]
+    if last is not None:
+        raise last
+    raise Failure(ExitCode.NOT_FOUND, "no replica has a snapshot yet", "have one written: --save")
+
+
+async def receive_snapshot(client: Client, replica: ReplicaConfig, row: StoredSnapshotView, part: Path) -> None:
+    """Write a replica's snapshot into a file, on the disk when this returns. Failure, ApiError."""
+    try:
+        with new_private_file(part) as file:
+            while file.tell() < row.size_bytes:
+                data = await client.call(ops.FETCH_SNAPSHOT, name=row.name, offset=file.tell(), replica=replica.api)
+                if not data or file.tell() + len(data) > row.size_bytes:
+                    break
+                file.write(data)
+            if file.tell() != row.size_bytes:
+                raise Failure(
+                    ExitCode.VERIFICATION_FAILED,
+                    f"{replica.name} gave {file.tell()} bytes of {row.size_bytes}",
+                    "fetch it again, or from another replica",
+                )
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise bad_input(f"{part} cannot be written: {error.strerror}", "free space", place="--into") from error
+
+
+def _verify(part: Path) -> None:
+    """Check the whole file as a replica would that starts on it, in a process that knows how. Failure."""
+    words = module_command("cluster.cli", "backup", "inspect", "--check", "--json", "--", str(part))
+    checked = subprocess.run(words, capture_output=True, text=True, check=False)
+    if checked.returncode != ExitCode.OK:
+        raise Failure(
+            ExitCode.VERIFICATION_FAILED,
+            f"what was fetched is no sound snapshot: {checked.stderr.strip()}",
+            "fetch it from another replica",
+        )
+
+
+def _prune(directory: Path, keep: int | None, newest: Path) -> tuple[str, ...]:
+    """Remove all but the newest; return their names. What is no snapshot by its name is left alone."""
+    if keep is None:
+        return ()
+    names = sorted(one.name for one in directory.iterdir() if _SNAPSHOT_NAME.fullmatch(one.name))
+    removed = tuple(name for name in names[:-keep] if name != newest.name)
+    for name in removed:
+        (directory / name).unlink()
+    return removed
