@@ -484,7 +484,7 @@ class Calls:
             places = (*asked.places[1:2], *(made.place for made in asked.creates), "script")
             return "fail", f"{next(filter(None, places))}: {fault}"
         if not asked.pool:
-            return "ok", ""
+            return self._largest_fits(asked)
         names = sorted(pool.name for pool in self.site.pools)
         found = {one.name: one for one in self.site.pools}.get(asked.pool)
         if found is None:
@@ -495,6 +495,22 @@ class Calls:
         if asked.capacity_bytes > found.quantity:
             size, asks = format_size(found.quantity), format_size(asked.capacity_bytes)
             return "fail", f"{asked.places[1]}: the pool {found.name} has {size}, and {asks} is more; ask for less"
+        return "ok", ""
+
+    def _largest_fits(self, asked: BufferRequest) -> Answer:
+        """Return whether any pool could meet a request that names none: Slurm charges its own default pool, which need
+        not be Forebay's, and leaves a request that is larger waiting for ever.
+        """
+        assert self.site is not None
+        if not (asked.capacity_bytes and self.site.pools):
+            return "ok", ""
+        largest = max(self.site.pools, key=lambda pool: pool.quantity)
+        if not largest.quantity:
+            return "fail", f"{asked.places[0]}: all pools are out of service; submit without a buffer"
+        if asked.capacity_bytes > largest.quantity:
+            size, asks = format_size(largest.quantity), format_size(asked.capacity_bytes)
+            why = f"no pool has {asks}: {largest.name}, the largest, has {size}; ask for less"
+            return "fail", f"{asked.places[1]}: {why}"
         return "ok", ""
 
     async def get_status(self, words: list[str], script: str) -> Answer:

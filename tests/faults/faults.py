@@ -40,9 +40,13 @@ def build(directory: Path, source: Path = SOURCE) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     library = directory / source.with_suffix(".so").name
     line = ["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise Unable(f"needs gcc with the C library's headers (Debian: gcc libc6-dev): {done.stderr.strip()}")
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        complaint = "" if done.returncode == 0 else done.stderr.strip() or f"exit {done.returncode}"
+    except FileNotFoundError:
+        complaint = "gcc is not installed"
+    if complaint:
+        raise Unable(f"needs gcc with the C library's headers (Debian: gcc libc6-dev): {complaint}")
     return library
 
 

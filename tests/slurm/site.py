@@ -70,10 +70,12 @@ class Site(Submitted):
         checked: bool = False,
         rows: Iterable[str] = (),
         user: str = "root",
+        settings: str = "",
     ) -> None:
         """`gates`: calls of Slurm can be stopped on their way; `backup`: slurmctld has one; `checked`: with lua its
         job_submit.lua calls the check that `install` writes; `rows`: which parts of an exercise that has several are
-        done, none: all; `user`: SlurmUser, as whom the bridge runs, too.
+        done, none: all; `user`: SlurmUser, as whom the bridge runs, too;
+        `settings`: further lines of slurm.conf.
         """
         super().__init__(directory)
         self.plugin = plugin
@@ -90,7 +92,7 @@ class Site(Submitted):
         self._metrics = directory / "metrics"
         self._gated = gates
         self._checked = checked and plugin == "lua"
-        settings = SETTINGS + ("JobSubmitPlugins=lua\n" if self._checked else "")
+        settings = SETTINGS + settings + ("JobSubmitPlugins=lua\n" if self._checked else "")
         buffers = None if plugin == "lua" else self._datawarp()
         if backup:
             self.slurm: SlurmSite = TwoControllers(

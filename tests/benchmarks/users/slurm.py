@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cluster.slurm.checks import PLUGIN_PLACES, POLL_INTERVAL_S
-from tests.benchmarks.processes import Members, ServerFailed
+from tests.benchmarks.processes import Members, ServerFailed, end_trees
 from tests.benchmarks.users.site import CPUS, REAPER, USER, Files
 from tests.ports import free_ports
 
@@ -248,6 +248,17 @@ class SlurmSite(Members):
         os.kill(self.controller(name), number)
         reaper.wait()
         self._processes.end(name)
+
+    def end_node(self, name: str) -> None:
+        """Kill a slurmd and all that it runs, as a node that loses its power."""
+        reaper = self._processes.process(f"slurmd-{name}")
+        end_trees([reaper.pid])
+        reaper.wait()
+        self._processes.end(f"slurmd-{name}")
+
+    def node_again(self, name: str) -> None:
+        """Start the slurmd of a node that was ended."""
+        self._processes.again(f"slurmd-{name}")
 
     def configure_buffers(self, more: str) -> None:
         """Add lines to burst_buffer.conf; slurmctld reads it when it starts."""

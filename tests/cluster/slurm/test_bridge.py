@@ -409,6 +409,7 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
             ),
             ("#DW jobdw pool=fast capacity=8MiB access_mode=stripped type=scratch", "stripped"),
             ("#DW jobdw capacity=8MiB", ""),
+            ("#DW jobdw capacity=99TiB", "no pool has 99TiB: fast, the largest, has 64MiB; ask for less"),
             ("#DW jobdw capacity=1.5MiB access_mode=striped type=scratch", "Slurm reads '1.5MiB' as the whole number"),
             ("#DW jobdw pool=fast capacity=8MiB access_mode=private type=scratch", "access_mode=private cannot be"),
             ("#DW jobdw capacity=8MiB access_mode=striped,private(MFS=1MiB)", "access_mode=private cannot be"),
@@ -438,9 +439,10 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
             assert (word == "fail") is bool(sentence) and sentence in text and place in text, text
         host.leader.total = 0
         await until(lambda: bridge._calls.site is not None and not bridge._calls.site.pools[0].quantity)
-        line = "#DW jobdw pool=fast capacity=8MiB access_mode=striped type=scratch"
-        word, text = await bridge._calls.perform("job_process", [], f"#!/bin/sh\n{line}\ntrue\n")
-        assert word == "fail" and "line 2, column" in text and "the pool fast is out of service" in text
+        for pool, sentence in ((" pool=fast", "the pool fast is out of service"), ("", "all pools are out of service")):
+            line = f"#DW jobdw{pool} capacity=8MiB access_mode=striped type=scratch"
+            word, text = await bridge._calls.perform("job_process", [], f"#!/bin/sh\n{line}\ntrue\n")
+            assert word == "fail" and "line 2, column" in text and sentence in text
 
 
 @story

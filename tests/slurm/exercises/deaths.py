@@ -151,18 +151,38 @@ WAYS: Final = ("SIGTERM", "SIGKILL", "takeover")
 goes on, and the primary starts later. 24 rounds cover each way in each moment."""
 
 
+RECONFIGURE: Final = "reconfigure"
+"""`scontrol reconfigure`: newer releases start slurmctld anew for it."""
+
+
 async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> Figures:
-    """Ends of slurmctld in each call and between them: nothing is copied again, no buffer is left behind, and what
-    Slurm itself leaves stuck is stuck with a script that copies by itself, too.
+    """Ends of slurmctld in each call and between them."""
+    return await _slurmctld_ends(site, client, rounds, seed, WAYS)
+
+
+async def takeover(site: Site, client: Client, rounds: int, seed: int) -> Figures:
+    """Takeovers by the backup in each call and between them."""
+    return await _slurmctld_ends(site, client, rounds, seed, ("takeover",))
+
+
+async def reconfigure(site: Site, client: Client, rounds: int, seed: int) -> Figures:
+    """A new configuration in each call and between them."""
+    return await _slurmctld_ends(site, client, rounds, seed, (RECONFIGURE,))
+
+
+async def _slurmctld_ends(site: Site, client: Client, rounds: int, seed: int, ways: tuple[str, ...]) -> Figures:
+    """End slurmctld in each moment: nothing is copied again, no buffer is left behind, and what Slurm itself leaves
+    stuck is stuck with a script that copies by itself, too.
     """
-    plain = PlainSite(site.directory / "plain", plugin=site.plugin, backup=True)
-    ends, beside = _no_ends(), _no_ends()
+    backup = isinstance(site.slurm, TwoControllers)
+    plain = PlainSite(site.directory / "plain", plugin=site.plugin, backup=backup)
+    ends, beside = _no_ends(ways), _no_ends(ways)
     ended_in: Counter[str] = Counter()
     moments, parked = [*CALLS, *STATES], 0
     try:
         await plain.start()
         for number in range(rounds):
-            moment, way = moments[number % len(moments)], WAYS[(number + seed - 1) % len(WAYS)]
+            moment, way = moments[number % len(moments)], ways[(number + seed - 1) % len(ways)]
             chance = random.Random(f"{seed} {number}")
             end = _End(f"ctld{number}", moment, way, chance.random() < SAVED, chance.uniform(0, 2))
             since = await site.newest(client)
@@ -193,8 +213,8 @@ async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> 
         "ends": {way: dict(found.held) for way, found in ends.items()},
         "beside": {way: dict(found.held) for way, found in beside.items()},
         "others": {way: dict(found.others) for way, found in ends.items()},
-        "backups": dict(ends["takeover"].backups),
-        "backups_beside": dict(beside["takeover"].backups),
+        "backups": {way: dict(found.backups) for way, found in ends.items() if found.backups},
+        "backups_beside": {way: dict(found.backups) for way, found in beside.items() if found.backups},
         "ended_in": dict(ended_in),
         "parked": parked,
         "bytes_again": 0,
@@ -221,8 +241,8 @@ class _Ends(NamedTuple):
     """What became of a backup that gave back what it had taken over."""
 
 
-def _no_ends() -> dict[str, _Ends]:
-    return {way: _Ends(Counter(), Counter(), Counter()) for way in WAYS}
+def _no_ends(ways: Iterable[str]) -> dict[str, _Ends]:
+    return {way: _Ends(Counter(), Counter(), Counter()) for way in ways}
 
 
 def _stuck(ends: Iterable[Counter[str]]) -> Counter[str]:
@@ -248,10 +268,14 @@ async def _ended(site: Submitted, one: _End, ends: _Ends) -> Jobs:
     if one.is_saved:
         await _saved(site)
     way = one.way
-    site.slurmctld(signal.SIGTERM if way == "SIGTERM" else signal.SIGKILL)
+    if way == RECONFIGURE:
+        done = await site.as_administrator("scontrol", "reconfigure")
+        require(done.returncode == 0, f"scontrol reconfigure: {done.stderr}")
+    else:
+        site.slurmctld(signal.SIGTERM if way == "SIGTERM" else signal.SIGKILL)
     site.gates.open()
     await asyncio.sleep(one.pause_s)
-    if way != "takeover":
+    if way in ("SIGTERM", "SIGKILL"):
         await site.slurmctld_again()
 
     async def answers() -> bool:

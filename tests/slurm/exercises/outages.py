@@ -17,9 +17,10 @@ from cluster.security.pki import issue, load_authority
 from cluster.system import SystemClock
 from replica.values import Instant
 from tests.faults import faults
+from tests.faults.kernel import Unable
 from tests.slurm.exercises.common import require
 from tests.slurm.exercises.reasons import Slurm
-from tests.slurm.site import MOVERS, REPLICAS
+from tests.slurm.site import MOVERS, REPLICAS, RunFailed
 
 YEARS_US: Final = 30 * 366 * 86_400 * 1_000_000
 EXIT_CONFIGURATION: Final = 78
@@ -172,7 +173,10 @@ async def replicas_dead(slurm: Slurm) -> None:
 async def clock_jumps(slurm: Slurm) -> None:
     """slurmctld's clock set an hour ahead and back: fresh files are believed, and old ones are not."""
     site = slurm.site
-    library = faults.build(site.directory / "shim", Path(faults.__file__).with_name("wallclock.c"))
+    try:
+        library = faults.build(site.directory / "shim", Path(faults.__file__).with_name("wallclock.c"))
+    except Unable as error:
+        raise RunFailed(f"the row clock {error}") from error
     off = site.directory / "slurmctld.wallclock"
 
     def set_clock(off_s: int) -> None:

@@ -1,0 +1,5 @@
+#!/bin/sh
+# documented: afterburstbuffer waits until results are staged out
+# ends: COMPLETED
+# afterburstbuffer: stage-files
+test -f @RESULTS@/staged || exit 3

@@ -1,0 +1,6 @@
+#!/bin/sh
+# documented: M stands for MiB
+# ends: COMPLETED
+#DW jobdw type=scratch capacity=2M access_mode=striped
+test -d "$DW_JOB_STRIPED" || exit 3
+scontrol show burst | grep -q "JobID=$SLURM_JOB_ID .*Pool=fast Size=2MiB " || exit 4
