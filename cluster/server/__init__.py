@@ -1,4 +1,4 @@
-"""One replica: storage, applied log, proposals, membership, and what a leader does by itself."""
+"""Replica: storage, applied log, proposals, membership, and the leader's duties."""
 
 from cluster.server.applied_log import Applied, AppliedLog, settled_at
 from cluster.server.controller import Controller, Unavailable

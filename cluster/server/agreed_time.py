@@ -1,17 +1,17 @@
-"""The time that a leader stamps batches with (law 3), and what is done about a replica whose wall clock is off.
+"""Time stamped on batches by the leader (law 3), and the treatment of replicas with a deviating wall clock.
 
 Theory of operation
 ===================
 
-Time in the ledger goes on from the last batch by what this replica's own monotonic clock has measured since it applied
-or made that batch. No wall clock pulls it by itself: it is held between two bounds that a majority of the voters' wall
-clocks gives (`cluster.consensus.peer_clocks`), which a minority of wrong ones cannot move.
+Time in the ledger continues from the last batch by this replica's own monotonic clock, measured since it applied or
+made that batch. No single wall clock influences it: it is kept between two bounds from a majority of the voters' wall
+clocks (`cluster.consensus.peer_clocks`), which a minority of wrong ones cannot move.
 
-- Behind `earliest`, because all were down or somebody's majority was slow: it goes there at once.
-- Ahead of `latest`: it goes on at SLEW of its speed until the truth has caught up. So it never goes backwards and
-  never stands still: what is due comes late by as much again at most, and not after an hour. `SetClock`, an operator's
-  command in the ledger, is the only other way back.
-- Where no majority can be read it just goes on.
+- Behind `earliest`, because all replicas were down or a majority's clocks were slow: it jumps there at once.
+- Ahead of `latest`: it runs at SLEW of its speed until the truth has caught up. It never goes backwards and never
+  stands still: due work is delayed at most as long again. `SetClock`, an operator's command in the ledger, is the only
+  other way back.
+- Without a readable majority it simply continues.
 """
 
 from __future__ import annotations
@@ -31,43 +31,47 @@ from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 LOGGER = logging.getLogger(__name__)
 
 SLEW: Final = 0.5
-"""How fast time goes while it is ahead of the truth, seconds of it a second: an hour is made good in two."""
+"""Speed of time while it is ahead of the truth: an hour is recovered in two."""
 
 CLIENTS_STEP_S: Final = 0.01
-"""How long what a right clock says is taken to stand still, seconds: ids are compared to seconds with it, and to ask a
-majority's clocks each time would take a third of what a command costs."""
+"""Validity of a right clock's reading, seconds: it is compared with IDs to whole seconds, and reading a majority's
+clocks each time would cost a third of a command.
+"""
 
 DRIFT_S: Final = 1.0
-"""How far a wall clock may be from this replica's before that is logged, seconds: a fifth of what is off, so that
-somebody looks at the time service while nothing has happened."""
+"""Deviation of a wall clock from this replica's that is logged, seconds: a fifth of the limit, so that an operator can
+check the time service before anything happens.
+"""
 
 AHEAD_SAID_US: Final = round(OFF_S * MICROSECONDS_PER_SECOND)
-"""How far the agreed time is ahead of a majority's clocks when that is logged, microseconds."""
+"""Lead of the agreed time over a majority's clocks that is logged, microseconds."""
 
 
 class AgreedTime:
-    """The time as this replica has it from the ledger, its monotonic clock and what a majority's wall clocks say.
+    """Agreed time from the ledger, the monotonic clock and a majority's wall clocks.
 
-    A `cluster.system.Clock` whose `now` that is.
+    It is a `cluster.system.Clock` whose `now` returns that time.
     """
 
     def __init__(self, clock: Clock, *, bounds: Callable[[], ClockBounds], at: Instant) -> None:
-        """Go on from `at`, the time of the state that this replica starts with; NEVER if there is none."""
+        """Continue from `at`, the time of the initial state; NEVER if there is none."""
         self._clock = clock
         self._bounds = bounds
         self._at = at
         self._since_s = clock.monotonic_s()
         self._of_clients = at
         self._of_clients_s = -math.inf
-        """When that was found."""
+        """Time of that reading."""
         self._waits = False
-        """Whether it was said that the first batch waits for more clocks."""
+        """Whether the wait of the first batch for more clocks was logged."""
 
     def begin(self) -> bool:
-        """Return whether there is a time to go on from: before the first batch only a majority's clocks give one.
+        """Return whether there is a time to continue from.
 
-        A cluster that was founded at `earliest` while one of a bare majority was an hour behind turned away everybody
-        whose clock was right, until the others were read.
+        Before the first batch, only a majority's clocks provide one.
+
+        A cluster founded at `earliest`, with one clock of a bare majority an hour slow, would reject clients with right
+        clocks until the other clocks were read.
         """
         if self._at == NEVER:
             bounds = self._bounds()
@@ -84,12 +88,12 @@ class AgreedTime:
 
     @property
     def ahead_us(self) -> int:
-        """How far the agreed time is ahead of what a majority's wall clocks may say, microseconds; 0 if it is not."""
+        """Lead of the agreed time over the possible time of a majority's wall clocks, microseconds; otherwise 0."""
         bounds = self._bounds()
         return 0 if bounds.latest is None or self._at == NEVER else max(0, self._between(bounds) - bounds.latest)
 
     def now(self) -> Instant:
-        """Return the time that a batch would have if it were made now."""
+        """Return the time of a batch made now."""
         return self._between(self._bounds())
 
     def _between(self, bounds: ClockBounds) -> Instant:
@@ -105,13 +109,13 @@ class AgreedTime:
 
     @property
     def is_read(self) -> bool:
-        """Whether a majority's wall clocks could be read lately; a new leader has to hear of them first."""
+        """Whether a majority's wall clocks were read recently; a new leader must receive them first."""
         return self._bounds().latest is not None
 
     def of_clients(self) -> Instant:
-        """Return what a right clock says: not the time where that is ahead of the truth, as far as a majority knows.
+        """Return the time of a right clock: lower than the agreed time if that is ahead of the truth, as far as known.
 
-        Asked for each command, and right to CLIENTS_STEP_S.
+        Called for each command; accurate to CLIENTS_STEP_S.
         """
         now_s = self._clock.monotonic_s()
         if not 0 <= now_s - self._of_clients_s < CLIENTS_STEP_S:
@@ -124,7 +128,7 @@ class AgreedTime:
         return self._of_clients
 
     def at_most(self) -> Instant:
-        """Return the latest that a right clock may say: the time itself is behind where a leader caught up late."""
+        """Return the latest possible time of a right clock: the agreed time lags if a leader caught up late."""
         latest = self._bounds().latest
         return self.of_clients() if latest is None else max(self.of_clients(), latest)
 
@@ -133,33 +137,33 @@ class AgreedTime:
         return self._clock.monotonic_s()
 
     def stamp(self, base_at: Instant) -> Instant:
-        """Return the time of a batch that is made now on a state of `base_at`, and go on from there."""
+        """Return the time of a batch made now on a state of `base_at`, and continue from there."""
         self._at = Instant(max(self.now(), base_at))
         self._since_s = self._clock.monotonic_s()
         return self._at
 
     def applied(self, at: Instant) -> None:
-        """Go on from what was applied just now: a batch of another leader, a snapshot, an operator's `SetClock`."""
+        """Continue from an applied time: another leader's batch, a snapshot, or an operator's `SetClock`."""
         self._at, self._since_s = at, self._clock.monotonic_s()
         self._of_clients_s = -math.inf
 
 
 class ClockWatch:
-    """Says when a wall clock is off, or the agreed time ahead, and has a leader whose clock is off hand over."""
+    """Reports deviating wall clocks and a leading agreed time, and has a leader with a deviating clock step aside."""
 
     def __init__(self, me: str, engine: Engine, agreed: AgreedTime) -> None:
         self._me = me
         self._engine = engine
         self._agreed = agreed
         self._off: set[str] = set()
-        """Replicas whose clock was off at the last look."""
+        """Replicas whose clock deviated at the last check."""
         self._drifted: set[str] = set()
-        """Peers whose clock was DRIFT_S from this one's at the last look."""
+        """Peers whose clock was DRIFT_S from this one's at the last check."""
         self._ahead = False
         self._task: asyncio.Task[None] | None = None
 
     def check(self) -> None:
-        """Log what has changed since the last look; asked once a second, of a leader or not."""
+        """Log changes since the last check; called once a second on every replica."""
         off = {peer.name for peer in self._engine.peers() if peer.clock_off}
         if self._engine.clock_off:
             off.add(self._me)
@@ -196,14 +200,14 @@ class ClockWatch:
                 )
 
     def poll(self) -> None:
-        """Hand over if this replica's clock is off: a duty of whoever leads."""
+        """Transfer leadership if this replica's clock deviates."""
         is_idle = self._task is None or self._task.done()
         if self._engine.clock_off and is_idle and len(self._engine.configuration.voters) > 1:
             self._task = asyncio.get_running_loop().create_task(self._hand_over())
             self._task.add_done_callback(failure_logged(LOGGER, "the leadership could not be handed over"))
 
     def stop(self) -> None:
-        """Give up what is under way."""
+        """Abandon pending work."""
         if self._task is not None:
             self._task.cancel()
 

@@ -1,8 +1,8 @@
-"""The entries that were applied, in order: the newest in memory, all others from the ledger.
+"""Applied entries in order: the newest from memory, all others from the ledger.
 
-Histories, the event stream and questions about the past read here. The ledger on disk may lag behind what is applied by
-the marks that the journal writes lazily, so the newest entries are kept in memory, within a bound. What is older is
-read by a thread, a little at a time, and decoded in slices: whoever reads all of the ledger holds up nobody.
+Histories, the event stream and queries of past states read here. The ledger on disk may lag by the journal's lazy
+marks, so the newest entries are kept in memory, within a bound. Older ones are read by a thread, a few at a time, and
+decoded in slices, so that reading the whole ledger blocks nothing.
 """
 
 from __future__ import annotations
@@ -32,20 +32,18 @@ from wal import (
 )
 
 RECENT_ENTRIES_MAX = 4096
-"""Applied entries kept in memory, count: what subscribers of events are behind by, normally less than ten."""
+"""Applied entries kept in memory, count: event subscribers normally lag by less than ten."""
 
 RECENT_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of those entries: sixteen of the largest."""
+"""Size of those entries: sixteen of the largest."""
 
 READ_ENTRIES = 256
 READ_BYTES = 256 * 1024
-"""What is read from the ledger at a time for one caller: count, and bytes before the last entry, which has 1 MiB at
-most."""
+"""Limits of one read from the ledger for one caller: count, and bytes before the last entry, at most 1 MiB."""
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """One applied entry. `revision` is that after it; `void`: the base check refused it; `batch`: None if it holds
-    none."""
+    """Applied entry. `revision`: after it; `void`: rejected by the base check; `batch`: None if it holds none."""
 
     index: int
     term: int
@@ -56,24 +54,24 @@ class Applied(msgspec.Struct, frozen=True):
     void: bool
     size_bytes: int
     configuration: Configuration | None = None
-    """Who is a member from this entry on; None if it does not say that."""
+    """Membership from this entry on; None if the entry does not change it."""
 
 
 def read_batch(data: bytes) -> Batch | None:
-    """Return the batch in an entry's data, None for an entry of consensus' own; CodecError for what is unknown."""
+    """Return the batch in an entry's data, None for an entry of consensus itself; CodecError for unknown data."""
     return decode_batch(data) if kind_of(data) is EntryKind.BATCH else None
 
 
 def read_configuration(data: bytes) -> Configuration | None:
-    """Return the configuration in an entry's data; None for any other entry."""
+    """Return the configuration in an entry's data; None for other entries."""
     return decode_configuration(data) if is_configuration(data) else None
 
 
 class AppliedLog:
-    """Reads applied entries by index or by revision, and tells when there are more."""
+    """Reads applied entries by index or revision, and notifies waiters of new ones."""
 
     def __init__(self, journal: Journal, ledger: Ledger, *, index: int, revision: Revision) -> None:
-        """Begin after `index`, whose state has `revision`: what came before is in the ledger."""
+        """Start after `index`, whose state has `revision`; earlier entries are in the ledger."""
         self._journal = journal
         self._ledger = ledger
         self._recent: deque[Applied] = deque()
@@ -90,11 +88,11 @@ class AppliedLog:
 
     @property
     def first_index(self) -> int:
-        """Index of the first entry that this replica holds of the ledger."""
+        """Index of the first entry this replica holds in its ledger."""
         return self._ledger.first_index
 
     def append(self, applied: Applied) -> None:
-        """Note an entry that was just applied, and wake who waits for more."""
+        """Add an entry that was just applied, and wake waiters."""
         self._recent.append(applied)
         self._recent_bytes += applied.size_bytes
         while len(self._recent) > RECENT_ENTRIES_MAX or self._recent_bytes > RECENT_BYTES_MAX:
@@ -103,14 +101,14 @@ class AppliedLog:
         self._wake()
 
     def reset(self, index: int, revision: Revision) -> None:
-        """Continue after an installed snapshot: this replica does not hold the entries in between."""
+        """Continue after an installed snapshot: this replica lacks the entries in between."""
         self._recent.clear()
         self._recent_bytes = 0
         self._index, self._revision = index, revision
         self._wake()
 
     async def more(self, index: int, timeout_s: float) -> bool:
-        """Wait until an entry after `index` is applied; False after `timeout_s` seconds without one."""
+        """Wait until an entry after `index` is applied; return False after `timeout_s` seconds without one."""
         if self._index > index:
             return True
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -125,7 +123,7 @@ class AppliedLog:
         return True
 
     def recent(self, first: int) -> list[Applied] | None:
-        """Return the entries from index `first` on if all of them are in memory, else None."""
+        """Return the entries from index `first` on if all are in memory, otherwise None."""
         if first > self._index:
             return []
         if not self._recent or first < self._recent[0].index:
@@ -134,9 +132,9 @@ class AppliedLog:
         return [self._recent[position] for position in range(skipped, len(self._recent))]
 
     async def walk(self, first: int, last: int, work: SlicedWork) -> AsyncIterator[Applied]:
-        """Yield the entries from index `first` to `last`, or to the last one that is applied; gaps are passed over.
+        """Yield the entries from index `first` to `last` or the last applied one; gaps are skipped.
 
-        What is read is decoded in slices of `work`; what is done with it is for the caller to take slices for.
+        Decoding takes slices of `work`; the caller takes slices for its own processing.
         """
         while first <= min(last, self._index):
             if self._recent and first >= self._recent[0].index:
@@ -155,7 +153,7 @@ class AppliedLog:
                 yield _applied(entry)
 
     def index_of(self, revision: int) -> int:
-        """Return the index of the entry that settled `revision`; LookupError names the range that is held."""
+        """Return the index of the entry that settled `revision`; LookupError names the range held."""
         if revision > self._revision:
             raise LookupError(f"revision {revision} is not settled here yet; the last one is {self._revision}")
         if self._recent and revision > self._recent[0].base:
@@ -166,14 +164,14 @@ class AppliedLog:
         return self._ledger.index_of_revision(revision)
 
     async def _stored(self, first: int, entries_max: int, bytes_max: int) -> list[LedgerEntry]:
-        """Read from the ledger beside the loop: in one thread, so that there is one transaction at a time."""
+        """Read from the ledger beside the loop, in one thread, so that there is one transaction at a time."""
         if self._ledger.applied_index < first:
             self._journal.flush_hints()
         read = partial(self._ledger.read_some, first, entries_max=entries_max, bytes_max=bytes_max)
         return await asyncio.get_running_loop().run_in_executor(self._reader, read)
 
     def close(self) -> None:
-        """Read no more; what is being read is over when this returns, so that the files may be closed."""
+        """Stop reading; a pending read has ended on return, so that the files may be closed."""
         self._reader.shutdown(cancel_futures=True)
 
     def digest_at(self, index: int) -> bytes | None:
@@ -188,7 +186,7 @@ class AppliedLog:
 
 
 def settled_at(applied: Applied, position: int) -> Revision:
-    """Return the revision that the command at `position` (from 0) of an applied batch settled."""
+    """Return the revision settled by the command at `position` (from 0) of an applied batch."""
     return Revision(applied.base + position + 1)
 
 
@@ -197,7 +195,7 @@ def _revision_of(applied: Applied) -> int:
 
 
 def _applied(entry: LedgerEntry) -> Applied:
-    """Return an entry of the ledger as it was applied."""
+    """Convert a ledger entry."""
     batch = read_batch(entry.data)
     base = Revision(entry.base)
     void = batch is not None and batch.base != base

@@ -1,6 +1,6 @@
-"""Bootstrap of a new cluster: its first command, and the feature level that it begins with.
+"""Bootstrap of a new cluster: its first command, and its initial feature level.
 
-A cluster that is founded now works at the highest level that all its members know: its leader raises it at once.
+A new cluster works at the highest level that all its members know: its leader raises it at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 class Bootstrap:
-    """Founds the cluster that has no state yet, and raises a new cluster to the level that all its members know."""
+    """Founds a cluster without state, and raises a new cluster to the level that all its members know."""
 
     def __init__(
         self,
@@ -36,8 +36,10 @@ class Bootstrap:
         raises: bool = True,
         draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """`leads`: whether this replica may decide and knows the time; `submit` as `Controller.submit`; `raises` False:
-        the level is left to whoever raises it by hand; `draw` returns so many bytes that nobody can guess.
+        """Create it.
+
+        `leads`: whether this replica may decide and knows the time; `submit` as `Controller.submit`; `raises` False:
+        the level is raised manually; `draw` returns unpredictable bytes.
         """
         self._draw = draw
         self._config = config
@@ -51,7 +53,7 @@ class Bootstrap:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Found the cluster if this replica leads and nobody has founded it."""
+        """Found the cluster if this replica leads and it is not founded yet."""
         if not self._leads() or self._state().revision or self._answer is not None:
             return
         config = self._config
@@ -72,7 +74,7 @@ class Bootstrap:
         self._answer.add_done_callback(self._founded)
 
     def poll(self) -> None:
-        """Found the cluster, or begin to raise its level, if that is this replica's and nothing is under way."""
+        """Found the cluster or start to raise its level, if this replica must and nothing is pending."""
         self.begin()
         self._founded_here = self._founded_here and self._leads()
         if (self._task is None or self._task.done()) and self._is_due():
@@ -82,7 +84,7 @@ class Bootstrap:
             )
 
     def stop(self) -> None:
-        """Give up what is under way."""
+        """Abandon pending work."""
         if self._task is not None:
             self._task.cancel()
 

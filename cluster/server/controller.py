@@ -1,12 +1,11 @@
-"""One replica: the state, and everything that may change it, in one asyncio loop.
+"""Controller of one replica: its state and everything that may change it, in one asyncio loop.
 
-Lifecycle: `open_storage` rebuilds the state from snapshot and ledger; `start` begins to take part in consensus; each
-committed entry comes to `apply`, once and in order; `stop` ends it. The controller is the machine that consensus
-drives, and the face that the API asks: for the state, for proof that it is current, and for a command to be settled.
+Lifecycle: `open_storage` rebuilds the state from snapshot and ledger; `start` joins consensus; each committed entry is
+passed to `apply`, once and in order; `stop` ends it. The controller is the machine driven by consensus, and the
+interface for the API: the state, proof that it is current, and settling commands.
 
-What happens to an entry: decode, check the base and apply (`apply_batch`), chain (`record_applied`), swap the State
-reference, notify who waits. None of it may fail for an entry that a correct leader made; whatever does stops the
-replica (law 10).
+Steps for an entry: decode, check the base and apply (`apply_batch`), chain (`record_applied`), swap the State
+reference, notify waiters. None of them may fail for an entry of a correct leader; a failure stops the replica (law 10).
 """
 
 from __future__ import annotations
@@ -80,26 +79,28 @@ from wal import (
 LOGGER = logging.getLogger(__name__)
 
 READ_WAIT_S = 4.0
-"""How long a linearizable read may take, seconds: a few elections, and less than a client waits for one replica."""
+"""Maximum duration of a linearizable read, seconds: a few elections, and less than a client waits for one replica."""
 
 READY_POLL_S = 0.02
-"""How often a read polls whether a new leader is ready, seconds."""
+"""Polling interval of a read for a new leader's readiness, seconds."""
 
 COMPACTION_MARGIN_ENTRIES = 1024
 COMPACTION_MARGIN_PERIODS = 2
-"""What consensus keeps before a snapshot at least, entries and snapshot periods: whoever was away for less needs none,
-and whoever needs one finds what follows it at a new leader too. At most HELD_BACK_ENTRIES: a start reads all of it."""
+"""Minimum entries consensus keeps before a snapshot, in snapshot periods: a replica absent for less needs no snapshot,
+and after a snapshot the following entries are available from a new leader too. At most HELD_BACK_ENTRIES, because a
+start reads all of them.
+"""
 
 EngineFactory = Callable[[Machine, Callable[[], None], Callable[[BaseException], NoReturn]], Engine]
-"""Makes the consensus of this replica: (machine, on_change, fail) -> engine."""
+"""Creates this replica's consensus: (machine, on_change, fail) -> engine."""
 
 
 class Unavailable(Exception):
-    """This replica cannot prove in time that it is current; ask again, or another one."""
+    """Read that this replica cannot prove to be current in time; retry, here or at another replica."""
 
 
 class Controller:
-    """A replica's state and what may change it. Everything here runs in one thread, the loop's."""
+    """State of a replica and everything that may change it. Runs in one thread, the loop's."""
 
     def __init__(
         self,
@@ -119,8 +120,8 @@ class Controller:
     ) -> None:
         """Take over the opened storage; `fail` must end the process (or, in tests, the test).
 
-        `ask` returns the status of a peer, `version` is that of this release; `checkpoints` compares states with the
-        peers', None in a replica that has none to ask; `raises_level` and `draw` as `Bootstrap` takes them.
+        `ask` returns the status of a peer, `version` is this release's; `checkpoints` compares states with the peers',
+        None for a replica without peers; `raises_level` and `draw` are passed to `Bootstrap`.
         """
         self.name = name
         self.config = config
@@ -135,7 +136,7 @@ class Controller:
         self._term = storage.journal.term_of(storage.index) or 0
         self._digest = storage.journal.applied_digest
         self._placed = storage.configuration
-        """Who is a member as of the last applied entry."""
+        """Membership as of the last applied entry."""
         self.applied_log = AppliedLog(
             storage.journal, storage.ledger, index=storage.index, revision=storage.state.revision
         )
@@ -149,7 +150,7 @@ class Controller:
             engine=self.engine, current=self.current, wait_applied=self.wait_applied, hear=self._heard
         )
         self._led_s = clock.monotonic_s()
-        """When somebody was known to lead last."""
+        """Time at which a leader was last known."""
         self.levels = FeatureLevels(name, self.engine, ask=ask, version=version)
         self.membership = Membership(
             name, config, self.engine, leads=lambda: self.leads, wait_applied=self.wait_applied
@@ -163,11 +164,11 @@ class Controller:
             engine=self.engine, applied=lambda: self._state, fill_with=self.fill_with, clock=self.agreed, fail=fail
         )
         self._folding: tuple[Batch, InSteps[State | None]] | None = None
-        """The batch of the next entry, where it is folded over several turns of the loop."""
+        """Batch of the next entry, while it is folded over several turns of the loop."""
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
         self._snapshot_index = self._newest_snapshot_index()
         self._attempted_index = self._snapshot_index
-        """Where the last snapshot was tried: a full disk is not asked again before as many further entries."""
+        """Index of the last snapshot attempt: after a failure, as many further entries pass before the next one."""
         self._saving: Future[Path] | None = None
         self._leading_term = 0
         self.entries_applied = 0
@@ -205,11 +206,11 @@ class Controller:
         if self.checkpoints is not None:
             self.register(DigestRecorder(self.checkpoints, submit=submit))
 
-    # What others ask
+    # Interface
 
     @property
     def state(self) -> State:
-        """The applied state."""
+        """Applied state."""
         return self._state
 
     @property
@@ -229,7 +230,7 @@ class Controller:
 
     @property
     def incarnation(self) -> Incarnation:
-        """Which incarnation of the cluster this replica is of."""
+        """Incarnation of the cluster this replica belongs to."""
         return self._storage.environment.incarnation
 
     @property
@@ -238,14 +239,14 @@ class Controller:
         return self.proposer.leading
 
     async def start(self) -> None:
-        """Take part in consensus."""
+        """Join consensus."""
         await self.engine.start()
         self._duties.start()
         if self.checkpoints is not None:
             self.checkpoints.start()
 
     async def stop(self) -> None:
-        """Leave consensus without handing anything off, and close the storage with everything known written."""
+        """Leave consensus without a transfer, write everything known, and close the storage."""
         if self.checkpoints is not None:
             await self.checkpoints.stop()
         self._duties.stop()
@@ -259,20 +260,20 @@ class Controller:
 
     @property
     def journal_fill(self) -> float:
-        """How much of the journal's room is used, from 0 to 1."""
+        """Used share of the journal's space, from 0 to 1."""
         return self._storage.environment.fill
 
     def register(self, duty: Duty, *, on_change: Callable[[], None] | None = None) -> None:
-        """Have a duty looked after while this replica leads (`Duties.register`)."""
+        """Register a duty of the leader (`Duties.register`)."""
         self._duties.register(duty, on_change=on_change)
 
     def submit(self, request: Request) -> Answer:
-        """Have a command settled (`cluster.server.proposer`); QueueFull or NotLeading if it is not taken."""
+        """Submit a command (`cluster.server.proposer`); QueueFull or NotLeading if it is not accepted."""
         self._check_founded(request)
         return self.proposer.submit(request)
 
     def queue(self, request: Request, asker: Asker) -> None:
-        """Have a command settled for somebody who is notified of the answer; raises what `submit` raises."""
+        """Submit a command whose answer goes to `asker`; raises the exceptions of `submit`."""
         self._check_founded(request)
         self.proposer.queue(request, asker)
 
@@ -281,22 +282,22 @@ class Controller:
             raise NotLeading(None)
 
     def fill_with(self, size_bytes: int) -> float:
-        """Return how full the journal would be, from 0 to 1, with so many bytes more than it has been asked for.
+        """Return the used share of the journal, from 0 to 1, after adding this many bytes to pending ones.
 
-        Or its disk, where that is fuller, and no other replica's has room.
+        Or that of its disk, if that is fuller and no other replica's disk has space.
         """
         stored_bytes = STORED_BYTES_PER_BYTE * (self.journal.behind_bytes + size_bytes)
         return max(self._storage.environment.fill_with(stored_bytes), self.disk_watch.fill_with(stored_bytes))
 
     def measure_room(self) -> Room | None:
-        """Return what the journal takes of its disk and what is free there; None where the file system does not say."""
+        """Return the journal's size on disk and the free space there; None if the file system does not report it."""
         used_bytes = round(self._storage.environment.fill * self.config.storage.map_size_bytes)
         return room_of(self.config.wal_directory(self.name), used_bytes)
 
     async def current(self) -> State:
-        """Return a state that is at least as new as any answer given before the call, and passed over.
+        """Return a state at least as new as any answer given before the call, after a scheduling cycle.
 
-        NotLeading if this replica does not lead; Unavailable if it cannot prove within READ_WAIT_S that it does.
+        NotLeading if this replica does not lead; Unavailable if it cannot prove its leadership within READ_WAIT_S.
         """
         try:
             async with asyncio.timeout(READ_WAIT_S):
@@ -326,8 +327,11 @@ class Controller:
                 self._appliers.remove(waiting)
 
     def save_snapshot(self) -> Future[Path]:
-        """Write a snapshot of the present state in the background; the future gives its path or SnapshotFailed."""
-        # A snapshot must not be ahead of the applied mark on disk, or it could not be used after a crash.
+        """Write a snapshot of the present state in the background.
+
+        The future returns its path or raises SnapshotFailed.
+        """
+        # A snapshot ahead of the applied mark on disk could not be used after a crash.
         self.journal.flush_hints()
         image = Image(self._state, self._index, self._term, self._digest, self._placed)
         loop = asyncio.get_running_loop()
@@ -339,17 +343,17 @@ class Controller:
         return future
 
     def fill_history(self, gap: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
-        """Give the ledger entries that a snapshot replaced; return what is left of the gap (`wal.fill`)."""
+        """Add entries that a snapshot replaced to the ledger; return the remaining gap (`wal.fill`)."""
         return fill(self._storage.environment, gap, handed)
 
     def mend_history(self, stretch: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
-        """Put entries in the place of damaged ones; return what is left of the stretch (`wal.replace_damaged`)."""
+        """Replace damaged entries; return the remaining range (`wal.replace_damaged`)."""
         return replace_damaged(self._storage.environment, stretch, handed)
 
     def authorise_pruning(self, note: PruneNote) -> None:
-        """Record which entries are not to be held any more (`wal.authorise`), and where they are; durable on return.
+        """Record the entries to prune (`wal.authorise`) and the location of their archive; durable on return.
 
-        BrokenInvariant where they are of another history, or a restart or a peer would need them.
+        BrokenInvariant if they belong to another history, or a restart or a peer would need them.
         """
         last = note.below - 1
         if note.cluster_id != self.config.cluster.id or self.journal.digest_at(last) != bytes.fromhex(note.digest):
@@ -359,15 +363,16 @@ class Controller:
         authorise(self._storage.environment, note.pruned)
 
     def prune_some(self) -> bool:
-        """Remove some of what is not to be held any more; return whether some is left (`wal.prune_some`)."""
+        """Prune some of the recorded entries; return whether some are left (`wal.prune_some`)."""
         return prune_some(self._storage.environment)
 
-    # What consensus calls
+    # Callbacks of consensus
 
     def apply(self, index: int, term: int, data: bytes) -> bool:
-        """Settle a committed entry. Raises for what no correct leader makes; consensus then stops the replica.
+        """Settle a committed entry. An exception for an entry no correct leader makes has consensus stop the replica.
 
-        What takes long to fold is folded a slice a call: True until it is settled. The state is what it was until then.
+        Large entries are folded one slice per call: returns True until the entry is settled. The state stays unchanged
+        until then.
         """
         if index != self._index + 1:
             raise BrokenInvariant(f"entry {index} came to be applied after entry {self._index}")
@@ -412,7 +417,7 @@ class Controller:
         return False
 
     def _folds_on(self, before: State, batch: Batch) -> bool:
-        """Fold a slice of a batch that is too large for one call; return whether some of it is left."""
+        """Fold a slice of a batch too large for one call; return whether some of it is left."""
         if self._folding is None:
             if sum(1 + steps_of_events(entry.events) for entry in batch.entries) <= STEPS_PER_TURN:
                 return False
@@ -420,7 +425,7 @@ class Controller:
         return not self._folding[1].advance(STEPS_PER_TURN)
 
     def hear(self, peer: str, news: bytes) -> None:
-        """Take what agents said to a follower. It may say what it likes: nodes that are not known are passed over."""
+        """Record agents' news received by a follower. It is untrusted: unknown nodes are ignored."""
         try:
             said = read_news(news)
         except ValueError as error:
@@ -430,7 +435,7 @@ class Controller:
             self._heard(one, peer)
 
     def _heard(self, said: Said, through: str = "") -> None:
-        """Note what an agent said, to this replica or through a follower; of another instance nothing is believed."""
+        """Record an agent's news, received here or through a follower; other instances of the agent are ignored."""
         known = self._state.nodes.get(said.node)
         if known is None or known.instance != said.instance:
             return
@@ -441,9 +446,9 @@ class Controller:
         )
 
     def newest_snapshot(self) -> SnapshotRef | None:
-        """Return the newest snapshot that may be sent to a peer; have one made if that does not reach the journal.
+        """Return the newest snapshot that may be sent to a peer; start a new one if it does not reach the journal.
 
-        They may all have been damaged since entries were compacted; an idle cluster would never make another.
+        All of them may have been damaged since entries were compacted, and an idle cluster would make no other.
         """
         newest = self.snapshots.newest()
         if (newest is None or newest.index < self.journal.base_index) and not self.snapshots.saving:
@@ -454,15 +459,15 @@ class Controller:
         return SnapshotRef(newest.path, newest.index, newest.term, newest.size_bytes)
 
     def snapshot_refused(self, index: int) -> None:
-        """Have a snapshot that a peer refused read again, beside the loop: if it is damaged, it is sent no more."""
+        """Read a snapshot rejected by a peer again, beside the loop; a damaged one is not sent again."""
         self.snapshots.doubt(index)
 
     def begin_install(self, index: int, term: int) -> SnapshotSink:
-        """Return what takes a snapshot from the leader."""
+        """Return the receiver of the leader's snapshot."""
         return SnapshotInstall(self.snapshots, index, term, installed=self.installed)
 
     def installed(self, image: Image) -> None:
-        """Continue from a received snapshot that was verified."""
+        """Continue from a received, verified snapshot."""
         if image.index <= self._index:
             raise BrokenInvariant(f"a snapshot of entry {image.index} was received, but {self._index} is applied")
         self.journal.reset_to(image.index, image.term, image.chain_digest, image.state.revision)
@@ -484,7 +489,7 @@ class Controller:
             image.state.revision,
             extra=about(revision=image.state.revision),
         )
-        # Only now: before the journal stood on this one, an older one was what a restart would have needed.
+        # Only now: before the journal used this snapshot, a restart would have needed an older one.
         self.snapshots.prune_in_background()
 
     def _on_change(self) -> None:
@@ -503,16 +508,14 @@ class Controller:
         self.proposer.leadership_changed()
         self._duties.leadership_changed()
 
-    # Inside
-
     def _check(self) -> None:
-        """Is what is written still to be found (StorageFailed stops the replica), and whose clock is off?"""
+        """Check the storage files (StorageFailed stops the replica) and the clocks."""
         try:
             self._storage.environment.check_files()
         except StorageFailed as error:
             self._fail(error)
         self.clock_watch.check()
-        # Who is cut off hears of no orders: the agents that wait here ask somebody else.
+        # A replica that is cut off gets no orders: agents waiting here should try another one.
         now_s = self.clock.monotonic_s()
         if self.engine.leader is not None:
             self._led_s = now_s
@@ -534,7 +537,7 @@ class Controller:
         self._saving = None
         error = done.exception()
         if error is not None:
-            # The older ones are kept: consensus goes on with a longer journal, and the next attempt comes.
+            # Older snapshots are kept: consensus continues with a longer journal until the next attempt.
             self.snapshots_failed += 1
             LOGGER.error("a snapshot of entry %d could not be written: %s", image.index, error)
             return

@@ -1,11 +1,10 @@
-"""Disk that the journal is on: who leads has room on it and is not slower than others; where nobody has room, what
-needs some is refused in time.
+"""Disk of the journal: the leader should have space and a fast disk; if no replica has space, commands are rejected.
 
-All replicas store the same, so their disks fill up at the same time, and a failed write stops a replica: done to all of
-them, it stops the cluster. Where one disk alone is scarce, what is asked for goes on, led by another replica.
+All replicas store the same data, so their disks fill up together, and a failed write stops a replica: on all of them,
+it stops the cluster. If one disk alone is nearly full, another replica takes over the lead.
 
-A disk that has become slow, but fails nothing, is a fault that no timeout sees: each of a leader's syncs holds up
-whatever it does, so all of the cluster is as slow, while the others' disks are well.
+A disk that has become slow without failing triggers no timeout: each sync of the leader delays all its work, so the
+whole cluster is slow although the other disks are fine.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ from cluster.system.eventloop import failure_logged
 LOGGER = logging.getLogger(__name__)
 
 BETTER: Final = 0.1
-"""How much less full another replica's disk has to be for it to lead instead, share: no handing to and fro."""
+"""Minimum advantage in free share of another disk for a transfer of leadership: prevents going back and forth."""
 
 QUICKER: Final = 4
-"""How many times quicker a sync of another replica's disk has to be for it to lead instead: no handing to and fro."""
+"""Minimum speed ratio of another disk's sync for a transfer of leadership: prevents going back and forth."""
 
 ASKED_S: Final = 2.0
-"""How long a peer may take to say how its disk is, seconds."""
+"""Time limit for a peer's report on its disk, seconds."""
 
 ASKED_EVERY_S: Final = 10.0
-"""Between two questions to all, seconds, and so between two times that the leadership is handed over for this."""
+"""Interval between two requests to all peers, seconds, and thus between two transfers for this reason."""
 
 
 class Room(msgspec.Struct, frozen=True):
-    """What a journal takes of its disk, and what is free beside it, bytes."""
+    """Size of a journal on its disk, and the free space there, bytes."""
 
     used_bytes: int
     free_bytes: int
 
     def fill_with(self, size_bytes: int) -> float:
-        """How full what the disk has for the journal would be with so many bytes more, from 0 to 1."""
+        """Return the used share of the journal's available space after adding this many bytes, from 0 to 1."""
         return (self.used_bytes + size_bytes) / max(1, self.used_bytes + self.free_bytes)
 
 
 def room_of(directory: Path, used_bytes: int) -> Room | None:
-    """Return the room on the disk of a directory; None where the file system does not say."""
+    """Return the space on a directory's disk; None if the file system does not report it."""
     try:
         return Room(used_bytes, free_bytes(directory))
     except OSError:
@@ -61,19 +60,19 @@ def room_of(directory: Path, used_bytes: int) -> Room | None:
 
 
 class _Disk(NamedTuple):
-    """What a replica says of its disk: how full and how slow it is, where that is known."""
+    """Report of a replica on its disk: fill and speed, if known."""
 
     fill: float | None = None
     sync_s: float | None = None
 
 
 class DiskWatch:
-    """A leader's look at its disk, and at those of others where that is nearly full, or slow."""
+    """Leader's check of its disk, and of the others' if it is nearly full or slow."""
 
     def __init__(
         self, engine: Engine, *, measure: Callable[[], Room | None], map_size_bytes: int, ask: Ask, clock: Clock
     ) -> None:
-        """`ask` returns the status of a peer; `map_size_bytes` is that of all of them."""
+        """Create it; `ask` returns the status of a peer; `map_size_bytes` is the same on all replicas."""
         self._engine = engine
         self._measure = measure
         self._map_size_bytes = map_size_bytes
@@ -83,15 +82,15 @@ class DiskWatch:
         self._due_s = clock.monotonic_s()
         self._task: asyncio.Task[None] | None = None
         self.is_scarce = False
-        """Whether this disk is nearly full, and no other replica's has room either."""
+        """Whether this disk is nearly full, and no other replica's has space either."""
         self._said_slow = False
 
     def fill_with(self, size_bytes: int) -> float:
-        """How full the disk would be with so many bytes more, where that is to keep anybody from anything; else 0."""
+        """Return the disk's used share after adding this many bytes if space is scarce; otherwise 0."""
         return self._room.fill_with(size_bytes) if self.is_scarce and self._room is not None else 0.0
 
     def poll(self) -> None:
-        """Look at the disk, and ask the others where it is nearly full, or slow: a duty of whoever leads."""
+        """Check the disk, and request the others' reports if it is nearly full or slow."""
         self._room = self._measure()
         sync_s = self._engine.sync_s or 0.0
         is_full = self._room is not None and self._room.fill_with(0) > USERS.fill_max
@@ -110,17 +109,17 @@ class DiskWatch:
             self._task.add_done_callback(failure_logged(LOGGER, "the leadership could not be handed over"))
 
     def stop(self) -> None:
-        """Give up what is under way."""
+        """Abandon pending work."""
         self.is_scarce = False
         if self._task is not None:
             self._task.cancel()
 
     async def _look(self, room: Room | None, sync_s: float) -> None:
-        """Hand the leadership to whoever has room, or have what needs some be refused; else to whose disk is quicker.
+        """Transfer leadership to a replica with space, or mark space as scarce; otherwise to one with a faster disk.
 
-        `room` where this disk is nearly full.
+        `room` is given if this disk is nearly full.
         """
-        # Who cannot lead has no disk that would help.
+        # The disk of a replica that cannot lead does not help.
         voters = [peer.name for peer in self._engine.peers() if peer.votes and not peer.clock_off]
         found = dict(zip(voters, await asyncio.gather(*map(self._disk_of, voters)), strict=True))
         if room is not None and not await self._gone_for_room(room, found):
@@ -135,7 +134,7 @@ class DiskWatch:
             await self._leave_to_quicker(sync_s, found)
 
     async def _gone_for_room(self, room: Room, found: dict[str, _Disk]) -> bool:
-        """Hand over to whose disk is the emptiest; return whether somebody has room."""
+        """Transfer leadership to the replica with the emptiest disk; return whether one has space."""
         fills = {name: disk.fill for name, disk in found.items() if disk.fill is not None}
         best = min(fills, key=fills.__getitem__, default=None)
         if best is None or fills[best] > min(room.fill_with(0), USERS.fill_max) - BETTER:
@@ -144,7 +143,7 @@ class DiskWatch:
         return True
 
     async def _leave_to_quicker(self, sync_s: float, found: dict[str, _Disk]) -> None:
-        """Hand over to whose disk is the quickest, if it is much quicker, and not nearly full."""
+        """Transfer leadership to the replica with the fastest disk if it is much faster and not nearly full."""
         times = {
             name: disk.sync_s
             for name, disk in found.items()
@@ -167,7 +166,7 @@ class DiskWatch:
             LOGGER.warning("the leadership goes to %s: %s", leader or "somebody else", why)
 
     async def _disk_of(self, peer: str) -> _Disk:
-        """Return what a peer says of its disk."""
+        """Return a peer's report on its disk."""
         try:
             async with asyncio.timeout(ASKED_S):
                 status: StatusView = await self._ask(peer)

@@ -1,20 +1,19 @@
-"""Do the replicas really hold the same state and history? Digests, compared for ever; the odd one out stops.
+"""Comparison of the replicas' states and histories by digests; a replica that differs from the majority stops.
 
-Every replica digests its State at the same entries: whenever the leader's clock in the batches has passed a whole
-minute, every so many entries, and when nothing has changed for a minute. It keeps the last few digests, and asks its
-peers for theirs. Where a majority of the
-members agrees on a digest that is not its own, its state is wrong whatever the reason (a fault of memory, of a disk, of
-the program), so it stops and says so (law 10). Where nobody has a majority, it says so loudly and goes on: it cannot
-know who is right.
+Every replica digests its State at the same entries: when the leader's clock in the batches passes a whole minute, every
+so many entries, and when nothing has changed for a minute. It keeps the last few digests and requests those of its
+peers. If a majority of the members agrees on another digest, its own state is wrong for whatever reason (a fault of
+memory, disk or program), so it stops with a message (law 10). Without a majority it logs an error and continues,
+because the right state is unknown.
 
-Ledgers are compared in the same way: when a replica starts, as of the last entry that it had applied, and at each
-checkpoint. A history that was rewritten while the replica was down and hashed again is sound in itself, and may lead
-to the very same state; only the others know that it is another one. Until they have said so it leads nobody who can
-tell (`cluster.consensus.leader_election`).
+Ledgers are compared in the same way: at the start of a replica, as of its last applied entry, and at each checkpoint. A
+history that was rewritten and rehashed while the replica was down is consistent in itself, and may lead to the same
+state; only the other replicas can tell. Until they have confirmed it, they do not elect this replica
+(`cluster.consensus.leader_election`).
 
-What a majority has, the leader records in the ledger (`StateDigested`), so that an old ledger can be held against it,
-and a snapshot against the ledger. A replica that has another digest of that state than is recorded stops like the odd
-one out: it is. An idle cluster records nothing, since a record changes nothing that would have to be recorded.
+The leader records the majority's digest in the ledger (`StateDigested`), so that an old ledger can be compared with it,
+and a snapshot with the ledger. A replica whose digest of that state differs from the record stops as well. An idle
+cluster records nothing, because a record would itself have to be recorded.
 """
 
 from __future__ import annotations
@@ -35,32 +34,34 @@ from replica.state import State, is_checkpoint, recorded_in, state_digest
 LOGGER = logging.getLogger(__name__)
 
 QUIET_S = 66.0
-"""How long nothing has changed when the last state is digested, seconds: more than the minute that makes a checkpoint,
-so that whatever comes next passes one, and whoever folds the ledger holds this state when it reads its digest."""
+"""Quiet time after which the last state is digested, seconds: more than the minute between checkpoints, so that the
+next change passes a checkpoint, and replaying the ledger reaches this state when it reads its digest.
+"""
 
 CHECKPOINTS_KEPT = 16
-"""Digests kept, count: a peer that is a quarter of an hour behind still finds one in common."""
+"""Digests kept, count: a peer a quarter of an hour behind still has one in common."""
 
 COMPARE_PERIOD_S = 5.0
-"""How often peers are asked while there is a digest that was not compared with all of them, seconds."""
+"""Interval of requests to peers while a digest was not compared with all of them, seconds."""
 
 
 class Digests(NamedTuple):
     """Digests of one replica, entry index -> hexadecimal."""
 
     states: Mapping[int, str]
-    """Of the state after an entry."""
+    """Digests of the state after an entry."""
     ledgers: Mapping[int, str]
-    """Of the ledger up to an entry."""
+    """Digests of the ledger up to an entry."""
 
 
 Ask = Callable[[str, int], Awaitable[Digests]]
-"""Returns the digests of a peer, among them that of its ledger up to the index given, or up to the last entry that it
-has applied if that comes before; raises what it likes when the peer cannot be asked."""
+"""Returns the digests of a peer, including that of its ledger up to the given index, or up to its last applied entry if
+that is lower. Any exception means that the peer cannot be asked.
+"""
 
 
 class Chain(Protocol):
-    """The ledger as its digests show it: `wal.Journal`."""
+    """Digests of a ledger: `wal.Journal`."""
 
     @property
     def applied_index(self) -> int: ...
@@ -68,24 +69,24 @@ class Chain(Protocol):
 
 
 class Diverged(Exception):
-    """This replica's state or ledger is not that of the majority."""
+    """State or ledger of this replica that differs from the majority's."""
 
 
 class Verdict(Enum):
-    """What one checkpoint says of this replica."""
+    """Result of one checkpoint for this replica."""
 
     AGREES = "agrees"
     """A majority, this replica included, has the same digest."""
     UNDECIDED = "undecided"
-    """Too few have been heard; nobody contradicts."""
+    """Too few replies, and no contradiction."""
     DISPUTED = "disputed"
-    """Somebody contradicts, and no majority is known."""
+    """A peer contradicts, and no majority is known."""
     ODD = "odd"
     """A majority agrees on another digest."""
 
 
 def judge(mine: str, theirs: Mapping[str, str], members: int) -> Verdict:
-    """Return what a checkpoint shows: `theirs` are the digests of the peers that have one for the same entry."""
+    """Return the verdict of a checkpoint; `theirs` are the digests of peers for the same entry."""
     majority = members // 2 + 1
     votes = Counter(theirs.values())
     if votes[mine] + 1 >= majority:
@@ -96,12 +97,12 @@ def judge(mine: str, theirs: Mapping[str, str], members: int) -> Verdict:
 
 
 class _Pending(NamedTuple):
-    """A state to be digested, as it is after an entry."""
+    """State after an entry, to be digested."""
 
     entry_index: int
     state: State
     changed: int
-    """The last revision up to it that did more than record a digest."""
+    """Last revision up to it that did more than record a digest."""
 
 
 class _Digested(NamedTuple):
@@ -115,7 +116,7 @@ class _Recorded(NamedTuple):
 
 
 class Checkpoints(Background):
-    """The digests of one replica, and their comparison with those of its peers."""
+    """Digests of one replica, and their comparison with those of its peers."""
 
     def __init__(
         self,
@@ -126,36 +127,36 @@ class Checkpoints(Background):
         *,
         chain: Chain,
     ):
-        """`peers` names the other members now; `fail` stops the replica; `chain` is its own ledger."""
+        """Create it; `peers` returns the other members; `fail` stops the replica; `chain` is its own ledger."""
         super().__init__(fail)
         self._name = name
         self._peers = peers
         self._ask = ask
         self._digests: dict[int, str] = {}
         self._digested: dict[int, _Digested] = {}
-        """Entry index -> which state it was that was digested."""
+        """Entry index -> digested state."""
         self._agreed = 0
-        """The last entry after which a majority was seen to have this state."""
+        """Last entry at which a majority had this state."""
         self._recorded: dict[int, _Recorded] = {}
-        """Revision -> what the ledger records of the state after it; the last CHECKPOINTS_KEPT."""
+        """Revision -> digest recorded in the ledger for the state after it; the last CHECKPOINTS_KEPT."""
         self._changed = 0
         self._undigested: _Pending | None = None
-        """The last state that changed something, unless it was a checkpoint."""
+        """Last state with a change, unless it was a checkpoint."""
         self._quiet: asyncio.TimerHandle | None = None
         self._pending: deque[_Pending] = deque()
         self._woken = asyncio.Event()
         self._compared = 0
         self._chain = chain
         self._ledger_index = chain.applied_index
-        """The entry up to which ledgers are to be compared next."""
+        """Entry up to which ledgers are compared next."""
         self._is_ledger_compared = not self._ledger_index
         """Whether every peer has answered for that entry."""
         self._of_states = self._of_ledgers = Verdict.UNDECIDED
-        self._woken.set()  # what was there before the start is compared at once
+        self._woken.set()  # compare the initial state at once
 
     @property
     def verdict(self) -> Verdict:
-        """What the last comparison said: of the states, unless a ledger is disputed."""
+        """Result of the last comparison: of the states, unless a ledger is disputed."""
         return Verdict.DISPUTED if self._of_ledgers is Verdict.DISPUTED else self._of_states
 
     @property
@@ -165,22 +166,22 @@ class Checkpoints(Background):
 
     @property
     def unrecorded(self) -> RecordStateDigest | None:
-        """What is to be recorded: the newest digest that a majority has, if something changed since the last one."""
+        """Return the newest digest of a majority that should be recorded, if something changed since the last one."""
         digested = self._digested.get(self._agreed)
         if digested is None or digested.changed <= max(self._recorded, default=0):
             return None
         return RecordStateDigest(digested.revision, bytes.fromhex(self._digests[self._agreed]))
 
     async def stop(self) -> None:
-        """End it, and wait until it has ended."""
+        """Cancel it, and wait for its end."""
         if self._quiet is not None:
             self._quiet.cancel()
         await super().stop()
 
     def applied(self, index: int, before: State, after: State, batch: Batch | None = None) -> None:
-        """Note an applied entry; its state is digested in the background if it is a checkpoint.
+        """Handle an applied entry; at a checkpoint its state is digested in the background.
 
-        `batch` is what it settled, if anything. Does not return where that records another digest than this replica's.
+        `batch` is its content, if any. Does not return if the batch records another digest than this replica's.
         """
         records = 0
         for recorded in () if batch is None else recorded_in(batch):
@@ -192,22 +193,22 @@ class Checkpoints(Background):
         changes = after.revision - before.revision > records
         if changes:
             self._changed = after.revision
-        # A record alone makes no checkpoint: an idle cluster would go on with the digest of each digest.
+        # A record alone makes no checkpoint: an idle cluster would endlessly digest digests.
         if (changes or not records) and is_checkpoint(index, before.at, after.at):
-            # A State costs nothing to hold. When digesting is slower than applying for long, the newest are left out
-            # here, and the peers' digests of them are simply not compared.
+            # A State costs nothing to hold. If digesting is slower than applying for long, the newest states are
+            # skipped here, and the peers' digests of them are not compared.
             if len(self._pending) < CHECKPOINTS_KEPT:
                 self._pending.append(_Pending(index, after, self._changed))
             self._undigested = None
             self._woken.set()
         elif changes or (records and self._undigested is not None):
-            # The very last state, with a record of an earlier one: whatever comes next comes behind it.
+            # The very last state, including a record of an earlier one: later changes follow it.
             self._undigested = _Pending(index, after, self._changed)
             if self._quiet is None:
                 self._await_quiet(self._undigested)
 
     def _await_quiet(self, last: _Pending) -> None:
-        """Have the last state digested if it still is the last one after QUIET_S."""
+        """Digest the last state if it is still the last one after QUIET_S."""
 
         def passed() -> None:
             self._quiet = None
@@ -221,7 +222,7 @@ class Checkpoints(Background):
         self._quiet = asyncio.get_running_loop().call_later(QUIET_S, passed)
 
     def _check_recorded(self, revision: int) -> None:
-        """Hold the digest of a state against the recorded one, if both are known; the odd one out does not return."""
+        """Compare the digest of a state with the recorded one, if both are known; does not return if they differ."""
         recorded = self._recorded.get(revision)
         index = next((index for index, one in self._digested.items() if one.revision == revision), None)
         if recorded is None or index is None or self._digests[index] == recorded.digest:
@@ -256,11 +257,11 @@ class Checkpoints(Background):
 
     @property
     def _is_unfinished(self) -> bool:
-        """Whether there is a digest that was not compared with all peers."""
+        """Return whether a digest was not compared with all peers."""
         return self._compared < max(self._digests, default=0) or not self._is_ledger_compared
 
     async def _compare(self) -> None:
-        """Ask every peer, and judge what somebody else has too."""
+        """Request the digests of every peer, and judge those in common."""
         peers, index = self._peers(), self._ledger_index
         answers = await self._answers(peers, index)
         self._compare_states(peers, {peer: answer.states for peer, answer in answers.items()})
@@ -276,7 +277,7 @@ class Checkpoints(Background):
             return
         verdict = self._judged_ledgers(theirs, len(peers) + 1)
         if verdict is Verdict.DISPUTED and len(theirs) > 1:
-            # Peers that are behind name different entries, of which none has a majority; all of them have the first.
+            # Lagging peers name different entries without a majority; all of them have the first.
             first = min(max(digests, default=index) for digests in theirs.values())
             answers = await self._answers(peers, first)
             self._judged_ledgers({peer: answer.ledgers for peer, answer in answers.items()}, len(peers) + 1)
@@ -285,7 +286,10 @@ class Checkpoints(Background):
             self._is_ledger_compared = all(index in theirs.get(peer, ()) for peer in peers)
 
     def _judged_ledgers(self, theirs: Mapping[str, Mapping[int, str]], members: int) -> Verdict:
-        """Return what the ledgers say, at the first entry where they differ; the odd one out does not return."""
+        """Return the verdict on the ledgers at the first entry where they differ.
+
+        Does not return if this one is odd.
+        """
         verdict = Verdict.UNDECIDED
         for index in sorted({index for digests in theirs.values() for index in digests}):
             digest = self._chain.digest_at(index)
@@ -316,9 +320,9 @@ class Checkpoints(Background):
         return verdict
 
     def _compare_states(self, peers: tuple[str, ...], theirs: dict[str, Mapping[int, str]]) -> None:
-        """Judge every checkpoint that somebody else has too.
+        """Judge every checkpoint in common with a peer.
 
-        Not the newest alone: where a peer is steadily a checkpoint behind, it never has a majority, the one before has.
+        Not only the newest: if a peer constantly lags by a checkpoint, only the previous one has a majority.
         """
         common = sorted(index for index in self._digests if any(index in digests for digests in theirs.values()))
         if not common:
@@ -347,7 +351,7 @@ class Checkpoints(Background):
             self._compared = newest
 
     def _judged(self, index: int, theirs: Mapping[str, Mapping[int, str]], members: int) -> Verdict:
-        """Return what one checkpoint says; the odd one out does not return."""
+        """Return the verdict of one checkpoint; does not return if this replica is odd."""
         mine, of_index = self._digests[index], _of_index(theirs, index)
         verdict = judge(mine, of_index, members)
         if verdict is Verdict.ODD:
@@ -367,23 +371,23 @@ def _of_index(theirs: Mapping[str, Mapping[int, str]], index: int) -> dict[str, 
 
 
 class DigestRecorder:
-    """Digests of states that a majority has, written into the ledger by whoever leads, each once."""
+    """Recording of majority digests in the ledger by the leader, each once."""
 
     def __init__(self, checkpoints: Checkpoints, *, submit: Callable[[Request], Answer]) -> None:
-        """`submit` as `Controller.submit`."""
+        """Create it; `submit` as `Controller.submit`."""
         self._checkpoints = checkpoints
         self._submit = submit
         self._answer: Answer | None = None
 
     def poll(self) -> None:
-        """Record the newest digest if something has changed since the last record, and none is under way."""
+        """Record the newest digest if something has changed since the last record, and none is pending."""
         unrecorded = self._checkpoints.unrecorded
         if unrecorded is not None and (self._answer is None or self._answer.done()):
             with suppress(QueueFull, NotLeading):
                 self._answer = self._submit(Request(b"", CONTROLLER, unrecorded))
-                # Whoever leads then has its own record to make.
+                # After a failure the next leader makes its own record.
                 self._answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
 
     def stop(self) -> None:
-        """Forget what is under way: whoever leads records the next one."""
+        """Drop the pending record: the next leader records the next one."""
         self._answer = None

@@ -1,4 +1,4 @@
-"""Duties of a leader: what the replica that leads does of its own accord, each behind one protocol."""
+"""Duties of a leader: work without a request, each behind one protocol."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from replica.state import State
 from replica.values import Instant
 
 POLL_PERIOD_S = 1.0
-"""How often a leader polls its duties, seconds."""
+"""Polling interval of a leader's duties, seconds."""
 
 
 class Duty(Protocol):
-    """One thing that a leader looks after: nodes, mail, pools of a provider, levels, restarts, membership."""
+    """Duty of a leader: nodes, mail, pools of a provider, levels, restarts, membership."""
 
     def poll(self) -> None:
-        """Do what is due, and return at once. Asked once a second while this replica leads."""
+        """Do due work, and return at once. Called once a second while this replica leads."""
 
     def stop(self) -> None:
-        """Give up what is under way: somebody else leads, or the replica stops."""
+        """Abandon pending work: leadership was lost, or the replica stops."""
 
 
 class Duties:
-    """The duties of one replica, in the order in which they were registered."""
+    """Duties of one replica, in the order of registration."""
 
     def __init__(self, *, leads: Callable[[], bool], check: Callable[[], None]) -> None:
-        """`check` is called as often as duties are polled, whether this replica leads or not."""
+        """Create it; `check` is called as often as duties are polled, on leaders and followers."""
         self._leads = leads
         self._check = check
         self._registered: list[Duty] = []
@@ -39,24 +39,24 @@ class Duties:
         self._timer: asyncio.TimerHandle | None = None
 
     def register(self, duty: Duty, *, on_change: Callable[[], None] | None = None) -> None:
-        """Poll a duty while this replica leads; `on_change` begins what cannot wait until then, and must not raise."""
+        """Poll a duty while this replica leads; `on_change` starts urgent work, and must not raise."""
         self._registered.append(duty)
         if on_change is not None:
             self._on_change.append(on_change)
 
     def start(self) -> None:
-        """Poll from now on, in the running loop."""
+        """Start polling in the running loop."""
         self._timer = asyncio.get_running_loop().call_later(POLL_PERIOD_S, self.poll)
 
     def stop(self) -> None:
-        """Poll no more, and have every duty give up what is under way."""
+        """Stop polling, and have every duty abandon pending work."""
         if self._timer is not None:
             self._timer.cancel()
         for duty in self._registered:
             duty.stop()
 
     def poll(self) -> None:
-        """Check, poll every duty if this replica leads, and come again."""
+        """Check, poll every duty if this replica leads, and schedule the next poll."""
         self.start()
         self._check()
         if self._leads():
@@ -64,32 +64,32 @@ class Duties:
                 duty.poll()
 
     def leadership_changed(self) -> None:
-        """Begin what cannot wait for the next poll: role, term or readiness has changed."""
+        """Start urgent work after a change of role, term or readiness."""
         for begin in self._on_change:
             begin()
 
 
 class AnswerExpiry:
-    """Answers that are kept no longer, and sessions that nobody uses: they go when due, a portion at a time (law 6)."""
+    """Expiry of cached replies and unused sessions: removed when due, some at a time (law 6)."""
 
     def __init__(
         self, *, state: Callable[[], State], now: Callable[[], Instant], submit: Callable[[Request], Answer]
     ) -> None:
-        """`submit` as `Controller.submit`; `now` gives the agreed time."""
+        """Create it; `submit` as `Controller.submit`; `now` returns the agreed time."""
         self._state = state
         self._now = now
         self._submit = submit
         self._answer: Answer | None = None
 
     def poll(self) -> None:
-        """Ask for the next portion if one is due and none is under way."""
+        """Submit the next removal if one is due and none is pending."""
         if self._answer is None and is_expiry_due(self._state(), self._now()):
             with suppress(QueueFull, NotLeading):
                 self._answer = self._submit(Request(b"", CONTROLLER, ExpireAnswers()))
                 self._answer.add_done_callback(self._done)
 
     def stop(self) -> None:
-        """Forget what is under way: whoever leads asks again."""
+        """Drop the pending removal: the next leader submits it again."""
         self._answer = None
 
     def _done(self, answer: Answer) -> None:

@@ -1,8 +1,8 @@
-"""Which feature level each member knows: what a leader gathers before the cluster's level may be raised (law 12).
+"""Feature levels known by the members, collected before the cluster's level may be raised (law 12).
 
-Each replica says in its status which level it knows; one of a release that says nothing of it knows level 1. The leader
-asks every member of the configuration in force, voters and learners, and what they say goes into the command as facts.
-What changes between the asking and the commit can harm nobody but the replica that changed: it stops, and says why.
+Each replica reports the level it knows in its status; a release that reports none knows level 1. The leader asks every
+member of the configuration in force, voters and learners, and their reports go into the command as facts. A change
+between report and commit harms only the replica that changed: it stops with a message.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from replica.messages import features
 LOGGER = logging.getLogger(__name__)
 
 UNHEARD = 0
-"""What is noted for a member that did not say which level it knows."""
+"""Level of a member that did not report."""
 
 Ask = Callable[[str], Awaitable[StatusView]]
-"""Returns the status of a peer, by its name; raises what it likes when the peer cannot be asked."""
+"""Returns the status of a peer, by name; any exception means that the peer cannot be asked."""
 
 
 class MemberLevel(msgspec.Struct, frozen=True):
-    """What one member knows: the highest feature level, UNHEARD if it did not say, and the version of its release."""
+    """Highest feature level known by a member, UNHEARD without a report, and the version of its release."""
 
     id: str
     name: str
@@ -37,23 +37,23 @@ class MemberLevel(msgspec.Struct, frozen=True):
 
 
 async def unasked(peer: str) -> StatusView:
-    """Stand in for asking in a replica that has nobody to ask."""
+    """Replacement for a status request on a replica without peers."""
     raise LookupError(f"this replica cannot ask {peer}")
 
 
 class FeatureLevels:
-    """Asks the members which feature level they know."""
+    """Collects the feature levels known by the members."""
 
     def __init__(self, name: str, engine: Engine, *, ask: Ask, version: str) -> None:
-        """For the replica called `name`, whose release has `version`."""
+        """Create it for the replica called `name`, whose release has `version`."""
         self._name = name
         self._engine = engine
         self.ask = ask
-        """Returns the status of a peer; raises what it likes."""
+        """Returns the status of a peer; any exception means that it cannot be asked."""
         self._version = version
 
     async def gather(self) -> tuple[MemberLevel, ...]:
-        """Return what each member of the configuration in force knows, by name; all are asked at once."""
+        """Return the report of each member of the configuration in force, by name; all are asked at once."""
         configuration = self._engine.configuration
         members = sorted(configuration.members(), key=lambda member: member.name)
         found = await asyncio.gather(*(self._ask(member.name) for member in members))
@@ -68,8 +68,8 @@ class FeatureLevels:
         try:
             status = await self.ask(name)
         except Exception as error:
-            # Whatever it is: not to know is an answer, and the level is not raised then.
+            # Any failure counts as no report, and the level is not raised.
             LOGGER.info("%s did not say which feature level it knows: %s", name, error)
             return UNHEARD, ""
-        # Who answers at this address must be the member that was meant.
+        # The replica at this address must be the intended member.
         return (status.feature_level_known, status.version) if status.replica == name else (UNHEARD, "")

@@ -1,11 +1,11 @@
-"""Fetching the history that this replica lacks: a snapshot took its place, or what is stored of it is damaged.
+"""Fetching of missing history: ranges replaced by a snapshot, or damaged in storage.
 
-In the background, from any peer that holds it, newest first, a megabyte at a time: whoever asks this replica for the
-history of a job gets an answer again, and every member can prove all of it. Nothing that a peer says is believed: each
-entry is proven by the digest behind it (`wal.ledger`), and the entry itself says which revisions it settled.
+In the background, from any peer that holds it, newest first, a megabyte at a time, so that this replica can answer
+queries of old jobs again and every member can prove the whole history. Peers are not trusted: each entry is proven by
+the digest after it (`wal.ledger`), and the entry itself determines the revisions it settled.
 
-Damage is looked for: all of the ledger is read and checked over and over, slowly, so that it is found while a peer
-still has what was there. A start checks the newest entries only.
+The whole ledger is read and checked continuously and slowly, so that damage is found while a peer still has the
+original. A start checks the newest entries only.
 """
 
 from __future__ import annotations
@@ -39,64 +39,65 @@ from wal import (
 LOGGER = logging.getLogger(__name__)
 
 POLL_PERIOD_S = 15.0
-"""How often a replica polls its ledger for a gap, and asks again where nobody could help, seconds."""
+"""Interval of checks for a gap, and of repeated requests without success, seconds."""
 
 PAUSE_S = 0.05
-"""Between two steps, seconds: at 1 MiB a step, 20 MB a second at most, and the disk is free most of the time."""
+"""Pause between two steps, seconds: at 1 MiB a step at most 20 MB a second, and the disk is idle most of the time."""
 
 PRUNED: Final = "pruned"
-"""The code of a peer's answer that it has pruned what it is asked for."""
+"""Code of a peer's answer that it has pruned the requested range."""
 
 PRUNED_AGAIN_S = 600.0
-"""How long nobody is asked again for what all have pruned, seconds: it does not come back by itself."""
+"""Pause before a range that all peers have pruned is requested again, seconds."""
 
 JOURNAL_FILL_MAX = 0.5
-"""Share of the journal's room beyond which no history is fetched: the other half is for what is still to come."""
+"""Share of the journal's space up to which history is fetched: the rest is for new entries."""
 
 SCRUB_ENTRIES = 32
 SCRUB_BYTES = 64 * 1024
-"""What is checked in one step, entries and bytes before the last one: a thread needs less than a millisecond for it, in
-which the loop may have to wait for the interpreter; two and a half for the largest entry."""
+"""Limits of one check, entries and bytes before the last one: a thread needs less than a millisecond for it, in which
+the loop may wait for the interpreter; two and a half for the largest entry.
+"""
 
 SCRUB_PAUSE_S = 0.05
-"""Between two steps, seconds: a hundredth of a processor; a million entries of one command each in half an hour."""
+"""Pause between two checks, seconds: a hundredth of a processor; a million small entries in half an hour."""
 
 SCRUB_BYTES_PER_S = 2 << 20
-"""What is read of large entries at most: nobody else's disk is slower for it."""
+"""Maximum rate for large entries: other users of the disk are not slowed down."""
 
 SCRUB_ROUND_S = 600.0
-"""Between two rounds, seconds."""
+"""Pause between two rounds, seconds."""
 
 SCRUB_AGAIN_S = 60.0
-"""Between two rounds while something is damaged that nobody could give, seconds."""
+"""Pause between two rounds while damage could not be repaired, seconds."""
 
 Ask = Callable[[str, int], Awaitable[Iterable[HandedView]]]
-"""Returns a peer's entries that end with an index, the newest first; raises what it likes when there are none."""
+"""Returns a peer's entries that end with an index, newest first; any exception means that there are none."""
 
 Fill = Callable[[Gap, Sequence[HistoryEntry]], Gap | None]
-"""Writes entries into the ledger; returns what is left of the gap (`wal.ledger.fill`)."""
+"""Writes entries into the ledger; returns the remaining gap (`wal.ledger.fill`)."""
 
 
 Mend = Callable[[Gap, Sequence[HistoryEntry]], Gap | None]
-"""Puts entries in the place of damaged ones; returns what is left of the stretch (`wal.ledger.mend`)."""
+"""Replaces damaged entries; returns the remaining range (`wal.ledger.replace_damaged`)."""
 
 
 class Scrubbed:
-    """What the scrub of one replica's ledger has found so far."""
+    """Results of the scrub of one replica's ledger."""
 
     def __init__(self) -> None:
         self.verified_index = 0
-        """The last entry that was checked in this round."""
+        """Last entry checked in this round."""
         self.round_ended_s: float | None = None
-        """When the last whole round ended, by the monotonic clock."""
+        """End of the last complete round, by the monotonic clock."""
         self.damaged: dict[int, int] = {}
-        """Stretches of entries that are damaged and could not be mended: first index -> last index."""
+        """Damaged ranges that could not be repaired: first index -> last index."""
         self.mended = 0
-        """Entries that were damaged, or what is stored beside them, and are whole again."""
+        """Entries repaired, including the rows stored beside them."""
 
     @property
     def damaged_entries(self) -> int:
-        """How many entries are in damaged stretches."""
+        """Number of entries in damaged ranges."""
         return sum(last - first + 1 for first, last in self.damaged.items())
 
 
@@ -113,7 +114,7 @@ class Backfill(Background):
         ask: Ask,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """`peers` names the other members now; `fail` stops the replica."""
+        """Create it; `peers` returns the other members; `fail` stops the replica."""
         super().__init__(fail)
         self._ledger = ledger
         self._fill = fill
@@ -121,23 +122,23 @@ class Backfill(Background):
         self._peers = peers
         self._ask = ask
         self._began = 0
-        """The last entry of the gap that is being filled; 0: none is."""
+        """Last entry of the gap being filled; 0 for none."""
         self._hopeless: tuple[Gap, tuple[str, ...], float] | None = None
-        """What all peers have pruned, who they were, and when they said so."""
+        """Gap that all peers have pruned, those peers, and the time of their answers."""
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(PAUSE_S if await self.step() else POLL_PERIOD_S)
 
     async def step(self) -> bool:
-        """Fill a part of the newest gap; return whether to go on at once.
+        """Fill a part of the newest gap; return whether to continue at once.
 
-        BrokenInvariant where this replica's own history turns out not to be the cluster's.
+        BrokenInvariant if this replica's own history is not the cluster's.
         """
         missing, peers = self._ledger.missing(), self._peers()
         if not missing or self._journal_fill() > JOURNAL_FILL_MAX or self._is_hopeless(missing[-1], peers):
             return False
-        # What was pruned here is not fetched again, though it is a part of the gap.
+        # The pruned part of the gap is not fetched again.
         gap = next(gap for gap in self._ledger.gaps() if gap.last_index == missing[-1].last_index)
         pruned_by: list[str] = []
         for peer in peers:
@@ -157,7 +158,7 @@ class Backfill(Background):
             except NotThisHistory as error:
                 LOGGER.error("what %s says of entry %d and before is not the history: %s", peer, gap.last_index, error)
                 continue
-            except Exception as error:  # whoever cannot be asked now, or does not hold it either
+            except Exception as error:  # peers that cannot be asked now, or lack it too
                 LOGGER.debug("%s does not hand entry %d over: %s", peer, gap.last_index, error)
                 continue
             self._log(gap, left, peer)
@@ -167,7 +168,7 @@ class Backfill(Background):
         return False
 
     def _is_hopeless(self, gap: Gap, peers: tuple[str, ...]) -> bool:
-        """Whether these peers have said that they have pruned what is missing, and not long ago."""
+        """Return whether these peers reported recently that they have pruned the missing range."""
         hopeless = self._hopeless
         if hopeless is None or hopeless[:2] != (gap, peers):
             return False
@@ -192,7 +193,7 @@ class Backfill(Background):
 
 
 def _checked(gap: Gap, entries: Iterable[HandedView], revision: int) -> list[HistoryEntry]:
-    """Return what belongs to the gap. NotThisHistory where an entry did not settle the revisions that are claimed."""
+    """Return the entries of the gap. NotThisHistory if an entry did not settle the claimed revisions."""
     found = []
     for view in entries:
         if view.index < gap.first_index:
@@ -212,7 +213,7 @@ def _checked(gap: Gap, entries: Iterable[HandedView], revision: int) -> list[His
 
 
 class Scrub(Background):
-    """Reads and checks one replica's ledger, over and over, and mends what is damaged."""
+    """Reads and checks one replica's ledger continuously, and repairs damage."""
 
     def __init__(
         self,
@@ -225,7 +226,7 @@ class Scrub(Background):
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """`found` is kept up to date; the others as for `Backfill`."""
+        """Create it; `found` receives the results; other arguments as for `Backfill`."""
         super().__init__(fail)
         self._ledger = ledger
         self._found = found
@@ -235,14 +236,14 @@ class Scrub(Background):
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "scrub")
         self._following = 1
-        """The entry that is checked next."""
+        """Next entry to check."""
         self._singly_to = 0
-        """Up to this entry each is checked alone: one of them is damaged."""
+        """Entries up to here are checked one by one, because one of them is damaged."""
         self._mended_at = 0
-        """The entry at which something was mended last, in this round."""
+        """Last entry repaired in this round."""
 
     async def stop(self) -> None:
-        """End it, and wait until the ledger is read no more."""
+        """Cancel it, and wait until the ledger is no longer read."""
         await super().stop()
         self._thread.shutdown()
 
@@ -251,9 +252,9 @@ class Scrub(Background):
             await asyncio.sleep(await self.step())
 
     async def step(self) -> float:
-        """Check some entries; return for how long to rest, seconds.
+        """Check some entries; return the pause that follows, seconds.
 
-        BrokenInvariant where this replica's own history turns out not to be the cluster's.
+        BrokenInvariant if this replica's own history is not the cluster's.
         """
         first, is_single = self._following, self._following <= self._singly_to
         check = partial(
@@ -284,7 +285,7 @@ class Scrub(Background):
         return SCRUB_AGAIN_S if self._found.damaged else SCRUB_ROUND_S
 
     async def _damage(self, error: LedgerBroken) -> float:
-        """Mend the entry that is checked next and what follows it, or go on behind it."""
+        """Repair the damaged range at the next entry, or continue after it."""
         first, find = self._following, partial(self._ledger.damaged_from, self._following, counted_revision_after)
         stretch = await asyncio.get_running_loop().run_in_executor(self._thread, find)
         if stretch is not None and self._mended_at != first:
@@ -313,7 +314,7 @@ class Scrub(Background):
         return SCRUB_PAUSE_S
 
     async def _mended(self, stretch: Gap) -> Gap | None:
-        """Return what is left of a stretch: what is stored may do, where it is not the entries that are damaged."""
+        """Return the remaining damaged range; stored entries are used if only the rows beside them are damaged."""
         try:
             return self._mend(stretch, self._ledger.held_in(stretch, counted_revision_after))
         except (LedgerBroken, NotThisHistory, CodecError):
@@ -327,6 +328,6 @@ class Scrub(Background):
                 raise
             except NotThisHistory as error:
                 LOGGER.error("what %s says of entry %d is not the history: %s", peer, stretch.last_index, error)
-            except Exception as error:  # whoever cannot be asked now, or does not hold it either
+            except Exception as error:  # peers that cannot be asked now, or lack it too
                 LOGGER.debug("%s does not hand entry %d over: %s", peer, stretch.last_index, error)
         return stretch

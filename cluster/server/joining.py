@@ -1,13 +1,13 @@
-"""Joining: how a replica without data becomes a member of an existing cluster, under an id that was never used before.
+"""Joining: a replica without data becomes a member of an existing cluster, under an ID never used before.
 
-The cluster adds it first (`forebay cluster add`, or `cluster replace` for one that lost its data) and gives it a new
-id. That record is the permit to start once without data: the replica asks for its id, notes it durably, and starts.
-From then on the note says who it is. `--join` has it wait longer for an answer and report why it may not join; on a
-replica that has joined already it has no effect.
+The cluster adds it first (`forebay cluster add`, or `cluster replace` for one that lost its data) and assigns a new ID.
+That record permits one start without data: the replica requests its ID, notes it durably, and starts. From then on the
+note holds its ID. `--join` has it wait longer for an answer and report why it may not join; on a replica that has
+joined already it has no effect.
 
-Killed at any time in between it goes on joining when it is started again, with `--join` or without: a file `joining`
-is there until note and mark of a first start are. It says as whom the replica had joined before, so that whoever lost
-his data is not taken for one who had none yet.
+If it is killed in between, the next start continues, with or without `--join`: a file `joining` exists until the note
+and the mark of a first start do. It holds the replica's former ID, so that a replica that lost its data is not mistaken
+for a new one.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from wal import directory as directories
 LOGGER: Final = logging.getLogger(__name__)
 
 ASK_S: Final = 30.0
-"""How long the cluster may take to say who this replica is, seconds: some elections, and the operator's patience."""
+"""Time limit for the cluster's answer with `--join`, seconds: some elections, and the operator's patience."""
 
 
 PERMIT_S: Final = 10.0
 """Time limit for an answer to a replica without data that starts without `--join`, seconds: some elections."""
 
 JOINING_NAME: Final = "joining"
-"""The file that is there while a replica joins: it holds the id of its former life, nothing if there was none."""
+"""File that exists while a replica joins: its former ID, empty if it had none."""
 
 
 class JoiningRefused(Exception):
-    """This replica cannot join now; the message is a sentence with the remedy."""
+    """Replica that cannot join now; the message includes the remedy."""
 
 
 class _NobodyAnswered(JoiningRefused):
-    """No replica could say who this one is: it may ask again."""
+    """Join request without an answer from any replica; it may be repeated."""
 
 
 async def join(config: Config, name: str, *, clock: Clock) -> str:
-    """Ask the cluster who replica `name` is to be, note it, and let it start without data; return its id.
+    """Request the ID of replica `name` from the cluster, note it, and permit a start without data; return the ID.
 
     JoiningRefused, StorageRefused.
     """
@@ -72,7 +72,7 @@ async def join(config: Config, name: str, *, clock: Clock) -> str:
         _remove(joining)
         raise
     with starting(config, name, make=True):
-        # Another process may have joined and started while this one asked: the mark would outlive its data.
+        # Another process may have joined and started meanwhile: the mark would outlive its data.
         _refuse_if_data(config, name)
         identity = noted.partition(" ")[0]
         if joining.exists() and joining.read_text(encoding="utf-8").strip() == identity:
@@ -88,7 +88,7 @@ async def join(config: Config, name: str, *, clock: Clock) -> str:
 
 
 def has_joined(config: Config, name: str) -> bool:
-    """Return whether replica `name` has data: `--join` has no effect then."""
+    """Return whether replica `name` has data: `--join` then has no effect."""
     return any_of(config.wal_directory(name)) is not None
 
 
@@ -109,7 +109,7 @@ async def is_permitted(config: Config, name: str, *, clock: Clock) -> bool:
 
 
 def is_joining(config: Config, name: str) -> bool:
-    """Whether replica `name` was started with `--join` and has not come as far as to know who it is."""
+    """Return whether replica `name` was started with `--join` and does not have its ID yet."""
     kept = (config.wal_directory(name), config.snapshot_directory(name))
     return _joining(config, name).exists() and all(any_of(directory) is None for directory in kept)
 
@@ -119,7 +119,7 @@ def _joining(config: Config, name: str) -> Path:
 
 
 def _refuse_if_data(config: Config, name: str) -> None:
-    """What a former life left would stand against this start; it is kept for an examination, elsewhere."""
+    """Reject a join beside data of a former member; the data may be needed for an examination."""
     for directory in (config.wal_directory(name), config.snapshot_directory(name)):
         if any_of(directory) is None:
             continue
@@ -130,9 +130,7 @@ def _refuse_if_data(config: Config, name: str) -> None:
 
 
 async def _ask(config: Config, name: str, clock: Clock, deadline_s: float) -> str:
-    """Return the id under which the cluster has added this replica, and behind it the cluster's incarnation if that is
-    not the first one.
-    """
+    """Return the ID the cluster assigned to this replica, and after it the incarnation unless that is the first."""
     try:
         async with Client.from_config(config, name, clock=clock, deadline_s=deadline_s) as client:
             answer = await client.call(ops.LIST_MEMBERS)
@@ -153,7 +151,7 @@ async def _ask(config: Config, name: str, clock: Clock, deadline_s: float) -> st
 
 
 def _remove(joining: Path) -> None:
-    """Remove it durably."""
+    """Remove a file durably."""
     try:
         joining.unlink(missing_ok=True)
         directories.sync(joining.parent)
@@ -162,7 +160,7 @@ def _remove(joining: Path) -> None:
 
 
 def _write(note: Path, identity: str) -> None:
-    """Write an id into a file durably, whole or not at all."""
+    """Write an ID to a file, atomically and durably."""
     try:
         make_private_directory(note.parent)
         replace_private(note, f"{identity}\n".encode("ascii"))

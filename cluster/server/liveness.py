@@ -1,9 +1,9 @@
-"""What is known of the agents without asking anybody to agree: contacts, progress, who waits for orders, and where.
+"""Unreplicated knowledge of agents: contacts, progress, and polls waiting for orders.
 
-Any replica answers polls, from its own state, once that is proven to be current; what agents say of themselves goes to
-the leader with the question that proves it. All of it is soft: a new leader starts without it. Silence therefore counts
-from the leader's own start, from its own last moment of attention (a leader that was stopped for a minute must not
-believe that everybody else was), and from the moment in which the replica that told of a node went away.
+Any replica answers polls from its own state, once that is proven to be current; agents' reports travel to the leader
+with the request that proves it. All of this is soft state: a new leader starts without it. Silence therefore counts
+from the leader's own start, from its last period of activity (a leader stopped for a minute must not believe that all
+others were), and from the moment at which the follower that relayed a node's reports disappeared.
 """
 
 from __future__ import annotations
@@ -43,51 +43,55 @@ NODE_DOWN_S = 30.0
 """Silence after which a node is marked down, seconds: long enough for a failover and an agent's restart."""
 
 INATTENTION_S = 5.0
-"""A gap between two polls that says that this process, not the nodes, was away, seconds."""
+"""Gap between two polls that means that this process was inactive, not the nodes, seconds."""
 
 AWAY_S = 2.0
-"""How long a replica may say nothing before its agents are taken to look for another one, seconds: some elections."""
+"""Silence of a replica after which its agents are assumed to look for another one, seconds: some elections."""
 
 WAIT_PARTS = 3
 WAIT_PARTS_MAX = 2
-"""A poll is answered at the latest after one part in three of the silence that is tolerated, and after two where many
-wait: waiting must not be silence."""
+"""Maximum wait of a poll, in thirds of the tolerated silence: one normally, two if many wait."""
 
 POLLS_PER_S = 150
-"""Polls that end and begin again in a second by time alone, count, from which on each waits longer: some 0.9 ms of
-processor each, so an eighth of a core."""
+"""Rate of polls renewed by time alone above which each waits longer: about 0.9 ms of processor each, so an eighth of a
+core.
+"""
 
 SPREAD_S_PER_POLL = 0.0015
 SPREAD_S_MAX = 6.0
-"""Within how long agents whose replica went away look for another one, for each that waits here, seconds, and at most:
-a handshake takes a replica 1 ms and more. With few nodes it is nothing."""
+"""Period over which agents of a lost replica look for another one: seconds for each waiting agent, and at most. A
+handshake takes a replica 1 ms and more. With few nodes it is negligible.
+"""
 
 POLLS_MAX = 8192
-"""Polls that wait at once, count: one per node. 10,000 nodes on two of three replicas are 5,000 each."""
+"""Maximum number of waiting polls: one per node. 10,000 nodes on two of three replicas are 5,000 each."""
 
 ROUND_S = 0.02
-"""From one proof for polls to the next, seconds: each serves all that came meanwhile, so there are fifty a second at
-most, however many agents there are. The first of a calm moment waits for nothing."""
+"""Interval between two proofs for polls, seconds: each serves all polls that arrived meanwhile, so there are at most
+fifty a second for any number of agents. The first after a pause is immediate.
+"""
 
 NEWS_S = 1.0
-"""How long a follower may keep what an agent said that waits, seconds: against 30 s of silence nothing."""
+"""Maximum delay of an agent's report at a follower, seconds: negligible beside 30 s of silence."""
 
 NEWS_BYTES = 64 * 1024
-"""What a follower says at once, bytes: some 1,000 nodes, which take the leader a few milliseconds. One node's progress
-that takes more is cut off."""
+"""Size of a follower's news in one frame: about 1,000 nodes, which cost the leader a few milliseconds.
+
+A node's progress beyond it is cut off.
+"""
 
 PROVE_S_MAX = 4.0
-"""How long a proof may take, seconds: a few elections, and less than an agent waits for one replica."""
+"""Time limit of a proof, seconds: a few elections, and less than an agent waits for one replica."""
 
 ASK_AGAIN_S = 0.05
-"""Between two questions who leads, seconds."""
+"""Interval of repeated read requests, seconds."""
 
 LEADERLESS_S = 3.0
-"""Without a leader for so long, seconds, polls are woken, so that agents ask elsewhere: elections take less."""
+"""Time without a leader after which polls are woken, so that agents try other replicas: elections take less."""
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """How far one operation is, as its agent reported at `updated_at`."""
+    """Progress of one operation, as its agent reported it at `updated_at`."""
 
     job: int
     attempt: int
@@ -118,18 +122,18 @@ class Liveness:
         self._polled_s = self._since_s
         self._contacts_s: dict[str, float] = {}
         self._through: dict[str, str] = {}
-        """Which follower told of a node last; nobody for those who told this replica itself."""
+        """Follower that last relayed a node's report; empty for direct reports."""
         self._away_s: dict[str, float] = {}
-        """When a follower was seen to be away last, by its name."""
+        """Time at which a follower was last found absent, by name."""
         self._progress: dict[str, tuple[Transfer, ...]] = {}
 
     def poll_wait_s_max(self, polls: int) -> float:
-        """Return the longest that a poll may wait, seconds, where so many wait at this replica."""
+        """Return the maximum wait of a poll, seconds, with this many waiting at this replica."""
         least_s, most_s = self._node_down_s / WAIT_PARTS, self._node_down_s * WAIT_PARTS_MAX / WAIT_PARTS
         return min(max(least_s, polls / POLLS_PER_S), most_s)
 
     def lead(self) -> None:
-        """Start as a leader: nobody has been silent yet."""
+        """Start as a leader: no node has been silent yet."""
         self._since_s = self._polled_s = self._clock.monotonic_s()
         self._contacts_s.clear()
         self._through.clear()
@@ -137,7 +141,7 @@ class Liveness:
         self._progress.clear()
 
     def heard(self, node: str, through: str = "") -> None:
-        """Note that the node's agent has just sent something; `through`: to which follower, by its name."""
+        """Record a report of the node's agent; `through`: name of the follower that relayed it."""
         self._contacts_s[node] = self._clock.monotonic_s()
         if through:
             self._through[node] = through
@@ -145,16 +149,16 @@ class Liveness:
             self._through.pop(node, None)
 
     def away(self, replica: str) -> None:
-        """Note that a follower has just gone away: the agents that polled there have to look for another one first."""
+        """Record that a follower has disappeared: its agents need time to find another replica."""
         self._away_s[replica] = self._clock.monotonic_s()
 
     def last_contact_s(self, node: str) -> float | None:
-        """Return how long ago the node was heard of, seconds; None if never by this leader."""
+        """Return the seconds since the node's last contact; None if this leader has had none."""
         contact_s = self._contacts_s.get(node)
         return None if contact_s is None else max(0.0, self._clock.monotonic_s() - contact_s)
 
     def silent(self, state: State) -> list[tuple[str, float]]:
-        """Return the nodes that are not down yet and were not heard of for too long, with the silence in seconds."""
+        """Return the nodes that are not down yet and have been silent for too long, with the silence in seconds."""
         now_s = self._clock.monotonic_s()
         if now_s - self._polled_s > INATTENTION_S:
             self._since_s = now_s
@@ -171,7 +175,7 @@ class Liveness:
         return sorted(found)
 
     def progressed(self, node: str, transfers: Iterable[Transfer], state: State) -> None:
-        """Replace what is known of the node's operations; rows of other nodes' jobs and of old attempts are dropped."""
+        """Replace the progress of the node's operations; drop rows of other nodes' jobs and old attempts."""
         kept = {row.job: row for row in transfers if row.node == node and _is_current(row, state)}
         if kept:
             self._progress[node] = tuple(kept[job] for job in sorted(kept))
@@ -190,7 +194,7 @@ def _is_current(row: Transfer, state: State) -> bool:
 
 
 class NodeWatch:
-    """Marks down the nodes that have been silent for too long, and takes them back when they are heard of."""
+    """Marks silent nodes down, and takes them back on contact."""
 
     def __init__(
         self,
@@ -201,26 +205,26 @@ class NodeWatch:
         submit: Callable[[Request], Answer],
         peers: Callable[[], Sequence[Peer]] = tuple,
     ) -> None:
-        """`submit` as `Controller.submit`, `peers` as that of consensus."""
+        """Create it; `submit` as `Controller.submit`, `peers` as in consensus."""
         self._peers = peers
         self._present: set[str] = set()
-        """Followers that were not away when they were last looked at."""
+        """Followers present at the last check."""
         self._liveness = liveness
         self._state = state
         self._leads = leads
         self._submit = submit
         self._commanded: set[str] = set()
-        """Nodes about which a command is under way."""
+        """Nodes with a pending command."""
 
     def heard(self, node: str, through: str = "") -> None:
-        """Note a sign of life of a node's agent, as `Liveness.heard`, and take the node back if it was marked down."""
+        """Record a contact as `Liveness.heard` does, and take the node back if it was marked down."""
         self._liveness.heard(node, through)
         known = self._state().nodes.get(node)
         if known is not None and known.down and self._leads():
             self._command(MarkNodeBack(node))
 
     def poll(self) -> None:
-        """Mark down the nodes that have been silent for too long."""
+        """Mark down nodes that have been silent for too long."""
         present = {
             peer.name
             for peer in self._peers()
@@ -233,7 +237,7 @@ class NodeWatch:
             self._command(MarkNodeDown(node, f"its agent has not been heard of for {silence_s:.0f} s"))
 
     def stop(self) -> None:
-        """Give up nothing: what was commanded is in the leader's queue."""
+        """Do nothing: submitted commands are in the leader's queue."""
 
     def _command(self, command: MarkNodeDown | MarkNodeBack) -> None:
         if command.node in self._commanded:
@@ -255,11 +259,11 @@ class NodeWatch:
 
 
 _ABOUT_EVERY_NODE = frozenset((SiteConfigured, TransferRulesSet, FeatureLevelRaised))
-"""Events after which every node may have other orders."""
+"""Events after which every node's orders may differ."""
 
 
 def _shared_with(before: State, after: State) -> Iterable[str]:
-    """Return the nodes whose share of a rate may have changed: those that move data, as transfers begin and end."""
+    """Return the nodes whose share of a rate may have changed: those moving data when transfers begin or end."""
     if before.moving is after.moving:
         return ()
     rules = rules_in_force(after)
@@ -269,21 +273,21 @@ def _shared_with(before: State, after: State) -> Iterable[str]:
 
 
 class OrderWatch:
-    """At which revision each node's orders may have changed last, and who waits to hear of it."""
+    """Revision of the last possible change to each node's orders, and polls waiting for one."""
 
     def __init__(self, revision: Revision) -> None:
-        """Begin at `revision`: whoever has seen only earlier ones gets an answer at once."""
+        """Start at `revision`: polls that have only seen earlier ones are answered at once."""
         self._floor = revision
         self._changed: dict[str, Revision] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
 
     @property
     def waiting(self) -> int:
-        """Polls that wait now."""
+        """Number of waiting polls."""
         return len(self._waiting)
 
     def applied(self, before: State, batch: Batch, after: State) -> None:
-        """Note whose orders the batch may have changed."""
+        """Record the nodes whose orders the batch may have changed."""
         touched: set[str] = set()
         jobs: set[int] = set()
         for entry in batch.entries:
@@ -292,7 +296,7 @@ class OrderWatch:
                     touched.update(after.nodes)
                 elif isinstance(event, BufferAbandoned | AbandonedRemoved):
                     touched.add(event.node)
-                jobs.add(job_of(event) or 0)  # 0 is no job's
+                jobs.add(job_of(event) or 0)  # 0 belongs to no job
         for former in (before.jobs, after.jobs):
             for job_id in jobs:
                 job = former.get(job_id)
@@ -304,23 +308,23 @@ class OrderWatch:
             self._wake(node)
 
     def installed(self, revision: Revision) -> None:
-        """Continue after an installed snapshot: anything may have changed."""
+        """Continue after an installed snapshot: all orders may have changed."""
         self._floor = revision
         self._changed.clear()
         self.wake_all()
 
     def changed_since(self, node: str, seen: int) -> bool:
-        """Whether the node's orders may differ from those at revision `seen`."""
+        """Return whether the node's orders may differ from those at revision `seen`."""
         return self._changed.get(node, self._floor) > seen
 
     def wake_all(self) -> None:
-        """Have every poll check again: leadership has changed, or the server stops."""
+        """Have every poll check again, after a change of leadership or when the server stops."""
         for node in list(self._waiting):
             self._wake(node)
 
     async def wait(self, node: str, timeout_s: float) -> None:
-        """Wait until the node's orders may have changed, a newer poll of the node comes, or `timeout_s` seconds."""
-        # A node has one agent: an earlier poll that still waits belongs to a connection that is gone.
+        """Wait until the node's orders may have changed, a newer poll of the node arrives, or `timeout_s` seconds."""
+        # A node has one agent: an earlier waiting poll belongs to a lost connection.
         self._wake(node)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[node] = future
@@ -340,7 +344,7 @@ class OrderWatch:
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What an agent says of itself with a poll: that it lives, as which instance, and how far its operations are."""
+    """Agent's report in a poll: its instance, and the progress of its operations."""
 
     node: str
     instance: str
@@ -352,7 +356,7 @@ _DECODER = msgspec.msgpack.Decoder(list[Said])
 
 
 def _row(said: Said) -> msgspec.Raw:
-    """Return what an agent said as a row of the news; progress that is too much for it is cut off."""
+    """Return a report as a row of the news; excessive progress is cut off."""
     progress = said.progress
     while len(data := _ENCODER.encode(Said(said.node, said.instance, progress))) > NEWS_BYTES and progress:
         progress = progress[: len(progress) // 2]
@@ -360,7 +364,7 @@ def _row(said: Said) -> msgspec.Raw:
 
 
 def read_news(news: bytes) -> list[Said]:
-    """Return what a follower says; ValueError where that is nothing of the kind."""
+    """Decode a follower's news; ValueError if malformed."""
     try:
         return _DECODER.decode(news)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -368,11 +372,11 @@ def read_news(news: bytes) -> list[Said]:
 
 
 class PollRounds:
-    """Proofs that this replica's state is current, for the polls that it answers: one for all that wait for one.
+    """Proofs that this replica's state is current, for its polls: one proof for all that are waiting.
 
-    Where it leads, a majority confirms that; else the leader says, confirmed since it was asked, up to which entry this
-    replica must have applied. A follower's question carries what the agents said, so that no poll is answered of whose
-    agent the leader has not heard: an agent counts on not being given up for a while after an answer.
+    On the leader, a majority confirms it. On a follower, the leader, confirmed since the request, names the entry this
+    replica must have applied. The follower's request carries the agents' reports, so that no poll is answered before
+    the leader has its agent's report: after an answer, an agent relies on not being declared down for a while.
     """
 
     def __init__(
@@ -383,22 +387,22 @@ class PollRounds:
         wait_applied: Callable[[int], Awaitable[None]],
         hear: Callable[[Said], None],
     ) -> None:
-        """`current` as `Controller.current`, for a leader, `hear` takes what an agent said to a leader."""
+        """Create it; `current` as `Controller.current`, on a leader; `hear` receives an agent's report on a leader."""
         self._engine = engine
         self._current = current
         self._wait_applied = wait_applied
         self._hear = hear
         self._said: dict[str, msgspec.Raw] = {}
-        """What agents said and the leader has not heard, by node; the oldest first."""
+        """Reports not sent to the leader yet, by node; oldest first."""
         self._asked: list[tuple[str, asyncio.Future[None]]] = []
-        """Polls that wait for a proof, by node."""
+        """Polls waiting for a proof, by node."""
         self._soon: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
         self.rounds = 0
 
     def stop(self) -> None:
-        """Prove nothing more."""
+        """Stop proving."""
         self._stopped = True
         if self._soon is not None:
             self._soon.cancel()
@@ -408,7 +412,7 @@ class PollRounds:
         self._asked = []
 
     def note(self, said: Said) -> None:
-        """Have the leader hear within NEWS_S what an agent says that waits here."""
+        """Send a waiting agent's report to the leader within NEWS_S."""
         if self._leads:
             self._hear(said)
             return
@@ -417,9 +421,9 @@ class PollRounds:
             self._soon = asyncio.get_running_loop().call_later(NEWS_S, self._run)
 
     async def prove(self, node: str, said: Said | None) -> None:
-        """Wait until this replica's state is proven to be no older than this call, and the leader heard what was said.
+        """Wait until this replica's state is proven no older than this call, and the leader has the report.
 
-        NotLeading where nobody could prove it within PROVE_S_MAX; what `current` raises where this replica leads.
+        NotLeading if that fails within PROVE_S_MAX; on a leader, the exceptions of `current`.
         """
         if self._stopped:
             raise NotLeading(None)
@@ -456,7 +460,7 @@ class PollRounds:
                     self._said = {**rows, **self._said}
                     self._end(asked, error)
                     if not self._asked:
-                        # What agents said waits for the next one that asks.
+                        # The reports wait for the next request.
                         break
                 else:
                     self._end(asked, None)
@@ -465,7 +469,7 @@ class PollRounds:
             self._task = None
 
     def _take(self) -> tuple[dict[str, msgspec.Raw], list[tuple[str, asyncio.Future[None]]]]:
-        """Take what goes into one round: so much of what was said, and the polls of which nothing more is left."""
+        """Take the content of one round: as many reports as fit, and the polls whose reports are all included."""
         rows: dict[str, msgspec.Raw] = {}
         size_bytes = 0
         for node, row in self._said.items():
@@ -514,23 +518,23 @@ class PollRounds:
 
 EXTERNAL_JOB_POLLS_MAX = 4096
 EXTERNAL_JOB_POLLS_PER_SCHEDULER_MAX = 2048
-"""Questions about external jobs that wait at once, count: of all, and of one scheduler; the others ask again later."""
+"""Maximum number of waiting requests about external jobs: in total, and of one scheduler; others retry later."""
 
 
 class ExternalJobWatch:
-    """Who waits for an external job to come further."""
+    """Requests waiting for the progress of an external job."""
 
     def __init__(self) -> None:
-        """Begin with nobody."""
+        """Start without requests."""
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._of: Counter[str] = Counter()
 
     def has_room(self, scheduler: str) -> bool:
-        """Whether one more question of the scheduler may wait."""
+        """Return whether one more request of the scheduler may wait."""
         return self._of.total() < EXTERNAL_JOB_POLLS_MAX and self._of[scheduler] < EXTERNAL_JOB_POLLS_PER_SCHEDULER_MAX
 
     def applied(self, batch: Batch, after: State) -> None:
-        """Have those check again who wait for an external job that the batch was about."""
+        """Wake requests for external jobs in the batch."""
         if not self._waiting:
             return
         for entry in batch.entries:
@@ -540,12 +544,12 @@ class ExternalJobWatch:
                     self._wake(job.external_job.name)
 
     def wake_all(self) -> None:
-        """Have everybody check again: leadership has changed, a snapshot was installed, or the server stops."""
+        """Wake all requests, after a change of leadership, a snapshot, or when the server stops."""
         for name in list(self._waiting):
             self._wake(name)
 
     async def wait(self, scheduler: str, name: str, timeout_s: float) -> None:
-        """Wait until something may have happened to the external job, or `timeout_s` seconds."""
+        """Wait until the external job may have changed, or `timeout_s` seconds."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, set()).add(future)
         self._of[scheduler] += 1

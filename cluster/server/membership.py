@@ -1,4 +1,4 @@
-"""The replicas of the cluster as this one sees them, and what operators and a leader do about them."""
+"""Members of the cluster as this replica sees them, and membership operations of operators and the leader."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ LEARNER = "learner"
 REFUSED = "refused"
 
 CHANGE_WAIT_S = 4.0
-"""How long an answer may wait for a change of membership, seconds: less than a client waits for one replica."""
+"""Maximum wait of a request for a membership change, seconds: less than a client waits for one replica."""
 
 HAND_OVER_S = 2.0
-"""How long a leader that is asked to stop may take to hand over, seconds: what is left of a service manager's
-patience is for writing."""
+"""Time limit for the leadership transfer of a stopping leader, seconds: the rest of a service manager's timeout is for
+writing.
+"""
 
 
 class Membership:
-    """Changes who is a member and who leads, through consensus, and knows where the members are."""
+    """Changes membership and leadership through consensus, and knows the members' addresses."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Membership:
         leads: Callable[[], bool],
         wait_applied: Callable[[int], Awaitable[None]],
     ) -> None:
-        """Ask `engine`; `leads` says whether this replica may decide, `wait_applied` waits for an entry."""
+        """Create it; `leads` returns whether this replica may decide, `wait_applied` waits for an entry."""
         self._me = me
         self._config = config
         self._engine = engine
@@ -48,10 +49,10 @@ class Membership:
         self._wait_applied = wait_applied
 
     def api_of(self, name: str) -> str | None:
-        """Return where clients reach the replica called `name`: as this machine's file says, else as its cluster does.
+        """Return the API address of the replica called `name`: from this machine's file, otherwise from the cluster.
 
-        As its cluster says, too, while it is reached at the peer address that its cluster has and the file has another:
-        then the file is older than a `cluster update`.
+        The cluster's address is also used while the replica is connected at the cluster's peer address and the file has
+        another: the file is then older than a `cluster update`.
         """
         member = self._engine.configuration.member(name)
         row = next((replica for replica in self._config.replicas if replica.name == name), None)
@@ -62,18 +63,21 @@ class Membership:
         return None if row is None else str(row.api)
 
     def reach(self, config: Config) -> None:
-        """Look for the others where this configuration says from now on."""
+        """Dial the other members at this configuration's addresses."""
         self._config = config
         self._engine.reach_at(config.members)
 
     def peer_of(self, name: str) -> str | None:
-        """Return where the other replicas reach `name`: where it is now, else as the file says, else its cluster."""
+        """Return the peer address of `name`: its present connection's, else the file's, else the cluster's."""
         member = self._engine.configuration.member(name)
         known = self._engine.address_of(name) or self._config.members.get(name)
         return known or (member.peer if member is not None else None)
 
     def addresses_differ(self, name: str) -> str:
-        """Return what file and cluster say of where `name` is and what would be right; empty where they are at one."""
+        """Return a message if file and cluster disagree about the address of `name`, with the remedy.
+
+        Otherwise empty.
+        """
         member = self._engine.configuration.member(name)
         row = next((replica for replica in self._config.replicas if replica.name == name), None)
         if member is None or row is None or not member.peer:
@@ -87,10 +91,10 @@ class Membership:
         return f"{says}: `forebay cluster update {name} --peer {file[0]} --api {file[1]}` if that is right"
 
     async def change(self, wanted: Wanted) -> Configuration:
-        """Change who is a member; return the configuration once it is applied.
+        """Change the membership; return the configuration once it is applied.
 
-        A command whose id the present configuration carries was carried out already. NotLeading, ChangeRefused, and
-        OutcomeUnknown if this replica lost its leadership before it knew. `wanted.action`: as consensus takes it.
+        A command whose ID is in the present configuration was carried out already. NotLeading, ChangeRefused, and
+        OutcomeUnknown if this replica lost its leadership meanwhile. `wanted.action`: see consensus.
         """
         if wanted.id and self._engine.configuration.change.id == wanted.id and self._leads():
             index, term = self._engine.last_index, self._engine.term
@@ -106,18 +110,18 @@ class Membership:
         except TimeoutError as error:
             raise OutcomeUnknown from error
         if self._engine.term != term:
-            raise OutcomeUnknown  # another leader may have put something else there
+            raise OutcomeUnknown  # another leader may have replaced the entry
         return known
 
     async def transfer(self, target: str | None) -> str | None:
-        """Hand the leadership over; return who leads now. NotLeading, ChangeRefused."""
+        """Transfer leadership; return the new leader's name. NotLeading, ChangeRefused."""
         try:
             return await self._engine.transfer(target)
         except NotLeader as error:
             raise NotLeading(error.leader) from error
 
     async def hand_over(self) -> None:
-        """Before a leader stops on request: let another one lead, so that nobody waits for an election timeout."""
+        """Transfer leadership before a requested stop, so that no election timeout is needed."""
         if not self._leads() or len(self._engine.configuration.voters) < 2:
             return
         with suppress(NotLeader, ChangeRefused, TimeoutError):
@@ -125,12 +129,12 @@ class Membership:
                 LOGGER.info("the leadership goes to %s", await self._engine.transfer() or "somebody else")
 
     def poll(self) -> None:
-        """Let a learner vote that has caught up: what `cluster add` and `cluster replace` have begun.
+        """Promote a learner that has caught up, which completes `cluster add` and `cluster replace`.
 
-        Have a voter's key recorded that the configuration does not have: of a founder that was left out at first.
+        Also record a voter's key that the configuration lacks, as of a founder that was left out at first.
 
-        The id of the operator's last command stays, whoever it was about: that command may be asked for again, its
-        answer having been lost, and must not replace somebody twice.
+        The ID of the operator's last command stays in the configuration: the command may be repeated after a lost
+        answer, and must not replace a member twice.
         """
         command_id = self._engine.configuration.change.id
         learner, unrecorded = self._engine.promotable(), self._engine.unrecorded()
@@ -146,7 +150,7 @@ class Membership:
             LOGGER.info("%s of %s has to wait: %s", wanted.action.word, wanted.name, error)
 
     def stop(self) -> None:
-        """Give up nothing: a promotion is an entry by the time that `poll` returns."""
+        """Do nothing: a promotion is an entry when `poll` returns."""
 
 
 def members(
@@ -157,9 +161,9 @@ def members(
     applied_index: int,
     revision: Revision,
 ) -> list[MemberView]:
-    """Return one row per member of the configuration in force, by name; what only another one could know is null.
+    """Return one row per member of the configuration in force, by name; facts only another replica knows are null.
 
-    A leader knows how far each peer's journal is; a follower knows of its leader only that it leads.
+    A leader knows the progress of each peer's journal; a follower knows only that its leader leads.
     """
     peers = {peer.name: peer for peer in engine.peers()}
     configuration = engine.configuration

@@ -1,5 +1,7 @@
-"""What a new leader does with the operations that are under way: nothing, or where the site has restart-policy slurm,
-start them again, as Slurm's controller does when it starts (SEMANTICS.md, "When the controller dies").
+"""Restart of operations by a new leader, if the site has restart-policy slurm, as Slurm's controller does when it
+starts.
+
+See SEMANTICS.md, "When the controller dies". With the other policy operations continue.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from replica.values import RESTARTED_MAX
 LOGGER = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""Seconds before a portion is tried again that the queue had no room for."""
+"""Seconds before retrying a portion that did not fit into the queue."""
 
 _NOTHING_UNDER_WAY = frozenset({BufferState.RUNNING, BufferState.SUSPENDED, BufferState.TEARDOWN_FAIL})
 
 
 def jobs_under_way(state: State) -> list[int]:
-    """Return the jobs of which an operation is under way, ascending: those that a new leader starts again."""
+    """Return the jobs with an operation under way, ascending: those that a new leader restarts."""
     return sorted(
         job_id
         for job_id, buffer in state.buffers.items()
@@ -34,7 +36,7 @@ def jobs_under_way(state: State) -> list[int]:
 
 
 class OperationRestart:
-    """Starts operations again once for each term that this replica leads in."""
+    """Restarts operations once in each term this replica leads."""
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class OperationRestart:
         term: Callable[[], int],
         submit: Callable[[Request], Answer],
     ) -> None:
-        """`submit` as `Controller.submit`; `term` tells in which term this replica leads, 0 where it does not."""
+        """Create it; `submit` as `Controller.submit`; `term` returns the term this replica leads, 0 if it does not."""
         self._state = state
         self._leads = leads
         self._term_led = term
@@ -53,7 +55,7 @@ class OperationRestart:
         self._term = 0
 
     def poll(self) -> None:
-        """Begin with the operations as they are now, once in each term."""
+        """Start with the present operations, once in each term."""
         term = self._term_led()
         if term == self._term or not self._leads():
             return
@@ -65,7 +67,7 @@ class OperationRestart:
             self._task.add_done_callback(failure_logged(LOGGER, "operations could not be started again"))
 
     def stop(self) -> None:
-        """Give up what is under way."""
+        """Abandon pending work."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

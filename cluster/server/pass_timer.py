@@ -1,8 +1,8 @@
-"""When the leader runs its next scheduling pass: with a batch, after a rest, when something is due by time, never idly.
+"""Timing of the leader's scheduling cycles: with a batch, after a rest, when work becomes due, never idly.
 
-A pass over the scheduling index costs what has changed, not what waits, so one sequential command has its pass with
-it; under load passes share the work of many batches, at a bounded share of the time. By itself it is run when
-the last one made more possible, and when an instant comes at which it could do something.
+A cycle over the scheduling index costs as much as has changed, not as much as is waiting, so a single command has its
+cycle with it. Under load, cycles cover many batches, within a bounded share of the time. Without commands a cycle runs
+when the last one enabled further work, and at times at which it could do something.
 """
 
 from __future__ import annotations
@@ -18,32 +18,35 @@ from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 LOGGER = logging.getLogger(__name__)
 
 PASSES_IN_A_ROW_MAX = 64
-"""Passes that follow each other without a command, count: a plan settles after two or three; one that never does is
-slowed down to one pass in PASS_PAUSE_S rather than let fill the disk."""
+"""Consecutive cycles without a command, count: a plan settles after two or three; one that never does is slowed down to
+one cycle in PASS_PAUSE_S instead of filling the disk.
+"""
 
 PASS_PAUSE_S = 1.0
 
 PASS_CHEAP_S = 0.0002
-"""A pass that took less than this is run with every batch, seconds: it examined a few jobs."""
+"""Duration below which a cycle runs with every batch, seconds: it examined a few jobs."""
 
 PASS_REST = 5
-"""After a dearer pass the leader rests from passes for at least this many times what it took: whatever the jobs,
-deciding and answering commands keep five sixths of the processor."""
+"""Rest after a longer cycle, as a multiple of its duration: deciding and answering commands keep five sixths of the
+processor for any number of jobs.
+"""
 
 PASS_REST_LONG = 20
 PASS_REST_LONG_S = 0.1
-"""It rests for this many times what it took if that is at most so many seconds: nobody notices a tenth of a second, and
-a job that changes several times meanwhile is examined once."""
+"""Longer rest, as a multiple of the duration, if it is at most this many seconds: a tenth of a second goes unnoticed,
+and a job that changes several times meanwhile is examined once.
+"""
 
 ARM_DELAY_S = 0.02
-"""When nothing is under way, what is due next is determined after this long, seconds: one check serves many batches."""
+"""Delay before the next due time is computed while idle, seconds: one computation serves many batches."""
 
 TIMER_S_MAX = 30.0
-"""The longest sleep before the next due instant is checked again, seconds: it may jump forward meanwhile."""
+"""Maximum sleep before the next due time is checked again, seconds: time may jump forward meanwhile."""
 
 
 class PassTimer:
-    """Says whether a batch has a pass in it or behind it, and wakes the pump when one is needed without a batch."""
+    """Decides whether a batch includes or precedes a cycle, and wakes the pump if one is needed without a batch."""
 
     def __init__(
         self,
@@ -54,8 +57,10 @@ class PassTimer:
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """`next_due`: the earliest instant after another at which a pass over the applied state could do something by
-        time alone; `idle`: whether this replica leads and nothing is queued or in flight; `wake`: run the pump.
+        """Create it.
+
+        `next_due`: earliest time after another at which a cycle over the applied state could do something by time
+        alone; `idle`: whether this replica leads and nothing is queued or in flight; `wake`: run the pump.
         """
         self._next_due = next_due
         self._idle = idle
@@ -63,34 +68,34 @@ class PassTimer:
         self._clock = clock
         self._fail = fail
         self._unsettled = False
-        """Whether the last pass decided something: what it made possible is for the next one."""
+        """Whether the last cycle decided something, which may enable further work."""
         self._in_a_row = 0
         self._rest_until_s = 0.0
         self._passed_at = NEVER
-        """The instant of the last pass: what was due by then was done or could not be: no use to check again."""
+        """Time of the last cycle: work due by then was done or impossible, and need not be checked again."""
         self._timer: asyncio.TimerHandle | None = None
         self._arming: asyncio.TimerHandle | None = None
         self._resting: asyncio.TimerHandle | None = None
         self.due = False
-        """Whether the next batch has a pass whatever it decides, and is made for that if need be."""
+        """Whether the next batch includes a cycle regardless of its content, and is made for it if necessary."""
 
     @property
     def sleeping(self) -> bool:
-        """Whether a timer is set for the next pass."""
+        """Whether a timer is set for the next cycle."""
         return self._timer is not None
 
     @property
     def _goes_on(self) -> bool:
-        """Whether the next pass follows the last one at once."""
+        """Whether the next cycle follows the last one at once."""
         return self._unsettled and self._in_a_row < PASSES_IN_A_ROW_MAX
 
     def schedule(self) -> None:
-        """Have a pass, with the next batch or in one of its own."""
+        """Request a cycle, with the next batch or in one of its own."""
         self.due = True
         self._wake()
 
     def wanted(self, *, decided: bool) -> bool:
-        """Whether the batch under construction has a pass; `decided`: whether it has events so far."""
+        """Return whether the batch under construction includes a cycle; `decided`: whether it has events so far."""
         if self.due:
             return True
         if not decided:
@@ -103,7 +108,7 @@ class PassTimer:
         return False
 
     def passed(self, at: Instant, *, cost_s: float, found: bool, decided: bool) -> None:
-        """Note a pass at `at` that took `cost_s` seconds. `found`: it has events; `decided`: so had the batch."""
+        """Record a cycle at `at` that took `cost_s` seconds. `found`: it has events; `decided`: so had the batch."""
         self.due = False
         self._passed_at = at
         self._unsettled = found
@@ -112,20 +117,20 @@ class PassTimer:
         self._rest_until_s = self._clock.monotonic_s() + (rest_s if cost_s > PASS_CHEAP_S else 0.0)
 
     def rest(self) -> None:
-        """Nothing is queued or in flight any more: see to it that the next pass comes."""
-        # Under load the next batch brings the next pass; here nothing else would.
+        """Schedule the next cycle when nothing is queued or in flight any more."""
+        # Under load the next batch includes the next cycle; without load it needs a timer.
         if self._goes_on:
             self.schedule()
         elif self._arming is None:
             self._arming = asyncio.get_running_loop().call_later(ARM_DELAY_S, self._check_due)
 
     def set_back(self) -> None:
-        """Have a pass: the clock was set back, and what was due by an instant may be due again."""
+        """Request a cycle after the clock was set back: work may be due again."""
         self._passed_at = NEVER
         self.schedule()
 
     def stop(self) -> None:
-        """Forget what was planned: this replica does not lead."""
+        """Cancel planned cycles: this replica does not lead."""
         for handle in (self._timer, self._arming, self._resting):
             if handle is not None:
                 handle.cancel()
@@ -137,18 +142,18 @@ class PassTimer:
         self.schedule()
 
     def _check_due(self) -> None:
-        """Run the pass that is due by time, or sleep until one is."""
+        """Run the cycle that is due by time, or sleep until one is."""
         self._arming = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         try:
             if not self._idle():
-                # Whatever ends that rests again.
+                # The end of pending work calls `rest` again.
                 return
             loop = asyncio.get_running_loop()
             if self._goes_on:
-                # Armed when all was settled, and passes follow each other since: the next one is on its way.
+                # Cycles have been following each other since the timer was set: the next one is on its way.
                 self.schedule()
                 return
             if self._unsettled:

@@ -1,4 +1,4 @@
-"""Who waits for what: commands in the leader's queue, batches in flight, and how their answers are given."""
+"""Commands waiting in the leader's queue, batches in flight, and delivery of their answers."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from replica.values import (
 
 
 class QueueFull(Exception):
-    """The queue is full; nothing has happened, and the client may try again later."""
+    """Command rejected because the queue is full; nothing has happened, and the client may retry later."""
 
 
 class JournalFull(QueueFull):
-    """The journal has no room for a command of this kind; nothing has happened."""
+    """Command rejected because the journal has no space for its kind; nothing has happened."""
 
 
 class TooManyAnswers(QueueFull):
-    """As many answers are kept for the actor as may be; nothing has happened."""
+    """Command rejected because the actor's cached replies are at their limit; nothing has happened."""
 
 
 class NotLeading(Exception):
-    """This replica cannot decide; nothing has happened. `leader` is the name of who may, if known."""
+    """Command at a replica that cannot decide; nothing has happened. `leader` is the leader's name, if known."""
 
     def __init__(self, leader: str | None) -> None:
         super().__init__(f"this replica does not lead; leader: {leader or 'unknown'}")
@@ -59,45 +59,45 @@ class NotLeading(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """Leadership was lost while the command was under way: the same id must be sent again to learn the outcome."""
+    """Loss of leadership with the command under way: resend the same ID to learn the outcome."""
 
 
 class CannotDecide(Exception):
-    """Deciding the command failed with a fault of the program; nothing has happened."""
+    """Program fault while deciding the command; nothing has happened."""
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """The answer to one command. `state` is the applied state when it is given; `revision` that of the command."""
+    """Answer to one command. `state` is the applied state at that time; `revision` is the command's."""
 
     revision: Revision
     job: int
     refusal: Refusal | None
     state: State
     fresh: bool
-    """False where the answer came from a receipt: this was a retry."""
+    """False for a cached reply: the command was a retry."""
 
 
 class Asker(Protocol):
-    """Who gets the answer to a command: a future of it, or whatever takes it in the same way, at once.
+    """Receiver of a command's answer: a future, or an object with the same methods that handles it at once.
 
-    The methods are those of a future. They are called from the loop, never out of `Proposer.submit`; `set_result` and
-    `set_exception` once at most, and must not raise: consensus would stop for it.
+    The methods are called from the loop, never out of `Proposer.submit`; `set_result` and `set_exception` at most once,
+    and they must not raise, because consensus would stop.
     """
 
     def done(self) -> bool:
-        """Whether nobody waits any more."""
+        """Return whether the answer is no longer awaited."""
         ...
 
     def cancelled(self) -> bool:
-        """Whether whoever asked has taken it back."""
+        """Return whether the caller has cancelled the request."""
         ...
 
     def set_result(self, result: Settled, /) -> None:
-        """Take the answer."""
+        """Receive the answer."""
         ...
 
     def set_exception(self, exception: Exception, /) -> None:
-        """Learn why there is none."""
+        """Receive the failure."""
         ...
 
 
@@ -105,7 +105,7 @@ Answer = asyncio.Future[Settled]
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A command in the queue."""
+    """Command in the queue."""
 
     request: Request
     answer: Asker
@@ -113,7 +113,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Waiter(msgspec.Struct, frozen=True):
-    """Who waits for an entry that is in flight, and what the answer will be."""
+    """Receiver waiting for an entry in flight, with the answer it will get."""
 
     answer: Asker
     revision: Revision
@@ -123,15 +123,15 @@ class Waiter(msgspec.Struct, frozen=True):
 
     @property
     def is_hurried(self) -> bool:
-        """Whether the answer says no more than that the command is committed: it does not wait for the pass.
+        """Whether the answer only confirms the commit, so that it need not wait for the scheduling cycle.
 
-        Who has a future gets a state with the answer, in which the scheduler has examined what was decided.
+        The receiver of a future gets a state in which the scheduler has examined the decision.
         """
         return not isinstance(self.answer, asyncio.Future)
 
 
 class InFlight:
-    """A batch that was proposed: what it was decided on and comes to, and who waits for it."""
+    """Proposed batch: its base state, its result, and its waiters."""
 
     __slots__ = ("batch", "data", "first", "index", "last", "term", "speculative", "waiters")
 
@@ -146,42 +146,42 @@ class InFlight:
         self.waiters = waiters
 
     def by_hurry(self) -> tuple[list[Waiter], list[Waiter]]:
-        """Return those who want no more than to know that their command is committed, and the others."""
+        """Return the waiters that only need the commit, and the others."""
         hurried = [waiter for waiter in self.waiters if waiter.is_hurried]
         return hurried, [waiter for waiter in self.waiters if not waiter.is_hurried]
 
     @property
     def after(self) -> State:
-        """The state after it. Made when it is asked for first: by then the batch is on its way to the others."""
+        """State after the batch. Computed on first use: by then the batch is on its way to the others."""
         return self.speculative.state()
 
 
 def resolve(answer: Asker, settled: Settled) -> None:
-    """Give the answer, if somebody still waits for it."""
-    # The waiter may have gone, by its deadline or its connection: the command stands all the same.
+    """Deliver the answer if it is still awaited."""
+    # The waiter may be gone because of a timeout or a lost connection: the command stands.
     if not answer.done():
         answer.set_result(settled)
 
 
 def notify(waiters: list[Waiter], state: State) -> None:
-    """Answer those who wait for what is applied now, in `state`."""
+    """Answer the waiters for the entry just applied, with `state`."""
     for waiter in waiters:
         resolve(waiter.answer, Settled(waiter.revision, waiter.job, waiter.refusal, state, waiter.fresh))
 
 
 def reject(answer: Asker, error: Exception) -> None:
-    """Give an exception as the answer."""
+    """Deliver an exception as the answer."""
     answer.set_exception(error)
     if isinstance(answer, asyncio.Future):
-        # Read once here: where the waiter has gone, asyncio would report the exception as forgotten.
+        # Retrieve it once: if the waiter is gone, asyncio would report the exception as never retrieved.
         answer.exception()
 
 
-# ---- what the proposer of a replica has done
+# ---- counters
 
 
 class Counts(msgspec.Struct):
-    """What the proposer has done since the process started."""
+    """Counters of the proposer since the process started."""
 
     batches: int = 0
     commands: int = 0
@@ -193,25 +193,25 @@ class Counts(msgspec.Struct):
     refusals: Counter[str] = msgspec.field(default_factory=Counter)
 
 
-# ---- the entry that settles a command, and what a command weighs while it waits to be settled
+# ---- entries that settle commands, and the weight of waiting commands
 
 
 ENTRY_OVERHEAD_BYTES = 64
-"""What an entry takes in a batch besides its own encoding, bytes, rounded up generously."""
+"""Overhead of an entry in a batch beside its own encoding, bytes, rounded up generously."""
 
 ENTRIES_BYTES_MAX = BATCH_BYTES_MAX - 1024
-"""The entries of one batch, bytes: what surrounds them (kind, base, instant) takes far less than the rest."""
+"""Maximum size of a batch's entries: the rest (kind, base, time) takes far less than the difference."""
 
 
 def entry_of(request: Request, events: tuple[Event, ...] = (), refusal: Refusal | None = None) -> Entry:
-    """Return the entry that settles `request` with these events, or with this refusal."""
-    # What has no fields has nothing to be proven; of the leader's own commands nobody asks again.
+    """Return the entry that settles `request` with these events, or with this rejection."""
+    # Commands without fields need no proof, and the leader's own commands are never repeated.
     digest = command_digest(request) if request.id or request.command.__struct_fields__ else b""
     return Entry(request.id, request.actor, kind_of(request.command), events, refusal, digest)
 
 
 def entry_too_large(request: Request, size_bytes: int) -> Entry:
-    """Return the entry that refuses `request`, whose own would have this size."""
+    """Return the entry that rejects `request`, whose own entry would have this size."""
     refusal = Refusal(
         RefusalCode.LIMIT_EXCEEDED,
         f"the command would take {size_bytes} bytes of the ledger; one entry has at most {ENTRIES_BYTES_MAX}",
@@ -221,7 +221,7 @@ def entry_too_large(request: Request, size_bytes: int) -> Entry:
 
 
 def weight_bytes(request: Request) -> int:
-    """Return what a command takes while it waits, bytes: its texts, and something for the rest."""
+    """Return the memory a waiting command takes, bytes: its texts, and an allowance for the rest."""
     command = request.command
     if type(command) is UpdateJob:
         return ENTRY_OVERHEAD_BYTES + (0 if command.buffer is None else len(command.buffer.text))
@@ -234,25 +234,26 @@ def weight_bytes(request: Request) -> int:
 
 
 def steps_of(entry: Entry) -> int:
-    """Return as how many commands one counts in a batch: what folding it takes is by its jobs, and by its events."""
+    """Return the cost of folding an entry in steps, by its jobs and events."""
     return max(1, steps_of_events(entry.events))
 
 
 def steps_of_events(events: Sequence[Event]) -> int:
-    """Return how many steps folding the events takes: one each, and one for each task of an array."""
+    """Return the cost of folding events in steps: one each, and one for each task of an array."""
     return len(events) if not events or type(events[0]) is not JobSubmitted else len(jobs_of(events[0]))
 
 
 STEPS_PER_TURN = 128
-"""Commands decided, and events folded, in one turn of the loop, count: some 20 us each, and 40 us with both. A command
-about an array counts as one for each task, a submit with directives also for each DIRECTIVES_PER_STEP bytes of them."""
+"""Commands decided, and events folded, in one turn of the loop, count: about 20 us each, and 40 us with both. A command
+about an array counts once for each task; a submit also counts once for each DIRECTIVES_PER_STEP bytes of directives.
+"""
 
 DIRECTIVES_PER_STEP = 64
-"""Directives that are read as quickly as a step, bytes: one line."""
+"""Size of directives read in the time of one step: one line."""
 
 
 def steps_to_decide(state: Facts, request: Request) -> int:
-    """Return about how many steps it takes to decide a command and to fold what it leads to."""
+    """Estimate the steps to decide a command and to fold the result."""
     command, buffer = request.command, None
     jobs = jobs_of_command(state, command)
     if type(command) is SubmitJob:
@@ -263,32 +264,32 @@ def steps_to_decide(state: Facts, request: Request) -> int:
 
 
 class Draft:
-    """A batch under construction; it may take several turns of the loop."""
+    """Batch under construction; it may take several turns of the loop."""
 
     __slots__ = ("batch", "entries", "is_decided", "long", "size_bytes", "steps", "waiters")
 
     def __init__(self, batch: SpeculativeState) -> None:
         self.batch = batch
         self.entries: list[bytes] = []
-        """Those of the batch, encoded."""
+        """Encoded entries of the batch."""
         self.waiters: list[Waiter] = []
         self.size_bytes = 0
         self.steps = 0
         self.is_decided = False
-        """Whether there is an event in it."""
+        """Whether it contains an event."""
         self.long: InSteps[Decided | None] | None = None
-        """The command at the head of the queue, as far as it is decided and folded, where that takes several turns."""
+        """First command of the queue while it is decided and folded over several turns."""
 
 
 Decided = tuple[Entry, bytes, int]
-"""The entry that settles a command, its encoding, and the job that it made or concerns."""
+"""Entry that settles a command, its encoding, and the job it made or concerns."""
 
 
-# ---- room in the journal: what is refused first when it becomes scarce
+# ---- space in the journal: order of rejection when it becomes scarce
 
 
 class Level(msgspec.Struct, frozen=True):
-    """How full the journal may be for commands of one kind, from 0 to 1, and who they are of."""
+    """Maximum fill of the journal for commands of one kind, from 0 to 1, and their origin."""
 
     fill_max: float
     words: str
@@ -296,18 +297,18 @@ class Level(msgspec.Struct, frozen=True):
 
 USERS = Level(0.80, "what users ask for")
 CANCELS = Level(0.85, "what users ask for")
-"""A user's cancels have a little more room than what else users ask for: they end what would need more."""
+"""A user's cancels have slightly more space than other requests: they end jobs that would need more."""
 OPERATORS = Level(0.90, "what operators ask for")
 AGENTS = Level(0.95, "what agents report")
 OWN = Level(0.98, "what the leader does by itself")
-"""The rest is for elections and members: they are what an operator needs to make room."""
+"""The rest is for elections and members, which an operator needs to make space."""
 
 STORED_BYTES_PER_BYTE = 2
-"""What an entry takes in LMDB for each of its bytes, at most: rows of its digest and revision, pages half full."""
+"""Maximum size of an entry in LMDB as a multiple of its size: rows of digest and revision, pages half full."""
 
 
 def level_of(request: Request) -> Level:
-    """Return how full the journal may be for a command."""
+    """Return the maximum fill of the journal for a command."""
     match request.actor.role:
         case ActorRole.USER:
             return CANCELS if isinstance(request.command, CancelJob) else USERS
@@ -320,7 +321,7 @@ def level_of(request: Request) -> Level:
 
 
 def journal_full(level: Level, fill: float) -> JournalFull:
-    """Return what a command is answered for which there is no room."""
+    """Return the rejection of a command for which there is no space."""
     return JournalFull(
         f"the journal is {fill:.0%} full; above {level.fill_max:.0%} {level.words} is refused, and there is still room "
         "for what matters more"
@@ -328,7 +329,7 @@ def journal_full(level: Level, fill: float) -> JournalFull:
 
 
 def too_many_answers(state: Facts, actor: Actor) -> TooManyAnswers:
-    """Return what a command is answered whose own answer could not be kept."""
+    """Return the rejection of a command whose reply could not be cached."""
     kept, total = state.kept.get(actor, 0), state.answers_kept
     return TooManyAnswers(
         f"{kept} answers of {actor} are kept, of {total} in all; at most {RECEIPTS_PER_ACTOR_MAX} are, and no more "

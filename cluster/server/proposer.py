@@ -1,31 +1,31 @@
-"""The leader's queue: from a command to the entry that settles it, and back to whoever waits for the answer.
+"""Leader's queue: from a command to the entry that settles it, and back to the waiting caller.
 
 Theory of operation
 ===================
 
 Commands wait in one bounded queue. The pump takes as many as fit, decides them in order against the *speculative* state
-(the applied state and everything that is in flight), and proposes them as one batch (law 5). Up to
-`BATCHES_IN_FLIGHT_MAX` batches are under way at once: while they travel, the queue collects the next one, so batches
-grow with the load and a single command never waits for company. When the entry is applied, its waiters are notified; an
-answer never precedes the commit (law 4).
+(the applied state and all batches in flight), and proposes them as one batch (law 5). Up to `BATCHES_IN_FLIGHT_MAX`
+batches are under way at once: meanwhile the queue collects the next one, so batches grow with the load and a single
+command never waits for company. When the entry is applied, its waiters are notified; an answer never precedes the
+commit (law 4).
 
-What takes long to decide and to fold, such as the submit of the largest array, takes several turns of the loop: the
-batch is a draft meanwhile, of which nobody else knows, and what comes in waits behind it. A lead that ends drops it.
+A command that takes long to decide and fold, such as the submit of the largest array, takes several turns of the loop.
+Its batch is a private draft meanwhile, and other commands wait behind it. A loss of leadership drops the draft.
 
-A pass of the scheduler follows whatever was decided. While other batches are under way it ends the batch. A batch that
-leaves alone does not wait for it: the pass comes while the others write the batch down, and what it finds follows in an
-entry of its own, to which those who wait for the batch then belong. Where nobody wants more than to know that a command
-is committed, they are notified before: the pass comes when they are, or with the next command or read.
+A scheduling cycle follows each decision. While other batches are under way it ends the batch. A batch that is proposed
+alone does not wait for it: the cycle runs while the others write the batch, and its result follows in an entry of its
+own, which the batch's waiters then also wait for. Waiters that only need the commit are notified before: the cycle runs
+when they are, or with the next command or read.
 
-A command id that is known is answered from its receipt, without an entry (law 6): at once if the receipt is applied,
-with the batch that carries it if it is in flight.
+A known command ID is answered from its cached reply, without an entry (law 6): at once if the reply is applied, with
+the batch that carries it if it is in flight.
 
-When leadership is lost, nobody here knows what becomes of the batches in flight: their waiters get OutcomeUnknown. What
-was only queued is certain not to have happened: NotLeading. In both cases the client sends the same id again.
+When leadership is lost, the outcome of batches in flight is unknown here: their waiters get OutcomeUnknown. Commands
+that were only queued have certainly not happened: NotLeading. In both cases the client resends the same ID.
 
-A command that makes `decide` raise is answered with CannotDecide and not proposed. Stopping there would let one
-request, sent again to each new leader as clients do, stop all of them (hazard H6 by another door); `decide` is pure, so
-nothing is left half done. Anything else that raises in here stops the replica.
+A command that makes `decide` raise is answered with CannotDecide and not proposed. Otherwise one request, resent to
+each new leader as clients do, could stop all replicas (hazard H6); `decide` is pure, so nothing is left half done. Any
+other exception in this module stops the replica.
 """
 
 from __future__ import annotations
@@ -91,17 +91,17 @@ __all__ = [
 LOGGER = logging.getLogger(__name__)
 
 QUEUE_COMMANDS_MAX = 4096
-"""Commands waiting to be decided, count: eight full batches, a tenth of a second of work at the measured rate."""
+"""Maximum number of waiting commands: eight full batches, a tenth of a second of work at the measured rate."""
 
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
-"""Scripts and directives in the queue, bytes: 4096 of the largest ones would take more than a gigabyte."""
+"""Maximum size of scripts and directives in the queue: 4096 of the largest would take more than a gigabyte."""
 
 BATCHES_IN_FLIGHT_MAX = 4
-"""Batches proposed and not applied, count: measured where more no longer hides the latency of a sync (HAZARDS.md)."""
+"""Maximum number of batches proposed and not applied: measured; more do not hide the latency of a sync (HAZARDS.md)."""
 
 
 _BATCH_ROOM_BYTES = 2 * ENTRIES_BYTES_MAX
-"""What a batch takes at most, bytes, with a command that is measured and left for the next one."""
+"""Maximum size of a batch including a command that is measured and left for the next one."""
 
 
 class Proposer:
@@ -116,9 +116,9 @@ class Proposer:
         clock: AgreedTime,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Make an idle proposer; `applied` gives the applied state, `fail` stops the replica.
+        """Create an idle proposer; `applied` returns the applied state, `fail` stops the replica.
 
-        `fill_with` says how full the journal would be, from 0 to 1, with so many bytes more.
+        `fill_with` returns the used share of the journal after adding this many bytes, from 0 to 1.
         """
         self._engine = engine
         self._applied = applied
@@ -135,34 +135,33 @@ class Proposer:
         )
         self._leading_term = 0
         self._draft: Draft | None = None
-        """The batch under construction, where that takes several turns of the loop; nothing else is proposed till then.
-        """
+        """Batch under construction over several turns of the loop; nothing else is proposed until it is complete."""
         self._unpassed: InFlight | None = None
-        """A batch that left alone, of which the pass is still to come."""
+        """Batch proposed alone, whose cycle is still to come."""
         self._passed_index = 0
-        """The last entry that holds such a pass."""
+        """Last entry with such a cycle."""
         self._open = False
-        """Whether commands are taken."""
+        """Whether commands are accepted."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = Counts()
 
     @property
     def leading(self) -> bool:
-        """Whether a command would be taken now."""
+        """Whether a command would be accepted now."""
         return self._engine.role == Role.LEADER and self._engine.ready
 
     @property
     def queued(self) -> int:
-        """Commands that wait to be decided."""
+        """Number of commands waiting to be decided."""
         return len(self._queue)
 
     @property
     def batches_in_flight(self) -> int:
-        """Batches that were proposed and are not applied."""
+        """Number of batches proposed and not applied."""
         return len(self._in_flight)
 
     def submit(self, request: Request) -> Answer:
-        """Queue a command and return the future of its answer; QueueFull or NotLeading if it cannot be taken."""
+        """Queue a command and return the future of its answer; QueueFull or NotLeading if it is not accepted."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         answer: Answer = self._loop.create_future()
@@ -170,9 +169,9 @@ class Proposer:
         return answer
 
     def queue(self, request: Request, asker: Asker) -> None:
-        """Queue a command of somebody who is notified of the answer; QueueFull or NotLeading if it cannot be taken."""
-        # As of the last change that consensus notified: asking the engine each time would cost as much as queueing.
-        # A command that comes in before the notification is refused with it.
+        """Queue a command whose answer goes to `asker`; QueueFull or NotLeading if it is not accepted."""
+        # As of consensus' last notification: asking the engine each time would cost as much as queueing. A command that
+        # arrives before the notification is rejected with it.
         if not self._open:
             raise NotLeading(self._engine.leader)
         weight = weight_bytes(request)
@@ -185,15 +184,15 @@ class Proposer:
 
     @property
     def pass_timer(self) -> PassTimer:
-        """When the next scheduling pass comes."""
+        """Timing of scheduling cycles."""
         return self._pass_timer
 
     def schedule(self) -> None:
-        """Have a scheduling pass over the state, with the next batch or in one of its own."""
+        """Request a scheduling cycle, with the next batch or in one of its own."""
         self._pass_timer.schedule()
 
     def pass_now(self) -> int:
-        """Have the pass that is still to come; return the last entry that holds one of its own, 0 for none."""
+        """Run the pending cycle; return the last entry with a cycle of its own, 0 for none."""
         try:
             if self._unpassed is not None and self.leading:
                 self._pass_behind(self._unpassed)
@@ -202,7 +201,7 @@ class Proposer:
         return self._passed_index
 
     def leadership_changed(self) -> None:
-        """React to a change of role, term or readiness; called by consensus, must not raise."""
+        """Handle a change of role, term or readiness; called by consensus, must not raise."""
         term = self._engine.term if self._engine.role == Role.LEADER else 0
         if term != self._leading_term:
             self._abandon()
@@ -216,8 +215,8 @@ class Proposer:
     def precomputed(self, before: State, data: bytes) -> tuple[Batch, State] | None:
         """Return the batch in `data` and the state after it, if it is the next one in flight, decided on `before`.
 
-        It was folded entry by entry while it was decided; on this very state and for these very bytes `apply_batch`
-        would come to the same, so the leader need not fold twice. None for anything else: then settle it.
+        It was folded entry by entry when it was decided; for this state and these bytes `apply_batch` would return the
+        same, so the leader need not fold twice. None for any other entry.
         """
         if not self._in_flight:
             return None
@@ -227,18 +226,16 @@ class Proposer:
         return head.batch, head.after
 
     def applied(self, index: int, term: int, state: State, *, void: bool) -> None:
-        """Answer the waiters of the entry that was applied; `void` if the base check refused it."""
+        """Answer the waiters of the applied entry; `void` if the base check rejected it."""
         if self._in_flight:
             head = self._in_flight[0]
-            # A proposal may be applied before `propose` has returned: then it has no index yet.
+            # A proposal may be applied before `propose` has returned: it then has no index yet.
             if head.index in (0, index):
                 if void or (head.index and head.term != term) or state.revision != head.last:
                     self._abandon()
                 else:
                     self._in_flight.popleft()
-                    waits = (
-                        head is self._unpassed and self.leading
-                    )  # not while it hands over: the transfer target has the pass
+                    waits = head is self._unpassed and self.leading  # not during a transfer: the target runs the cycle
                     notified, head.waiters = head.by_hurry() if waits else (head.waiters, [])
                     notify(notified, state)
                     if waits:
@@ -252,11 +249,11 @@ class Proposer:
                 self._pass_timer.rest()
 
     def installed(self) -> None:
-        """React to a snapshot that replaced the state: nothing in flight can be followed any more."""
+        """Handle a snapshot that replaced the state: batches in flight can no longer be followed."""
         self._abandon()
 
     def stop(self) -> None:
-        """Give up every waiter and every timer."""
+        """Abandon all waiters and timers."""
         self._open = False
         self._abandon()
         self._pass_timer.stop()
@@ -268,7 +265,7 @@ class Proposer:
 
     def _wake(self) -> None:
         if self._pump_handle is None:
-            # Not at once: whatever else arrives in this turn of the loop shares the batch.
+            # Not at once: other arrivals in this turn of the loop share the batch.
             self._pump_handle = asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
@@ -276,21 +273,21 @@ class Proposer:
         try:
             if not self.leading or len(self._in_flight) >= BATCHES_IN_FLIGHT_MAX:
                 return
-            # What waits comes with the command that founds the cluster, which waits for a majority's clocks.
+            # Commands wait for the command that founds the cluster, which waits for a majority's clocks.
             if not self._clock.begin():
                 return
             if self._unpassed is not None:
                 self._pass_behind(self._unpassed)
             elif self._queue or self._pass_timer.due:
                 self._propose_batch()
-            # One batch a turn at most: heartbeats and other connections get their share of the loop.
+            # At most one batch a turn: heartbeats and other connections get their share of the loop.
             if (self._queue or self._pass_timer.due) and len(self._in_flight) < BATCHES_IN_FLIGHT_MAX:
                 self._wake()
         except Exception as error:
             self._fail(error)
 
     def _propose_batch(self) -> None:
-        """Propose the next batch; where it takes long to make, make some of it, and go on in another turn."""
+        """Propose the next batch; if it takes long to make, continue in another turn."""
         draft = self._draft
         if draft is None:
             base = self._in_flight[-1].after if self._in_flight else self._applied()
@@ -325,7 +322,7 @@ class Proposer:
         self._propose(batch, entries, waiters)
 
     def _fill(self, draft: Draft) -> bool:
-        """Decide what waits, as much as a turn of the loop has room for; return whether the batch is to be proposed."""
+        """Decide waiting commands within a turn's limit; return whether the batch should be proposed."""
         batch, queue = draft.batch, self._queue
         is_scarce = self._fill_with(_BATCH_ROOM_BYTES) > USERS.fill_max
         left = STEPS_PER_TURN
@@ -336,7 +333,7 @@ class Proposer:
                 if waiting.answer.cancelled() or not (is_routine_one or self._is_to_be_decided(waiting, draft)):
                     self._dequeue()
                     continue
-                # Where a whole batch fits below the lowest level, no command of it has to be measured.
+                # If a whole batch fits below the lowest level, its commands need not be measured.
                 wants_bytes = draft.size_bytes + waiting.weight_bytes
                 if (is_scarce or wants_bytes > _BATCH_ROOM_BYTES) and self._refused_for_room(waiting, wants_bytes):
                     self._dequeue()
@@ -384,14 +381,14 @@ class Proposer:
         return True
 
     def _clock_was_set(self, batch: SpeculativeState, entries: list[bytes], waiters: list[Waiter]) -> None:
-        """Propose a batch that ends with the clock set back: what follows is decided at the time that it set."""
+        """Propose a batch that ends with the clock set back: later commands are decided at the new time."""
         self._clock.applied(Instant(batch.facts.at))
         self._propose(batch, entries, waiters)
         self._planner.forget()
         self._pass_timer.set_back()
 
     def _pass_behind(self, flight: InFlight) -> None:
-        """Have the pass that belongs to a batch that left without it; whoever waits for the batch waits for both."""
+        """Run the cycle of a batch proposed without it; the batch's waiters wait for both."""
         self._unpassed = None
         self._planner.closed(flight.speculative)
         batch = SpeculativeState(flight.after, self._clock.stamp(flight.after.at))
@@ -429,7 +426,7 @@ class Proposer:
         self._queue_bytes -= self._queue.popleft().weight_bytes
 
     def _is_to_be_decided(self, waiting: Waiting, draft: Draft) -> bool:
-        """Return whether a command is new and its answer may be kept; otherwise it is answered."""
+        """Return whether a command is new and its reply may be cached; otherwise answer it."""
         facts = draft.batch.facts
         if self._answered_before(waiting, draft.batch, draft.waiters):
             return False
@@ -440,13 +437,13 @@ class Proposer:
         return False
 
     def _answered_before(self, waiting: Waiting, batch: SpeculativeState, waiters: list[Waiter]) -> bool:
-        """Answer, or attach to the batch that will, a command whose id is known; False if it is new."""
+        """Answer a command with a known ID, or attach it to the batch that will; return False if it is new."""
         known = receipt_for(batch.facts, waiting.request) if waiting.request.id else None
         if known is None:
             return False
         applied = self._applied()
         if isinstance(known, Refusal):
-            # Nothing was and nothing will be decided: no entry says so, and none is needed.
+            # Nothing was or will be decided, so no entry is needed.
             self.counts.refusals[known.code.name.lower()] += 1
             resolve(waiting.answer, Settled(applied.revision, 0, known, applied, True))
             return True
@@ -465,9 +462,9 @@ class Proposer:
         raise AssertionError(f"no batch in flight carries revision {known.revision}")
 
     def _refused_for_room(self, waiting: Waiting, wants_bytes: int) -> bool:
-        """Refuse a command if the journal has no room for its batch with it, so many bytes; whether that happened.
+        """Reject a command if the journal lacks space for its batch with this many bytes; return whether it did.
 
-        Here, and not when it was queued: what is queued before it takes room first. Nothing of it is written.
+        Here and not when it was queued: earlier commands take space first. Nothing is written for it.
         """
         level = level_of(waiting.request)
         fill = self._fill_with(wants_bytes)
@@ -482,7 +479,7 @@ class Proposer:
             reject(waiting.answer, error)
 
     def _decide(self, waiting: Waiting, batch: SpeculativeState) -> tuple[Entry, bytes] | None:
-        """Return the entry that settles the command, and its bytes; None where that failed, which is answered."""
+        """Return the entry that settles the command, encoded; None after a failure, which is answered."""
         request = waiting.request
         try:
             facts = batch.facts if is_by_key(request.command) else batch.state()
@@ -492,7 +489,7 @@ class Proposer:
             return None
 
     def _settle(self, waiting: Waiting, batch: SpeculativeState, entry: Entry) -> int | None:
-        """Add the entry to the batch; return its job. None where its events cannot be folded, which is answered."""
+        """Add the entry to the batch; return its job. None if its events cannot be folded, which is answered."""
         try:
             return batch.add(entry)
         except Exception as error:
@@ -510,13 +507,13 @@ class Proposer:
             reject(waiting.answer, CannotDecide(f"{type(error).__name__}: {error}"))
 
     def _pass(self, batch: SpeculativeState, decided: bool) -> Entry | None:
-        """Return the entry of a scheduling pass over the batch so far; None where it finds nothing or must wait."""
+        """Return the entry of a scheduling cycle over the batch so far; None if it finds nothing or must wait."""
         if not batch.facts.feature_level or self._fill_with(0) > OWN.fill_max:
             self._pass_timer.due = False
             return None
         started_s = self._clock.monotonic_s()
         if not self._planner.prepare(batch):
-            # A new leader indexes all jobs once, a portion a turn of the loop: the pass comes after the last.
+            # A new leader indexes all jobs once, a portion per turn of the loop: the cycle follows the last.
             self._pass_timer.due = True
             return None
         events = self._planner.events_of_pass(batch)
@@ -530,7 +527,7 @@ class Proposer:
     def _is_idle(self) -> bool:
         return self.leading and not self._in_flight and not self._queue
 
-    # The end of leadership
+    # End of leadership
 
     def _abandon(self) -> None:
         self._planner.forget()
@@ -544,7 +541,7 @@ class Proposer:
                     self.counts.outcomes_unknown += 1
                     reject(waiter.answer, OutcomeUnknown("leadership was lost while the command was under way"))
         draft, self._draft = self._draft, None
-        for waiter in [] if draft is None else draft.waiters:  # proposed to nobody
+        for waiter in [] if draft is None else draft.waiters:  # never proposed
             if not waiter.answer.done():
                 reject(waiter.answer, NotLeading(self._engine.leader))
         if not self.leading:
@@ -556,7 +553,7 @@ class Proposer:
 
 
 def _deciding(request: Request, draft: Draft) -> Steps[Decided | None]:
-    """Decide a command and fold what it leads to, in steps; None where the batch has no room for it."""
+    """Decide a command and fold the result, in steps; None if the batch has no space for it."""
     batch = draft.batch
     entry, encoded = _written(request, (yield from deciding(batch.facts, request, batch.at)))
     if draft.size_bytes + len(encoded) > ENTRIES_BYTES_MAX:
@@ -566,7 +563,7 @@ def _deciding(request: Request, draft: Draft) -> Steps[Decided | None]:
 
 
 def _written(request: Request, decision: Decision) -> tuple[Entry, bytes]:
-    """Return the entry that settles a command by a decision, and its bytes."""
+    """Return the entry that settles a command by a decision, encoded."""
     if isinstance(decision, Refusal):
         entry = entry_of(request, refusal=decision)
     else:

@@ -1,9 +1,9 @@
-"""Pruning of a running replica's ledger: what `forebay audit prune` found that may go, removed a little at a time.
+"""Pruning of a running replica's ledger, in small steps, as approved by `forebay audit prune`.
 
-Whoever may write into the replica's directory leaves a note there; nobody else can ask for it. What the note says was
-checked against archives, checkpoint and snapshot in a process of its own (`cluster.audit.archive`), which takes a
-while; the replica looks again only at what could cost it its own life. The note is taken over into the storage and
-removed, so that what is begun is finished whenever the replica is killed.
+A request is a note in the replica's directory, so it needs write access there. Its content was checked against
+archives, checkpoint and snapshot in a separate process (`cluster.audit.archive`), which takes a while; the replica only
+repeats the checks that protect itself. The note is moved into the storage, so that a started removal is completed
+whenever the replica is killed.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ LOGGER = logging.getLogger(__name__)
 
 NOTE_NAME: Final = "prune"
 REFUSED_NAME: Final = "prune.refused"
-"""Files beside `wal`: what is to go, and why it was not begun."""
+"""Files beside `wal`: the range to prune, and the reason for a rejection."""
 
 NOTE_BYTES_MAX: Final = 8 << 20
-"""Bound of a note: a row of 60 bytes for each segment of the largest archive."""
+"""Maximum size of a note: a row of 60 bytes for each segment of the largest archive."""
 
 POLL_PERIOD_S: Final = 2.0
-"""How often a replica looks for a note, seconds."""
+"""Interval of checks for a note, seconds."""
 
 PAUSE_S: Final = 0.05
-"""Between two steps, seconds: 5,000 entries or 20 MB a second at most, and the disk is free most of the time."""
+"""Pause between two steps, seconds: at most 5,000 entries or 20 MB a second, and the disk is idle most of the time."""
 
 AGAIN_S: Final = 60.0
-"""Before it is tried again where the digest that is to stay is damaged, seconds: the scrub mends it meanwhile."""
+"""Pause before a retry if the digest that must stay is damaged, seconds: the scrub repairs it meanwhile."""
 
 
 class PruneNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to go: the entries before `below`, the last of which leads to `digest`, and the segments that have it
+    """Range to prune: the entries before `below`, the last of which leads to `digest`, and their archive segments
     (`wal.PrunedSegment`).
     """
 
@@ -54,19 +54,19 @@ class PruneNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pruned(self) -> PrunedRange:
-        """What is recorded of it."""
+        """Recorded form of the range."""
         return PrunedRange(self.below, self.segments)
 
 
 def leave_note(home: Path, note: PruneNote) -> None:
-    """Leave a note for the replica of a directory, whole or not at all, durable on return; OSError."""
+    """Leave a note for the replica of a directory, atomic and durable on return; OSError."""
     with suppress(FileNotFoundError):
         os.unlink(home / REFUSED_NAME)
     replace_private(home / NOTE_NAME, msgspec.json.encode(note))
 
 
 def answer_to_note(home: Path) -> str | None:
-    """Return why a note was refused, nothing where it was taken, None while it waits; OSError."""
+    """Return the reason of a rejected note, an empty text for an accepted one, None while it waits; OSError."""
     if (home / NOTE_NAME).exists():
         return None
     with suppress(FileNotFoundError):
@@ -75,7 +75,7 @@ def answer_to_note(home: Path) -> str | None:
 
 
 class Pruner(Background):
-    """Takes notes, and removes what they say."""
+    """Takes notes, and prunes the ranges they name."""
 
     def __init__(
         self,
@@ -85,8 +85,10 @@ class Pruner(Background):
         prune_some: Callable[[], bool],
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """`authorise` records what is to go, or raises BrokenInvariant; `prune_some` removes some of it, and returns
-        whether some is left (`wal.prune_some`); `fail` stops the replica.
+        """Create it.
+
+        `authorise` records the range, or raises BrokenInvariant; `prune_some` removes some of it, and returns whether
+        some is left (`wal.prune_some`); `fail` stops the replica.
         """
         super().__init__(fail)
         self._home = home
@@ -99,7 +101,7 @@ class Pruner(Background):
             await asyncio.sleep(self.step())
 
     def step(self) -> float:
-        """Take a note, or remove some; return for how long to rest, seconds. StorageFailed."""
+        """Take a note, or prune some entries; return the pause that follows, seconds. StorageFailed."""
         if (self._home / NOTE_NAME).exists():
             self._take()
         try:
@@ -113,7 +115,7 @@ class Pruner(Background):
         return PAUSE_S if more else POLL_PERIOD_S
 
     def _take(self) -> None:
-        """Record what the note says, and remove it; or say beside it why not."""
+        """Record the content of the note and remove it, or write the reason for a rejection beside it."""
         path = self._home / NOTE_NAME
         try:
             with path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""Snapshots at a replica: installed when one comes from the leader, and shown as the API and the command line do.
+"""Snapshots of a replica: installation of the leader's, and their description for API and command line.
 
-Chunks are taken, the whole is verified beside the loop, and stood on.
+Chunks are written, the whole is verified beside the loop, and then adopted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from wal import BrokenInvariant, ConfigurationAt
 
 
 class SnapshotInstall:
-    """What consensus writes a snapshot to (cluster.consensus.SnapshotSink); the store holds the bytes."""
+    """Receiver of a snapshot for consensus (cluster.consensus.SnapshotSink); the store holds the bytes."""
 
     def __init__(self, snapshots: SnapshotStore, index: int, term: int, *, installed: Callable[[Image], None]) -> None:
-        """Begin, or continue where an earlier process was; `installed` takes over the verified image, or raises."""
+        """Start, or continue from an earlier process; `installed` takes over the verified image, or raises."""
         self._snapshots = snapshots
         self._installed = installed
         self._receiver = snapshots.receive(index, term)
@@ -30,21 +30,21 @@ class SnapshotInstall:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that are there already."""
+        """Bytes already received."""
         return self._receiver.next_offset
 
     def write(self, offset: int, data: bytes) -> None:
-        """Take the bytes at `offset`; SnapshotRefused if they do not come in order."""
+        """Write the bytes at `offset`; SnapshotRefused if they are out of order."""
         self._receiver.write(offset, data)
 
     def verify(self, done: Callable[[], None]) -> None:
-        """Begin to verify the whole in a thread; `done` is called in the loop when that is over, well or not."""
+        """Start to verify the whole in a thread; `done` is called in the loop at the end, whatever the result."""
         loop = asyncio.get_running_loop()
         self._verified = self._snapshots.verify(self._receiver)
         self._verified.add_done_callback(lambda verified: call_soon(loop, done))
 
     def finish(self) -> ConfigurationAt | None:
-        """Seal the snapshot and stand on it; what `verify` found wrong is raised here."""
+        """Finalize the snapshot and adopt it; raises the error found by `verify`."""
         if self._verified is None:
             raise BrokenInvariant("a snapshot that was not verified is to be installed")
         self._verified.result()
@@ -54,23 +54,23 @@ class SnapshotInstall:
         return image.configuration
 
     def abort(self) -> None:
-        """Throw away what came so far."""
+        """Discard the received part."""
         self._receiver.abort()
 
     def suspend(self) -> None:
-        """Leave what came so far to the next process."""
+        """Keep the received part for the next process."""
         self._receiver.suspend()
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
-    """Have a function called in the loop, from another thread."""
-    # The loop may be closed when a replica stops while its snapshot is being given up.
+    """Call a function in the loop, from another thread."""
+    # The loop may be closed when a replica stops while its snapshot is being abandoned.
     if not loop.is_closed():
         loop.call_soon_threadsafe(call, *arguments)
 
 
 def snapshot_view(path: Path, summary: Summary) -> SnapshotView:
-    """Return what a snapshot's summary says in the shape of the API."""
+    """Convert a snapshot's summary to the API's form."""
     return SnapshotView(
         path=str(path),
         index=summary.index,

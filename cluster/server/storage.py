@@ -1,9 +1,9 @@
-"""What a replica finds when it starts: its journal, its ledger, its snapshots, and the state that they add up to.
+"""Storage of a starting replica: its journal, ledger and snapshots, and the state they lead to.
 
-The newest snapshot that stands on this replica's own ledger is loaded and the entries after it are folded, up to the
-applied mark; on the way states are held against the digests that the ledger records of them. A snapshot whose digest
-differs from the ledger's at its index is of another history and is passed over; without a usable one everything is
-folded from the first entry, if this replica holds it.
+The newest snapshot that belongs to this replica's own ledger is loaded, and the entries after it are folded up to the
+applied mark; states are compared with the digests recorded in the ledger on the way. A snapshot whose digest differs
+from the ledger's at its index belongs to another history and is skipped. Without a usable one, everything is folded
+from the first entry, if this replica holds it.
 """
 
 from __future__ import annotations
@@ -45,30 +45,29 @@ from wal import directory as directories
 LOGGER = logging.getLogger(__name__)
 
 MEMBER_NAME = "member"
-"""A file beside `wal`, with the id under which the replica joined."""
+"""File beside `wal` with the ID under which the replica joined."""
 
 FORGOTTEN_NAME = "forgotten"
-"""A file beside `wal`: the replica was found to lack what it had acknowledged. It says so, and nothing is opened."""
+"""File beside `wal` of a replica that was found to lack entries it acknowledged; it prevents a start."""
 
 SUPERSEDED_NAME = "superseded"
-"""A file beside `wal`: the cluster goes on as a later incarnation without this replica. It says so, and nothing is
-opened."""
+"""File beside `wal` of a replica whose cluster continues as a later incarnation without it; it prevents a start."""
 
 NOTE_CHARACTERS_MAX = 1_000
-"""What is read of those two: a sentence."""
+"""Characters read of those two files: a sentence."""
 
 MEMBER_CHARACTERS_MAX = 96
-"""A name of at most 64 characters, '#' and a number."""
+"""Maximum length of a member ID: a name of at most 64 characters, '#' and a number."""
 
 REPLAY_STEP_ENTRIES = 1024
 """Entries read at a time while folding at start, count."""
 
 
 class StorageRefused(Exception):
-    """What this replica has cannot be used as it is; the sentence names the place and the remedy.
+    """Storage that cannot be used as it is; the message names place and remedy.
 
-    `condition` is what the recovery table (`wal.Condition`) has for it; None for what is not damage, such as a mark
-    that cannot be made.
+    `condition` is the row of the recovery table (`wal.Condition`); None for conditions other than damage, such as a
+    mark that cannot be created.
     """
 
     def __init__(self, sentence: str, condition: Condition | None = None) -> None:
@@ -77,7 +76,7 @@ class StorageRefused(Exception):
 
 
 class Storage(msgspec.Struct, frozen=True):
-    """Everything that a replica remembers, opened, and the state at `index`."""
+    """Opened storage of a replica, and the state at `index`."""
 
     environment: Environment
     journal: Journal
@@ -86,14 +85,14 @@ class Storage(msgspec.Struct, frozen=True):
     state: State
     index: int
     replayed: int
-    """Entries that were folded after the snapshot."""
+    """Number of entries folded after the snapshot."""
     identity: str
-    """The id of this replica as a member: its name if it founded the cluster."""
+    """ID of this replica as a member: its name if it founded the cluster."""
     configuration: ConfigurationAt | None
-    """Who is a member as of `index`, as far as snapshot and ledger say it."""
+    """Membership as of `index`, as far as snapshot and ledger have it."""
 
     def close(self) -> None:
-        """Write what is known and close everything."""
+        """Write pending marks and close everything."""
         self.snapshots.close()
         if self.environment.failure is None:
             self.journal.flush_hints()
@@ -101,7 +100,7 @@ class Storage(msgspec.Struct, frozen=True):
 
 
 def open_storage(config: Config, name: str, *, first_start: bool = False) -> Storage:
-    """Open the storage of replica `name` and rebuild its state. `first_start`: somebody says that it has never run.
+    """Open the storage of replica `name` and rebuild its state. `first_start`: the operator declares that it never ran.
 
     Raises RecoveryRefused and StorageFailed (wal), SnapshotFailed (snapshots), StorageRefused.
     """
@@ -167,19 +166,19 @@ def open_storage(config: Config, name: str, *, first_start: bool = False) -> Sto
 
 
 def member_note(config: Config, name: str) -> Path:
-    """Return the file that says under which id a replica joined; there is none for a founder."""
+    """Return the path of the file with a replica's ID; founders have no such file."""
     return config.storage.directory / name / MEMBER_NAME
 
 
 def identity_of(config: Config, name: str) -> str:
-    """Return the id of replica `name` as a member. StorageRefused if the note is not readable as one of its own."""
+    """Return the ID of replica `name` as a member. StorageRefused if the file is unreadable or another replica's."""
     return noted_member(config, name)[0]
 
 
 def noted_member(config: Config, name: str) -> tuple[str, Incarnation]:
-    """Return the id of replica `name` as a member, and the incarnation of the cluster that it joined. StorageRefused.
+    """Return the ID of replica `name` as a member, and the incarnation of the cluster it joined. StorageRefused.
 
-    The note is `r2#6`, or `r2#6 2-…` where the incarnation is not the first one.
+    The file contains `r2#6`, or `r2#6 2-…` for an incarnation after the first.
     """
     note = member_note(config, name)
     try:
@@ -197,12 +196,12 @@ def noted_member(config: Config, name: str) -> tuple[str, Incarnation]:
 
 
 def note_forgotten(config: Config, name: str, sentence: str) -> None:
-    """Note that replica `name` has lost what it promised, so that a restart does not begin again as if it had not."""
+    """Record that replica `name` has lost promised entries, so that a restart does not start over."""
     _write_note(config, name, FORGOTTEN_NAME, sentence)
 
 
 def note_superseded(config: Config, name: str, sentence: str) -> None:
-    """Note that the cluster goes on without replica `name`, so that a restart does not go on with the one that was."""
+    """Record that the cluster continues without replica `name`, so that a restart does not revive the previous one."""
     _write_note(config, name, SUPERSEDED_NAME, sentence)
 
 
@@ -210,7 +209,7 @@ def _write_note(config: Config, name: str, file_name: str, sentence: str) -> Non
     note = config.storage.directory / name / file_name
     try:
         replace_private(note, f"{sentence}\n".encode())
-    except OSError as error:  # it stops all the same, and is told again whenever it starts
+    except OSError as error:  # the replica stops anyway, and is notified again at each start
         LOGGER.error("%s cannot be written: %s", note, error)
 
 
@@ -227,12 +226,12 @@ def _refuse_if_noted(config: Config, name: str) -> None:
             continue
         except OSError as error:
             raise _refused(condition, f"{note} cannot be read ({error.strerror})", name) from error
-        # Its own sentence comes first. What follows is for a note that was damaged, and is still a reason not to start.
+        # The file's own sentence comes first. A damaged file is still a reason not to start.
         raise _refused(condition, f"{note}: {sentence}", name)
 
 
 def _refuse_if_of_another_id(error: RecoveryRefused, directory: Path, note: Path, name: str) -> None:
-    """Say that the note `member` is wrong, where the storage is this replica's after all, under another id."""
+    """Report a wrong `member` file if the storage is this replica's under another ID."""
     if error.condition is not Condition.REPLICA_FOREIGN:
         return
     with Environment.open_readonly(directory) as stored:
@@ -242,24 +241,24 @@ def _refuse_if_of_another_id(error: RecoveryRefused, directory: Path, note: Path
 
 
 def _refused(condition: Condition, place: str, name: str) -> StorageRefused:
-    """Return the refusal that the recovery table has for this condition, with the replica's name in its remedy."""
+    """Return the recovery table's rejection for this condition, with the replica's name in its remedy."""
     remedy = condition.value.remedy.replace("NAME", name)
     return StorageRefused(f"{place}: {condition.title}: {condition.value.reason}. {remedy}.", condition)
 
 
 @contextmanager
 def starting(config: Config, name: str, *, make: bool) -> Iterator[None]:
-    """Let nobody else start replica `name`, or make it join, in the meantime. With `make` its directory is made.
+    """Prevent other processes from starting or joining replica `name` meanwhile. With `make` its directory is created.
 
-    Whether it may begin without data is decided here and is true until there is data, or the mark is gone. Raises
-    StorageRefused.
+    The decision whether it may start without data is made here, and holds until there is data or the mark is removed.
+    Raises StorageRefused.
     """
     home = config.storage.directory / name
     descriptor: int | None = None
     try:
         if make:
             directories.make(home)
-        # Without the directory there is no mark in it either.
+        # Without the directory there is no mark in it.
         with suppress(FileNotFoundError, NotADirectoryError):
             descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -281,7 +280,7 @@ def starting(config: Config, name: str, *, make: bool) -> Iterator[None]:
 
 
 def _may_be_empty(config: Config, name: str, mark: Path, *, first_start: bool) -> bool:
-    """Whether this replica may begin without data. A mark beside what it left when it ran is removed.
+    """Return whether this replica may start without data. A mark beside data of an earlier run is removed.
 
     Raises StorageRefused if `first_start` is not true.
     """
@@ -290,17 +289,17 @@ def _may_be_empty(config: Config, name: str, mark: Path, *, first_start: bool) -
     trace = may_have_run(config.wal_directory(name)) or any_of(config.snapshot_directory(name))
     note = member_note(config, name)
     if trace is not None:
-        # Whoever made the mark, it is not for a replica that has run, and would outlive the loss of its data.
+        # The mark is not meant for a replica that has run, and would outlive the loss of its data.
         _consume(mark, name)
     elif first_start and os.path.lexists(note) and not mark.exists():
-        trace = note  # one that joins has the note and the mark before it has data
+        trace = note  # a joining replica has file and mark before it has data
     if first_start and trace is not None:
         raise _refused(Condition.HAS_RUN, str(trace), name)
     return trace is None
 
 
 def any_of(directory: Path) -> Path | None:
-    """Return something that is in the directory, itself if it cannot be read, or None if it is empty or not there."""
+    """Return a file in the directory, the directory itself if it is unreadable, or None if it is empty or absent."""
     try:
         return next(directory.iterdir(), None)
     except (FileNotFoundError, NotADirectoryError):
@@ -310,14 +309,15 @@ def any_of(directory: Path) -> Path | None:
 
 
 def first_start_mark(config: Config, name: str) -> Path:
-    """Return the file whose existence lets a replica start without data: made by `forebay cluster init`, or for a
-    replica that joins, and consumed by the first start.
+    """Return the path of the mark that permits a start without data, consumed by the first start.
+
+    It is created by `forebay init`, or for a replica that joins.
     """
     return config.storage.directory / name / FIRST_START_NAME
 
 
 def allow_first_start(config: Config, name: str) -> None:
-    """Let a replica that has no data start without, once. StorageRefused if the mark cannot be made."""
+    """Permit one start of a replica without data. StorageRefused if the mark cannot be created."""
     mark = first_start_mark(config, name)
     try:
         make_private_directory(mark.parent)
@@ -327,7 +327,7 @@ def allow_first_start(config: Config, name: str) -> None:
 
 
 def _consume(mark: Path, name: str) -> None:
-    """Remove the mark durably, before the replica promises anything: a promise is what must not be forgotten."""
+    """Remove the mark durably before the replica promises anything."""
     try:
         mark.unlink()
         directories.sync(mark.parent)
@@ -338,16 +338,16 @@ def _consume(mark: Path, name: str) -> None:
 
 
 def _usable_image(store: SnapshotStore, journal: Journal) -> Image | None:
-    """Return the newest snapshot that stands on this ledger; those that do not are not kept for their own sake.
+    """Return the newest snapshot that belongs to this ledger; unusable ones are not kept.
 
-    The newest one may not: a replica that was killed while it installed one has the file, but not yet the mark.
+    The newest one may be unusable: a replica killed while installing it has the file, but not yet the mark.
     """
     found = store.newest_usable(lambda image: _why_not(image, journal))
     return None if found is None else found[1]
 
 
 def _why_not(image: Image, journal: Journal) -> str | None:
-    """Return why a sound snapshot is of no use on this ledger, or None."""
+    """Return the reason why a sound snapshot is unusable on this ledger, or None."""
     if image.index > journal.applied_index:
         return f"it is ahead of the applied mark {journal.applied_index}"
     if journal.digest_at(image.index) != image.chain_digest:
@@ -387,7 +387,7 @@ def _replay(
 
 
 def _log_digests(digests: RecordedDigests, state: State, image: Image | None) -> None:
-    """Say up to where the state was held against what the ledger records, and what has yet to be."""
+    """Log up to which entry the state was compared with the recorded digests."""
     if not state.revision:
         return
     start = "the first entry" if image is None else f"the snapshot of entry {image.index}"

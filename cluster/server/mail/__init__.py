@@ -1,4 +1,4 @@
-"""Mail about jobs, and about drills that are due: what it says, what sends it, and the leader's rounds over it."""
+"""Mail about jobs and due drills: content, sending, and the leader's duty."""
 
 from cluster.server.mail.drill_reminder import DrillReminder as DrillReminder
 from cluster.server.mail.mailer import Mailer as Mailer

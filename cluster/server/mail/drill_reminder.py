@@ -1,8 +1,8 @@
-"""Reminders of drills that were not tried for as long as a site wants: the leader's round over what is due.
+"""Reminders of drills that were not run within the site's period: the leader's duty.
 
-Nothing is kept of them: when one is sent follows from when its scenario was tried last. It is then sent again each
-week. A leader that begins to lead sends what was due in the hour before, perhaps a second time, with the same
-Message-ID; what was due while nobody led for an hour comes a week later.
+Reminders are not stored: their time follows from the last run of the scenario, and repeats weekly. A new leader sends
+those due within the previous hour, possibly a second time with the same Message-ID. Those due while there was no leader
+for an hour come a week later.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LOGGER = logging.getLogger(__name__)
 DAY_US: Final = 86_400 * MICROSECONDS_PER_SECOND
 
 AGAIN_US: Final = 7 * DAY_US
-"""Until the next reminder of what is still due."""
+"""Interval of repeated reminders."""
 
 LATE_US: Final = 3_600 * MICROSECONDS_PER_SECOND
-"""How long a reminder is tried, and may be late because nobody led."""
+"""Period of attempts to send a reminder, and its maximum delay without a leader."""
 
 LOOK_S: Final = 60.0
-"""How often it is looked what is due, seconds; also until another try."""
+"""Interval of checks for due reminders and of retries, seconds."""
 
 
 class DrillReminder:
@@ -46,19 +46,19 @@ class DrillReminder:
         post: Callable[[], Post | None],
         clock: Clock,
     ) -> None:
-        """`config` and `post` as this replica's file says now; `clock` tells the agreed time."""
+        """Create it; `config` and `post` return the present settings; `clock` has the agreed time."""
         self._state = state
         self._config = config
         self._post = post
         self._clock = clock
         self._look_s = 0.0
-        """When it is looked again, on the monotonic clock."""
+        """Time of the next check, on the monotonic clock."""
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._sent: set[str] = set()
-        """Message-IDs of what is due and need not be sent again by this replica."""
+        """Message-IDs of due reminders this replica need not send again."""
 
     def poll(self) -> None:
-        """Send what is due and is not sent yet; return at once."""
+        """Send due, unsent reminders; return at once."""
         config, now_s = self._config(), self._clock.monotonic_s()
         if not config.every_days or now_s < self._look_s:
             return
@@ -78,7 +78,7 @@ class DrillReminder:
             task.add_done_callback(partial(self._done, letter))
 
     def stop(self) -> None:
-        """Give up what is under way: somebody else leads, or the replica stops."""
+        """Abandon pending work: leadership was lost, or the replica stops."""
         for task in self._sending.values():
             task.cancel()
         self._sending.clear()
@@ -97,7 +97,7 @@ class DrillReminder:
 
 
 def letters_due(config: DrillConfig, state: State, now_us: int) -> Iterator[Letter]:
-    """Yield what is due, to each of those who are reminded, in the hour since it was."""
+    """Yield the reminders that became due within the last hour, one for each recipient."""
     tried: Mapping[str, Drill] = last_tried(state.drills.values())
     for scenario, days in sorted(config.every_days.items()):
         last = tried.get(scenario)

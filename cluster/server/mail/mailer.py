@@ -1,8 +1,8 @@
-"""The leader's round over the mail that is owed: send it, say so, and try again what was not taken.
+"""Leader's duty for queued mail: send it, record the result, retry failures.
 
-What is owed is in the State (`replica.model.mail`), so this keeps nothing that matters: which mails are being sent,
-which wait for another try, and what is to be said of them to the cluster. A leader that dies between a send and its
-commit leaves a mail that the next one sends again, with the same Message-ID.
+The queue is in the State (`replica.model.mail`), so this module keeps only soft state: mails being sent, waits before
+retries, and results to be recorded. A leader that dies between sending and commit leaves a mail that the next leader
+sends again, with the same Message-ID.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SENDING_MAX: Final = 4
 """Mails being sent at once, count: each may be a process, and jobs end in thousands."""
 
 RETRY_S: Final = 10.0
-"""Until the first other try of a mail, seconds; doubled after each."""
+"""Wait before the first retry of a mail, seconds; doubled after each."""
 
 RETRY_S_MAX: Final = 3_600.0
 
 AGE_S_MAX: Final = 86_400
-"""How long a mail is tried, seconds: what happened a day ago is better looked up."""
+"""Period of attempts for a mail, seconds: older events are better looked up."""
 
 OFF: Final = "mail is off on the replica that leads: see [mail] in its forebay.toml"
 
@@ -40,7 +40,7 @@ SUCCESS: Final = ""
 
 
 class Mailer:
-    """Sends what is owed while this replica leads."""
+    """Sends queued mail while this replica leads."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Mailer:
         sender: Callable[[State], Send | None],
         clock: Clock,
     ) -> None:
-        """`submit` as `Controller.submit`; `sender` gives what sends mail as things are configured now, or None."""
+        """Create it; `submit` as `Controller.submit`; `sender` returns the present way of sending, or None."""
         self._state = state
         self._leads = leads
         self._submit = submit
@@ -59,13 +59,13 @@ class Mailer:
         self._clock = clock
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._tries: dict[str, tuple[int, float]] = {}
-        """Mail -> how often it was tried, and when it may be tried again, on the monotonic clock."""
+        """Mail -> number of attempts, and the time of the next one on the monotonic clock."""
         self._outcomes: dict[str, str] = {}
-        """Mail -> SUCCESS, or why it is given up: until the cluster has settled it."""
+        """Mail -> SUCCESS, or the reason for giving up, until the cluster has settled it."""
         self._settling: Answer | None = None
 
     def poll(self) -> None:
-        """Begin whatever is to be done now; return at once. Called often, and whenever something has ended."""
+        """Start all due work; return at once. Called often, and whenever an attempt has ended."""
         if not self._leads():
             self.stop()
             return
@@ -85,7 +85,7 @@ class Mailer:
         self._settle()
 
     def stop(self) -> None:
-        """Give up what is under way: somebody else leads, or the replica stops."""
+        """Abandon pending work: leadership was lost, or the replica stops."""
         for task in self._sending.values():
             task.cancel()
         self._sending.clear()
@@ -143,13 +143,13 @@ class Mailer:
         try:
             self._settling = self._submit(Request(b"", CONTROLLER, command))
         except (QueueFull, NotLeading):
-            return  # the next look tries again
+            return  # the next call retries
         self._settling.add_done_callback(self._settled)
 
     def _settled(self, answer: Answer) -> None:
         self._settling = None
         if answer.cancelled() or answer.exception() is not None:
-            return  # whether it was carried out shows in the State
+            return  # the State shows the result
         refusal = answer.result().refusal
         if refusal is not None:
             LOGGER.error("mails could not be settled: %s", refusal.sentence)

@@ -1,7 +1,7 @@
-"""What sends a mail: a program, as Slurm's MailProg, or the SMTP server of this machine. Each send is bounded.
+"""Sending of mail by a program, as Slurm's MailProg, or by this machine's SMTP server. Each attempt is bounded.
 
-Both are awaited, never waited for: a program that hangs is killed with all that it started, a server that hangs is
-given up, and nothing of the replica's stands still meanwhile.
+Both run asynchronously: a hanging program is killed with all its children, a hanging server is abandoned, and the
+replica never blocks.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from replica.model import Mail
 from replica.values import is_mail_address
 
 SEND_S: Final = 30.0
-"""How long one try may take, seconds: a mail server that greets slowly on purpose takes up to 20."""
+"""Time limit of one attempt, seconds: a mail server that greets slowly on purpose takes up to 20."""
 
 ERROR_BYTES_MAX: Final = 4096
-"""What is read of a program's output, or of a server's line, bytes: for the log and the history."""
+"""Size read of a program's output or a server's line, for the log and the history."""
 
 PROGRAM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
 _REPLY_LINES_MAX: Final = 64
 
 Post = Callable[[Letter], Coroutine[Any, Any, None]]
-"""Sends one letter; raises Undeliverable for good, SendFailed or OSError for now."""
+"""Sends one letter; raises Undeliverable for permanent, SendFailed or OSError for temporary failures."""
 
 Send = Callable[[Mail], Coroutine[Any, Any, None]]
 """Sends one mail about a job; raises as Post does."""
 
 
 class Undeliverable(Exception):
-    """The mail will never be taken, whoever tries; the message says why."""
+    """Permanent failure of a mail; the message gives the reason."""
 
 
 class SendFailed(Exception):
-    """The mail was not taken now; the message says why."""
+    """Temporary failure of a mail; the message gives the reason."""
 
 
 IsUser = Callable[[str], Awaitable[bool]]
-"""Whether a name is that of a user of this machine."""
+"""Returns whether a name is a user of this machine."""
 
 
 def sender_of(config: MailConfig, cluster: str, cluster_id: str, is_user: IsUser) -> Send | None:
-    """Return what sends mail about jobs as a replica's configuration says, None where mail is off."""
+    """Return the configured way of sending job mail, or None if mail is disabled."""
     post = post_of(config, is_user)
     if post is None:
         return None
@@ -62,7 +62,7 @@ def sender_of(config: MailConfig, cluster: str, cluster_id: str, is_user: IsUser
 
 
 def post_of(config: MailConfig, is_user: IsUser) -> Post | None:
-    """Return what sends letters as a replica's configuration says, None where mail is off."""
+    """Return the configured way of sending letters, or None if mail is disabled."""
     if config.smtp is not None:
         address = config.smtp
 
@@ -92,9 +92,9 @@ async def _bounded(sending: Awaitable[None]) -> None:
 
 
 async def recipient_of(name: str, domain: str, is_user: IsUser) -> str:
-    """Return the address of a recipient; Undeliverable for what is none.
+    """Return the address of a recipient; Undeliverable for an invalid one.
 
-    A name without a domain is a user of this machine: mail programs know other names as well, and some are commands.
+    A name without a domain must be a user of this machine: mail programs accept other names too, some of them commands.
     """
     text = name if "@" in name or not domain else f"{name}@{domain}"
     if not is_mail_address(text):
@@ -123,8 +123,8 @@ async def send_by_program(program: str, letter: Letter, recipient: str) -> None:
         raise SendFailed(f"{program} cannot be run: {error}") from error
     assert process.stdin is not None and process.stderr is not None
     try:
-        # A program that does not read is no failure: what it exits with says whether it is content. RuntimeError is
-        # what uvloop raises where the pipe was closed already.
+        # A program that does not read its input has not failed: its exit code decides. uvloop raises RuntimeError if
+        # the pipe is already closed.
         with suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
             process.stdin.write(letter.body.encode())
             await process.stdin.drain()
@@ -140,7 +140,7 @@ async def send_by_program(program: str, letter: Letter, recipient: str) -> None:
 
 
 async def _head(stream: asyncio.StreamReader) -> bytes:
-    """Return the beginning of a stream, having read all of it: whoever writes must not have to wait."""
+    """Return the beginning of a stream after reading all of it, so that the writer never blocks."""
     kept = b""
     while chunk := await stream.read(ERROR_BYTES_MAX):
         kept = (kept + chunk)[:ERROR_BYTES_MAX]
@@ -148,14 +148,14 @@ async def _head(stream: asyncio.StreamReader) -> bytes:
 
 
 def _end_group(process: asyncio.subprocess.Process) -> None:
-    """Kill what is left of the program and of all that it started: it leads a session, and so a group, of its own."""
+    """Kill the program and all its remaining children: it leads a session, and so a process group, of its own."""
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 async def send_by_smtp(address: Address, sender: str, recipient: str, message: bytes) -> None:
-    """Give a message to the server at `address`; Undeliverable for a refusal for good, SendFailed for one for now."""
+    """Send a message to the server at `address`; Undeliverable for a permanent, SendFailed for a temporary failure."""
     reader, writer = await asyncio.open_connection(address.host, address.port, limit=ERROR_BYTES_MAX)
     try:
         await _expect(reader, b"2", "the greeting")
@@ -167,11 +167,11 @@ async def send_by_smtp(address: Address, sender: str, recipient: str, message: b
         ):
             await _say(writer, line.encode("ascii"))
             await _expect(reader, wanted, line)
-        # A line that begins with a dot gets another one; the dot alone ends the message.
+        # A line that begins with a dot gets another one; a single dot ends the message.
         stuffed = b"\r\n".join(b"." + line if line.startswith(b".") else line for line in message.split(b"\r\n"))
         await _say(writer, stuffed.removesuffix(b"\r\n") + b"\r\n.")
         await _expect(reader, b"2", "the message")
-        # It is taken: how the conversation ends no longer matters.
+        # The message is accepted: the end of the conversation no longer matters.
         with suppress(OSError, SendFailed):
             await _say(writer, b"QUIT")
     finally:

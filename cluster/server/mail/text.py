@@ -1,4 +1,4 @@
-"""What a mail says: Slurm's subject, byte for byte where the guide shows it, and a few lines of text.
+"""Text of mails: Slurm's subject, byte for byte where the guide shows it, and a few lines of text.
 
 Sources: the guide (stage-out), the manual page of sbatch (`--mail-type`).
 """
@@ -15,13 +15,13 @@ from replica.model import JobState, Mail, MailKind, message_name
 from replica.values import plain
 
 MESSAGE_ID_DOMAIN: Final = "forebay"
-"""Right of the @ in a Message-ID: the same on every replica, unlike a host name."""
+"""Domain of a Message-ID: the same on every replica, unlike a host name."""
 
 NAME_CHARACTERS_MAX: Final = 128
-"""Of a job's name in a subject, characters: mail programs fold what is longer than a line anyhow."""
+"""Maximum length of a job's name in a subject: mail programs fold longer lines anyway."""
 
 _POLICY: Final = policy.SMTP.clone(max_line_length=900)
-"""A subject stays on one line, for whoever sorts mail by it; SMTP allows lines of 998 characters."""
+"""Keeps a subject on one line for sorting; SMTP allows lines of 998 characters."""
 
 _WORDS: Final = {
     MailKind.BEGIN: "Began",
@@ -47,20 +47,20 @@ _SENTENCES: Final = {
 
 
 class Letter(NamedTuple):
-    """What is sent to somebody, whatever it is about."""
+    """Message to a recipient."""
 
     recipient: str
-    """An address, or a name that the machine that sends it knows."""
+    """Address, or a name known to the sending machine."""
     subject: str
     body: str
     message_id: str
-    """The same for every try, by whichever replica."""
+    """The same for every attempt, by any replica."""
     variables: Mapping[str, str] = {}
-    """What a program that sends mail finds in its environment besides."""
+    """Additional environment variables for a mail program."""
 
 
 def letter_of(cluster: str, cluster_id: str, mail: Mail) -> Letter:
-    """Return what a mail about a job says, to whom."""
+    """Return the letter for a mail about a job."""
     variables = {
         "SLURM_CLUSTER_NAME": cluster,
         "SLURM_JOB_ID": str(mail.job),
@@ -93,7 +93,7 @@ def _job(mail: Mail) -> str:
 
 
 def _duration(duration_s: int) -> str:
-    """Return whole seconds as Slurm writes them: `HH:MM:SS`, or `D-HH:MM:SS`."""
+    """Format whole seconds as Slurm does: `HH:MM:SS`, or `D-HH:MM:SS`."""
     days, rest = divmod(duration_s, 86_400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock
@@ -112,18 +112,18 @@ def _body_of(cluster: str, cluster_id: str, mail: Mail) -> str:
 
 
 def identified(message_id: str) -> str:
-    """Return the last line of a text, by which a mail that came twice is known."""
+    """Return the last line of a text, which identifies duplicates."""
     return f"Message: {message_id} (a mail with the same one is the same mail, sent twice)\n"
 
 
 def message_of(letter: Letter, *, sender: str, recipient: str) -> bytes:
-    """Return the whole message for SMTP, to an address: ASCII lines that end with CR LF."""
+    """Return the whole SMTP message to an address: ASCII lines that end with CR LF."""
     message = EmailMessage(policy=_POLICY)
     message["From"] = sender
     message["To"] = recipient
     message["Subject"] = letter.subject
     message["Message-ID"] = letter.message_id
     message["Auto-Submitted"] = "auto-generated"
-    # ASCII alone, whatever a job is called: not every server takes more.
+    # ASCII only, whatever a job's name contains: not every server accepts more.
     message.set_content(letter.body, cte="quoted-printable")
     return message.as_bytes()

@@ -1,4 +1,4 @@
-"""What a cluster does when its history may be in doubt: before a replica takes part, and after a majority was lost."""
+"""Recovery: checks before a replica participates, and the restart of a cluster after the loss of a majority."""
 
 from cluster.server.recovery.new_incarnation import Recovered, RecoveryNotPossible, RecoveryPlan, plan_recovery, recover
 from cluster.server.recovery.restore import plan_restore, restore_snapshot

@@ -1,12 +1,11 @@
-"""Recovery from a lost majority: what one replica has left goes on as a new incarnation of the cluster, alone.
+"""Recovery from a lost majority: one surviving replica continues alone as a new incarnation of the cluster.
 
-A majority that is lost takes with it what it had acknowledged without the survivor; nobody can know what that was. What
-the survivor has is all kept, its uncommitted tail too: of each entry there it may have been one of the majority that
-acknowledged it. So nothing that the survivor ever acknowledged is lost, and what comes back beside it are at most
-commands whose outcome their clients do not know.
+Entries acknowledged by the lost majority without the survivor are gone, and cannot be known. All entries of the
+survivor are kept, including its uncommitted tail: it may have been part of the majority that acknowledged each of them.
+Nothing the survivor ever acknowledged is lost; the tail may add commands whose outcome their clients do not know.
 
-The new incarnation is one transaction: its number and mark, the configuration of one member, and the entry that says so
-to auditors. A crash leaves the one or the other as a whole. Nobody of the incarnation before is heard any more.
+The new incarnation is one transaction: its number and mark, the configuration of one member, and the entry that records
+it for auditors. A crash leaves exactly one of the two incarnations. Members of the previous one are ignored.
 """
 
 from __future__ import annotations
@@ -46,67 +45,69 @@ from wal import (
 )
 
 MARK_BYTES: Final = 8
-"""What a recovery draws for its mark: two that are made apart never have the same."""
+"""Random bytes in a recovery's mark: independent recoveries never have the same."""
 
 READ_ENTRIES: Final = 512
 READ_BYTES: Final = 4 << 20
-"""What of the tail is read at once, entries and bytes before the last one."""
+"""Limits of one read of the tail, entries and bytes before the last one."""
 
 PLAN_DIGITS: Final = 8
-"""Hexadecimal digits of a plan's id: for a person to type, and another one whenever something else would be kept."""
+"""Hexadecimal digits of a plan's ID: short enough to type, and different whenever the kept data would differ."""
 
 
 class RecoveryNotPossible(Exception):
-    """Nothing is recovered, and nothing was changed; a sentence with what to do."""
+    """Recovery that is not possible; nothing was changed. The message includes the remedy."""
 
 
 class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What would be kept, and what may be lost. Entries are indexes of the ledger."""
+    """Data that would be kept or may be lost. Entries are indices of the ledger."""
 
     id: str
-    """Of this plan, for `--confirm`."""
+    """ID of this plan, for `--confirm`."""
     replica: str
     member: str
-    """Its id as a member."""
+    """ID of the survivor as a member."""
     incarnation: str
-    """The one that is over then."""
+    """Incarnation that would end."""
     members: tuple[str, ...]
-    """The members of that one, by id."""
+    """IDs of its members."""
     known_index: int
-    """The last entry that was known here to be committed: whatever was acknowledged up to there is kept."""
+    """Last entry known here to be committed: everything acknowledged up to it is kept."""
     known_revision: int
     known_at: Instant
-    """The revision after it, and the time of the last batch up to there, by the cluster's clock."""
+    """Revision after it, and the time of the last batch up to it, by the cluster's clock."""
     kept_index: int
-    """The last entry that is kept. Those behind the last known one are kept as this replica has them; a majority that
-    went on without it may have acknowledged others in their place."""
+    """Last entry kept. Entries after the last known one are kept as this replica has them.
+
+    A majority that continued without it may have acknowledged others in their place.
+    """
     kept_revision: int
     kept_at: Instant
-    """The time of the last batch that is kept, by the cluster's clock."""
+    """Time of the last batch kept, by the cluster's clock."""
     void_entries: int
-    """Batches after the last known one that settle nothing, as they did not when they were applied elsewhere."""
+    """Batches after the last known one that settle nothing, as they would have anywhere."""
     jobs: dict[str, int]
-    """Jobs that are kept, by state."""
+    """Jobs kept, by state."""
     last_job: int
-    """The last job number that was given out, as far as is known here."""
+    """Last job ID known here to be issued."""
     reachable: dict[str, int]
-    """Replicas that answer, and the last entry that each has."""
+    """Replicas that answer, with the last entry of each."""
 
     @property
     def uncertain_entries(self) -> int:
-        """Entries that are kept and were not known to be committed, count."""
+        """Number of kept entries that were not known to be committed."""
         return self.kept_index - self.known_index
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done."""
+    """Result of a recovery."""
 
     plan: RecoveryPlan
     recovery: Recovery
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """What a replica has, its tail folded."""
+    """Content of a replica, with its tail folded."""
 
     begun: bool
     """Whether its last entry begins an incarnation: it was recovered, and has not run since."""
@@ -114,14 +115,14 @@ class _Kept(msgspec.Struct, frozen=True):
     state: State
     placed: ConfigurationAt
     known_state: State
-    """The state after the last entry that was known to be committed."""
+    """State after the last entry known to be committed."""
     void_entries: int
     digest: bytes
-    """Over everything that is kept."""
+    """Digest of everything kept."""
 
 
 async def plan_recovery(config: Config, name: str, *, clock: Clock, leave_behind: Sequence[str] = ()) -> RecoveryPlan:
-    """Return what would be kept of replica `name`, which must not run. RecoveryNotPossible, and what opening raises."""
+    """Return the recovery plan of replica `name`, which must not run. RecoveryNotPossible, and errors of opening."""
     storage = open_storage(config, name)
     try:
         kept = _kept(storage)
@@ -142,10 +143,10 @@ async def recover(
     leave_behind: Sequence[str] = (),
     draw: Callable[[int], bytes] = secrets.token_bytes,
 ) -> Recovered:
-    """Make what replica `name` has left a cluster of its own, as the plan with this id says.
+    """Turn the remains of replica `name` into a cluster of its own, by the plan with this ID.
 
-    `by` is the operator, `draw` returns so many bytes that nobody can guess. RecoveryNotPossible, also where the plan
-    is another one by now, and what opening raises.
+    `by` is the operator, `draw` returns unpredictable bytes. RecoveryNotPossible, also if the plan has changed, and
+    errors of opening.
     """
     storage = open_storage(config, name)
     try:
@@ -160,7 +161,7 @@ async def recover(
                 f"--name {name}`"
             )
         survivor = kept.placed.configuration.member(storage.identity)
-        assert survivor is not None  # `_refuse` has looked
+        assert survivor is not None  # checked by `_refuse`
         recovery = begin(
             storage.journal,
             kept.state,
@@ -177,7 +178,7 @@ async def recover(
 
 
 def seals_of(config: Config, name: str, member: Member) -> Seals:
-    """Return what replica `name` signs entries with, as this member. StorageRefused."""
+    """Return the seals with which replica `name` signs entries as this member. StorageRefused."""
     private = private_key(config.storage.directory / name / SIGNING_DIRECTORY, member)
     return Seals(config.cluster.id, member.id, private)
 
@@ -193,10 +194,10 @@ def begin(
     at: Instant,
     seals: Seals,
 ) -> Recovery:
-    """Write a new incarnation behind what is kept, in one transaction; return what the ledger says of it.
+    """Write a new incarnation after the kept entries, in one transaction; return the ledger's record of it.
 
-    `state` and `current` are those at the end of the journal, `survivor` is the one member from then on, whose key
-    `seals` has.
+    `state` and `current` are those at the end of the journal, `survivor` is the only member from then on, with the key
+    of `seals`.
     """
     request = Request(b"", Actor(ActorRole.OPERATOR, by), command)
     decision = decide(state, request, at)
@@ -215,7 +216,7 @@ def begin(
 
 
 def _kept(storage: Storage) -> _Kept:
-    """Return the state with all that is in the journal, as a replica will fold it that commits it."""
+    """Return the state with the whole journal folded, as a replica that commits it will."""
     journal, state, placed = storage.journal, storage.state, storage.configuration
     digest = hashlib.sha256(journal.applied_digest)
     index, void, known, begun = storage.index, 0, state, False
@@ -262,7 +263,7 @@ def _events_of(batch: Batch) -> Iterator[Event]:
 
 
 async def _others(config: Config, name: str, storage: Storage, clock: Clock) -> dict[str, StatusView]:
-    """Return how the replicas that may have more say that they stand."""
+    """Return the status of the replicas that may have more entries."""
     others = [replica for replica in config.replicas if replica.name != name]
     return await ask_replicas(config, name, others, clock=clock)
 
@@ -275,7 +276,7 @@ def _refuse(
     answers: dict[str, StatusView],
     leave_behind: Sequence[str],
 ) -> None:
-    """Refuse where there is something better than a recovery. RecoveryNotPossible."""
+    """Reject the recovery if there is a better way. RecoveryNotPossible."""
     mine, last = storage.environment.incarnation, storage.journal.last_index
     if kept.begun:
         raise RecoveryNotPossible(

@@ -1,8 +1,8 @@
 """Restore of a snapshot on a new host: a replica of a new incarnation of the cluster, whose history begins with it.
 
-For when no directory is left at all, or the cluster is to come up elsewhere. It is made in a directory inside of the
-replica's, where a disk may be mounted, and moved into its place when it is whole, the data last. So a crash leaves
-nothing that could be started, and the next restore begins anew.
+For the loss of all directories, or a cluster that moves. The replica is created in a directory inside its own, where a
+disk may be mounted, and moved into place when complete, the data last. A crash thus leaves nothing that could be
+started, and the next restore starts over.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from wal import ConfigurationAt, Environment, Incarnation, Journal, Member, iden
 from wal import directory as directories
 
 RESTORING_NAME: Final = ".restoring"
-"""Directory that a replica is made in, inside of its own."""
+"""Directory in which a replica is created, inside its own."""
 
 LOST_AND_FOUND: Final = "lost+found"
-"""What ext4 has at its top: where a disk is mounted there it stands in nobody's way."""
+"""Directory created by ext4 at the top of a disk; it is ignored."""
 
 _SNAPSHOTS: Final = "snapshots"
 _DATA: Final = "wal"
 
 _MOVED: Final = (_SNAPSHOTS, SIGNING_DIRECTORY, MEMBER_NAME, _DATA)
-"""In this order: without data a replica does not start, so what is there of it before is known to be unfinished."""
+"""In this order: without data a replica does not start, so earlier files without data mean an unfinished restore."""
 
 
 async def plan_restore(config: Config, name: str, file: Path, *, clock: Clock) -> RecoveryPlan:
-    """Return what would be restored as replica `name`, which has no data. RecoveryNotPossible, SnapshotRefused."""
+    """Return the restore plan of replica `name`, which has no data. RecoveryNotPossible, SnapshotRefused."""
     return (await _looked_at(config, name, file, clock))[0]
 
 
@@ -56,9 +56,9 @@ async def restore_snapshot(
     clock: Clock,
     draw: Callable[[int], bytes] = secrets.token_bytes,
 ) -> tuple[RecoveryPlan, Recovery]:
-    """Make replica `name` of a snapshot, as the plan with this id says, a cluster of its own.
+    """Turn a snapshot into replica `name`, a cluster of its own, by the plan with this ID.
 
-    RecoveryNotPossible, also where the plan is another one by now; SnapshotRefused; what storage raises; OSError.
+    RecoveryNotPossible, also if the plan has changed; SnapshotRefused; errors of storage; OSError.
     """
     plan, image, placed = await _looked_at(config, name, file, clock)
     if plan.id != plan_id:
@@ -158,8 +158,9 @@ async def _looked_at(
 
 
 def _in_the_way(home: Path) -> list[Path]:
-    """Return what is in a replica's directory, but for the mark of a first start, what its file system has made there,
-    and what a restore has left that did not end."""
+    """Return the obstacles in a replica's directory: all except the mark of a first start, files of the file system,
+    and remains of an unfinished restore.
+    """
     if not home.exists():
         return []
     allowed = {FIRST_START_NAME, LOST_AND_FOUND}

@@ -1,12 +1,11 @@
-"""Start checks: what a replica asks the others before it takes part at all.
+"""Start checks: requests to the other replicas before this one participates.
 
-A founder without data asks whether there is a history. A replica whose data was lost looks like one that never ran,
-to itself. To found the cluster takes the word of all founders (`cluster.consensus.state`), so two of three that lost
-theirs found nothing beside the history that the third has; who asks first is told at once, and leaves nothing.
+A founder without data asks whether there is a history. A replica that lost its data looks new to itself. Founding the
+cluster needs the votes of all founders (`cluster.consensus.state`), so two of three that lost their data found nothing
+beside the third's history; this check tells them at once, and leaves nothing behind.
 
-Every replica asks whether its incarnation of the cluster is over. It would learn that from the first frame of a peer,
-too (`cluster.consensus.transport`); but a majority of the incarnation before, brought back, could go on with it until
-then.
+Every replica asks whether its incarnation of the cluster has ended. The first frame of a peer would tell it too
+(`cluster.consensus.transport`); but until then a restored majority of the previous incarnation could continue it.
 """
 
 from __future__ import annotations
@@ -28,14 +27,15 @@ from wal import Incarnation, parse_lineage
 LOGGER = logging.getLogger(__name__)
 
 ASK_S: Final = 1.0
-"""How long another replica may take to say how it stands, seconds. Who cannot be reached now is met later, on the links
-between replicas."""
+"""Time limit for another replica's status, seconds. Replicas that cannot be reached now are checked later, on the links
+between replicas.
+"""
 
 
 async def ask_replicas(
     config: Config, name: str, others: Iterable[ReplicaConfig], *, clock: Clock
 ) -> dict[str, StatusView]:
-    """Return how the other replicas say that they stand, by name; who does not answer within ASK_S is left out."""
+    """Return the status of the other replicas by name, without those that do not answer within ASK_S."""
     others = tuple(others)
     if not others:
         return {}
@@ -49,7 +49,7 @@ async def ask_replicas(
 
 
 async def refuse_incarnation_over(config: Config, name: str, mine: Incarnation, *, clock: Clock) -> None:
-    """Return unless another replica is of a later incarnation of the cluster; StorageRefused, and noted, if one is."""
+    """Raise and note StorageRefused if another replica is of a later incarnation of the cluster."""
     others = [replica for replica in config.replicas if replica.name != name]
     for other, answer in (await ask_replicas(config, name, others, clock=clock)).items():
         theirs = parse_lineage(f"{config.cluster.id}/{answer.incarnation}")
@@ -76,7 +76,7 @@ async def _ask(client: Client, other: ReplicaConfig) -> StatusView | None:
 
 
 async def refuse_beside_history(config: Config, name: str, *, first_start: bool, clock: Clock) -> None:
-    """Return if `name` may begin without data as far as the others say, or has data; StorageRefused if not."""
+    """Raise StorageRefused unless `name` has data or may start without, as far as the others report."""
     others = [founder for founder in config.founders if founder.name != name]
     if len(others) == len(config.founders) or not _begins(config, name, first_start=first_start):
         return
@@ -90,7 +90,7 @@ async def refuse_beside_history(config: Config, name: str, *, first_start: bool,
 
 
 def _begins(config: Config, name: str, *, first_start: bool) -> bool:
-    """Whether the replica would begin without data as a founder."""
+    """Return whether the replica would start without data as a founder."""
     if any_of(config.wal_directory(name)) is not None or member_note(config, name).exists():
         return False
     return first_start or first_start_mark(config, name).exists()

@@ -1,4 +1,4 @@
-"""The ledger as a transparency log: its tree, derived beside the commit, signed checkpoints, proofs of its content."""
+"""Ledger as a transparency log: its tree, derived beside the commit, signed checkpoints, and proofs."""
 
 from cluster.server.tlog.cosigning import Cosigning, NoAnswer, Witness
 from cluster.server.tlog.counting import TooFar, concerned, last_recorded, recorded_in, records_between

@@ -1,9 +1,9 @@
-"""Cosignatures of witnesses: the leader asks those who lack a checkpoint for theirs, within bounds, and never waits.
+"""Cosignatures of witnesses: the leader requests missing ones, within bounds, and never waits.
 
-A witness says 409 and what it has cosigned where it is asked to go on from something else: with more than this ledger
-has, the cluster was set back; where that size, or a proof from there, leads to another root, the history before it is
-another one than the witness saw. Both are told by name, since no replica can find them out: all of them may have been
-altered alike. What a witness answers is only believed against the cluster, never for it, without a signature.
+A witness answers 409 with the size it has cosigned if the request continues from another one. If that is larger than
+this ledger, the cluster was set back; if that size, or a proof from it, leads to another root, the earlier history
+differs from the one the witness saw. Both are reported with the witness's name, because the replicas cannot detect
+them: all of them may have been altered alike. An unsigned answer only counts against the cluster, never for it.
 """
 
 from __future__ import annotations
@@ -32,32 +32,33 @@ from cluster.system import Clock
 LOGGER = logging.getLogger(__name__)
 
 BEFORE_PUBLICATION_S: Final = 2.0
-"""How long a checkpoint waits for its witnesses before it is published, seconds; those who are slow follow later."""
+"""Wait for witnesses before a checkpoint is published, seconds; late ones follow."""
 
 ASK_S: Final = 8.0
-"""How long a witness may take, seconds: a checkpoint comes every ten."""
+"""Time limit of a witness, seconds: a checkpoint comes every ten."""
 
 ROUNDS_MAX: Final = 3
-"""Requests to a witness about one checkpoint, count: a second one where it says what it has, a third where that has
-changed meanwhile."""
+"""Maximum number of requests to a witness about one checkpoint: a second one if it reports another size, a third if
+that has changed meanwhile.
+"""
 
 RETRY_S: Final = 10.0
 RETRY_S_MAX: Final = 300.0
-"""Until a witness that gave nothing is asked again, seconds: doubled each time, up to the second."""
+"""Initial and maximum pause before a failed witness is asked again, seconds; doubled each time."""
 
 ERROR_CHARACTERS_MAX: Final = 200
-"""What is repeated of a witness's own words, characters."""
+"""Maximum length of a quotation from a witness."""
 
 
 class Witness(NamedTuple):
-    """A witness as it is configured: its name, and what its cosignatures are verified with."""
+    """Configured witness: its name, and the key that verifies its cosignatures."""
 
     name: str
     key: VerifierKey
 
 
 class Answered(Protocol):
-    """What a witness answered (`cluster.client.WitnessAnswer`)."""
+    """Answer of a witness (`cluster.client.WitnessAnswer`)."""
 
     @property
     def status(self) -> int: ...
@@ -66,46 +67,46 @@ class Answered(Protocol):
 
 
 Submit = Callable[[str, bytes], Awaitable[Answered]]
-"""Sends a request to a witness; raises NoAnswer, or LookupError where there is nobody who could."""
+"""Sends a request to a witness; raises NoAnswer, or LookupError without a configured address."""
 
 Consistency = Callable[[int, int], Awaitable[Sequence[bytes]]]
-"""Proof of consistency between two sizes of the own tree; LookupError or TimeoutError where there is none yet."""
+"""Consistency proof between two sizes of the own tree; LookupError or TimeoutError if there is none yet."""
 
 
 class NoAnswer(Exception):
-    """A witness could not be asked; the sentence says why."""
+    """Witness that could not be asked; the message gives the reason."""
 
 
 class _Disputed(Exception):
-    """A witness has seen what is not in this ledger."""
+    """Witness that has seen content not in this ledger."""
 
 
 class _Later(Exception):
-    """Nothing is wrong, and there is no cosignature now."""
+    """Missing cosignature without a fault."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a witness."""
+    """Knowledge about a witness."""
 
     witness: Witness
     pause_s: float
-    """How long it is left alone where it gives nothing, seconds."""
+    """Pause after a failure, seconds."""
     size: int = 0
-    """What it has cosigned, as far as is known here."""
+    """Size it has cosigned, as far as known here."""
     at_s: int | None = None
-    """The time of its last cosignature, seconds of the epoch."""
+    """Time of its last cosignature, seconds since the epoch."""
     due_s: float = 0.0
-    """Not asked before, on the monotonic clock."""
+    """Time of the next request, on the monotonic clock."""
     is_prompt: bool = True
-    """Whether it answered in time when it was asked last."""
+    """Whether it answered its last request in time."""
     is_asked: bool = False
     error: str = ""
     dispute: str = ""
 
 
 class Cosigning:
-    """The witnesses of one replica, and what is known of each."""
+    """Witnesses of one replica, and the knowledge about each."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class Cosigning:
         applied_index: Callable[[], int],
         clock: Clock,
     ) -> None:
-        """`needed`: how many of them must have cosigned a checkpoint that is called witnessed."""
+        """Create it; `needed`: number of cosignatures of a witnessed checkpoint."""
         self._known = [_Known(one, RETRY_S) for one in witnesses]
         self.needed = needed
         self._submit = submit
@@ -127,7 +128,7 @@ class Cosigning:
         self._last_verified: tuple[str, list[Verified]] = "", []
 
     def renew(self, witnesses: Iterable[Witness], needed: int) -> None:
-        """Ask these from now on; what is known of those that were there before stays."""
+        """Use these witnesses from now on; knowledge about previous ones stays."""
         known = {one.witness: one for one in self._known}
         self._known = [known.get(one) or _Known(one, RETRY_S) for one in witnesses]
         self.needed = needed
@@ -135,21 +136,21 @@ class Cosigning:
 
     @property
     def witnesses(self) -> tuple[Witness, ...]:
-        """Who is asked."""
+        """Present witnesses."""
         return tuple(one.witness for one in self._known)
 
     @property
     def disputes(self) -> dict[str, str]:
-        """What witnesses have seen that is not in this ledger: a sentence for each, by its name."""
+        """Contradictions reported by witnesses: a sentence for each, by name."""
         return {one.witness.name: one.dispute for one in self._known if one.dispute}
 
     @property
     def errors(self) -> dict[str, str]:
-        """Why others did not cosign when they were asked last."""
+        """Reasons why others did not cosign at their last request."""
         return {one.witness.name: one.error for one in self._known if one.error}
 
     def cosigned_by(self, note: str) -> tuple[str, ...]:
-        """Return the names of the witnesses that have cosigned a note, and remember how far they are."""
+        """Return the names of the witnesses that cosigned a note, and record their sizes."""
         found = {one.key: one.at_s for one in self._verified(note)}
         if not found:
             return ()
@@ -171,7 +172,7 @@ class Cosigning:
     async def collect(
         self, checkpoint: Checkpoint, note: str, *, within_s: float = ASK_S, only_prompt: bool = False
     ) -> list[Signature]:
-        """Ask those who have not cosigned a note and are due; return what they gave within this time."""
+        """Request missing cosignatures of a note from due witnesses; return those received in time."""
         asked = self._asked_now(note, only_prompt=only_prompt)
         if not asked:
             return []
@@ -197,7 +198,7 @@ class Cosigning:
             async with asyncio.timeout(within_s):
                 signature = await self._ask(one, checkpoint, note)
         except TimeoutError:
-            # Whoever was slow is not waited for next time, and asked again at once, with more time.
+            # A slow witness is not waited for next time; it is asked again at once with more time.
             was_prompt, one.is_prompt = one.is_prompt, False
             self._failed(one, f"no answer within {within_s:g} s", pause=not was_prompt)
         except _Disputed as error:

@@ -1,7 +1,7 @@
-"""Which jobs each command concerns, and where the ledger says how many records of each job there are.
+"""Jobs concerned by each command, and the record counts stored in the ledger.
 
-`RecordHistories` is what the leader has written about once a minute of change, after a majority counted the same. A
-proof of a job's records rests on the last one that a checkpoint covers.
+The leader submits `RecordHistories` about once a minute of change, after a majority counted the same. A proof of a
+job's records rests on the last one covered by a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,51 +14,52 @@ from replica.messages import Batch, HistoriesCounted, jobs_of
 from wal import EntryKind, Ledger, LedgerEntry, decode_batch, kind_of
 
 RECORDING: Final = "record_histories"
-"""The command that records counts, as it is named in an entry."""
+"""Name of the recording command in an entry."""
 
 SOUGHT_ENTRIES_MAX: Final = 16_384
-"""Entries in which the last record is looked for, count: it comes once a minute of change, and a minute has hardly more
-entries, each with up to 512 commands."""
+"""Entries searched for the last record, count: it comes once a minute of change, and a minute rarely has more entries,
+each with up to 512 commands.
+"""
 
 UNDONE_COMMANDS_MAX: Final = 65_536
-"""Commands that are counted back, count: some two seconds. What has gone on by more is proven a minute later."""
+"""Commands counted backwards, count: about two seconds. Later commands are proven a minute later."""
 
 STEP_ENTRIES: Final = 256
 STEP_BYTES: Final = 1 << 20
 
 
 class Recorded(NamedTuple):
-    """What the ledger records, and the revision of the command that does."""
+    """Counts recorded in the ledger, and the revision of the recording command."""
 
     revision: int
     event: HistoriesCounted
 
 
 class TooFar(LookupError):
-    """What is asked for lies too many commands back."""
+    """Request too many commands in the past."""
 
 
 def concerned(batch: Batch) -> Iterator[tuple[int, ...]]:
-    """Yield for each command of a batch the jobs that it concerns: each of them has one record more by it."""
+    """Yield the jobs concerned by each command of a batch: each gains one record."""
     for command in batch.entries:
         yield tuple(dict.fromkeys(job for event in command.events for job in jobs_of(event)))
 
 
 def recorded_in(batch: Batch) -> Iterator[tuple[int, HistoriesCounted]]:
-    """Yield the records of counts that a batch makes, each with its revision."""
+    """Yield the count records in a batch, each with its revision."""
     for revision, command in enumerate(batch.entries, start=batch.base + 1):
         if command.command == RECORDING:
             yield from ((revision, event) for event in command.events if type(event) is HistoriesCounted)
 
 
 def settled(entry: LedgerEntry) -> Batch | None:
-    """Return what an entry settled, if anything."""
+    """Return the batch settled by an entry, or None."""
     is_settled = kind_of(entry.data) is EntryKind.BATCH and entry.revision != entry.base
     return decode_batch(entry.data) if is_settled else None
 
 
 def last_recorded(ledger: Ledger, size: int) -> Recorded | None:
-    """Return the last record of counts in the first `size` entries; None where none is near. LedgerBroken."""
+    """Return the last count record in the first `size` entries; None if none is near. LedgerBroken."""
     word, last = RECORDING.encode(), size
     while last > max(0, size - SOUGHT_ENTRIES_MAX):
         first = max(1, last - STEP_ENTRIES + 1)
@@ -71,9 +72,9 @@ def last_recorded(ledger: Ledger, size: int) -> Recorded | None:
 
 
 def records_between(ledger: Ledger, after: int, last: int, *, bounded: bool = True) -> Counter[int]:
-    """Return how many records of each job the entries behind `after` up to `last` have. LedgerBroken.
+    """Return the number of records of each job in the entries after `after` up to `last`. LedgerBroken.
 
-    `bounded`: TooFar where that would be more than UNDONE_COMMANDS_MAX commands.
+    `bounded`: TooFar for more than UNDONE_COMMANDS_MAX commands.
     """
     found: Counter[int] = Counter()
     if last <= after:

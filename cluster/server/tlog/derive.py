@@ -1,14 +1,14 @@
-"""Tree over a ledger's entries, derived from what is committed, in files that can be derived again.
+"""Merkle tree over a ledger's entries, derived from committed entries, in files that can be rebuilt.
 
-It is a function of the entries alone, so every replica has the same, and nothing of it goes through consensus. Leaf
-i - 1 is that of entry i (`security.proofs.leaves`). Full tiles and bundles are files, each with a checksum behind it;
-the right edge, at most 255 hashes a level, is in memory, and is had again at the start from the full tiles below it. A
-file that is missing, cut or damaged is derived anew when it is read.
+The tree depends on the entries alone, so every replica has the same, and none of it goes through consensus. Leaf i - 1
+is that of entry i (`security.proofs.leaves`). Full tiles and bundles are files with a trailing checksum. The right
+edge, at most 255 hashes a level, is in memory, and is restored at start from the full tiles below it. Missing or
+damaged files are rebuilt when they are read.
 
-Files that are whole may still be those of another history, where the ledger was rewritten beside them: so they are
-held against the ledger over and over, slowly (`check`), and what a replica signs is what its ledger comes to.
+Intact files may belong to another history if the ledger was rewritten beside them. They are therefore compared with the
+ledger continuously and slowly (`check`), and a replica's signature covers the result of its ledger.
 
-Where entries are not held, because a snapshot came in their place, the tree ends before them until they are fetched.
+The tree ends before entries that are missing because of a snapshot, until they are fetched.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from wal import CodecError, Ledger, LedgerBroken, LedgerEntry, commands_of, deco
 LOGGER = logging.getLogger(__name__)
 
 LOG_DIRECTORY = "tlog"
-"""Where a replica keeps its tree, below its directory."""
+"""Directory of a replica's tree, inside its own."""
 
 STEP_ENTRIES = 128
 STEP_BYTES = 64 * 1024
-"""What is derived in one step, entries and bytes before the last one: two or three milliseconds of processor."""
+"""Limits of one step, entries and bytes before the last one: two or three milliseconds of processor."""
 
 FOUNDED_WITHIN = 64
-"""The key is drawn with the first command; only entries of consensus come before it, and hardly ever so many."""
+"""Entries searched for the first command, which draws the key; only few entries of consensus precede it."""
 
 TILES_KEPT = 64
-"""Files that are kept once they were read and found whole, count: half a megabyte; a proof reads a dozen."""
+"""Verified files kept in memory, count: half a megabyte; a proof reads a dozen."""
 
 _SUM_BYTES = 4
 
 
 class NoDisclosureKey(LookupError):
-    """The ledger names no key that leaves could be salted with."""
+    """Ledger without a key to salt its leaves."""
 
 
 class NotInTree(LookupError):
-    """The tree has not come so far; the sentence says how far it is."""
+    """Entry beyond the tree; the message names the present size."""
 
 
 def disclosure_key_of(ledger: Ledger) -> bytes:
-    """Return the key that a ledger's leaves are salted with. NoDisclosureKey; LedgerBroken."""
+    """Return the key that salts a ledger's leaves. NoDisclosureKey; LedgerBroken."""
     found = disclosure_key_in(ledger.read(1, limit=FOUNDED_WITHIN))
     if found is None:
         raise NoDisclosureKey(
@@ -78,7 +78,7 @@ def disclosure_key_of(ledger: Ledger) -> bytes:
 
 
 def disclosure_key_in(entries: Iterable[LedgerEntry]) -> bytes | None:
-    """Return the key that the first command among a ledger's first entries drew, or None."""
+    """Return the key drawn by the first command among a ledger's first entries, or None."""
     for entry in entries:
         if entry.revision == entry.base:
             continue
@@ -91,7 +91,7 @@ def disclosure_key_in(entries: Iterable[LedgerEntry]) -> bytes | None:
 
 
 def leaf_of_entry(disclosure_key: bytes, entry: LedgerEntry) -> Leaf:
-    """Return the leaf of an entry; one that was void, or of consensus itself, settled no commands. CodecError."""
+    """Return the leaf of an entry; void entries and those of consensus itself settled no commands. CodecError."""
     settled = commands_of(entry.data)
     is_void = settled is None or entry.revision == entry.base
     return leaf_of(
@@ -107,13 +107,13 @@ def leaf_of_entry(disclosure_key: bytes, entry: LedgerEntry) -> Leaf:
 
 
 class LedgerTree:
-    """The tree over the entries of one replica's ledger, for one process at a time."""
+    """Tree over one replica's ledger, for one process at a time."""
 
     def __init__(self, look: Callable[[], Ledger], directory: Path, *, readonly: bool = False) -> None:
-        """`look` returns the ledger as it is then, by a reader beside the replica; `directory`: where the files are, or
-        will be, unless `readonly`.
+        """Create it.
 
-        NoDisclosureKey; LedgerBroken; OSError.
+        `look` returns the present ledger, read beside the replica; `directory`: location of the files, which are
+        written unless `readonly`. Raises NoDisclosureKey; LedgerBroken; OSError.
         """
         self._look = look
         self._ledger = look()
@@ -124,27 +124,27 @@ class LedgerTree:
         self._made_again = 0
         self._is_stuck = False
         self._edges = [bytearray() for _ in range(MAX_TILE_LEVEL + 1)]
-        """By tile level: the hashes of the tile that is not full yet."""
+        """Hashes of the incomplete tile, by tile level."""
         self._leaves: list[bytes] = []
-        """The leaves of the bundle that is not full yet."""
+        """Leaves of the incomplete bundle."""
         self._checked_tile = 0
-        """Number of the full tile that is held against the ledger next."""
+        """Number of the full tile compared with the ledger next."""
         self._checked: list[bytes] = []
-        """Its leaves, as far as they are derived."""
+        """Its leaves derived so far."""
         self.altered: list[int] = []
-        """First entries of tiles that were whole and not what the ledger comes to."""
+        """First entries of intact tiles that differed from the ledger."""
         self.size = 0
-        """Leaves in the tree: the last entry that it has."""
+        """Leaves in the tree: its last entry."""
         self._begin()
 
     @property
     def made_again(self) -> int:
-        """Files that were missing or damaged and were derived anew, count."""
+        """Number of missing or damaged files that were rebuilt."""
         return self._made_again
 
     @property
     def verified(self) -> int:
-        """The last entry that was held against its tile in this round; the last one of the tree after it."""
+        """Last entry compared with its tile in this round; after the round, the last one of the tree."""
         return self._checked_tile * TILE_WIDTH or self.size
 
     def step(self) -> bool:
@@ -155,7 +155,7 @@ class LedgerTree:
         try:
             for entry in self._ledger.read_some(following, entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES):
                 if entry.index != self.size + 1:
-                    break  # a gap, until it is filled in
+                    break  # a gap, until it is filled
                 self._append(self._leaf(entry).encoded())
         except LedgerBroken as error:
             if not self._is_stuck:
@@ -170,9 +170,9 @@ class LedgerTree:
         return self.size < self._ledger.applied_index
 
     def check(self) -> bool:
-        """Hold a few leaves of the full tiles against the ledger; return whether some are left in this round.
+        """Compare a few leaves of the full tiles with the ledger; return whether some are left in this round.
 
-        A tile that is not what the ledger comes to is replaced by what is, and so are those above it.
+        A differing tile is replaced, and so are those above it.
         """
         if self._checked_tile >= self.size // TILE_WIDTH:
             self._checked_tile = 0
@@ -183,7 +183,7 @@ class LedgerTree:
         try:
             held = self._ledger.read_some(first, entries_max=min(left, STEP_ENTRIES), bytes_max=STEP_BYTES)
             leaves = [self._leaf(one).encoded() for at, one in enumerate(held, start=first) if one.index == at]
-        except LedgerBroken:  # which the scrub mends, or names
+        except LedgerBroken:  # repaired or reported by the scrub
             leaves = []
         self._checked += leaves
         if len(self._checked) == TILE_WIDTH:
@@ -199,12 +199,12 @@ class LedgerTree:
         return root_of(size, nodes_in_tiles(size, self.tile))
 
     def inclusion(self, index: int, size: int) -> list[bytes]:
-        """Return the proof that the entry at `index` is in the tree of `size` leaves; NotInTree, LedgerBroken."""
+        """Return the inclusion proof of the entry at `index` in the tree of `size` leaves; NotInTree, LedgerBroken."""
         self._check(size)
         return inclusion_proof(index - 1, size, nodes_in_tiles(size, self.tile))
 
     def consistency(self, old_size: int, size: int) -> list[bytes]:
-        """Return the proof that the tree of `old_size` leaves begins that of `size`; NotInTree, LedgerBroken."""
+        """Return the consistency proof between the trees of `old_size` and `size` leaves; NotInTree, LedgerBroken."""
         self._check(size)
         return consistency_proof(old_size, size, nodes_in_tiles(size, self.tile))
 
@@ -217,11 +217,11 @@ class LedgerTree:
 
     @property
     def disclosure_key(self) -> bytes:
-        """The key that its leaves are salted with."""
+        """Key that salts its leaves."""
         return self._key
 
     def tile(self, tile: Tile) -> bytes:
-        """Return a tile or bundle, of any width that it has or once had; NotInTree, LedgerBroken."""
+        """Return a tile or bundle of any present or past width; NotInTree, LedgerBroken."""
         level = tile.level or 0
         full_tiles = self.size >> TILE_LEVELS * (level + 1)
         if tile.index < full_tiles:
@@ -236,7 +236,7 @@ class LedgerTree:
         return whole[: tile.width * HASH_BYTES]
 
     def _begin(self) -> None:
-        """Stand where the full tiles end, or where the ledger does if that is before."""
+        """Start at the end of the full tiles, or of the ledger if that is before."""
         tiles = self._tiles_there(self._ledger.applied_index // TILE_WIDTH)
         self.size = tiles * TILE_WIDTH
         for level in range(1, MAX_TILE_LEVEL + 1):
@@ -247,7 +247,7 @@ class LedgerTree:
         self._kept.clear()
 
     def _tiles_there(self, most: int) -> int:
-        """Return how many full tiles of the lowest level there are, by bisection: they were written in order."""
+        """Return the number of full tiles of the lowest level, by bisection: they were written in order."""
         low = 0
         while low < most:
             middle = (low + most + 1) // 2
@@ -282,7 +282,7 @@ class LedgerTree:
             self._edges[level] += _root(whole)
 
     def _full(self, tile: Tile) -> bytes:
-        """Return a full tile or bundle, from its file if that is whole, else derived anew."""
+        """Return a full tile or bundle, from an intact file or rebuilt."""
         kept = self._kept.get(tile)
         if kept is None:
             kept = self._read(tile)
@@ -296,7 +296,7 @@ class LedgerTree:
         return kept
 
     def _compare_tile(self, number: int, leaves: Sequence[bytes]) -> None:
-        """Hold the files of a full tile against its leaves, and put right what differs."""
+        """Compare the files of a full tile with its leaves, and correct differences."""
         whole = b"".join(map(leaf_hash, leaves))
         for tile, body in ((Tile(None, number), bundle(leaves)), (Tile(0, number), whole)):
             held = self._read(tile)
@@ -315,7 +315,7 @@ class LedgerTree:
         self._put_above(number, _root(whole))
 
     def _put_above(self, number: int, node: bytes) -> None:
-        """Put the root of a full tile of the lowest level into its place in those above it."""
+        """Write the root of a full tile of the lowest level to the tiles above it."""
         for level in range(1, MAX_TILE_LEVEL + 1):
             at = number % TILE_WIDTH * HASH_BYTES
             number //= TILE_WIDTH
@@ -337,7 +337,7 @@ class LedgerTree:
             below = (Tile(tile.level - 1, tile.index * TILE_WIDTH + position) for position in range(TILE_WIDTH))
             return b"".join(_root(self._full(one)) for one in below)
         kept = None if tile.level is None else self._read(Tile(None, tile.index))
-        if kept is not None:  # the entries may be pruned, their leaves never are
+        if kept is not None:  # entries may be pruned, their leaves never are
             return b"".join(map(leaf_hash, leaves_in(kept)))
         first = tile.index * TILE_WIDTH + 1
         leaves: list[bytes] = []
@@ -360,9 +360,9 @@ class LedgerTree:
         return body
 
     def _write(self, tile: Tile, body: bytes) -> None:
-        """Write a full tile, whole or not at all: a name that is there is of a file that is on the disk.
+        """Write a full tile atomically: an existing name means a file that is on disk.
 
-        A bundle is not waited for: it is derived again if a crash takes it; as is what a full disk did not take.
+        Bundles are not synced: they are rebuilt after a crash, as is content that a full disk did not take.
         """
         if self._readonly:
             self._keep(tile, body)
@@ -379,7 +379,7 @@ class LedgerTree:
 
     def _keep(self, tile: Tile, body: bytes) -> None:
         self._kept[tile] = body
-        # What cannot be written is all that there is of it; an audit of some minutes holds it.
+        # Unwritable content exists only in memory; an audit of some minutes can hold it.
         while len(self._kept) > TILES_KEPT and not self._readonly:
             self._kept.popitem(last=False)
 
@@ -392,7 +392,7 @@ class LedgerTree:
 
 
 def _root(whole: bytes) -> bytes:
-    """The root over the hashes of a full tile."""
+    """Return the root over the hashes of a full tile."""
     hashes: Sequence[bytes] = [whole[at : at + HASH_BYTES] for at in range(0, len(whole), HASH_BYTES)]
     while len(hashes) > 1:
         hashes = [node_hash(left, right) for left, right in zip(hashes[::2], hashes[1::2], strict=True)]
@@ -400,5 +400,5 @@ def _root(whole: bytes) -> bytes:
 
 
 def _sum(tile: Tile, body: bytes) -> bytes:
-    # With its name: a file in another one's place is damaged too.
+    # Including its name: a file in another one's place counts as damaged.
     return zlib.crc32(body, zlib.crc32(tile.path.encode())).to_bytes(_SUM_BYTES, "big")

@@ -1,7 +1,7 @@
-"""Proof of what a ledger has of a job, as a file that others can check: `verify_proof.py` of security.proofs does.
+"""Proof of a job's records in a ledger, as a file that third parties check with `verify_proof.py` of security.proofs.
 
-It holds the commands that concern the job as they are in the ledger, whole: a pass of the scheduler names the other
-jobs that it was about as well. Of the other commands that were settled together with them it holds hashes only.
+It contains the complete commands that concern the job: a scheduling cycle also names the other jobs it was about. Other
+commands settled together with them appear only as hashes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from wal import Ledger, LedgerBroken, LedgerEntry, commands_of
 PROOF_FORMAT: Final = "forebay-proof/1"
 
 ENTRY_BYTES_MAX: Final = 1
-"""One entry is read at a time, however small."""
+"""One entry is read at a time, regardless of its size."""
 
 
 def records_proven(ledger: Ledger, tree: LedgerTree, revisions: Sequence[int], size: int) -> bytes:
-    """Return those of the commands of these revisions that are in the first `size` entries, each with its proof.
+    """Return the commands of these revisions in the first `size` entries, each with its proof.
 
-    Empty where none is. JSON, for `proof_file`. LedgerBroken; NotInTree. Nothing is given away that does not verify.
+    Empty if there are none. JSON, for `proof_file`. LedgerBroken; NotInTree. Only verified records are returned.
     """
     root, found, last = tree.root(size), list[Any](), None
     for revision in revisions:
@@ -49,7 +49,7 @@ def records_proven(ledger: Ledger, tree: LedgerTree, revisions: Sequence[int], s
 
 
 class CountLeaf(NamedTuple):
-    """The leaf of a job in the tree of counts: its place, how many records there are, and the path to the root."""
+    """Leaf of a job in the tree of counts: its position, the number of records, and the path to the root."""
 
     position: int
     count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
@@ -59,10 +59,10 @@ class CountLeaf(NamedTuple):
 def history_proven(
     ledger: Ledger, tree: LedgerTree, job: int, size: int, leaf: Callable[[int, int], CountLeaf | None]
 ) -> bytes:
-    """Return what shows how many records of a job there are, by the last count in the first `size` entries.
+    """Return the proof of a job's record count, by the last count in the first `size` entries.
 
-    `leaf` gives the leaf of a job in the tree of the counts of so many entries, None where it has none. JSON, for
-    `proof_file`; empty where nothing was counted, or nothing of this job. LedgerBroken; NotInTree; what `leaf` raises.
+    `leaf` returns the job's leaf in the tree of counts of that many entries, or None. JSON, for `proof_file`; empty
+    without a count, or without records of this job. LedgerBroken; NotInTree; exceptions of `leaf`.
     """
     found = last_recorded(ledger, size)
     shown = None if found is None else leaf(job, found.event.index)
@@ -83,8 +83,8 @@ def history_proven(
 
 
 def proof_file(note: str, job: int, records: bytes, history: bytes = b"") -> bytes:
-    """Return the file of a proof: the checkpoint's note, what `records_proven` gave for its size, and that they are all
-    of them, where `history_proven` gave something.
+    """Return the proof file: the checkpoint's note, the result of `records_proven` for its size, and the proof of
+    completeness if `history_proven` returned one.
     """
     proof = {
         "format": PROOF_FORMAT,

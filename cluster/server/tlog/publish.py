@@ -1,13 +1,13 @@
-"""Publication of checkpoints: the leader has its peers sign what their own ledgers come to, and hands on a majority's.
+"""Publication of checkpoints: the leader has its peers sign their own ledgers' roots, and distributes a majority's.
 
-Every PERIOD_S in which something was committed. Nobody believes the leader: each replica signs by its own tree, the
-leader counts only signatures under the root that it has itself, and who is handed a checkpoint that a majority has
-signed, and has another root, stops. To forge the history is to alter a majority of ledgers within one period.
+A checkpoint follows every PERIOD_S with commits. The leader is not trusted: each replica signs by its own tree, the
+leader counts only signatures of its own root, and a replica that receives a checkpoint signed by a majority with
+another root stops. Forging the history requires altering a majority of ledgers within one period.
 
-Witnesses are asked for a moment before a checkpoint is published, and those who are late after it. One that is not
-cosigned by as many as are needed is published all the same: what the cluster does waits for nobody outside.
+Witnesses are asked shortly before a checkpoint is published, and late ones after it. A checkpoint without enough
+cosignatures is published anyway: the cluster never waits for outside parties.
 
-A replica that starts asks the others for what they have: where that has its own signature under more than it knows to
+A starting replica requests the others' checkpoints: if one has its own signature over more entries than it knows to
 have signed, its directory was set back, and it stops.
 """
 
@@ -39,19 +39,19 @@ from replica.messages import RecordHistories
 LOGGER = logging.getLogger(__name__)
 
 PERIOD_S: Final = 10.0
-"""Between two checkpoints, seconds, where something was committed: what an insider has to be faster than."""
+"""Interval between two checkpoints, seconds, if something was committed: an insider must be faster."""
 
 POLL_S: Final = 1.0
-"""How often it is asked whether one is due, seconds."""
+"""Interval of checks whether one is due, seconds."""
 
 ASK_AGAIN_S: Final = 15.0
-"""After which a peer that did not answer is asked again for what it has published, seconds."""
+"""Pause before a silent peer is asked again for its published checkpoint, seconds."""
 
 LAST_S: Final = 2.0
-"""How long a leader that is about to hand over collects a last one, seconds: less than a service manager waits."""
+"""Time limit of the last checkpoint before a leadership transfer, seconds: less than a service manager waits."""
 
 COUNTED_S: Final = 60.0
-"""Between two records of how many records of each job there are, seconds: what a proof of all of them waits for."""
+"""Interval between two records of job counts, seconds: the delay of a proof of completeness."""
 
 CHECKPOINT_NAME: Final = "checkpoint"
 
@@ -59,7 +59,7 @@ INQUIRY: Final = "keep its directory for an inquiry, and bring the replica back 
 
 
 class Signed(NamedTuple):
-    """What a replica answers: its key, the root of its own ledger, and the checkpoint with its signature, or None."""
+    """Answer of a replica: its key, the root of its own ledger, and the checkpoint with its signature, or None."""
 
     key: VerifierKey
     root: bytes
@@ -67,36 +67,38 @@ class Signed(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """How many records of each job are in so many entries: up to which job, and the root over the counts."""
+    """Record counts of each job in a number of entries: the last job, and the root over the counts."""
 
     jobs: int
     root: bytes
 
 
 class Counting(NamedTuple):
-    """What a publisher has the histories of jobs counted with, and recorded."""
+    """Callbacks of a publisher for counting and recording job histories."""
 
     counted: Callable[[int], Awaitable[tuple[Counted, bytes]]]
-    """Counts what is in the first so many entries, and gives the root that the ledger recorded last of them; raises
-    LookupError or TimeoutError."""
+    """Counts the records in the first entries, and returns the root the ledger last recorded for them.
+
+    Raises LookupError or TimeoutError.
+    """
     record: Callable[[RecordHistories], None]
-    """Has the cluster record it."""
+    """Submits a record of the counts."""
 
 
 Ask = Callable[[str, int, bytes], Awaitable[Signed]]
-"""Has a peer sign the checkpoint of a size, if it has this root; raises what it likes where it does not answer."""
+"""Has a peer sign the checkpoint of a size if it has this root; any exception means no answer."""
 
 Hand = Callable[[str, str], Awaitable[None]]
-"""Hands a note to a peer."""
+"""Sends a note to a peer."""
 
 CountOf = Callable[[str, int, bytes], Awaitable[Counted | None]]
-"""Has a peer count what is in the first entries, whose root it is given; None where it cannot."""
+"""Has a peer count the records in the first entries with this root; None if it cannot."""
 
 KeyOf = Callable[[str], Awaitable[VerifierKey]]
-"""Asks a peer for its key."""
+"""Requests a peer's key."""
 
 NoteOf = Callable[[str], Awaitable[str]]
-"""Asks a peer for its last checkpoint: a note, or nothing; raises what it likes where it does not answer."""
+"""Requests a peer's last checkpoint: a note, or empty; any exception means no answer."""
 
 
 async def _no_note(peer: str) -> str:
@@ -108,7 +110,7 @@ async def _nobody(*asked: object) -> NoReturn:
 
 
 class LogPeers(NamedTuple):
-    """The other replicas, as a publisher asks them, and the witnesses."""
+    """Requests of a publisher to the other replicas and the witnesses."""
 
     ask: Ask
     hand: Hand
@@ -119,15 +121,15 @@ class LogPeers(NamedTuple):
 
 
 NOBODY: Final = LogPeers(_nobody, _nobody, _nobody)
-"""A replica that is alone."""
+"""Requests of a replica without peers."""
 
 
 class NoteNotTaken(Exception):
-    """A note that is handed over and is not a checkpoint of a majority; the sentence says why."""
+    """Received note that is not a checkpoint of a majority; the message gives the reason."""
 
 
 class Publisher(Background):
-    """The checkpoints of one replica: collected while it leads, taken from the leader while it does not."""
+    """Checkpoints of one replica: collected while it leads, received from the leader otherwise."""
 
     def __init__(
         self,
@@ -146,8 +148,10 @@ class Publisher(Background):
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """`directory`: of the replica's tree; `tree_size`: how far it is known to be; `root` gives its root at a size,
-        and waits where it is not there yet; `peers` names the other members now; `fail` stops the replica.
+        """Create it.
+
+        `directory`: of the replica's tree; `tree_size`: known size of it; `root` returns its root at a size, and waits
+        until it exists; `peers` returns the other members; `fail` stops the replica.
         """
         super().__init__(fail)
         self._signer = signer
@@ -160,47 +164,47 @@ class Publisher(Background):
         self._peers = peers
         self._asked = asked
         self.cosigning: Final = cosigning
-        """The witnesses."""
+        """Witnesses."""
         self._counting = counting
         self._clock = clock
         self._keys: dict[str, VerifierKey] = {}
         self._heard: set[str] = set()
-        """Peers whose checkpoints were held against what was signed here, since the start."""
+        """Peers whose checkpoints were compared with this replica's signatures since the start."""
         self.doubt = ""
-        """Why the key of this replica may not be the one that it had, as its log says."""
+        """Reason why this replica's key may not be its former one, as logged."""
         self.note, self.published = self._read()
-        """The last note, or nothing, and the checkpoint that it is."""
+        """Last note, or empty, and its checkpoint."""
         self.published_s = clock.monotonic_s()
-        """When it was published, by the monotonic clock; or when this process began."""
+        """Time of its publication, by the monotonic clock; or start of this process."""
         self.witnessed_by = cosigning.cosigned_by(self.note)
-        """The witnesses that have cosigned it, by name."""
+        """Names of the witnesses that cosigned it."""
         self._unwitnessed_since_s = None if self._is_witnessed() else self.published_s
         self.failed = 0
-        """Checkpoints that came to no majority, count."""
+        """Checkpoints without a majority, count."""
 
     @property
     def origin(self) -> str:
-        """What its checkpoints begin with."""
+        """First line of its checkpoints."""
         return self._signer.origin
 
     @property
     def key(self) -> VerifierKey:
-        """What others verify its own signatures with."""
+        """Key that verifies its signatures."""
         return self._signer.key
 
     @property
     def size(self) -> int:
-        """Entries under the last checkpoint that was published; 0 before the first one."""
+        """Number of entries of the last published checkpoint; 0 before the first one."""
         return 0 if self.published is None else self.published.size
 
     @property
     def unwitnessed_s(self) -> float:
-        """For how long checkpoints have lacked the cosignatures that are needed, seconds; 0 where the last one has."""
+        """Seconds since checkpoints have lacked the needed cosignatures; 0 if the last one has them."""
         since_s = self._unwitnessed_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 
     async def keys(self) -> Mapping[str, VerifierKey]:
-        """Return the keys of this replica and of those peers that answer, by name."""
+        """Return the keys of this replica and of peers that answer, by name."""
         peers = self._peers()
         found = await asyncio.gather(*map(self._asked.key_of, peers), return_exceptions=True)
         self._keys |= {peer: key for peer, key in zip(peers, found, strict=True) if isinstance(key, VerifierKey)}
@@ -218,7 +222,7 @@ class Publisher(Background):
                 await self.ask_late_witnesses()
 
     async def ask_late_witnesses(self) -> None:
-        """Ask the witnesses that have not cosigned what is published, and are due; hand on what they give."""
+        """Request missing cosignatures of the published checkpoint from due witnesses, and distribute them."""
         found = self.published
         if found is None:
             return
@@ -248,9 +252,9 @@ class Publisher(Background):
             due_s = self._clock.monotonic_s() + PERIOD_S
 
     async def check_signed(self) -> None:
-        """Hold the checkpoints of peers that were not asked since the start against what was signed here.
+        """Compare checkpoints of peers not asked since the start with this replica's own signatures.
 
-        Does not return where one of them has this replica's signature under more than it knows to have signed.
+        Does not return if one of them has this replica's signature over more entries than it knows to have signed.
         """
         peers = [peer for peer in self._peers() if peer not in self._heard]
         notes = await asyncio.gather(*map(self._asked.note_of, peers), return_exceptions=True)
@@ -276,9 +280,10 @@ class Publisher(Background):
             )
 
     def _doubt_key(self, note: str, peer: str) -> None:
-        """Say so where as many have signed a checkpoint as there are members, but not this replica, which has a key.
+        """Report a checkpoint signed by as many replicas as there are members, but not by this replica, which has a
+        key.
 
-        Not stopped for: for some seconds after a member left, one that was away meanwhile finds such a checkpoint.
+        This is no reason to stop: for some seconds after a member left, an absent replica finds such a checkpoint.
         """
         try:
             _, signatures = parse_note(note.encode())
@@ -293,8 +298,9 @@ class Publisher(Background):
             LOGGER.error("%s; compare with `forebay audit keys` as it was; %s", self.doubt, INQUIRY)
 
     async def record_histories(self) -> bool:
-        """Have it recorded how many records of each job there are in what is published, if a majority counts the same
-        and the ledger does not say so already; return whether it is being recorded.
+        """Submit the record counts of the published entries, if a majority counts the same and the ledger lacks them.
+
+        Returns whether they are being recorded.
         """
         found, counting = self.published, self._counting
         if found is None or counting is None:
@@ -325,10 +331,11 @@ class Publisher(Background):
         return True
 
     async def conclude(self) -> None:
-        """Publish a checkpoint of all that is applied, while this replica still leads and if LAST_S are enough.
+        """Publish a checkpoint of all applied entries while this replica still leads, if LAST_S are enough.
 
-        For whoever is about to hand over: what it led is proven by then. Where that cannot be done nothing is lost,
-        since the next leader's checkpoint covers it. One that has hardly begun to lead has no tree yet, and makes none.
+        For a leader about to transfer its leadership, so that its term is proven. A failure loses nothing, because the
+        next leader's checkpoint covers it. A leader at the very start of its term has no tree yet, and makes no
+        checkpoint.
         """
         if not self._leads() or self._applied_index() <= self.size or not self._tree_size():
             return
@@ -339,12 +346,13 @@ class Publisher(Background):
             self._missed(str(error) or f"{LAST_S:g} s were not enough before the lead is handed over")
 
     async def publish(self, *, whole: bool = False) -> bool:
-        """Publish a checkpoint of what can be proven now; return whether a majority has signed it.
+        """Publish a checkpoint of the entries that can be proven now; return whether a majority has signed it.
 
-        `whole`: of all that is applied, however long the trees take. What `root` raises; SignRefused. Does not return
-        where a majority has another ledger.
+        `whole`: of all applied entries, however long the trees take. Exceptions of `root`; SignRefused. Does not return
+        if a majority has another ledger.
         """
-        # What the own tree had a moment ago the peers' will have, however busy all are; at the end what is applied.
+        # The size this tree had a moment ago, which the peers will have under any load; `whole` uses the applied
+        # entries.
         peers, size = self._peers(), self._tree_size()
         if whole or size <= self.size:
             size = self._applied_index()
@@ -369,13 +377,13 @@ class Publisher(Background):
         if not whole:
             note, within_s = written(mine.text(), signatures), BEFORE_PUBLICATION_S
             signatures += await self.cosigning.collect(mine, note, within_s=within_s, only_prompt=True)
-        if mine.size > self.size:  # otherwise somebody else leads by now, and was quicker
+        if mine.size > self.size:  # otherwise another replica leads by now, and was faster
             self._take(written(mine.text(), signatures), mine)
             await self._hand_on()
         return True
 
     async def _hand_on(self) -> None:
-        """Hand the last checkpoint to the peers; whoever does not take it gets the next one."""
+        """Send the last checkpoint to the peers; those that do not take it get the next one."""
         peers, note, size = self._peers(), self.note, self.size
         handed = await asyncio.gather(*(self._asked.hand(peer, note) for peer in peers), return_exceptions=True)
         for peer, error in zip(peers, handed, strict=True):
@@ -383,9 +391,9 @@ class Publisher(Background):
                 LOGGER.debug("%s has not taken the checkpoint of %d entries: %s", peer, size, error)
 
     async def sign(self, size: int, root: str) -> Signed:
-        """Return what this replica's own ledger comes to at a size, and its signature if that is `root` (hexadecimal).
+        """Return the root of this replica's own ledger at a size, and its signature if that is `root` (hexadecimal).
 
-        SignRefused, or what `root` raises. Does not return where what was signed is not in the ledger any more.
+        SignRefused, or exceptions of `root`. Does not return if signed entries are no longer in the ledger.
         """
         own = await self._root(size)
         if own.hex() != root:
@@ -405,9 +413,9 @@ class Publisher(Background):
         return Signed(self.key, found.root, written(found.text(), [signature]))
 
     async def take(self, note: str) -> None:
-        """Take the checkpoint that the leader hands over; NoteNotTaken, or what `root` raises.
+        """Accept the checkpoint sent by the leader; NoteNotTaken, or exceptions of `root`.
 
-        Does not return where a majority has signed another root than this replica's own.
+        Does not return if a majority has signed another root than this replica's own.
         """
         try:
             found = parse_checkpoint(parse_note(note.encode())[0])
@@ -435,7 +443,7 @@ class Publisher(Background):
         self._take(note, found)
 
     def _add_cosignatures(self, note: str, found: Checkpoint) -> None:
-        """Take over what witnesses have added to the checkpoint that is published."""
+        """Add cosignatures of witnesses to the published checkpoint."""
         have, handed = self.cosigning.lines_of(self.note), self.cosigning.lines_of(note)
         added = [one.line() for key, one in handed.items() if key not in have]
         if added:
@@ -483,7 +491,7 @@ class Publisher(Background):
             self._unwitnessed_since_s = None
         elif self._unwitnessed_since_s is None:
             self._unwitnessed_since_s = now_s
-        # Not synced, nor missed on a full disk: whoever loses it gets the next one, or collects this one again.
+        # Not synced, and dispensable on a full disk: a lost note is replaced by the next, or collected again.
         try:
             make_private_directory(self._path.parent)
             replace_private(self._path, note.encode(), durable=False)
@@ -497,11 +505,11 @@ class Publisher(Background):
         except (OSError, ValueError):
             return "", None
         if found.origin != self._signer.origin:
-            # One of the incarnation before says nothing of this one.
+            # A note of the previous incarnation says nothing about this one.
             return "", None
         applied = self._applied_index()
         if found.size > applied:
-            # No majority signs more than is committed: it would be in the way of all that is published.
+            # No majority signs more than is committed: this note would block all later ones.
             LOGGER.error("%s is of %d entries, and %d are here: it is not believed", self._path, found.size, applied)
             return "", None
         return note, found
@@ -512,7 +520,7 @@ def _majority(members: int) -> int:
 
 
 def _signature(checkpoint: Checkpoint, note: str, key: VerifierKey) -> Signature | None:
-    """The signature of a key under a checkpoint, in a note of that and nothing else; None where it is another one."""
+    """Return a key's signature of a checkpoint in a note of exactly that content; None otherwise."""
     try:
         text, _ = verify_note(note.encode(), [key])
         _, (signature,) = parse_note(note.encode())

@@ -1,8 +1,7 @@
-"""Signatures of one replica under what its own ledger comes to, never two of a size; its key, and what it signed last.
+"""Signatures of one replica over its own ledger's roots, never two of a size; its key, and its last signature.
 
-What was signed is on the disk before a signature leaves. So a replica whose ledger was rewritten or set back behind
-what it has signed finds that out by itself, and stops; and whoever has two checkpoints of one size that differ, or of
-which one does not go on from the other, has a proof against it.
+A signature is on disk before it is sent. A replica whose ledger was rewritten or set back behind its signatures thus
+detects it, and stops. Two differing checkpoints of one size, or two that are not consistent, are a proof against it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from cluster.system import replace_private
 from wal import FIRST_INCARNATION, Incarnation, Member, lineage_of, parse_lineage
 
 SIGNING_DIRECTORY: Final = "signing"
-"""Where a replica keeps its key and what it signed last, below its directory. Nothing of it can be made again."""
+"""Directory of a replica's key and last signature, inside its own. It cannot be rebuilt."""
 
 _ORIGIN: Final = "forebay/"
 
@@ -42,18 +41,18 @@ KEY_BYTES: Final = 32
 
 
 class SignRefused(Exception):
-    """This replica does not sign that now; the sentence says why."""
+    """Checkpoint that this replica does not sign now; the message gives the reason."""
 
 
 class LedgerAltered(Exception):
-    """What this replica has signed is not what its ledger comes to any more, or not what the majority's does."""
+    """Signed entries that differ from the present ledger, or from the majority's."""
 
 
 def origin_of(cluster_id: str, incarnation: Incarnation = FIRST_INCARNATION) -> str:
-    """Return what checkpoints of a cluster's ledger begin with; the names of its keys are the same.
+    """Return the origin of a cluster's checkpoints, which is also the name of its keys.
 
-    Of each incarnation another one: what was signed before a majority was lost may be beyond what was recovered, and
-    whoever has kept it must not take the one for the other.
+    Each incarnation has its own: signatures from before the loss of a majority may cover more than was recovered, and
+    must not be confused with later ones.
     """
     return f"{_ORIGIN}{lineage_of(cluster_id, incarnation)}"
 
@@ -64,27 +63,27 @@ def parse_origin(origin: str) -> tuple[str, Incarnation] | None:
 
 
 class Signer:
-    """The key of one replica, and what it signed."""
+    """Key and signatures of one replica."""
 
     def __init__(self, directory: Path, origin: str) -> None:
-        """Read the key, or make it where there is none. StorageRefused where the files are not what they were."""
+        """Read the key, or create it if there is none. StorageRefused if the files have been changed."""
         self.origin: Final = origin
         self._directory = directory
         with _refused_where_unusable(directory):
             self._private = private_key(directory)
             self.last = self._read_last()
-        """What was signed last; None before the first one."""
+        """Last signature; None before the first one."""
         self._turn = asyncio.Lock()
 
     @property
     def key(self) -> VerifierKey:
-        """What others verify its signatures with."""
+        """Key that verifies its signatures."""
         return verifier_of(self.origin, self._private)
 
     def check_held(self, last_index: int) -> None:
-        """Refuse to go on where more was signed than `last_index`, the last entry held: StorageRefused.
+        """Raise StorageRefused if more was signed than `last_index`, the last entry held.
 
-        A tree has only what the journal's last checkpoint has, so no crash and no power cut comes to that.
+        A tree contains only entries of the journal's last checkpoint, so no crash or power cut causes this.
         """
         if self.last is not None and self.last.size > last_index:
             raise StorageRefused(
@@ -94,10 +93,10 @@ class Signer:
             )
 
     async def sign(self, size: int, root: Callable[[int], Awaitable[bytes]]) -> tuple[Checkpoint, Signature]:
-        """Return the checkpoint of `size` entries by this replica's own ledger, and its signature; durable before.
+        """Return the checkpoint of `size` entries of this replica's own ledger, and its signature, durable before.
 
-        `root` gives the root of its own tree at a size. SignRefused where something larger is signed, or it
-        cannot be written. LedgerAltered where what was signed is not in the ledger any more.
+        `root` returns the root of its own tree at a size. SignRefused if a larger size is signed, or the disk fails.
+        LedgerAltered if signed entries are no longer in the ledger.
         """
         async with self._turn:
             last = self.last
@@ -112,7 +111,7 @@ class Signer:
             found = Checkpoint(self.origin, size, await root(size))
             signature = sign(found.text(), self.origin, self._private)
             if found != last:
-                # To the end, whoever stops waiting: what is on the disk and what is known here stay the same.
+                # Complete it even if the caller is cancelled, so that disk and memory agree.
                 try:
                     await asyncio.shield(asyncio.to_thread(self._write, write_note(found.text(), [signature])))
                 except OSError as error:
@@ -124,7 +123,7 @@ class Signer:
         replace_private(self._directory / SIGNED_NAME, note.encode())
 
     def _is_earlier(self, origin: str) -> bool:
-        """Whether an origin is that of an earlier incarnation: the ledger goes on from what was signed in it."""
+        """Return whether an origin is that of an earlier incarnation, whose signed entries the ledger continues."""
         mine, theirs = parse_origin(self.origin), parse_origin(origin)
         if mine is None or theirs is None:
             return False
@@ -162,10 +161,10 @@ def _refused_where_unusable(directory: Path) -> Iterator[None]:
 
 
 def private_key(directory: Path, member: Member | None = None) -> Ed25519PrivateKey:
-    """Return the key of a replica from its directory `signing`; make it where there is none.
+    """Return a replica's key from its directory `signing`; create it if there is none.
 
-    `member`: the replica, as the cluster knows it. StorageRefused where the key is not what it was, or is gone although
-    something was signed with it or the cluster knows it.
+    `member`: the replica, as the cluster knows it. StorageRefused if the key was changed, or is missing although it was
+    used or the cluster knows it.
     """
     with _refused_where_unusable(directory):
         if member is not None and member.key and not (directory / KEY_NAME).exists():

@@ -1,8 +1,7 @@
-"""What became of jobs and transfers, counted from the events that a replica applies, and how long each part took.
+"""Results and durations of jobs and transfers, counted from applied events.
 
-What happened before the process began is not counted: a replica that starts or comes back folds a part of the ledger
-again, and Prometheus would see hours of work in one scrape. Times are those of the ledger, so all replicas that were
-there counted the same.
+Events from before the process started are not counted: a starting replica folds a part of the ledger again, and
+Prometheus would see hours of work in one scrape. Times are those of the ledger, so all running replicas count the same.
 """
 
 from __future__ import annotations
@@ -19,42 +18,42 @@ from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, POOLS_MAX, Instant
 
 BOUNDS_S: Final = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1_800, 3_600, 10_800, 43_200, 86_400)
-"""Upper bounds of the buckets, seconds: from what goes at once to a day."""
+"""Upper bounds of the buckets, seconds: from immediate to a day."""
 
 PRE_RUN: Final = "pre_run"
-"""The operation before a script, which is no stage of its own."""
+"""Operation before a script, which is no stage of its own."""
 
 _IN_STATE: Final = {
     Stage.STAGE_IN: BufferState.STAGING_IN,
     Stage.STAGE_OUT: BufferState.STAGING_OUT,
     Stage.TEARDOWN: BufferState.TEARDOWN,
 }
-"""The stages that are timed, and the state of a buffer during each."""
+"""Timed stages, and the state of a buffer during each."""
 
 
 class Durations:
-    """How many durations there were up to each bound, and their sum; cheap to add to, on the way of a commit."""
+    """Histogram of durations; cheap to update while committing."""
 
     __slots__ = ("_counts", "sum_s")
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self.sum_s = 0.0
 
     def add(self, duration_us: int) -> None:
-        """Count one duration, microseconds; one below zero, after a clock was set back, is none at all: 0."""
+        """Count one duration, microseconds; a negative one, after a clock was set back, counts as 0."""
         duration_s = max(0, duration_us) / MICROSECONDS_PER_SECOND
         self._counts[bisect_left(BOUNDS_S, duration_s)] += 1
         self.sum_s += duration_s
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of durations."""
         return sum(self._counts)
 
     def buckets(self) -> Iterator[tuple[str, int]]:
-        """Yield each bound as Prometheus writes it, with how many were not longer."""
+        """Yield each bound in Prometheus' form, with the number of durations up to it."""
         return zip((*(str(float(bound)) for bound in BOUNDS_S), "+Inf"), accumulate(self._counts), strict=True)
 
 
@@ -62,27 +61,27 @@ class JobTotals:
     """Counters and histograms of jobs; labels are states, stages, pools and nodes, never users or jobs."""
 
     def __init__(self, since: Instant) -> None:
-        """Count what happens from `since` on."""
+        """Count events from `since` on."""
         self._since = since
         self.submitted = 0
-        """Jobs, each task of an array one, and external jobs."""
+        """Submitted jobs, including each task of an array, and external jobs."""
         self.ended: Counter[str] = Counter(dict.fromkeys(sorted(state.name for state in ENDED), 0))
-        """Jobs whose result became known, by it; one that is requeued may end again."""
+        """Jobs by result; a requeued job may end again."""
         self.space_waits: defaultdict[str, Durations] = defaultdict(Durations)
-        """By pool: from when a buffer could have its space to when it had it."""
+        """Waits of eligible buffers for their space, by pool."""
         self.start_waits = Durations()
-        """From when a job could start to its first start. External jobs are started by their schedulers."""
+        """Waits of eligible jobs for their first start. External jobs are started by their schedulers."""
         self.runs = Durations()
-        """From start to end of a script, without the time in which it was suspended."""
+        """Durations of scripts from start to end, without time suspended."""
         self.stages: dict[str, Durations] = {stage.word: Durations() for stage in _IN_STATE}
-        """Operations that succeeded, from their order to their end; of one that was retried its last attempt."""
+        """Durations of successful operations from order to end; for a retried one, its last attempt."""
         self.failed: Counter[tuple[str, str]] = Counter()
-        """Operations that failed, by stage and node."""
+        """Failed operations, by stage and node."""
         self.retried: Counter[str] = Counter()
-        """Operations that were ordered again, by stage."""
+        """Retried operations, by stage."""
         self.requeued = 0
         self.revoked = 0
-        """Buffers that were taken back before their job ran."""
+        """Buffers withdrawn before their job ran."""
 
     def applied(self, before: State, batch: Batch, after: State) -> None:
         """Count the events of a batch that was just applied."""
@@ -94,7 +93,7 @@ class JobTotals:
                 count = _COUNTED.get(type(event))
                 if count is not None:
                     count(self, before, event, batch.at)
-                concerned.add(job_of(event) or 0)  # 0 is no job's
+                concerned.add(job_of(event) or 0)  # 0 belongs to no job
         for job_id in concerned:
             now = after.jobs.get(job_id)
             if now is not None and now.state in ENDED:
@@ -105,7 +104,7 @@ class JobTotals:
             for pool in self.space_waits.keys() - after.pools.keys():
                 del self.space_waits[pool]
 
-    # How each kind of event is counted
+    # Counting of each kind of event
 
     def _submitted(self, before: State, event: events.JobSubmitted, at: Instant) -> None:
         self.submitted += 1 if event.array is None else len(event.array.tasks)
@@ -117,9 +116,9 @@ class JobTotals:
         self, before: State, event: events.BufferAllocated | events.ExternalJobSpaceGiven, at: Instant
     ) -> None:
         job, buffer = before.jobs.get(event.job), before.buffers.get(event.job)
-        if job is None or buffer is None:  # submitted in the same batch: it need not wait
+        if job is None or buffer is None:  # submitted in the same batch: no wait
             return
-        # Of a job that was requeued, the wait for its present buffer.
+        # For a requeued job, the wait for its present buffer.
         self.space_waits[buffer.pool].add(at - max(_eligible(job, at), buffer.changed_at))
 
     def _started(self, before: State, event: events.RunStarted, at: Instant) -> None:
@@ -140,9 +139,9 @@ class JobTotals:
     def _stage_ended(self, stage: Stage, before: State, job_id: int, at: Instant) -> None:
         job, buffer = before.jobs.get(job_id), before.buffers.get(job_id)
         if job is None or buffer is None or buffer.state is not _IN_STATE[stage]:
-            self.stages[stage.word].add(0)  # it was ordered in the same batch
+            self.stages[stage.word].add(0)  # ordered in the same batch
             return
-        # An external job has its space for as long as its scheduler likes before it is staged.
+        # An external job may hold its space for any time before its scheduler has it staged.
         since = job.order_at if job.external_job is not None and job.order_at != NEVER else buffer.changed_at
         self.stages[stage.word].add(at - since)
 
@@ -195,16 +194,16 @@ _COUNTED: Final[dict[type, Callable[[JobTotals, State, Any, Instant], None]]] = 
     events.RunRequeued: JobTotals._requeued,
     events.AllocationRevoked: JobTotals._revoked,
 }
-"""What is counted of each kind of event; of all others nothing."""
+"""Counting function of each event; other events are not counted."""
 
 
 class TransferTotals:
-    """Sums over receipts by (stage, outcome); every replica counts what it applies."""
+    """Sums over transfer receipts by (stage, outcome); every replica counts those it applies."""
 
     def __init__(self) -> None:
-        """Begin at zero."""
+        """Start at zero."""
         self.ended: Counter[tuple[str, str]] = Counter()
-        """Transfers that ended; outcome: complete or failed."""
+        """Ended transfers; outcome: complete or failed."""
         self.files: Counter[str] = Counter()
         self.size_bytes: Counter[str] = Counter()
         self.resumed_bytes: Counter[str] = Counter()
