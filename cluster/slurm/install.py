@@ -176,7 +176,7 @@ def _unit(layout: Layout, slurm: SlurmSettings) -> str:
     else:
         writable.append(layout.run)
     words = (
-        layout.forebay[0], "--config", layout.config, "slurm", "bridge", "--name", layout.scheduler,
+        layout.forebay[0], "--config", layout.config, "run", "bridge", "--name", layout.scheduler,
         "--state", slurm.state, "--run", layout.run, "$BRIDGE_OPTIONS",
     )  # fmt: skip
     return f"""\

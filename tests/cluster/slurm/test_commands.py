@@ -12,7 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
-from cluster.cli.commands.slurm import slurm_group
+from cluster.cli.commands.services import bridge as run_bridge
+from cluster.cli.commands.slurm import install
 from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue, load_authority
 from cluster.slurm.__main__ import EXIT_CONFIGURATION
@@ -135,10 +136,10 @@ def test_a_second_slurm_of_the_same_name_ends_with_78_and_the_address_of_the_fir
     assert (asked.target, asked.identity) == ("/v1/scheduler/register", "scheduler tall")
 
 
-@pytest.mark.parametrize("command", ["install", "bridge"])
-def test_who_may_not_read_the_bridge_s_directory_may_type_the_command(command: str) -> None:
+@pytest.mark.parametrize("command", [install, run_bridge])
+def test_who_may_not_read_the_bridge_s_directory_may_type_the_command(command: click.Command) -> None:
     # click would say that --run is not readable, and nothing of what is to be done.
-    kinds = [option.type for option in slurm_group.commands[command].params if isinstance(option.type, click.Path)]
+    kinds = [option.type for option in command.params if isinstance(option.type, click.Path)]
     assert kinds != [] and not any(kind.readable for kind in kinds if not kind.file_okay)
 
 
