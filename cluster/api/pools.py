@@ -178,7 +178,7 @@ def _configuration(state: State) -> v.ConfigurationAnswer:
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
-        value = written_value(key, state.site, state.transfer_rules)
+        value = written_value(key, state.site, state.transfer_rules, state.scheduling_rules)
         rows.append(
             v.SettingView(
                 key=key.name,

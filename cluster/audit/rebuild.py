@@ -169,18 +169,20 @@ def _change_pool(led: Led) -> Iterator[Command]:
 
 def _configure_site(led: Led) -> Iterator[Command]:
     """Yield changes of single keys, as they are made on a command line: each key as a file would have it."""
-    site, rules, default = led.state.site, led.state.transfer_rules, ""
+    site, transfers, rules, default = led.state.site, led.state.transfer_rules, led.state.scheduling_rules, ""
     for event in led.events:
         match event:
             case e.SiteConfigured():
                 site = event.site
             case e.TransferRulesSet():
+                transfers = event.rules
+            case e.SchedulingRulesSet():
                 rules = event.rules
             case e.PoolSet() if event.pool.is_default:
                 default = event.pool.name
             case _:
                 pass
-    changed = [Setting(one.key, one.after) for one in differences(led.state, Wanted(site, rules, default))]
+    changed = [Setting(one.key, one.after) for one in differences(led.state, Wanted(site, transfers, rules, default))]
     orders = permutations(changed) if len(changed) <= KEYS_ORDERED_MAX else [tuple(changed)]
     for settings, partial, revision in product(orders, (True, False), (None, led.state.site.revision)):
         yield c.ConfigureSite(settings, partial, revision)

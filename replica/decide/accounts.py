@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from replica.decide.checks import Rejected, one_of, require
+from replica.decide.configuration import rules_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -21,7 +22,6 @@ from replica.model import (
     check_partition,
     check_qos,
     check_reservation,
-    check_rules,
     scheduling_class_of,
     with_members_sorted,
     with_options,
@@ -149,15 +149,9 @@ def _delete_reservation(state: Facts, command: c.DeleteReservation, at: Instant)
 
 
 def _set_rules(state: Facts, command: c.SetSchedulingRules, at: Instant) -> Changed:
-    refusal = check_rules(command.rules)
+    refusal = rules_refusal(state, command.rules)
     if refusal is not None:
         return refusal
-    for what, name, known in (
-        ("default_account", command.rules.default_account, state.accounts),
-        ("default_qos", command.rules.default_qos, state.qos),
-    ):
-        if name and name not in known:
-            return _unknown(what, name, sorted(known))
     return () if state.scheduling_rules == command.rules else (e.SchedulingRulesSet(command.rules),)
 
 

@@ -19,10 +19,13 @@ from replica.decide.pools import default_pool_events
 from replica.grammar import KEYS, Key, Owner, Setting, SettingFault, ValueFault, format_value, values_of
 from replica.messages import events as e
 from replica.model import (
+    DEFAULT_RULES,
     DEFAULT_SITE,
     DEFAULT_TRANSFER_RULES,
+    SchedulingRules,
     Site,
     TransferRules,
+    check_rules,
     check_site,
     check_transfer_rules,
     ordered_flags,
@@ -40,6 +43,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
     site: Site
     transfers: TransferRules
+    rules: SchedulingRules
     default_pool: str = ""
     """The pool that becomes the default one; empty: none is named, or it is not there yet (`site.default_pool`)."""
 
@@ -81,12 +85,13 @@ def wanted_of(state: Facts, settings: Iterable[Setting], *, partial: bool = Fals
     if partial:
         site = _one_list(site, changes[Owner.SITE])
     transfers = replace(state.transfer_rules, **changes[Owner.TRANSFERS])
-    refusal = _refusal(state, site) or check_transfer_rules(transfers)
+    rules = replace(state.scheduling_rules, **changes[Owner.RULES])
+    refusal = _refusal(state, site) or check_transfer_rules(transfers) or rules_refusal(state, rules)
     if refusal is not None:
         return _placed(refusal, values)
     if site.default_pool in state.pools:
-        return Wanted(replace(site, default_pool=""), transfers, site.default_pool)
-    return Wanted(site, transfers)
+        return Wanted(replace(site, default_pool=""), transfers, rules, site.default_pool)
+    return Wanted(site, transfers, rules)
 
 
 def partial_default(state: Facts) -> Callable[[Key], object]:
@@ -132,6 +137,21 @@ def _refusal(state: Facts, site: Site) -> Refusal | None:
     return None
 
 
+def rules_refusal(state: Facts, rules: SchedulingRules) -> Refusal | None:
+    """Return why the scheduling rules cannot be used, or None."""
+    refusal = check_rules(rules)
+    if refusal is not None:
+        return refusal
+    for field, name, known in (
+        ("default_account", rules.default_account, state.accounts),
+        ("default_qos", rules.default_qos, state.qos),
+    ):
+        if name and name not in known:
+            remedy = one_of(sorted(known), f"leave it out: this site has defined no {field}s")
+            return Refusal(RefusalCode.INVALID_FIELD, f"{field} {name!r} does not exist", remedy, f"rules.{field}")
+    return None
+
+
 def _placed(refusal: Refusal, values: Mapping[str, tuple[Key, object, Setting]]) -> Refusal:
     """Return the refusal of a record's field with the place of the key that says it."""
     name = NAMES_OF_FIELDS.get(refusal.place)
@@ -173,6 +193,8 @@ def configuration_events(
         events.append(e.SiteConfigured(replace(wanted.site, revision=0)))
     if wanted.transfers != state.transfer_rules:
         events.append(e.TransferRulesSet(wanted.transfers))
+    if wanted.rules != state.scheduling_rules:
+        events.append(e.SchedulingRulesSet(wanted.rules))
     if wanted.default_pool:
         events.extend(default_pool_events(state, wanted.default_pool))
     return tuple(events)
@@ -181,20 +203,26 @@ def configuration_events(
 # How it is shown ------------------------------------------------------------------------------------------------------
 
 
-def value_of(key: Key, site: Site, transfers: TransferRules = DEFAULT_TRANSFER_RULES) -> Any:
+def value_of(
+    key: Key, site: Site, transfers: TransferRules = DEFAULT_TRANSFER_RULES, rules: SchedulingRules = DEFAULT_RULES
+) -> Any:
     """Return the value of a key."""
     match key.owner:
         case Owner.TRANSFERS:
             return getattr(transfers, key.field)
+        case Owner.RULES:
+            return getattr(rules, key.field)
         case Owner.SITE:
             return getattr(site, key.field)
         case Owner.FLAG:
             return key.field in site.flags
 
 
-def written_value(key: Key, site: Site, transfers: TransferRules = DEFAULT_TRANSFER_RULES) -> str:
+def written_value(
+    key: Key, site: Site, transfers: TransferRules = DEFAULT_TRANSFER_RULES, rules: SchedulingRules = DEFAULT_RULES
+) -> str:
     """Return the value of a key as it is written in a file; "" where nothing is written for it."""
-    value = value_of(key, site, transfers)
+    value = value_of(key, site, transfers, rules)
     return "" if value in ("", ()) else format_value(key, value)
 
 
@@ -208,8 +236,8 @@ def differences(state: Facts, wanted: Wanted) -> tuple[Difference, ...]:
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
-        before = written_value(key, site_before, state.transfer_rules)
-        after = written_value(key, site_after, wanted.transfers)
+        before = written_value(key, site_before, state.transfer_rules, state.scheduling_rules)
+        after = written_value(key, site_after, wanted.transfers, wanted.rules)
         if before != after:
             found.append(Difference(key.name, before, after))
     return tuple(found)
@@ -235,7 +263,7 @@ def file_text(state: Facts, *, slurm_only: bool = False) -> str:
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
-        value = written_value(key, site, state.transfer_rules)
+        value = written_value(key, site, state.transfer_rules, state.scheduling_rules)
         is_default = value == written_value(key, DEFAULT_SITE)
         if not value or (slurm_only and is_default):
             continue

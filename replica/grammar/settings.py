@@ -45,12 +45,15 @@ class Owner(StrEnum):
     """A flag of the site that has a key of its own."""
     TRANSFERS = "transfers"
     """How data is moved."""
+    RULES = "rules"
+    """Scheduling rules: priority, accounts, revocation."""
 
 
 class Kind(StrEnum):
     """How a value is written."""
 
     NUMBER = "a whole number"
+    POINTS = "a whole number, negative or not"
     SECONDS = "a whole number of seconds"
     SIZE = "a size, such as 16MiB"
     USERS = "names or ids, separated by commas"
@@ -104,6 +107,10 @@ def _own(name: str, owner: Owner, field: str, kind: Kind, about: str) -> Key:
 
 def _moving(name: str, field: str, kind: Kind, about: str) -> Key:
     return Key(name, Owner.TRANSFERS, field, kind, about, is_slurm=False)
+
+
+def _scheduling(name: str, field: str, kind: Kind, about: str) -> Key:
+    return Key(name, Owner.RULES, field, kind, about, is_slurm=False)
 
 
 _GENERIC = "program of the generic provider"
@@ -208,6 +215,12 @@ KEYS: tuple[Key, ...] = (
     _moving("TransfersAtOnce", "cluster_at_once", Kind.AT_ONCE, "transfers under way in all"),
     _moving("TransfersPerNode", "node_at_once", Kind.AT_ONCE, "transfers under way on a node"),
     _moving("TransfersPerUser", "user_at_once", Kind.AT_ONCE, "transfers under way of a user"),
+    _scheduling("AccountsRequired", "accounts_required", Kind.YES_NO, "reject jobs without an account"),
+    _scheduling("DefaultAccount", "default_account", Kind.WORD, "account of jobs that name none"),
+    _scheduling("DefaultQOS", "default_qos", Kind.WORD, "QOS of jobs that name none"),
+    _scheduling("RevocationsMax", "revocations_max", Kind.NUMBER, "revocations of one job's staged buffer; 0: none"),
+    _scheduling("RevokeAfter", "revoke_after_s", Kind.SECONDS, "wait of a staged job before its buffer is revoked"),
+    _scheduling("SizePointsPerGiB", "size_points_per_gib", Kind.POINTS, "priority points for each GiB of a request"),
 )
 """Every key, Slurm's first, each part by name."""
 
@@ -252,6 +265,8 @@ def parse_value(key: Key, text: str) -> Any:
     match key.kind:
         case Kind.NUMBER | Kind.SECONDS:
             return _number(key, text)
+        case Kind.POINTS:
+            return -_number(key, text[1:]) if text.startswith("-") else _number(key, text)
         case Kind.SIZE:
             return _size(text)
         case Kind.USERS | Kind.DENIED:

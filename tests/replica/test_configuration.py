@@ -13,6 +13,7 @@ from replica.grammar.burst_buffer_conf import Setting, parse_text
 from replica.grammar.settings import KEYS, Kind, Owner, find_key
 from replica.messages import commands as c
 from replica.messages import events as e
+from replica.model.accounts import DEFAULT_RULES, Account, SchedulingRules
 from replica.model.configuration import (
     DEFAULT_SITE,
     FLAGS,
@@ -97,7 +98,7 @@ def test_a_file_is_applied_as_one_event() -> None:
     assert (site.validate_timeout_s, site.get_sys_state) == (6, "/opt/site/dw_wlm_cli")
 
 
-@pytest.mark.parametrize("name", [name for name in VALUES if name != "DefaultPool"])
+@pytest.mark.parametrize("name", [name for name in VALUES if not name.startswith("Default")])
 def test_every_key_reaches_its_record_and_is_shown_as_it_was_written(name: str) -> None:
     key = find_key(name)
     assert key is not None
@@ -105,7 +106,8 @@ def test_every_key_reaches_its_record_and_is_shown_as_it_was_written(name: str) 
     world = World()
     assert world.settle(c.ConfigureSite((Setting(name, text),), True)) == 0
     assert world.settle(c.ConfigureSite((Setting("TransferTemplate", "/usr/local/sbin/move"),), True)) == 0
-    record = world.state.transfer_rules if key.owner is Owner.TRANSFERS else world.state.site
+    records = {Owner.TRANSFERS: world.state.transfer_rules, Owner.RULES: world.state.scheduling_rules}
+    record = records.get(key.owner, world.state.site)
     if key.owner is Owner.FLAG:
         assert (key.field in world.state.site.flags) == value
     else:
@@ -116,7 +118,7 @@ def test_every_key_reaches_its_record_and_is_shown_as_it_was_written(name: str) 
 def test_what_is_shown_is_a_file_that_changes_nothing_when_it_is_applied_again() -> None:
     world = applied(FILE)
     everything = "".join(
-        f"{name}={text[0]}\n" for name, text in VALUES.items() if name not in ("DenyUsers", "DefaultPool")
+        f"{name}={text[0]}\n" for name, text in VALUES.items() if name != "DenyUsers" and not name.startswith("Default")
     )
     assert apply(world, everything.replace("True", "yes")) == 0
     before = state_digest(world.state)
@@ -159,10 +161,10 @@ def test_a_partial_change_leaves_all_as_it_is_that_it_does_not_name() -> None:
 
 def written(state: State) -> dict[str, str]:
     """Return all that is configured, by key."""
-    return {key.name: written_value(key, state.site, state.transfer_rules) for key in KEYS}
+    return {key.name: written_value(key, state.site, state.transfer_rules, state.scheduling_rules) for key in KEYS}
 
 
-@pytest.mark.parametrize("name", [name for name in VALUES if name != "DefaultPool"])
+@pytest.mark.parametrize("name", [name for name in VALUES if not name.startswith("Default")])
 def test_a_key_without_a_value_in_a_partial_change_is_as_by_default_and_nothing_else_changes(name: str) -> None:
     world = World()
     before = written(world.state)
@@ -367,7 +369,7 @@ def test_the_questions_of_others_are_answered_by_the_flags() -> None:
     assert (get_sys_state_of(DEFAULT_SITE), get_sys_status_of(DEFAULT_SITE)) == ("", "")
 
 
-_GOOD = st.sampled_from([name for name in VALUES if name != "DefaultPool"])
+_GOOD = st.sampled_from([name for name in VALUES if not name.startswith("Default")])
 
 
 @given(st.lists(_GOOD, unique=True, max_size=12), st.booleans())
@@ -406,3 +408,15 @@ def test_what_can_never_fit_is_refused_unless_the_site_holds_it_and_then_it_stop
     small = [world.submit("capacity=10") for _ in range(10)]
     assert reason_of(world.state, oversized) == "BurstBufferResources"
     assert {reason_of(world.state, job) for job in small} == {"BurstBufferStageIn"}
+
+
+def test_a_default_account_is_configured_only_if_it_exists_and_with_the_rest_in_one_entry() -> None:
+    world = World()
+    settings = (Setting("DefaultAccount", "physics"), Setting("SizePointsPerGiB", "-2"))
+    refusal = world.settle(c.ConfigureSite(settings, True))
+    assert isinstance(refusal, Refusal) and "'physics' does not exist" in refusal.sentence
+    assert refusal.place == "DefaultAccount" and world.state.scheduling_rules == DEFAULT_RULES
+    assert world.settle(c.SetAccount(Account("physics"))) == 0
+    assert world.settle(c.ConfigureSite(settings, True)) == 0
+    assert world.state.scheduling_rules == SchedulingRules(size_points_per_gib=-2, default_account="physics")
+    assert "DefaultAccount=physics\n" in file_text(world.state)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from replica.grammar.burst_buffer_conf import Line, include_of, lines_of, parse_lines, parse_text
 from replica.grammar.settings import KEYS, Kind, Owner, ValueFault, find_key, format_value, parse_value
+from replica.model.accounts import DEFAULT_RULES
 from replica.model.configuration import DEFAULT_SITE, FLAGS
 from replica.model.transfers import DEFAULT_TRANSFER_RULES
 
@@ -73,6 +74,12 @@ VALUES: dict[str, tuple[str, Any]] = {
     "TransfersAtOnce": ("128", 128),
     "TransfersPerNode": ("unlimited", None),
     "TransfersPerUser": ("0", 0),
+    "AccountsRequired": ("yes", True),
+    "DefaultAccount": ("physics", "physics"),
+    "DefaultQOS": ("high", "high"),
+    "RevocationsMax": ("0", 0),
+    "RevokeAfter": ("20", 20),
+    "SizePointsPerGiB": ("-5", -5),
 }
 """One good value of each key, as it is written and as it is kept."""
 
@@ -80,6 +87,8 @@ WRONG: dict[str, tuple[str, str]] = {
     "AllowUsers": ("alan:brenda", "has a colon"),
     "DenyUsers": ("a,b/c", "character other than"),
     "DefaultPool": ("a/b", "character other than"),
+    "DefaultAccount": ("a/b", "character other than"),
+    "DefaultQOS": ("a/b", "character other than"),
     "Directive": ("#BB", "starts with #"),
     "Flags": ("TeardownFailures", "the flag 'TeardownFailures' is unknown"),
     "Granularity": ("-5", "has a sign"),
@@ -96,6 +105,7 @@ WRONG: dict[str, tuple[str, str]] = {
 
 WRONG_OF_KIND = {
     Kind.NUMBER: ("1.5", "is '1.5'"),
+    Kind.POINTS: ("-1.5", "is '1.5'"),
     Kind.SECONDS: ("010", "octal"),
     Kind.PROGRAM: ("bin/CB", "is not an absolute path"),
     Kind.YES_NO: ("maybe", "write yes or no"),
@@ -137,7 +147,7 @@ def test_every_key_names_a_field_of_its_record(name: str) -> None:
     if key.owner is Owner.FLAG:
         assert key.field in FLAGS
     else:
-        records = {Owner.SITE: DEFAULT_SITE, Owner.TRANSFERS: DEFAULT_TRANSFER_RULES}
+        records = {Owner.SITE: DEFAULT_SITE, Owner.TRANSFERS: DEFAULT_TRANSFER_RULES, Owner.RULES: DEFAULT_RULES}
         assert hasattr(records[key.owner], key.field)
 
 
