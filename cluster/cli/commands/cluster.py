@@ -7,8 +7,18 @@ import click
 from cluster.cli.confirming import destroys
 from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.global_options import JSON_OPTION
+from cluster.cli.group import exit_with
 from cluster.cli.session import UNKNOWN_ROUTE, Session, session
-from cluster.cli.text import fields_table, members_table, moment, note, present, readable_size, show, show_json, table
+from cluster.cli.text import (
+    fields_table,
+    moment,
+    note,
+    present,
+    show,
+    show_json,
+    status_lines,
+    table,
+)
 from cluster.client import ApiError, Client
 from cluster.schemas import (
     FEATURE_LEVEL_MAX,
@@ -16,6 +26,7 @@ from cluster.schemas import (
     FeatureLevelAnswer,
     FeatureLevelRequest,
     OverviewAnswer,
+    PoolsAnswer,
     SetClockRequest,
 )
 from cluster.schemas import operations as ops
@@ -27,48 +38,18 @@ from replica.values import plain
 def status(as_json: bool) -> None:
     """Show whether the cluster needs attention.
 
-    A browser shows the same at /page of each replica, with the queue and pools over time.
-
-    A browser shows the same at /page of each replica, with the queue and pools over time.
+    The exit code is 0 only if nothing needs attention, and 1 otherwise. A browser shows more at /page of each replica.
     """
-    answer = session().read(ops.SHOW_OVERVIEW)
-    if as_json:
-        show_json(answer)
-        return
-    moved = answer.transfers
-    counts = f"moving:{moved.moving} queued:{moved.queued} retrying:{moved.retrying} failed:{moved.failed}"
-    show(
-        fields_table(
-            [
-                ("Cluster", answer.cluster),
-                ("Leader", answer.leader),
-                ("Revision", answer.revision),
-                ("At", moment(answer.at)),
-                ("Jobs", _counts(answer.jobs)),
-                ("Waiting", _counts(answer.waiting)),
-                ("Nodes", _counts(answer.nodes)),
-                ("Transfers", f"{counts} at {readable_size(moved.rate_bytes_s)}/s"),
-            ]
-        )
-    )
-    click.echo()
-    show(members_table(answer.members))
-    click.echo()
-    _show_needs(answer)
+    current = session()
 
+    async def ask(client: Client) -> tuple[OverviewAnswer, PoolsAnswer]:
+        overview = await client.call(ops.SHOW_OVERVIEW, stale=current.stale)
+        return overview, await client.call(ops.LIST_POOLS, stale=current.stale)
 
-def _counts(counts: dict[str, int]) -> str:
-    return " ".join(f"{plain(name)}:{count}" for name, count in counts.items()) or "none"
-
-
-def _show_needs(answer: OverviewAnswer) -> None:
-    if not answer.needs:
-        click.echo("Nothing needs anybody.")
-        return
-    rows = [(one.subject, one.kind, moment(one.since), one.sentence, one.remedy) for one in answer.needs]
-    show(table(("NEEDS-SOMEBODY", "KIND", "SINCE", "WHAT", "WHAT-TO-DO"), rows, flexible=frozenset({"WHAT"})))
-    if answer.needs_count > len(rows):
-        note(f"There are {answer.needs_count} of them; these are the first {len(rows)}.")
+    overview, pools = current.ask(ask)
+    present(overview, as_json, lambda: "\n".join(status_lines(overview, pools.pools)))
+    if overview.needs_count:
+        exit_with(ExitCode.REFUSED)
 
 
 @click.command("feature-level")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         table,
     )
     from cluster.cli.text.squeue import STANDARD, STARTS, Field, details_of, in_order, line, read_format
+    from cluster.cli.text.status import status_lines
     from cluster.cli.text.tables import (
         buffers_table,
         external_jobs_table,
@@ -67,6 +68,7 @@ else:
         output: Cell Listing fields_table in_full is_terminal json_line json_text note present readable_size show
         output: show_json size stderr_console stdout_console table
         squeue: STANDARD STARTS Field details_of in_order line read_format
+        status: status_lines
         tables: buffers_table external_jobs_table job_number jobs_table members_table moment nodes_table pools_table
         tables: snapshot_fields unit_in
         transfer: STATE_STYLES bar drawing job_transfers_text meter receipt_text state_words transfers_table
