@@ -184,7 +184,8 @@ def called(job: Any) -> str:
 
 async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, failed: int, moved: int) -> None:
     text = await page.run("document.body.innerText")
-    status = subprocess.run(cluster.command("status", "--json"), capture_output=True, text=True, check=False)
+    words = cluster.command("status", "--json")
+    status = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, check=False)
     assert status.returncode == 1, "something needs attention"
     overview = json.loads(status.stdout)
     replicas = await page.run(f"({CELLS})('replicas')")

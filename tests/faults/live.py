@@ -97,9 +97,12 @@ class Picture:
 
     def draw(self) -> Group:
         """Return the picture as tables."""
-        jobs = Table(title=self.headline, title_justify="left", expand=False)
-        for column in ("JOB", "NAME", "STATE", "BUFFER", "POOL", "CAPACITY", "NODE", "REASON"):
-            jobs.add_column(column, no_wrap=True)
+        # At 80 columns all but the reason keep their width; the reason is folded.
+        jobs = Table(title=self.headline, title_justify="left", box=None, padding=(0, 1, 0, 0), expand=False)
+        widths = {"JOB": 3, "NAME": 9, "STATE": 9, "BUFFER": 11, "POOL": 4, "CAPACITY": 8, "NODE": 4}
+        for column, width in widths.items():
+            jobs.add_column(column, no_wrap=True, min_width=width, max_width=max(width, 10))
+        jobs.add_column("REASON", overflow="fold")
         for job in self.jobs.values():
             style = STATE_STYLES.get(job.state, "red")
             capacity = format_size(job.capacity_bytes) if job.capacity_bytes else "-"

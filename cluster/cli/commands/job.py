@@ -87,7 +87,8 @@ def queue(
 ) -> None:  # fmt: skip
     """List jobs, by default those that have not ended.
 
-    Each line shows a job's burst buffer as well; -o prints squeue's columns instead.
+    Jobs that failed are first. Pending tasks of an array that wait for the same share a line. Each line shows a job's
+    burst buffer as well; -o prints squeue's columns instead, with a line for each task.
     """
     if everything and wanted is not None:
         raise bad_input("--all and --state contradict each other", "give one of them")
@@ -124,7 +125,7 @@ def queue(
         for line in squeue_lines(columns, answer.jobs, now, heading=not noheader):
             click.echo(line)
     else:
-        text.show(text.jobs_table(answer.jobs, now))
+        text.show(text.jobs_table(text.failures_first(answer.jobs), now))
         if not answer.jobs and not everything and text.is_terminal():
             text.note("No unfinished jobs; --all shows those that have ended too.")
     if answer.truncated:

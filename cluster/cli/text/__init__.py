@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cluster.cli.text.tables import (
         buffers_table,
         external_jobs_table,
+        failures_first,
         job_number,
         jobs_table,
         members_table,
@@ -69,8 +70,8 @@ else:
         output: show_json size stderr_console stdout_console table
         squeue: STANDARD STARTS Field details_of in_order line read_format
         status: status_lines
-        tables: buffers_table external_jobs_table job_number jobs_table members_table moment nodes_table pools_table
-        tables: snapshot_fields unit_in
+        tables: buffers_table external_jobs_table failures_first job_number jobs_table members_table moment
+        tables: nodes_table pools_table snapshot_fields unit_in
         transfer: STATE_STYLES bar drawing job_transfers_text meter receipt_text state_words transfers_table
         """,
     )

@@ -218,6 +218,8 @@ class Listing:
 
         Each is as long as its text, or has `room` characters at most, as far as none but long texts are shortened.
         """
+        if room and (used := self._used()) is not self:
+            return used.text(styled=styled, room=room if used.width > room else 0)
         lines: list[tuple[Any, ...]] = [*self.rows]
         if self._header:
             lines.insert(0, tuple(Styled(column, "bold") for column in self.columns))
@@ -235,6 +237,14 @@ class Listing:
                 indent = " " * (INDENT if group[0] else 0)
                 made.append(indent + (" " * GAP).join(padded).rstrip() + "\n")
         return "".join(made)
+
+    def _used(self) -> Listing:
+        """Return the listing without columns that show nothing, or itself if it has none."""
+        used = [at for at, cells in enumerate(zip(*self._cells, strict=True)) if any(cell != NOTHING for cell in cells)]
+        if not self.rows or len(used) == len(self.columns):
+            return self
+        rows = [tuple(row[at] for at in used) for row in self.rows]
+        return Listing(tuple(self.columns[at] for at in used), rows, self._right, self._flexible, self._header)
 
     def _laid_out(self, room: int) -> tuple[list[range], list[int]]:
         """Return which columns go on each line of a row, and the width of each column."""

@@ -7,7 +7,7 @@ from cluster.cli.text.moments import format_elapsed
 from cluster.cli.text.output import NOTHING, Listing, Styled, readable_size, size, table, text_of
 from cluster.schemas import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
 from cluster.system import SLOW_SYNC_S, parse_instant
-from replica.model import JobState, PoolUnit, format_amount, unit_of
+from replica.model import JobState, PoolUnit, format_amount, shown_reference, unit_of
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 NAME_CHARACTERS_SHOWN: Final = 24
@@ -53,13 +53,43 @@ def job_number(job: JobView) -> str:
     return f"{more.array_job_id}_{more.array_task_id}"
 
 
+_FAILURES: Final = frozenset({JobState.FAILED.name, JobState.TIMEOUT.name, JobState.NODE_FAIL.name})
+
+
+def failures_first(jobs: Iterable[JobView]) -> list[JobView]:
+    """Return the jobs in their order, but for those that failed, which are first."""
+    return sorted(jobs, key=lambda job: job.state not in _FAILURES)
+
+
+def collapsed(jobs: Iterable[JobView]) -> list[tuple[str, JobView]]:
+    """Return each job with its number; pending tasks of an array that wait for the same are one row, `17_[3-9]`."""
+    groups: dict[tuple[object, ...], list[JobView]] = {}
+    for at, job in enumerate(jobs):
+        more = job.details
+        if more is None or more.array_job_id is None or job.state != JobState.PENDING.name:
+            key: tuple[object, ...] = (at,)
+        else:
+            key = (more.array_job_id, job.reason, job.burst_buffer_state, job.pool, job.capacity_bytes, job.node)
+        groups.setdefault(key, []).append(job)
+    return [(_number_of(group), group[0]) for group in groups.values()]
+
+
+def _number_of(group: list[JobView]) -> str:
+    if len(group) == 1:
+        return job_number(group[0])
+    tasks = sorted(job.details.array_task_id or 0 for job in group if job.details is not None)
+    first = group[0].details
+    assert first is not None and first.array_job_id is not None
+    return shown_reference(first.array_job_id, tuple(tasks))
+
+
 def jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
     """Return the listing of jobs, columns as in squeue."""
     return table(
         ("JOBID", "NAME", "USER", "ST", "TIME", "NODE", "BUFFER", "POOL", "CAPACITY", "REASON"),
         (
             (
-                job_number(job),
+                number,
                 shortened(job.name),
                 job.user,
                 _styled(state_code(job.state)),
@@ -70,7 +100,7 @@ def jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
                 size(job.capacity_bytes) if job.capacity_bytes else NOTHING,
                 job.reason,
             )
-            for job in jobs
+            for number, job in collapsed(jobs)
         ),
         right=frozenset({"JOBID", "TIME", "CAPACITY"}),
         flexible=frozenset({"REASON"}),
