@@ -311,7 +311,7 @@ def any_of(directory: Path) -> Path | None:
 def first_start_mark(config: Config, name: str) -> Path:
     """Return the path of the mark that permits a start without data, consumed by the first start.
 
-    It is created by `forebay init`, or for a replica that joins.
+    It is created by `forebay cluster init`, or for a replica that joins.
     """
     return config.storage.directory / name / FIRST_START_NAME
 
