@@ -62,7 +62,7 @@ from cluster.server import (
 )
 from cluster.server.mail import DrillReminder, Mailer, post_of, sender_of
 from cluster.server.recovery import refuse_beside_history, refuse_incarnation_over
-from cluster.server.tlog import SIGNING_DIRECTORY, Counted, LogPeers, NoAnswer, Signed, private_key
+from cluster.server.tlog import SIGNING_DIRECTORY, CountedHistories, LogPeers, NoAnswer, SignedCheckpoint, private_key
 from cluster.system import (
     EXIT_CONFIGURATION,
     LEVELS,
@@ -488,15 +488,15 @@ class Replica:
     async def _history_of(self, peer: str, last: int) -> Iterable[HandedView]:
         return (await self._client.call(ops.READ_STORED_ENTRIES, last=last, replica=self._api_of(peer))).entries
 
-    async def _signed_by(self, peer: str, size: int, root: bytes) -> Signed:
+    async def _signed_by(self, peer: str, size: int, root: bytes) -> SignedCheckpoint:
         request = SignRequest(size=size, root=root.hex())
         answer = await self._client.call(ops.SIGN_CHECKPOINT, request, replica=self._api_of(peer))
-        return Signed(parse_key(answer.key), bytes.fromhex(answer.root), answer.note)
+        return SignedCheckpoint(parse_key(answer.key), bytes.fromhex(answer.root), answer.note)
 
-    async def _counted_by(self, peer: str, size: int, root: bytes) -> Counted | None:
+    async def _counted_by(self, peer: str, size: int, root: bytes) -> CountedHistories | None:
         request = SignRequest(size=size, root=root.hex(), histories=True)
         found = (await self._client.call(ops.SIGN_CHECKPOINT, request, replica=self._api_of(peer))).histories
-        return None if found is None else Counted(found.jobs, bytes.fromhex(found.root))
+        return None if found is None else CountedHistories(found.jobs, bytes.fromhex(found.root))
 
     async def _hand_checkpoint(self, peer: str, note: str) -> None:
         await self._client.call(ops.TAKE_CHECKPOINT, CheckpointRequest(note=note), replica=self._api_of(peer))

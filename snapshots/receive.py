@@ -84,7 +84,7 @@ class Receiver:
 
     @property
     def verifying(self) -> bool:
-        """Whether `verify` is running, in any thread."""
+        """Return whether `verify` is running, in any thread."""
         return self._verifying
 
     @property

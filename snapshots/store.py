@@ -130,7 +130,7 @@ class SnapshotStore:
 
     @property
     def saving(self) -> bool:
-        """Whether a background save is running."""
+        """Return whether a background save is running."""
         return self._saving is not None and not self._saving.done()
 
     def names(self) -> list[SnapshotName]:

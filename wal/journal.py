@@ -473,7 +473,7 @@ class Journal:
 
     @property
     def dirty(self) -> bool:
-        """Whether a change that a promise could depend on is buffered: entries, truncation, term, vote, reset."""
+        """Return whether a change that a promise could depend on is buffered: entries, cut, term, vote, reset."""
         lag = self._synced
         return lag.hard or lag.first <= self.last_index or lag.cut is not None or self._reset
 

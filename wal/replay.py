@@ -19,7 +19,7 @@ _U64_BYTES: Final = 8
 
 
 class Sync(NamedTuple):
-    """One sync: it leaves the journal unchanged up to `first - 1`, followed by `entries`.
+    """Sync record: it leaves the journal unchanged up to `first - 1`, followed by `entries`.
 
     `last_before` is the previous last index. `revisions` are those after each entry applied since the previous sync;
     `applied_digest` is the ledger's after the last of them. `hard` is None if term and vote stayed.

@@ -99,7 +99,7 @@ class DiskStore:
 
 
 class SyncRecord:
-    """One sync, ready to be written."""
+    """Sync record, ready to be written."""
 
     __slots__ = ("_file", "data", "offset")
 
@@ -154,7 +154,7 @@ class SyncLog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no record was added since `begin`."""
+        """Return whether no record was added since `begin`."""
         return self._sequence == 0
 
     def fits(self, body_bytes: int) -> bool:

@@ -42,7 +42,7 @@ from cluster.providers import CALLS_MAX
 from cluster.schemas import OPERATIONS, BulkCommand, SubmitCommand
 from cluster.schemas import operations as ops
 from cluster.security import Identity, PeerCertificate
-from cluster.server import Settled
+from cluster.server import Settlement
 from cluster.system import about
 from replica.messages import SubmitJob
 from replica.model import Site
@@ -229,7 +229,7 @@ class Heard:
     def cancelled(self) -> bool:
         return False  # a program that goes away does not take its commands back
 
-    def set_result(self, result: Settled) -> None:
+    def set_result(self, result: Settlement) -> None:
         if result.refusal is not None:
             self._asker.failed(refused(result.refusal))
         else:

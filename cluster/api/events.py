@@ -18,7 +18,7 @@ from cluster.api.service import Call, handles
 from cluster.api.web import Part, Problem, Stream, bad, too_busy, too_many
 from cluster.schemas import EventView
 from cluster.schemas import operations as ops
-from cluster.server import Applied, settled_at
+from cluster.server import AppliedEntry, settled_at
 from cluster.system.eventloop import SlicedWork
 
 STREAMS_MAX = 128
@@ -167,7 +167,7 @@ async def _more(call: Call[None], index: int) -> bool:
 
 
 async def _rendered(
-    call: Call[None], applied: Applied, after: int, work: SlicedWork
+    call: Call[None], applied: AppliedEntry, after: int, work: SlicedWork
 ) -> AsyncIterator[tuple[int, bytes]]:
     """Yield the frames of an entry's events, each with the last revision of which all has been yielded then."""
     batch = applied.batch

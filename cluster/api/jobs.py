@@ -29,7 +29,7 @@ from cluster.schemas import (
 )
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
-from cluster.server import Answer, Settled
+from cluster.server import Answer, Settlement
 from cluster.system import format_instant
 from cluster.system.eventloop import RECORDS_PER_SLICE, SlicedWork, iterate_paced
 from replica.decide import job_of_task, members
@@ -207,7 +207,7 @@ resume_job = _changes(ops.RESUME_JOB, c.ResumeJob)
 requeue_job = _changes(ops.REQUEUE_JOB, c.RequeueJob)
 
 
-async def _job_after(call: Call[Any], settled: Settled, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
+async def _job_after(call: Call[Any], settled: Settlement, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
     """Return the job as a command left it; Problem 404 that says that the command was carried out, where it is gone."""
     if job_id in settled.state.jobs:
         return await _job(call, settled.state, job_id, warnings)
@@ -316,7 +316,7 @@ async def _result(
 
 
 async def _succeeded(
-    service: Service, request: r.BulkCommand, command: c.Command, settled: Settled, work: SlicedWork
+    service: Service, request: r.BulkCommand, command: c.Command, settled: Settlement, work: SlicedWork
 ) -> CommandResult:
     state = settled.state
     warnings: tuple[str, ...] = ()

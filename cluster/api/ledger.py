@@ -43,7 +43,7 @@ from cluster.schemas import (
     WitnessKeyView,
 )
 from cluster.schemas import operations as ops
-from cluster.server import PRUNED, Applied, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
+from cluster.server import PRUNED, AppliedEntry, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
 from cluster.server.tlog import NoteNotTaken, SignRefused, proof_file
 from cluster.system import format_instant, parse_instant
 from cluster.system.eventloop import SlicedWork
@@ -96,7 +96,7 @@ async def read_ledger(call: Call[None]) -> Reply[LedgerAnswer]:
     return Reply(revision, answer)
 
 
-async def _records(applied: Applied, work: SlicedWork) -> AsyncIterator[msgspec.Raw]:
+async def _records(applied: AppliedEntry, work: SlicedWork) -> AsyncIterator[msgspec.Raw]:
     """Yield the commands of an entry as JSON, rendered in slices."""
     batch = applied.batch
     if batch is None or applied.void:

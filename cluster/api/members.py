@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.api.service import AskedCommand, Call, Reply, handles
 from cluster.api.web import Problem, bad, denied, no_leader, outcome_unknown
-from cluster.consensus import ChangeRefused, Wanted
+from cluster.consensus import ChangeRefused, MemberChange
 from cluster.schemas import (
     Command,
     FeatureLevelAnswer,
@@ -155,7 +155,7 @@ async def _change(
 ) -> Reply[MembersAnswer]:
     await call.service.lead()
     command_id = call.service.check_age(call.identity, call.body.command_id)
-    wanted = Wanted(action=action, name=name, peer=peer, api=api, actor=str(call.identity), id=command_id)
+    wanted = MemberChange(action=action, name=name, peer=peer, api=api, actor=str(call.identity), id=command_id)
     try:
         await call.service.controller.membership.change(wanted)
     except NotLeading as error:

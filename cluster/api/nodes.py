@@ -26,10 +26,10 @@ from cluster.server import (
     POLLS_MAX,
     SPREAD_S_MAX,
     SPREAD_S_PER_POLL,
+    AgentReport,
     Answer,
     Liveness,
     NotLeading,
-    Said,
     Unavailable,
 )
 from cluster.system.eventloop import iterate_paced
@@ -155,7 +155,7 @@ async def poll_orders(call: Call[agent_schemas.PollRequest]) -> Reply[PollAnswer
     service, controller = call.service, call.service.controller
     orders = controller.orders
     wait_s = min(body.wait_s, controller.liveness.poll_wait_s_max(orders.waiting))
-    said = Said(node, body.instance, body.progress)
+    said = AgentReport(node, body.instance, body.progress)
     known = controller.state.nodes.get(node)
     is_known = known is not None and known.instance == body.instance
     # What makes it wait need not be proven: only what it is answered with.

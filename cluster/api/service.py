@@ -51,7 +51,7 @@ from cluster.server import (
     NotLeading,
     OutcomeUnknown,
     QueueFull,
-    Settled,
+    Settlement,
     TooManyAnswers,
     Unavailable,
 )
@@ -60,7 +60,7 @@ from cluster.server.tlog import (
     NOBODY,
     SIGNING_DIRECTORY,
     Cosigning,
-    Counted,
+    CountedHistories,
     Counting,
     LogPeers,
     Publisher,
@@ -354,9 +354,9 @@ class Service:
             fail=self.fail,
         )
 
-    async def _count(self, size: int) -> tuple[Counted, bytes]:
+    async def _count(self, size: int) -> tuple[CountedHistories, bytes]:
         found = await self.past.counts(size)
-        return Counted(found.jobs, found.root), found.recorded
+        return CountedHistories(found.jobs, found.root), found.recorded
 
     def _record(self, command: RecordHistories) -> None:
         with contextlib.suppress(QueueFull, NotLeading):
@@ -522,7 +522,7 @@ class Service:
         """Return by when answers that are waited for now must have come, in the loop's time."""
         return asyncio.get_running_loop().time() + COMMIT_WAIT_S
 
-    async def finish(self, answer: Answer, deadline: float | None = None) -> Settled:
+    async def finish(self, answer: Answer, deadline: float | None = None) -> Settlement:
         """Wait for the answer; Problem with the refusal, or 503 where the outcome is unknown.
 
         `deadline`: one for all the answers of a request, so that many do not wait one after the other.
@@ -563,7 +563,7 @@ class Service:
                 )
         raise error
 
-    async def settle(self, call: Call[AskedCommand], command: Command) -> Settled:
+    async def settle(self, call: Call[AskedCommand], command: Command) -> Settlement:
         """Have one command settled for the caller under the id that its request has."""
         await self.lead()
         command_id = self.check_age(call.identity, call.command_id)

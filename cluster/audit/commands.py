@@ -73,7 +73,7 @@ from cluster.cli.text import (
     table,
 )
 from cluster.schemas import LedgerEntryView, SnapshotView, made_of
-from cluster.server import Applied, snapshot_view
+from cluster.server import AppliedEntry, snapshot_view
 from cluster.system import SystemClock, format_instant, parse_instant
 from replica.messages import Batch, jobs_of
 from replica.model import JobState
@@ -399,7 +399,7 @@ def _view(entry: LedgerEntry, ledger: Ledger) -> LedgerEntryView:
     base, entries = (0, ()) if batch is None else (batch.base, batch.entries)
     applied = made_of(
         entry,
-        Applied,
+        AppliedEntry,
         base=base,
         revision=base + len(entries),
         batch=batch,

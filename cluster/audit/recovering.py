@@ -20,9 +20,9 @@ from cluster.cli.text import fields_table, moment, note, show, show_json
 from cluster.config import Config
 from cluster.server import StorageRefused
 from cluster.server.recovery import (
-    Recovered,
     RecoveryNotPossible,
     RecoveryPlan,
+    RecoveryResult,
     plan_recovery,
     plan_restore,
     recover,
@@ -111,7 +111,7 @@ def restore_command(options: dict[str, Any]) -> None:
             return
         by = options["by"] or account_name()
         plan, recovery = asyncio.run(restore_snapshot(config, name, file, confirmed or plan.id, by=by, clock=clock))
-    show_plan(view_of(plan, Recovered(plan=plan, recovery=recovery)), options["as_json"], config)
+    show_plan(view_of(plan, RecoveryResult(plan=plan, recovery=recovery)), options["as_json"], config)
 
 
 def _agreed(plan: RecoveryPlan, as_json: bool, config: Config, command: str) -> bool:
@@ -180,7 +180,7 @@ def refusals() -> Iterator[None]:
         ) from error
 
 
-def view_of(plan: RecoveryPlan, done: Recovered | None = None) -> PlanView:
+def view_of(plan: RecoveryPlan, done: RecoveryResult | None = None) -> PlanView:
     """Return a plan, or what was done, as it is printed."""
     recovery: Recovery | None = None if done is None else done.recovery
     kept_at = format_instant(plan.kept_at)

@@ -1,6 +1,6 @@
 """Raft consensus of the replicas, with PySyncObj behind one adapter. DESIGN.md lists the hazards."""
 
-from cluster.consensus.configurations import Wanted, recovered
+from cluster.consensus.configurations import MemberChange, recovery_configuration
 from cluster.consensus.driver import Consensus
 from cluster.consensus.interface import (
     ChangeRefused,

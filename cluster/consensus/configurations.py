@@ -139,7 +139,7 @@ def _check_keys(one: Configuration, two: ConfigurationAt) -> None:
             raise BrokenInvariant(f"entry {two.index} has another key for {member.id} than the configuration before it")
 
 
-def recovered(current: Configuration, survivor: Member, *, actor: str, at: int) -> Configuration:
+def recovery_configuration(current: Configuration, survivor: Member, *, actor: str, at: int) -> Configuration:
     """Return the first configuration of a new incarnation: one member, and none of the previous incarnation."""
     change = Change(ChangeKind.RECOVER, survivor.id, actor, at)
     return Configuration(current.version + 1, (survivor,), (), change)
@@ -148,7 +148,7 @@ def recovered(current: Configuration, survivor: Member, *, actor: str, at: int) 
 # ---- the next configuration: one member at a time ----
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class MemberChange(msgspec.Struct, frozen=True, kw_only=True):
     """Requested membership change. `name` is a member's name or ID."""
 
     action: ChangeKind
@@ -161,12 +161,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """For an update: the member's public key, if the configuration lacks it."""
 
 
-def next_configuration(current: Configuration, wanted: Wanted, *, at: int) -> Configuration:
+def next_configuration(current: Configuration, wanted: MemberChange, *, at: int) -> Configuration:
     """Return the configuration after `current`; ChangeRefused explains a rejection."""
     return _RULES[wanted.action](current, wanted, at)
 
 
-def _add(current: Configuration, wanted: Wanted, at: int) -> Configuration:
+def _add(current: Configuration, wanted: MemberChange, at: int) -> Configuration:
     known = current.member(wanted.name)
     if known is not None:
         raise ChangeRefused("member_exists", f"{known.name} is a member already", "choose another name, or replace it")
@@ -178,7 +178,7 @@ def _add(current: Configuration, wanted: Wanted, at: int) -> Configuration:
     return _successor(current, wanted, at, current.voters, (*current.learners, added), added.id)
 
 
-def _promote(current: Configuration, wanted: Wanted, at: int) -> Configuration:
+def _promote(current: Configuration, wanted: MemberChange, at: int) -> Configuration:
     member = _member(current, wanted.name)
     if current.votes(member.id):
         raise ChangeRefused("already_votes", f"{member.name} votes already", "nothing needs to be done")
@@ -186,7 +186,7 @@ def _promote(current: Configuration, wanted: Wanted, at: int) -> Configuration:
     return _successor(current, wanted, at, (*current.voters, member), learners, member.id)
 
 
-def _remove(current: Configuration, wanted: Wanted, at: int) -> Configuration:
+def _remove(current: Configuration, wanted: MemberChange, at: int) -> Configuration:
     member = _member(current, wanted.name)
     voters = tuple(other for other in current.voters if other is not member)
     if not voters:
@@ -195,7 +195,7 @@ def _remove(current: Configuration, wanted: Wanted, at: int) -> Configuration:
     return _successor(current, wanted, at, voters, learners, member.id)
 
 
-def _replace(current: Configuration, wanted: Wanted, at: int) -> Configuration:
+def _replace(current: Configuration, wanted: MemberChange, at: int) -> Configuration:
     """Replace a member in one entry: the old ID loses its vote, and the new ID starts as a learner."""
     member = _member(current, wanted.name)
     smaller = _remove(current, wanted, at)
@@ -203,7 +203,7 @@ def _replace(current: Configuration, wanted: Wanted, at: int) -> Configuration:
     return _successor(current, wanted, at, smaller.voters, (*smaller.learners, returning), returning.id)
 
 
-def _update(current: Configuration, wanted: Wanted, at: int) -> Configuration:
+def _update(current: Configuration, wanted: MemberChange, at: int) -> Configuration:
     """Change a member's addresses. Its ID, its promises and its vote stay, whether it answers or not."""
     member = _member(current, wanted.name)
     _refuse_taken((other for other in current.members() if other is not member), wanted)
@@ -216,7 +216,7 @@ def _update(current: Configuration, wanted: Wanted, at: int) -> Configuration:
     return _successor(current, wanted, at, voters, learners, member.id)
 
 
-def _refuse_taken(others: Iterable[Member], wanted: Wanted) -> None:
+def _refuse_taken(others: Iterable[Member], wanted: MemberChange) -> None:
     """Reject an address used by another member, or for both purposes: two processes would be dialled there."""
     if wanted.peer and wanted.peer == wanted.api:
         raise ChangeRefused("address_taken", f"{wanted.peer} is given twice", "peer and api need an address each")
@@ -239,7 +239,7 @@ _RULES: Final = {
 
 def _successor(
     current: Configuration,
-    wanted: Wanted,
+    wanted: MemberChange,
     at: int,
     voters: tuple[Member, ...],
     learners: tuple[Member, ...],

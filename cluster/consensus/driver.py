@@ -8,7 +8,7 @@ from typing import Final, NoReturn, TypeVar
 
 import msgspec
 
-from cluster.consensus.configurations import Wanted
+from cluster.consensus.configurations import MemberChange
 from cluster.consensus.engine import Engine
 from cluster.consensus.frames import AnyMessage, ClockReply, ClockRequest
 from cluster.consensus.interface import (
@@ -193,7 +193,7 @@ class Consensus:
 
     @property
     def ready(self) -> bool:
-        """Whether a leader may decide, or a follower is close behind such a leader."""
+        """Return whether a leader may decide, or a follower is close behind such a leader."""
         return self._running and self._engine.ready
 
     def propose(self, data: bytes) -> tuple[int, int]:
@@ -273,7 +273,7 @@ class Consensus:
 
     @property
     def clock_off(self) -> bool:
-        """Whether this replica's wall clock deviates from a majority's; it then avoids leading."""
+        """Return whether this replica's wall clock deviates from a majority's; it then avoids leading."""
         return self._is_off(self._me)
 
     @property
@@ -281,7 +281,7 @@ class Consensus:
         """Bounds on the time from the wall clocks of a majority of the voters."""
         return self._clocks.bounds(self._engine.configuration.voter_ids)
 
-    def change(self, wanted: Wanted) -> tuple[int, int]:
+    def change(self, wanted: MemberChange) -> tuple[int, int]:
         """Change the membership as leader; return (index, term) of the entry. NotLeader, ChangeRefused."""
         place = self._ask(lambda: self._engine.change(wanted))
         self._wake()

@@ -15,7 +15,7 @@ from cluster.consensus import (
     membership_change,
     raft_log,
 )
-from cluster.consensus.configurations import Configurations, Wanted
+from cluster.consensus.configurations import Configurations, MemberChange
 from cluster.consensus.frames import (
     AnyMessage,
     AppendReply,
@@ -23,7 +23,7 @@ from cluster.consensus.frames import (
     Heartbeat,
     ReadReply,
     ReadRequest,
-    Removed,
+    RemovalNotice,
     SnapshotChunk,
     SnapshotReply,
     StateLost,
@@ -153,17 +153,17 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether a leader may accept proposals, or a follower is close behind such a leader."""
+        """Return whether a leader may accept proposals, or a follower is close behind such a leader."""
         return self.raft.ready
 
     @property
     def hands_over(self) -> bool:
-        """Whether a leadership transfer is under way."""
+        """Return whether a leadership transfer is under way."""
         return self.raft.transfer_target is not None
 
     @property
     def stopped(self) -> bool:
-        """Whether an exception or `stop` has ended this replica's participation."""
+        """Return whether an exception or `stop` has ended this replica's participation."""
         return self.raft.stopped
 
     @property
@@ -207,7 +207,7 @@ class Engine:
 
     def unrecorded(self) -> tuple[str, bytes] | None:
         """Return the ID of a voter whose key a change should record, and the key, or None."""
-        return membership_change.unrecorded(self.raft)
+        return membership_change.voter_without_key(self.raft)
 
     def compactable_to(self, index: int) -> int:
         """Return the index up to which the journal may be compacted, given a snapshot at `index`."""
@@ -222,7 +222,7 @@ class Engine:
         """
         return log_replication.propose(self.raft, data)
 
-    def change(self, wanted: Wanted) -> tuple[int, int]:
+    def change(self, wanted: MemberChange) -> tuple[int, int]:
         """Append the configuration resulting from `wanted`; return (index, term). NotLeader, ChangeRefused.
 
         It is sent with the next tick.
@@ -343,7 +343,7 @@ class Engine:
 
     @property
     def _wants_tick(self) -> bool:
-        """Whether there is work regardless of the time."""
+        """Return whether there is work regardless of the time."""
         raft = self.raft
         return (
             raft.stirred
@@ -389,7 +389,7 @@ class Engine:
         if known is not None:
             known.last_contact_s = raft.clock.monotonic_s()
         match message:
-            case Removed():
+            case RemovalNotice():
                 membership_change.on_removed(raft, peer, message)
                 return
             case VoteRequest():

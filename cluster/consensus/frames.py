@@ -156,7 +156,7 @@ class SnapshotReply(Message, frozen=True, array_like=True, forbid_unknown_fields
     match_index: Number
 
 
-class Removed(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):
+class RemovalNotice(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):
     """Notice to a non-member: version `version` of the configuration is committed without it."""
 
     version: Number
@@ -209,7 +209,7 @@ AnyMessage = (
     | VoteReply
     | SnapshotChunk
     | SnapshotReply
-    | Removed
+    | RemovalNotice
     | TimeoutNow
     | StateLost
     | ClockRequest

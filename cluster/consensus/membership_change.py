@@ -6,8 +6,8 @@ Each change is committed and applied before the next, and differs by one voter, 
 import logging
 from typing import Final
 
-from cluster.consensus.configurations import Wanted, may_be_later, next_configuration
-from cluster.consensus.frames import AnyMessage, Removed
+from cluster.consensus.configurations import MemberChange, may_be_later, next_configuration
+from cluster.consensus.frames import AnyMessage, RemovalNotice
 from cluster.consensus.interface import ChangeRefused, RemovedFromCluster
 from cluster.consensus.leader_election import with_keys
 from cluster.consensus.progress import Phase
@@ -31,7 +31,7 @@ replicas.
 # ---- changes, on the leader ----
 
 
-def change(raft: RaftState, wanted: Wanted) -> tuple[int, int]:
+def change(raft: RaftState, wanted: MemberChange) -> tuple[int, int]:
     """Append the configuration resulting from `wanted`; return (index, term). It is in force at once.
 
     NotLeader; ChangeRefused while another change is not committed and applied, for a learner that lags too far, for a
@@ -59,7 +59,7 @@ def promotable(raft: RaftState) -> str | None:
     return next((one.id for one in raft.configuration.learners if _has_caught_up(raft, one.id)), None)
 
 
-def unrecorded(raft: RaftState) -> tuple[str, bytes] | None:
+def voter_without_key(raft: RaftState) -> tuple[str, bytes] | None:
     """Return the ID of a voter, and the key it sent, if the configuration lacks the key; otherwise None."""
     if raft.seals is None or not raft.leads or not raft.ready or raft.configurations.index > raft.applied_index:
         return None
@@ -69,7 +69,7 @@ def unrecorded(raft: RaftState) -> tuple[str, bytes] | None:
     return next(((one.id, known[one.id]) for one in raft.configuration.voters if not one.key and one.id in known), None)
 
 
-def _admit(raft: RaftState, wanted: Wanted, configuration: Configuration) -> None:
+def _admit(raft: RaftState, wanted: MemberChange, configuration: Configuration) -> None:
     me = raft.configuration.member(raft.me)
     if me is not None and not configuration.votes(me.id):
         raise ChangeRefused("leader", f"{me.name} leads", "run `forebay cluster transfer`, then try again")
@@ -115,12 +115,12 @@ def concerns(raft: RaftState, peer: str, message: AnyMessage) -> bool:
         return True  # this replica is joining, and all others know more
     if any(known.holds(peer) for known in raft.configurations.known()) or may_be_later(peer, committed):
         return True
-    if committed.version > 0 and not isinstance(message, Removed):
-        raft.outbox.send(peer, Removed(raft.term, message.seq, committed.version))
+    if committed.version > 0 and not isinstance(message, RemovalNotice):
+        raft.outbox.send(peer, RemovalNotice(raft.term, message.seq, committed.version))
     return False
 
 
-def on_removed(raft: RaftState, peer: str, notice: Removed) -> None:
+def on_removed(raft: RaftState, peer: str, notice: RemovalNotice) -> None:
     """Handle a peer's notice that this replica was removed. IDs are never reused, so a later version is final.
 
     The sender must be a known member, unless this replica knows no voters or is not a member by its own configuration:

@@ -112,7 +112,7 @@ class Progress:
 
     @property
     def may_send(self) -> bool:
-        """Whether an append request may be sent now."""
+        """Return whether an append request may be sent now."""
         if self.phase is Phase.PROBE:
             return self.probe_seq == 0
         if self.phase is Phase.REPLICATE:

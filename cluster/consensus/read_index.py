@@ -24,12 +24,12 @@ class ReadRounds:
 
     @property
     def wants_round(self) -> bool:
-        """Whether reads are waiting and no round is under way."""
+        """Return whether reads are waiting and no round is under way."""
         return bool(self._waiting) and not self._asked
 
     @property
     def under_way(self) -> bool:
-        """Whether a round is under way, so that a reply may complete it."""
+        """Return whether a round is under way, so that a reply may complete it."""
         return bool(self._asked)
 
     def start(self, first_seq: int) -> None:

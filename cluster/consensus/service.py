@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from cluster.consensus.configurations import Wanted
+from cluster.consensus.configurations import MemberChange
 from cluster.consensus.peer_clocks import ClockBounds
 from wal import Configuration
 
@@ -80,7 +80,7 @@ class Engine(Protocol):
 
     def peers(self) -> Sequence[Peer]: ...
 
-    def change(self, wanted: Wanted) -> tuple[int, int]:
+    def change(self, wanted: MemberChange) -> tuple[int, int]:
         """Append a membership change as leader; return (index, term). Raises NotLeader, ChangeRefused."""
         ...
 

@@ -74,7 +74,7 @@ class Outbox:
 
     @property
     def holds(self) -> bool:
-        """Whether promises are waiting."""
+        """Return whether promises are waiting."""
         return bool(self._held)
 
     def release(self) -> None:
@@ -263,7 +263,7 @@ class RaftState:
 
     @property
     def leads(self) -> bool:
-        """Whether this replica leads its term."""
+        """Return whether this replica leads its term."""
         return self.role is _LEADER
 
     @property
@@ -273,22 +273,22 @@ class RaftState:
 
     @property
     def votes_here(self) -> bool:
-        """Whether this replica is a voter of the configuration in force."""
+        """Return whether this replica is a voter of the configuration in force."""
         return self.configuration.votes(self.me)
 
     @property
     def founds(self) -> bool:
-        """Whether no entry holds a configuration yet, and this replica is one of the cluster's founders."""
+        """Return whether no entry holds a configuration yet, and this replica is one of the cluster's founders."""
         return self.bootstrap is not None and self.configuration.version == 0 and self.bootstrap.votes(self.me)
 
     @property
     def is_new(self) -> bool:
-        """Whether this replica is a founder without promises, as one that never ran or lost its data."""
+        """Return whether this replica is a founder without promises, as one that never ran or lost its data."""
         return self.term == 0 and self.journal.last_index == 0 and self.founds
 
     @property
     def has_votes(self) -> bool:
-        """Whether enough voters granted the request: a majority; for founding a cluster, all of them.
+        """Return whether enough voters granted the request: a majority; for founding a cluster, all of them.
 
         An empty journal says nothing about entries acknowledged before a loss. Two of three replicas that lost theirs
         are a majority, and would found a second history beside the third one's.
@@ -301,12 +301,12 @@ class RaftState:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a leader has applied its own first entry."""
+        """Return whether a leader has applied its own first entry."""
         return self.role is _LEADER and self.applied_index >= self.no_op_index
 
     @property
     def ready(self) -> bool:
-        """Whether a leader may accept proposals, or a follower is close behind such a leader."""
+        """Return whether a leader may accept proposals, or a follower is close behind such a leader."""
         if self.role is _LEADER:
             return self.has_begun and self.transfer_target is None
         behind = self.leader_commit - self.applied_index

@@ -24,7 +24,7 @@ from cluster.consensus.frames import (
     FrameReader,
     FrameRefused,
     OtherIncarnation,
-    Removed,
+    RemovalNotice,
     encode_frame,
 )
 from cluster.consensus.interface import Timing
@@ -269,7 +269,7 @@ class _Dialler:
 
     @property
     def is_up(self) -> bool:
-        """Whether the peer is connected at `address`."""
+        """Return whether the peer is connected at `address`."""
         return self._transport is not None
 
     def nudge(self) -> None:
@@ -333,7 +333,7 @@ class _Dialler:
 
 
 class TlsLinks:
-    """All links of one replica. `start` listens and dials; the engine calls `send` and `flush`."""
+    """Links of one replica. `start` listens and dials; the engine calls `send` and `flush`."""
 
     def __init__(
         self,
@@ -476,7 +476,7 @@ class TlsLinks:
             self.listener.on_later_incarnation(connection.peer, error.theirs)
         elif error.theirs.number < error.mine.number and isinstance(connection, _Inbound):
             # The content does not matter: it is a frame of a later incarnation.
-            connection.write(encode_frame(self.cluster_id, self._me, Removed(0, 0, 0)))
+            connection.write(encode_frame(self.cluster_id, self._me, RemovalNotice(0, 0, 0)))
         message = f"the connection of replica {connection.peer} is closed"
         if error.theirs.number == error.mine.number:
             message += "; the cluster was recovered twice, and one of the two has to be stopped"

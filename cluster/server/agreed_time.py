@@ -109,7 +109,7 @@ class AgreedTime:
 
     @property
     def is_read(self) -> bool:
-        """Whether a majority's wall clocks were read recently; a new leader must receive them first."""
+        """Return whether a majority's wall clocks were read recently; a new leader must receive them first."""
         return self._bounds().latest is not None
 
     def of_clients(self) -> Instant:

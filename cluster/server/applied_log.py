@@ -42,7 +42,7 @@ READ_BYTES = 256 * 1024
 """Limits of one read from the ledger for one caller: count, and bytes before the last entry, at most 1 MiB."""
 
 
-class Applied(msgspec.Struct, frozen=True):
+class AppliedEntry(msgspec.Struct, frozen=True):
     """Applied entry. `revision`: after it; `void`: rejected by the base check; `batch`: None if it holds none."""
 
     index: int
@@ -74,7 +74,7 @@ class AppliedLog:
         """Start after `index`, whose state has `revision`; earlier entries are in the ledger."""
         self._journal = journal
         self._ledger = ledger
-        self._recent: deque[Applied] = deque()
+        self._recent: deque[AppliedEntry] = deque()
         self._recent_bytes = 0
         self._index = index
         self._revision = revision
@@ -91,7 +91,7 @@ class AppliedLog:
         """Index of the first entry this replica holds in its ledger."""
         return self._ledger.first_index
 
-    def append(self, applied: Applied) -> None:
+    def append(self, applied: AppliedEntry) -> None:
         """Add an entry that was just applied, and wake waiters."""
         self._recent.append(applied)
         self._recent_bytes += applied.size_bytes
@@ -122,7 +122,7 @@ class AppliedLog:
             self._more.discard(future)
         return True
 
-    def recent(self, first: int) -> list[Applied] | None:
+    def recent(self, first: int) -> list[AppliedEntry] | None:
         """Return the entries from index `first` on if all are in memory, otherwise None."""
         if first > self._index:
             return []
@@ -131,7 +131,7 @@ class AppliedLog:
         skipped = first - self._recent[0].index
         return [self._recent[position] for position in range(skipped, len(self._recent))]
 
-    async def walk(self, first: int, last: int, work: SlicedWork) -> AsyncIterator[Applied]:
+    async def walk(self, first: int, last: int, work: SlicedWork) -> AsyncIterator[AppliedEntry]:
         """Yield the entries from index `first` to `last` or the last applied one; gaps are skipped.
 
         Decoding takes slices of `work`; the caller takes slices for its own processing.
@@ -185,21 +185,21 @@ class AppliedLog:
                 future.set_result(None)
 
 
-def settled_at(applied: Applied, position: int) -> Revision:
+def settled_at(applied: AppliedEntry, position: int) -> Revision:
     """Return the revision settled by the command at `position` (from 0) of an applied batch."""
     return Revision(applied.base + position + 1)
 
 
-def _revision_of(applied: Applied) -> int:
+def _revision_of(applied: AppliedEntry) -> int:
     return applied.revision
 
 
-def _applied(entry: LedgerEntry) -> Applied:
+def _applied(entry: LedgerEntry) -> AppliedEntry:
     """Convert a ledger entry."""
     batch = read_batch(entry.data)
     base = Revision(entry.base)
     void = batch is not None and batch.base != base
-    return Applied(
+    return AppliedEntry(
         *(entry.index, entry.term, entry.digest, base, Revision(entry.revision)),
         *(batch, void, len(entry.data), read_configuration(entry.data)),
     )

@@ -22,22 +22,22 @@ from cluster.config import Config
 from cluster.consensus import HELD_BACK_ENTRIES, Engine, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.schemas import made_of
 from cluster.server.agreed_time import AgreedTime, ClockWatch
-from cluster.server.applied_log import Applied, AppliedLog, read_batch, read_configuration
+from cluster.server.applied_log import AppliedEntry, AppliedLog, read_batch, read_configuration
 from cluster.server.bootstrap import Bootstrap
 from cluster.server.disk_watch import DiskWatch, Room, room_of
 from cluster.server.divergence import Checkpoints, DigestRecorder
 from cluster.server.duties import AnswerExpiry, Duties, Duty
-from cluster.server.feature_levels import Ask, FeatureLevels, unasked
-from cluster.server.history_fetch import Scrubbed
+from cluster.server.feature_levels import Ask, FeatureLevels, never_ask
+from cluster.server.history_fetch import ScrubResults
 from cluster.server.liveness import (
     LEADERLESS_S,
     NODE_DOWN_S,
+    AgentReport,
     ExternalJobWatch,
     Liveness,
     NodeWatch,
     OrderWatch,
     PollRounds,
-    Said,
     Transfer,
     read_news,
 )
@@ -112,7 +112,7 @@ class Controller:
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
         node_down_s: float = NODE_DOWN_S,
-        ask: Ask = unasked,
+        ask: Ask = never_ask,
         version: str = "",
         checkpoints: Checkpoints | None = None,
         raises_level: bool = True,
@@ -175,7 +175,7 @@ class Controller:
         self.entries_void = 0
         self.snapshots_failed = 0
         self.snapshot_at_s: float | None = None
-        self.scrubbed = Scrubbed()
+        self.scrubbed = ScrubResults()
         self.checkpoints = checkpoints
         self._duties = Duties(leads=lambda: self.leads, check=self._check)
         self._register_duties(raises_level=raises_level, draw=draw)
@@ -235,7 +235,7 @@ class Controller:
 
     @property
     def leads(self) -> bool:
-        """Whether this replica leads and may decide."""
+        """Return whether this replica leads and may decide."""
         return self.proposer.leading
 
     async def start(self) -> None:
@@ -406,7 +406,7 @@ class Controller:
             if before.transfers is not after.transfers:
                 self.transfer_totals.applied(batch)
         self.applied_log.append(
-            Applied(index, term, digest, before.revision, after.revision, batch, void, len(data), configuration)
+            AppliedEntry(index, term, digest, before.revision, after.revision, batch, void, len(data), configuration)
         )
         self.proposer.applied(index, term, after, void=void)
         if self.checkpoints is not None:
@@ -434,7 +434,7 @@ class Controller:
         for one in said:
             self._heard(one, peer)
 
-    def _heard(self, said: Said, through: str = "") -> None:
+    def _heard(self, said: AgentReport, through: str = "") -> None:
         """Record an agent's news, received here or through a follower; other instances of the agent are ignored."""
         known = self._state.nodes.get(said.node)
         if known is None or known.instance != said.instance:

@@ -68,7 +68,7 @@ class Chain(Protocol):
     def digest_at(self, index: int) -> bytes | None: ...
 
 
-class Diverged(Exception):
+class StateDiverged(Exception):
     """State or ledger of this replica that differs from the majority's."""
 
 
@@ -228,7 +228,7 @@ class Checkpoints(Background):
         if recorded is None or index is None or self._digests[index] == recorded.digest:
             return
         self._fail(
-            Diverged(
+            StateDiverged(
                 f"the state of {self._name} after revision {revision} has digest {self._digests[index][:16]}; the "
                 f"majority had another, which entry {recorded.entry_index} records ({recorded.digest[:16]}); keep its "
                 "directory for an inquiry, and bring the replica back with `forebay cluster replace`"
@@ -300,7 +300,7 @@ class Checkpoints(Background):
             others = ", ".join(f"{peer} {other[:16]}" for peer, other in sorted(of_index.items()))
             if found is Verdict.ODD:
                 self._fail(
-                    Diverged(
+                    StateDiverged(
                         f"the ledger of {self._name} up to entry {index} has digest {mine[:16]}; the majority has "
                         f"another ({others}): its history was altered; keep its directory for an inquiry, and bring "
                         "the replica back with `forebay cluster replace`"
@@ -357,7 +357,7 @@ class Checkpoints(Background):
         if verdict is Verdict.ODD:
             others = ", ".join(f"{peer} {digest[:16]}" for peer, digest in sorted(of_index.items()))
             self._fail(
-                Diverged(
+                StateDiverged(
                     f"the state of {self._name} after entry {index} has digest {mine[:16]}; the majority has another "
                     f"({others}); keep its directory for an inquiry, and bring the replica back with "
                     "`forebay cluster replace`"

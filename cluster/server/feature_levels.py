@@ -36,7 +36,7 @@ class MemberLevel(msgspec.Struct, frozen=True):
     version: str = ""
 
 
-async def unasked(peer: str) -> StatusView:
+async def never_ask(peer: str) -> StatusView:
     """Replacement for a status request on a replica without peers."""
     raise LookupError(f"this replica cannot ask {peer}")
 

@@ -82,7 +82,7 @@ Mend = Callable[[Gap, Sequence[HistoryEntry]], Gap | None]
 """Replaces damaged entries; returns the remaining range (`wal.ledger.replace_damaged`)."""
 
 
-class Scrubbed:
+class ScrubResults:
     """Results of the scrub of one replica's ledger."""
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class Scrub(Background):
         self,
         ledger: Ledger,
         *,
-        found: Scrubbed,
+        found: ScrubResults,
         mend: Mend,
         peers: Callable[[], tuple[str, ...]],
         ask: Ask,

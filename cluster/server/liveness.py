@@ -343,7 +343,7 @@ class OrderWatch:
             future.set_result(None)
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class AgentReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Agent's report in a poll: its instance, and the progress of its operations."""
 
     node: str
@@ -352,18 +352,18 @@ class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(list[Said])
+_DECODER = msgspec.msgpack.Decoder(list[AgentReport])
 
 
-def _row(said: Said) -> msgspec.Raw:
+def _row(said: AgentReport) -> msgspec.Raw:
     """Return a report as a row of the news; excessive progress is cut off."""
     progress = said.progress
-    while len(data := _ENCODER.encode(Said(said.node, said.instance, progress))) > NEWS_BYTES and progress:
+    while len(data := _ENCODER.encode(AgentReport(said.node, said.instance, progress))) > NEWS_BYTES and progress:
         progress = progress[: len(progress) // 2]
     return msgspec.Raw(data)
 
 
-def read_news(news: bytes) -> list[Said]:
+def read_news(news: bytes) -> list[AgentReport]:
     """Decode a follower's news; ValueError if malformed."""
     try:
         return _DECODER.decode(news)
@@ -385,7 +385,7 @@ class PollRounds:
         engine: Engine,
         current: Callable[[], Awaitable[object]],
         wait_applied: Callable[[int], Awaitable[None]],
-        hear: Callable[[Said], None],
+        hear: Callable[[AgentReport], None],
     ) -> None:
         """Create it; `current` as `Controller.current`, on a leader; `hear` receives an agent's report on a leader."""
         self._engine = engine
@@ -411,7 +411,7 @@ class PollRounds:
         self._end(self._asked, NotLeading(None))
         self._asked = []
 
-    def note(self, said: Said) -> None:
+    def note(self, said: AgentReport) -> None:
         """Send a waiting agent's report to the leader within NEWS_S."""
         if self._leads:
             self._hear(said)
@@ -420,7 +420,7 @@ class PollRounds:
         if self._soon is None and not self._stopped:
             self._soon = asyncio.get_running_loop().call_later(NEWS_S, self._run)
 
-    async def prove(self, node: str, said: Said | None) -> None:
+    async def prove(self, node: str, said: AgentReport | None) -> None:
         """Wait until this replica's state is proven no older than this call, and the leader has the report.
 
         NotLeading if that fails within PROVE_S_MAX; on a leader, the exceptions of `current`.

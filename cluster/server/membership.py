@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from cluster.config import Config
-from cluster.consensus import ChangeRefused, Engine, NotLeader, Peer, Role, Wanted
+from cluster.consensus import ChangeRefused, Engine, MemberChange, NotLeader, Peer, Role
 from cluster.schemas import MemberView
 from cluster.server.pending import NotLeading, OutcomeUnknown
 from replica.values import Revision
@@ -90,7 +90,7 @@ class Membership:
             return f"{says}, where it is not: write the former there, and send this replica SIGHUP"
         return f"{says}: `forebay cluster update {name} --peer {file[0]} --api {file[1]}` if that is right"
 
-    async def change(self, wanted: Wanted) -> Configuration:
+    async def change(self, wanted: MemberChange) -> Configuration:
         """Change the membership; return the configuration once it is applied.
 
         A command whose ID is in the present configuration was carried out already. NotLeading, ChangeRefused, and
@@ -139,9 +139,9 @@ class Membership:
         command_id = self._engine.configuration.change.id
         learner, unrecorded = self._engine.promotable(), self._engine.unrecorded()
         if learner is not None:
-            wanted = Wanted(action=ChangeKind.PROMOTE, name=learner, id=command_id)
+            wanted = MemberChange(action=ChangeKind.PROMOTE, name=learner, id=command_id)
         elif unrecorded is not None:
-            wanted = Wanted(action=ChangeKind.UPDATE, name=unrecorded[0], key=unrecorded[1], id=command_id)
+            wanted = MemberChange(action=ChangeKind.UPDATE, name=unrecorded[0], key=unrecorded[1], id=command_id)
         else:
             return
         try:

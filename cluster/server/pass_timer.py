@@ -81,12 +81,12 @@ class PassTimer:
 
     @property
     def sleeping(self) -> bool:
-        """Whether a timer is set for the next cycle."""
+        """Return whether a timer is set for the next cycle."""
         return self._timer is not None
 
     @property
     def _goes_on(self) -> bool:
-        """Whether the next cycle follows the last one at once."""
+        """Return whether the next cycle follows the last one at once."""
         return self._unsettled and self._in_a_row < PASSES_IN_A_ROW_MAX
 
     def schedule(self) -> None:

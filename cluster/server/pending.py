@@ -66,7 +66,7 @@ class CannotDecide(Exception):
     """Program fault while deciding the command; nothing has happened."""
 
 
-class Settled(msgspec.Struct, frozen=True):
+class Settlement(msgspec.Struct, frozen=True):
     """Answer to one command. `state` is the applied state at that time; `revision` is the command's."""
 
     revision: Revision
@@ -92,7 +92,7 @@ class Asker(Protocol):
         """Return whether the caller has cancelled the request."""
         ...
 
-    def set_result(self, result: Settled, /) -> None:
+    def set_result(self, result: Settlement, /) -> None:
         """Receive the answer."""
         ...
 
@@ -101,7 +101,7 @@ class Asker(Protocol):
         ...
 
 
-Answer = asyncio.Future[Settled]
+Answer = asyncio.Future[Settlement]
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ class Waiter(msgspec.Struct, frozen=True):
 
     @property
     def is_hurried(self) -> bool:
-        """Whether the answer only confirms the commit, so that it need not wait for the scheduling cycle.
+        """Return whether the answer only confirms the commit, so that it need not wait for the scheduling cycle.
 
         The receiver of a future gets a state in which the scheduler has examined the decision.
         """
@@ -156,7 +156,7 @@ class InFlight:
         return self.speculative.state()
 
 
-def resolve(answer: Asker, settled: Settled) -> None:
+def resolve(answer: Asker, settled: Settlement) -> None:
     """Deliver the answer if it is still awaited."""
     # The waiter may be gone because of a timeout or a lost connection: the command stands.
     if not answer.done():
@@ -166,7 +166,7 @@ def resolve(answer: Asker, settled: Settled) -> None:
 def notify(waiters: list[Waiter], state: State) -> None:
     """Answer the waiters for the entry just applied, with `state`."""
     for waiter in waiters:
-        resolve(waiter.answer, Settled(waiter.revision, waiter.job, waiter.refusal, state, waiter.fresh))
+        resolve(waiter.answer, Settlement(waiter.revision, waiter.job, waiter.refusal, state, waiter.fresh))
 
 
 def reject(answer: Asker, error: Exception) -> None:

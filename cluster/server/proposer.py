@@ -54,7 +54,7 @@ from cluster.server.pending import (
     NotLeading,
     OutcomeUnknown,
     QueueFull,
-    Settled,
+    Settlement,
     Waiter,
     Waiting,
     entry_of,
@@ -85,7 +85,7 @@ __all__ = [
     "OutcomeUnknown",
     "Proposer",
     "QueueFull",
-    "Settled",
+    "Settlement",
 ]
 
 LOGGER = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class Proposer:
 
     @property
     def leading(self) -> bool:
-        """Whether a command would be accepted now."""
+        """Return whether a command would be accepted now."""
         return self._engine.role == Role.LEADER and self._engine.ready
 
     @property
@@ -445,11 +445,11 @@ class Proposer:
         if isinstance(known, Refusal):
             # Nothing was or will be decided, so no entry is needed.
             self.counts.refusals[known.code.name.lower()] += 1
-            resolve(waiting.answer, Settled(applied.revision, 0, known, applied, True))
+            resolve(waiting.answer, Settlement(applied.revision, 0, known, applied, True))
             return True
         self.counts.receipts_answered += 1
         if known.revision <= applied.revision:
-            resolve(waiting.answer, Settled(known.revision, known.job, known.refusal, applied, False))
+            resolve(waiting.answer, Settlement(known.revision, known.job, known.refusal, applied, False))
             return True
         waiter = Waiter(waiting.answer, known.revision, known.job, known.refusal, False)
         if known.revision > batch.base.revision:

@@ -46,7 +46,7 @@ class Address(msgspec.Struct, frozen=True, order=True):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Return whether only this machine can reach it."""
         if self.host == "localhost":
             return True
         import ipaddress

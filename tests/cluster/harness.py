@@ -16,14 +16,14 @@ import uvloop
 from cluster.api import Doors, LocalCore, Server, Service
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, found
-from cluster.consensus import ChangeRefused, ClockBounds, Machine, NotLeader, Role, Wanted
+from cluster.consensus import ChangeRefused, ClockBounds, Machine, MemberChange, NotLeader, Role
 from cluster.schemas.command_ids import new_command_id
 from cluster.schemas.jobs import StatusView
 from cluster.security.identity import Role as CertificateRole
 from cluster.security.peers import Peers
 from cluster.security.pki import issue, load_authority
 from cluster.security.tls import client_context, server_context
-from cluster.server.applied_log import Applied
+from cluster.server.applied_log import AppliedEntry
 from cluster.server.controller import Controller
 from cluster.server.storage import Storage, allow_first_start, open_storage
 from cluster.system.address import Address
@@ -156,7 +156,7 @@ class SingleEngine:
     def clock_bounds(self) -> ClockBounds:
         return self.bounds or ClockBounds(self.clock.now(), self.clock.now())
 
-    def change(self, wanted: Wanted) -> tuple[int, int]:
+    def change(self, wanted: MemberChange) -> tuple[int, int]:
         raise ChangeRefused("alone", "this replica is alone", "use a real one")
 
     def reach_at(self, members: Mapping[str, str]) -> None:
@@ -408,7 +408,7 @@ class Harness:
         """What long work of a test goes through."""
         return self.service.slices.work("test")
 
-    async def applied(self, first: int = 1) -> list[Applied]:
+    async def applied(self, first: int = 1) -> list[AppliedEntry]:
         """Return the applied entries from index `first` on, from memory or from the ledger."""
         applied_log = self.controller.applied_log
         return [applied async for applied in applied_log.walk(first, applied_log.last_index, self.work)]

@@ -33,9 +33,9 @@ from cluster.schemas.base import made_of
 from cluster.schemas.command_ids import new_command_id
 from cluster.security.identity import Identity, Role
 from cluster.security.peers import PeerCertificate
-from cluster.server.applied_log import Applied, AppliedLog
-from cluster.server.liveness import Liveness, OrderWatch, Said, Transfer
-from cluster.server.pending import Asker, Settled, resolve
+from cluster.server.applied_log import AppliedEntry, AppliedLog
+from cluster.server.liveness import AgentReport, Liveness, OrderWatch, Transfer
+from cluster.server.pending import Asker, Settlement, resolve
 from cluster.server.totals.jobs import TransferTotals
 from replica.decide.arrays import job_of_task
 from replica.fold.answers import answer_to, receipt_for
@@ -226,7 +226,9 @@ class InMemory(World):
         self.state, self.at = after, Instant(after.at)
         self._entries += 1
         self.ledger.append(batch)
-        applied = Applied(self._entries, 1, b"", Revision(before.revision), Revision(after.revision), batch, False, 1)
+        applied = AppliedEntry(
+            self._entries, 1, b"", Revision(before.revision), Revision(after.revision), batch, False, 1
+        )
         self.applied_log.append(applied)
         self.timeline.append(batch, after)
         self.orders_watch.applied(before, batch, after)
@@ -292,24 +294,24 @@ class InMemory(World):
     async def _current(self) -> State:
         return self.state
 
-    async def _prove(self, node: str, said: Said) -> None:
+    async def _prove(self, node: str, said: AgentReport) -> None:
         rows = (made_of(row, Transfer, node=node, updated_at=self.at) for row in said.progress)
         self.liveness.progressed(node, rows, self.state)
 
     def _queue(self, request: c.Request, asker: Asker) -> None:
         known = receipt_for(self.state, request) if request.id else None
         if isinstance(known, Refusal):
-            resolve(asker, Settled(Revision(self.state.revision), 0, known, self.state, False))
+            resolve(asker, Settlement(Revision(self.state.revision), 0, known, self.state, False))
             return
         outcome: Refusal | int = 0
         if known is None:
             outcome = self.settle(request.command, request.actor, request.id or None)
             known = answer_to(self.state, request.id) if request.id else None
         if known is not None:
-            resolve(asker, Settled(known.revision, known.job, known.refusal, self.state, False))
+            resolve(asker, Settlement(known.revision, known.job, known.refusal, self.state, False))
         else:
             refusal = outcome if isinstance(outcome, Refusal) else None
-            resolve(asker, Settled(Revision(self.state.revision), 0, refusal, self.state, True))
+            resolve(asker, Settlement(Revision(self.state.revision), 0, refusal, self.state, True))
 
     def _fail(self, error: BaseException) -> NoReturn:
         raise error

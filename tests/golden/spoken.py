@@ -7,7 +7,7 @@ from cluster.consensus.frames import (
     AppendReply,
     AppendRequest,
     Heartbeat,
-    Removed,
+    RemovalNotice,
     SnapshotChunk,
     SnapshotReply,
     TimeoutNow,
@@ -26,7 +26,7 @@ MESSAGES: tuple[Any, ...] = (
     VoteReply(4, 1, True, False),
     SnapshotChunk(4, 2, 300, 3, 1 << 33, 1 << 20, b"FORE"),
     SnapshotReply(4, 2, 300, 3, RESUME, 1 << 20, 200),
-    Removed(4, 3, 7),
+    RemovalNotice(4, 3, 7),
     TimeoutNow(4, 4),
 )
 

@@ -21,7 +21,7 @@ from cluster.server import storage as storage_module
 from cluster.server.applied_log import read_batch
 from cluster.server.controller import Controller
 from cluster.server.liveness import PollRounds
-from cluster.server.pending import NotLeading, Settled
+from cluster.server.pending import NotLeading, Settlement
 from cluster.server.proposer import Proposer
 from replica.fold import HistoryFold
 from replica.fold.apply import apply_batch
@@ -360,7 +360,7 @@ def answered_before_commit() -> list[Any]:
             for waiter in flight.waiters:
                 if not waiter.answer.done():
                     waiter.answer.set_result(
-                        Settled(waiter.revision, waiter.job, waiter.refusal, flight.after, waiter.fresh)
+                        Settlement(waiter.revision, waiter.job, waiter.refusal, flight.after, waiter.fresh)
                     )
         return proposed
 

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from cluster.consensus import NotLeader, configurations, membership_change, raft_log
-from cluster.consensus.configurations import Configurations, Wanted
+from cluster.consensus.configurations import Configurations, MemberChange
 from cluster.consensus.state import Outbox, RaftState
 from cluster.server import storage as storage_module
 from cluster.server.proposer import Proposer
@@ -22,7 +22,7 @@ def changed_too_early() -> list[Any]:
     """A leader changes the members before its own first entry is committed: a known fault of thesis 4.1 as printed."""
     original = membership_change.change
 
-    def change(raft: RaftState, wanted: Wanted) -> tuple[int, int]:
+    def change(raft: RaftState, wanted: MemberChange) -> tuple[int, int]:
         if not raft.leads:
             raise NotLeader(raft.leader)
         with patch.object(RaftState, "require_ready", lambda self: None):

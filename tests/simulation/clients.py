@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from cluster.api.web import Problem
-from cluster.server.liveness import Said
-from cluster.server.pending import NotLeading, QueueFull, Settled
+from cluster.server.liveness import AgentReport
+from cluster.server.pending import NotLeading, QueueFull, Settlement
 from replica.messages import commands as c
 from replica.model.buffers import Access, Transfer, TransferKind
 from replica.model.job_states import JobState
@@ -43,7 +43,7 @@ _WITHOUT_ENTRY = frozenset({RefusalCode.COMMAND_TOO_OLD, RefusalCode.UNKNOWN_SES
 class Hurried:
     """Whom the channel tells: at the commit, and not when the scheduler has looked at what was decided."""
 
-    def __init__(self, told: asyncio.Future[Settled]) -> None:
+    def __init__(self, told: asyncio.Future[Settlement]) -> None:
         self.done = told.done
         self.cancelled = told.cancelled
         self.set_result = told.set_result
@@ -85,7 +85,7 @@ class Caller:
         self.floor = self.world.oracle.floor
         self._send()
 
-    def done(self, answer: Settled | State) -> None:
+    def done(self, answer: Settlement | State) -> None:
         raise NotImplementedError
 
     def gave_up(self) -> None:
@@ -164,7 +164,7 @@ class Caller:
                 self._check(replica.name, what, answer)
             self._reply(replica, generation, self._got, attempt, replica.name, answer)
 
-    def _check(self, name: str, what: c.Request, answer: Settled) -> None:
+    def _check(self, name: str, what: c.Request, answer: Settlement) -> None:
         refusal = answer.refusal
         if not what.id:
             self.world.counts["heard_without_receipt"] += 1
@@ -220,7 +220,7 @@ class Caller:
             self.target = self.rng.choice(self.world.names)
             self._send()
 
-    def _got(self, attempt: int, name: str, answer: Settled | State) -> None:
+    def _got(self, attempt: int, name: str, answer: Settlement | State) -> None:
         if attempt != self._try:
             return
         self._try += 1
@@ -260,14 +260,14 @@ class SimClient(Caller):
             opens = self.has_session and not self._session
             self.begin(c.Request(self.new_id(), self.actor, c.OpenSession()) if opens else self._idea())
 
-    def done(self, answer: Settled | State) -> None:
+    def done(self, answer: Settlement | State) -> None:
         self.answers += 1
-        if isinstance(answer, Settled):
+        if isinstance(answer, Settlement):
             if answer.refusal is not None and answer.refusal.code is RefusalCode.UNKNOWN_SESSION:
                 self._session = 0
             elif self.what is not None and isinstance(self.what.command, c.OpenSession) and answer.refusal is None:
                 self._session, self._sequence = answer.revision, 0
-        if isinstance(answer, Settled) and answer.refusal is None and self.what is not None:
+        if isinstance(answer, Settlement) and answer.refusal is None and self.what is not None:
             if isinstance(self.what.command, c.SubmitJob):
                 self.jobs.append(answer.job)
         self.gave_up()
@@ -388,7 +388,7 @@ class SimAgent(Caller):
     def _ask(self, replica: SimReplica, epoch: int) -> None:
         controller = replica.controller
         if controller is not None and replica.serves and self.polls_anywhere:
-            said = Said(self.node, f"i{self.instance}")
+            said = AgentReport(self.node, f"i{self.instance}")
             proof = asyncio.get_running_loop().create_task(controller.polls.prove(self.node, said))
             floor = self.world.oracle.floor
             proof.add_done_callback(lambda done: self._proven(replica, epoch, floor, done))
@@ -468,9 +468,9 @@ class SimAgent(Caller):
             self._busy = True
             self.begin(c.Request(self.new_id(), self.actor, self._outbox[0]))
 
-    def done(self, answer: Settled | State) -> None:
+    def done(self, answer: Settlement | State) -> None:
         self._busy = False
-        assert isinstance(answer, Settled)
+        assert isinstance(answer, Settlement)
         if answer.refusal is None or answer.refusal.code is not RefusalCode.COMMAND_TOO_OLD:
             del self._outbox[0]  # else it is sent again with a new id, as cluster.api.agents has it
         self._post()

@@ -23,7 +23,7 @@ from tests.replica.external_job_world import CLUSTER, DATA, RESULTS, SLURM, aske
 from tests.simulation.clients import GRAIN_BYTES, OPERATOR, Caller, SimAgent
 
 if TYPE_CHECKING:
-    from cluster.server.pending import Settled
+    from cluster.server.pending import Settlement
     from replica.state.state import State
     from tests.simulation.world import World
 
@@ -169,7 +169,7 @@ class ExternalJobs:
 class Punctual(Caller):
     """Somebody who sets the clock ahead when a command was too old: a real one has the cluster's time by the answer."""
 
-    def is_too_old(self, answer: Settled | State) -> bool:
+    def is_too_old(self, answer: Settlement | State) -> bool:
         """Return whether a command was refused for its age alone, so that it is to be sent again."""
         refusal = getattr(answer, "refusal", None)
         if refusal is None or refusal.code is not RefusalCode.COMMAND_TOO_OLD:
@@ -194,7 +194,7 @@ class Founder(Punctual):
         command, actor = self._left[0]
         self.begin(c.Request(self.new_id(), actor, command))
 
-    def done(self, answer: Settled | State) -> None:
+    def done(self, answer: Settlement | State) -> None:
         if not self.is_too_old(answer):
             self._left.pop(0)
         self.next()
@@ -243,7 +243,7 @@ class SimExternalJob(Punctual):
         self._next = following
         self.begin(c.Request(self.new_id(), actor, command))
 
-    def done(self, answer: Settled | State) -> None:
+    def done(self, answer: Settlement | State) -> None:
         if not self.is_too_old(answer) and getattr(answer, "refusal", None) is None:
             self.world.note("slurm", self.name, self.step, self._next)
             self.step = self._next

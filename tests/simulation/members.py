@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
-from cluster.consensus import ChangeRefused, Wanted
+from cluster.consensus import ChangeRefused, MemberChange
 from cluster.consensus.configurations import next_configuration
 from cluster.schemas.jobs import MemberView
 from cluster.schemas.operations import LIST_MEMBERS, Operation
@@ -165,7 +165,7 @@ class Operator:
         self._number += 1
         command_id = (EPOCH_US // 1000).to_bytes(6, "big") + b"member" + self._number.to_bytes(4, "big")
         api = f"{address}0" if address else ""
-        wanted = Wanted(action=action, name=name, peer=address, api=api, actor="operator", id=command_id)
+        wanted = MemberChange(action=action, name=name, peer=address, api=api, actor="operator", id=command_id)
         world.note("wanted", action.word, name)
 
         async def carry_out(controller: WatchedController) -> Configuration:
@@ -184,7 +184,7 @@ class Operator:
         if configuration is not None:
             world.counts[f"{action.word}_done"] += 1
 
-    def _think_twice(self, known: Configuration, wanted: Wanted) -> None:
+    def _think_twice(self, known: Configuration, wanted: MemberChange) -> None:
         try:
             new = next_configuration(known, wanted, at=0)
         except ChangeRefused:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from cluster.consensus import ChangeRefused, NotLeader, Wanted
+from cluster.consensus import ChangeRefused, MemberChange, NotLeader
 from cluster.consensus.frames import AnyMessage, AppendRequest, Heartbeat, VoteRequest
 from tests.simulation.replicas import SimReplica
 from tests.simulation.scenarios import Story
@@ -18,7 +18,7 @@ def _remove(leader: SimReplica, *gone: SimReplica) -> None:
     def ask() -> None:
         for replica in gone:
             with suppress(ChangeRefused, NotLeader):
-                leader.engine.change(Wanted(action=ChangeKind.REMOVE, name=replica.name))
+                leader.engine.change(MemberChange(action=ChangeKind.REMOVE, name=replica.name))
 
     leader.loop.call_now(ask)
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cluster.schemas import EventView, Json, LedgerEntryView, made_of
-from cluster.server import Applied
+from cluster.server import AppliedEntry
 from cluster.system import format_instant
 from replica.messages import CONTROLLER, Actor, Batch, Entry
 from replica.messages import events as e
@@ -136,7 +136,7 @@ def record_view(entry: Entry, revision: Revision) -> Json:
     return {**record_head(entry, revision), "events": [record_event(event) for event in entry.events]}
 
 
-def entry_view(applied: Applied, records: Iterable[Any]) -> LedgerEntryView:
+def entry_view(applied: AppliedEntry, records: Iterable[Any]) -> LedgerEntryView:
     """Return one entry of the ledger; `records`: its commands as `record_view` shows them, none of a void batch."""
     batch, configuration = applied.batch, applied.configuration
     at = None if batch is None else format_instant(batch.at)

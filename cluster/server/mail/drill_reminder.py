@@ -15,7 +15,7 @@ from typing import Final
 
 from cluster.config import DrillConfig
 from cluster.server.mail.sending import Post
-from cluster.server.mail.text import MESSAGE_ID_DOMAIN, Letter, identified
+from cluster.server.mail.text import MESSAGE_ID_DOMAIN, Letter, message_id_line
 from cluster.system import Clock, format_instant
 from replica.model import Drill, last_tried
 from replica.state import State
@@ -118,6 +118,6 @@ def _letter(state: State, scenario: str, days: int, last: Drill | None, due_us: 
     message_id = f"<drill.{scenario}.{due_us}.{recipient.replace('@', '.')}.{state.cluster_id}@{MESSAGE_ID_DOMAIN}>"
     body = (
         f"The drill {scenario} of the cluster {cluster} {when}; [drill] wants it every {often}.\n"
-        f"What it would do: forebay drill plan {scenario}\n{identified(message_id)}"
+        f"What it would do: forebay drill plan {scenario}\n{message_id_line(message_id)}"
     )
     return Letter(recipient, f"Forebay cluster {cluster}: the drill {scenario} is due", body, message_id)

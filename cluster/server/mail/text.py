@@ -107,11 +107,11 @@ def _body_of(cluster: str, cluster_id: str, mail: Mail) -> str:
     return (
         f"Job {mail.job} ({plain(mail.name)[:NAME_CHARACTERS_MAX]}) of the cluster {plain(cluster)}: "
         f"{_SENTENCES[mail.kind]}.\n"
-        f"Time: {format_instant(mail.at)}\n{identified(_message_id(cluster_id, mail))}"
+        f"Time: {format_instant(mail.at)}\n{message_id_line(_message_id(cluster_id, mail))}"
     )
 
 
-def identified(message_id: str) -> str:
+def message_id_line(message_id: str) -> str:
     """Return the last line of a text, which identifies duplicates."""
     return f"Message: {message_id} (a mail with the same one is the same mail, sent twice)\n"
 

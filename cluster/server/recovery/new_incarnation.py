@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from cluster.config import Config
-from cluster.consensus import SealBroken, SealChecks, Seals, check_tail, recovered
+from cluster.consensus import SealBroken, SealChecks, Seals, check_tail, recovery_configuration
 from cluster.schemas import StatusView
 from cluster.server.applied_log import read_batch, read_configuration
 from cluster.server.pending import entry_of
@@ -99,7 +99,7 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.kept_index - self.known_index
 
 
-class Recovered(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a recovery."""
 
     plan: RecoveryPlan
@@ -142,7 +142,7 @@ async def recover(
     clock: Clock,
     leave_behind: Sequence[str] = (),
     draw: Callable[[int], bytes] = secrets.token_bytes,
-) -> Recovered:
+) -> RecoveryResult:
     """Turn the remains of replica `name` into a cluster of its own, by the plan with this ID.
 
     `by` is the operator, `draw` returns unpredictable bytes. RecoveryNotPossible, also if the plan has changed, and
@@ -172,7 +172,7 @@ async def recover(
             at=Instant(max(clock.now(), kept.state.at)),
             seals=seals_of(config, name, survivor),
         )
-        return Recovered(plan=plan, recovery=recovery)
+        return RecoveryResult(plan=plan, recovery=recovery)
     finally:
         storage.close()
 
@@ -207,7 +207,7 @@ def begin(
     assert isinstance(event, ClusterRecovered)
     batch = Batch(state.revision, at, (entry_of(request, decision.events),))
     survivor = msgspec.structs.replace(survivor, key=seals.key)
-    alone = recovered(current, survivor, actor=f"operator {by}", at=at)
+    alone = recovery_configuration(current, survivor, actor=f"operator {by}", at=at)
     index, term = journal.last_index + 1, journal.term + 1
     first = seals.sealed(Entry(index, term, encode_configuration(alone)), journal.last_term, {})
     second = seals.sealed(Entry(index + 1, term, encode_batch(batch)), term, {})

@@ -1,7 +1,7 @@
 """Ledger as a transparency log: its tree, derived beside the commit, signed checkpoints, and proofs."""
 
 from cluster.server.tlog.cosigning import Cosigning, NoAnswer, Witness
-from cluster.server.tlog.counting import TooFar, concerned, last_recorded, recorded_in, records_between
+from cluster.server.tlog.counting import TooFar, jobs_concerned, last_recorded, recorded_in, records_between
 from cluster.server.tlog.derive import (
     LOG_DIRECTORY,
     LedgerTree,
@@ -15,12 +15,12 @@ from cluster.server.tlog.prove import CountLeaf, history_proven, proof_file, rec
 from cluster.server.tlog.publish import (
     CHECKPOINT_NAME,
     NOBODY,
-    Counted,
+    CountedHistories,
     Counting,
     LogPeers,
     NoteNotTaken,
     Publisher,
-    Signed,
+    SignedCheckpoint,
 )
 from cluster.server.tlog.signing import (
     SIGNED_NAME,

@@ -57,7 +57,7 @@ class Witness(NamedTuple):
     key: VerifierKey
 
 
-class Answered(Protocol):
+class WitnessReply(Protocol):
     """Answer of a witness (`cluster.client.WitnessAnswer`)."""
 
     @property
@@ -66,7 +66,7 @@ class Answered(Protocol):
     def body(self) -> bytes: ...
 
 
-Submit = Callable[[str, bytes], Awaitable[Answered]]
+Submit = Callable[[str, bytes], Awaitable[WitnessReply]]
 """Sends a request to a witness; raises NoAnswer, or LookupError without a configured address."""
 
 Consistency = Callable[[int, int], Awaitable[Sequence[bytes]]]

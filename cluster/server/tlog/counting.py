@@ -28,7 +28,7 @@ STEP_ENTRIES: Final = 256
 STEP_BYTES: Final = 1 << 20
 
 
-class Recorded(NamedTuple):
+class RecordedCounts(NamedTuple):
     """Counts recorded in the ledger, and the revision of the recording command."""
 
     revision: int
@@ -39,7 +39,7 @@ class TooFar(LookupError):
     """Request too many commands in the past."""
 
 
-def concerned(batch: Batch) -> Iterator[tuple[int, ...]]:
+def jobs_concerned(batch: Batch) -> Iterator[tuple[int, ...]]:
     """Yield the jobs concerned by each command of a batch: each gains one record."""
     for command in batch.entries:
         yield tuple(dict.fromkeys(job for event in command.events for job in jobs_of(event)))
@@ -52,21 +52,21 @@ def recorded_in(batch: Batch) -> Iterator[tuple[int, HistoriesCounted]]:
             yield from ((revision, event) for event in command.events if type(event) is HistoriesCounted)
 
 
-def settled(entry: LedgerEntry) -> Batch | None:
+def settled_batch(entry: LedgerEntry) -> Batch | None:
     """Return the batch settled by an entry, or None."""
     is_settled = kind_of(entry.data) is EntryKind.BATCH and entry.revision != entry.base
     return decode_batch(entry.data) if is_settled else None
 
 
-def last_recorded(ledger: Ledger, size: int) -> Recorded | None:
+def last_recorded(ledger: Ledger, size: int) -> RecordedCounts | None:
     """Return the last count record in the first `size` entries; None if none is near. LedgerBroken."""
     word, last = RECORDING.encode(), size
     while last > max(0, size - SOUGHT_ENTRIES_MAX):
         first = max(1, last - STEP_ENTRIES + 1)
         for entry in reversed([*ledger.read(first, limit=last - first + 1)]):
-            if word in entry.data and (batch := settled(entry)) is not None:
+            if word in entry.data and (batch := settled_batch(entry)) is not None:
                 for revision, event in reversed([*recorded_in(batch)]):
-                    return Recorded(revision, event)
+                    return RecordedCounts(revision, event)
         last = first - 1
     return None
 
@@ -82,7 +82,7 @@ def records_between(ledger: Ledger, after: int, last: int, *, bounded: bool = Tr
     if bounded and ledger.row_at(last).revision - ledger.row_at(after).revision > UNDONE_COMMANDS_MAX:
         raise TooFar(f"the ledger has gone on by more than {UNDONE_COMMANDS_MAX} commands since entry {after}")
     for entry in ledger.read(after + 1, limit=last - after):
-        if (batch := settled(entry)) is not None:
-            for jobs in concerned(batch):
+        if (batch := settled_batch(entry)) is not None:
+            for jobs in jobs_concerned(batch):
                 found.update(jobs)
     return found

@@ -58,7 +58,7 @@ CHECKPOINT_NAME: Final = "checkpoint"
 INQUIRY: Final = "keep its directory for an inquiry, and bring the replica back with `forebay cluster replace`"
 
 
-class Signed(NamedTuple):
+class SignedCheckpoint(NamedTuple):
     """Answer of a replica: its key, the root of its own ledger, and the checkpoint with its signature, or None."""
 
     key: VerifierKey
@@ -66,7 +66,7 @@ class Signed(NamedTuple):
     note: str | None
 
 
-class Counted(NamedTuple):
+class CountedHistories(NamedTuple):
     """Record counts of each job in a number of entries: the last job, and the root over the counts."""
 
     jobs: int
@@ -76,7 +76,7 @@ class Counted(NamedTuple):
 class Counting(NamedTuple):
     """Callbacks of a publisher for counting and recording job histories."""
 
-    counted: Callable[[int], Awaitable[tuple[Counted, bytes]]]
+    counted: Callable[[int], Awaitable[tuple[CountedHistories, bytes]]]
     """Counts the records in the first entries, and returns the root the ledger last recorded for them.
 
     Raises LookupError or TimeoutError.
@@ -85,13 +85,13 @@ class Counting(NamedTuple):
     """Submits a record of the counts."""
 
 
-Ask = Callable[[str, int, bytes], Awaitable[Signed]]
+Ask = Callable[[str, int, bytes], Awaitable[SignedCheckpoint]]
 """Has a peer sign the checkpoint of a size if it has this root; any exception means no answer."""
 
 Hand = Callable[[str, str], Awaitable[None]]
 """Sends a note to a peer."""
 
-CountOf = Callable[[str, int, bytes], Awaitable[Counted | None]]
+CountOf = Callable[[str, int, bytes], Awaitable[CountedHistories | None]]
 """Has a peer count the records in the first entries with this root; None if it cannot."""
 
 KeyOf = Callable[[str], Awaitable[VerifierKey]]
@@ -363,7 +363,7 @@ class Publisher(Background):
         asked = await asyncio.gather(
             *(self._asked.ask(peer, size, mine.root) for peer in peers), return_exceptions=True
         )
-        answers = {peer: one for peer, one in zip(peers, asked, strict=True) if isinstance(one, Signed)}
+        answers = {peer: one for peer, one in zip(peers, asked, strict=True) if isinstance(one, SignedCheckpoint)}
         self._judge(mine, {peer: one.root.hex() for peer, one in answers.items()}, len(peers) + 1)
         signatures = [signature]
         for peer, one in answers.items():
@@ -390,7 +390,7 @@ class Publisher(Background):
             if isinstance(error, Exception):
                 LOGGER.debug("%s has not taken the checkpoint of %d entries: %s", peer, size, error)
 
-    async def sign(self, size: int, root: str) -> Signed:
+    async def sign(self, size: int, root: str) -> SignedCheckpoint:
         """Return the root of this replica's own ledger at a size, and its signature if that is `root` (hexadecimal).
 
         SignRefused, or exceptions of `root`. Does not return if signed entries are no longer in the ledger.
@@ -405,12 +405,12 @@ class Publisher(Background):
                 self._name,
                 own.hex()[:16],
             )
-            return Signed(self.key, own, None)
+            return SignedCheckpoint(self.key, own, None)
         try:
             found, signature = await self._signer.sign(size, self._root)
         except LedgerAltered as error:
             self._fail(error)
-        return Signed(self.key, found.root, written(found.text(), [signature]))
+        return SignedCheckpoint(self.key, found.root, written(found.text(), [signature]))
 
     async def take(self, note: str) -> None:
         """Accept the checkpoint sent by the leader; NoteNotTaken, or exceptions of `root`.

@@ -17,9 +17,9 @@ from cluster.server.liveness import (
     LEADERLESS_S,
     NODE_DOWN_S,
     ROUND_S,
+    AgentReport,
     Liveness,
     NodeWatch,
-    Said,
     Transfer,
     read_news,
 )
@@ -193,7 +193,7 @@ async def test_a_follower_answers_a_poll_once_the_leader_has_said_how_far_it_mus
         answer = await asyncio.wait_for(asked, WOKEN_S)
         harness.controller._index -= 1
         assert (answer.status, [order["stage"] for order in answer.body["orders"]]) == (200, ["stage_in"])
-        assert read_news(engine.questions[-1]) == [Said("n1", "i")]
+        assert read_news(engine.questions[-1]) == [AgentReport("n1", "i")]
 
 
 @story
@@ -240,11 +240,11 @@ async def test_what_a_follower_says_of_agents_counts_for_known_instances_and_the
         controller.liveness.lead()
         for news in (b"", b"\xc1", b"\x93", msgspec.msgpack.encode([[1, 2, 3]])):
             controller.hear("r2", news)
-        said = [Said("n9", "i"), Said("n1", "other", (row,)), Said("n2", "i", (row,))]
+        said = [AgentReport("n9", "i"), AgentReport("n1", "other", (row,)), AgentReport("n2", "i", (row,))]
         controller.hear("r2", msgspec.msgpack.encode(said))
         assert controller.liveness.last_contact_s("n1") is None
         assert controller.liveness.transfers(controller.state) == []
-        controller.hear("r2", msgspec.msgpack.encode([Said("n1", "i", (row,))]))
+        controller.hear("r2", msgspec.msgpack.encode([AgentReport("n1", "i", (row,))]))
         assert controller.liveness.last_contact_s("n1") is not None
         assert [one.bytes_done for one in controller.liveness.transfers(controller.state)] == [5]
 

@@ -15,13 +15,13 @@ from cluster.api.past import HistorianLate, NotProven, histories
 from cluster.config.config import Config
 from cluster.security.proofs import HistoryCounts
 from cluster.server.tlog import counting, disclosure_key_of
-from cluster.server.tlog.publish import Counted
+from cluster.server.tlog.publish import CountedHistories
 from replica.messages import CONTROLLER, RecordHistories, Request, jobs_of
 from tests.cluster.harness import PLAIN, Harness, story
 from wal import EntryKind, decode_batch, kind_of
 
 
-def expected(harness: Harness, size: int) -> Counted:
+def expected(harness: Harness, size: int) -> CountedHistories:
     """What is counted in the first entries, by reading them."""
     harness.controller.journal.flush_hints()
     ledger = harness.controller.ledger.as_stored()
@@ -32,7 +32,7 @@ def expected(harness: Harness, size: int) -> Counted:
                 found.update({job for event in command.events for job in jobs_of(event)})
     for job, count in found.items():
         counts.add(job, count)
-    return Counted(counts.jobs(), counts.root())
+    return CountedHistories(counts.jobs(), counts.root())
 
 
 async def busy(harness: Harness) -> None:
@@ -41,12 +41,12 @@ async def busy(harness: Harness) -> None:
     await harness.ask("POST", f"/v1/jobs/{array}/hold", {"command_id": harness.new_id()}, who="alice")
 
 
-async def counted(harness: Harness, size: int) -> Counted:
+async def counted(harness: Harness, size: int) -> CountedHistories:
     async with asyncio.timeout(60):
         while True:
             try:
                 found = await harness.service.past.counts(size)
-                return Counted(found.jobs, found.root)
+                return CountedHistories(found.jobs, found.root)
             except (NotProven, HistorianLate) as error:
                 assert "not counted yet" in str(error) or isinstance(error, HistorianLate)
                 await asyncio.sleep(0.02)

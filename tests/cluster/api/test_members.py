@@ -6,7 +6,7 @@ import pytest
 
 from cluster.config.config import Config
 from cluster.config.toml import ConfigError
-from cluster.consensus import ChangeRefused, Wanted
+from cluster.consensus import ChangeRefused, MemberChange
 from tests.cluster.harness import Harness, story
 from wal.configuration import ChangeKind
 
@@ -32,9 +32,9 @@ async def test_what_consensus_refuses_is_told_with_its_code_and_remedy(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Harness(config) as harness:
-        asked: list[Wanted] = []
+        asked: list[MemberChange] = []
 
-        def change(wanted: Wanted) -> tuple[int, int]:
+        def change(wanted: MemberChange) -> tuple[int, int]:
             asked.append(wanted)
             code = "unknown_member" if wanted.name == "r9" else "change_under_way"
             raise ChangeRefused(code, "it cannot be now", "wait")
@@ -46,15 +46,17 @@ async def test_what_consensus_refuses_is_told_with_its_code_and_remedy(
         for verb, action in (("remove", ChangeKind.REMOVE), ("replace", ChangeKind.REPLACE)):
             answer = await harness.ask("POST", f"/v1/members/r9/{verb}", {"command_id": harness.new_id()})
             assert (answer.status, answer.code, asked[-1].action) == (404, "unknown_member", action)
-        assert asked[0] == Wanted(action=ChangeKind.ADD, id=bytes.fromhex(command_id), actor="operator operator", **R4)
+        assert asked[0] == MemberChange(
+            action=ChangeKind.ADD, id=bytes.fromhex(command_id), actor="operator operator", **R4
+        )
         for fields, place in (({}, ""), ({"peer": "nowhere"}, "peer"), ({"api": "h:99999"}, "api")):
             body = {"command_id": harness.new_id(), **fields}
             answer = await harness.ask("POST", "/v1/members/r9/update", body)
             assert (answer.status, answer.body["error"]["place"]) == (400, place)
         moved = {"command_id": command_id, "peer": "10.0.0.9:7401"}
         assert (await harness.ask("POST", "/v1/members/r9/update", moved)).status == 404
-        update = Wanted(action=ChangeKind.UPDATE, id=bytes.fromhex(command_id), actor="operator operator", name="r9",
-                        peer="10.0.0.9:7401")  # fmt: skip
+        sent = {"id": bytes.fromhex(command_id), "actor": "operator operator", "name": "r9", "peer": "10.0.0.9:7401"}
+        update = MemberChange(action=ChangeKind.UPDATE, **sent)
         assert asked[-1] == update
         answer = await harness.ask("POST", "/v1/members/transfer", {"command_id": harness.new_id()})
         assert (answer.status, answer.code) == (409, "no_heir")

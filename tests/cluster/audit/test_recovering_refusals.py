@@ -6,7 +6,7 @@ import pytest
 
 from cluster.audit.recovering import refusals, show_plan, view_of
 from cluster.cli.exits import ExitCode, Failure
-from cluster.server.recovery import Recovered, RecoveryPlan
+from cluster.server.recovery import RecoveryPlan, RecoveryResult
 from replica.model import Recovery
 from replica.values import Instant
 from tests.cluster.test_serve import make
@@ -60,7 +60,7 @@ def test_what_is_to_be_typed_next_names_every_other_replica_with_its_addresses(
     recovery = Recovery(
         incarnation=2, mark="ab", by="ann", replica="r1.1", kept_index=9, known_index=7, first_job=1_000_000
     )
-    show_plan(view_of(_plan("r1.1", "r2.1"), Recovered(plan=_plan("r1.1"), recovery=recovery)), False, config)
+    show_plan(view_of(_plan("r1.1", "r2.1"), RecoveryResult(plan=_plan("r1.1"), recovery=recovery)), False, config)
     said = capsys.readouterr().err
     for name in ("r2", "r3"):
         replica = config.replica(name)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.consensus.configurations import Wanted
+from cluster.consensus.configurations import MemberChange
 from cluster.consensus.engine import Engine
 from cluster.consensus.frames import (
     PROMISES,
@@ -171,7 +171,7 @@ class Replica:
         """Change the membership as leader; False if that is refused now."""
         assert self.engine is not None
         try:
-            self.engine.change(Wanted(action=action, name=name))
+            self.engine.change(MemberChange(action=action, name=name))
         except (NotLeader, ChangeRefused):
             return False
         return True

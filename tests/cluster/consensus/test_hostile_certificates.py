@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from cluster.consensus.frames import AppendReply, Heartbeat, Removed, VoteRequest, decode_body, encode_frame
+from cluster.consensus.frames import AppendReply, Heartbeat, RemovalNotice, VoteRequest, decode_body, encode_frame
 from cluster.consensus.interface import RemovedFromCluster, Role
 from cluster.consensus.leader_election import TERM_HIGH, TERM_JUMP_MAX, TERM_STEP_MAX
 from cluster.consensus.membership_change import FORSAKEN_TIMEOUTS
@@ -84,7 +84,7 @@ def test_who_joins_accepts_a_term_that_the_others_came_to_whatever_it_is() -> No
 
 @pytest.mark.parametrize("sender", ["r9", HOSTILE])
 def test_nobody_but_a_known_member_tells_a_member_that_it_was_removed(sender: str) -> None:
-    notice = Removed(1, first_seq("r1") + 1, 10**6)
+    notice = RemovalNotice(1, first_seq("r1") + 1, 10**6)
     harness = Harness(bootstrap=FOUNDERS)
     harness.lead()
     harness.give(sender, notice)
@@ -95,7 +95,7 @@ def test_nobody_but_a_known_member_tells_a_member_that_it_was_removed(sender: st
 
 def test_a_member_whom_nobody_has_led_for_long_believes_anybody_that_it_was_removed() -> None:
     """All whom it knew may have been replaced since: nobody else could tell it."""
-    notice = Removed(1, first_seq("r1") + 1, 10**6)
+    notice = RemovalNotice(1, first_seq("r1") + 1, 10**6)
     harness = Harness(bootstrap=FOUNDERS)
     harness.give("r2", Heartbeat(1, 1, 0, True))
     harness.wait((FORSAKEN_TIMEOUTS - 1) * TIMING.election_max_s)
@@ -110,7 +110,7 @@ def test_a_member_whom_nobody_has_led_for_long_believes_anybody_that_it_was_remo
 def test_who_is_in_no_configuration_that_it_knows_believes_anybody_that_it_was_removed() -> None:
     harness = Harness(me="r4#7", bootstrap=unknown())
     with pytest.raises(RemovedFromCluster):
-        harness.give("r8#9", Removed(1, first_seq("r4#7") + 1, 9))
+        harness.give("r8#9", RemovalNotice(1, first_seq("r4#7") + 1, 9))
 
 
 def test_a_peer_that_claims_too_much_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:

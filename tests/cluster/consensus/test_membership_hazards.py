@@ -6,14 +6,14 @@ import pytest
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 
-from cluster.consensus.configurations import Wanted
+from cluster.consensus.configurations import MemberChange
 from cluster.consensus.engine import Engine
 from cluster.consensus.frames import (
     AppendReply,
     AppendRequest,
     Heartbeat,
     Message,
-    Removed,
+    RemovalNotice,
     SnapshotChunk,
     TimeoutNow,
     VoteReply,
@@ -66,7 +66,7 @@ def promoted(sim: Simulation, identity: str) -> Configuration:
 def refusal(sim: Simulation, action: ChangeKind, name: str) -> str:
     leader = sim.elect()
     with pytest.raises(ChangeRefused) as refused:
-        sim.engine(leader.name).change(Wanted(action=action, name=name))
+        sim.engine(leader.name).change(MemberChange(action=action, name=name))
     return refused.value.code
 
 
@@ -194,7 +194,7 @@ def test_h12_a_leader_changes_nothing_before_its_own_first_entry_is_applied() ->
     bench = Bench()
     bench.win()
     with pytest.raises(NotLeader, match="own first entry"):
-        bench.engine.change(Wanted(action=ChangeKind.ADD, name="r4"))
+        bench.engine.change(MemberChange(action=ChangeKind.ADD, name="r4"))
 
 
 def test_h12_a_change_cannot_come_in_as_an_ordinary_proposal() -> None:
@@ -325,7 +325,7 @@ def test_a_member_gets_other_addresses_up_or_down_and_counts_as_before() -> None
         down, other = (replica.name for replica in sim.others(leader))
         sim.replicas[down].crash()
         for name in (down, leader.name):
-            wanted = Wanted(action=ChangeKind.UPDATE, name=name, peer=f"{name}.new:1", api=f"{name}.new:2")
+            wanted = MemberChange(action=ChangeKind.UPDATE, name=name, peer=f"{name}.new:1", api=f"{name}.new:2")
             sim.engine(leader.name).change(wanted)
             sim.tick(leader)
             sim.commit(b"\x01moved " + name.encode())
@@ -335,11 +335,11 @@ def test_a_member_gets_other_addresses_up_or_down_and_counts_as_before() -> None
             assert configuration.voter_ids == ("r1", "r2", "r3")
         assert sim.engine(leader.name).addresses[down] == f"{down}.new:1"
         refusals = {
-            Wanted(action=ChangeKind.UPDATE, name=other, peer=f"{down}.new:1"): "address_taken",
-            Wanted(action=ChangeKind.UPDATE, name=other, api=f"{down}.new:1"): "address_taken",
-            Wanted(action=ChangeKind.UPDATE, name=other, peer="x:1", api="x:1"): "address_taken",
-            Wanted(action=ChangeKind.UPDATE, name=down, api=f"{down}.new:2"): "same_addresses",
-            Wanted(action=ChangeKind.UPDATE, name="r9", api="x:1"): "unknown_member",
+            MemberChange(action=ChangeKind.UPDATE, name=other, peer=f"{down}.new:1"): "address_taken",
+            MemberChange(action=ChangeKind.UPDATE, name=other, api=f"{down}.new:1"): "address_taken",
+            MemberChange(action=ChangeKind.UPDATE, name=other, peer="x:1", api="x:1"): "address_taken",
+            MemberChange(action=ChangeKind.UPDATE, name=down, api=f"{down}.new:2"): "same_addresses",
+            MemberChange(action=ChangeKind.UPDATE, name="r9", api="x:1"): "unknown_member",
         }
         for wanted, code in refusals.items():
             with pytest.raises(ChangeRefused) as refused:
@@ -411,7 +411,7 @@ def test_a_leader_is_removed_only_after_it_has_handed_over() -> None:
         assert refusal(sim, ChangeKind.REMOVE, old.name) == "leader"
         assert refusal(sim, ChangeKind.REPLACE, old.name) == "leader"
         with pytest.raises(ChangeRefused) as refused:
-            sim.engine(old.name).change(Wanted(action=ChangeKind.REPLACE, name=old.name))
+            sim.engine(old.name).change(MemberChange(action=ChangeKind.REPLACE, name=old.name))
         assert "forebay cluster transfer" in refused.value.remedy
         sim.engine(old.name).transfer()
         sim.tick(old)
@@ -447,7 +447,7 @@ def test_a_notice_of_removal_counts_only_if_it_is_newer(me: str, own: int, told:
     disk = _with_base(Disk(), 4)
     disk.applied = disk.commit = 4
     bench = Bench(me=me, disk=disk, configuration=ConfigurationAt(4, initial(members, version=own)))
-    notice = Removed(1, first_seq(me) + 1, told)
+    notice = RemovalNotice(1, first_seq(me) + 1, told)
     if stops:
         with pytest.raises(RemovedFromCluster):
             bench.give("r2", notice)
@@ -461,7 +461,7 @@ def test_a_notice_of_removal_that_is_meant_for_the_predecessor_at_this_address_s
     disk = _with_base(Disk(), 4)
     disk.applied = disk.commit = 4
     bench = Bench(me="r1#5", disk=disk, configuration=ConfigurationAt(4, initial(members, version=5)))
-    bench.give("r2", Removed(1, 7, 6))  # the answer to what r1 said to a leader's seventh request
+    bench.give("r2", RemovalNotice(1, 7, 6))  # the answer to what r1 said to a leader's seventh request
     assert bench.engine.role is Role.FOLLOWER
     assert not bench.engine.stopped
 
@@ -472,9 +472,9 @@ def test_who_is_no_member_changes_nothing_and_is_notified_that_it_is_none_once_t
     term = bench.engine.term
     for message in (VoteRequest(term + 5, 1, 99, 99, False), AppendReply(term, 1, 1), Heartbeat(term + 5, 1, 0, True)):
         bench.give("r9", message)
-        assert bench.take(Removed, "r9") == [Removed(term, 1, 1)]
-    bench.give("r9", Removed(term, 1, 1 << 40))
-    assert bench.take(Removed, "r9") == [], "notices are not answered with notices"
+        assert bench.take(RemovalNotice, "r9") == [RemovalNotice(term, 1, 1)]
+    bench.give("r9", RemovalNotice(term, 1, 1 << 40))
+    assert bench.take(RemovalNotice, "r9") == [], "notices are not answered with notices"
     assert (bench.engine.role, bench.engine.term, bench.engine.stopped) == (Role.LEADER, term, False)
 
 
@@ -493,7 +493,7 @@ def test_a_member_that_this_replica_has_not_heard_of_yet_is_followed() -> None:
 def test_h13_a_configuration_that_is_not_applied_is_in_force_after_a_restart() -> None:
     bench = Bench()
     bench.lead()
-    bench.engine.change(Wanted(action=ChangeKind.ADD, name="r4"))
+    bench.engine.change(MemberChange(action=ChangeKind.ADD, name="r4"))
     bench.settle()
     assert bench.disk.applied <= bench.disk.commit < len(bench.disk.entries)
     again = Bench(disk=bench.disk)

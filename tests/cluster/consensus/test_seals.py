@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.consensus import raft_log
-from cluster.consensus.configurations import recovered
+from cluster.consensus.configurations import recovery_configuration
 from cluster.consensus.seals import KeyReplaced, Seal, SealBroken, SealChecks, Seals, check_tail
 from tests.cluster.consensus.simulator import CLUSTER, Simulation, key_of
 from wal.codec import no_op_of
@@ -95,7 +95,8 @@ def of_another_place(stopped: Stopped, name: str) -> None:
 
 def as_a_recovery(stopped: Stopped, name: str) -> None:
     """One that makes the replica the only member."""
-    alone = recovered(KEYED, Member(name, key=Seals(CLUSTER, name, key_of(name)).key), actor="operator eve", at=0)
+    member = Member(name, key=Seals(CLUSTER, name, key_of(name)).key)
+    alone = recovery_configuration(KEYED, member, actor="operator eve", at=0)
     stopped.forge(name, encode_configuration(alone), FORGED, signer=name, term=stopped.term + 1)
 
 

@@ -16,7 +16,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.requests import PoolRequest
 from cluster.serve import Replica
 from cluster.server import divergence
-from cluster.server.divergence import Checkpoints, Digests, Diverged, Verdict, judge
+from cluster.server.divergence import Checkpoints, Digests, StateDiverged, Verdict, judge
 from cluster.system.clock import SystemClock
 from replica.messages import CONTROLLER, Batch, Entry, StateDigested
 from replica.state import digest
@@ -103,7 +103,7 @@ def test_a_replica_whose_state_differs_from_the_majority_stops_and_says_so(
                 async with asyncio.timeout(30):
                     name, error = await stopped
             assert name == victim
-            assert isinstance(error, Diverged) and "the majority has another" in str(error)
+            assert isinstance(error, StateDiverged) and "the majority has another" in str(error)
         finally:
             for replica in replicas.values():
                 await replica.stop()
@@ -153,7 +153,7 @@ def compared(
     peers = tuple(theirs or ledgers or ())
     checkpoints = Checkpoints("r1", lambda: peers, answering(theirs, ledgers or {}), fail, chain=Ledger(ledger or {}))
     checkpoints._digests.update(mine)
-    with suppress(Diverged):
+    with suppress(StateDiverged):
         asyncio.run(checkpoints._compare())
     return checkpoints.verdict, failures
 
@@ -292,7 +292,7 @@ def test_a_replica_whose_state_is_not_the_recorded_one_stops_by_name(late: bool,
         checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail, chain=Ledger({}))
         (before, batch, after), record = history_of(states, wrong=wrong)
         checkpoints.applied(7, before, after, batch)
-        with suppress(Diverged):
+        with suppress(StateDiverged):
             if late:
                 checkpoints.applied(8, record[0], record[2], record[1])
             checkpoints.start()

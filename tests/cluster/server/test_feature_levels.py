@@ -12,7 +12,7 @@ from click.testing import Result
 from cluster import serve
 from cluster.cli.exits import ExitCode
 from cluster.config.config import Config
-from cluster.server.feature_levels import unasked
+from cluster.server.feature_levels import never_ask
 from cluster.server.storage import open_storage
 from cluster.system.clock import SystemClock
 from replica.messages import features
@@ -115,4 +115,4 @@ async def test_an_audit_of_a_ledger_or_snapshot_above_the_known_level_names_the_
 
 def test_where_no_peer_can_be_asked_asking_fails_and_says_which() -> None:
     with pytest.raises(LookupError, match="cannot ask r2"):
-        asyncio.run(unasked("r2"))
+        asyncio.run(never_ask("r2"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.consensus import Wanted
+from cluster.consensus import MemberChange
 from cluster.consensus.configurations import next_configuration
 from cluster.server.membership import Membership
 from tests.cluster.test_serve import make
@@ -23,7 +23,7 @@ class Leader:
         self.last_index = self.term = 1
         self.caught_up: str | None = None
 
-    def change(self, wanted: Wanted) -> tuple[int, int]:
+    def change(self, wanted: MemberChange) -> tuple[int, int]:
         self.configuration = next_configuration(self.configuration, wanted, at=0)
         self.last_index += 1
         return self.last_index, self.term
@@ -47,8 +47,10 @@ def test_a_replacement_that_is_asked_for_again_after_a_promotion_is_carried_out_
     membership = Membership("r1", make(tmp_path, 3), leader, leads=lambda: True, wait_applied=applied)
 
     async def story() -> None:
-        await membership.change(Wanted(action=ChangeKind.ADD, name="r4", peer="h:1", api="h:2", id=b"another command."))
-        replace = Wanted(action=ChangeKind.REPLACE, name="r3", actor="operator", id=COMMAND)
+        await membership.change(
+            MemberChange(action=ChangeKind.ADD, name="r4", peer="h:1", api="h:2", id=b"another command.")
+        )
+        replace = MemberChange(action=ChangeKind.REPLACE, name="r3", actor="operator", id=COMMAND)
         await membership.change(replace)  # its answer is lost
         leader.caught_up = caught_up
         membership.poll()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from cluster.server.operation_restart import OperationRestart
-from cluster.server.pending import Answer, QueueFull, Settled
+from cluster.server.pending import Answer, QueueFull, Settlement
 from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.values.limits import RESTARTED_MAX
@@ -36,7 +36,7 @@ class Led:
         self.commands.append(request.command)
         self.world.settle(request.command, request.actor)
         answer: Answer = asyncio.get_running_loop().create_future()
-        answer.set_result(Settled(self.world.state.revision, 0, None, self.world.state, True))
+        answer.set_result(Settlement(self.world.state.revision, 0, None, self.world.state, True))
         return answer
 
     async def lead(self, term: int) -> None:

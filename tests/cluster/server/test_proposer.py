@@ -18,7 +18,7 @@ from cluster.server.pending import (
     NotLeading,
     OutcomeUnknown,
     QueueFull,
-    Settled,
+    Settlement,
 )
 from cluster.server.proposer import BATCHES_IN_FLIGHT_MAX, QUEUE_COMMANDS_MAX
 from cluster.system.clock import SystemClock
@@ -519,7 +519,7 @@ class Told:
     """Who wants to know no more than that a command is committed, as the channel does."""
 
     def __init__(self) -> None:
-        self.settled: list[Settled] = []
+        self.settled: list[Settlement] = []
         self.errors: list[Exception] = []
 
     def done(self) -> bool:
@@ -528,7 +528,7 @@ class Told:
     def cancelled(self) -> bool:
         return False
 
-    def set_result(self, result: Settled, /) -> None:
+    def set_result(self, result: Settlement, /) -> None:
         self.settled.append(result)
 
     def set_exception(self, exception: Exception, /) -> None:

@@ -14,7 +14,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.requests import PoolRequest
 from cluster.serve import Replica
 from cluster.server import divergence
-from cluster.server.divergence import Diverged
+from cluster.server.divergence import StateDiverged
 from cluster.server.storage import StorageRefused, open_storage
 from cluster.system.clock import SystemClock
 from replica.messages.commands import Actor, ActorRole
@@ -96,7 +96,7 @@ def test_a_replica_whose_history_was_rewritten_and_hashed_again_leads_nobody_and
                     await asyncio.sleep(0.005)
             name, error = stopped.result()
             assert name == victim
-            assert isinstance(error, Diverged)
+            assert isinstance(error, StateDiverged)
             assert "the ledger of r1" in str(error) and "r2" in str(error) and "cluster replace" in str(error)
         finally:
             for replica in replicas.values():

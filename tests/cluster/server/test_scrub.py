@@ -18,7 +18,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.requests import PoolRequest
 from cluster.serve import Replica
 from cluster.server import history_fetch
-from cluster.server.history_fetch import SCRUB_AGAIN_S, SCRUB_ROUND_S, Scrub, Scrubbed
+from cluster.server.history_fetch import SCRUB_AGAIN_S, SCRUB_ROUND_S, Scrub, ScrubResults
 from cluster.server.storage import Storage, open_storage
 from cluster.system.clock import SystemClock
 from tests.cluster.harness import PATIENCE_S, Harness, placed, story
@@ -53,7 +53,7 @@ async def copied(config: Config, directory: Path) -> AsyncIterator[Away]:
             storage.close()
 
 
-def scrub_of(case: Away, found: Scrubbed, *peers: str) -> Scrub:
+def scrub_of(case: Away, found: ScrubResults, *peers: str) -> Scrub:
     return Scrub(
         case.storage.ledger,
         found=found,
@@ -164,7 +164,7 @@ async def test_what_is_damaged_in_old_history_is_mended_from_a_peer_and_read_aga
     config: Config, tmp_path: Path, damage: Damage, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with copied(config, tmp_path) as case:
-        ledger, found = case.storage.ledger, Scrubbed()
+        ledger, found = case.storage.ledger, ScrubResults()
         before = list(ledger.read(1, limit=1_000))
         revisions = [ledger.index_of_revision(at) for at in range(1, ledger.applied_revision + 1)]
         damage(case.storage)
@@ -184,7 +184,7 @@ async def test_a_sound_ledger_is_checked_in_slices_and_nobody_is_asked(
 ) -> None:
     monkeypatch.setattr(history_fetch, "SCRUB_ENTRIES", 4)
     async with copied(config, tmp_path) as case:
-        found, seen = Scrubbed(), []
+        found, seen = ScrubResults(), []
         scrub = scrub_of(case, found, "r1")
         while await scrub.step() < SCRUB_AGAIN_S:
             seen.append(found.verified_index)
@@ -199,7 +199,7 @@ async def test_what_nobody_holds_stays_damaged_and_is_named_until_somebody_does(
 ) -> None:
     async with copied(config, tmp_path) as case:
         flipped(records.ENTRIES, AT)(case.storage)
-        found = Scrubbed()
+        found = ScrubResults()
         alone = scrub_of(case, found, "r9")
         for _ in range(2):
             assert await whole_round(alone) == SCRUB_AGAIN_S
@@ -226,7 +226,7 @@ async def test_nothing_is_taken_from_a_peer_that_cannot_be_proven(
 ) -> None:
     async with copied(config, tmp_path) as case:
         flipped(records.ENTRIES, AT)(case.storage)
-        case.spoil, found = spoil, Scrubbed()
+        case.spoil, found = spoil, ScrubResults()
         assert await whole_round(scrub_of(case, found, "r2")) == SCRUB_AGAIN_S
         assert found.damaged == {AT: AT} and not is_whole(case.storage)
         assert await whole_round(scrub_of(case, found, "r2", "r1")) == SCRUB_ROUND_S
@@ -238,7 +238,7 @@ async def test_two_replicas_that_are_damaged_elsewhere_mend_each_other(config: C
     async with copied(config, tmp_path) as case:
         flipped(records.ENTRIES, AT)(case.storage)
         flipped(records.ENTRIES, AT - 2)(case.leader.storage)
-        assert await whole_round(scrub_of(case, Scrubbed(), "r1")) == SCRUB_ROUND_S
+        assert await whole_round(scrub_of(case, ScrubResults(), "r1")) == SCRUB_ROUND_S
         assert is_whole(case.storage) and not is_whole(case.leader.storage)
 
 

@@ -31,7 +31,7 @@ from cluster.security.proofs import (
 )
 from cluster.serve import founding_of
 from cluster.server.divergence import Checkpoints, Digests
-from cluster.server.history_fetch import SCRUB_AGAIN_S, Backfill, Scrub, Scrubbed
+from cluster.server.history_fetch import SCRUB_AGAIN_S, Backfill, Scrub, ScrubResults
 from cluster.server.storage import Storage, StorageRefused, open_storage
 from cluster.server.tlog import (
     LOG_DIRECTORY,
@@ -41,7 +41,7 @@ from cluster.server.tlog import (
     LedgerTree,
     LogPeers,
     Publisher,
-    Signed,
+    SignedCheckpoint,
     Signer,
     origin_of,
     private_key,
@@ -111,7 +111,7 @@ class Member:
         self.home = case.directory / name
         self.clock = SystemClock()
         self.error: BaseException | None = None
-        self.scrubbed = Scrubbed()
+        self.scrubbed = ScrubResults()
         self.others: dict[str, Member] = {}
         self.signer = Signer(self.home / SIGNING_DIRECTORY, origin_of(case.config.cluster.id))
         self.signer.check_held(storage.journal.last_index)
@@ -224,7 +224,7 @@ class Member:
         return self.tree.root(size)
 
     def publisher(self) -> Publisher:
-        async def ask(peer: str, size: int, root: bytes) -> Signed:
+        async def ask(peer: str, size: int, root: bytes) -> SignedCheckpoint:
             return await self.others[peer].publishing.sign(size, root.hex())
 
         async def hand(peer: str, note: str) -> None:

@@ -18,7 +18,7 @@ from cluster.schemas import operations as ops
 from cluster.schemas.requests import PoolRequest
 from cluster.serve import Refused, Replica
 from cluster.server import divergence, history_fetch
-from cluster.server.divergence import Diverged
+from cluster.server.divergence import StateDiverged
 from cluster.server.tlog import LedgerAltered, publish
 from cluster.system.clock import SystemClock
 from tests.cluster.harness import PATIENCE_S
@@ -110,7 +110,7 @@ async def _nothing() -> None:
 
 def _finder_of(error: BaseException) -> Finder:
     match error:
-        case Diverged():
+        case StateDiverged():
             return Finder.LEDGERS if "the ledger of" in str(error) else Finder.STATES
         case LedgerAltered():
             return Finder.SIGNING

@@ -8,7 +8,7 @@ from typing import Any
 from cluster.server.mail import Mailer, Undeliverable
 from cluster.server.mail.mailer import OFF, RETRY_S, SENDING_MAX
 from cluster.server.mail.sending import Send, SendFailed
-from cluster.server.pending import NotLeading, QueueFull, Settled
+from cluster.server.pending import NotLeading, QueueFull, Settlement
 from replica.messages import commands as c
 from replica.model.job_states import JobState
 from replica.model.mail import Mail
@@ -48,19 +48,19 @@ class Site:
     async def take(self, mail: Mail) -> None:
         self.taken.append(mail.key)
 
-    def submit(self, request: c.Request) -> asyncio.Future[Settled]:
+    def submit(self, request: c.Request) -> asyncio.Future[Settlement]:
         if self.full:
             raise QueueFull
         if not self.leads:
             raise NotLeading(None)
         assert request.actor == c.CONTROLLER
-        answer: asyncio.Future[Settled] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Settlement] = asyncio.get_running_loop().create_future()
         outcome = self.world.settle(request.command, request.actor)
         refusal = outcome if isinstance(outcome, Refusal) else None
         if self.lose_answers:
             answer.cancel()
         else:
-            answer.set_result(Settled(self.world.state.revision, 0, refusal, self.world.state, True))
+            answer.set_result(Settlement(self.world.state.revision, 0, refusal, self.world.state, True))
         return answer
 
     async def rest(self) -> None:

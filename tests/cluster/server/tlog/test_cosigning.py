@@ -20,7 +20,17 @@ from cluster.security.proofs import (
 )
 from cluster.security.witness import Answer, Log, Seen, make_key, read_key
 from cluster.security.witness import Witness as RealWitness
-from cluster.server.tlog import Cosigning, LogPeers, NoAnswer, Publisher, Signed, Signer, Witness, cosigning, publish
+from cluster.server.tlog import (
+    Cosigning,
+    LogPeers,
+    NoAnswer,
+    Publisher,
+    SignedCheckpoint,
+    Signer,
+    Witness,
+    cosigning,
+    publish,
+)
 from cluster.system import SystemClock
 from tests.cluster.harness import story
 from tests.cluster.security.witness.logs import ORIGIN, MemoryLog
@@ -99,7 +109,7 @@ class Site:
     async def _consistency(self, old_size: int, size: int) -> list[bytes]:
         return consistency_proof(old_size, size, self.log.read)
 
-    async def _ask(self, peer: str, size: int, root: bytes) -> Signed:
+    async def _ask(self, peer: str, size: int, root: bytes) -> SignedCheckpoint:
         return await self.publishers[peer].sign(size, root.hex())
 
     async def _hand(self, peer: str, note: str) -> None:

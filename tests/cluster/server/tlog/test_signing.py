@@ -18,13 +18,13 @@ from cluster.server.storage import StorageRefused
 from cluster.server.tlog import (
     NOBODY,
     Cosigning,
-    Counted,
+    CountedHistories,
     Counting,
     LedgerAltered,
     LogPeers,
     NoteNotTaken,
     Publisher,
-    Signed,
+    SignedCheckpoint,
     Signer,
     SignRefused,
     origin_of,
@@ -186,7 +186,7 @@ class Cluster:
             raise LookupError(f"{peer} does not answer")
         return self.publishers[peer]
 
-    async def _ask(self, peer: str, size: int, root: bytes) -> Signed:
+    async def _ask(self, peer: str, size: int, root: bytes) -> SignedCheckpoint:
         return await self.reached(peer).sign(size, root.hex())
 
     async def _hand(self, peer: str, note: str) -> None:
@@ -199,12 +199,12 @@ class Cluster:
         self.asked_for_notes.append(peer)
         return self.reached(peer).note
 
-    async def _counted(self, name: str, size: int) -> tuple[Counted, bytes]:
+    async def _counted(self, name: str, size: int) -> tuple[CountedHistories, bytes]:
         if not self.counts[name]:
             raise LookupError("history is missing here")
-        return Counted(self.counts[name], bytes([self.counts[name]]) * 32), self.in_ledger
+        return CountedHistories(self.counts[name], bytes([self.counts[name]]) * 32), self.in_ledger
 
-    async def _count_of(self, peer: str, size: int, root: bytes) -> Counted | None:
+    async def _count_of(self, peer: str, size: int, root: bytes) -> CountedHistories | None:
         await self.reached(peer).sign(size, root.hex())
         return (await self._counted(peer, size))[0]
 
@@ -261,7 +261,7 @@ async def test_who_hands_over_has_all_that_is_applied_signed_first_or_goes_on_in
     them.ledgers["r1"].applied = 24
     monkeypatch.setattr("cluster.server.tlog.publish.LAST_S", 0.01)
 
-    async def hanging(peer: str, size: int, root: bytes) -> Signed:
+    async def hanging(peer: str, size: int, root: bytes) -> SignedCheckpoint:
         await asyncio.sleep(3600)
         raise AssertionError
 

@@ -1,0 +1,110 @@
+"""Language of docstrings and names: rules of plain English that a program can check."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.repo.tree import modules, text_of
+
+CONVERTED = ("wal", "snapshots", "cluster/consensus", "cluster/server", "cluster/system")
+"""Packages that follow the rules; the others are converted one by one."""
+
+FIRST_WORDS = re.compile(r"(?:What|Who|Whose|How|Whether|All|One|Where|That)\b")
+RIDDLES = re.compile(r"\b(?:somebody|nobody|whoever|anybody|everybody|he|his)\b", re.IGNORECASE)
+BARE = re.compile(
+    r"[a-z]{2,}ed|asked|told|gone|said|held|known|shown|seen|heard|given|sent|made|done|kept|those|that|one"
+)
+"""Names of functions that are a participle or a pronoun alone."""
+
+CLASS_NAMES_TWICE_MAX = 93
+"""Public class names defined in more than one module; only ever lowered."""
+
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+NAMED_EXCEPTIONS = {"feed", "need", "seed", "speed", "exceed", "embed", "shared"}
+
+
+class Text(NamedTuple):
+    """Docstring with its position; `owner` is the name of the documented object."""
+
+    place: str
+    kind: str
+    owner: str
+    text: str
+
+
+@cache
+def docstrings(path: Path) -> tuple[Text, ...]:
+    """Return the docstrings of a module, its classes and functions."""
+    tree = ast.parse(text_of(path))
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text is not None:
+                owner = getattr(node, "name", path.stem)
+                found.append(Text(f"{path}:{getattr(node, 'lineno', 1)}", type(node).__name__, owner, text))
+    return tuple(found)
+
+
+def converted() -> list[Path]:
+    """Return the modules of the converted packages."""
+    return [path for path in modules() if str(path).startswith(tuple(f"{package}/" for package in CONVERTED))]
+
+
+def test_no_docstring_begins_with_a_relative_clause() -> None:
+    found = [f"{one.place}: {one.text[:60]}" for path in converted() for one in docstrings(path)]
+    found = [line for line in found if FIRST_WORDS.match(line.partition(": ")[2])]
+    assert found == [], "name the thing, or begin with Return"
+
+
+def test_no_docstring_speaks_of_somebody() -> None:
+    found = [
+        f"{one.place}: {match[0]}"
+        for path in converted()
+        for one in docstrings(path)
+        if (match := RIDDLES.search(one.text))
+    ]
+    assert found == [], "say user, operator, caller, client or replica"
+
+
+def test_no_public_function_or_class_is_a_bare_participle() -> None:
+    found = []
+    for path in converted():
+        for node in _public_definitions(ast.parse(text_of(path))):
+            name = node.name if not isinstance(node, ast.ClassDef) else node.name[0].lower() + node.name[1:]
+            if BARE.fullmatch(name) and name not in NAMED_EXCEPTIONS:
+                found.append(f"{path}:{node.lineno}: {node.name}")
+    assert found == [], "give it a verb, or a noun of its role"
+
+
+def _public_definitions(module: ast.Module) -> Iterator[Definition]:
+    """Yield the public functions and classes of a module."""
+    for node in module.body:
+        if isinstance(node, Definition) and node.name[0] != "_":
+            yield node
+
+
+def test_few_class_names_occur_twice() -> None:
+    names: Counter[str] = Counter()
+    for path in modules():
+        if "messages" not in path.parts:
+            tree = ast.parse(text_of(path))
+            names.update({node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"})
+    twice = sorted(name for name, count in names.items() if count > 1)
+    assert len(twice) <= CLASS_NAMES_TWICE_MAX, twice
+
+
+@pytest.mark.parametrize("text", ["What a replica knows.", "Whether it leads.", "All of them.", "Who leads."])
+def test_the_rule_finds_relative_clauses(text: str) -> None:
+    assert FIRST_WORDS.match(text)
+
+
+@pytest.mark.parametrize("text", ["Whatever happens.", "Allocate space.", "Onetime key.", "However."])
+def test_the_rule_leaves_other_words_alone(text: str) -> None:
+    assert not FIRST_WORDS.match(text)
