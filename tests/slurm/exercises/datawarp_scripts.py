@@ -15,6 +15,7 @@ The comments at the head of a script say which sentence of the guide it is about
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -73,6 +74,8 @@ async def datawarp_scripts(site: Site, client: Client, size: int, seed: int) -> 
     """Every script of tests/slurm/datawarp is accepted or rejected, runs, and leaves what its head says."""
     require(site.plugin == "datawarp", "datawarp-scripts: these are scripts of DataWarp; add --plugin datawarp")
     data = site.make_input("data")
+    # What is cancelled before it has run lingers: here for a moment only.
+    await asyncio.to_thread(site.cluster.forebay, "config", "set", "ExternalJobLinger=1")
     leaf = site.input / "tree" / "leaf"
     leaf.parent.mkdir()
     leaf.write_bytes(data)
