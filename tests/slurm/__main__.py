@@ -48,10 +48,8 @@ def main(arguments: list[str]) -> int:
     does.add_argument(
         "--release", choices=(*RELEASES, "all"), help="run in a root directory with this release of Slurm"
     )
-    does.add_argument(
-        "--sample", type=_positive, metavar="N", help="with --release: N releases and plugins, by the seed"
-    )
-    does.add_argument("--no-build", action="store_true", help="with --release: skip a release that has no root yet")
+    does.add_argument("--sample", type=_positive, metavar="N", help="with --release: N runs of one exercise or row")
+    does.add_argument("--no-build", action="store_true", help="with --release: skip a release whose root is not ready")
     does.add_argument("--parallel", type=_positive, default=1, metavar="N", help="with --release: N runs at a time")
     does.add_argument(
         "--record", type=Path, nargs="?", const=FILE, help="with --release: write outcomes into this file"
@@ -113,12 +111,12 @@ def _sizes_and_rows(chosen: argparse.Namespace, parser: argparse.ArgumentParser)
 
 
 def _lines(chosen: argparse.Namespace, sizes: dict[str, int], rows: list[str]) -> list[list[str]]:
-    """Return what a run in a root can be: all that the command line names or, for a sample, one exercise of it."""
+    """Return what a run in a root can be: the whole command line or, for a sample, one exercise or row of it."""
     if chosen.sample is None:
         rounds = [] if chosen.rounds is None else ["--rounds", str(chosen.rounds)]
         return [[*chosen.names, *rounds, *(["--rows", chosen.rows] if chosen.rows else [])]]
-    mine = ["--rows", ",".join(rows)] if rows else []
-    return [[name, "--rounds", str(size), *(mine if name == "refusals" else [])] for name, size in sizes.items()]
+    lines = [[name, "--rounds", str(size)] for name, size in sizes.items() if name != "refusals"]
+    return lines + [["refusals", "--rows", row] for row in (rows or ROWS) if "refusals" in sizes]
 
 
 def _site_options(sizes: dict[str, int], parser: argparse.ArgumentParser) -> dict[str, Any]:

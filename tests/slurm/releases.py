@@ -46,8 +46,9 @@ def exercise(chosen: argparse.Namespace, runs: list[Run]) -> int:
     roots, moved = {}, {}
     for release in dict.fromkeys(run.release for run in runs):
         root = Root(release)
-        if chosen.no_build and not root.version:
-            print(f"scripts/slurm: skipped: Slurm {release} has no root; scripts/slurm root {release}", file=sys.stderr)
+        if chosen.no_build and not root.is_ready():
+            remedy = f"build it: scripts/slurm root {release}"
+            print(f"scripts/slurm: skipped: the root of Slurm {release} is not ready; {remedy}", file=sys.stderr)
             continue
         try:
             root.build()
@@ -139,14 +140,14 @@ def root_command(chosen: argparse.Namespace) -> int:
     root = Root(chosen.release)
     try:
         root.build(renew=chosen.renew)
-        if not chosen.command:
-            newer = root.moved()
-            print(f"{root.directory}: Slurm {root.version}" + (f"; Debian {root.suite} has {newer}" if newer else ""))
-            return 0
         root.set_up()
     except RootError as error:
         print(f"scripts/slurm: {error}", file=sys.stderr)
         return UNABLE
+    if not chosen.command:
+        newer = root.moved()
+        print(f"{root.directory}: Slurm {root.version}" + (f"; Debian {root.suite} has {newer}" if newer else ""))
+        return 0
     with root.scratch() as scratch:
         line = root.words(["env", "-C", TREE, *chosen.command], scratch, network=chosen.network)
         return subprocess.run(line, env=environment(), check=False).returncode

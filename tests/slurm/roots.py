@@ -111,6 +111,10 @@ class Root:
         file = self._cache / "version"
         return file.read_text().strip() if file.exists() else ""
 
+    def is_ready(self) -> bool:
+        """Return whether the root is built and has the Python packages of this tree."""
+        return bool(self.version) and (self._venv() / ".forebay-setup").exists()
+
     def build(self, *, renew: bool = False) -> None:
         """Build the root unless it is there; RootError where that fails. `renew`: replace it."""
         self._cache.mkdir(parents=True, exist_ok=True)

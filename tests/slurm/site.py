@@ -35,7 +35,7 @@ POOL_GRAINS = 20
 MOVERS = ("n1", "n2")
 MEMORY = Path("/dev/shm")
 START_S = 120.0
-REFUSED_S = 60.0
+REFUSED_S = 240.0
 """Seconds within which a bridge that may not be one has ended."""
 
 _JOB_SUBMIT = """\
@@ -124,7 +124,8 @@ class Site(Submitted):
 
     def _datawarp(self) -> str:
         programs = f"GetSysState={self._helpers}/dw_wlm_cli\nGetSysStatus={self._helpers}/dwstat\n"
-        return f"{programs}StageInTimeout=86400\nFlags=EnablePersistent\n"
+        # A job was held once since `paths` waited for longer at its gate, on a busy machine, than the default of 5 s.
+        return f"{programs}StageInTimeout=86400\nValidateTimeout=60\nFlags=EnablePersistent\n"
 
     def _write_helpers(self) -> None:
         """Write what Slurm runs, with the line that `install` writes, behind gates."""

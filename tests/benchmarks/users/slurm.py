@@ -271,9 +271,11 @@ class SlurmSite(Members):
 
     def wipe_state(self) -> None:
         """Replace StateSaveLocation by an empty directory of SlurmUser."""
-        shutil.rmtree(self.state)
+        old = self.state.with_name("state.old")
+        self.state.rename(old)  # a bridge that runs writes into it at any time
         self.state.mkdir(mode=0o755)
         os.chown(self.state, self._user.pw_uid, self._user.pw_gid)
+        shutil.rmtree(old)
 
     def controller_again(self) -> None:
         """Start slurmctld on its state, with what `preload` says now; return when it answers."""
