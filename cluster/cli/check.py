@@ -85,7 +85,11 @@ _Found = tuple[str, Verdict, str]
 
 @click.command("check")
 @click.option(
-    "--name", "names", multiple=True, metavar="NAME", help="What starts here.  [default: whose key lies here]"
+    "--name",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Replica or agent to check.  [default: those whose key is here]",
 )
 @JSON_OPTION
 def check(names: tuple[str, ...], as_json: bool) -> None:

@@ -13,7 +13,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-YES_OPTION = click.option("--yes", is_flag=True, help="Do it without asking.")
+YES_OPTION = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 
 
 def can_ask() -> bool:

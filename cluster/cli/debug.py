@@ -158,15 +158,15 @@ class Bundle:
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The file to write; it must not be there.  [default: forebay-debug-CLUSTER-TIME.tar.gz here]",
+    help="New file to write.  [default: forebay-debug-CLUSTER-TIME.tar.gz here]",
 )
-@click.option("--job", "jobs", multiple=True, metavar="JOB", help="Also what happened to a job; names its files.")
+@click.option("--job", "jobs", multiple=True, metavar="JOB", help="Include a job's history, with its file names.")
 @click.option(
     "--log",
     "logs",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help=f"Also the end of a log, {PART_BYTES_MAX >> 20} MiB at most.",
+    help=f"Include the end of a log, {PART_BYTES_MAX >> 20} MiB at most.",
 )
 @JSON_OPTION
 def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as_json: bool) -> None:

@@ -69,7 +69,7 @@ class Line(NamedTuple):
     default=2 * WATCH_PERIOD_S,
     metavar="SECONDS",
     show_default=True,
-    help="How long between two looks.",
+    help="Refresh interval.",
 )
 def top(every_s: float) -> None:
     """Watch the cluster full-screen; q quits.

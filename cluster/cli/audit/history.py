@@ -29,10 +29,12 @@ _MOMENTS = "1207, 10:03, 2026-01-31T10:03:00"
 
 _OF = (
     click.option("--job", type=click.IntRange(min=1), metavar="JOB", help="Only of this job."),
-    click.option("--pool", metavar="NAME", help="Only what was changed of this pool; as --of pool=NAME."),
-    click.option("--node", metavar="NAME", help="Only what was changed of this node."),
+    click.option("--pool", metavar="NAME", help="Only changes of this pool; short for --of pool=NAME."),
+    click.option("--node", metavar="NAME", help="Only changes of this node."),
     click.option(
-        "--of", metavar="KIND[=NAME]", help=f"Only what was changed of one of {', '.join(ops.HISTORY_OF)}, or of one."
+        "--of",
+        metavar="KIND[=NAME]",
+        help=f"Only changes of this kind ({', '.join(ops.HISTORY_OF)}), or of one of them.",
     ),
 )
 
@@ -57,14 +59,18 @@ def _thing(pool: str | None, node: str | None, of: str | None) -> dict[str, str 
 
 
 @click.command("history")
-@click.option("--from", "since", callback=parse_moment, metavar="REVISION|TIME", help=f"From then on: {_MOMENTS}.")
-@click.option("--to", "until", callback=parse_moment, metavar="REVISION|TIME", help="Up to then, not up to now.")
+@click.option(
+    "--from", "since", callback=parse_moment, metavar="REVISION|TIME", help=f"Start of the period: {_MOMENTS}."
+)
+@click.option(
+    "--to", "until", callback=parse_moment, metavar="REVISION|TIME", help="End of the period.  [default: now]"
+)
 @_things
-@click.option("--user", metavar="NAME", help="Of this user's jobs, and what he asked for himself.")
-@click.option("--account", metavar="NAME", help="Of jobs that were submitted for this account.")
-@click.option("--actor", metavar="NAME", help="What somebody asked for: admin, or 'operator admin'.")
-@click.option("--kind", metavar="EVENT[,EVENT...]", help="Only these events; `refused`: what was refused.")
-@click.option("--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option("--user", metavar="NAME", help="Only this user's jobs and commands.")
+@click.option("--account", metavar="NAME", help="Only jobs of this account.")
+@click.option("--actor", metavar="NAME", help="Only commands of this caller: admin, or 'operator admin'.")
+@click.option("--kind", metavar="EVENT[,EVENT...]", help="Only these events; `refused` for rejected commands.")
+@click.option("--follow", is_flag=True, help="Wait for further events, until Ctrl-C.")
 @JSON_OPTION
 def history(
     since: str | None,
@@ -164,7 +170,9 @@ class _OneObject:
 
 
 @click.command("leaders")
-@click.option("--limit", type=click.IntRange(1, ops.LEADERS_LIMIT_MAX), metavar="N", help="The last so many terms.")
+@click.option(
+    "--limit", type=click.IntRange(1, ops.LEADERS_LIMIT_MAX), metavar="N", help="Show the last so many terms."
+)
 @JSON_OPTION
 def leaders(limit: int | None, as_json: bool) -> None:
     """List the leaders' terms, and the gaps between them."""
@@ -176,7 +184,7 @@ def leaders(limit: int | None, as_json: bool) -> None:
 @click.argument("since", metavar="A", callback=parse_moment)
 @click.argument("until", metavar="[B]", required=False, callback=parse_moment)
 @_things
-@click.option("--limit", type=click.IntRange(1, ops.DIFF_LIMIT_MAX), metavar="N", help="At most so many changes.")
+@click.option("--limit", type=click.IntRange(1, ops.DIFF_LIMIT_MAX), metavar="N", help="Show at most so many changes.")
 @JSON_OPTION
 def diff(
     since: str,

@@ -29,24 +29,22 @@ REVISION_MAX: Final = 2**63 - 1
 _DATA = click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="Directory of a replica (./r1) or its wal directory; the replica may be running or not.",
+    help="Replica's directory (./r1) or its wal directory; the replica may be running.",
 )
-_NAME = click.option("--name", help="Replica of the configuration whose directory is read, instead of --data.")
+_NAME = click.option("--name", help="Replica of the configuration, instead of --data.")
 _RELEASE = click.option(
     "--release",
     type=click.Path(path_type=Path),
     metavar="TREE",
-    help="Ask the release that is unpacked there, by its own .venv where it has one.",
+    help="Compare with the release unpacked in this directory.",
 )
-SINCE_FORMS: Final = "a revision, a time (2026-01-31T16:00:00Z), or so long before the end (90m, 12h, 7d)"
-WINDOW_FORMS: Final = f"a revision, {PAST_FORMS}, or so long before the end (90m, 12h, 7d)"
+SINCE_FORMS: Final = "a revision, a time (2026-01-31T16:00:00Z), or an age before the end (90m, 12h, 7d)"
+WINDOW_FORMS: Final = f"a revision, {PAST_FORMS}, or an age before the end (90m, 12h, 7d)"
 
 
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
-_ARCHIVE = click.option(
-    "--archive", type=_DIRECTORY, metavar="DIR", help="Read what is not held here from the segments in this directory."
-)
-_KEYS: Final = "The keys that replicas sign checkpoints with, as `forebay audit keys` prints them."
+_ARCHIVE = click.option("--archive", type=_DIRECTORY, metavar="DIR", help="Read missing entries from this archive.")
+_KEYS: Final = "Keys of the replicas, as `forebay audit keys` prints them."
 
 
 def start_audit(name: str, options: dict[str, Any]) -> None:
@@ -82,11 +80,11 @@ def decode_options(text: str) -> dict[str, Any]:
 @click.option(
     "--expect",
     metavar="DIGEST@INDEX",
-    help="Fail unless the ledger up to this entry has this digest, or begins so.",
+    help="Fail unless the ledger up to this entry has this digest or prefix.",
 )
-@click.option("--complete", is_flag=True, help="Fail if an entry from the first one on is not held.")
-@click.option("--deep", is_flag=True, help="Fold it, too: all that is derived must be what it comes to.")
-@click.option("--archive", type=_DIRECTORY, metavar="DIR", help="Verify this archive: alone, or with --data before it.")
+@click.option("--complete", is_flag=True, help="Fail if any entry is missing.")
+@click.option("--deep", is_flag=True, help="Also replay it, and compare everything that is derived from it.")
+@click.option("--archive", type=_DIRECTORY, metavar="DIR", help="Verify this archive, alone or together with --data.")
 @click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help=_KEYS)
 @JSON_OPTION
 def verify(**options: Any) -> None:
@@ -112,12 +110,12 @@ def verify(**options: Any) -> None:
 @_DATA
 @_NAME
 @click.option("--at", type=click.IntRange(0, REVISION_MAX), metavar="REVISION", help="Stop at this revision.")
-@click.option("--from-snapshot", type=click.Path(path_type=Path), help="Begin with a snapshot instead of nothing.")
-@click.option("--expect", metavar="DIGEST", help="Fail unless the state digest begins with these hex digits.")
+@click.option("--from-snapshot", type=click.Path(path_type=Path), help="Start from this snapshot.")
+@click.option("--expect", metavar="DIGEST", help="Fail unless the state digest starts with these hex digits.")
 @click.option(
     "--processes",
     type=click.IntRange(1, 64),
-    help="Fold in so many processes at once at most (default: one for each core).",
+    help="Use at most so many processes.  [default: one for each core]",
 )
 @_ARCHIVE
 @_RELEASE
@@ -145,8 +143,8 @@ def replay(**options: Any) -> None:
 @_DATA
 @_NAME
 @_RELEASE
-@click.option("--since", metavar="WHEN", help=f"Look at what was decided from then on only: {SINCE_FORMS}.")
-@click.option("--from-snapshot", type=click.Path(path_type=Path), help="Begin with a snapshot instead of nothing.")
+@click.option("--since", metavar="WHEN", help=f"Only decisions since then: {SINCE_FORMS}.")
+@click.option("--from-snapshot", type=click.Path(path_type=Path), help="Start from this snapshot.")
 @_ARCHIVE
 @JSON_OPTION
 def redecide(**options: Any) -> None:
@@ -165,9 +163,11 @@ def redecide(**options: Any) -> None:
 @click.command("dump")
 @_DATA
 @_NAME
-@click.option("--from", "first", type=click.IntRange(1, REVISION_MAX), default=1, help="First entry.  [default: 1]")
-@click.option("--limit", type=click.IntRange(1, REVISION_MAX), help="How many entries, at most.")
-@click.option("--job", type=click.IntRange(1, REVISION_MAX), metavar="N", help="Only those that this job is in.")
+@click.option(
+    "--from", "first", type=click.IntRange(1, REVISION_MAX), default=1, help="First entry to print.  [default: 1]"
+)
+@click.option("--limit", type=click.IntRange(1, REVISION_MAX), help="Print at most so many entries.")
+@click.option("--job", type=click.IntRange(1, REVISION_MAX), metavar="N", help="Only entries of this job.")
 @_ARCHIVE
 def dump(**options: Any) -> None:
     """Print ledger entries as JSON, one line each."""
@@ -177,7 +177,7 @@ def dump(**options: Any) -> None:
 @click.command("prove")
 @_DATA
 @_NAME
-@click.option("--job", metavar="JOB", required=True, help="The job: a number, with --data also of one that is purged.")
+@click.option("--job", metavar="JOB", required=True, help="Job to prove; with --data also one that is purged.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Write it to this file."
 )
@@ -203,7 +203,7 @@ def prove(**options: Any) -> None:
 @click.argument("directory", metavar="DIR", type=_DIRECTORY)
 @_DATA
 @_NAME
-@click.option("--list", "listed", is_flag=True, help="List the segments that are there, and write nothing.")
+@click.option("--list", "listed", is_flag=True, help="List the archive's segments, and write nothing.")
 @JSON_OPTION
 def archive(**options: Any) -> None:
     """Archive the ledger up to the last checkpoint.
@@ -220,7 +220,7 @@ def archive(**options: Any) -> None:
 @_DATA
 @_NAME
 @click.option("--below", type=click.IntRange(1, REVISION_MAX), metavar="INDEX", help="Remove entries before this one.")
-@click.option("--older-than", metavar="AGE", help="Remove what is older than so long before the end: 90m, 12h, 90d.")
+@click.option("--older-than", metavar="AGE", help="Remove entries older than this before the end: 90m, 12h, 90d.")
 @click.option(
     "--archive",
     "archives",
@@ -228,10 +228,10 @@ def archive(**options: Any) -> None:
     multiple=True,
     required=True,
     metavar="DIR",
-    help="An archive that has it; at least two, and each is read.",
+    help="Archive that has the entries; give at least two, each is read.",
 )
 @click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE", help=_KEYS)
-@click.option("--dry-run", is_flag=True, help="Check everything, say what would go, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Check everything, show what would be removed, and remove nothing.")
 @YES_OPTION
 @JSON_OPTION
 def prune(**options: Any) -> None:
@@ -249,7 +249,7 @@ def prune(**options: Any) -> None:
 
 
 @click.command("retain")
-@click.option("--name", required=True, help="Replica of the configuration whose directory it is.")
+@click.option("--name", required=True, help="Replica whose ledger is archived.")
 @JSON_OPTION
 def retain(**options: Any) -> None:
     """Archive and prune according to [retention].
@@ -263,7 +263,7 @@ def retain(**options: Any) -> None:
 @click.command("restore")
 @_DATA
 @_NAME
-@click.option("--archive", type=_DIRECTORY, required=True, metavar="DIR", help="An archive of what the replica lacks.")
+@click.option("--archive", type=_DIRECTORY, required=True, metavar="DIR", help="Archive that has the missing part.")
 @JSON_OPTION
 def restore_ledger(**options: Any) -> None:
     """Restore the pruned part of a stopped replica's tree.
@@ -278,7 +278,7 @@ def restore_ledger(**options: Any) -> None:
 
 @click.command("inspect")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--check", is_flag=True, help="Also load it as a replica would, and check all invariants.")
+@click.option("--check", is_flag=True, help="Also load it, and check all invariants.")
 @JSON_OPTION
 def inspect(**options: Any) -> None:
     """Check a backup, and show what it has."""
@@ -288,11 +288,11 @@ def inspect(**options: Any) -> None:
 @click.command("jobs")
 @_DATA
 @_NAME
-@click.option("-S", "--from", "first", metavar="TIME", help=f"Begin of the window: {PAST_FORMS}.")
-@click.option("-E", "--to", "last", metavar="TIME", help="End of the window, likewise.")
+@click.option("-S", "--from", "first", metavar="TIME", help=f"Start of the period: {PAST_FORMS}.")
+@click.option("-E", "--to", "last", metavar="TIME", help="End of the period, likewise.")
 @click.option("-u", "--user", help="Only jobs of this user.")
 @click.option("-A", "--account", help="Only jobs of this account.")
-@click.option("-s", "--state", metavar="STATE", help="Only jobs that were in this state at the end of the window.")
+@click.option("-s", "--state", metavar="STATE", help="Only jobs in this state at the end of the period.")
 @_ARCHIVE
 @JSON_OPTION
 def jobs(**options: Any) -> None:
@@ -307,8 +307,8 @@ def jobs(**options: Any) -> None:
 @click.command("report")
 @_DATA
 @_NAME
-@click.option("--from", "first", metavar="TIME", help=f"Begin of the window: {PAST_FORMS}.  [default: of the ledger]")
-@click.option("--to", "last", metavar="TIME", help="End of the window, likewise.  [default: of the ledger]")
+@click.option("--from", "first", metavar="TIME", help=f"Start of the period: {PAST_FORMS}.  [default: of the ledger]")
+@click.option("--to", "last", metavar="TIME", help="End of the period, likewise.  [default: of the ledger]")
 @click.option("--job", "jobs", type=click.IntRange(1), multiple=True, metavar="N", help="Draw this job; repeatable.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
 @_ARCHIVE
@@ -327,15 +327,15 @@ def report(**options: Any) -> None:
 
 
 @click.command("recover")
-@click.option("--name", required=True, help="Replica of this machine whose data is left; it must not run.")
-@click.option("--confirm", metavar="ID", help="Do what the plan with this id says.")
-@click.option("--yes", is_flag=True, help="Do it without having seen a plan.")
-@click.option("--by", metavar="OPERATOR", help="Who does it, for the ledger.  [default: this account]")
+@click.option("--name", required=True, help="Surviving replica of this machine; it must not run.")
+@click.option("--confirm", metavar="ID", help="Run the plan with this ID.")
+@click.option("--yes", is_flag=True, help="Run without a confirmed plan.")
+@click.option("--by", metavar="OPERATOR", help="Operator to record in the ledger.  [default: this account]")
 @click.option(
     "--leave-behind",
     multiple=True,
     metavar="NAME",
-    help="A replica that answers and has more entries: what it has more is lost; repeatable.",
+    help="Give up the entries that only this replica has; repeatable.",
 )
 @JSON_OPTION
 def recover(**options: Any) -> None:
@@ -354,8 +354,8 @@ def recover(**options: Any) -> None:
 @click.command("whatif")
 @_DATA
 @_NAME
-@click.option("--from", "first", metavar="WHEN", help=f"Begin of the window: {WINDOW_FORMS}.  [default: of the ledger]")
-@click.option("--to", "last", metavar="WHEN", help="End of the window, likewise.  [default: of the ledger]")
+@click.option("--from", "first", metavar="WHEN", help=f"Start of the period: {WINDOW_FORMS}.  [default: of the ledger]")
+@click.option("--to", "last", metavar="WHEN", help="End of the period, likewise.  [default: of the ledger]")
 @click.option(
     "--set",
     "settings",
@@ -368,14 +368,14 @@ def recover(**options: Any) -> None:
     "--policy",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Change the configuration to that of this burst_buffer.conf, as `config apply` does.",
+    help="Apply this burst_buffer.conf, as `config apply` does.",
 )
 @click.option(
     "--html",
     "html",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="PAGE",
-    help="Also draw it as a page.",
+    help="Also write an HTML page to this file.",
 )
 @JSON_OPTION
 def whatif(**options: Any) -> None:
@@ -391,10 +391,10 @@ def whatif(**options: Any) -> None:
 
 @click.command("restore")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--name", required=True, help="Replica of this machine that it becomes; it has no data.")
-@click.option("--confirm", metavar="ID", help="Do what the plan with this id says.")
-@click.option("--yes", is_flag=True, help="Do it without having seen a plan.")
-@click.option("--by", metavar="OPERATOR", help="Who does it, for the ledger.  [default: this account]")
+@click.option("--name", required=True, help="Replica of this machine to create; it must have no data.")
+@click.option("--confirm", metavar="ID", help="Run the plan with this ID.")
+@click.option("--yes", is_flag=True, help="Run without a confirmed plan.")
+@click.option("--by", metavar="OPERATOR", help="Operator to record in the ledger.  [default: this account]")
 @JSON_OPTION
 def restore_backup(**options: Any) -> None:
     """Rebuild the cluster from a backup.

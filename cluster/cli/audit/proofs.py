@@ -147,13 +147,13 @@ class ConsistencyShown(msgspec.Struct, frozen=True, kw_only=True):
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     metavar="NOTE",
-    help="A checkpoint that was kept.",
+    help="Kept checkpoint to compare with.",
 )
 @click.option(
     "--keys",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Keys, as `audit keys` prints them, those of witnesses too.",
+    help="Keys of replicas and witnesses, as `audit keys` prints them.",
 )
 @click.option(
     "--witnesses",
@@ -161,7 +161,7 @@ class ConsistencyShown(msgspec.Struct, frozen=True, kw_only=True):
     type=click.IntRange(0, WITNESSES_MAX),
     default=0,
     metavar="K",
-    help="Fail unless so many witnesses have cosigned the present checkpoint.",
+    help="Fail unless so many witnesses have cosigned the last checkpoint.",
 )
 @JSON_OPTION
 def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _DB = click.option(
-    "--db", type=_FILE, metavar="FILE", help="What it has cosigned.  [default: the name of the key, and .db]"
+    "--db", type=_FILE, metavar="FILE", help="Database of cosigned checkpoints.  [default: the key's name and .db]"
 )
 
 
@@ -100,7 +100,7 @@ def run(
 @click.command("key")
 @click.option("--key", type=_FILE, required=True, metavar="FILE", help="Write it to this new file.")
 @_DB
-@click.option("--name", required=True, help="Under which it cosigns, such as witness.example.org/forebay.")
+@click.option("--name", required=True, help="Name to cosign with, such as witness.example.org/forebay.")
 @JSON_OPTION
 def make(key: Path, db: Path | None, name: str, as_json: bool) -> None:
     """Create a witness's key and its empty database.
@@ -127,7 +127,7 @@ def make(key: Path, db: Path | None, name: str, as_json: bool) -> None:
 
 
 @click.command("list")
-@click.option("--key", type=_FILE, required=True, metavar="FILE", help="Its key.")
+@click.option("--key", type=_FILE, required=True, metavar="FILE", help="Key of the witness.")
 @_DB
 @JSON_OPTION
 def list_seen(key: Path, db: Path | None, as_json: bool) -> None:

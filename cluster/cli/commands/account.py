@@ -58,11 +58,10 @@ _LIMIT = click.option(
     multiple=True,
     callback=_limits,
     metavar="LIMIT=VALUE",
-    help="Such as MaxJobsPerUser=4 or GrpBB:bb/fast=10TiB; bb/NAME is a pool, or bb/native for all; -1 for none. "
-    "Repeat for more.",
+    help="Limit such as MaxJobsPerUser=4 or GrpBB:bb/fast=10TiB; bb/native: all pools; -1: none; repeatable.",
 )
 _ACCOUNTS = click.option(
-    "--accounts", callback=names, metavar="NAME,…", help="All accounts whose jobs may use it, separated by commas."
+    "--accounts", callback=names, metavar="NAME,…", help="Set the accounts whose jobs may use it, separated by commas."
 )
 
 
@@ -95,8 +94,8 @@ account_group = group_of(
 
 @account_group.command("set")
 @NAME
-@click.option("--parent", metavar="ACCOUNT", help="The account above it; an empty one for none.")
-@click.option("--users", callback=names, metavar="NAME,…", help="All its users, separated by commas.")
+@click.option("--parent", metavar="ACCOUNT", help="Parent account; empty for none.")
+@click.option("--users", callback=names, metavar="NAME,…", help="Set the list of users, separated by commas.")
 @_LIMIT
 @click.option(
     "--user-limit",
@@ -104,7 +103,7 @@ account_group = group_of(
     multiple=True,
     callback=_user_limits,
     metavar="USER:LIMIT=VALUE",
-    help="A limit of one user in this account; repeat for more.",
+    help="Limit of one user in this account; repeatable.",
 )
 @JSON_OPTION
 def set_account(name: str, as_json: bool, **fields: Any) -> None:
@@ -149,19 +148,19 @@ qos_group = group_of(
 
 @qos_group.command("set")
 @NAME
-@click.option("--priority", type=click.IntRange(0), help="Added to that of its jobs.")
+@click.option("--priority", type=click.IntRange(0), help="Add this to the priority of its jobs.")
 @_LIMIT
 @click.option(
     "--users",
     callback=names,
     metavar="NAME,…",
-    help="All users who may use it, separated by commas; an empty one for everybody.",
+    help="Set the users who may use it, separated by commas; empty for all.",
 )
 @_ACCOUNTS
 @click.option(
     "--deny-on-limit/--no-deny-on-limit",
     default=None,
-    help="Whether what one of its limits forbids by itself is refused at submit.",
+    help="Reject at submit what exceeds a limit by itself.",
 )
 @JSON_OPTION
 def set_qos(name: str, as_json: bool, **fields: Any) -> None:
@@ -188,7 +187,7 @@ license_group = group_of(
 
 @license_group.command("set")
 @NAME
-@click.option("--total", type=click.IntRange(0), required=True, help="How many there are.")
+@click.option("--total", type=click.IntRange(0), required=True, help="Number of licences.")
 @JSON_OPTION
 def set_license(name: str, as_json: bool, total: int) -> None:
     """Set how many of a licence there are (operators).
@@ -231,15 +230,17 @@ reservation_group = group_of(
 
 @reservation_group.command("set")
 @NAME
-@click.option("--start", metavar="TIME", help="ISO 8601 with a zone, e.g. 2026-01-31T12:00:00Z.  [default: now]")
-@click.option("--end", metavar="TIME", help="ISO 8601 with a zone.")
-@click.option("--users", callback=names, metavar="NAME,…", help="All users who may use it, separated by commas.")
+@click.option(
+    "--start", metavar="TIME", help="Start, ISO 8601 with a zone, for example 2026-01-31T12:00:00Z.  [default: now]"
+)
+@click.option("--end", metavar="TIME", help="End, ISO 8601 with a zone.")
+@click.option("--users", callback=names, metavar="NAME,…", help="Set the users who may use it, separated by commas.")
 @_ACCOUNTS
 @click.option(
     "--burst-buffer",
     "burst_buffer",
     metavar="[plugin:][pool:]#[units]",
-    help="What it sets aside, e.g. fast:10TiB; more after commas.",
+    help="Space to reserve, for example fast:10TiB; more after commas.",
 )
 @JSON_OPTION
 def set_reservation(name: str, as_json: bool, **fields: Any) -> None:
@@ -290,8 +291,8 @@ def list_usage(account: str | None, qos: str | None, as_json: bool) -> None:
 
 
 @click.command("reset")
-@click.option("--account", metavar="NAME", help="Of this account, with all its users.")
-@click.option("--qos", metavar="NAME", help="Of this QOS.")
+@click.option("--account", metavar="NAME", help="Reset this account, with all its users.")
+@click.option("--qos", metavar="NAME", help="Reset this QOS.")
 @YES_OPTION
 @JSON_OPTION
 def reset_usage(account: str | None, qos: str | None, yes: bool, as_json: bool) -> None:

@@ -111,15 +111,13 @@ def _held(home: Path, jobs: list[int], named: list[str], states: dict[int | str,
 
 @click.command("receipt")
 @_NODE
-@click.option("--job", type=click.IntRange(min=1), required=True, metavar="N", help="Whose files.")
+@click.option("--job", type=click.IntRange(min=1), required=True, metavar="N", help="Job whose files are shown.")
 @click.option("--stage", type=click.Choice(STAGES), help="Only of this stage.")
-@click.option("--attempt", type=click.IntRange(min=1), metavar="A", help="Of this attempt.  [default: the last one]")
-@click.option(
-    "--digest", metavar="ALGORITHM:HEX", help="What the lines have to come to.  [default: what the ledger has]"
-)
-@click.option("--recheck", is_flag=True, help="Read every destination again from storage, and compare.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="A", help="Attempt to show.  [default: the last one]")
+@click.option("--digest", metavar="ALGORITHM:HEX", help="Expected digest of the lines.  [default: the ledger's]")
+@click.option("--recheck", is_flag=True, help="Read every destination again, and compare.")
 @click.option("--filesystem", type=Path, metavar="PATH", help="Look on the shared filesystem mounted here.")
-@click.option("--as-user", metavar="USER", help="Read the destinations as this user: on file servers root may not.")
+@click.option("--as-user", metavar="USER", help="Read the destinations as this user, on file servers that reject root.")
 @JSON_OPTION
 def agent_receipt(
     name: str | None,

@@ -25,7 +25,7 @@ from replica.values import plain
 
 
 @click.command("snapshot")
-@click.option("--name", help="Replica that writes it.  [default: whichever answers]")
+@click.option("--name", help="Replica to use.  [default: the first that answers]")
 @JSON_OPTION
 def snapshot(name: str | None, as_json: bool) -> None:
     """Have a replica write a snapshot now (operators)."""
@@ -55,12 +55,16 @@ class FetchedView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command("create")
-@click.option("--name", help="Replica that it is fetched from.  [default: whichever answers first]")
+@click.option("--name", help="Replica to fetch from.  [default: the first that answers]")
 @click.option(
-    "--into", "directory", type=click.Path(path_type=Path, file_okay=False), required=True, help="Where it is kept."
+    "--into",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Directory for backups.",
 )
-@click.option("--keep", type=click.IntRange(1, FETCH_KEEP_MAX), help="Remove older ones but for this many.")
-@click.option("--save", "saves", is_flag=True, help="Have the replica write one first.")
+@click.option("--keep", type=click.IntRange(1, FETCH_KEEP_MAX), help="Keep the newest so many, and remove older ones.")
+@click.option("--save", "saves", is_flag=True, help="Have the replica write a new snapshot first.")
 @JSON_OPTION
 def create(name: str | None, directory: Path, keep: int | None, saves: bool, as_json: bool) -> None:
     """Fetch and verify a replica's newest snapshot (operators).

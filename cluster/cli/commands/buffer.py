@@ -17,8 +17,8 @@ from replica.values import plain
 
 
 @click.command("list")
-@click.option("--all", "everything", is_flag=True, help="Also buffers that are gone.")
-@click.option("--parked", is_flag=True, help="Only those of external jobs with results that nobody has exported.")
+@click.option("--all", "everything", is_flag=True, help="Include deleted buffers.")
+@click.option("--parked", is_flag=True, help="Only retained buffers of external jobs, with unexported results.")
 @AT_OPTION
 @JSON_OPTION
 def list_buffers(everything: bool, parked: bool, at: str | None, as_json: bool) -> None:
@@ -32,7 +32,7 @@ def list_buffers(everything: bool, parked: bool, at: str | None, as_json: bool) 
 
 @click.command("export")
 @click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, required=True)
-@click.option("--partial", is_flag=True, help="Give up results that are not there, and have the others out.")
+@click.option("--partial", is_flag=True, help="Give up missing results, and export the rest.")
 @JSON_OPTION
 def export(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
     """Stage out the results of jobs again.
@@ -45,7 +45,7 @@ def export(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
 @click.command("clear")
 @click.argument("job_ids", metavar="[JOB…]", type=JOB_ID, nargs=-1)
 @click.option("--name", metavar="NAME", help="Clear the persistent buffer of this name.")
-@click.option("--discard", is_flag=True, help="Also where the only copy of somebody's data is LOST by it.")
+@click.option("--discard", is_flag=True, help="Clear it even if the only copy of data is LOST.")
 @YES_OPTION
 @JSON_OPTION
 def clear(job_ids: tuple[str, ...], name: str | None, discard: bool, yes: bool, as_json: bool) -> None:
@@ -67,7 +67,7 @@ def clear(job_ids: tuple[str, ...], name: str | None, discard: bool, yes: bool, 
 
 
 @click.command("burst")
-@click.option("-o", "--oneliner", "one_line", is_flag=True, help="Print all of it on one line, as `scontrol -o` does.")
+@click.option("-o", "--oneliner", "one_line", is_flag=True, help="Print one line, as `scontrol -o` does.")
 @AT_OPTION
 @JSON_OPTION
 def burst(one_line: bool, at: str | None, as_json: bool) -> None:

@@ -130,13 +130,15 @@ def list_certificates(as_json: bool) -> None:
 
 @click.command("issue")
 @click.argument("name")
-@click.option("--role", type=click.Choice([role.value for role in Role]), required=True, help="What it may be.")
+@click.option("--role", type=click.Choice([role.value for role in Role]), required=True, help="Role of its holder.")
 @click.option(
-    "--host", "hosts", multiple=True, metavar="HOST", help="Where a replica is reached.  [default: as configured]"
+    "--host", "hosts", multiple=True, metavar="HOST", help="Address of a replica.  [default: the configured one]"
 )
-@click.option("--replace", is_flag=True, help="Issue it again although there is one; the old one stays valid.")
+@click.option("--replace", is_flag=True, help="Issue another one; the old one stays valid.")
 @click.option(
-    "--into", type=click.Path(path_type=Path), help="Write it and ca.pem there.  [default: the tls directory]"
+    "--into",
+    type=click.Path(path_type=Path),
+    help="Directory for the certificate and ca.pem.  [default: the tls directory]",
 )
 @JSON_OPTION
 def issue_certificate(
@@ -231,9 +233,9 @@ def retire(as_json: bool) -> None:
 @click.command("revoke")
 @click.argument("certificate", metavar="USER|FILE.pem|serial:NUMBER")
 @click.option(
-    "--role", type=click.Choice([role.value for role in Role]), default="user", show_default=True, help="Whose."
+    "--role", type=click.Choice([role.value for role in Role]), default="user", show_default=True, help="Role of the holder."
 )
-@click.option("--reason", default="", help="Why, for who is refused and for the list.")
+@click.option("--reason", default="", help="Reason to show.")
 @JSON_OPTION
 def revoke_certificate(certificate: str, role: str, reason: str, as_json: bool) -> None:
     """Revoke certificates (operators).

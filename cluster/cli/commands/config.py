@@ -133,12 +133,12 @@ def _name_of(key: str, text: str) -> str:
 NOTHING = "(nothing)"
 
 _FILE = click.argument("file", type=click.Path(path_type=Path))
-_PARTIAL = click.option("--partial", is_flag=True, help="Leave keys as they are that the file does not have.")
+_PARTIAL = click.option("--partial", is_flag=True, help="Keep the values of keys that the file does not have.")
 _EXPECT = click.option(
     "--expect-revision",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Refuse it if the configuration was changed after revision N.  [default: what is compared just before]",
+    help="Reject the change if the configuration has changed since revision N.  [default: the present one]",
 )
 
 
@@ -147,7 +147,7 @@ _EXPECT = click.option(
     "--as",
     "form",
     type=click.Choice(["burst_buffer.conf"]),
-    help="Print it as a file for Slurm, without what only Forebay knows.",
+    help="Print it as a file for Slurm, without Forebay's own keys.",
 )
 @AT_OPTION
 @JSON_OPTION

@@ -63,7 +63,7 @@ def states_of(value: str | None, place: str = "--state") -> tuple[str, ...]:
 @click.option(
     "-t", "--states", "--state", "wanted", metavar="STATE,…", help="Only these states, for example PENDING or PD,R."
 )
-@click.option("--all", "everything", is_flag=True, help="Also jobs that have ended.")
+@click.option("--all", "everything", is_flag=True, help="Include jobs that have ended.")
 @click.option("-u", "--user", "owner", metavar="NAME", help="Only jobs of this user.")
 @click.option("-j", "--jobs", "numbers", metavar="JOB,…", help="Only these jobs, for example 12,10_3.")
 @click.option(

@@ -82,9 +82,7 @@ def cancel(job_ids: tuple[str, ...], hurry: bool, as_json: bool) -> None:
 
 @click.command("release")
 @JOBS
-@click.option(
-    "--partial", is_flag=True, help="Of a stage-out that failed: give up results that are not there, have the rest out."
-)
+@click.option("--partial", is_flag=True, help="After a failed stage-out: give up missing results, and export the rest.")
 @JSON_OPTION
 def release(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
     """Release held jobs, and retry their failed operations."""

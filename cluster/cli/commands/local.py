@@ -63,9 +63,13 @@ class FoundedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command("init")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--cluster-name", "name", default=_STANDARD.name, show_default=True, help="For people; the id is made.")
-@click.option("--replicas", type=int, default=_STANDARD.replicas, show_default=True, help="1, 3 or 5.")
-@click.option("--agents", type=int, default=_STANDARD.agents, show_default=True, help="Nodes with an agent.")
+@click.option(
+    "--cluster-name", "name", default=_STANDARD.name, show_default=True, help="Name to show; the ID is generated."
+)
+@click.option(
+    "--replicas", type=int, default=_STANDARD.replicas, show_default=True, help="Number of replicas: 1, 3 or 5."
+)
+@click.option("--agents", type=int, default=_STANDARD.agents, show_default=True, help="Number of nodes with an agent.")
 @click.option(
     "--cpus", "cpus_per_agent", type=int, default=_STANDARD.cpus_per_agent, show_default=True, help="CPUs of each node."
 )
@@ -78,24 +82,44 @@ class FoundedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     "  [default: 127.0.0.1]",
 )
 @click.option(
-    "--node", "nodes", multiple=True, metavar="NAME=HOST,…", help="Nodes with an agent, beside such named replicas."
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="NAME=HOST,…",
+    help="Nodes with an agent, for replicas that are named with their hosts.",
 )
 @click.option(
-    "--base-port", type=int, default=_STANDARD.base_port, show_default=True, help="Peers from here, API + 10."
+    "--base-port",
+    type=int,
+    default=_STANDARD.base_port,
+    show_default=True,
+    help="First peer port; API ports are 10 higher.",
 )
 @click.option(
     "--pool",
     "pools",
     multiple=True,
     metavar="NAME=QUANTITY/GRANULARITY[,default]",
-    help="A pool, e.g. fast=96MiB/8MiB.",
+    help="Create a pool, for example fast=96MiB/8MiB; repeatable.",
 )
-@click.option("--source-root", "sources", multiple=True, metavar="DIR", help="Jobs may stage in from here; %u: user.")
-@click.option("--destination-root", "destinations", multiple=True, metavar="DIR", help="Jobs may stage out to here.")
+@click.option(
+    "--source-root",
+    "sources",
+    multiple=True,
+    metavar="DIR",
+    help="Let jobs stage in from this directory; %u is the user; repeatable.",
+)
+@click.option(
+    "--destination-root",
+    "destinations",
+    multiple=True,
+    metavar="DIR",
+    help="Let jobs stage out to this directory; repeatable.",
+)
 @click.option(
     "--accounts",
     type=click.Choice(["own", "switch", "own-as-root"]),
-    help="Jobs run as the agent's account, or as their users.  [default: switch for root and services, own for others]",
+    help="Run jobs as the agent's account (own) or as their users (switch).  [default: switch for root and services]",
 )
 @click.option("--allow-root", is_flag=True, help="Let the user root submit jobs.")
 @click.option("--user", "users", multiple=True, metavar="NAME", help="Also issue a certificate for this user.")
@@ -104,7 +128,7 @@ class FoundedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     "data",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where replicas and agents keep their data.  [default: DIRECTORY]",
+    help="Directory for the data of replicas and agents.  [default: DIRECTORY]",
 )
 @click.option(
     "--replica-account",

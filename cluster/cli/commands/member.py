@@ -161,8 +161,8 @@ async def _completed(client: Client, member: MemberView) -> MemberView:
 
 @click.command("add")
 @NAME
-@click.option("--peer", required=True, metavar="HOST:PORT", help="Where the other replicas will reach it.")
-@click.option("--api", required=True, metavar="HOST:PORT", help="Where people, tools and agents will.")
+@click.option("--peer", required=True, metavar="HOST:PORT", help="Address for the other replicas.")
+@click.option("--api", required=True, metavar="HOST:PORT", help="Address for clients and agents.")
 @JSON_OPTION
 def add(name: str, peer: str, api: str, as_json: bool) -> None:
     """Add a replica (operators).
@@ -207,10 +207,8 @@ def replace(name: str, as_json: bool) -> None:
 
 @click.command("update")
 @NAME
-@click.option(
-    "--peer", "--raft", metavar="HOST:PORT", help="Where the other replicas will reach it.  [default: as it is]"
-)
-@click.option("--api", metavar="HOST:PORT", help="Where people, tools and agents will.  [default: as it is]")
+@click.option("--peer", "--raft", metavar="HOST:PORT", help="Address for the other replicas.  [default: unchanged]")
+@click.option("--api", metavar="HOST:PORT", help="Address for clients and agents.  [default: unchanged]")
 @JSON_OPTION
 def update(name: str, peer: str | None, api: str | None, as_json: bool) -> None:
     """Change a replica's addresses (operators).
@@ -261,9 +259,7 @@ def _address(option: str, text: str) -> Address:
 
 @click.command("probe")
 @click.argument("name", required=False)
-@click.option(
-    "--digest", is_flag=True, help="Also compute the digests of the states, and compare them and the ledgers."
-)
+@click.option("--digest", is_flag=True, help="Also compare the digests of states and ledgers.")
 @JSON_OPTION
 def probe(name: str | None, digest: bool, as_json: bool) -> None:
     """Ask each replica directly for its status.

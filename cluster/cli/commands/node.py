@@ -53,18 +53,20 @@ partition_group = group_of(
 
 @partition_group.command("set")
 @NAME
-@click.option("--nodes", metavar="LIST", help="E.g. n[1-4],n7; ALL for every node.  [default: ALL]")
+@click.option("--nodes", metavar="LIST", help="Nodes, for example n[1-4],n7; ALL for every node.  [default: ALL]")
 @click.option(
     "--state",
     type=click.Choice(["UP", "DOWN", "DRAIN", "INACTIVE"], case_sensitive=False),
-    help="DOWN starts no jobs, DRAIN takes no new ones, INACTIVE neither.  [default: UP]",
+    help="UP; DOWN starts no jobs, DRAIN takes no new ones, INACTIVE neither.  [default: UP]",
 )
-@click.option("--default/--no-default", "default", default=None, help="Whether it is for jobs that name none.")
-@click.option("--max-time", metavar="TIME", help="The longest time limit, e.g. 2-12, or UNLIMITED.")
-@click.option("--min-nodes", type=click.IntRange(0, NODES_MAX), help="The fewest nodes of a job.")
-@click.option("--max-nodes", metavar="N", help="The most nodes of a job, or UNLIMITED.")
-@click.option("--users", callback=names, metavar="NAME,…", help="Who may use it; an empty one for everybody.")
-@click.option("--accounts", callback=names, metavar="NAME,…", help="Whose jobs may use it; an empty one for all.")
+@click.option("--default/--no-default", "default", default=None, help="Use it for jobs that name no partition.")
+@click.option("--max-time", metavar="TIME", help="Longest time limit, for example 2-12, or UNLIMITED.")
+@click.option("--min-nodes", type=click.IntRange(0, NODES_MAX), help="Minimum nodes of a job.")
+@click.option("--max-nodes", metavar="N", help="Maximum nodes of a job, or UNLIMITED.")
+@click.option("--users", callback=names, metavar="NAME,…", help="Set the users who may use it; empty for all.")
+@click.option(
+    "--accounts", callback=names, metavar="NAME,…", help="Set the accounts whose jobs may use it; empty for all."
+)
 @JSON_OPTION
 def set_partition(
     name: str, as_json: bool, max_time: str | None, max_nodes: str | None, state: str | None, **given: Any
@@ -130,7 +132,7 @@ def admit(name: str, as_json: bool) -> None:
 
 @click.command("drain")
 @NAME
-@click.option("--reason", required=True, metavar="TEXT", help="Why, for whoever looks next.")
+@click.option("--reason", required=True, metavar="TEXT", help="Reason to show.")
 @JSON_OPTION
 def drain(name: str, reason: str, as_json: bool) -> None:
     """Start no new work on a node (operators).
@@ -154,8 +156,8 @@ def resume(name: str, as_json: bool) -> None:
 
 @click.command("lost")
 @NAME
-@click.option("--reason", default="", metavar="TEXT", help="Why, for whoever looks next.")
-@click.option("--dry-run", is_flag=True, help="Only say what would become of its jobs.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason to show.")
+@click.option("--dry-run", is_flag=True, help="Show what would happen to its jobs, and change nothing.")
 @YES_OPTION
 @JSON_OPTION
 def lost(name: str, reason: str, dry_run: bool, yes: bool, as_json: bool) -> None:

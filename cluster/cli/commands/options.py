@@ -30,7 +30,7 @@ def _log_as(context: click.Context, parameter: click.Parameter, form: str | None
 
 LOG_FORMAT_OPTION = click.option(
     "--log-format", type=click.Choice(FORMATS), callback=_log_as, expose_value=False,
-    help=f"How it logs.  [default: ${FORMAT_VARIABLE}, or journald as a service of systemd, or text]",
+    help=f"Log format.  [default: ${FORMAT_VARIABLE}, or journald as a service of systemd, or text]",
 )  # fmt: skip
 """For what this process becomes, and starts."""
 
@@ -47,7 +47,7 @@ def parse_moment(context: click.Context, parameter: click.Parameter, typed: str 
 
 AT_OPTION = click.option(
     "--at", callback=parse_moment,
-    metavar="REVISION|TIME", help="As it was at a moment of the past: 1207, 10:03, 2026-01-31T10:03:00.",
+    metavar="REVISION|TIME", help="Show the state at a past revision or time: 1207, 10:03, 2026-01-31T10:03:00.",
 )  # fmt: skip
 
 

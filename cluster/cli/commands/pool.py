@@ -63,7 +63,7 @@ def _figures(step: PoolStepView) -> tuple[int, int, int]:
 
 ALL = "all"
 
-_DEFAULT = click.option("--default", "is_default", is_flag=True, help="Make it the pool of requests that name none.")
+_DEFAULT = click.option("--default", "is_default", is_flag=True, help="Use it for requests that name no pool.")
 
 
 def pool_line(pool: PoolView) -> str:
@@ -112,10 +112,10 @@ def show_pool(name: str, at: str | None, as_json: bool) -> None:
 
 @click.command("create")
 @NAME
-@click.option("--quantity", required=True, metavar="SIZE", help="What it has in all, e.g. 96GiB, or 40N of nodes.")
-@click.option("--granularity", metavar="SIZE", help="Requests are rounded up to this.  [default: Granularity]")
+@click.option("--quantity", required=True, metavar="SIZE", help="Total capacity, for example 96GiB, or 40N of nodes.")
+@click.option("--granularity", metavar="SIZE", help="Round requests up to this.  [default: Granularity]")
 @click.option(
-    "--unit", type=click.Choice(UNIT_WORDS), default="bytes", show_default=True, help="What its numbers count."
+    "--unit", type=click.Choice(UNIT_WORDS), default="bytes", show_default=True, help="Unit of the pool's quantities."
 )
 @_DEFAULT
 @click.option("--filesystem", metavar="NAME", help="Keep buffers on this shared filesystem, which all nodes mount.")

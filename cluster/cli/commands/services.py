@@ -18,16 +18,16 @@ _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, readable=False)
 
 
 @click.command("replica")
-@click.option("--name", required=True, help="Which replica of the configuration this is.")
-@click.option("--first-start", is_flag=True, help="It has never run, on a machine where `init` did not: start empty.")
+@click.option("--name", required=True, help="Replica to run.")
 @click.option(
-    "--join", is_flag=True, help="Join as a new member that was added or replaced; no effect on one that has data."
+    "--first-start", is_flag=True, help="Start empty: the replica has never run, and `cluster init` was not run here."
 )
+@click.option("--join", is_flag=True, help="Join as an added or replaced member; no effect on a replica with data.")
 @click.option(
     "--found-without",
     multiple=True,
     metavar="NAME",
-    help="A founder that never ran and cannot: the cluster is founded without its word; repeatable.",
+    help="Found the cluster without this replica, which never ran; repeatable.",
 )
 @LOG_FORMAT_OPTION
 def replica(name: str, first_start: bool, join: bool, found_without: tuple[str, ...]) -> None:
@@ -60,7 +60,7 @@ def agent(name: str, mover: bool) -> None:
 
 
 @click.command("gateway")
-@click.option("--name", required=True, help="Whose certificate of the tls directory it has, of the role gateway.")
+@click.option("--name", required=True, help="Name of its certificate, of the role gateway.")
 @LOG_FORMAT_OPTION
 def gateway(name: str) -> None:
     """Run a login node's gateway.
@@ -79,9 +79,9 @@ def gateway(name: str) -> None:
 
 @click.command("bridge")
 @LOG_FORMAT_OPTION
-@click.option("--name", required=True, help="The scheduler, as its certificate (role scheduler) names it.")
+@click.option("--name", required=True, help="Name of its certificate, of the role scheduler.")
 @click.option("--state", type=_DIRECTORY, required=True, help="StateSaveLocation of slurm.conf.")
-@click.option("--run", type=_DIRECTORY, default=RUN, show_default=True, help="Where files and socket are.")
+@click.option("--run", type=_DIRECTORY, default=RUN, show_default=True, help="Directory for its files and socket.")
 @click.option(
     "--metrics",
     type=click.Path(path_type=Path),
@@ -93,7 +93,7 @@ def gateway(name: str) -> None:
     type=click.Choice(["refuse", "accept"]),
     default="refuse",
     show_default=True,
-    help="What becomes of jobs with a buffer that are submitted while no bridge runs.",
+    help="Refuse or accept jobs with a buffer while no bridge runs.",
 )
 def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: str) -> None:
     """Run the bridge between a slurmctld and the cluster.
@@ -111,7 +111,7 @@ def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: s
 
 
 @click.command("helper")
-@click.option("--name", required=True, help="Which helper of the configuration this is.")
+@click.option("--name", required=True, help="Helper to run.")
 @LOG_FORMAT_OPTION
 def helper(name: str) -> None:
     """Run this machine's helper for drills.

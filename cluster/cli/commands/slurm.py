@@ -42,22 +42,31 @@ class InstallAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command("install")
-@click.option("--plugin", type=click.Choice(["lua", "datawarp"]), default="lua", show_default=True, help="For which.")
 @click.option(
-    "--conf-dir", "conf", type=_DIRECTORY, required=True, metavar="DIR", help="Where slurm.conf is, e.g. /etc/slurm."
+    "--plugin", type=click.Choice(["lua", "datawarp"]), default="lua", show_default=True, help="Slurm plugin to use."
 )
-@click.option("--check", is_flag=True, help="Change nothing; print what is wrong, a line each, and exit with 1.")
-@click.option("--remove", "removes", is_flag=True, help="Remove what was written, and nothing else.")
-@click.option("--name", help="The scheduler, as its certificate names it.  [default: ClusterName of slurm.conf]")
+@click.option(
+    "--conf-dir",
+    "conf",
+    type=_DIRECTORY,
+    required=True,
+    metavar="DIR",
+    help="Directory of slurm.conf, for example /etc/slurm.",
+)
+@click.option("--check", is_flag=True, help="Change nothing; list what is wrong, and exit with 1 if anything is.")
+@click.option("--remove", "removes", is_flag=True, help="Remove the files that were installed.")
+@click.option("--name", help="Name of the scheduler's certificate.  [default: ClusterName of slurm.conf]")
 @click.option(
     "--program-dir", "programs", type=_DIRECTORY, default=Path("/usr/libexec/forebay"), show_default=True,
-    metavar="DIR", help="Where the programs are put that Slurm calls.",
+    metavar="DIR", help="Directory for the programs that Slurm calls.",
 )  # fmt: skip
 @click.option(
     "--unit-dir", "units", type=_DIRECTORY, default=Path("/etc/systemd/system"), show_default=True, metavar="DIR",
-    help="Where the bridge's unit file is put.",
+    help="Directory for the bridge's unit file.",
 )  # fmt: skip
-@click.option("--run", type=_DIRECTORY, default=RUN, show_default=True, help="Where the bridge has files and socket.")
+@click.option(
+    "--run", type=_DIRECTORY, default=RUN, show_default=True, help="Directory for the bridge's files and socket."
+)
 @click.option(
     "--setup-wait", "setup_wait_s", type=click.IntRange(0), default=DEFAULT_SITE.external_job_setup_wait_s,
     show_default=True, metavar="SECONDS", help="ExternalJobSetupWait of the site's configuration, if it was changed.",
@@ -188,7 +197,7 @@ def _forebay() -> tuple[Path, ...]:
 
 
 @click.command("jobs")
-@click.option("--all", "everything", is_flag=True, help="Also jobs that have ended.")
+@click.option("--all", "everything", is_flag=True, help="Include jobs that have ended.")
 @click.option("--user", "owner", metavar="NAME", help="Only jobs of this user.")
 @click.option(
     "--limit", type=click.IntRange(1, LIMIT_MAX), default=LIMIT, show_default=True, help="Show the newest so many."

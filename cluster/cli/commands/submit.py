@@ -116,12 +116,12 @@ class _SubmitCommand(click.Command):
 @click.command("submit", cls=_SubmitCommand, no_args_is_help=True)
 @click.argument("scripts", metavar="SCRIPT… [-- ARGUMENT…]", nargs=-1)
 @job_options()
-@click.option("--wrap", metavar="COMMAND", help="A command for /bin/sh instead of a script.")
-@click.option("-W", "--wait", "waits", is_flag=True, help="End when the job is over, with its exit code.")
-@click.option("--parsable", is_flag=True, help="Print the number of the job and nothing else.")
-@click.option("--export", metavar="NAME=VALUE", multiple=True, help="A variable for the job; NAME alone copies it.")
-@click.option("--uid", "owner", metavar="USER", help="On behalf of this user (operators only).")
-@click.option("--command-id", metavar="ID", help="Repeat a submit whose outcome was unknown: it happens once.")
+@click.option("--wrap", metavar="COMMAND", help="Run this command with /bin/sh instead of a script.")
+@click.option("-W", "--wait", "waits", is_flag=True, help="Wait for the job, and exit with its exit code.")
+@click.option("--parsable", is_flag=True, help="Print only the job's ID.")
+@click.option("--export", metavar="NAME=VALUE", multiple=True, help="Pass a variable to the job; NAME alone copies it.")
+@click.option("--uid", "owner", metavar="USER", help="Submit on behalf of this user (operators).")
+@click.option("--command-id", metavar="ID", help="Repeat a submit whose outcome is unknown; it happens once.")
 @JSON_OPTION
 def submit(
     scripts: tuple[str, ...], owner: str | None, command_id: str | None, as_json: bool, export: tuple[str, ...],

@@ -36,24 +36,22 @@ HOLD_S_MAX: Final = 100
 
 _SCENARIO = click.argument("scenario", type=click.Choice([*SCENARIOS, *NOT_DONE]))
 _TARGET = click.option(
-    "--target", metavar="NAME", help="Replica or agent.  [default: who leads, follows best, or has the most jobs]"
+    "--target", metavar="NAME", help="Replica or agent.  [default: the leader, the best follower, or the busiest agent]"
 )
 _HOLD = click.option(
-    "--hold-s", type=click.IntRange(1, HOLD_S_MAX), help=f"How long a fault is held.  [default: {HOLD_S}]"
+    "--hold-s", type=click.IntRange(1, HOLD_S_MAX), help=f"Duration of the fault.  [default: {HOLD_S}]"
 )
-_SPARE = click.option("--spare-jobs", is_flag=True, help="Only while nothing is being staged out.")
-_FORCE = click.option(
-    "--force", "forced", multiple=True, metavar="NAME", help="Go on although this precondition does not hold."
-)
+_SPARE = click.option("--spare-jobs", is_flag=True, help="Run only while nothing is staged out.")
+_FORCE = click.option("--force", "forced", multiple=True, metavar="NAME", help="Skip this precondition.")
 _PATH: Final = click.Path(path_type=Path)
 _RELEASE = click.option(
-    "--release", type=_PATH, metavar="TREE", help="upgrade: to the release unpacked there.  [default: this one]"
+    "--release", type=_PATH, metavar="TREE", help="Release to upgrade to, for an upgrade drill.  [default: this one]"
 )
 _BACKUP = click.option(
-    "--backup", type=_PATH, metavar="FILE", help="On a copy: made of this snapshot, not of one that is fetched."
+    "--backup", type=_PATH, metavar="FILE", help="Backup to use for a drill on a copy.  [default: a new one]"
 )
 _SCRATCH = click.option(
-    "--scratch", type=_PATH, metavar="DIR", help="On a copy: made there.  [default: where temporary files are]"
+    "--scratch", type=_PATH, metavar="DIR", help="Directory for a drill on a copy.  [default: that for temporary files]"
 )
 _DRILL = click.argument("number", metavar="DRILL", type=click.IntRange(min=1))
 
@@ -100,22 +98,22 @@ def plan(as_json: bool, **asked: Any) -> None:
 @_RELEASE
 @_BACKUP
 @_SCRATCH
-@click.option("--confirm", metavar="PLAN", help="The id of the plan, as `drill plan` shows it.")
+@click.option("--confirm", metavar="PLAN", help="Run the plan with this ID, as `drill plan` shows it.")
 @click.option(
     "--goal-ms",
     type=click.IntRange(min=1),
-    help="Writes may stop so long.  [default: 500; on a copy 60000, in an upgrade 2000]",
+    help="Longest stop of writes.  [default: 500; on a copy 60000, in an upgrade 2000]",
 )
 @click.option(
     "--abort-after-s", type=click.FloatRange(0.1, 30), default=ABORT_AFTER_S, show_default=True,
-    help="Abort it when no write was acknowledged for so long.",
+    help="Abort if no write is acknowledged for so long.",
 )  # fmt: skip
 @click.option(
     "--abort-if-slower", "slower_max", type=click.IntRange(0, 1_000), default=SLOWER_MAX, show_default=True,
-    metavar="TIMES", help="Abort it when writes take so many times as long as before; 0: never.",
+    metavar="TIMES", help="Abort if writes take so many times as long as before; 0: never.",
 )  # fmt: skip
 @click.option(
-    "--automatic", is_flag=True, help="For a timer: without --confirm, where [drill] automatic names the kind."
+    "--automatic", is_flag=True, help="Run from a timer, without --confirm, if [drill] automatic names the scenario."
 )
 @JSON_OPTION
 def run(
@@ -298,7 +296,7 @@ def list_drills(as_json: bool) -> None:
     "page",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write it as one page that needs no network.",
+    help="Write an HTML page to this file.",
 )
 @JSON_OPTION
 def show_drill(number: int, page: Path | None, as_json: bool) -> None:
@@ -362,7 +360,7 @@ def confirm(number: int, as_json: bool) -> None:
 
 @click.command("abort")
 @_DRILL
-@click.option("--reason", required=True, help="Why, for everybody who looks at it later.")
+@click.option("--reason", required=True, help="Reason to record.")
 @JSON_OPTION
 def abort(number: int, reason: str, as_json: bool) -> None:
     """Abort the running drill."""
@@ -371,7 +369,7 @@ def abort(number: int, reason: str, as_json: bool) -> None:
 
 
 @click.command("lock")
-@click.option("--reason", required=True, help="Why, for those who are refused one.")
+@click.option("--reason", required=True, help="Reason shown to rejected users.")
 @JSON_OPTION
 def lock(reason: str, as_json: bool) -> None:
     """Forbid drills until they are unlocked.
