@@ -7,6 +7,7 @@ from replica.grammar.lexer import Directive, Word, shown
 from replica.grammar.request import Asked
 from replica.grammar.values import (
     Options,
+    did_you_mean,
     read_capacity,
     read_options,
     read_persistent_name,
@@ -27,7 +28,8 @@ def read_bb(directive: Directive, asked: Asked) -> None:
         return
     asked.lines.append(directive.text)
     if verb.text not in VERBS:
-        raise verb.refuse(f"unknown directive {shown(verb.text)} of #BB", f"use one of {', '.join(VERBS)}")
+        near = did_you_mean(verb.text, VERBS)
+        raise verb.refuse(f"unknown directive {shown(verb.text)} of #BB", f"{near}use one of {', '.join(VERBS)}")
     if verb.source == "--bb":
         raise verb.refuse(
             f"--bb may not contain {verb.text}", "put the directive into the script, or into a file for --bbf"

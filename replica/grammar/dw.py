@@ -12,6 +12,8 @@ from replica.grammar.request import STAGES, Asked
 from replica.grammar.values import (
     Options,
     Value,
+    did_you_mean,
+    no_capacity,
     read_capacity,
     read_options,
     read_persistent_name,
@@ -53,7 +55,8 @@ def read_dw(directive: Directive, asked: Asked) -> None:
     elif verb.text in ("create_persistent", "destroy_persistent"):
         raise verb.refuse(f"{verb.text} is a directive of #BB, not of #DW", f"write #BB {verb.text}")
     else:
-        raise verb.refuse(f"unknown directive {shown(verb.text)} of #DW", f"use one of {', '.join(VERBS)}")
+        near = did_you_mean(verb.text, VERBS)
+        raise verb.refuse(f"unknown directive {shown(verb.text)} of #DW", f"{near}use one of {', '.join(VERBS)}")
 
 
 def read_space(verb: Word, options: Options, asked: Asked, access_key: str) -> None:
@@ -61,11 +64,7 @@ def read_space(verb: Word, options: Options, asked: Asked, access_key: str) -> N
     asked.begin_space(verb)
     known = options.known
     if "capacity" not in known:
-        raise verb.refuse(
-            "the request has no capacity",
-            "add capacity=, for example capacity=10GiB",
-            code=RefusalCode.INVALID_CAPACITY,
-        )
+        raise no_capacity(verb, options)
     asked.capacity, asked.capacity_at = read_capacity(known["capacity"]), known["capacity"].word
     if "pool" in known:
         asked.pool, asked.pool_at = read_pool(known["pool"]), known["pool"].word

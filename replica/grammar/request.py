@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from replica.grammar.lexer import Warnings, Word, shown
 from replica.grammar.paths import check_access
-from replica.grammar.values import Value, read_access
+from replica.grammar.values import Value, did_you_mean, read_access
 from replica.model import (
     NATIVE,
     Access,
@@ -25,6 +25,12 @@ STAGES = ("stage_in", "stage_out")
 _ORDER_OF_OPTIONS = ("jobdw", "swap", "persistentdw", *STAGES, "create_persistent", "destroy_persistent")
 """In which order options that are passed on are kept, by the directive they belong to."""
 
+OPTION_NAMES = ("capacity", "pool", "type", "access_mode", "access", "name", "source", "destination")
+"""Options that unknown ones are compared with."""
+
+SUGGESTIONS_MAX = 8
+"""Unknown words of a request that get a suggestion, count: a comparison takes 50 µs, and there may be 16,384 words."""
+
 
 class _Move(NamedTuple):
     transfer: Transfer
@@ -39,6 +45,8 @@ class Asked:
         self.provider = provider
         self.facts = provider_facts(provider)
         self.warnings = warnings
+        self._unknown = 0
+        """Words that are not known, count."""
         self.kind = ""
         self.word = "#DW"
         """How remedies call the word before a directive."""
@@ -161,7 +169,11 @@ class Asked:
             self.options.append((verb, word.text))
             key, equals, _ = word.text.partition("=")
             what = f"option {key[:48]}=" if equals else f"word {shown(key)}"
-            self.warnings.add(word.place(), f"the {what} is not known here; it is kept and passed on")
+            self._unknown += 1
+            compared = equals and self._unknown <= SUGGESTIONS_MAX
+            near = did_you_mean(key, OPTION_NAMES, "=").strip() if compared else ""
+            hint = f" ({near})" if near else ""
+            self.warnings.add(word.place(), f"the {what} is not known here; it is kept and passed on{hint}")
 
     def finish(self) -> BufferRequest:
         """Return the request; raises DirectiveRefused for what contradicts itself."""

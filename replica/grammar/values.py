@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 
@@ -84,7 +85,7 @@ def read_options(
             raise word.refuse(f"{shown(word.text)} is not an option", _written(known))
         if key not in known:
             if not keep_others:
-                raise word.refuse(f"unknown option {shown(key)}", _written(known))
+                raise word.refuse(f"unknown option {shown(key)}", did_you_mean(key, known, "=") + _written(known))
             others.append(word)
         elif key in found:
             raise word.refuse(f"{key}= is written twice", "write it once")
@@ -94,6 +95,34 @@ def read_options(
             found[key] = Value(word, text, len(key) + 1, literal)
         literal = literal or STOP in word.text
     return Options(found, tuple(others))
+
+
+SUGGESTED_CHARACTERS_MAX = 32
+"""Characters of an unknown word that is compared with the known ones: no name is longer."""
+
+SUGGESTED_WORDS_MAX = 8
+"""Unknown words that are compared with `capacity`, count: who misspells it writes few others."""
+
+
+def did_you_mean(word: str, known: Iterable[str], suffix: str = "") -> str:
+    """Return `did you mean NAME? ` for the known name closest to an unknown word, or an empty text."""
+    if len(word) > SUGGESTED_CHARACTERS_MAX:
+        return ""
+    near = difflib.get_close_matches(word.lower(), tuple(known), n=1)
+    return f"did you mean {near[0]}{suffix}? " if near else ""
+
+
+def no_capacity(verb: Word, options: Options) -> DirectiveRefused:
+    """Return the refusal of a request without a capacity: at a misspelt `capacity=` if there is one."""
+    for word in options.others[:SUGGESTED_WORDS_MAX]:
+        key = word.text.partition("=")[0]
+        if did_you_mean(key, ("capacity",)):
+            return word.refuse(
+                f"unknown option {shown(key)}", "did you mean capacity=?", code=RefusalCode.INVALID_CAPACITY
+            )
+    return verb.refuse(
+        "the request has no capacity", "add capacity=, for example capacity=10GiB", code=RefusalCode.INVALID_CAPACITY
+    )
 
 
 def _written(known: tuple[str, ...]) -> str:

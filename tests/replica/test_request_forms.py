@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from replica.decide.buffer_request import is_ordinary_buffer
 from replica.grammar.directives import Reading, read_request
 from replica.grammar.lexer import DirectiveRefused
+from replica.grammar.request import SUGGESTIONS_MAX
 from replica.model.buffers import Access, Transfer, TransferKind
 from replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent, ListTransfer
 from replica.values.errors import RefusalCode
@@ -524,3 +525,30 @@ def test_every_size_survives_the_short_form(size_bytes: int, key: str) -> None:
     again = read(bbf=found.request.text)
     assert asked(found.request) == asked(again.request)
     assert size_bytes in (found.request.capacity_bytes, found.request.swap_bytes)
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("#DW jobdw capcity=1GiB type=scratch", "did you mean capacity=?"),
+        ("#DW jobdw Capacty=1GiB", "did you mean capacity=?"),
+        ("#DW jobwd capacity=1GiB", "did you mean jobdw? use one of "),
+        ("#BB create_persistant name=a capacity=1GiB", "did you mean create_persistent? use one of "),
+        ("#BB capacity=1GiB poool=fast", "did you mean pool=? write capacity="),
+    ],
+)
+def test_a_misspelt_word_of_a_directive_gets_a_suggestion_at_its_place(line: str, remedy: str) -> None:
+    with pytest.raises(DirectiveRefused) as caught:
+        read(line)
+    refusal = caught.value.refusal
+    assert refusal.remedy.startswith(remedy) and "unknown" in refusal.sentence
+    assert refusal.place.startswith("script line 2, column ")
+
+
+def test_an_unknown_option_that_is_kept_gets_a_suggestion_in_its_warning_and_thousands_do_not() -> None:
+    found = read("#DW jobdw capacity=1GiB poool=fast colour=blue")
+    first, second = found.warnings
+    assert first.endswith("the option poool= is not known here; it is kept and passed on (did you mean pool=?)")
+    assert second.endswith("the option colour= is not known here; it is kept and passed on")
+    many = read("#DW jobdw capacity=1GiB " + " ".join(f"poool{number}=a" for number in range(100)))
+    assert sum("did you mean" in one for one in many.warnings) <= SUGGESTIONS_MAX

@@ -233,7 +233,11 @@ def retire(as_json: bool) -> None:
 @click.command("revoke")
 @click.argument("certificate", metavar="USER|FILE.pem|serial:NUMBER")
 @click.option(
-    "--role", type=click.Choice([role.value for role in Role]), default="user", show_default=True, help="Role of the holder."
+    "--role",
+    type=click.Choice([role.value for role in Role]),
+    default="user",
+    show_default=True,
+    help="Role of the holder.",
 )
 @click.option("--reason", default="", help="Reason to show.")
 @JSON_OPTION
