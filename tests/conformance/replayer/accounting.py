@@ -75,7 +75,7 @@ class Accounting:
         if not names:
             names = _listed(next((fields.pop(key) for key in sorted(_NAMED & set(fields))), ""))
         if verb in ("delete", "remove"):
-            return [[kind, "delete", name, "--yes"] for name in names]
+            return [["policy", kind, "delete", name, "--yes"] for name in names]
         for name in names:
             _change(self._records.setdefault((kind, name), Record()), fields)
         return [self._set(kind, name) for name in names]
@@ -106,7 +106,7 @@ class Accounting:
 
     def _set(self, kind: str, name: str) -> list[str]:
         record = self._records[kind, name]
-        words = [kind, "set", name]
+        words = ["policy", kind, "set", name]
         words += [f"--priority={record.priority}"] * bool(record.priority)
         words += [f"--parent={record.parent}"] * bool(record.parent)
         words += [f"--users={','.join(record.users)}"] * bool(record.users)

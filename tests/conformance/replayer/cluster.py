@@ -158,10 +158,10 @@ class Cluster:
                 raise ConformanceFailed(f"the cluster is not up after {START_S:g} s; see {self.directory}/logs")
 
     async def _start(self, name: str) -> None:
-        verb = "serve" if name in self.replicas else "agent"
+        kind = "replica" if name in self.replicas else "agent"
         with (self.directory / "logs" / f"{name}.log").open("ab") as log:
             self.processes[name] = await asyncio.create_subprocess_exec(
-                str(FOREBAY), "--config", str(self.file), verb, "--name", name,
+                str(FOREBAY), "--config", str(self.file), "run", kind, "--name", name,
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
                 env=self.environment, start_new_session=True,
             )  # fmt: skip
