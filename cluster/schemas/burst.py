@@ -2,7 +2,7 @@
 
 One renderer for the API (`text`) and the command line. Times are those of the zone where it is printed, as scontrol's.
 Source of the form: transcripts of Slurm 22.05.8 and 26.05, SLURM-OBSERVED.md section 7. `PollInterval=` is a line of
-25.05 and newer. Two lines are Forebay's own, printed only when needed: a pool that is partly out of service, and a pool
+24.11 and newer. Two lines are Forebay's own, printed only when needed: a pool that is partly out of service, and a pool
 that shrank below its use.
 """
 

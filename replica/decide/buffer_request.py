@@ -267,6 +267,13 @@ def _check_backend(state: Facts, backend: str, place: str) -> None:
 
 
 def _over_total(state: Facts, size: int, pool: Pool, place: str) -> Rejected:
+    if not pool.usable_bytes:
+        return Rejected(
+            RefusalCode.CAPACITY_OVER_TOTAL,
+            f"pool {pool.name} is out of service",
+            "use another pool, or submit without a buffer",
+            place,
+        )
     unit = pool.unit
     most = format_amount(pool.usable_bytes, unit)
     return Rejected(

@@ -8,10 +8,11 @@ import pytest
 
 from tests.conformance.replayer.accounting import Accounting
 from tests.conformance.replayer.acting import perform
-from tests.conformance.replayer.cluster import Cluster
+from tests.conformance.replayer.cluster import Answer, Cluster
 from tests.conformance.replayer.commands import administering, controlling, steering, submission
 from tests.conformance.replayer.compare import Outcome
-from tests.conformance.replayer.differences import Differences
+from tests.conformance.replayer.differences import Differences, read_differences
+from tests.conformance.replayer.reservations import reserved_in
 from tests.conformance.replayer.run import Run
 from tests.conformance.replayer.setting import setting_of
 from tests.conformance.replayer.sightings import act_name, look
@@ -128,6 +129,8 @@ def test_what_runs_interactively_is_submitted_as_a_script(tmp_path: Path, progra
             ],
         ),
         ("scontrol delete ReservationName=r", ["policy", "reservation", "delete", "r", "--yes"]),
+        ("scontrol delete reservation r", ["policy", "reservation", "delete", "r", "--yes"]),
+        ("scontrol delete reservation=r", ["policy", "reservation", "delete", "r", "--yes"]),
     ],
 )
 def test_what_is_done_to_nodes_and_reservations_is_typed(command: str, words: list[str]) -> None:
@@ -141,6 +144,10 @@ def test_what_is_done_to_nodes_and_reservations_is_typed(command: str, words: li
         "scontrol takeover",
         "scontrol update PartitionName=debug State=DOWN",
         "scontrol create reservation ReservationName=r starttime=noon duration=60 burstbuffer=1G",
+        "scontrol delete reservation",
+        "scontrol delete reservation a b",
+        "scontrol delete partition debug",
+        "scontrol show reservation a b",
         "sacctmgr dump here",
         "sbatch --test-only job.sh",
         "sbatch -n many job.sh",
@@ -157,6 +164,78 @@ def test_a_command_that_cannot_be_repeated_fails_with_its_line_and_is_not_left_o
     (step,) = run.steps
     assert (step.outcome, step.line, step.expected) == (Outcome.FAILED, 42, command)
     assert step.note
+
+
+SLURM_LISTS = """\
+ReservationName=course StartTime=2026-11-27T22:41:26 EndTime=2026-11-27T23:41:26 Duration=01:00:00
+   Nodes=(null) NodeCnt=0 CoreCnt=0 Features=(null) PartitionName=(null) Flags=ANY_NODES
+   TRES=(null)
+   Users=bob,ann Groups=(null) Accounts=(null) Licenses=(null) State=ACTIVE BurstBuffer=lua:near:60K
+   MaxStartDelay=(null)
+ReservationName=all StartTime=2026-11-27T22:41:26 EndTime=2026-11-27T23:41:26 Duration=01:00:00
+   Users=(null) Groups=(null) Accounts=lab Licenses=(null) State=INACTIVE BurstBuffer=lua:slots:2,lua:near:1M
+"""
+
+FOREBAY_LISTS = """\
+ReservationName=all StartTime=2026-11-27T22:41:26Z EndTime=2026-11-27T23:41:26Z State=INACTIVE
+   Users=(null) Accounts=lab BurstBuffer=near:1MiB,slots:2 Held=0
+ReservationName=course StartTime=2026-11-27T22:41:26Z EndTime=2026-11-27T23:41:26Z State=ACTIVE
+   Users=ann,bob Accounts=(null) BurstBuffer=near:60KiB Held=0
+"""
+
+
+def test_reservations_are_read_in_both_forms() -> None:
+    found = reserved_in(SLURM_LISTS.splitlines())
+    assert [one.text for one in found] == [
+        "all INACTIVE - lab near:1048576,slots:2", "course ACTIVE ann,bob - near:61440",
+    ]  # fmt: skip
+    assert reserved_in(FOREBAY_LISTS.splitlines()) == found
+    for none in ("No reservations in the system", "Reservation r not found", "there are no reservations", ""):
+        assert reserved_in([none]) == ()
+    for changed in ("60K", "ACTIVE", "bob", "lab", "course"):
+        other = reserved_in(SLURM_LISTS.replace(changed, "7K" if changed == "60K" else "other").splitlines())
+        assert other != found, changed
+
+
+class OtherReservations(Cluster):
+    """A cluster whose command line lists these reservations, and rejects what is set."""
+
+    typed: list[tuple[str, ...]] = []
+    lists = FOREBAY_LISTS
+
+    async def forebay(self, *words: str, user: str = "operator", text: str = "") -> Answer:
+        self.typed.append(words)
+        if words[:3] == ("policy", "reservation", "list"):
+            return Answer(0, self.lists, "")
+        return Answer(1, "", "error: 120KiB of pool near would be reserved at once, and it has 96KiB")
+
+
+def test_listed_reservations_are_compared_and_one_that_only_slurm_made_is_left_out(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    run.cluster = cluster = OtherReservations(tmp_path / "other", nodes=1, cpus=1, users=("ann",))
+    cluster.typed = []
+    run.differences = read_differences(Path(__file__).with_name("differences.toml"))
+    lines = tuple(SLURM_LISTS.splitlines())
+
+    def typed(command: str, output: tuple[str, ...] = (), exit_code: int = 0) -> list[Outcome]:
+        run.steps.clear()
+        asyncio.run(perform(run, Act(1, 0.0, "", command, output=output, exit_code=exit_code)))
+        return [step.outcome for step in run.steps]
+
+    assert typed("scontrol show reservation", lines) == [Outcome.MATCHED]
+    assert typed("scontrol show res course", lines[:5]) == [Outcome.MATCHED]
+    assert typed("scontrol show reservation=course", lines[:5]) == [Outcome.MATCHED]
+    assert typed("scontrol show reservation gone", ("Reservation gone not found",), 1) == [Outcome.MATCHED]
+    assert typed("scontrol show reservation", lines[:5]) == [Outcome.FAILED]
+    assert typed("scontrol show reservation course", ("Reservation course not found",), 1) == [Outcome.FAILED]
+    assert typed("scontrol delete reservation course", (), 0) == [Outcome.FAILED]
+    more = "scontrol create reservation ReservationName=more starttime=now duration=60 burstbuffer=lua:near:60K"
+    assert typed(more, ("Reservation created: more",)) == [Outcome.DECLARED]
+    third = ("ReservationName=more State=ACTIVE", "  Users=(null) BurstBuffer=lua:near:60K")
+    assert typed("scontrol show reservation", (*lines, *third)) == [Outcome.MATCHED]
+    cluster.typed.clear()
+    assert typed("scontrol show reservation more", third) == typed("scontrol delete reservation more") == []
+    assert cluster.typed == []
 
 
 def test_an_option_that_forebay_lacks_is_named(tmp_path: Path) -> None:

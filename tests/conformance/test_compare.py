@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 
-from tests.conformance.replayer.compare import TRANSIENT_S, Outcome, Seen, Shown, compare_sequences
+from tests.conformance.replayer.compare import TRANSIENT_S, Outcome, Seen, Shown, compare_sequences, normal_reason
 from tests.conformance.replayer.differences import Difference, Differences, Kind, Situation, size_as_asked
 
 NONE = Differences(())
@@ -61,6 +61,18 @@ def test_the_same_life_matches_step_by_step() -> None:
 def test_spaces_of_a_reason_and_a_newline_left_by_a_provider_make_no_difference() -> None:
     one = Shown(1, 0.0, 5.0, "STAGE_OUT", "burst_buffer/lua: Stage-out in progress\n", "post-run")
     assert outcomes(seen(LIFE[5]), [one]) == [Outcome.MATCHED]
+
+
+def test_a_failure_in_the_words_of_25_05_is_the_same_reason_and_another_message_is_not() -> None:
+    for words, same in (
+        ("burst_buffer/lua: JobHeldAdmin: slurm_bb_setup failed: no space", True),
+        ("burst_buffer/lua: slurm_bb_setup failed: no space", True),
+        ("burst_buffer/lua: slurm_bb_setup: no space", True),
+        ("burst_buffer/lua: JobHeldAdmin: slurm_bb_setup failed: no file", False),
+        ("burst_buffer/lua: JobHeldAdmin: slurm_bb_data_in failed: no space", False),
+    ):
+        reason = normal_reason("burst_buffer/lua:_slurm_bb_setup:_no_space")
+        assert (normal_reason(words) == reason) is same, words
 
 
 @pytest.mark.parametrize("missing", range(1, len(LIFE) - 1))

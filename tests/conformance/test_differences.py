@@ -55,3 +55,38 @@ def test_a_wrong_row_is_refused_by_name(tmp_path: Path, text: str, words: str) -
     with pytest.raises(DifferencesError) as caught:
         read(tmp_path, text)
     assert words in str(caught.value)
+
+
+REJECTED = "Submitted batch job 7"
+LAST = " / Burst Buffer request invalid"
+
+
+@pytest.mark.parametrize(
+    ("row", "provider", "act", "about", "slurm", "forebay"),
+    [
+        ("a-plus-is-no-size", "lua", "submit", "#BB_LUA pool=p capacity=+5", REJECTED,
+         f"script line 2, column 25: the size '+5' has a sign /   what to do: write one without{LAST}"),
+        ("an-exponent-is-no-size", "lua", "submit", "#BB_LUA pool=p capacity=1e3", REJECTED,
+         f"script line 2, column 26: the size '1e3' has an unexpected character '3' / write one{LAST}"),
+        ("a-comma-is-no-decimal-point", "lua", "submit", "#BB_LUA pool=p capacity=1,5K", REJECTED,
+         f"script line 2, column 26: the size '1,5K' has an unexpected character ',' / write one{LAST}"),
+        ("types-are-known", "datawarp", "submit", "#DW jobdw capacity=1GiB type=odd", REJECTED,
+         f"script line 2, column 24: unknown type 'odd' /   what to do: write type=scratch{LAST}"),
+        ("one-capacity-a-request", "datawarp", "submit", "#DW jobdw capacity=1GiB capacity=2GiB", REJECTED,
+         f"script line 2, column 24: capacity= is written twice /   what to do: write it once{LAST}"),
+        ("nothing-is-reserved-twice", "lua", "administer", "scontrol create reservation ReservationName=r",
+         "Reservation created: r", "error: 120KiB of pool near would be reserved at once, and it has 96KiB"),
+    ],
+)  # fmt: skip
+def test_what_slurm_takes_and_forebay_rejects_is_declared_for_that_alone(
+    row: str, provider: str, act: str, about: str, slurm: str, forebay: str
+) -> None:
+    found = read_differences(HERE / "differences.toml")
+    where = Situation(provider, act, about if act == "administer" else "sbatch", about if act == "submit" else "")
+    declared = found.find(Kind.ANSWER, where, slurm, forebay)
+    assert declared is not None and declared.id == row
+    # The other way round, and for what is a fault of the request's own, nothing is declared.
+    assert found.find(Kind.ANSWER, where, forebay, slurm) is None
+    assert found.find(Kind.ANSWER, where, slurm, "the replica does not answer") is None
+    plain = Situation(provider, act, "", "#BB_LUA pool=p capacity=5K" if provider == "lua" else "#DW jobdw capacity=5K")
+    assert found.find(Kind.ANSWER, plain, slurm, forebay) is None

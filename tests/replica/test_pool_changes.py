@@ -115,6 +115,10 @@ def test_draining_a_part_keeps_new_requests_out_and_resuming_lets_them_in() -> N
     assert pool_use(world.state, "fast").free_bytes == 30
     answer = world.try_submit("capacity=40")
     assert isinstance(answer, Refusal) and answer.code is RefusalCode.CAPACITY_OVER_TOTAL
+    assert world.settle(c.ChangePool("fast", out_of_service=100)) == 0
+    answer = world.try_submit("capacity=40")
+    assert isinstance(answer, Refusal) and answer.code is RefusalCode.CAPACITY_OVER_TOTAL
+    assert answer.sentence == "pool fast is out of service"
     assert world.settle(c.ChangePool("fast", out_of_service=0)) == 0
     job = world.submit("capacity=40")
     assert world.state.held_bytes["fast"] == 40 and world.state.jobs[job].state is JobState.PENDING

@@ -180,10 +180,11 @@ local function share(theirs)
     return code, text:gsub("%]}$", function() return "," .. rows .. "]}" end) .. ""
   end
 
-  -- `scontrol show bbstat lua site …` is for the second script. From 23.02 on the user's uid and gid stand first.
+  -- `scontrol show bbstat lua site …` is for the second script. Slurm passes the plugin's name, too, and from 23.02 on
+  -- the user's uid and gid before it.
   function slurm_bb_get_status(...)
     local words = { ... }
-    for at = 1, math.min(#words, 3) do
+    for at = 1, math.min(#words, 4) do
       if words[at] == "site" then
         table.remove(words, at)
         return of_site("get_status", (table.unpack or unpack)(words))

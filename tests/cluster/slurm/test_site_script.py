@@ -173,8 +173,9 @@ async def test_a_second_script_that_names_no_directive_is_not_called(host: Host,
 async def test_each_script_answers_for_its_status(host: Host) -> None:
     asker = [] if host.release.name == "22.05" else ["1000", "1001"]
     async with host.bridge():
-        assert await host.call("get_status", *asker, "site", "a", "b") == (0, " ".join(["scratch:", *asker, "a", "b"]))
-        assert (await host.call("get_status", *asker, "42"))[1].startswith("job 42: ")
+        asked = await host.call("get_status", *asker, "lua", "site", "a", "b")
+        assert asked == (0, " ".join(["scratch:", *asker, "lua", "a", "b"]))
+        assert (await host.call("get_status", *asker, "lua", "42"))[1].startswith("job 42: ")
 
 
 @story

@@ -11,6 +11,7 @@ from tests.conformance.replayer.commands import administering, controlling, stee
 from tests.conformance.replayer.compare import Outcome, Step
 from tests.conformance.replayer.differences import Kind, Situation
 from tests.conformance.replayer.listings import is_counted, watch_listing
+from tests.conformance.replayer.reservations import NOUN, named, reserved_in
 from tests.conformance.replayer.run import PATIENCE_S, PERIOD_S, Run
 from tests.conformance.replayer.sightings import act_name
 from tests.conformance.replayer.texts import answer_lines, is_burst_line, says
@@ -64,6 +65,8 @@ async def _perform_one(run: Run, act: Act, command: str, parsed: Parsed) -> None
         watch_listing(run, act, command, parsed)
     elif parsed.program == "scontrol" and verb == ("show",) and what in ("bbstat", "dwstat"):
         await _status(run, act, parsed)
+    elif parsed.program == "scontrol" and verb == ("show",) and NOUN.fullmatch(what.partition("=")[0]):
+        await _reservations(run, act, parsed)
     elif parsed.program == "scontrol" and verb == ("show",) and _SHOWN.fullmatch(what):
         pass
     elif parsed.program == "scontrol" and verb in (("reconfigure",), ("reconfig",)):
@@ -83,21 +86,45 @@ def _of_no_job(parsed: Parsed) -> bool:
 
 
 async def _administer(run: Run, act: Act, parsed: Parsed) -> None:
-    await _typed(run, act, [administering(act, parsed, datetime.now(UTC))])
+    words = administering(act, parsed, datetime.now(UTC))
+    about = words[3] if words[:2] == ["policy", "reservation"] else ""
+    if about in run.unreserved and words[2] == "delete":
+        return  # it was rejected, which was counted there
+    if not await _typed(run, act, [words]) and words[1:3] == ["reservation", "set"]:
+        run.unreserved.add(about)
 
 
-async def _typed(run: Run, act: Act, commands: list[list[str]]) -> None:
-    """Type the commands that do the same, and compare whether it succeeded; nothing where there are none."""
-    if not commands:
+async def _reservations(run: Run, act: Act, parsed: Parsed) -> None:
+    """Compare the reservations that both list: names, states, who may use them, and what they set aside."""
+    name = named(parsed)
+    if name in run.unreserved:
         return
+    answer = await run.cluster.forebay("policy", "reservation", "list", user=_typing(act))
+    found = reserved_in(answer.out.splitlines())
+    got = [one.text for one in found if name in ("", one.name)]
+    expected = [one.text for one in reserved_in(act.output) if one.name not in run.unreserved]
+    if got == expected:
+        run.matches(act.line, " / ".join(expected) or "none", " / ".join(got) or "none")
+        return
+    where = Situation(run.setting.provider, "show", act.command)
+    run.differs(Kind.ANSWER, where, act.line, " / ".join(expected), " / ".join(got), f"$ {act.command}")
+
+
+async def _typed(run: Run, act: Act, commands: list[list[str]]) -> bool:
+    """Type the commands that do the same, and compare whether it succeeded; nothing where there are none. Return
+    whether it did for both.
+    """
+    if not commands:
+        return True
     run.new_window()
     answers = [await run.cluster.forebay(*words, user=_typing(act)) for words in commands]
     got = " / ".join(line for answer in answers for line in (answer.out + answer.err).splitlines() if line.strip())
     if all(answer.code == 0 for answer in answers) == (act.exit_code == 0):
         run.matches(act.line, " / ".join(act.output) or "done", got)
-        return
+        return True
     where = Situation(run.setting.provider, "administer", act.command)
     run.differs(Kind.ANSWER, where, act.line, " / ".join(act.output) or "done", got, f"$ {act.command}")
+    return False
 
 
 def _typing(act: Act) -> str:

@@ -17,7 +17,7 @@ _COUNTED = frozenset({"%r", "%t", "%t %r", "%r %t"})
 
 
 def burst_text(state: State, *, oneliner: bool = False, polls: bool = True) -> str:
-    """Return the text of `forebay slurm burst` at `state`; `polls`: as releases from 25.05 on print it."""
+    """Return the text of `forebay slurm burst` at `state`; `polls`: as releases from 24.11 on print it."""
     found = burst_of(state, only_user=None)
     users = {row.user for row in found.buffers} | {row.user for row in found.uses}
     view = burst_view(found, int(state.revision), dict.fromkeys(users, 0))

@@ -6,6 +6,7 @@ import signal
 from datetime import datetime, timedelta
 from typing import Final
 
+from tests.conformance.replayer.reservations import named
 from tests.conformance.replayer.run import Run
 from tests.conformance.replayer.setting import UNSET_PRIORITY
 from tests.conformance.replayer.sightings import STATES
@@ -195,7 +196,7 @@ def administering(act: Act, parsed: Parsed, now: datetime) -> list[str]:
             return ["node", "drain", fields["nodename"], f"--reason={fields.get('reason', 'as recorded')}"]
         if state in _UNDRAINED:
             return ["node", "resume", fields["nodename"]]
-    if verb == "delete" and (name := fields.get("reservationname", fields.get("reservation"))):
+    if verb == "delete" and (name := named(parsed)):
         return ["policy", "reservation", "delete", name, "--yes"]
     if verb in ("create", "update") and "burstbuffer" in fields:
         created = re.match(r"Reservation created: (\S+)", "\n".join(act.output))

@@ -13,6 +13,7 @@ two sequences of (job state, reason, buffer state) are laid beside each other in
 What a sample does not tell (a listing has no buffer state) is not compared.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
@@ -24,6 +25,9 @@ from tests.conformance.replayer.differences import Difference, Differences, Kind
 TRANSIENT_S: Final = 1.5
 """Seconds that Forebay may show something that Slurm was not seen to show: its agents start a process for each
 operation. The delays in scripts are longer. It is the same however busy this machine is (`--transient`)."""
+
+_NEWER: Final = re.compile(r"^(burst_buffer/lua:_)(?:JobHeldAdmin:_)?(slurm_bb_\w+)_failed:_")
+"""How releases from 25.05 on begin the reason of a failed operation."""
 
 _EXACT, _DECLARED, _WRONG = 0, 1, 1_000
 _STAY: Final = 0
@@ -100,8 +104,10 @@ def shown_text(state: str | None, reason: str | None, buffer: str | None, held: 
 
 
 def normal_reason(reason: str) -> str:
-    """Return a reason as scontrol writes it, without what a provider's last newline left behind."""
-    return reason.strip().replace(" ", "_").rstrip("_") or "None"
+    """Return a reason as scontrol writes it, without what a provider's last newline left behind, and of a failed
+    operation in the words of releases before 25.05.
+    """
+    return _NEWER.sub(r"\1\2:_", reason.strip().replace(" ", "_")).rstrip("_") or "None"
 
 
 def agrees(seen: Seen, shown: Shown) -> bool:

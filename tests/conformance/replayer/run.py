@@ -57,6 +57,8 @@ class Run:
         """Slurm's number -> Forebay's."""
         self.refused: set[str] = set()
         """Slurm's numbers of jobs that Forebay refused by a declared difference, or that could not be repeated."""
+        self.unreserved: set[str] = set()
+        """Names of reservations that only Slurm made."""
         self.accounting = Accounting()
         self.windows: list[Window] = []
         self.cuts: dict[str, float] = {}

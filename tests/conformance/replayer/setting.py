@@ -66,7 +66,7 @@ class Setting(msgspec.Struct, frozen=True):
     speed: float = 1.0
     transient_s: float = TRANSIENT_S
     polls: bool = False
-    """Whether the release prints PollInterval (25.05 and newer)."""
+    """Whether the release prints PollInterval (24.11 and newer)."""
 
     def path(self, run: Path) -> str:
         """Return the search path on which `sleep` is faster by `speed`, and `scontrol show burst` is Forebay's."""
