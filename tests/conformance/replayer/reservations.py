@@ -1,4 +1,4 @@
-"""Reservations: what `scontrol show reservation` printed, beside what `forebay policy reservation list` prints. Pure."""
+"""Reservations: what `scontrol show reservation` and `forebay policy reservation list` print, compared. Pure."""
 
 import re
 from collections.abc import Sequence
