@@ -300,7 +300,14 @@ async def _ended(site: Submitted, one: _End, ends: _Ends) -> Jobs:
 async def _saved(site: Submitted) -> None:
     """Wait until slurmctld has written its jobs down; where nothing is new to it, it does not."""
     path, since_s, deadline_s = site.slurm.state / "job_state", time.time(), time.monotonic() + SAVES_S
-    while path.stat().st_mtime < since_s and time.monotonic() < deadline_s:
+
+    def saved_at_s() -> float:
+        try:
+            return path.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0  # Slurm removes the old file before it links the new one.
+
+    while saved_at_s() < since_s and time.monotonic() < deadline_s:
         await asyncio.sleep(0.1)
 
 
