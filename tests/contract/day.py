@@ -242,8 +242,9 @@ def answer_lines(answer: Answer) -> Iterator[str]:
         yield from (f"  | {row}" for row in masked_text(body).splitlines())
     elif answer.status >= 400:
         error = body["error"]
-        yield f"{answer.status} {error['code']}: {masked_text(error.get('sentence', ''))}"
-        yield from (f"  {key}: {masked_text(error[key])}" for key in ("remedy", "place") if error.get(key))
+        yield f"{answer.status} {error['code']}"
+        if error.get("place"):
+            yield f"  place: {masked_text(error['place'])}"
         if error.get("outcome", "refused") != "refused":
             yield f"  outcome: {error['outcome']}"
     elif answer.status:
@@ -393,7 +394,7 @@ async def _evening(day: Repeated) -> AsyncIterator[str]:
         if name.startswith("job ") and job["state"] == "PENDING":
             yield f"== at the end: why {name}"
             why = await day.get(f"/v1/jobs/{name.removeprefix('job ')}/why")
-            yield f"  {why['reason']}: {masked_text(why['sentence'])} {compact(why['blocking'])}"
+            yield f"  {why['reason']} {compact(why['blocking'])}"
             estimate = await day.get(f"/v1/jobs/{name.removeprefix('job ')}/estimate")
             yield f"  {estimate.get('start') or 'nobody knows when'}: {compact(masked(estimate['steps']))}"
 
@@ -408,7 +409,7 @@ async def _histories(day: Repeated) -> AsyncIterator[str]:
         history = await day.get(f"/v1/jobs/{job}/history")
         yield f"== job {job}{'' if history['complete'] else ' (without its beginning)'}"
         for row in history["rows"]:
-            yield f"{row['at'][11:23]} {row['actor']}: {row['command']} {row['event']}: {masked_text(row['sentence'])}"
+            yield f"{row['at'][11:23]} {row['actor']}: {row['command']} {row['event']}"
             stands = [row["state"], row["reason"], row["burst_buffer_state"] or "-", str(row["attempt"])]
             detail = f" {compact(masked(row['detail']))}" if row["detail"] else ""
             yield f"    {' '.join(stands)}{detail}"
