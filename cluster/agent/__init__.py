@@ -1,7 +1,7 @@
-"""The process on a node that stages files in and out and runs jobs: its public face is `main`.
+"""Node agent: stages files in and out and runs jobs. The public API is `main`.
 
-Nothing heavy is imported here, because workers and step supervisors are started as modules of this package and must
-start fast."""
+Heavy imports are avoided here, because workers and supervisors start as modules of this package and must start fast.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["main"]
 
 
 def main(config: Config, name: str, *, mover: bool = False) -> int:
-    """Run the agent `name` of the configuration in the foreground until SIGTERM or SIGINT; return its exit code.
+    """Run agent `name` in the foreground until SIGTERM or SIGINT; return its exit code.
 
-    `mover`: it stages for places, and runs no scripts.
+    A `mover` stages data on shared filesystems and runs no scripts.
     """
     from cluster.agent.service import serve
 

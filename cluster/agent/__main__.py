@@ -1,4 +1,4 @@
-"""`python -m cluster.agent --config FILE --name NODE`: the agent in the foreground."""
+"""Command line `python -m cluster.agent --config FILE --name NODE`: run the agent in the foreground."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from cluster.system import EXIT_CONFIGURATION, begin_logging, leave_when_termina
 
 
 def run(arguments: list[str]) -> int:
-    """Read the command line and the configuration, and run the agent; return the exit code."""
+    """Read the command line and the configuration, then run the agent; return the exit code."""
     leave_when_terminated()
     parser = argparse.ArgumentParser(prog="python -m cluster.agent", description="Run the agent of one node.")
-    parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
-    parser.add_argument("--name", required=True, help="the node, as [[agent]] names it")
-    parser.add_argument("--mover", action="store_true", help="stage for the places of this machine, and run no scripts")
+    parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="Cluster configuration file")
+    parser.add_argument("--name", required=True, help="Node name, as in its [[agent]] table")
+    parser.add_argument(
+        "--mover", action="store_true", help="Stage on this machine's shared filesystems and run no scripts"
+    )
     chosen = parser.parse_args(arguments)
     begin_logging("forebay-agent", node=chosen.name)
     try:
@@ -31,7 +33,7 @@ def run(arguments: list[str]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with `code`, whatever became of the log: Python 3.11.2 exits 120 when its last flush fails."""
+    """Exit with `code` even if the last flush of the log fails, for which Python 3.11.2 would exit 120."""
     try:
         sys.stderr.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""What an agent is doing: at most one activity for a job, each a task, each ending in a report or in nothing."""
+"""Activities of an agent: at most one per job, each a task that ends with a report or is dropped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import cast
 
 from cluster.agent.capacity_watch import CapacityWatch
 from cluster.agent.files import RemovalFailed
-from cluster.agent.home import GivenUp, Home, Outbox
 from cluster.agent.limits import (
     GATHER_FROM,
     HUNG_MAX,
@@ -19,10 +18,20 @@ from cluster.agent.limits import (
     PROVIDER_WORKERS_MAX,
     WORKERS_MAX,
 )
-from cluster.agent.messages import failure, order_named, result_message
-from cluster.agent.operation import MOVING, Operation, Settings
+from cluster.agent.messages import failure, order_label, result_message
+from cluster.agent.operation import MOVING, AgentSettings, WorkerOperation
 from cluster.agent.rate_loop import RateLoop
-from cluster.agent.reconcile import RUN, Cancel, End, Forget, Known, Start, Suspend, plan
+from cluster.agent.reconcile import (
+    RUN,
+    CancelScript,
+    EndActivity,
+    ForgetActivity,
+    KnownActivity,
+    StartActivity,
+    SuspendScript,
+    plan,
+)
+from cluster.agent.runtime import ReportOutbox, RetryAbandoned, StateDirectory
 from cluster.agent.script_run import ProviderScriptRun, ScriptRun
 from cluster.agent.scripts import ScriptRecord, recorded_jobs, remove_record
 from cluster.agent.transfer import PHASES, Rate, workspace
@@ -43,34 +52,34 @@ logger = logging.getLogger(__name__)
 
 
 class Activity:
-    """Order being carried out; `task` is None for one that an earlier agent finished."""
+    """Order being carried out; `task` is None if an earlier agent finished it."""
 
-    def __init__(self, order: Order, work: Operation | ScriptRun | None) -> None:
-        """Begin with an order and what carries it out."""
+    def __init__(self, order: Order, work: WorkerOperation | ScriptRun | None) -> None:
+        """Pair an order with the object that carries it out."""
         self.order = order
         self.work = work
         self.task: asyncio.Task[None] | None = None
         self.finished = work is None
         self.unwanted = asyncio.Event()
-        """Set when nobody asks for the result any more, or when this agent is to let go of it."""
+        """Set when the result is no longer needed, or when this agent is to abandon the activity."""
         self.rate = Rate()
         self.waits = 0
-        """How often its rate had held it back when that was last looked at."""
+        """Rate-limit waits at the time of the last progress report."""
         self.suspended: bool | None = None
-        """Whether the script was told to stand still; None: this agent has told it neither, another one may have."""
+        """Last suspend state sent to the script; None if this agent has sent none."""
 
     @property
-    def known(self) -> Known:
-        """The activity as the comparison with the orders sees it."""
-        return Known(self.order.attempt, self.order.stage, self.finished, self.suspended)
+    def comparison_state(self) -> KnownActivity:
+        """State of the activity for comparison with the orders."""
+        return KnownActivity(self.order.attempt, self.order.stage, self.finished, self.suspended)
 
     def matches(self, order: Order) -> bool:
-        """Whether it carries out this order, and has not come to its end."""
+        """Return whether the activity carries out this order and has not finished."""
         mine = self.order
         return not self.finished and (mine.attempt, mine.stage) == (order.attempt, order.stage)
 
     def suspend(self, suspended: bool) -> None:
-        """Have the script stand still, or go on."""
+        """Suspend or resume the script."""
         self.suspended = suspended
         if isinstance(self.work, ScriptRun):
             self.work.suspend(suspended)
@@ -79,8 +88,8 @@ class Activity:
 class Activities:
     """Activities of one agent, by job."""
 
-    def __init__(self, home: Home, outbox: Outbox, settings: Settings, clock: Clock) -> None:
-        """Begin with none."""
+    def __init__(self, home: StateDirectory, outbox: ReportOutbox, settings: AgentSettings, clock: Clock) -> None:
+        """Begin without activities."""
         self._home = home
         self._outbox = outbox
         self._settings = settings
@@ -88,24 +97,24 @@ class Activities:
         self._by_job: dict[int, Activity] = {}
         self._orders: tuple[Order, ...] | None = None
         self.failed: BaseException | None = None
-        """Why the agent has to stop: something that must not happen did."""
+        """Error that must stop the agent."""
         self.started_moving = asyncio.Event()
-        """Set when data begins to move, so that a long poll can give way to short ones."""
+        """Set when a transfer begins, so that the long poll is replaced by short ones."""
         self.broken = asyncio.Event()
         self._stand_until_s: float | None = None
-        """Until when the orders are certain to stand, on the monotonic clock."""
+        """Time until which the orders are confirmed, on the monotonic clock."""
         self._rate_loop = RateLoop(outbox, clock, self._moving)
         self._watch = CapacityWatch(home, self._running)
         self._orphans: dict[int, float] = {}
-        """Jobs that nobody has an order for, and since when."""
+        """Jobs without an order, and the time since when."""
         self._sweeping: asyncio.Task[None] | None = None
-        self._sweep: Operation | None = None
+        self._sweep: WorkerOperation | None = None
         self._hung_logged = False
         self._swept: set[int] = set()
-        """Jobs whose leftovers this agent has looked at already: once is enough until it starts again."""
+        """Jobs whose leftovers this agent has already examined, once per start."""
 
     def take_up(self) -> None:
-        """Take up what an earlier agent left: scripts that run or have ended, and results that are not acknowledged."""
+        """Resume the state of an earlier agent: scripts that run or have ended, and unacknowledged results."""
         for report in self._outbox.reports():
             if not isinstance(report.result, ScriptStarted | OperationReached | PersistentChanged):
                 self._by_job[report.job] = Activity(_order_of(report), None)
@@ -115,42 +124,44 @@ class Activities:
             record.close()
             if wanted is None:
                 logger.error(
-                    "steps/%s has no order.json: it is left alone, and its job can have no script here",
+                    "steps/%s has no order.json: its job cannot run a script here until the directory is removed",
                     job,
                     extra=about(job=job),
                 )
             elif job not in self._by_job:
                 self._begin(wanted.order)
 
-    def confirmed(self, asked_s: float) -> None:
-        """The orders of last time stood when they were asked for, at this monotonic time."""
+    def confirm_orders(self, asked_s: float) -> None:
+        """Confirm that the last orders were current when requested, at this monotonic time."""
         self._stand_until_s = asked_s + self._settings.order_age_s_max
         for order in self._orders or ():
             activity = self._by_job.get(order.job)
-            if activity is not None and activity.matches(order) and isinstance(activity.work, Operation):
+            if activity is not None and activity.matches(order) and isinstance(activity.work, WorkerOperation):
                 activity.work.stands_until(self._stand_until_s)
 
     def reconcile(self, orders: Iterable[Order] | None = None) -> None:
-        """Compare what is going on with the orders that stand (None: those of last time) and do what follows."""
+        """Compare the activities with the orders (None: the previous ones) and take the resulting steps."""
         if orders is not None:
             self._orders = tuple(orders)
         if self._orders is None:
             return
         workers = sum(
-            1 for activity in self._by_job.values() if isinstance(activity.work, Operation) and not activity.finished
+            1
+            for activity in self._by_job.values()
+            if isinstance(activity.work, WorkerOperation) and not activity.finished
         )
-        for step in plan(self._orders, {job: activity.known for job, activity in self._by_job.items()}):
+        for step in plan(self._orders, {job: activity.comparison_state for job, activity in self._by_job.items()}):
             match step:
-                case Cancel(job):
+                case CancelScript(job):
                     self._end(self._by_job[job])
-                case Suspend(job, suspended):
+                case SuspendScript(job, suspended):
                     self._by_job[job].suspend(suspended)
-                case End(job):
+                case EndActivity(job):
                     self._by_job[job].unwanted.set()
                     self._end(self._by_job[job])
-                case Forget(job):
+                case ForgetActivity(job):
                     del self._by_job[job]
-                case Start(order):
+                case StartActivity(order):
                     if order.stage in MOVING and len(self._home.hung) >= HUNG_MAX:
                         self._log_hung()
                         continue
@@ -161,18 +172,18 @@ class Activities:
                     self._begin(order)
         for order in self._orders:
             activity = self._by_job.get(order.job)
-            if activity is not None and activity.matches(order) and isinstance(activity.work, Operation):
+            if activity is not None and activity.matches(order) and isinstance(activity.work, WorkerOperation):
                 activity.work.change(order)
         self._rate_loop.follow()
         self._watch.follow()
         self._tidy()
 
     def progress(self) -> tuple[Progress, ...]:
-        """Return how far each operation is."""
+        """Return the progress of each operation."""
         now_s = self._clock.monotonic_s()
         rows = []
         for job, activity in sorted(self._by_job.items()):
-            if activity.finished or not isinstance(activity.work, Operation):
+            if activity.finished or not isinstance(activity.work, WorkerOperation):
                 continue
             counters = activity.work.counters()
             order, waits = activity.order, activity.work.waits
@@ -200,29 +211,29 @@ class Activities:
 
     @property
     def are_many(self) -> bool:
-        """Whether so much goes on that more results, or other orders, are about to come."""
+        """True if many activities run, so that more results or orders are imminent."""
         return sum(not activity.finished for activity in self._by_job.values()) >= GATHER_FROM
 
     @property
     def moving(self) -> bool:
-        """Whether data is being moved."""
+        """True while data is being moved."""
         return bool(self._moving())
 
-    def acknowledged(self, report: Report, *, accepted: bool) -> None:
-        """Take note that the controller has a report."""
+    def note_acknowledged(self, report: Report, *, accepted: bool) -> None:
+        """Record that the controller has received a report."""
         if accepted and isinstance(report.result, ScriptEnded):
-            # The job can only run again in a new life, as another attempt. The teardown sees that it stays away.
+            # The job can run again only as a new attempt. Teardown makes the removal durable.
             self._remove_record(report.job, lasting=False)
 
     async def stop(self) -> None:
-        """End the workers and let go of the scripts, which run on."""
+        """Stop the workers and detach from the scripts, which keep running."""
         tasks = []
         for activity in self._by_job.values():
             if activity.task is None or activity.task.done():
                 continue
-            if isinstance(activity.work, Operation):
+            if isinstance(activity.work, WorkerOperation):
                 activity.unwanted.set()
-                # What is half done is for the agent that comes next.
+                # The next agent resumes partial transfers.
                 activity.work.end(resuming=True)
             elif isinstance(activity.work, ProviderScriptRun) and activity.work.preparing:
                 activity.unwanted.set()
@@ -241,24 +252,22 @@ class Activities:
         await self._home.buffer_syncs.let_go()
         await self._home.hung.let_go()
 
-    # How
-
     def _begin(self, order: Order) -> None:
-        work: Operation | ScriptRun
+        work: WorkerOperation | ScriptRun
         if order.stage == RUN:
             run = ScriptRun if order.provision is None else ProviderScriptRun
             started = partial(self._outbox.add, order.job, order.attempt, RUN, ScriptStarted(), lasting=False)
             work = run(self._home, order, self._settings, started)
         else:
             changed = partial(self._outbox.add, order.job, order.attempt, order.stage)
-            work = Operation(self._home, order, self._settings, self._rate_loop.governor, changed)
+            work = WorkerOperation(self._home, order, self._settings, self._rate_loop.governor, changed)
             if self._stand_until_s is not None:
                 work.stands_until(self._stand_until_s)
-        logger.info("%s begins", order_named(order), extra=about(job=order.job))
+        logger.info("%s begins", order_label(order), extra=about(job=order.job))
         activity = Activity(order, work)
         self._by_job[order.job] = activity
         activity.task = asyncio.get_running_loop().create_task(
-            self._guarded(activity), name=f"{order.stage} {order.job}"
+            self._carry_out_guarded(activity), name=f"{order.stage} {order.job}"
         )
         if order.stage in MOVING:
             self.started_moving.set()
@@ -267,13 +276,13 @@ class Activities:
         if activity.work is not None:
             activity.work.end()
 
-    async def _guarded(self, activity: Activity) -> None:
+    async def _carry_out_guarded(self, activity: Activity) -> None:
         try:
             await self._carry_out(activity)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            # A result that cannot be kept must not be half known: the agent stops, and its next start takes it up.
+            # An undurable result must not be partly visible: the agent stops, and its next start takes up the activity.
             self.failed = error
             self.broken.set()
             return
@@ -291,39 +300,39 @@ class Activities:
                 remove_record(self._home.steps, order.job)
             except RemovalFailed as error:
                 result = failure(str(error))
-        logger.info("%s %s", order_named(order), result_message(order.stage, result), extra=about(job=order.job))
+        logger.info("%s %s", order_label(order), result_message(order.stage, result), extra=about(job=order.job))
         kept = result
         try:
-            # Until it is durable it is not sent: an agent that forgot what it had said would do it again.
+            # Send the result only when it is durable: an agent that lost it would repeat the operation.
             await self._home.disk_full.keep_trying(
-                f"the result of {order_named(order)}",
+                f"the result of {order_label(order)}",
                 lambda: self._outbox.add(
                     order.job, order.attempt, order.stage, kept, lasting=not _is_found_again(order, kept)
                 ),
                 activity.unwanted,
             )
-        except GivenUp:
+        except RetryAbandoned:
             self._drop(activity)
             return
         activity.finished = True
         if order.stage == "stage_in" and isinstance(result, OperationDone):
-            self._watch.staged(order.job, result.files)
+            self._watch.note_staged_files(order.job, result.files)
         elif order.stage == "teardown":
             self._watch.forget(order.job)
             self._home.buffer_syncs.forget(order.job)
         if order.stage in MOVING and isinstance(result, OperationDone):
             self._forget_records(order.job, (order.stage,))
 
-    def _moving(self) -> list[Operation]:
+    def _moving(self) -> list[WorkerOperation]:
         """Return the operations that move data."""
         return [
             activity.work
             for activity in self._by_job.values()
-            if activity.order.stage in MOVING and not activity.finished and isinstance(activity.work, Operation)
+            if activity.order.stage in MOVING and not activity.finished and isinstance(activity.work, WorkerOperation)
         ]
 
     def _running(self) -> dict[int, ScriptRun]:
-        """Return the scripts that run, or are about to."""
+        """Return the scripts that run or are about to."""
         return {
             job: activity.work
             for job, activity in self._by_job.items()
@@ -334,23 +343,21 @@ class Activities:
         if not self._hung_logged:
             self._hung_logged = True
             logger.error(
-                "%s processes hang in the kernel: no more data is moved on this node until what they wait for is back",
+                "%s processes hang in the kernel: this node moves no data until the filesystem they wait for responds",
                 len(self._home.hung),
             )
 
     def _forget_records(self, job: int, stages: tuple[str, ...] = workspace.STAGES) -> None:
-        """Remove what transfers of a job kept in order to go on: they are complete, or nobody wants them."""
+        """Remove resume records of a job's transfers, which are complete or cancelled."""
         try:
             workspace.forget(self._home.descriptor, job, stages)
         except OSError as error:
-            logger.error(
-                "job %s: the records of its transfers cannot be removed: %s", job, error.strerror, extra=about(job=job)
-            )
+            logger.error("job %s: transfer records cannot be removed: %s", job, error.strerror, extra=about(job=job))
 
     def _drop(self, activity: Activity) -> None:
-        """Forget an activity whose result nobody asks for."""
+        """Drop an activity whose result is not needed."""
         order = activity.order
-        logger.info("%s was ended: it is not wanted any more", order_named(order), extra=about(job=order.job))
+        logger.info("%s ended: it is no longer ordered", order_label(order), extra=about(job=order.job))
         if isinstance(activity.work, ScriptRun):
             self._remove_record(order.job)
         if self._by_job.get(order.job) is activity:
@@ -363,7 +370,7 @@ class Activities:
             logger.error("job %s: %s", job, error, extra=about(job=job))
 
     def _tidy(self) -> None:
-        """Remove the records of scripts that nobody asks for any more."""
+        """Remove records of scripts that no order refers to."""
         recorded = recorded_jobs(self._home.steps)
         if recorded:
             wanted = {order.job for order in self._orders or ()} | set(self._by_job)
@@ -377,10 +384,11 @@ class Activities:
                 self._sweeping = asyncio.get_running_loop().create_task(self._sweep_all(left), name=SWEEP)
 
     def _is_orphan(self, job: int) -> bool:
-        """Whether what a transfer left has nobody who will go on with it or remove it.
+        """Return whether leftovers of a transfer will be neither resumed nor removed by an order.
 
-        A job that waits for its next try has no order, and nor has one that is held: its buffer is there until the
-        teardown. An hour is long for the one and short for the other.
+        A job that is held, or waits for its next attempt, has no order, but its buffer exists until teardown. ORPHAN_S
+        is long
+        compared with a retry and short compared with a hold.
         """
         if any(order.job == job for order in self._orders or ()) or job in self._by_job:
             self._orphans.pop(job, None)
@@ -400,25 +408,26 @@ class Activities:
                 continue
             self._swept.add(job)
             order = Order(job=job, attempt=0, stage=SWEEP, user="", name="", workdir="")
-            self._sweep = Operation(self._home, order, self._settings)
+            self._sweep = WorkerOperation(self._home, order, self._settings)
             try:
                 await self._sweep.run()
             except OSError as error:
                 logger.warning(
-                    "job %s: what a transfer left is not removed: %s", job, error.strerror, extra=about(job=job)
+                    "job %s: leftovers of a transfer cannot be removed: %s", job, error.strerror, extra=about(job=job)
                 )
             self._forget_records(job)
 
 
 def _is_found_again(order: Order, result: OperationDone | OperationFailed | ScriptEnded) -> bool:
-    """Whether a result that a power cut takes away is found again, or had again for nothing.
+    """Return whether a result lost in a power failure can be recovered or repeated without harm.
 
-    How a script ended is in its record, durably. Post-run leaves nothing behind but a buffer that is synced, and what a
-    site's program does instead is done once.
+    The end of a script is in its durable record. Post-run leaves only a synced buffer, but a provider's post-run
+    operation
+    may run only once.
     """
     return isinstance(result, ScriptEnded) or (order.stage == "post_run" and order.provision is None)
 
 
 def _order_of(report: Report) -> Order:
-    """Return as much of a report's order as tells it from others."""
+    """Return the part of a report's order that identifies it."""
     return Order(job=report.job, attempt=report.attempt, stage=report.stage, user="", name="", workdir="")

@@ -1,11 +1,12 @@
-"""The process that forks an agent's operations and supervisors: single-threaded, with all that they need loaded.
+"""Fork server of an agent: a single-threaded process that has loaded the code of workers and supervisors.
 
-Run as `python -m cluster.agent.fork_server CHANNEL AGENT ROOM` by the agent (`processes/forking`). It reads no order
-and no record: a request names one of `MAINS`, and what a child is to do is in the descriptors that come with it.
-Children are the agent's own (CLONE_PARENT): it waits for them, and they outlive this process.
+The agent runs it as `python -m cluster.agent.fork_server CHANNEL AGENT_PID PADDING` (`processes/forking`). It reads no
+orders or records: a request names an entry of `MAINS`, and the descriptors it carries tell the child what to do.
+Children are created with CLONE_PARENT, so the agent waits for them and they outlive this process.
 
-ROOM, and a variable of this process's environment, are room for what a child shows in /proc: a command line and the
-mark of its operation, as if it had been started. They are written over in place, as setproctitle(3) does."""
+PADDING and an environment variable reserve memory for the command line and operation marker that a child shows in
+/proc, as if it had been executed. They are overwritten in place, as setproctitle(3) does.
+"""
 
 from __future__ import annotations
 
@@ -46,19 +47,25 @@ MAINS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "cluster.agent.scripts.supervisor": lambda arguments: supervisor.main(list(arguments)),
     "cluster.agent.worker.usage_counter": lambda arguments: usage_counter.main(int(arguments[0])),
 }
-"""What may be asked for, by the module that would be started."""
+"""Permitted modules and their entry points."""
 
 _ARGUMENTS_FIELD: Final = 45
 _ENVIRONMENT_FIELD: Final = 47
-"""Where the arguments and the environment begin in memory, each with its end behind it: fields of /proc/PID/stat from
-the state on."""
+"""Indexes of the start addresses of arguments and environment in /proc/PID/stat, counted from the state field; each end
+address follows.
+"""
 
 
-class Shown:
-    """Command line and marking variable of this process as /proc shows them, where the kernel put them."""
+class ProcessTitle:
+    """Command line and operation marker of this process in /proc, overwritten in place."""
 
     def __init__(self) -> None:
-        """Find them, and empty them but for this process's own name. OSError, ValueError."""
+        """Locate both and clear them, except for this module's name.
+
+        Raises:
+            OSError: /proc cannot be read.
+            ValueError: The arguments or the variable are missing.
+        """
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         self._begin, end = (int(fields[_ARGUMENTS_FIELD + more]) for more in (0, 1))
         self._room = end - self._begin
@@ -79,29 +86,29 @@ class Shown:
         _overwrite(self._begin, self._room, line)
 
     def mark(self, marker: str) -> None:
-        """Show the variable that marks an operation; empty: none."""
+        """Show the variable that marks an operation; hide it if `marker` is empty."""
         text = f"{OPERATION_VARIABLE}={marker}" if marker else ""
         _overwrite(self._variable, self._variable_room, text.encode())
 
 
 def _overwrite(address: int, room: int, data: bytes) -> None:
-    # The last byte stays 0: otherwise the kernel takes what lies behind it for a part of it.
+    # Keep the final 0 byte: without it the kernel reads past the end.
     ctypes.memmove(address, data[: room - 1].ljust(room, b"\0"), room)
 
 
 def load() -> None:
-    """Have msgspec look through the types of whatever a child reads first, which takes it 10 ms. Others read theirs by
-    decoders that are made when they are loaded.
+    """Have msgspec inspect the message types in advance, which takes 10 ms; other modules build their decoders on
+    import.
     """
     for kind in (ForkRequest, ForkAnswer, ScriptOrder, ProcessName, CgroupName, ScriptEnded):
         msgspec.json.Decoder(kind)
 
 
-def serve(channel: socket.socket, shown: Shown) -> None:
-    """Fork for every request, until the agent is gone."""
+def serve(channel: socket.socket, shown: ProcessTitle) -> None:
+    """Fork for each request until the agent closes the channel."""
     load()
     load_accounts()
-    # What is loaded is not looked through by anybody's garbage collection: that would copy it.
+    # Exclude loaded objects from garbage collection, which would copy their pages.
     gc.collect()
     gc.freeze()
     channel.send(READY)
@@ -122,16 +129,16 @@ def serve(channel: socket.socket, shown: Shown) -> None:
             answer = ForkAnswer(pid=pid)
         except OSError as error:
             answer = ForkAnswer(error=error.errno or errno.EIO)
-        # Before the last descriptor is closed: who finds that nobody is left looks here.
+        # Reply before closing the last descriptor: the agent checks for a reply when a child is gone.
         channel.send(msgspec.msgpack.encode(answer))
         for descriptor in (*received, *([] if cgroup < 0 else [cgroup])):
             os.close(descriptor)
 
 
-def _be_child(request: ForkRequest, received: Sequence[int], shown: Shown, cgroup: int) -> NoReturn:
-    """Become what is wanted, once the agent says so; never returns into what the fork server was doing.
+def _be_child(request: ForkRequest, received: Sequence[int], shown: ProcessTitle, cgroup: int) -> NoReturn:
+    """Become the requested process once the agent confirms; never return to the fork server's code.
 
-    `cgroup` is the directory of one that this process has still to enter.
+    `cgroup` is a directory that this process still has to enter, or negative.
     """
     code = 1
     try:
@@ -153,7 +160,7 @@ def _be_child(request: ForkRequest, received: Sequence[int], shown: Shown, cgrou
             os.write(agent, msgspec.msgpack.encode(ForkAnswer(error=error.errno or errno.EIO)))
             os._exit(1)
         os.write(agent, msgspec.msgpack.encode(ForkAnswer(pid=os.getpid())))
-        # End of file: nobody waits for this process.
+        # End of file: the agent no longer waits for this process.
         if os.read(agent, len(BEGIN)) != BEGIN:
             os._exit(1)
         os.close(agent)
@@ -171,10 +178,14 @@ def _be_child(request: ForkRequest, received: Sequence[int], shown: Shown, cgrou
 
 
 def _place(received: Sequence[int], targets: Sequence[int]) -> int:
-    """Put every descriptor but the first where it is wanted, inheritable; return where that first one is. OSError."""
+    """Move every descriptor but the first to its target, inheritable; return the new number of the first.
+
+    Raises:
+        OSError: The number of descriptors is wrong or the limit is reached.
+    """
     if len(targets) != len(received) - 1:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-    # Out of the way of each other first.
+    # Move them out of each other's way first.
     above = max((*targets, *received, 2)) + 1
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in received]
     for descriptor in received:
@@ -186,14 +197,14 @@ def _place(received: Sequence[int], targets: Sequence[int]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve the agent of the channel; return the exit code."""
+    """Serve the agent at the other end of the channel; return the exit code."""
     channel, agent = arguments[:2]
     ignore_hangup()
     die_with_parent(int(agent))
     with socket.socket(fileno=int(channel)) as opened:
         opened.set_inheritable(False)
-        with contextlib.suppress(ConnectionError):  # it was killed before it had read an answer
-            serve(opened, Shown())
+        with contextlib.suppress(ConnectionError):  # killed before it read a reply
+            serve(opened, ProcessTitle())
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Messages of an agent: what its log says of orders and results, and what it reports of a failure."""
+"""Agent messages: log lines about orders and results, and failures for reports."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _MOVING: Final = ("stage_in", "stage_out")
 _ELLIPSIS: Final = " … "
 
 
-def named(job: int, attempt: int, stage: str) -> str:
-    """Return how the log names one attempt: `job 7: stage_in attempt 3`."""
+def attempt_label(job: int, attempt: int, stage: str) -> str:
+    """Format one attempt for the log, for example `job 7: stage_in attempt 3`."""
     return f"job {job}: {stage} attempt {attempt}"
 
 
-def order_named(order: Order) -> str:
-    """Return how the log names an order."""
-    return named(order.job, order.attempt, order.stage)
+def order_label(order: Order) -> str:
+    """Format an order for the log."""
+    return attempt_label(order.job, order.attempt, order.stage)
 
 
 def result_message(stage: str, result: OperationResult) -> str:
-    """Return what became of it: `done: 2 files, 3 MiB`."""
+    """Format a result for the log, for example `done: 2 files, 3 MiB`."""
     match result:
         case OperationDone(files, size_bytes):
-            return f"done: {count(files, 'file')}, {figure(size_bytes)}" if stage in _MOVING else "done"
+            return f"done: {format_count(files, 'file')}, {format_bytes(size_bytes)}" if stage in _MOVING else "done"
         case OperationFailed(message, final):
-            return f"failed: {plain(message)}{'; it is not tried again by itself' if final else ''}"
+            return f"failed: {plain(message)}{'; it is not retried automatically' if final else ''}"
         case OperationReached(checkpoint):
-            return f"has {count(checkpoint.files, 'file')}, {figure(checkpoint.size_bytes)} that are durable"
+            return f"reached {format_count(checkpoint.files, 'file')}, {format_bytes(checkpoint.size_bytes)} durable"
         case PersistentChanged(name):
-            return f"made or removed the persistent buffer {name}"
+            return f"created or removed persistent buffer {name}"
         case ScriptStarted():
             return "started"
         case ScriptEnded(state, exit_code, number, message):
@@ -54,25 +54,25 @@ def result_message(stage: str, result: OperationResult) -> str:
 def failure(
     message: str, *, final: bool = False, operation: str = "", receipt: TransferReceipt | None = None
 ) -> OperationFailed:
-    """Return a failure whose message fits into the state; a `final` one is not tried again by itself.
+    """Return a failure whose message fits into the state; a `final` one is not retried automatically.
 
-    A long one loses its middle, because its ends say what and why.
+    A long message loses its middle, because both ends carry the cause.
     """
     if len(message) > MESSAGE_CHARACTERS_MAX:
         half = (MESSAGE_CHARACTERS_MAX - len(_ELLIPSIS)) // 2
         message = message[:half] + _ELLIPSIS + message[-half:]
-    # Names of files need not be UTF-8; what is reported has to be.
+    # File names may not be UTF-8, but reports must be.
     return OperationFailed(message.encode("utf-8", "replace").decode(), final, operation, receipt)
 
 
-def figure(size_bytes: int) -> str:
-    """Return a size for people: `3 MiB`, `1.5 GiB`; at most one digit after the point."""
+def format_bytes(size_bytes: int) -> str:
+    """Format a size with at most one decimal, for example `3 MiB` or `1.5 GiB`."""
     power = min(max(size_bytes.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
     return f"{f'{size_bytes / 1024**power:.1f}'.removesuffix('.0')} {_UNITS[power]}"
 
 
-def count(number: int, thing: str) -> str:
-    """Return so many of a thing: `1 file`, `2 files`."""
+def format_count(number: int, thing: str) -> str:
+    """Format a count, for example `1 file` or `2 files`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 

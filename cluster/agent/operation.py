@@ -1,4 +1,4 @@
-"""Operation as the agent sees it: a worker that is started, watched, timed and, if need be, ended."""
+"""Agent's side of an operation: start, watch, time and end its worker."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from cluster.agent.files import FileRefused, ImageRefused, capacity
-from cluster.agent.home import Bounds, End, GivenUp, Home, see_through, whereabouts
+from cluster.agent.files import FileRefused, ImageFailed, capacity
 from cluster.agent.limits import (
     KILL_WAIT_S,
     LOCK_RETRY_S,
@@ -27,11 +26,12 @@ from cluster.agent.limits import (
     SWEEP_TIMEOUT_S,
     WORKER_GRACE_S,
 )
-from cluster.agent.messages import count, failure, figure, order_named, result_message
+from cluster.agent.messages import failure, format_bytes, format_count, order_label, result_message
 from cluster.agent.processes import OPERATION_VARIABLE, AccountRefused, Cgroup, Mode, account_for, kill_operation
 from cluster.agent.rate_governor import RateGovernor
-from cluster.agent.transfer import Control, Counters, SharedCounters
-from cluster.agent.worker import PERSISTENT_CHANGE, Orphans, Outcome, Work, orphans
+from cluster.agent.runtime import RetryAbandoned, StateDirectory, WorkerEnd, WorkerLimits, kernel_location, supervise
+from cluster.agent.transfer import Counters, SharedCounters, TransferControl
+from cluster.agent.worker import PERSISTENT_CHANGE, Orphans, Outcome, WorkerTask, orphans
 from cluster.providers import NO_LOCAL, Local
 from cluster.system import JobProcess, about, closing, is_disk_full, write_all
 from replica.messages import OperationDone, OperationFailed, PersistentChanged
@@ -40,54 +40,58 @@ from replica.model import DEFAULT_TRANSFER_RULES, Order, default_backend
 logger = logging.getLogger(__name__)
 
 _ATTEMPT_BYTES: Final = 20
-"""Length of an attempt's number in the file of a lock, bytes."""
+"""Length of an attempt number in a lock file, bytes."""
 
 MOVING: Final = frozenset({"stage_in", "stage_out"})
 """Stages that move data."""
 
 _numbers = itertools.count(1)
-"""Numbers of this agent's workers, so that no two of their cgroups have one name."""
+"""Numbers of this agent's workers, which make cgroup names unique."""
 
 KILL_LOOKS: Final = 4
-"""How often what an ended operation left is looked for and killed before what stays counts as hung, count: a fifth of a
-second."""
+"""Rounds of finding and killing an ended operation's processes before the rest counts as hung, count: a fifth of a
+second.
+"""
 
 PROVIDER_SLACK_S: Final = 30
-"""What a worker may take beside the time of its operations, seconds: less than the leader allows the whole stage."""
+"""Seconds a worker may take beyond its operations: less than the leader allows for the whole stage."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the configuration says about one agent."""
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Configuration of one agent."""
 
     node: str
     accounts: Mode
     copy_rate_bytes_s: int = 0
     kill_wait_s: float = 30.0
     process: JobProcess = JobProcess()
-    """What every process of a job gets."""
+    """Settings of all processes of a job."""
     local: Local = NO_LOCAL
-    """Where this machine has the programs of the site's provider."""
+    """Provider programs of this machine."""
     cluster: str = ""
-    """The cluster's id."""
+    """Cluster ID."""
     mover: bool = False
-    """Whether it stages for places, and runs no scripts."""
+    """True for a mover, which stages on shared filesystems and runs no scripts."""
     order_age_s_max: float = ORDER_AGE_S_MAX
-    """How long an order counts as standing since the agent asked for it."""
+    """Seconds for which an order is current after the agent requested it."""
 
 
-class Operation:
-    """Worker of one order."""
+class WorkerOperation:
+    """Operation of one order, run by a worker process."""
 
     def __init__(
         self,
-        home: Home,
+        home: StateDirectory,
         order: Order,
-        settings: Settings,
+        settings: AgentSettings,
         governor: RateGovernor | None = None,
         on_changed: Callable[[PersistentChanged], object] = lambda changed: None,
     ) -> None:
-        """Prepare; nothing is started yet. `governor` shares out what may be moved; `on_changed` is called for each
-        persistent buffer that is there or gone, and keeps that (OSError: it is to be called again).
+        """Prepare without starting; `governor` distributes the transfer rate.
+
+        `on_changed` is called for each persistent buffer created or removed and stores that fact. If it raises OSError,
+        it is
+        called again.
         """
         self._home = home
         self._order = order
@@ -95,41 +99,43 @@ class Operation:
         self._governor = governor or RateGovernor()
         self._on_changed = on_changed
         self._stands_until_s: float | None = None
-        self._control: Control | None = None
+        self._control: TransferControl | None = None
         self._ending = asyncio.Event()
         self._counters: SharedCounters | None = None
         self._last = Counters()
         self._last_file = ""
         self._last_waits = 0
         self._resuming = False
-        """Whether what is half done is for the next attempt: the agent ends, and nobody cancelled anything."""
+        """True if partial transfers are kept for the next attempt, because the agent stops and the order is not
+        cancelled.
+        """
         self._orderly = False
-        """Whether the last worker came to its own end, and so removed whatever it had to remove."""
+        """True if the last worker ended by itself and so cleaned up after itself."""
 
     @property
     def order(self) -> Order:
-        """What it carries out, as it stands now."""
+        """Order being carried out, with its latest changes."""
         return self._order
 
     def end(self, *, resuming: bool = False) -> None:
-        """Have the worker ended; `run` then returns None. What is half done stays where it is if it is `resuming`."""
+        """End the worker; `run` then returns None. Partial transfers are kept if `resuming`."""
         self._resuming = resuming
         self._ending.set()
 
     def stands_until(self, at_s: float) -> None:
-        """The order is certain to stand until a moment of the monotonic clock; what was said before counts no more."""
+        """Set the monotonic time until which the order is confirmed, replacing the previous one."""
         self._stands_until_s = at_s
         if self._control is not None:
             self._control.stands_until_s = at_s
 
     def change(self, order: Order) -> None:
-        """What the transfer may do has changed, maybe: the same order with other shares."""
+        """Apply the transfer shares of an updated order."""
         if order.shares != self._order.shares:
             self._order = order
             self._governor.change(order.job, order.shares)
 
     def counters(self) -> Counters:
-        """Return how far it is."""
+        """Return the progress counters."""
         if self._counters is not None:
             self._last, self._last_file = self._counters.read(), self._counters.file
             self._last_waits = self._counters.waits
@@ -137,40 +143,40 @@ class Operation:
 
     @property
     def file(self) -> str:
-        """The file that it was at when the counters were last looked at."""
+        """File being moved when the counters were last read."""
         return self._last_file
 
     @property
     def waits(self) -> int:
-        """How often its rate had held it back when the counters were last looked at."""
+        """Rate-limit waits when the counters were last read."""
         return self._last_waits
 
     async def run(self) -> Outcome | None:
-        """Do the operation and return its result, or None if it was ended."""
+        """Carry out the operation and return its result, or None if it was ended."""
         home, name = self._home, str(self._order.job)
         if await self._is_seen_to():
             return None if self._ending.is_set() else OperationDone()
         try:
-            lock = await home.disk_full.keep_trying(order_named(self._order), self._open_lock, self._ending)
-        except GivenUp:
+            lock = await home.disk_full.keep_trying(order_label(self._order), self._open_lock, self._ending)
+        except RetryAbandoned:
             return None
         try:
-            if not await self._locked(lock):
-                return None if self._ending.is_set() else self._kept_out()
+            if not await self._acquire_lock(lock):
+                return None if self._ending.is_set() else self._lock_held_outcome()
             if _runs_programs(self._order):
-                await self._succeed(lock)
+                await self._take_over(lock)
             result = await self._do(lock)
             if not home.hung.of(self._order.job):
-                # A process that hangs holds the lock of this very file.
+                # A hung process holds the lock of this file.
                 home.reserve_files.drop(home.operations, name)
             return result
-        except GivenUp:
+        except RetryAbandoned:
             return None
         finally:
             os.close(lock)
 
     async def _is_seen_to(self) -> bool:
-        """Whether this is a post-run that leaves nothing to do: the supervisor did it when the script had ended."""
+        """Return whether this is a post-run whose work the supervisor has already done."""
         order = self._order
         is_native_end = order.stage == "post_run" and order.provision is None and not (order.creates or order.destroys)
         return is_native_end and await self._home.buffer_syncs.is_done(order.job, self._ending)
@@ -181,13 +187,13 @@ class Operation:
         try:
             return os.open(name, how | os.O_CREAT, 0o600, dir_fd=directory)
         except OSError as error:
-            # Not even an empty file can be made: a reserve file will do, whatever is in it.
+            # The disk is full even for an empty file: use a reserve file, whatever its content.
             if not is_disk_full(error) or not self._home.reserve_files.lend(directory, name):
                 raise
             return os.open(name, how, dir_fd=directory)
 
     async def _do(self, lock: int) -> Outcome | None:
-        """With the lock held: do the operation, and whatever an earlier one left undone before it."""
+        """Carry out the operation, and first finish an earlier one, while holding the lock."""
         home, ended = self._home, self._ending.is_set
         failed = await self._change_persistent(lock)
         if failed is not None or ended():
@@ -198,29 +204,29 @@ class Operation:
         if order.stage in (orphans.SWEEP, "teardown"):
             swept = await self._sweep(lock)
             return swept if order.stage == orphans.SWEEP or ended() else await self._work_and_end(order, lock)
-        left = orphans.expected(order) if order.stage in MOVING else None
+        left = orphans.expected_orphans(order) if order.stage in MOVING else None
         if left is None or not left.directories:
             return await self._work_and_end(order, lock)
         known = self._known_left()
         if known is not None and not left.covers(known):
-            # Elsewhere than this attempt will write: the record can only tell of one of them.
+            # The record holds only one transfer's destinations, and this attempt writes elsewhere.
             swept = await self._sweep(lock)
             if ended() or (isinstance(swept, OperationFailed) and not swept.final):
                 return swept
         await home.disk_full.keep_trying(
-            order_named(order),
-            lambda: orphans.begin(home.leftovers, home.reserve_files, order.job, left),
+            order_label(order),
+            lambda: orphans.record_orphans(home.leftovers, home.reserve_files, order.job, left),
             self._ending,
         )
         result = await self._work_and_end(order, lock)
         if isinstance(result, OperationDone):
-            orphans.forget(home.leftovers, home.reserve_files, order.job)
+            orphans.forget_orphans(home.leftovers, home.reserve_files, order.job)
         return result
 
     async def _change_persistent(self, lock: int) -> OperationFailed | None:
-        """Remove and make the persistent buffers of the order, one after the other; return what failed.
+        """Remove and create the order's persistent buffers one by one; return the first failure.
 
-        Each is said as soon as it is so: those who wait for it need nothing else that the order says.
+        Each change is reported at once, because jobs waiting for it need nothing else of this order.
         """
         order = self._order
         parts = [(gone.name, replace(order, creates=(), destroys=(gone,))) for gone in order.destroys]
@@ -233,12 +239,12 @@ class Operation:
             if not isinstance(result, OperationDone):
                 return result
             changed = PersistentChanged(name)
-            logger.info("%s %s", order_named(order), result_message(order.stage, changed), extra=about(job=order.job))
-            await self._home.disk_full.keep_trying(order_named(order), partial(self._on_changed, changed), self._ending)
+            logger.info("%s %s", order_label(order), result_message(order.stage, changed), extra=about(job=order.job))
+            await self._home.disk_full.keep_trying(order_label(order), partial(self._on_changed, changed), self._ending)
         return None
 
     async def _work_and_end(self, order: Order, lock: int) -> Outcome | None:
-        """Let a worker carry an order out, and end what is left of the programs of one that did not end by itself."""
+        """Have a worker carry out an order, and kill its remaining programs unless it ended by itself."""
         try:
             return await self._work(order, lock)
         finally:
@@ -246,11 +252,11 @@ class Operation:
                 left = await asyncio.to_thread(kill_operation, self._marker(order.attempt), KILL_LOOKS)
                 if hangs := await self._home.hung.take_what_stays(order.job, left):
                     logger.error(
-                        "%s: %s; the node goes on without it", order_named(order), hangs, extra=about(job=order.job)
+                        "%s: %s; the node continues without it", order_label(order), hangs, extra=about(job=order.job)
                     )
 
     async def _sweep(self, lock: int) -> Outcome | None:
-        """Remove what a transfer that was killed left in destinations; None if nothing was, or if it was ended."""
+        """Remove leftovers of a killed transfer; return None if there are none or the operation was ended."""
         home, job = self._home, self._order.job
         left = self._known_left()
         if left is None:
@@ -268,38 +274,38 @@ class Operation:
         result = await self._work(order, lock, left)
         match result:
             case OperationDone(files):
-                orphans.forget(home.leftovers, home.reserve_files, job)
+                orphans.forget_orphans(home.leftovers, home.reserve_files, job)
                 if files:
                     logger.info(
-                        "job %s: removed %s of a transfer that was ended",
+                        "job %s: removed %s of an ended transfer",
                         job,
-                        count(files, "temporary file"),
+                        format_count(files, "temporary file"),
                         extra=about(job=job),
                     )
             case OperationFailed(message, final):
                 logger.warning(
-                    "job %s: what a transfer that was ended left cannot be removed: %s; %s",
+                    "job %s: leftovers of an ended transfer cannot be removed: %s; %s",
                     job,
                     message,
-                    f"remove .forebay-*-{job} and .forebay-*-{job}-* there by hand"
-                    if final
-                    else "it is tried again later",
+                    f"remove .forebay-*-{job} and .forebay-*-{job}-* there by hand" if final else "retrying later",
                     extra=about(job=job),
                 )
                 if final:
-                    orphans.forget(home.leftovers, home.reserve_files, job)
+                    orphans.forget_orphans(home.leftovers, home.reserve_files, job)
         return result
 
     def _known_left(self) -> Orphans | None:
         job = self._order.job
         try:
-            return orphans.read(self._home.leftovers, job)
+            return orphans.read_orphans(self._home.leftovers, job)
         except FileRefused as error:
             logger.error("job %s: %s", job, error, extra=about(job=job))
             return None
 
-    async def _locked(self, lock: int) -> bool:
-        """Wait until no earlier worker of the job holds it: its kernel may still be ending it, or it may hang there."""
+    async def _acquire_lock(self, lock: int) -> bool:
+        """Wait for the lock of an earlier worker, which may still be ending or hang in the kernel; return whether it
+        was acquired.
+        """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + LOCK_WAIT_S
         while not self._ending.is_set() and loop.time() < until_s:
@@ -310,19 +316,23 @@ class Operation:
                 await asyncio.wait_for(self._ending.wait(), LOCK_RETRY_S)
         return False
 
-    def _kept_out(self) -> Outcome:
+    def _lock_held_outcome(self) -> Outcome:
         job = self._order.job
-        known = "; ".join(map(whereabouts, self._home.hung.of(job))) or "it is not known here, an earlier agent's maybe"
+        known = (
+            "; ".join(map(kernel_location, self._home.hung.of(job)))
+            or "unknown here, perhaps started by an earlier agent"
+        )
         return failure(
-            f"a process of an earlier operation of job {job} has not ended: {known}; {self._order.stage} must not "
-            "begin beside it. Bring back the file system that it waits for, or restart the node; "
-            "it is tried again meanwhile"
+            f"a process of an earlier operation of job {job} has not ended: {known}; {self._order.stage} cannot "
+            "begin until it has. Restore the filesystem it waits for, or restart the node; "
+            "retrying meanwhile"
         )
 
-    async def _succeed(self, lock: int) -> None:
-        """With the lock held: end what an operation left that was interrupted with its agent, and take its place.
+    async def _take_over(self, lock: int) -> None:
+        """Kill what an operation left that was interrupted with its agent, then record this attempt; the lock must be
+        held.
 
-        The file of the lock says whose place that is. It is there for as long as an operation has not come to its end.
+        The lock file names the attempt in progress and exists until the operation ends.
         """
         home = self._home
         interrupted = os.pread(lock, _ATTEMPT_BYTES, 0).strip(b"\0 ")
@@ -336,38 +346,38 @@ class Operation:
                     extra=about(job=self._order.job),
                 )
         mine = str(self._order.attempt).encode().ljust(_ATTEMPT_BYTES)
-        await home.disk_full.keep_trying(order_named(self._order), lambda: _write_at_start(lock, mine), self._ending)
+        await home.disk_full.keep_trying(order_label(self._order), lambda: _write_at_start(lock, mine), self._ending)
 
     def _marker(self, attempt: int) -> str:
         return f"{self._home.marker(self._order.job)}.{attempt}"
 
     async def _work(self, order: Order, lock: int, left: Orphans | None = None) -> Outcome | None:
-        """Let a worker carry an order out; what prevents even that is a result too."""
+        """Have a worker carry out an order; failing to start it becomes a result too."""
         if self._is_done_without(order):
             return OperationDone()
         try:
-            return await self._worked(order, lock, left)
+            return await self._run_worker(order, lock, left)
         except OSError as error:
             return failure(f"the worker of {order.stage} could not be started: {error.strerror}")
 
     def _is_done_without(self, order: Order) -> bool:
-        """Return whether a worker would find nothing to do: a stage-out that names nothing, of a buffer that is here.
+        """Return whether a worker is unnecessary: a stage-out without transfers whose buffer exists.
 
-        Whatever is not as it should be is for a worker to say.
+        Any irregularity is left for a worker to report.
         """
         if order.stage != "stage_out" or order.provision is not None or order.transfers or order.special or order.uses:
             return False
         try:
             account_for(self._settings.accounts, order.user)
             os.close(capacity.open_buffer(self._home.buffers, str(order.job)))
-        except (AccountRefused, ImageRefused, OSError):
+        except (AccountRefused, ImageFailed, OSError):
             return False
         return True
 
-    async def _worked(self, order: Order, lock: int, left: Orphans | None) -> Outcome | None:
+    async def _run_worker(self, order: Order, lock: int, left: Orphans | None) -> Outcome | None:
         progress = SharedCounters.create()
         counters = self._counters = SharedCounters(progress)
-        control = self._control = Control()
+        control = self._control = TransferControl()
         cgroup: Cgroup | None = None
         if self._stands_until_s is not None:
             control.stands_until_s = self._stands_until_s
@@ -376,9 +386,9 @@ class Operation:
                 own_bytes_s = self._settings.copy_rate_bytes_s
                 self._governor.begin(order.job, order.user, own_bytes_s, self._order.shares, control, counters)
             if self._home.cgroups is not None and order.provision is None:
-                # What a site's provider leaves running on purpose is nobody's job.
+                # Processes that a provider leaves running on purpose belong to no job.
                 cgroup = self._home.cgroups.operation(order.job, order.attempt, next(_numbers))
-            work = Work(
+            work = WorkerTask(
                 order=order,
                 home=str(self._home.path),
                 storage_id=self._home.storage_id,
@@ -394,7 +404,7 @@ class Operation:
                 node=self._settings.node,
                 cgroups=self._home.cgroups_of(order.job) if self._settings.accounts == "switch" else "",
             )
-            # In files and not pipes: nobody has to read while the other writes.
+            # Use files instead of pipes, so that neither side has to read while the other writes.
             with (
                 closing(os.memfd_create("forebay-work", os.MFD_CLOEXEC)) as request,
                 closing(os.memfd_create("forebay-result", os.MFD_CLOEXEC)) as answer,
@@ -413,7 +423,7 @@ class Operation:
                     variables={OPERATION_VARIABLE: self._marker(order.attempt)} if _runs_programs(order) else {},
                     cgroup=cgroup,
                 )
-                end = await see_through(
+                end = await supervise(
                     worker,
                     order.job,
                     self._ending,
@@ -426,7 +436,10 @@ class Operation:
                 self._orderly = code == 0
                 if end.hangs:
                     logger.error(
-                        "%s: %s; the node goes on without it", order_named(order), end.hangs, extra=about(job=order.job)
+                        "%s: %s; the node continues without it",
+                        order_label(order),
+                        end.hangs,
+                        extra=about(job=order.job),
                     )
                 if self._ending.is_set():
                     return None
@@ -446,15 +459,15 @@ class Operation:
                 await self._end_cgroup(cgroup)
 
     async def _end_cgroup(self, cgroup: Cgroup) -> None:
-        """End whatever of the operation outlived its worker."""
+        """Kill processes of the operation that outlived its worker."""
         job = self._order.job
         try:
             if not cgroup.is_empty:
                 left = set(await asyncio.to_thread(cgroup.kill, KILL_WAIT_S)) - set(self._home.hung.of(job))
                 if hangs := await self._home.hung.take_what_stays(job, left):
                     logger.error(
-                        "%s: %s; the node goes on without it",
-                        order_named(self._order),
+                        "%s: %s; the node continues without it",
+                        order_label(self._order),
                         hangs,
                         extra=about(job=self._order.job),
                     )
@@ -468,7 +481,7 @@ def _write_at_start(descriptor: int, data: bytes) -> None:
 
 
 def _limit_s(order: Order) -> float | None:
-    """Return how long the worker may take, seconds. A provider's keeps the time of each of its operations itself."""
+    """Return the worker's time limit, seconds. A provider's worker limits each of its operations itself."""
     if order.provision is None:
         return order.timeout_s or None
     most_s = max(order.provision.stage_in_timeout_s, order.provision.stage_out_timeout_s)
@@ -478,30 +491,30 @@ def _limit_s(order: Order) -> float | None:
 
 
 def _runs_programs(order: Order) -> bool:
-    """Return whether others' programs may be run for the order: a provider's, a command's, a backend's."""
+    """Return whether the order may run external programs: a provider's, a command or a backend."""
     if order.provision is not None or order.stage not in MOVING:
         return order.provision is not None
     rules = order.rules or DEFAULT_TRANSFER_RULES
     return order.special is not None or default_backend(rules.backends) != "native"
 
 
-def _bounds(order: Order) -> Bounds:
-    """Return when the worker is late: a transfer that advances has all the time up to its hard cap."""
+def _bounds(order: Order) -> WorkerLimits:
+    """Return the worker's limits. A transfer that makes progress is bounded only by its hard limit."""
     rules = order.rules
     stall_s = rules.stall_s if rules is not None and rules.timeouts == "progress" and order.stage in MOVING else None
-    return Bounds(_limit_s(order), stall_s, WORKER_GRACE_S if order.provision is None else PROVIDER_GRACE_S)
+    return WorkerLimits(_limit_s(order), stall_s, WORKER_GRACE_S if order.provision is None else PROVIDER_GRACE_S)
 
 
-def _lateness(order: Order, end: End, counters: Counters, file: str) -> str:
-    """Return what is said of a worker that was ended because it was late, or that hangs."""
+def _lateness(order: Order, end: WorkerEnd, counters: Counters, file: str) -> str:
+    """Return the message about a worker that was ended for being late, or that hangs."""
     message = f"{order.stage} {end.late or 'has a process that did not end with it'} and was ended"
     if order.stage in MOVING and counters.files_total:
         message += (
-            f": {counters.files_done} of {count(counters.files_total, 'file')}, "
-            f"{figure(counters.bytes_done)} of {figure(counters.bytes_total)} were there"
+            f": {counters.files_done} of {format_count(counters.files_total, 'file')}, "
+            f"{format_bytes(counters.bytes_done)} of {format_bytes(counters.bytes_total)} were done"
         )
     if order.stage in MOVING and file:
-        message += f"; it was at {file}"
+        message += f"; current file: {file}"
     if end.hangs:
         message += f"; {end.hangs}"
     return message + ("; the buffer is kept" if order.stage == "stage_out" else "")
@@ -512,7 +525,7 @@ def _result(code: int | None, data: bytes, order: Order) -> Outcome:
         try:
             return msgspec.json.decode(data, type=OperationDone | OperationFailed)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return failure(f"the worker of {order.stage} gave no result that can be read: {error}")
+            return failure(f"the worker of {order.stage} returned an unreadable result: {error}")
     assert code is not None
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    return failure(f"the worker of {order.stage} {how} before it had a result; the agent's log may say why")
+    return failure(f"the worker of {order.stage} {how} before it returned a result; see the agent's log")

@@ -1,10 +1,10 @@
-"""Sharing out what a node may move in a second: between its users, and between the transfers of each.
+"""Distribution of a node's transfer rate among users, and among the transfers of each.
 
-The leader says what this node may do now (`Order.shares`: a limit per transfer, per user here, and for the node); the
-agent shares it out again several times a second, so that what one does not need another one has. Nobody who wants more
-gets less than an equal part: users first, then the transfers of each (max-min fairness). A transfer that is not held
-back by its rate gets twice what it moves, so that it can grow; the first wait for its rate makes it one that wants all
-it can have.
+The leader sets limits per transfer, per user and for the node (`Order.shares`). The agent redistributes them several
+times a second, so that unused shares go to others. Distribution is max-min fair: first among users, then among each
+user's transfers. A transfer that its rate does not limit gets twice what it moves, so it can grow. Once it waits for
+its
+rate, it counts as wanting all it can get.
 """
 
 from __future__ import annotations
@@ -13,36 +13,34 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from cluster.agent.transfer import UNLIMITED, Control, SharedCounters
+from cluster.agent.transfer import UNLIMITED, SharedCounters, TransferControl
 from replica.model import RateShares
 
 GOVERN_S: Final = 0.1
-"""Seconds between two sharings-out: what a transfer that needs more may have to wait for it."""
+"""Seconds between two distributions: the longest a growing transfer waits."""
 
 GROWTH: Final = 2.0
-"""What a transfer that is not held back may have of what it moved last: enough to double with every sharing-out."""
+"""Allowance for an unlimited transfer, as a multiple of its last rate: enough to double with each distribution."""
 
 DEMAND_BYTES_S_MIN: Final = 64 * 1024
-"""What a transfer is always taken to want, bytes per second: it may only be opening a file."""
+"""Minimum demand of a transfer, bytes per second: it may be opening a file."""
 
 
-class Claim(NamedTuple):
-    """What one transfer may have and would like, bytes per second; infinite is without limit."""
+class RateClaim(NamedTuple):
+    """Limits and demand of one transfer, bytes per second; infinite means unlimited."""
 
     user: str
     transfer: float
-    """Its own limit."""
+    """Limit of this transfer."""
     of_user: float
-    """What all of its user's on this node may have together."""
+    """Limit of all transfers of its user on this node."""
     of_node: float
-    """What all on this node may have together."""
+    """Limit of all transfers on this node."""
     wanted: float = math.inf
 
 
 def fill(amount: float, wanted: Sequence[float]) -> list[float]:
-    """Share `amount` out so that nobody gets more than he wants, and nobody who gets less than that gets less than
-    another one.
-    """
+    """Distribute `amount` max-min fairly, giving no participant more than it wants."""
     shares = [0.0] * len(wanted)
     rest, order = amount, sorted(range(len(wanted)), key=lambda place: wanted[place])
     for done, place in enumerate(order):
@@ -51,8 +49,8 @@ def fill(amount: float, wanted: Sequence[float]) -> list[float]:
     return shares
 
 
-def share_out(claims: Mapping[int, Claim]) -> dict[int, int]:
-    """Return the rate of each transfer, bytes per second: UNLIMITED, 0 for a pause, else at least 1."""
+def share_out(claims: Mapping[int, RateClaim]) -> dict[int, int]:
+    """Return the rate of each transfer, bytes per second: UNLIMITED, 0 for a pause, otherwise at least 1."""
     users: dict[str, list[int]] = {}
     for key, claim in claims.items():
         users.setdefault(claim.user, []).append(key)
@@ -74,14 +72,14 @@ def share_out(claims: Mapping[int, Claim]) -> dict[int, int]:
     return rates
 
 
-def _most(claim: Claim) -> float:
+def _most(claim: RateClaim) -> float:
     return min(claim.transfer, claim.wanted)
 
 
 class _Ward:
-    """Transfer that is held to a rate."""
+    """Transfer with a rate limit."""
 
-    def __init__(self, user: str, own_bytes_s: int, control: Control, counters: SharedCounters) -> None:
+    def __init__(self, user: str, own_bytes_s: int, control: TransferControl, counters: SharedCounters) -> None:
         self.user = user
         self.own_bytes_s = own_bytes_s
         self.shares = RateShares()
@@ -92,10 +90,10 @@ class _Ward:
         self.at_s: float | None = None
         self.wanted = math.inf
 
-    def claim(self) -> Claim:
+    def claim(self) -> RateClaim:
         own = math.inf if self.own_bytes_s == 0 else float(self.own_bytes_s)
         shares = self.shares
-        return Claim(
+        return RateClaim(
             self.user,
             min(own, _limit(shares.transfer_bytes_s)),
             _limit(shares.user_bytes_s),
@@ -104,7 +102,7 @@ class _Ward:
         )
 
     def poll(self, now_s: float) -> None:
-        """Find out what it would like, from what it did since the last look."""
+        """Update the demand from the progress since the last poll."""
         moved, waits = self.counters.read().bytes_done, self.counters.waits
         if self.at_s is not None:
             passed_s = now_s - self.at_s
@@ -118,10 +116,10 @@ class _Ward:
 
 
 class RateGovernor:
-    """The rates of all transfers of an agent."""
+    """Rates of all transfers of an agent."""
 
     def __init__(self) -> None:
-        """Begin with no transfer."""
+        """Begin without transfers."""
         self._wards: dict[int, _Ward] = {}
 
     def begin(
@@ -130,12 +128,12 @@ class RateGovernor:
         user: str,
         own_bytes_s: int,
         shares: RateShares | None,
-        control: Control,
+        control: TransferControl,
         counters: SharedCounters,
     ) -> None:
-        """Hold the transfer of a job to its share from now on. `own_bytes_s` is this machine's limit on each; 0: none.
-
-        Its first rate is there on return.
+        """Limit the transfer of a job from now on; its first rate is set on return. `own_bytes_s` is this machine's
+        limit for each
+        transfer; 0 for none.
         """
         ward = _Ward(user, own_bytes_s, control, counters)
         ward.shares = shares or RateShares()
@@ -143,27 +141,27 @@ class RateGovernor:
         self._share_out()
 
     def change(self, job: int, shares: RateShares | None) -> None:
-        """What a transfer may do has changed, maybe; takes effect at once. Nothing happens for one that is over."""
+        """Apply changed shares of a transfer at once; ignore one that has ended."""
         ward = self._wards.get(job)
         if ward is not None and ward.shares != (shares or RateShares()):
             ward.shares = shares or RateShares()
             self._share_out()
 
     def end(self, job: int) -> None:
-        """The transfer is over: what it had is shared out among the others."""
+        """Remove an ended transfer and redistribute its rate."""
         if self._wards.pop(job, None) is not None:
             self._share_out()
 
     @property
     def governs(self) -> bool:
-        """Whether anybody shares anything with another one, so that `poll` is worth calling every GOVERN_S."""
+        """True if any transfer shares a limit, so that `poll` is needed every GOVERN_S."""
         return any(
             ward.shares.user_bytes_s is not None or ward.shares.node_bytes_s is not None
             for ward in self._wards.values()
         )
 
     def poll(self, now_s: float) -> None:
-        """Share out again by what each did; `now_s` is monotonic, seconds."""
+        """Redistribute according to recent progress; `now_s` is monotonic, seconds."""
         for ward in self._wards.values():
             ward.poll(now_s)
         self._share_out()

@@ -1,4 +1,4 @@
-"""Loops over what is moved: rates shared out several times a second, and reports of what is durable."""
+"""Background loops over running transfers: rate distribution and checkpoint reports."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Coroutine
 
-from cluster.agent.home import Outbox
 from cluster.agent.limits import CHECKPOINT_BYTES, CHECKPOINT_POLL_S, CHECKPOINT_S
-from cluster.agent.operation import Operation
+from cluster.agent.operation import WorkerOperation
 from cluster.agent.rate_governor import GOVERN_S, RateGovernor
+from cluster.agent.runtime import ReportOutbox
 from cluster.system import Clock
 from replica.messages import OperationReached
 from replica.model import Stage, TransferCheckpoint
 
 
 class RateLoop:
-    """Rates and checkpoints of what one agent moves."""
+    """Rates and checkpoints of one agent's transfers."""
 
-    def __init__(self, outbox: Outbox, clock: Clock, moving: Callable[[], Collection[Operation]]) -> None:
-        """Begin; `moving` returns the operations that move data at the moment."""
+    def __init__(self, outbox: ReportOutbox, clock: Clock, moving: Callable[[], Collection[WorkerOperation]]) -> None:
+        """Begin; `moving` returns the operations that move data."""
         self.governor = RateGovernor()
         self._outbox = outbox
         self._clock = clock
         self._moving = moving
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._reported: dict[tuple[int, int], tuple[float, int]] = {}
-        """By job and attempt: when the controller was told last, and how many bytes were durable then."""
+        """Time of the last checkpoint report and the durable bytes in it, by job and attempt."""
 
     def follow(self) -> None:
-        """See that what is moving is followed from now on, for as long as anything is."""
+        """Start the loops that are needed; each stops when nothing moves."""
         if self.governor.governs:
             self._keep("rates", self._govern)
         if self._moving():
             self._keep("checkpoints", self._report)
 
     async def stop(self) -> None:
-        """Follow nothing any more."""
+        """Stop the loops."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -62,8 +62,8 @@ class RateLoop:
             await asyncio.sleep(CHECKPOINT_POLL_S)
         self._reported.clear()
 
-    def _report_due(self, operation: Operation) -> None:
-        """Report a checkpoint if one is due. Soft: what the disk does not take is said later."""
+    def _report_due(self, operation: WorkerOperation) -> None:
+        """Report a checkpoint if one is due. If the disk is full, report it later."""
         order, counters, now_s = operation.order, operation.counters(), self._clock.monotonic_s()
         if order.rules is None:
             return
@@ -84,5 +84,5 @@ class RateLoop:
             self._reported[_key(operation)] = now_s, counters.durable_bytes
 
 
-def _key(operation: Operation) -> tuple[int, int]:
+def _key(operation: WorkerOperation) -> tuple[int, int]:
     return operation.order.job, operation.order.attempt

@@ -1,5 +1,6 @@
-"""The receipt lines that an agent keeps on its disk, and a mover in its place: found, proven by their digest, and
-compared with what storage has now."""
+"""Receipt files kept by an agent on its disk, or by a mover on a shared filesystem: find them, check their digest, and
+compare them with the files in storage.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from cluster.agent.files import BUFFERS, PERSISTENT, RECEIPTS, PathRefused, Targ
 from cluster.agent.transfer import (
     STAGES,
     Algorithm,
-    Difference,
-    Item,
-    Kind,
-    Place,
+    ItemKind,
+    ReceiptDifference,
+    ReceiptItem,
+    TransferItem,
     hasher,
     raw_lines,
     read_places,
@@ -31,67 +32,86 @@ ALGORITHMS: Final = ("xxh3-128", "blake3")
 _NAME: Final = re.compile(rf"([0-9]{{1,19}})\.([0-9]{{1,19}})\.({'|'.join(STAGES)})", re.ASCII)
 
 
-class Source(NamedTuple):
-    """Where receipts of a job are kept, and what the paths in them begin with."""
+class ReceiptSource(NamedTuple):
+    """Location of a job's receipts, and the roots of the paths in them."""
 
     directory: Path
-    """What their directory is in."""
+    """Parent of the receipts directory."""
     buffer: Path
     persistent: Callable[[str], str]
-    """The directory of the persistent buffer that a variable points to; PathRefused."""
+    """Return the directory of the persistent buffer for a variable, or raise PathRefused."""
 
 
-class Kept(NamedTuple):
-    """One file of receipts."""
+class StoredReceipt(NamedTuple):
+    """Stored receipt file."""
 
     job: int
     attempt: int
     stage: str
-    source: Source
+    source: ReceiptSource
 
 
-def on_node(home: Path, job: int) -> list[Source]:
-    """Return where the agent of a directory keeps the receipts of a job."""
+def node_sources(home: Path, job: int) -> list[ReceiptSource]:
+    """Return the location of a job's receipts in an agent's state directory."""
 
     def persistent(variable: str) -> str:
         return _only_one(variable, ((path.name, path) for path in (home / PERSISTENT).glob("*")), home / PERSISTENT)
 
-    return [Source(home, home / BUFFERS / str(job), persistent)]
+    return [ReceiptSource(home, home / BUFFERS / str(job), persistent)]
 
 
-def in_place(path: Path, cluster: str, job: int) -> list[Source]:
-    """Return where movers keep the receipts of a job in the place at a path. PlaceRefused, OSError."""
+def place_sources(path: Path, cluster: str, job: int) -> list[ReceiptSource]:
+    """Return the locations of a job's receipts on the shared filesystem at `path`.
+
+    Raises:
+        PlaceRefused: The path is not a marked shared filesystem.
+        OSError: The path cannot be read.
+    """
     buffers = path / cluster
 
     def persistent(variable: str) -> str:
-        # NAME.JOB.EPOCH
+        # Directory names are NAME.JOB.EPOCH.
         return _only_one(variable, ((path.name.rsplit(".", 2)[0], path) for path in buffers.glob("*")), buffers)
 
     found = places.records_of(str(path), cluster, job)
-    return [Source(Path(found[epoch]), buffers / f"{job}.{epoch}", persistent) for epoch in sorted(found)]
+    return [ReceiptSource(Path(found[epoch]), buffers / f"{job}.{epoch}", persistent) for epoch in sorted(found)]
 
 
 def _only_one(variable: str, named: Iterable[tuple[str, Path]], directory: Path) -> str:
-    """Return the only persistent buffer that a variable may point to; PathRefused if there are none or several."""
+    """Return the only persistent buffer that a variable may refer to.
+
+    Raises:
+        PathRefused: None or several match.
+    """
     found = [path for name, path in named if persistent_variable(name) == variable]
     if len(found) != 1:
-        raise PathRefused(f"{directory} has {len(found)} persistent buffers for ${variable}, not one")
+        raise PathRefused(f"{directory} has {len(found)} persistent buffers for ${variable}; expected one")
     return str(found[0])
 
 
-def kept(sources: Sequence[Source], job: int) -> list[Kept]:
-    """Return the receipts that are kept of a job there, oldest first. OSError."""
-    found: list[Kept] = []
+def list_receipts(sources: Sequence[ReceiptSource], job: int) -> list[StoredReceipt]:
+    """Return the receipts of a job, oldest first.
+
+    Raises:
+        OSError: A directory cannot be read.
+    """
+    found: list[StoredReceipt] = []
     for source in sources:
         with contextlib.suppress(FileNotFoundError):
             matches = (_NAME.fullmatch(name) for name in os.listdir(source.directory / RECEIPTS))
-            found += [Kept(int(match[1]), int(match[2]), match[3], source) for match in matches if match is not None]
+            found += [
+                StoredReceipt(int(match[1]), int(match[2]), match[3], source) for match in matches if match is not None
+            ]
     return sorted((one for one in found if one.job == job), key=lambda one: one[:3])
 
 
 @contextlib.contextmanager
-def opened(which: Kept) -> Iterator[int]:
-    """Give the open file. OSError."""
+def open_receipt(which: StoredReceipt) -> Iterator[int]:
+    """Open a receipt file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     with closing(open_directory(which.source.directory / RECEIPTS)) as receipts:
         name = f"{which.job}.{which.attempt}.{which.stage}"
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=receipts)
@@ -100,17 +120,23 @@ def opened(which: Kept) -> Iterator[int]:
 
 
 def algorithm_of(digest: str) -> Algorithm:
-    """Return the algorithm of a digest such as `xxh3-128:0123…`. ValueError if it is none."""
+    """Return the algorithm of a digest such as `xxh3-128:0123…`.
+
+    Raises:
+        ValueError: `digest` has another form.
+    """
     name, _, rest = digest.partition(":")
     if name not in ALGORITHMS or re.fullmatch(r"(?:[0-9a-f]{2}){16,32}", rest) is None:
-        raise ValueError(
-            f"{digest!r} is no digest of receipts; write {' or '.join(f'{one}:HEX' for one in ALGORITHMS)}"
-        )
+        raise ValueError(f"{digest!r} is not a receipt digest; use {' or '.join(f'{one}:HEX' for one in ALGORITHMS)}")
     return cast(Algorithm, name)
 
 
 def digest_of_lines(descriptor: int, algorithm: Algorithm) -> str:
-    """Return the digest over the lines of an open file, as receipts have it. OSError."""
+    """Return the digest over the lines of an open file, in the form receipts use.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     taken = hasher(algorithm)
     for _, line in raw_lines(descriptor):
         taken.update(line)
@@ -118,36 +144,40 @@ def digest_of_lines(descriptor: int, algorithm: Algorithm) -> str:
 
 
 def differences(
-    which: Kept, descriptor: int, algorithm: Algorithm, advanced: Callable[[int, int], None]
-) -> Iterator[Difference]:
-    """Yield each file that is not at its destination as the open file of receipts says, read from storage.
+    which: StoredReceipt, descriptor: int, algorithm: Algorithm, advanced: Callable[[int, int], None]
+) -> Iterator[ReceiptDifference]:
+    """Yield each destination file that differs from the open receipt file, reading from storage.
 
-    ValueError if the receipts are damaged or do not say where the files went, PathRefused if a destination cannot be
-    opened, OSError.
+    Raises:
+        ValueError: The receipts are damaged or lack the destinations.
+        PathRefused: A destination cannot be opened.
+        OSError: A file cannot be read.
     """
     paths = read_places(descriptor)
     if not paths:
-        raise ValueError("the receipts do not say where the files went: an earlier release wrote them")
+        raise ValueError("the receipts lack the destinations: an earlier release wrote them")
     with contextlib.ExitStack() as held:
         anchors: dict[str, Target] = {}
         items = [_item(which, place, anchors, held) for place in paths]
         yield from recheck(descriptor, items, algorithm, advanced)
 
 
-def _item(which: Kept, place: Place, anchors: dict[str, Target], held: contextlib.ExitStack) -> Item:
+def _item(
+    which: StoredReceipt, place: ReceiptItem, anchors: dict[str, Target], held: contextlib.ExitStack
+) -> TransferItem:
     anchor = anchors.get(place.root)
     if anchor is None:
         anchor = anchors[place.root] = _anchor(which, place.root)
         held.callback(os.close, anchor.anchor)
     parts = tuple(os.fsdecode(part) for part in bytes.fromhex(place.path_hex).split(b"/") if part)
     target = anchor._replace(parts=(*anchor.parts, *parts))
-    return Item(Kind(place.kind), target, target)
+    return TransferItem(ItemKind(place.kind), target, target)
 
 
-def _anchor(which: Kept, root: str) -> Target:
+def _anchor(which: StoredReceipt, root: str) -> Target:
     if not root.startswith("$"):
         try:
-            # As when it was moved there: the root itself is the administrator's word.
+            # Follow links in the root itself, as the transfer did: the administrator configured it.
             return Target(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), root, ())
         except OSError as error:
             raise PathRefused(f"the destination {root} cannot be opened on this node: {error.strerror}") from error

@@ -1,8 +1,9 @@
-"""What to do about the orders that stand: a pure function from orders and activities to steps.
+"""Comparison of orders with activities: a pure function that returns the steps to take.
 
-Orders are level-triggered (law 7): whatever was missed in between, comparing all orders with all activities gives the
-same steps. There is at most one activity for a job, so what belongs to an older attempt has ended and is cleaned before
-a newer one starts."""
+Orders are level-triggered (law 7): comparing all orders with all activities gives the same steps, whatever was missed
+in
+between. A job has at most one activity, so an older attempt has ended and been cleaned up before a newer one starts.
+"""
 
 from __future__ import annotations
 
@@ -14,70 +15,71 @@ from replica.model import Order
 RUN = "run"
 
 
-class Known(NamedTuple):
-    """An activity as far as the comparison goes."""
+class KnownActivity(NamedTuple):
+    """State of an activity for the comparison."""
 
     attempt: int
     stage: str
     finished: bool
-    """Its result is in the outbox or acknowledged; it stands until its order is gone, or the order would be done
-    again."""
+    """Result is in the outbox or acknowledged. Kept until the order disappears, since otherwise it would be
+    repeated.
+    """
     suspended: bool | None = False
-    """Whether the script was told to stand still; None: not known."""
+    """Last suspend state sent to the script; None if unknown."""
 
 
-class Start(NamedTuple):
-    """Begin what an order says."""
+class StartActivity(NamedTuple):
+    """Begin an order."""
 
     order: Order
 
 
-class End(NamedTuple):
-    """End an activity that nobody wants any more; what its job needs next starts once it is gone."""
+class EndActivity(NamedTuple):
+    """End an activity without an order; its job's next activity starts afterwards."""
 
     job: int
 
 
-class Forget(NamedTuple):
-    """Drop an activity that is over and whose order is gone."""
+class ForgetActivity(NamedTuple):
+    """Drop a finished activity whose order has disappeared."""
 
     job: int
 
 
-class Suspend(NamedTuple):
-    """Have the script stand still, or go on; what it does already is no change."""
+class SuspendScript(NamedTuple):
+    """Suspend or resume the script; idempotent."""
 
     job: int
     suspended: bool
 
 
-class Cancel(NamedTuple):
-    """End the script, and report that."""
+class CancelScript(NamedTuple):
+    """End the script and report it as cancelled."""
 
     job: int
 
 
-ScriptRun = Start | End | Forget | Cancel | Suspend
+Step = StartActivity | EndActivity | ForgetActivity | CancelScript | SuspendScript
 
 
-def plan(orders: Iterable[Order], known: Mapping[int, Known]) -> list[ScriptRun]:
-    """Return what has to be done, endings before beginnings, by job."""
+def plan(orders: Iterable[Order], known: Mapping[int, KnownActivity]) -> list[Step]:
+    """Return the steps to take, by job, endings before beginnings."""
     wanted = {order.job: order for order in orders}
-    steps: list[ScriptRun] = []
+    steps: list[Step] = []
     for job, activity in sorted(known.items()):
         order = wanted.get(job)
         if order is not None and (order.attempt, order.stage) == (activity.attempt, activity.stage):
             if order.cancel and order.stage == RUN and not activity.finished:
-                steps.append(Cancel(job))
+                steps.append(CancelScript(job))
             elif order.stage == RUN and not activity.finished and order.suspend != activity.suspended:
-                steps.append(Suspend(job, order.suspend))
+                steps.append(SuspendScript(job, order.suspend))
         elif order is not None and order.attempt < activity.attempt:
-            # Attempts only grow, so this answer is older than what is going on.
+            # Attempts only increase, so these orders are older than the activity.
             continue
         elif activity.finished:
-            steps.append(Forget(job))
+            steps.append(ForgetActivity(job))
         else:
-            steps.append(End(job))
-    going = set(known) - {step.job for step in steps if isinstance(step, Forget)}
-    steps.extend(Start(wanted[job]) for job in sorted(wanted) if job not in going)
+            steps.append(EndActivity(job))
+    going = set(known) - {step.job for step in steps if isinstance(step, ForgetActivity)}
+    steps.extend(StartActivity(wanted[job]) for job in sorted(wanted) if job not in going)
     return steps

@@ -1,5 +1,7 @@
-"""Run of a job's script as the agent sees it: a record, and a supervisor that is launched once, re-attached to, and
-believed by what it wrote; before it, with a provider of the site's own, its operation pre_run."""
+"""Agent's side of a script: a durable record and a supervisor that is launched once and re-attached to.
+
+The supervisor's records decide how the script ended. With an external provider, its operation pre_run comes first.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +17,27 @@ import msgspec
 from cluster.agent.files import (
     STEPS,
     FileRefused,
-    ImageRefused,
+    ImageFailed,
     PlaceRefused,
     RemovalFailed,
     capacity,
-    is_no_room,
+    is_resource_exhausted,
     open_parent,
 )
-from cluster.agent.home import BufferSync, GivenUp, Handle, Home
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
 from cluster.agent.messages import failure, signal_name
-from cluster.agent.operation import Operation, Settings
+from cluster.agent.operation import AgentSettings, WorkerOperation
 from cluster.agent.processes import (
     CANNOT_EXECUTE,
     CGROUP_FILE,
     AccountRefused,
     Cgroup,
     CgroupName,
-    Process,
+    ChildProcess,
     account_for,
     kill_job,
 )
+from cluster.agent.runtime import BufferSync, Handle, RetryAbandoned, StateDirectory
 from cluster.agent.scripts import (
     OVERRUN,
     RESUME,
@@ -54,82 +56,86 @@ from replica.model import JobState, Order, OrderPlace
 logger = logging.getLogger(__name__)
 
 
-class BufferGone(Exception):
-    """The job's buffer is not where its script would find it."""
+class BufferMissing(Exception):
+    """Buffer of a job is missing where its script expects it."""
 
 
 class ScriptRun:
-    """Run of a job's script, this agent's or an earlier one's."""
+    """Run of a job's script, started by this agent or an earlier one."""
 
-    def __init__(self, home: Home, order: Order, settings: Settings, on_started: Callable[[], object]) -> None:
-        """Prepare; `on_started` is called once when the script is known to run and that has not been reported yet."""
+    def __init__(
+        self, home: StateDirectory, order: Order, settings: AgentSettings, on_started: Callable[[], object]
+    ) -> None:
+        """Prepare; `on_started` is called once when the script is known to run and this has not been reported yet."""
         self._home = home
         self._order = order
         self._settings = settings
         self._on_started = on_started
         self._paths: tuple[tuple[str, str], ...] = ()
-        """What a site's provider adds to the script's environment."""
+        """Environment variables from an external provider."""
         self._ending = asyncio.Event()
         self._suspended: bool | None = None
         self._changed = asyncio.Event()
-        """That somebody wants the script suspended, resumed or ended at once; its supervisor is told once it runs."""
+        """Set when the script is to be suspended, resumed or ended at once; the supervisor is signalled once it
+        runs.
+        """
         self._overrun = ""
         self._overrun_told = False
-        self._child: Process | None = None
+        self._child: ChildProcess | None = None
         self._supervisor_code: int | None = None
         """Exit code of this agent's last supervisor, negative for a signal; None while it runs or is not a child."""
         self._sync: BufferSync | None = None
-        """What the supervisor says of its end, where it is this agent's child and syncs the job's buffer."""
+        """Messages of the supervisor, if it is this agent's child and syncs the job's buffer."""
         self._start_reported = False
 
     def end(self) -> None:
-        """Have the script ended: SIGTERM, grace, SIGKILL. `run` then returns how it ended."""
+        """End the script: SIGTERM, grace period, SIGKILL. `run` then returns how it ended."""
         self._ending.set()
 
     def suspend(self, suspended: bool) -> None:
-        """Have the script stand still, or go on."""
+        """Suspend or resume the script."""
         if suspended != self._suspended:
             self._suspended = suspended
             self._changed.set()
 
     @property
     def order(self) -> Order:
-        """What it carries out."""
+        """Order being carried out."""
         return self._order
 
     @property
     def is_overrun(self) -> bool:
-        """Whether it is to be ended since its buffer holds too much."""
+        """True if the script is to be ended because its buffer exceeds its capacity."""
         return bool(self._overrun)
 
     def overrun(self, reason: str) -> None:
-        """Have the script ended at once: its buffer holds too much. `run` then returns the reason with its end."""
+        """End the script at once because its buffer exceeds its capacity; `run` then returns the reason."""
         self._overrun = reason
         self._changed.set()
 
     async def run(self) -> ScriptEnded | OperationFailed:
-        """See the script through to its end and return it. Cancelling this leaves the script running."""
+        """Supervise the script until it ends and return the result. Cancelling this coroutine leaves the script
+        running.
+        """
         try:
             await self._clear_older()
             if self._order.job not in recorded_jobs(self._home.steps):
                 if self._order.started:
-                    return _node_fail(
-                        "the node has no record of the script, which had been started; its outcome is unknown"
-                    )
+                    return _node_fail("the node has no record of the script, which was started; its outcome is unknown")
                 if self._ending.is_set() or self._order.cancel:
                     return ScriptEnded(JobState.CANCELLED)
                 await self._home.disk_full.keep_trying(
                     f"the script of job {self._order.job}", self._create, self._ending
                 )
             record = ScriptRecord(self._home.steps, self._order.job)
-        except GivenUp:
+        except RetryAbandoned:
             return ScriptEnded(JobState.CANCELLED)
         except AccountRefused as error:
             return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
-        except (PlaceRefused, BufferGone) as error:
-            # The script has not begun: the job is not lost, and this is said as its reason.
+        except (PlaceRefused, BufferMissing) as error:
+            # The script has not begun, so the job is kept and shows this reason.
             return failure(str(error))
-        except (FileRefused, RemovalFailed, ImageRefused) as error:
+        except (FileRefused, RemovalFailed, ImageFailed) as error:
             return _node_fail(str(error))
         except OSError as error:
             return _node_fail(f"the script could not be prepared: {error.strerror}")
@@ -140,7 +146,7 @@ class ScriptRun:
         finally:
             record.close()
             if self._sync is not None and self._sync.has_ended():
-                # It goes on beside this, and is waited for there.
+                # The sync continues in the background and is awaited there.
                 self._home.buffer_syncs.take(self._order.job, self._sync)
             else:
                 if self._sync is not None:
@@ -149,7 +155,7 @@ class ScriptRun:
                     self._child.poll()
 
     async def _clear_older(self) -> None:
-        """Remove the record of an older attempt: an order with a newer one is the job's next life."""
+        """Remove the record of an older attempt: an order with a newer one starts the job anew."""
         while self._order.job in recorded_jobs(self._home.steps):
             record = ScriptRecord(self._home.steps, self._order.job)
             try:
@@ -163,7 +169,7 @@ class ScriptRun:
                     return
             finally:
                 record.close()
-            # Its supervisor was told to end the script when that order went; until it has, nothing new begins.
+            # Its supervisor was told to end the script when the old order disappeared; wait until it has.
             await asyncio.sleep(SUPERVISOR_POLL_S)
 
     def _create(self) -> None:
@@ -187,14 +193,24 @@ class ScriptRun:
         ).close()
 
     def _new_cgroup(self) -> CgroupName | None:
-        """Return a cgroup for the script, where this agent has any. OSError."""
+        """Create a cgroup for the script if this agent uses cgroups.
+
+        Raises:
+            OSError: The cgroup cannot be created.
+        """
         if self._home.cgroups is None:
             return None
         with contextlib.closing(self._home.cgroups.script(self._order.job, self._order.attempt)) as cgroup:
             return cgroup.name
 
     def _see_mounted(self) -> None:
-        """See that what the script will write to is mounted, where buffers are images. ImageRefused."""
+        """Check that the script's buffers are mounted.
+
+        Raises:
+            ImageFailed: An image cannot be mounted.
+            PlaceRefused: A shared filesystem is not mounted.
+            BufferMissing: The job's buffer does not exist.
+        """
         place = self._order.place
         placed = dict(self._order.persistent)
         if place is not None:
@@ -209,29 +225,29 @@ class ScriptRun:
                 capacity.see_mounted(self._home.persistent, name)
 
     def _see_buffer(self) -> None:
-        """See that the job's own buffer is here: a cluster that was restored may not know that it was torn down."""
+        """Check that the job's own buffer exists: a restored cluster may not know that it was torn down."""
         if self._order.has_buffer:
             try:
                 os.close(open_directory(str(self._order.job), dir_fd=self._home.buffers))
             except OSError as error:
                 job = self._order.job
-                raise BufferGone(
-                    f"the buffer of job {job} is not on this node: {error.strerror}; to stage it in anew: "
+                raise BufferMissing(
+                    f"the buffer of job {job} is not on this node: {error.strerror}; to stage it in again: "
                     f"forebay buffer clear {job} --discard, then forebay job requeue {job}"
                 ) from error
 
     def _see_place(self, place: OrderPlace) -> None:
-        """See that this node has mounted the place, and the buffer is there. PlaceRefused."""
+        """Check that this node has mounted the shared filesystem and the buffer exists there."""
         try:
             parent, name = open_parent(place, switch=self._settings.accounts == "switch")
             with closing(parent):
                 os.close(open_directory(name, dir_fd=parent))
         except OSError as error:
             sentence = f"node {self._settings.node} does not see {place.directory} in place {place.name} ({place.path})"
-            raise PlaceRefused(f"{sentence}: {error.strerror}; see what is mounted there") from error
+            raise PlaceRefused(f"{sentence}: {error.strerror}; check what is mounted there") from error
 
     def _hold_inodes(self) -> None:
-        """Bound how many files the script may make, where the file system can: beside those that were staged in."""
+        """Limit the files the script may create, beyond those staged in, if the filesystem can enforce it."""
         order, control = self._order, self._home.capacity_control.word
         if (
             control == capacity.WATCH
@@ -250,7 +266,7 @@ class ScriptRun:
             try:
                 ended = await self._poll(record)
             except OSError as error:
-                if not is_no_room(error):
+                if not is_resource_exhausted(error):
                     raise
                 self._home.disk_full.warn(f"the script of job {self._order.job}", error)
                 await asyncio.sleep(DISK_FULL_RETRY_S_MAX)
@@ -259,7 +275,7 @@ class ScriptRun:
                 return ended
 
     async def _poll(self, record: ScriptRecord) -> ScriptEnded | None:
-        """Do what comes next for the script; return how it ended once that is known and its start is reported."""
+        """Take the next step for the script; return its result once it has ended and its start is reported."""
         if self._sync is not None and self._sync.has_ended() and (ended := record.status()) is not None:
             return await self._started_reported(record, ended)
         lock = record.try_lock()
@@ -267,55 +283,53 @@ class ScriptRun:
             await self._watch(record)
             return None
         with closing(lock):
-            ended = self._settled(record)
+            ended = self._find_end(record)
             if ended is None:
                 self._launch(record, lock)
                 return None
             return await self._started_reported(record, ended)
 
     async def _started_reported(self, record: ScriptRecord, ended: ScriptEnded) -> ScriptEnded | None:
-        """Return how the script ended once its start is reported, None while there is no room for that."""
-        if not self._report_start(record) and record.started() is not None:
+        """Return the result once the script's start is reported, or None while the disk is too full for that."""
+        if not self._report_start(record) and record.started_process() is not None:
             await asyncio.sleep(DISK_FULL_RETRY_S)
             return None
         return ended
 
-    def _settled(self, record: ScriptRecord) -> ScriptEnded | None:
-        """With the lock held, return how the script ended, or None if it never began and is to be launched."""
+    def _find_end(self, record: ScriptRecord) -> ScriptEnded | None:
+        """Return the script's result, or None if it never began and must be launched; the lock must be held."""
         ended = record.status()
         if ended is not None:
             return ended
-        if record.started() is not None:
-            ended = self._lost(record)
+        if record.started_process() is not None:
+            ended = self._end_lost_script(record)
         elif self._ending.is_set() or self._order.cancel:
             ended = ScriptEnded(JobState.CANCELLED)
         elif self._order.started:
-            ended = _node_fail(
-                "the script had been started, but its record says that it never was; its outcome is unknown"
-            )
+            ended = _node_fail("the script was started, but its record does not show it; its outcome is unknown")
         elif record.count_launch() > SUPERVISOR_LAUNCHES_MAX:
-            message = record.last_words() or "it said nothing"
+            message = record.last_report_line() or "it printed nothing"
             ended = _node_fail(
                 f"the supervisor died {SUPERVISOR_LAUNCHES_MAX} times before it could start the script: {message}"
             )
         else:
             return None
         if (cgroup := Cgroup.find(record.cgroup())) is not None:
-            # No supervisor removes it, and a job without a buffer has no teardown that does.
+            # No supervisor will remove the cgroup, and a job without a buffer has no teardown.
             cgroup.remove()
             cgroup.close()
         try:
             record.write("status.json", ended)
         except OSError as error:
-            if not is_no_room(error):
+            if not is_resource_exhausted(error):
                 raise
-            # Whoever looks again finds the same, so nothing depends on it.
+            # A later check reaches the same result, so nothing depends on this write.
             self._home.disk_full.warn(f"the record of job {self._order.job}", error)
         return ended
 
-    def _lost(self, record: ScriptRecord) -> ScriptEnded:
-        """The supervisor is gone and did not say how the script ended: end what is left of it."""
-        process = record.started()
+    def _end_lost_script(self, record: ScriptRecord) -> ScriptEnded:
+        """Kill the remaining processes of a script whose supervisor died without recording the result."""
+        process = record.started_process()
         leader = (process.pid, process.started) if process is not None and process.boot == boot_id() else None
         left: list[int] = []
         try:
@@ -330,8 +344,8 @@ class ScriptRun:
         return _node_fail(message)
 
     def _supervisor_end(self, record: ScriptRecord) -> str:
-        """Describe how the supervisor ended: by its exit code and the last line it wrote, as far as they are known."""
-        code, words = self._supervisor_code, record.last_words()
+        """Describe how the supervisor ended, from its exit code and the last line it wrote, as far as known."""
+        code, words = self._supervisor_code, record.last_report_line()
         if code is None:
             end = "died"
         elif code < 0:
@@ -355,7 +369,7 @@ class ScriptRun:
                     its_own.callback(os.close, tells)
                     unheard.callback(os.close, told)
                     says = (tells,)
-                # The child inherits the lock, so it is never free between the agent and the supervisor.
+                # The child inherits the lock, so it is never free between agent and supervisor.
                 self._child = self._home.fork_server.spawn(
                     "cluster.agent.scripts.supervisor",
                     (os.path.join(self._home.path, STEPS, str(self._order.job)), str(lock), *map(str, says)),
@@ -372,12 +386,12 @@ class ScriptRun:
 
     @property
     def _syncs(self) -> bool:
-        """Whether its supervisor is to sync what it has written: what this agent's post-run would do."""
+        """True if the supervisor syncs the buffer, which post-run would otherwise do."""
         order = self._order
         return order.has_buffer and order.provision is None and order.place is None
 
     def _hold_in_cgroup(self, record: ScriptRecord) -> None:
-        """See that there is a cgroup for the script, where this agent has any, and that its record names it."""
+        """Ensure that the script has a cgroup, if this agent uses cgroups, and that its record names it."""
         cgroup = Cgroup.find(record.cgroup())
         if cgroup is not None:
             cgroup.close()
@@ -387,19 +401,20 @@ class ScriptRun:
             record.forget_cgroup()
 
     async def _watch(self, record: ScriptRecord) -> None:
-        """Wait until the supervisor has ended, or says that all is done but the sync of the buffer."""
+        """Wait until the supervisor has ended, or reports that only the sync of the buffer remains."""
         handle = self._hold(record)
         if handle is None:
-            # It is coming up, or just gone.
+            # The supervisor is starting, or has just ended.
             await asyncio.sleep(SUPERVISOR_POLL_S)
             return
         signalled = False
         try:
-            while not handle.over and not (self._sync is not None and self._sync.ended.is_set()):
-                # First: a script that has begun by now is told what changed below, or it is looked at again soon. The
-                # other way round what changed could wait for ever, since nothing else wakes this up.
+            while not handle.has_ended and not (self._sync is not None and self._sync.ended.is_set()):
+                # Report the start first. A script that has begun by now is then signalled below or checked again soon.
+                # In the other order
+                # a change could remain pending for ever, since nothing else wakes this loop.
                 known = self._report_start(record)
-                if self._changed.is_set() and record.started() is not None:
+                if self._changed.is_set() and record.started_process() is not None:
                     if self._overrun and not self._overrun_told:
                         record.write("overrun", self._overrun)
                         handle.send(OVERRUN)
@@ -411,21 +426,21 @@ class ScriptRun:
                 if self._ending.is_set() and not signalled:
                     signalled = True
                     handle.send(signal.SIGTERM)
-                # A start that is known and cannot be reported waits for room.
-                soon_s: float | None = SUPERVISOR_POLL_S if record.started() is None else DISK_FULL_RETRY_S
+                # A start that cannot be reported waits for disk space.
+                soon_s: float | None = SUPERVISOR_POLL_S if record.started_process() is None else DISK_FULL_RETRY_S
                 if known:
-                    # What could not be said yet is said soon.
+                    # Retry pending signals soon.
                     soon_s = SUPERVISOR_POLL_S if self._changed.is_set() else None
                 await self._pause(handle, signalled, soon_s)
         finally:
-            over = handle.over
+            over = handle.has_ended
             handle.close()
             if self._child is not None and over:
                 self._supervisor_code = self._child.wait()
                 self._child = None
 
     async def _pause(self, handle: Handle, signalled: bool, timeout_s: float | None) -> None:
-        """Wait for the end of the supervisor, for the word to end it, or for `timeout_s` seconds."""
+        """Wait for the supervisor's end, a request to end it, or `timeout_s` seconds."""
         waits = {asyncio.ensure_future(handle.wait())}
         if not signalled:
             waits.add(asyncio.ensure_future(self._ending.wait()))
@@ -455,8 +470,8 @@ class ScriptRun:
         return None
 
     def _report_start(self, record: ScriptRecord) -> bool:
-        """Report that the script runs, once; True if that is done or was not needed."""
-        if record.started() is None:
+        """Report once that the script runs; return True if that is done or was not needed."""
+        if record.started_process() is None:
             return False
         if self._start_reported or record.reported_attempt() == self._order.attempt:
             return True
@@ -464,10 +479,10 @@ class ScriptRun:
             if not self._order.started:
                 self._on_started()
             self._start_reported = True
-            # For the next agent, which would report it once more: that is refused, and does no harm.
+            # Only saves the next agent a duplicate report, which would be rejected without harm.
             record.note_reported(self._order.attempt)
         except OSError as error:
-            if not is_no_room(error):
+            if not is_resource_exhausted(error):
                 raise
             self._home.disk_full.warn(f"the start of job {self._order.job}", error)
         return self._start_reported
@@ -480,20 +495,22 @@ def _node_fail(message: str) -> ScriptEnded:
 class ProviderScriptRun(ScriptRun):
     """Run of a job with an external provider: its operation pre_run, then the script."""
 
-    def __init__(self, home: Home, order: Order, settings: Settings, on_started: Callable[[], object]) -> None:
-        """Prepare; otherwise as ScriptRun."""
+    def __init__(
+        self, home: StateDirectory, order: Order, settings: AgentSettings, on_started: Callable[[], object]
+    ) -> None:
+        """Prepare as ScriptRun does."""
         super().__init__(home, order, settings, on_started)
-        self._operation = Operation(home, msgspec.structs.replace(order, stage=PRE_RUN), settings)
+        self._operation = WorkerOperation(home, msgspec.structs.replace(order, stage=PRE_RUN), settings)
         self.preparing = True
-        """Whether the script has not been handed over yet, so that ending this leaves nothing."""
+        """True until the script is handed over; ending the run then leaves nothing behind."""
 
     def end(self) -> None:
-        """Have it ended, whichever part it is in. `run` then returns how."""
+        """End the part in progress; `run` then returns the result."""
         super().end()
         self._operation.end()
 
     async def run(self) -> ScriptEnded | OperationFailed:
-        """See the run through and return how it ended. Cancelling this leaves a script running."""
+        """Supervise the run until it ends and return the result. Cancelling this coroutine leaves a script running."""
         order = self._order
         if not (order.started or self._ending.is_set() or order.cancel or self._is_recorded()):
             outcome = await self._operation.run()
@@ -504,19 +521,19 @@ class ProviderScriptRun(ScriptRun):
         try:
             self._paths = paths_of(self._home.calls, order.job)
         except (FileRefused, msgspec.DecodeError) as error:
-            return OperationFailed(f"what paths gave the job cannot be read: {error}", True, "paths")
+            return OperationFailed(f"the output of paths cannot be read: {error}", True, "paths")
         self.preparing = False
         return await super().run()
 
     def _is_recorded(self) -> bool:
-        """Whether the script of this order was handed over already: then pre_run is over."""
+        """Return whether the script of this order was already handed over, so that pre_run is complete."""
         if self._order.job not in recorded_jobs(self._home.steps):
             return False
         record = ScriptRecord(self._home.steps, self._order.job)
         try:
             wanted = record.order()
         except FileRefused:
-            # The step says what is wrong with it.
+            # ScriptRun reports the damaged record.
             return True
         finally:
             record.close()

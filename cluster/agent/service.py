@@ -1,4 +1,4 @@
-"""The agent itself: registers, asks for its orders, sends its results, and goes on while nobody answers."""
+"""Agent service: registers, polls for orders, sends results, and keeps running while no replica answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from cluster.agent.activities import Activities
 from cluster.agent.files import BUFFERS, FileRefused, PlaceRefused, identity_at
-from cluster.agent.home import AgentFailed, DiskFullRetry, GivenUp, Home, Outbox
 from cluster.agent.limits import (
     BACK_OFF_S,
     BACK_OFF_S_MAX,
@@ -27,10 +26,11 @@ from cluster.agent.limits import (
     POLL_WAIT_S_MAX,
     POLL_WHILE_MOVING_S,
 )
-from cluster.agent.messages import named
-from cluster.agent.operation import Settings
+from cluster.agent.messages import attempt_label
+from cluster.agent.operation import AgentSettings
 from cluster.agent.processes import AUTO, NONE
 from cluster.agent.replica_choice import STALE_INSTANCE, UNKNOWN_NODE, AgentClient, ReplicaChoice
+from cluster.agent.runtime import AgentFailed, DiskFullRetry, ReportOutbox, RetryAbandoned, StateDirectory
 from cluster.client import ApiError, Client
 from cluster.config import Config, ConfigError, Reloader
 from cluster.schemas import (
@@ -61,35 +61,38 @@ logger = logging.getLogger(__name__)
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_REPLACED: Final = 77
-"""Another agent has its name: who is started again would take the name back, and so would that one."""
+"""Another agent has taken the name: restarting would take it back, and so on. Service managers must not restart on
+this.
+"""
 
 CALL_DEADLINE_S: Final = 10.0
-"""Seconds that one call may take beside its own wait: then the agent says that nobody answers, and tries again."""
+"""Seconds one call may take beyond its own wait, before the agent reports that no replica answers and retries."""
 
 FLUSH_S: Final = 30.0
-"""Seconds for which results of an earlier agent go before registering: longer than a take-over; then they are sent as
-stale."""
+"""Seconds to send an earlier agent's results before registering: longer than a failover; afterwards they are sent as
+stale.
+"""
 
 RESTARTED: Final = ("cluster", "tls", "agents", "provider", "job_process")
-"""Fields of its configuration that count from an agent's next start on; of the agents its own row."""
+"""Configuration fields that take effect at the next start; of the agents only its own row."""
 
 KEYS_NAMED_MAX: Final = 10
-"""Keys of others that the warning names, count: they make one line of a log."""
+"""Keys listed in the warning, count: they fit on one log line."""
 
 FLUSH_LOOK_S: Final = 0.02
-"""Seconds between two polls whether they have gone."""
+"""Seconds between two checks whether they have been sent."""
 
 NOT_PROMISED: Final = (
-    "They are found by listing them, so what forks and ends faster than that may outlive the job's cancellation, "
+    "They are found by listing all processes, so one that forks and ends faster may outlive the job's cancellation, "
     "its time limit and its end"
 )
-"""What an agent says that has no cgroups."""
+"""Consequence of running without cgroups, for the log."""
 
 REFUSED: Final = frozenset({400, 401, 403, 409})
-"""Statuses after which registering again cannot help until somebody changes something."""
+"""Statuses for which registering again is pointless until an operator changes something."""
 
 CLOCK_OFF: Final = "command_too_old"
-"""Code with which a registration is refused if its id is too far from the leader's clock: a clock can be set."""
+"""Error code of a registration whose ID is too far from the leader's clock, which can be corrected."""
 
 
 NO_PLACE: Final = (
@@ -99,14 +102,21 @@ NO_PLACE: Final = (
 
 
 class AgentReplaced(AgentFailed):
-    """Another agent has registered with the name of this one."""
+    """Another agent has registered under this agent's name."""
 
 
 class Agent:
-    """Agent in its directory."""
+    """Agent working in its state directory."""
 
-    def __init__(self, home: Home, settings: Settings, cpus: int, controller: AgentClient, clock: Clock) -> None:
-        """Prepare; AgentFailed or FileRefused if what an earlier agent left cannot be read."""
+    def __init__(
+        self, home: StateDirectory, settings: AgentSettings, cpus: int, controller: AgentClient, clock: Clock
+    ) -> None:
+        """Prepare.
+
+        Raises:
+            AgentFailed: The state of an earlier agent cannot be read.
+            FileRefused: A file of an earlier agent is damaged.
+        """
         self._home = home
         self._node = settings.node
         self._cpus = 0 if settings.mover else cpus
@@ -114,28 +124,31 @@ class Agent:
         self._controller = controller
         self._clock = clock
         self._instance = uuid.uuid4().hex
-        self._outbox = Outbox(home.outbox, clock, home.reserve_files)
+        self._outbox = ReportOutbox(home.outbox, clock, home.reserve_files)
         self._activities = Activities(home, self._outbox, settings, clock)
         self._wait_s = POLL_WAIT_S
         self._seen_revision = 0
-        """The revision of the orders that are known; 0 until there are some, so that the first poll is answered at
-        once."""
+        """Revision of the known orders; 0 if there are none, so that the first poll is answered at once."""
         self._least_revision = 0
-        """No answer of an older revision is believed."""
+        """Oldest revision accepted in an answer."""
         self._places: dict[str, str] = {}
-        """The places that it stages for, as it registered."""
+        """Shared filesystems that it serves, as registered."""
         self._not_staged: frozenset[str] = frozenset()
-        """Why it does not stage for the others, as it was logged."""
+        """Logged reasons for not serving the others."""
         self._asked = 0
-        """How often the controller was asked for orders, or to register."""
+        """Number of polls and registrations so far."""
         self._seen_asked = 0
-        """The same at the last look of the watchdog."""
+        """Value of that counter at the watchdog's last check."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set; AgentFailed if the agent cannot go on."""
+        """Work until `stop` is set.
+
+        Raises:
+            AgentFailed: The agent cannot continue.
+        """
         self._activities.take_up()
-        watchdog = Watchdog(self._asks_on)
-        tell_manager(READY, status="asks to be registered")
+        watchdog = Watchdog(self._keeps_polling)
+        tell_manager(READY, status="registering")
         watchdog.start()
         stopping = asyncio.create_task(stop.wait())
         broken = asyncio.create_task(self._activities.broken.wait())
@@ -150,8 +163,8 @@ class Agent:
                 task.result()
             failed = self._activities.failed
             if failed is not None:
-                raise AgentFailed(f"{self._home.path}: a result could not be kept: {failed}") from failed
-            tell_manager(STOPPING, status="ends what moves data; scripts go on")
+                raise AgentFailed(f"{self._home.path}: a result cannot be stored: {failed}") from failed
+            tell_manager(STOPPING, status="stopping transfers; scripts continue")
         finally:
             await watchdog.stop()
             for task in tasks:
@@ -159,15 +172,17 @@ class Agent:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._activities.stop()
 
-    def _asks_on(self) -> bool:
-        """Whether it goes on asking, whatever the answers are: nobody there is no fault of an agent's."""
+    def _keeps_polling(self) -> bool:
+        """Return whether the agent still polls, whatever the answers: unreachable replicas are not the agent's
+        fault.
+        """
         before, self._seen_asked = self._seen_asked, self._asked
         return self._asked > before
 
     async def _follow_orders(self) -> None:
         await self._flush()
         await self._register()
-        back_off = _BackOff("ask for orders")
+        back_off = _BackOff("request orders")
         behind = 0
         while True:
             asked_s = self._clock.monotonic_s()
@@ -184,8 +199,9 @@ class Agent:
             if answer is None:
                 continue
             if answer.revision < self._least_revision:
-                # Its orders are older than what is known here, and acting on them would undo. Once is normal, when a
-                # result was acknowledged while the answer was under way; twice is a replica that is behind.
+                # These orders are older than those known, and following them would undo work. Once is normal, if a
+                # result was
+                # acknowledged meanwhile; twice means that the replica lags.
                 behind += 1
                 if behind > 1:
                     await back_off.say(
@@ -193,18 +209,18 @@ class Agent:
                     )
                 continue
             behind = 0
-            back_off.over()
+            back_off.reset()
             self._wait_s = min(answer.wait_s or POLL_WAIT_S, POLL_WAIT_S_MAX)
             self._seen_revision = self._least_revision = answer.revision
             self._activities.reconcile(answer.orders)
-            self._activities.confirmed(asked_s)
+            self._activities.confirm_orders(asked_s)
             if self._activities.are_many:
                 await asyncio.sleep(GATHER_S)
 
     async def _poll(self) -> PollAnswer | None:
-        """Ask once; None if data moves meanwhile for long enough to be asked for again, with progress.
+        """Poll once; return None if a transfer starts meanwhile and lasts long enough to poll again with progress.
 
-        A request that is given up costs its connection, and a handshake on both ends: most transfers are over before.
+        Abandoning a request costs its connection and a TLS handshake, and most transfers end sooner.
         """
         self._asked += 1
         self._activities.started_moving.clear()
@@ -235,7 +251,7 @@ class Agent:
             await asyncio.gather(polling, began, return_exceptions=True)
 
     async def _flush(self) -> None:
-        """Send what an earlier agent left first: once this one is registered, its results would be stale."""
+        """Send an earlier agent's results first: after this one has registered they would be stale."""
         deadline_s = self._clock.monotonic_s() + FLUSH_S
         while self._outbox.changed.is_set() and self._clock.monotonic_s() < deadline_s:
             await asyncio.sleep(FLUSH_LOOK_S)
@@ -250,7 +266,7 @@ class Agent:
                 await back_off.after(error)
                 continue
             if self._is_mover and not seen:
-                # Perhaps it is mounted, or the cluster founded, in a moment.
+                # It may be about to be mounted, or the cluster is just being set up.
                 await back_off.say(f"agent {self._node} is a mover, and {NO_PLACE}")
                 continue
             request = RegisterRequest(
@@ -267,12 +283,12 @@ class Agent:
                 answer = await self._controller.register(self._node, request)
             except ApiError as error:
                 if error.status in REFUSED and error.outcome == "refused" and error.code != CLOCK_OFF:
-                    raise AgentFailed(f"the controller refused agent {self._node}: {error}") from error
+                    raise AgentFailed(f"the controller rejected agent {self._node}: {error}") from error
                 await back_off.after(error)
                 continue
             self._places = seen
             self._least_revision = max(self._least_revision, answer.revision)
-            # Whatever was known is asked for again.
+            # Request all orders again.
             self._seen_revision = 0
             logger.info(
                 "agent %s registered at revision %s with storage %s",
@@ -285,9 +301,9 @@ class Agent:
             return
 
     async def _see_places(self) -> dict[str, str]:
-        """Return the cluster's places that this machine has mounted, each with what its own file says.
+        """Return the cluster's shared filesystems mounted on this machine, with the identity in their marker files.
 
-        They are the agreed ones: nobody has to keep a second list of them here.
+        The list comes from the replicated state, so no second list is needed here.
         """
         found: dict[str, str] = {}
         reasons = set()
@@ -307,9 +323,10 @@ class Agent:
         return found
 
     async def _watch_places(self) -> None:
-        """Register again when another place is made or mounted, or one is gone: others take over what lies there.
+        """Register again when the mounted shared filesystems change; other movers then take over.
 
-        AgentFailed where none is left: who does not answer any more is taken over from, too.
+        Raises:
+            AgentFailed: None is left; the work of a silent mover is taken over, too.
         """
         while True:
             await asyncio.sleep(PLACES_LOOK_S)
@@ -339,9 +356,9 @@ class Agent:
             except ApiError as error:
                 await back_off.after(error)
                 continue
-            back_off.over()
+            back_off.reset()
             self._acknowledge(batch, answer)
-            # What was settled by then is no news any more: orders from before it would be done again.
+            # Orders from before this revision would repeat work that the reports have settled.
             self._least_revision = max(self._least_revision, answer.revision)
 
     def _acknowledge(self, batch: list[Report], answer: ReportsAnswer) -> None:
@@ -354,36 +371,36 @@ class Agent:
                 continue
             if result.outcome == "refused":
                 logger.warning(
-                    "%s: the controller refused its result: %s",
-                    named(report.job, report.attempt, report.stage),
+                    "%s: the controller rejected its result: %s",
+                    attempt_label(report.job, report.attempt, report.stage),
                     result.sentence,
                     extra=about(job=report.job),
                 )
-            self._activities.acknowledged(report, accepted=result.outcome == "accepted")
+            self._activities.note_acknowledged(report, accepted=result.outcome == "accepted")
         if not len(self._outbox):
             self._outbox.changed.clear()
 
 
 class _BackOff:
-    """Waits longer after each failure in a row, and says so once."""
+    """Waits longer after each consecutive failure and logs each message once."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._wait_s = BACK_OFF_S
         self._logged = ""
 
-    def over(self) -> None:
-        """It worked."""
+    def reset(self) -> None:
+        """Reset the wait after a success."""
         if self._logged:
-            logger.info("the controller answers again: could %s", self._what)
+            logger.info("the controller responds again: could %s", self._what)
         self._wait_s, self._logged = BACK_OFF_S, ""
 
     async def after(self, error: ApiError) -> None:
-        """It failed with `error`."""
+        """Wait after a failure with `error`."""
         await self.say(f"could not {self._what}: {error}")
 
     async def say(self, sentence: str) -> None:
-        """Wait, and log the sentence unless it was the last one."""
+        """Wait, and log the sentence unless it repeats the last one."""
         if sentence != self._logged:
             logger.warning("%s", sentence)
             self._logged = sentence
@@ -403,7 +420,7 @@ def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
 
 
 def _warn_of_keys(config: Config, name: str) -> None:
-    """Say which keys of others are in reach of every job: the kernel keeps nothing of an account from that account."""
+    """Warn about other identities' keys that jobs can read, because they run as the agent's own account."""
     try:
         keys = sorted(key.name for key in config.tls.certificates.glob("*.key") if os.access(key, os.R_OK))
     except OSError:
@@ -411,21 +428,25 @@ def _warn_of_keys(config: Config, name: str) -> None:
     others = [key for key in keys if key != f"{name}.key"]
     if others:
         logger.warning(
-            "jobs run as the account of this agent, which may read %s in %s: whoever submits a job may be whom they "
-            "are of; where users are not all trusted, run it as root with accounts = 'switch'",
+            "jobs run as this agent's account, which can read %s in %s, so any job can use those identities; "
+            "unless all users are trusted, run the agent as root with accounts = 'switch'",
             ", ".join(others[:KEYS_NAMED_MAX]),
             config.tls.certificates,
         )
 
 
-def _hold_processes(home: Home, where: str) -> None:
-    """Have cgroups for the processes of jobs, and say what cannot be promised without; AgentFailed if they must be."""
+def _hold_processes(home: StateDirectory, where: str) -> None:
+    """Set up cgroups for jobs, and log the limitations without them.
+
+    Raises:
+        AgentFailed: The configuration requires cgroups and they are unavailable.
+    """
     try:
         refused = home.hold_processes(where)
     except OSError as error:
-        refused = f"its directory takes no record of them: {error.strerror}"
+        refused = f"the state directory cannot record them: {error.strerror}"
     if home.cgroups is not None:
-        how = "at once" if home.cgroups.is_ended_at_once else "while they stand still (the kernel is older than 5.14)"
+        how = "at once" if home.cgroups.is_ended_at_once else "after freezing them (the kernel is older than 5.14)"
         logger.info("processes of jobs are held in cgroups below %s and ended %s", home.cgroups.path, how)
     elif where in (AUTO, NONE):
         logger.info("processes of jobs are not held in cgroups: %s. %s", refused, NOT_PROMISED)
@@ -433,17 +454,17 @@ def _hold_processes(home: Home, where: str) -> None:
         raise AgentFailed(f"cgroup = {where!r}: {refused}")
 
 
-def _say_capacity_control(home: Home) -> None:
-    """Say what holds buffers to their capacity while a job writes."""
+def _log_capacity_control(home: StateDirectory) -> None:
+    """Log how the capacity of buffers is enforced while a job writes."""
     control = home.capacity_control
     if control.why_watch:
         logger.info(
-            "what jobs write is watched, which ends a job soon after it wrote more than its buffer may hold, "
-            "but does not refuse it: %s",
+            "buffer usage is watched: a job that exceeds its capacity is ended soon after, but its writes "
+            "are not rejected: %s",
             control.why_watch,
         )
     else:
-        logger.info("buffers are held to their capacity by %s", control.word)
+        logger.info("buffer capacity is enforced by %s", control.word)
 
 
 async def _serve(config: Config, name: str, *, mover: bool) -> None:
@@ -452,7 +473,7 @@ async def _serve(config: Config, name: str, *, mover: bool) -> None:
     config.check_accounts(own, os.geteuid())
     if own.mode == "own":
         _warn_of_keys(config, name)
-    settings = Settings(
+    settings = AgentSettings(
         node=name,
         accounts=own.mode,
         copy_rate_bytes_s=own.copy_rate_bytes_s,
@@ -470,15 +491,15 @@ async def _serve(config: Config, name: str, *, mover: bool) -> None:
         try:
             opened = await DiskFullRetry(str(own.directory), clock).keep_trying(
                 "the agent's directory",
-                lambda: Home(own.directory, own.mode, clock, images=own.buffer_image != "none"),
+                lambda: StateDirectory(own.directory, own.mode, clock, images=own.buffer_image != "none"),
                 stop,
             )
-        except GivenUp:
+        except RetryAbandoned:
             return
         with contextlib.closing(opened) as home:
             home.fork_server.start()
             _hold_processes(home, own.cgroup)
-            _say_capacity_control(home)
+            _log_capacity_control(home)
             try:
                 async with Client.from_config(config, name, deadline_s=CALL_DEADLINE_S) as client:
                     home.fork_server.await_ready()
@@ -491,17 +512,17 @@ async def _serve(config: Config, name: str, *, mover: bool) -> None:
                     await Agent(home, settings, own.cpus, controller, clock).run(stop)
             finally:
                 if home.cgroups is not None:
-                    # It stays for as long as a script lives in it.
+                    # The cgroup remains as long as a script runs in it.
                     home.cgroups.remove()
 
 
 def serve(config: Config, name: str, *, mover: bool = False) -> int:
-    """Run an agent in the foreground until SIGTERM or SIGINT; return its exit code. `mover`: it only stages for places.
+    """Run an agent in the foreground until SIGTERM or SIGINT; return its exit code.
 
-    What goes wrong is one sentence on standard error.
+    A `mover` only stages on shared filesystems. Errors are reported on standard error, one sentence each.
     """
     begin_logging("forebay-agent", node=name)
-    # What is loaded stays for ever: looking through it again and again was a tenth of the agent's work.
+    # Loaded objects stay for ever: scanning them repeatedly was a tenth of the agent's work.
     gc.collect()
     gc.freeze()
     try:

@@ -12,7 +12,7 @@ from typing import Final
 
 from cluster.api.web import Problem, queue_full
 from cluster.providers import Local, OperationError, Subject
-from cluster.providers.calls import Calls, TooManyCalls
+from cluster.providers.calls import ProviderCalls, TooManyCalls
 from cluster.providers.worker import CallRequest
 from replica.fold import answer_to
 from replica.messages import commands as c
@@ -31,7 +31,7 @@ class Providing:
 
     def __init__(self, local: Local) -> None:
         """`local` says where this machine has the provider's programs."""
-        self.calls = Calls()
+        self.calls = ProviderCalls()
         self.local = local
         self._verdicts: OrderedDict[tuple[bytes, bytes], asyncio.Task[str | None]] = OrderedDict()
         """What the provider said, empty for yes; None where it was not asked. By command id and what was asked: an id

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.client import ApiError, Client
-    from cluster.config import Access, Config
+    from cluster.config import AccessConfig, Config
     from cluster.schemas import Operation
     from cluster.system import Clock
 
@@ -86,7 +86,7 @@ class Session:
 
         return Config.load(self.config_file())
 
-    def _access(self) -> Access:
+    def _access(self) -> AccessConfig:
         """Return what of the configuration says where the cluster is; ConfigError as `config`."""
         from cluster.config import read_access
 

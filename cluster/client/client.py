@@ -46,7 +46,7 @@ from cluster.system import Address, Clock, SystemClock
 
 if TYPE_CHECKING:
     from cluster.client.exchange import Exchange
-    from cluster.config import Access
+    from cluster.config import AccessConfig
     from cluster.schemas import (
         BulkAnswer,
         BulkCommand,
@@ -107,7 +107,7 @@ class Client:
     @classmethod
     def from_config(
         cls,
-        config: Access,
+        config: AccessConfig,
         identity: str | None,
         *,
         clock: Clock | None = None,

@@ -15,7 +15,7 @@ import msgspec
 
 from cluster.client.attempt import AttemptFailed
 from cluster.client.errors import UNTRUSTED
-from cluster.config import Access, ConfigError
+from cluster.config import AccessConfig, ConfigError
 from cluster.security import NO_CERTIFICATE, TlsFiles, TlsRefused, is_name
 from cluster.system import account_of, peer_account, short_path, uid_of
 
@@ -42,12 +42,12 @@ class MungeWay(msgspec.Struct, frozen=True):
 Way = GatewayWay | MungeWay | TlsFiles
 
 
-def way_of(config: Access, identity: str | None) -> Way:
+def way_of(config: AccessConfig, identity: str | None) -> Way:
     """Return the way of somebody with a certificate, or without one; ConfigError or TlsRefused where there is none."""
     return own_way(config) if identity is None else config.tls_files(identity)
 
 
-def own_way(config: Access) -> Way:
+def own_way(config: AccessConfig) -> Way:
     """Return the way of the account that this process runs as; ConfigError says which there might be."""
     table = config.access
     way = GatewayWay(table.socket, _owners(config))
@@ -111,7 +111,7 @@ def check_owner(way: GatewayWay, connection: socket.socket) -> None:
         )
 
 
-def _owners(config: Access) -> frozenset[int]:
+def _owners(config: AccessConfig) -> frozenset[int]:
     """Return whose gateways are believed: root's, one's own, those of who may change the configuration, or is in it."""
     named = config.access.gateway_account
     found = uid_of(named) if named is not None else None

@@ -1,13 +1,14 @@
-"""The configuration file of a site, and what a new site begins with."""
+"""Configuration file of a site, and the initial files of a new site."""
 
 from typing import TYPE_CHECKING
 
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.config.access import OPERATOR_NAME, Access, ReplicaConfig
+    from cluster.config.access import OPERATOR_NAME, AccessConfig, ReplicaConfig
     from cluster.config.accounts import GROUP_SIGN, MUNGE, AccessTable
     from cluster.config.config import AgentConfig, Config, RetentionConfig, TracesConfig
+    from cluster.config.discovery import find_config, read_access
     from cluster.config.drill import DrillConfig, HelperConfig
     from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
     from cluster.config.mail import MailConfig
@@ -16,16 +17,15 @@ if TYPE_CHECKING:
         GUIDE_NAME,
         HOSTS_NAME,
         LOCAL_GATEWAY,
+        FileOwner,
         Founding,
         FoundingRefused,
-        Owner,
         PoolSpec,
-        found,
+        create_site,
         guide_of,
         hosts_of,
         replica_hosts,
     )
-    from cluster.config.reading import find_config, read_access
     from cluster.config.reloading import AGREED, Reloader
     from cluster.config.toml import ConfigError
     from cluster.config.witnesses import WitnessConfig
@@ -33,15 +33,15 @@ else:
     __getattr__ = shown(
         __name__,
         """
-        access: OPERATOR_NAME Access ReplicaConfig
+        access: OPERATOR_NAME AccessConfig ReplicaConfig
         accounts: GROUP_SIGN MUNGE AccessTable
         config: AgentConfig Config RetentionConfig TracesConfig
         drill: DrillConfig HelperConfig
         limits: DEFAULT_LIMITS LimitsConfig
         mail: MailConfig
-        new_site: FIRST_START_NAME GUIDE_NAME HOSTS_NAME LOCAL_GATEWAY Founding FoundingRefused Owner PoolSpec
-        new_site: found guide_of hosts_of replica_hosts
-        reading: find_config read_access
+        new_site: FIRST_START_NAME GUIDE_NAME HOSTS_NAME LOCAL_GATEWAY Founding FoundingRefused FileOwner PoolSpec
+        new_site: create_site guide_of hosts_of replica_hosts
+        discovery: find_config read_access
         reloading: AGREED Reloader
         toml: ConfigError
         witnesses: WitnessConfig

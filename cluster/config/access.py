@@ -1,7 +1,7 @@
-"""Where a cluster is and who one is to it: what a command that asks it needs of forebay.toml.
+"""Client's part of forebay.toml: where the cluster is and how to authenticate.
 
-Such a command reads the tables [cluster], [[replica]], [tls] and [access], and no table that this page does not name;
-what the others hold is for whoever uses it, and read by `cluster.config.config`. Most of a command is what it imports.
+Reads the tables [cluster], [[replica]], [tls] and [access] and rejects unknown table names. The content of other tables
+is read by `cluster.config.config` where needed: imports dominate the run time of a command.
 """
 
 import os
@@ -18,90 +18,93 @@ from cluster.security import AUTHORITY_NAME, NAME_RULE, TlsFiles, find_unsafe_ke
 from cluster.system import Address
 
 CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of the file: 10,000 agents of about 100 bytes each fit several times."""
+"""Size limit of the file, bytes: several times 10,000 agents of about 100 bytes each."""
 
 REPLICAS_MAX: Final = 16
-"""Replicas in the file: the founders, and those that were added since; only nine may be members at a time."""
+"""Replicas in the file: the founders and those added since; at most nine are members at a time."""
 
 DOORS_MAX: Final = 16
-"""Doors of a replica, count: more than there is work for in front of one core."""
+"""API workers of a replica, count: more than one controller process can keep busy."""
 
 OPERATOR_NAME: Final = "operator"
-"""Name of the certificate that `forebay cluster init` makes for the operator."""
+"""Name of the operator's certificate created by `forebay cluster init`."""
 
 _Table = TypeVar("_Table", bound=msgspec.Struct)
 
 CLUSTER_ID_DIGITS: Final = 32
 
 _WITH_THE_OTHERS: Final = Path("CERTIFICATES", f"{AUTHORITY_NAME}.pem")
-"""The authority's certificate where [tls] does not say."""
+"""Default for the authority's certificate: in the directory of the other certificates."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which cluster: its name for people and its id for frames, snapshots and certificates."""
+    """Identity of the cluster: a display name, and an ID for frames, snapshots and certificates."""
 
     name: Annotated[Written[Name], Meta(examples=["demo"])]
     id: Annotated[Text, Meta(examples=["32 hexadecimal digits made by forebay cluster init"])]
 
     def __post_init__(self) -> None:
-        """Refuse an id that is none; InvalidValue."""
+        """Reject a malformed ID with InvalidValue."""
         if len(self.id) != CLUSTER_ID_DIGITS or not set(self.id) <= set("0123456789abcdef"):
             remedy = f"write the {CLUSTER_ID_DIGITS} hexadecimal digits that `forebay cluster init` made"
             raise InvalidValue(f"found {self.id!r:.60}", remedy, "id")
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One replica: where its peers and where its clients reach it."""
+    """Addresses of one replica for peers and clients."""
 
     name: Annotated[Written[Name], Meta(examples=["r1"])]
     peer: Annotated[Written[Address], Meta(examples=["127.0.0.1:7401"])]
     api: Annotated[Written[Address], Meta(examples=["127.0.0.1:7411"])]
     channel: Annotated[Written[Address], Meta(examples=["127.0.0.1:7421"])] | None = None
-    """Where programs reach its pipelined channel; None: it offers none."""
+    """Address of its pipelined channel; None to offer none."""
     doors: Annotated[int, Meta(ge=0, le=DOORS_MAX)] = 0
-    """How many processes of their own serve API and channel in front of the one that decides; 0: it does so itself."""
+    """Processes that serve API and channel in front of the controller process; 0 if the controller serves them
+    itself.
+    """
     joins: bool = False
-    """Whether it is not one of the founders, but was added to the cluster, or will be."""
+    """True if it is not a founder but was added to the cluster, or will be."""
 
     @property
     def add_command(self) -> str:
-        """The command that adds it to the cluster as a new member."""
+        """Command that adds it to the cluster as a new member."""
         return f"forebay cluster add {self.name} --peer {self.peer} --api {self.api}"
 
 
 class TlsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the authority's certificate and everybody's `<name>.pem` and `<name>.key` are."""
+    """Paths of the authority's certificate and of all `<name>.pem` and `<name>.key` files."""
 
     authority: Path = _WITH_THE_OTHERS
     certificates: Path = Path("tls")
 
     def __post_init__(self) -> None:
-        """Look for the authority's certificate among the others where nothing is said of it."""
+        """Set the default path of the authority's certificate."""
         if self.authority is _WITH_THE_OTHERS:
             force_setattr(self, "authority", self.certificates / self.authority.name)
 
 
-class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client needs of a configuration; every path in it is absolute."""
+class AccessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Client's part of a configuration; all paths are absolute."""
 
     file: Path
     cluster: ClusterConfig
     replicas: tuple[ReplicaConfig, ...]
     tls: TlsConfig
     access: AccessTable = NO_ACCESS
-    """Who may come as the account that he is."""
+    """Accounts that may authenticate without a certificate."""
     owner_uid: int = NOBODYS
-    """User ID of the owner of the file when it was read."""
+    """User ID of the file's owner when it was read."""
 
     @classmethod
-    def glance(cls, path: Path) -> Self | None:
-        """Read the tables that a client needs; None where they are not what they should be.
+    def read_if_valid(cls, path: Path) -> Self | None:
+        """Read the tables for clients; return None if they are invalid.
 
-        ConfigError for a file that is none, and for keys that others may read.
+        Raises:
+            ConfigError: The file is not readable TOML, or other users may read the keys.
         """
         file = Path(os.path.abspath(path))
         document = Document.load(file, bytes_max=CONFIG_BYTES_MAX)
-        tables = document.taken(_File)
+        tables = document.try_decode(_AccessFile)
         if tables is None or not tables.replica:
             return None
         base = file.parent
@@ -120,14 +123,16 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def endpoints(self) -> tuple[Address, ...]:
-        """Where clients reach the replicas."""
+        """Client addresses of the replicas."""
         return tuple(replica.api for replica in self.replicas)
 
     def tls_files(self, name: str) -> TlsFiles:
-        """Return the files with which `name` (a replica, an agent, `operator` or a user) proves who it is.
+        """Return the certificate files of `name` (a replica, an agent, `operator` or a user), without checking their
+        content.
 
-        ConfigError if there are none, TlsRefused if they may not be looked at; whether they are any good is for
-        `cluster.security.tls` to say.
+        Raises:
+            ConfigError: There is no such certificate.
+            TlsRefused: The files may not be read.
         """
         if not is_name(name):
             raise ConfigError(self.file, "tls.certificates", f"{name!r} is not a name", NAME_RULE)
@@ -141,13 +146,13 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
                 self.file,
                 "tls.certificates",
                 f"there is no certificate {files.certificate}",
-                f"issue one with `forebay cert issue {name} --role ROLE`, or name somebody who has one",
+                f"issue one with `forebay cert issue {name} --role ROLE`, or use another name",
             )
         return files
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tables of the file; of those with `Any` it is known that they may be there."""
+class _AccessFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tables of the file; those of type `Any` are only known to be permitted."""
 
     cluster: ClusterConfig
     replica: Annotated[tuple[ReplicaConfig, ...], Meta(max_length=REPLICAS_MAX)] = ()
@@ -173,7 +178,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def absolute(table: _Table, base: Path) -> _Table:
-    """Return the table with its paths absolute; in the file they are relative to `base`."""
+    """Return the table with absolute paths; in the file they are relative to `base`."""
     paths: dict[str, Path | tuple[Path, ...]] = {}
     for key, value in msgspec.structs.asdict(table).items():
         if isinstance(value, Path):

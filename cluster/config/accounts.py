@@ -1,7 +1,8 @@
-"""The table `[access]`: whose accounts may come without a certificate of their own, on which ways, and who operates.
+"""Table `[access]`: accounts that may authenticate without a certificate, by which methods, and operators.
 
-Every machine has the same table. A replica decides by its own copy and its own name service; a client reads where the
-gateway's socket is, and whether there is MUNGE.
+Every machine has the same table. A replica decides by its own copy and its own name service; a client reads the
+gateway's
+socket and whether to use MUNGE.
 """
 
 from pathlib import Path
@@ -14,39 +15,39 @@ from cluster.config.toml import InvalidValue, Name, Text, Written
 from cluster.security import NAME_RULE, is_name
 
 LISTED_MAX: Final = 256
-"""Accounts, groups or gateways in one list, count: more people are a group."""
+"""Accounts, groups or gateways in one list, count: use a group for more."""
 
 GROUP_SIGN: Final = "%"
-"""What a group begins with, as in sudoers(5)."""
+"""Prefix of group names, as in sudoers(5)."""
 
 MUNGE: Final = "munge"
-"""The way by MUNGE, among names of gateways."""
+"""Method MUNGE, among names of gateways."""
 
 SOCKET: Final = Path("/run/forebay/gateway.sock")
 
 
 class AccessTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who may come as the account that he is, and how."""
+    """Accounts and methods for access without a certificate."""
 
     users: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX, examples=[["alice", "%hpc"]])] = ()
-    """Accounts, and groups as %group, that may come without a certificate; none: every account."""
+    """Permitted accounts, and groups as %group; empty permits every account."""
     operators: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX, examples=[["%forebay-operators"]])] = ()
-    """Accounts, and groups as %group, that are operators; a replica looks members up on its own machine."""
+    """Accounts, and groups as %group, with the operator role; a replica looks up group members on its own machine."""
     operators_through: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX, examples=[["login1", MUNGE]])] | None = (
         None
     )
-    """Gateways whose word is good for an operator, and `munge`; None: every gateway, and not MUNGE."""
+    """Gateways, and `munge`, that may vouch for an operator; None means every gateway but not MUNGE."""
     socket: Path = SOCKET
-    """Where a machine's gateway listens."""
+    """Socket of the local gateway."""
     gateway_account: Annotated[Written[Name], Meta(examples=["forebay"])] | None = None
-    """Who runs gateways, beside root and the owner of this file: clients believe no other."""
+    """Account that runs gateways, besides root and the owner of this file; clients trust no other."""
     munge: bool = False
-    """Whether replicas take MUNGE credentials, and clients make them where there is no gateway."""
+    """Accept MUNGE credentials in replicas, and create them in clients where there is no gateway."""
     munge_socket: Path | None = None
-    """Where munged listens; None: where libmunge looks."""
+    """Socket of munged; None for libmunge's default."""
 
     def __post_init__(self) -> None:
-        """Refuse what can be no account, group or gateway; InvalidValue."""
+        """Reject names that cannot be accounts, groups or gateways with InvalidValue."""
         for key, listed, sign in (
             ("users", self.users, GROUP_SIGN),
             ("operators", self.operators, GROUP_SIGN),

@@ -1,7 +1,7 @@
-"""The configuration of a cluster: one TOML file, read once, checked whole, never guessed at.
+"""Configuration of a cluster: one TOML file, read once and checked completely.
 
-Unknown keys, duplicate names and addresses, sizes and numbers out of bounds are refused before anything starts. Paths
-are relative to the file. Each table is a struct, which says of each key its kind, bounds and default.
+Unknown keys, duplicate names and addresses, and sizes and numbers out of range are rejected before anything starts.
+Paths are relative to the file. Each table is a struct with the type, limits and default of its keys.
 """
 
 import os
@@ -17,7 +17,7 @@ from cluster.config.access import (
     CONFIG_BYTES_MAX,
     OPERATOR_NAME,
     REPLICAS_MAX,
-    Access,
+    AccessConfig,
     ClusterConfig,
     ReplicaConfig,
     TlsConfig,
@@ -58,51 +58,55 @@ __all__ = [
 ]
 
 REPLICA_COUNTS: Final = (1, 3, 5)
-"""How many replicas a cluster may have: an even number tolerates no more failures than one fewer."""
+"""Possible numbers of founding replicas: an even number tolerates no more failures than one less."""
 
 GIB: Final = 1024**3
 MAP_SIZE_BYTES_MIN: Final = 16 * 1024**2
-"""Least LMDB map, bytes: below it the first snapshot's worth of entries does not fit."""
+"""Minimum LMDB map, bytes: a smaller one cannot hold the entries of one snapshot interval."""
 
 MAP_SIZE_BYTES_MAX: Final = 16 * 1024 * GIB
-"""Largest LMDB map, bytes: far below the 128 TiB of user address space on x86-64."""
+"""Maximum LMDB map, bytes: far below the 128 TiB of user address space on x86-64."""
 
 KILL_WAIT_S_MAX: Final = 3_600
-"""Longest grace of a script that is ended, seconds: its node is not free for anybody else meanwhile."""
+"""Longest grace period of a script, seconds: its node is occupied meanwhile."""
 
 CGROUP_WORDS: Final = ("auto", "own", "none")
-"""What an agent may say of its cgroups, beside a path."""
+"""Values of an agent's `cgroup` setting besides a path."""
 
 TIMING_MS_MAX: Final = 60_000
-"""Largest election timeout, milliseconds: a leader that is missed for a minute helps nobody."""
+"""Longest election timeout, milliseconds: a minute without a leader is useless."""
 
 HEARTBEATS_PER_ELECTION: Final = 3
-"""Heartbeats that must fit into the shortest election timeout, with time to spare: one lost packet must not cost an
-election. Consensus refuses less (cluster.consensus.interface.Timing)."""
+"""Heartbeats that must fit into the shortest election timeout with a margin: one lost packet must not cause an
+election.
+Consensus rejects less (cluster.consensus.interface.Timing).
+"""
 
 ARCHIVES_MIN: Final = 2
 ARCHIVES_MAX: Final = 8
-"""Copies of the archive: nothing goes that is not in two; more than eight are somebody else's backup."""
+"""Copies of the archive: entries are removed only if two copies have them; more than eight copies belong to a backup
+system.
+"""
 
 KEEP_DAYS_MAX: Final = 36_500
-"""A century."""
+"""Hundred years."""
 
 KEEP_BYTES_MIN: Final = 1 << 20
-"""Least of the ledger that is kept by size: below it nearly nothing is."""
+"""Minimum size of the ledger to keep, bytes: less would keep almost nothing."""
 
 ROOT_USER_ID: Final = 0
 
 _T = TypeVar("_T", str, Address, Path)
 
 _BY_NAME: Final = Path("NAME")
-"""Directory of an agent whose table does not say: it is called as the agent is."""
+"""Default directory of an agent: named after the agent."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One node's agent.
+    """Agent of one node.
 
-    `accounts`: `switch` to the job's user (the agent is root), or run all as the agent's `own` account (not root);
-    `own-as-root`: run all jobs as root, so that whoever may submit has this machine.
+    `accounts`: `switch` runs jobs as their users (the agent is root); `own` runs all as the agent's account (not root);
+    `own-as-root` runs all jobs as root, which gives the machine to every user who may submit.
     """
 
     name: Annotated[Written[Name], Meta(examples=["n1"])]
@@ -110,18 +114,24 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory: Path = _BY_NAME
     accounts: Literal["own", "switch", "own-as-root"] = "own"
     cgroup: Annotated[Text, Meta(examples=["auto", "own", "none", "/sys/fs/cgroup/forebay"])] = "auto"
-    """Where processes of jobs are held, so that all of them can be ended: below the agent's own cgroup, where it is
-    delegated to the agent (`own`; `auto`: there or nowhere), or below a cgroup (v2) that is left to it."""
+    """Cgroups for jobs, so that all of their processes can be killed: below the agent's own cgroup if it is delegated
+    (`own`
+    requires this, `auto` does without otherwise), or below a delegated cgroup v2 directory.
+    """
     buffer_image: Literal["none", "ext4"] = "none"
-    """Whether each buffer is a file system of its own, in a file of its size that is mounted (the agent is root);
-    `none`: a directory, held to its capacity by quotas where there are any."""
+    """`ext4` makes each buffer a mounted image file of its size (the agent is root); `none` makes it a directory,
+    limited by
+    quotas where available.
+    """
     copy_rate_bytes_s: Bytes = field(default=Size(0), name="copy_rate")
-    """What one operation may copy in a second, bytes; 0, which cannot be written, is no limit."""
+    """Copy rate of one operation, bytes per second; 0, which cannot be written, means unlimited."""
     kill_wait_s: Annotated[int, Meta(ge=0, le=KILL_WAIT_S_MAX)] = 30
-    """Seconds between SIGTERM and SIGKILL of a script that is cancelled or over its time limit (Slurm's KillWait)."""
+    """Seconds between SIGTERM and SIGKILL of a script that is cancelled or exceeds its time limit (Slurm's
+    KillWait).
+    """
 
     def __post_init__(self) -> None:
-        """Call the directory as the agent where nothing is said of it."""
+        """Set the default directory, and reject an invalid `cgroup` with InvalidValue."""
         if self.directory is _BY_NAME:
             force_setattr(self, "directory", Path(self.name))
         if self.cgroup not in CGROUP_WORDS and not self.cgroup.startswith("/"):
@@ -130,12 +140,12 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def mode(self) -> Literal["own", "switch"]:
-        """Whose account jobs run as: the agent's own, whichever that is, or their users'."""
+        """Account for jobs: the agent's own, whichever that is, or their users'."""
         return "switch" if self.accounts == "switch" else "own"
 
 
 class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where and how a replica keeps its journal and snapshots."""
+    """Storage of a replica's journal and snapshots."""
 
     directory: Path = Path()
     map_size_bytes: Bytes = field(default=Size(16 * GIB), name="map_size")
@@ -143,29 +153,29 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     snapshots_kept: Annotated[int, Meta(ge=1, le=1_000)] = 2
 
     def __post_init__(self) -> None:
-        """Refuse a map that is too small for a journal or too large for an address space; InvalidValue."""
+        """Reject a map too small for a journal or too large for an address space with InvalidValue."""
         if not MAP_SIZE_BYTES_MIN <= self.map_size_bytes <= MAP_SIZE_BYTES_MAX:
             sentence = f"found {self.map_size_bytes} bytes"
             raise InvalidValue(sentence, "write a size from 16MiB to 16TiB", "map_size")
 
 
 class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much of its ledger this machine's replica keeps, and where the rest goes; what replicas agree on it is not.
+    """Retention of the ledger on this machine's replica, and its archives; not replicated.
 
-    Nothing reads it but `forebay audit retain`. With neither `keep_days` nor `keep` that archives, and prunes nothing.
+    Only `forebay audit retain` reads it. Without `keep_days` and `keep` it archives but prunes nothing.
     """
 
     archives: Annotated[tuple[Path, ...], Meta(min_length=ARCHIVES_MIN, max_length=ARCHIVES_MAX)]
-    """Directories, each of which gets all of the ledger: on file systems that do not fail together."""
+    """Archive directories, each with the whole ledger, on filesystems that do not fail together."""
     keys: Path
-    """The keys that replicas sign checkpoints with, as `forebay audit keys` prints them."""
+    """Public keys of the replicas' checkpoint signatures, as printed by `forebay audit keys`."""
     keep_days: Annotated[int, Meta(ge=0, le=KEEP_DAYS_MAX)] = 0
-    """What is older goes, days of the replicated clock; 0: however old."""
+    """Prune entries older than this, days of the replicated clock; 0 for no limit."""
     keep_bytes: Bytes = field(default=Size(0), name="keep")
-    """What goes beyond the newest entries of so many bytes; 0, which cannot be written: however much."""
+    """Prune entries beyond this total size, bytes; 0, which cannot be written, for no limit."""
 
     def __post_init__(self) -> None:
-        """Refuse one directory for two copies, and to keep next to nothing; InvalidValue."""
+        """Reject duplicate archive directories and a tiny `keep` with InvalidValue."""
         if len(set(self.archives)) < len(self.archives):
             raise InvalidValue("one directory is named twice", "name a directory for each copy", "archives")
         if 0 < self.keep_bytes < KEEP_BYTES_MIN:
@@ -173,20 +183,20 @@ class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TracesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which collector of OpenTelemetry gets traces of jobs, by OTLP over HTTP, where this machine's replica leads."""
+    """OpenTelemetry collector that receives job traces by OTLP over HTTP while this machine's replica leads."""
 
     endpoint: Text = ""
-    """Its address; empty: none. Without a path it is asked at /v1/traces, as OTLP has it."""
+    """Address of the collector; empty for none. Without a path, /v1/traces is used, as in OTLP."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no address, or has a name and a password; InvalidValue."""
+        """Reject a malformed address, or one with credentials, with InvalidValue."""
         if self.endpoint and not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", self.endpoint):
             remedy = 'write its address without a name, such as "http://127.0.0.1:4318"'
             raise InvalidValue(f"found {self.endpoint!r:.60}", remedy, "endpoint")
 
     @property
     def url(self) -> str:
-        """Where spans are posted."""
+        """URL that receives spans."""
         has_path = self.endpoint.partition("://")[2].partition("/")[2]
         return self.endpoint if has_path else f"{self.endpoint.rstrip('/')}/v1/traces"
 
@@ -195,23 +205,23 @@ NO_TRACES = TracesConfig()
 
 
 class TimingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long replicas wait for each other, milliseconds; 0, which cannot be written: what fits `election_min_ms`."""
+    """Timeouts between replicas, milliseconds; 0, which cannot be written, derives them from `election_min_ms`."""
 
     election_min_ms: Annotated[int, Meta(ge=20, le=TIMING_MS_MAX)] = 300
     election_max_ms: Annotated[int, Meta(ge=20, le=2 * TIMING_MS_MAX)] = 0
     heartbeat_ms: Annotated[int, Meta(ge=1, le=TIMING_MS_MAX)] = 0
     node_down_s: Annotated[int, Meta(ge=1, le=86_400)] = 30
-    """Seconds of an agent's silence after which the leader marks its node down."""
+    """Seconds without contact after which the leader marks an agent's node down."""
 
     def __post_init__(self) -> None:
-        """Complete what is not said, and refuse times that do not fit together; InvalidValue."""
+        """Fill in defaults, and reject inconsistent times with InvalidValue."""
         least = self.election_min_ms
         most = self.election_max_ms or 2 * least
-        # As seldom as HEARTBEATS_PER_ELECTION allows, nearly: what an idle cluster costs is its heartbeats.
+        # Close to the maximum permitted by HEARTBEATS_PER_ELECTION: heartbeats are the cost of an idle cluster.
         heartbeat = self.heartbeat_ms or max(1, least * 3 // 10)
         if most <= least:
             sentence = f"found {most}, not more than election_min_ms {least}"
-            remedy = f"write {2 * least}: chance must decide who stands first"
+            remedy = f"write {2 * least}: timeouts of replicas must differ at random"
             raise InvalidValue(sentence, remedy, "election_max_ms")
         if heartbeat * HEARTBEATS_PER_ELECTION >= least:
             bound = (least - 1) // HEARTBEATS_PER_ELECTION
@@ -223,22 +233,22 @@ class TimingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def election_min_s(self) -> float:
-        """The shortest election timeout, seconds."""
+        """Shortest election timeout, seconds."""
         return self.election_min_ms / 1000
 
     @property
     def election_max_s(self) -> float:
-        """The longest election timeout, seconds."""
+        """Longest election timeout, seconds."""
         return self.election_max_ms / 1000
 
     @property
     def heartbeat_s(self) -> float:
-        """The time between two heartbeats, seconds."""
+        """Time between two heartbeats, seconds."""
         return self.heartbeat_ms / 1000
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tables of the file, as they are written."""
+class _ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tables of the file as written."""
 
     cluster: ClusterConfig
     replica: Annotated[tuple[ReplicaConfig, ...], Meta(max_length=REPLICAS_MAX)] = ()
@@ -263,8 +273,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     traces: TracesConfig = NO_TRACES
 
 
-class Config(Access, frozen=True, kw_only=True):
-    """A checked configuration; every path in it is absolute."""
+class Config(AccessConfig, frozen=True, kw_only=True):
+    """Checked configuration; all paths are absolute."""
 
     agents: tuple[AgentConfig, ...]
     pools: tuple[Pool, ...]
@@ -273,72 +283,89 @@ class Config(Access, frozen=True, kw_only=True):
     timing: TimingConfig
     policy: Site
     provider: Local = NO_LOCAL
-    """Where this machine has the programs of the site's burst-buffer provider."""
+    """Provider programs of this machine."""
     mail: MailConfig = NO_MAIL
     job_process: JobProcess = JobProcess()
-    """What every process of a job gets."""
+    """Settings of all processes of a job."""
     limits: LimitsConfig = DEFAULT_LIMITS
     witnesses: tuple[WitnessConfig, ...] = ()
-    """Who is asked to cosign checkpoints."""
+    """Witnesses that cosign checkpoints."""
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     helpers: tuple[HelperConfig, ...] = ()
-    """Who does to each machine what a drill asks for."""
+    """Helpers that perform a drill's actions on each machine."""
     drill: DrillConfig = NO_DRILLS
-    """What drills may do to this machine."""
+    """Permissions of drills on this machine."""
     retention: RetentionConfig | None = None
-    """How much of the ledger replicas keep; None: all of it."""
+    """Retention of the ledger; None keeps everything."""
     traces: TracesConfig = NO_TRACES
-    """Which collector gets traces of jobs."""
+    """Collector of job traces."""
 
     @property
     def witnesses_needed(self) -> int:
-        """How many of them must have cosigned a checkpoint that is called witnessed; 0 where there are none."""
-        return self.checkpoints.needed(len(self.witnesses))
+        """Cosignatures required for a witnessed checkpoint; 0 without witnesses."""
+        return self.checkpoints.required_cosignatures(len(self.witnesses))
 
     @classmethod
     def load(cls, path: Path) -> "Config":
-        """Read and check the file; ConfigError names file, key, what was found and what would be right."""
+        """Read and check the file.
+
+        Raises:
+            ConfigError: The file is invalid; the message names file, key, value and remedy.
+        """
         file = Path(os.path.abspath(path))
-        return _read(file, Document.load(file, bytes_max=CONFIG_BYTES_MAX))
+        return _read_config(file, Document.load(file, bytes_max=CONFIG_BYTES_MAX))
 
     def replica(self, name: str) -> ReplicaConfig:
-        """Return the replica of that name; ConfigError names the near one."""
+        """Return the named replica.
+
+        Raises:
+            ConfigError: There is no such replica; the message suggests a similar name.
+        """
         for replica in self.replicas:
             if replica.name == name:
                 return replica
         raise self._unknown("replica", name, tuple(replica.name for replica in self.replicas))
 
     def agent(self, name: str) -> AgentConfig:
-        """Return the agent of that name; ConfigError names the near one."""
+        """Return the named agent.
+
+        Raises:
+            ConfigError: There is no such agent; the message suggests a similar name.
+        """
         for agent in self.agents:
             if agent.name == name:
                 return agent
         raise self._unknown("agent", name, tuple(agent.name for agent in self.agents))
 
     def helper(self, name: str) -> HelperConfig:
-        """Return the helper of that name; ConfigError names the near one."""
+        """Return the named helper.
+
+        Raises:
+            ConfigError: There is no such helper; the message suggests a similar name.
+        """
         for helper in self.helpers:
             if helper.name == name:
                 return helper
         raise self._unknown("helper", name, tuple(helper.name for helper in self.helpers))
 
     def helper_of(self, target: str) -> HelperConfig | None:
-        """Return the helper on the machine of a replica or an agent, None if there is none."""
+        """Return the helper on the machine of a replica or an agent, or None."""
         return next((helper for helper in self.helpers if target in helper.targets), None)
 
     def check_accounts(self, agent: AgentConfig, user_id: int) -> None:
-        """Refuse to run an agent as an account (`user_id`) that its `accounts` is not for; ConfigError.
+        """Check that an agent may run as this account under its `accounts` setting.
 
-        Not when the file is read: it is the same on machines where the agent is not, or runs as somebody else.
+        Not part of reading the file, which is the same on machines where the agent does not run.
+
+        Raises:
+            ConfigError: The account and the setting do not match.
         """
         is_root = user_id == ROOT_USER_ID
         if is_root is (agent.accounts != "own"):
             return
         if is_root:
             sentence = f"found 'own', and agent {agent.name} runs as root: every job would be root on this machine"
-            remedy = (
-                "write 'switch': jobs then run as their users; or 'own-as-root' if whoever submits may be root here"
-            )
+            remedy = "write 'switch': jobs then run as their users; or 'own-as-root' if every user may be root here"
         else:
             sentence = f"found {agent.accounts!r}, and agent {agent.name} does not run as root"
             remedy = "run it as root, or write 'own': all jobs then run as the agent's account"
@@ -346,9 +373,9 @@ class Config(Access, frozen=True, kw_only=True):
         raise document.refuse(("agent", self.agents.index(agent), "accounts"), sentence, remedy)
 
     def provider_here(self, *more: Path) -> Local:
-        """Return what this machine's file says of its provider, with the directories of whoever may run here.
+        """Return this machine's provider settings, closing the directories of local replicas and agents, and `more`.
 
-        Nothing below those, or `more`, is a program, whoever names it: what lies there was written by others.
+        Nothing below closed directories is run as a program, because its content was written by others.
         """
         agents = (agent.directory for agent in self.agents)
         replicas = (self.storage.directory / replica.name for replica in self.replicas)
@@ -357,20 +384,20 @@ class Config(Access, frozen=True, kw_only=True):
 
     @property
     def members(self) -> dict[str, str]:
-        """The replicas' peer addresses by name: where to find somebody. Who is a member, the journal says."""
+        """Peer addresses of the replicas by name, for contacting them; the journal defines the members."""
         return {replica.name: str(replica.peer) for replica in self.replicas}
 
     @property
     def founders(self) -> tuple[ReplicaConfig, ...]:
-        """The replicas with which the cluster begins."""
+        """Replicas that found the cluster."""
         return tuple(replica for replica in self.replicas if not replica.joins)
 
     def wal_directory(self, replica: str) -> Path:
-        """Where this replica's LMDB environment is."""
+        """Return the directory of a replica's LMDB environment."""
         return self.storage.directory / replica / "wal"
 
     def snapshot_directory(self, replica: str) -> Path:
-        """Where this replica's snapshots are."""
+        """Return the directory of a replica's snapshots."""
         return self.storage.directory / replica / "snapshots"
 
     def _unknown(self, kind: str, name: str, known: tuple[str, ...]) -> ConfigError:
@@ -380,8 +407,8 @@ class Config(Access, frozen=True, kw_only=True):
         )
 
 
-def _read(file: Path, document: Document) -> Config:
-    tables, base = document.decode(_File), file.parent
+def _read_config(file: Path, document: Document) -> Config:
+    tables, base = document.decode(_ConfigFile), file.parent
     founders = sum(1 for replica in tables.replica if not replica.joins)
     if founders not in REPLICA_COUNTS:
         remedy = "write 1, 3 or 5 tables [[replica]] without joins"
@@ -420,7 +447,7 @@ def _read(file: Path, document: Document) -> Config:
 
 
 def _refuse_shared(document: Document, config: Config) -> None:
-    """Refuse a name or an address that two have: their certificate files, directories or sockets would be the same."""
+    """Reject duplicate names and addresses, whose certificates, directories or sockets would collide."""
     names: dict[str, str] = {AUTHORITY_NAME: "the authority", OPERATOR_NAME: "the operator"}
     addresses: dict[Address, str] = {}
     directories: dict[Path, str] = {config.tls.certificates: "tls.certificates"}

@@ -1,7 +1,6 @@
-"""What drills may do to a machine, and who does it there: tables [[helper]] and [drill] of forebay.toml.
+"""Tables [[helper]] and [drill] of forebay.toml: helpers on each machine, and permissions for drills.
 
-The first says for everybody where each machine's helper is. The second is that machine's own: it is no part of what
-replicas agree on.
+The first is the same on every machine and lists the helpers. The second belongs to one machine and is not replicated.
 """
 
 from __future__ import annotations
@@ -19,26 +18,27 @@ from replica.model import SCENARIOS
 from replica.values import is_mail_address
 
 HELPERS_MAX: Final = 64
-"""Helpers in the file, count: one for each machine that drills are about."""
+"""Helpers in the file, count: one for each machine in drills."""
 
 TARGETS_MAX: Final = 64
 """Replicas and agents of one machine, count."""
 
 START_WORDS_MAX: Final = 32
-"""Words of the command that starts a process again, count."""
+"""Words of the command that restarts a process, count."""
 
 HOURS_MAX: Final = 16
-"""Stretches of a week in which there are no drills, count."""
+"""Weekly periods without drills, count."""
 
 REMINDED_MAX: Final = 8
-"""Who is reminded of drills that are due, count."""
+"""Recipients of reminders, count."""
 
 DAYS_MAX: Final = 3_660
 """Days between two drills of a kind, count."""
 
 Allowed = Literal["process", "network", "disk"]
-"""Kinds of faults: signals to a replica or an agent, a table of nft, a file that fills a file system and a bound
-on how often it is written."""
+"""Kinds of faults: signals to a replica or agent, an nft table, and a file that fills a filesystem or a limit on
+writes.
+"""
 
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
@@ -48,7 +48,7 @@ _MINUTES_OF_A_DAY: Final = 24 * 60
 
 
 class Hours(msgspec.Struct, frozen=True):
-    """A stretch of some days of each week, minutes from midnight; `until` is not part of it."""
+    """Weekly period in minutes from midnight; `until` is excluded."""
 
     days: frozenset[int]
     """0 is Monday."""
@@ -57,7 +57,11 @@ class Hours(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Hours:
-        """Read `Mon-Fri 08:00-18:00` or `Sun 00:00-24:00`; ValueError."""
+        """Parse `Mon-Fri 08:00-18:00` or `Sun 00:00-24:00`.
+
+        Raises:
+            ValueError: The text has another form.
+        """
         found = _HOURS.fullmatch(text)
         if found is None:
             raise ValueError(text)
@@ -69,12 +73,12 @@ class Hours(msgspec.Struct, frozen=True):
         return hours
 
     def hold(self, day: int, minute: int) -> bool:
-        """Whether a minute of a day of the week is one of them."""
+        """Return whether a minute of a weekday is in the period."""
         return day in self.days and self.since <= minute < self.until
 
 
 class HelperConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One machine's helper: where it is reached, and the replicas and agents of that machine."""
+    """Helper of one machine: its address, and the machine's replicas and agents."""
 
     name: Annotated[Written[Name], Meta(examples=["h1"])]
     address: Annotated[Written[Address], Meta(examples=["127.0.0.1:7431"])]
@@ -82,31 +86,30 @@ class HelperConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DrillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What drills may do to this machine: nothing, unless `allow` says more."""
+    """Permissions of drills on this machine: none, unless `allow` grants some."""
 
     allow: tuple[Allowed, ...] = ()
     directory: Path = Path("drill")
-    """Where each helper writes down how a fault is undone, before it does it."""
+    """Directory in which each helper records how to undo a fault before causing it."""
     start: Annotated[tuple[Text, ...], Meta(max_length=START_WORDS_MAX)] = ()
-    """Program and words that start a process again which a drill has killed, where no service manager does; `{name}`
-    is its name."""
+    """Command that restarts a process killed by a drill where no service manager does; `{name}` is its name."""
     never: Annotated[tuple[Text, ...], Meta(max_length=HOURS_MAX)] = ()
-    """When no drill may begin here, such as `Mon-Fri 08:00-18:00`, in this machine's own time."""
+    """Periods in which no drill may begin, such as `Mon-Fri 08:00-18:00`, in local time."""
     require_second: bool = False
-    """Whether another operator has to agree before anything is done here."""
+    """Require the consent of a second operator."""
     every_days: dict[str, Annotated[int, Meta(ge=1, le=DAYS_MAX)]] = {}
-    """How many days after each kind of drill it is due again, such as `{switchover = 30}`; who leads reminds of it."""
+    """Days after which each kind of drill is due again, such as `{switchover = 30}`; the leader sends reminders."""
     remind: Annotated[tuple[Text, ...], Meta(max_length=REMINDED_MAX)] = ()
-    """Whom, as recipients of mail (`[mail]`)."""
+    """Recipients of reminders, as for `[mail]`."""
     automatic: Annotated[tuple[Text, ...], Meta(max_length=len(SCENARIOS))] = ()
-    """What may be carried out with `--automatic`, by a timer: once three of its kind, the last ones, were passed."""
+    """Kinds that `--automatic` may run from a timer, once the last three of that kind have passed."""
     prometheus: Text = ""
-    """A Prometheus that is asked once a second whether a drill that is carried out from here has to end."""
+    """Prometheus server queried once a second whether a drill controlled from here must end."""
     stop_when: Text = ""
-    """What it is asked, as in a rule that alerts: where anything comes of it, the drill ends."""
+    """Query, as in an alerting rule: any result ends the drill."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no program and no hours; InvalidValue."""
+        """Reject invalid programs, addresses, scenarios and periods with InvalidValue."""
         if self.start and not self.start[0].startswith("/"):
             raise InvalidValue(f"found {self.start[0]!r:.60}", "write the absolute path of a program", "start", 0)
         if self.prometheus and not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", self.prometheus):
@@ -114,10 +117,10 @@ class DrillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValue(f"found {self.prometheus!r:.60}", remedy, "prometheus")
         if bool(self.prometheus) is not bool(self.stop_when):
             missing = "stop_when" if self.prometheus else "prometheus"
-            raise InvalidValue(f"there is no {missing}", "write both, or neither", "stop_when")
+            raise InvalidValue(f"{missing} is missing", "write both or neither", "stop_when")
         if bool(self.every_days) is not bool(self.remind):
             missing, place = ("remind", "every_days") if self.every_days else ("every_days", "remind")
-            raise InvalidValue(f"there is no {missing}", "write both, or neither", place)
+            raise InvalidValue(f"{missing} is missing", "write both or neither", place)
         for name in self.every_days:
             _check_scenario(name, "every_days", name)
         for number, name in enumerate(self.automatic):
@@ -132,7 +135,7 @@ class DrillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise InvalidValue(f"found {text!r:.60}", _HOURS_RULE, "never", number) from error
 
     def forbids(self, day: int, minute: int) -> str:
-        """Return the hours that hold this minute (from midnight) of a day (0 is Monday), empty for none."""
+        """Return the period that contains this minute (from midnight) of a weekday (0 is Monday), or ""."""
         return next((text for text in self.never if Hours.parse(text).hold(day, minute)), "")
 
 

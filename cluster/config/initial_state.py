@@ -1,6 +1,6 @@
-"""What a configuration says a cluster is founded with: its pools and its policy.
+"""Founding pools and policy in a configuration.
 
-Afterwards they are replicated state that commands change (law 3); what the file says then is no longer looked at.
+Afterwards they are replicated state changed by commands (law 3), and the file's values are ignored.
 """
 
 import os
@@ -15,7 +15,7 @@ from replica.grammar import place_refusal
 from replica.model import FOUNDING_FIELDS, Place, Pool, Site, check_site
 
 ROOTS_MAX: Final = 256
-"""Staging roots of a kind, count: each is compared with each path of a job."""
+"""Staging roots of a kind, count: each is compared with every path of a job."""
 
 _Roots = Annotated[tuple[Text, ...], Meta(max_length=ROOTS_MAX)]
 
@@ -30,14 +30,14 @@ class PoolTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     place: Written[Name] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a pool that could not give a single grain; InvalidValue."""
+        """Reject a pool smaller than one grain with InvalidValue."""
         if self.granularity > self.quantity:
             sentence = f"found {self.granularity} bytes, more than the pool's quantity of {self.quantity}"
             raise InvalidValue(sentence, "write a smaller one", "granularity")
 
 
 class PlaceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Table [[place]]: a file system that all nodes mount at `path`."""
+    """Table [[place]]: a shared filesystem that all nodes mount at `path`."""
 
     name: Annotated[Written[Name], Meta(examples=["bb"])]
     path: Annotated[Text, Meta(examples=["/bb/fast"])]
@@ -50,7 +50,7 @@ class StagingTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     destinations: _Roots = ()
 
     def __post_init__(self) -> None:
-        """Refuse roots that would not be what they seem; InvalidValue."""
+        """Reject ambiguous roots with InvalidValue."""
         for key in self.__struct_fields__:
             for number, root in enumerate(getattr(self, key)):
                 if "%" in root.replace("%u", ""):
@@ -76,7 +76,11 @@ else:
 
 
 def places_of(document: Document, tables: tuple[PlaceTable, ...]) -> tuple[Place, ...]:
-    """Return the founding places; ConfigError for a path that cannot be one, or that two share."""
+    """Return the founding shared filesystems.
+
+    Raises:
+        ConfigError: A path is invalid or used twice.
+    """
     places: dict[str, Place] = {}
     for number, table in enumerate(tables):
         refusal = place_refusal(places, table.name, table.path)
@@ -88,7 +92,11 @@ def places_of(document: Document, tables: tuple[PlaceTable, ...]) -> tuple[Place
 
 
 def pools_of(document: Document, tables: tuple[PoolTable, ...], places: tuple[Place, ...] = ()) -> tuple[Pool, ...]:
-    """Return the founding pools; ConfigError for a name that two have, a second default, or an unknown place."""
+    """Return the founding pools.
+
+    Raises:
+        ConfigError: A name is used twice, there is a second default, or a shared filesystem is unknown.
+    """
     known = [place.name for place in places]
     pools: list[Pool] = []
     default = ""
@@ -108,7 +116,11 @@ def pools_of(document: Document, tables: tuple[PoolTable, ...], places: tuple[Pl
 
 
 def policy_of(document: Document, table: PolicyTable, staging: StagingTable, base: Path) -> Site:
-    """Return the founding policy, paths relative to `base`; ConfigError names the key that cannot be used."""
+    """Return the founding policy, with paths relative to `base`.
+
+    Raises:
+        ConfigError: A value is invalid; the message names the key.
+    """
     roots = {
         key: tuple(os.path.normpath(base / root) for root in getattr(staging, key))
         for key in StagingTable.__struct_fields__

@@ -1,4 +1,4 @@
-"""What the processes of jobs get on the nodes: [job_process] of forebay.toml."""
+"""Table [job_process] of forebay.toml: settings of the processes of jobs."""
 
 from typing import Annotated, Final
 
@@ -10,7 +10,7 @@ from cluster.system import CAPABILITIES, UNLIMITED, JobProcess
 from replica.values import SizeError, parse_size
 
 LIMIT_MAX: Final = 2**31 - 1
-"""Most descriptors or processes that can be written: more than Linux has of either."""
+"""Largest number of descriptors or processes: more than Linux permits of either."""
 
 NO_LIMIT: Final = "unlimited"
 
@@ -18,7 +18,7 @@ _UMASK_BITS: Final = 0o777
 
 
 class JobProcessTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Table [job_process]; `JobProcess` says what each key is."""
+    """Table [job_process]; `JobProcess` documents its keys."""
 
     umask: Annotated[Text, Meta(examples=["0022"])] = "0022"
     nice: Annotated[int, Meta(ge=-20, le=19)] = 0
@@ -31,18 +31,22 @@ class JobProcessTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capabilities: tuple[Text, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what is no umask, no size and no capability; InvalidValue."""
+        """Reject an invalid umask, size or capability with InvalidValue."""
         self.settings()
 
     def settings(self) -> JobProcess:
-        """Return the same in bytes and numbers; InvalidValue."""
+        """Convert to bytes and numbers.
+
+        Raises:
+            InvalidValue: A value is malformed.
+        """
         for place, name in enumerate(self.capabilities):
             if (known := name.lower().removeprefix("cap_")) not in CAPABILITIES:
                 remedy = f"write a name of capabilities(7){near(known, CAPABILITIES)}"
                 raise InvalidValue(f"found {name!r:.60}", remedy, "capabilities", place)
         if self.capabilities and self.no_new_privs:
-            remedy = "write no_new_privs = false, too: with it no program has any"
-            raise InvalidValue("found capabilities that nothing can have", remedy, "capabilities")
+            remedy = "also write no_new_privs = false, without which capabilities have no effect"
+            raise InvalidValue("found capabilities without effect", remedy, "capabilities")
         return JobProcess(
             umask=_umask(self.umask),
             nice=self.nice,

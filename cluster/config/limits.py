@@ -1,6 +1,6 @@
-"""The table `[limits]` of a replica's configuration: how much one user may ask of the cluster. On unless it says more.
+"""Table `[limits]` of a replica's configuration: request limits per user, with defaults.
 
-The replica that leads counts, in memory, so it is no part of what replicas agree on: write the same for each of them.
+The leader counts in memory, so the limits are not replicated: write the same for each replica.
 """
 
 from typing import Annotated
@@ -12,26 +12,26 @@ from cluster.config.toml import Bytes, InvalidValue, Size
 from replica.values import JOBS_UNFINISHED_MAX, SCRIPT_BYTES_MAX
 
 COMMANDS_PER_MINUTE_MAX = 10_000_000
-"""Commands of one user in a minute, count: several times as many as all together can have settled."""
+"""Commands of one user per minute, count: several times the rate all users together can reach."""
 
 COMMAND_BYTES_MIN = 8 * 1024 * 1024
-"""The least that a user may send in a minute, bytes: one request of the largest size."""
+"""Minimum of a user's bytes per minute: one request of the largest size."""
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one user may ask for; operators and agents are not counted. Beyond it: 429, with when to come again."""
+    """Limits per user; operators and agents are exempt. Beyond them: 429 with the time of the next attempt."""
 
     commands_per_minute: Annotated[int, Meta(ge=1, le=COMMANDS_PER_MINUTE_MAX)] = 30_000
-    """Commands that change something, whatever becomes of them; as many at once where none came before."""
+    """Commands that change state, whatever their outcome; as many at once after a pause."""
     bytes_per_minute: Bytes = field(default=Size(64 * 1024 * 1024), name="command_bytes_per_minute")
-    """What those take as they are sent: the ledger grows by as much."""
+    """Size of these commands as sent, by which the ledger grows."""
     jobs: Annotated[int, Meta(ge=1, le=JOBS_UNFINISHED_MAX)] = JOBS_UNFINISHED_MAX // 2
-    """Jobs that are not over, each task of an array one; half of all, so that nobody keeps the others out."""
+    """Unfinished jobs, counting each array task; half of the total, so that no user can exclude the others."""
     script_bytes: Bytes = field(default=Size(512 * 1024 * 1024), name="scripts")
-    """Scripts of those jobs, which every replica keeps in memory."""
+    """Total size of the scripts of these jobs, which every replica keeps in memory."""
 
     def __post_init__(self) -> None:
-        """Refuse bounds that one request or one script exceeds; InvalidValue."""
+        """Reject limits below one request or one script with InvalidValue."""
         if self.bytes_per_minute < COMMAND_BYTES_MIN:
             remedy = f"write at least {COMMAND_BYTES_MIN // 1024**2}MiB, which one request may have"
             raise InvalidValue(f"found {self.bytes_per_minute} bytes", remedy, "command_bytes_per_minute")

@@ -1,7 +1,7 @@
-"""The table `[mail]` of a replica's configuration: how it sends mail, if it does. Off unless something says otherwise.
+"""Table `[mail]` of a replica's configuration: how it sends mail; off by default.
 
-It is a machine's own, like the mail server it names: so it is no part of what replicas agree on. Whoever leads sends,
-and where mail is on at one replica only, what is owed while another leads is not sent.
+It names the machine's own mail server, so it is not replicated. The leader sends mail; mail due while a replica without
+this table leads is not sent.
 """
 
 from typing import Annotated
@@ -15,18 +15,20 @@ from replica.values import is_mail_address, is_mail_domain
 
 
 class MailConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How one replica sends mail: by a `program` (MailProg), or to this machine's SMTP server. Neither: not at all."""
+    """Mail settings of one replica: a `program` (MailProg) or this machine's SMTP server; without either, mail is
+    off.
+    """
 
     program: Text = ""
     """Absolute path; called as `PROGRAM -s SUBJECT RECIPIENT` with the text on standard input."""
     smtp: Annotated[Written[Address], Meta(examples=["127.0.0.1:25"])] | None = None
     sender: Text = "forebay"
-    """Who it is from, for SMTP."""
+    """Sender address for SMTP."""
     domain: Text = ""
-    """What is added to a recipient that has no domain (MailDomain); empty: nothing."""
+    """Domain added to recipients without one (MailDomain); empty for none."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be sent by or from; InvalidValue."""
+        """Reject unusable settings with InvalidValue."""
         program, smtp, domain = self.program, self.smtp, self.domain
         if program and (not program.startswith("/") or ".." in program.split("/") or not program.isprintable()):
             remedy = "write the absolute path of a program, without .."
@@ -36,7 +38,7 @@ class MailConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             remedy = "name the mail server of this machine, for example 127.0.0.1:25"
             raise InvalidValue(sentence, remedy, "smtp")
         if program and smtp is not None:
-            raise InvalidValue("there is a program, too", "leave out one of program and smtp", "smtp")
+            raise InvalidValue("program is set, too", "leave out one of program and smtp", "smtp")
         if not is_mail_address(self.sender):
             remedy = "write a mail address, for example forebay@example.org"
             raise InvalidValue(f"found {self.sender!r}", remedy, "sender")

@@ -1,7 +1,6 @@
-"""What `forebay cluster init` writes: a directory with `forebay.toml` and the certificates of a new cluster.
+"""New site for `forebay cluster init`: a directory with `forebay.toml` and the certificates of a new cluster.
 
-Nothing is overwritten, and what was written is read back with the checks of `Config.load` before anybody is told that
-it is there.
+Nothing is overwritten. The files are read back with the checks of `Config.load` before success is reported.
 """
 
 import contextlib
@@ -45,37 +44,37 @@ CONFIG_NAME: Final = "forebay.toml"
 TLS_NAME: Final = "tls"
 
 FIRST_START_NAME: Final = "first-start"
-"""A file in the directory of a replica that has never run: its first start without data is as it should be."""
+"""File in the directory of a replica that has never run: permits its first start without data."""
 
 HOSTS_NAME: Final = "hosts"
-"""The directory of the bundles, one for each host."""
+"""Directory of the bundles, one for each host."""
 
 GUIDE_NAME: Final = "NEXT"
-"""The file of a bundle that says what to type on its host."""
+"""File of a bundle with the commands to type on its host."""
 
 LOCAL_GATEWAY: Final = "local"
-"""Name of the gateway that `forebay cluster up` runs for who is on its machine."""
+"""Name of the gateway that `forebay cluster up` runs for users of its machine."""
 
 GATEWAY_SOCKET: Final = "gateway.sock"
 
 API_PORT_OFFSET: Final = 10
-"""Ports between a replica's peer port and its API port, so that both are easy to remember (7401 and 7411)."""
+"""Difference between a replica's peer and API port, for easily remembered numbers (7401 and 7411)."""
 
 AGENTS_MAX: Final = 256
-"""Agents that `init` writes at once, count: more are added to the file by whatever generates it."""
+"""Agents that `init` writes, count; more are added to the file later."""
 
 
 _SHOWN_MODE: Final = 0o644
 _PASSABLE_MODE: Final = 0o755
-"""Modes of a configuration that a service and every client of a machine read, and of what it lies in."""
+"""Modes of a configuration read by a service and all clients of a machine, and of its directory."""
 
 
 class FoundingRefused(Exception):
-    """The cluster cannot be founded as asked; the message is a sentence with the remedy."""
+    """The cluster cannot be created as requested; the message has the remedy."""
 
 
 class PoolSpec(msgspec.Struct, frozen=True):
-    """A founding pool as on the command line: `name=quantity/granularity`, with `,default` for the default pool."""
+    """Founding pool as on the command line: `name=quantity/granularity`, with `,default` for the default pool."""
 
     name: str
     quantity: str
@@ -84,7 +83,11 @@ class PoolSpec(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "PoolSpec":
-        """Return the pool that the text says; FoundingRefused says what is wrong with it."""
+        """Parse a pool.
+
+        Raises:
+            FoundingRefused: The text is invalid; the message has the remedy.
+        """
         example = "write it as fast=96MiB/8MiB, with ,default at the end for the default pool"
         name, equals, rest = text.partition("=")
         sizes, comma, flag = rest.partition(",")
@@ -101,23 +104,23 @@ class PoolSpec(msgspec.Struct, frozen=True):
         return cls(name=name, quantity=quantity, granularity=granularity, is_default=bool(comma))
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """An account that replicas run as: its numbers."""
+class FileOwner(msgspec.Struct, frozen=True):
+    """Account that replicas run as, by user and group ID."""
 
     user_id: int
     group_id: int
 
 
 class Founding(msgspec.Struct, frozen=True, kw_only=True):
-    """What the new cluster is to be."""
+    """Options of a new cluster."""
 
     name: str = "forebay"
     hosts: tuple[str, ...] = ("127.0.0.1",)
-    """Where the replicas are: one host for all of them, or one for each."""
+    """Hosts of the replicas: one for all, or one for each."""
     named: tuple[tuple[str, str], ...] = ()
-    """Replicas by their names, each with its host, in place of `hosts` and `replicas`: there is a bundle for each."""
+    """Named replicas with their hosts, replacing `hosts` and `replicas`; there is a bundle for each host."""
     nodes: tuple[tuple[str, str], ...] = ()
-    """Agents by their names, each with its host, in place of `agents`, where replicas are `named`."""
+    """Named agents with their hosts, replacing `agents` if replicas are `named`."""
     base_port: int = 7401
     replicas: int = 3
     agents: int = 2
@@ -129,16 +132,16 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
     destination_roots: tuple[Path, ...] = ()
     allow_root: bool = False
     data: Path | None = None
-    """The directory in which replicas and agents keep theirs, absolute; None: they are beside forebay.toml."""
-    owner: Owner | None = None
-    """Who is given the keys and directories of the replicas; None: whoever founds."""
+    """Absolute directory for the data of replicas and agents; None for beside forebay.toml."""
+    owner: FileOwner | None = None
+    """Owner of the replicas' keys and directories; None for the current account."""
     account: str = ""
-    """Who is given them on hosts that are named, where the packages' services run; empty: whoever starts replicas."""
+    """Their owner on named hosts with the packages' services; empty for the account that starts the replicas."""
     founder: str = ""
-    """The account that is the operator on this machine, if replicas are here; empty: nobody without a certificate."""
+    """Account with the operator role on this machine if replicas run here; empty for none."""
 
     def check(self) -> None:
-        """Refuse what cannot be founded; FoundingRefused."""
+        """Raise FoundingRefused for impossible options."""
         replicas = len(self.named) if self.named else self.replicas
         if replicas not in REPLICA_COUNTS:
             raise FoundingRefused(f"{replicas} replicas are not possible; choose 1, 3 or 5")
@@ -146,17 +149,19 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= agents <= AGENTS_MAX:
             raise FoundingRefused(f"{agents} agents are not possible; choose 0 to {AGENTS_MAX}")
         if self.nodes and not self.named:
-            raise FoundingRefused("nodes have hosts and replicas have none; say --host NAME=HOST for each replica")
+            raise FoundingRefused("nodes have hosts but replicas have none; use --host NAME=HOST for each replica")
         if self.account and self.data is None:
-            raise FoundingRefused("services keep nothing in /etc/forebay; say --data-directory /var/lib/forebay")
+            raise FoundingRefused("services store no data in /etc/forebay; use --data-directory /var/lib/forebay")
         if self.account and not is_name(self.account):
             raise FoundingRefused(f"{self.account!r} cannot name an account; {NAME_RULE}")
         names = (*self.replica_names, *self.agent_names)
         for name in names:
             if not is_name(name) or name in (AUTHORITY_NAME, OPERATOR_NAME):
-                raise FoundingRefused(f"{name!r} cannot name a replica or a node; {NAME_RULE}, and no name of another")
+                raise FoundingRefused(
+                    f"{name!r} cannot name a replica or a node; {NAME_RULE}, and do not use a reserved name"
+                )
             if names.count(name) > 1:
-                raise FoundingRefused(f"{name!r} is there twice; give each replica and each node a name of its own")
+                raise FoundingRefused(f"{name!r} is used twice; give each replica and node a unique name")
         if not self.named and len(self.hosts) not in (1, self.replicas):
             raise FoundingRefused(
                 f"{len(self.hosts)} hosts for {self.replicas} replicas are not possible; "
@@ -173,7 +178,7 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
             if not is_name(user):
                 raise FoundingRefused(f"{user!r} cannot name a user: {NAME_RULE}")
             if user in reserved or self.users.count(user) > 1:
-                raise FoundingRefused(f"a user cannot be called {user!r}: the name is taken; choose another one")
+                raise FoundingRefused(f"the user name {user!r} is taken; choose another one")
         for root in (*self.source_roots, *self.destination_roots):
             if not root.is_absolute():
                 raise FoundingRefused(f"the staging root {str(root)!r} is not absolute; start it with /")
@@ -182,20 +187,20 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replica_names(self) -> tuple[str, ...]:
-        """r1, r2, … where nobody names them."""
+        """Names of the replicas: r1, r2, … by default."""
         if self.named:
             return tuple(name for name, _ in self.named)
         return tuple(f"r{number}" for number in range(1, self.replicas + 1))
 
     @property
     def agent_names(self) -> tuple[str, ...]:
-        """n1, n2, … where nobody names the replicas."""
+        """Names of the agents: n1, n2, … by default."""
         if self.named:
             return tuple(name for name, _ in self.nodes)
         return tuple(f"n{number}" for number in range(1, self.agents + 1))
 
     def addresses(self, number: int) -> tuple[Address, Address]:
-        """Return peer and API address of a replica; `number` counts from 0. On each named host ports count anew."""
+        """Return peer and API address of a replica, counted from 0; ports start anew on each named host."""
         if self.named:
             host = self.named[number][1]
             port = self.base_port + sum(other == host for _, other in self.named[:number])
@@ -204,10 +209,11 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
         return Address(host, self.base_port + number), Address(host, self.base_port + API_PORT_OFFSET + number)
 
 
-def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
-    """Write a new cluster into `directory` (made if it is not there); return its configuration, read back and checked.
+def create_site(directory: Path, founding: Founding, *, clock: Clock) -> Config:
+    """Write a new cluster into `directory`, created if missing; return its checked configuration.
 
-    FoundingRefused if there is one already or the options cannot be; then nothing has been left behind.
+    Raises:
+        FoundingRefused: There is a cluster already, or an option is invalid; nothing is left behind.
     """
     founding.check()
     cluster_id = secrets.token_hex(16)
@@ -219,8 +225,8 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
         make_private_directory(data)
         for path in (directory / CONFIG_NAME, directory / TLS_NAME, *(data / name for name in here)):
             if os.path.lexists(path):
-                raise FoundingRefused(f"{path} is there already; choose another directory or remove it")
-        # In a directory of its own first: an interruption leaves no half of a cluster that looks like a whole one.
+                raise FoundingRefused(f"{path} exists; choose another directory or remove it")
+        # Write to a scratch directory first, so that an interruption leaves no partial cluster.
         with _scratch(directory, "site") as scratch, _scratch(data, "data") as beside_data:
             _write_certificates(scratch / TLS_NAME, founding, cluster_id, clock)
             _write_text(scratch / CONFIG_NAME, render(founding, cluster_id))
@@ -233,7 +239,7 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
             if founding.owner is not None:
                 _hand_over(scratch / TLS_NAME, beside_data, founding, founding.owner)
             if founding.owner is not None or founding.accounts == "switch":
-                # The service, clients of other accounts and their jobs, whose buffers and scripts lie here.
+                # The service, clients of other accounts and their jobs need access, since buffers and scripts are here.
                 (scratch / CONFIG_NAME).chmod(_SHOWN_MODE)
                 for path in new:
                     with closing(open_directory(path)) as opened:
@@ -250,12 +256,12 @@ def found(directory: Path, founding: Founding, *, clock: Clock) -> Config:
     except PkiRefused as error:
         raise FoundingRefused(str(error)) from error
     except ConfigError as error:
-        # Without the file: it is a scratch one that is gone already.
+        # Omit the file, a scratch copy that is already deleted.
         raise FoundingRefused(f"{error.key}: {error.sentence}; {error.remedy}") from error
 
 
 def render(founding: Founding, cluster_id: str) -> str:
-    """Return the text of `forebay.toml`, with comments for whoever edits it."""
+    """Return the text of `forebay.toml`, with comments for administrators."""
     storage, timing = StorageConfig(), TimingConfig()
     map_size = quote(format_size(storage.map_size_bytes))
     has_default = any(pool.is_default for pool in founding.pools)
@@ -268,15 +274,15 @@ def render(founding: Founding, cluster_id: str) -> str:
         f"name = {quote(founding.name)}",
         f"id = {quote(cluster_id)}  # in every frame, snapshot and certificate; never edit it",
         "",
-        "# 1, 3 or 5 replicas. `peer` is where the other replicas reach it, `api` where people, tools and agents do.",
+        "# 1, 3 or 5 replicas. `peer` is its address for other replicas, `api` for users, tools and agents.",
     ]
     for number, name in enumerate(founding.replica_names):
         peer, api = founding.addresses(number)
         lines += ["[[replica]]", f"name = {quote(name)}", f"peer = {quote(str(peer))}", f"api = {quote(str(api))}", ""]
     lines += [
         '# One agent per compute or storage node. accounts = "switch": jobs run as their users (the agent is root);',
-        '# "own": as the agent\'s account, which is not root: whoever may submit then has what that account has, the',
-        "# keys below included. For one person, or where all users are trusted with that account.",
+        '# "own": as the agent\'s account, not root: every user who may submit then has its permissions, including the',
+        "# keys below. Use it for a single user, or if all users are trusted.",
     ]
     for name in founding.agent_names:
         lines += [
@@ -299,16 +305,16 @@ def render(founding: Founding, cluster_id: str) -> str:
             lines.append("default = true")
         lines.append("")
     lines += [
-        "# <name>.pem and <name>.key of everybody; keys have mode 0600. ca.key issues certificates and is needed for",
-        "# nothing else: on a cluster of several machines keep it away from them.",
+        "# Certificates <name>.pem and keys <name>.key; keys have mode 0600. ca.key only issues certificates: for a",
+        "# cluster of several machines, store it elsewhere.",
         "[tls]",
         f'authority = "{TLS_NAME}/{AUTHORITY_NAME}.pem"',
         f'certificates = "{TLS_NAME}"',
         "",
-        "# Who may come without a certificate, as the account that he is: by a gateway, a service on the machine, or",
-        "# by MUNGE. operators: accounts, and groups as %group. Where all replicas are on one machine, its founder is",
-        f"# an operator through {LOCAL_GATEWAY}, of `forebay cluster up` or the service "
-        f"forebay-gateway@{LOCAL_GATEWAY}.",
+        "# Accounts that may authenticate without a certificate, by a gateway (a service on the machine) or MUNGE.",
+        "# operators: accounts, and groups as %group. If all replicas are on one machine, the account that created the",
+        f"# cluster is an operator through {LOCAL_GATEWAY}, which `forebay cluster up` or",
+        f"# forebay-gateway@{LOCAL_GATEWAY} runs.",
         "[access]",
         *_access_lines(founding),
         "",
@@ -323,7 +329,7 @@ def render(founding: Founding, cluster_id: str) -> str:
         f"election_max_ms = {timing.election_max_ms}",
         f"heartbeat_ms = {timing.heartbeat_ms}",
         "",
-        "# Directories that jobs may stage in from and stage out to; %u is the job's user. None: staging is refused.",
+        "# Directories that jobs may stage in from and stage out to; %u is the user. If empty, staging is rejected.",
         "[staging]",
         f"sources = [{', '.join(quote(str(root)) for root in founding.source_roots)}]",
         f"destinations = [{', '.join(quote(str(root)) for root in founding.destination_roots)}]",
@@ -337,7 +343,7 @@ def render(founding: Founding, cluster_id: str) -> str:
 
 
 def _access_lines(founding: Founding) -> list[str]:
-    # A service has the directory of its unit for its socket, and nobody is an operator of machines that he named.
+    # A service uses its unit's directory for the socket, and no account becomes operator of the named hosts.
     lines = [] if founding.named or founding.owner is not None else [f"socket = {quote(GATEWAY_SOCKET)}"]
     founders = [founding.founder] if founding.founder and not founding.named else []
     if founders:
@@ -346,18 +352,18 @@ def _access_lines(founding: Founding) -> list[str]:
     if founding.accounts != "switch":
         users = dict.fromkeys((*founding.users, *founders))
         names = ", ".join(map(quote, users or (OPERATOR_NAME,)))
-        lines.append(f"users = [{names}]  # jobs run as the agent's account: whoever may submit has what that has")
+        lines.append(f"users = [{names}]  # jobs run as the agent's account: users have its permissions")
     return lines
 
 
 def quote(text: str) -> str:
-    """Return `text` as a TOML basic string."""
+    """Quote `text` as a TOML basic string."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped) + '"'
 
 
 def replica_hosts(peer: Address, api: Address) -> Sequence[str]:
-    """Return the hosts that a replica's certificate must name; on loopback it may be called localhost too."""
+    """Return the hosts for a replica's certificate, on loopback including localhost."""
     hosts = [peer.host, api.host]
     if peer.is_loopback and api.is_loopback:
         hosts += ["localhost", "127.0.0.1", "::1"]
@@ -379,10 +385,10 @@ def _write_certificates(directory: Path, founding: Founding, cluster_id: str, cl
     return authority
 
 
-def _hand_over(tls: Path, data: Path, founding: Founding, owner: Owner) -> None:
-    """Give the replicas' keys and directories to the account that they run as; what else there is stays the founder's.
+def _hand_over(tls: Path, data: Path, founding: Founding, owner: FileOwner) -> None:
+    """Give the replicas' keys and directories to the account they run as; the rest stays the founder's.
 
-    Its group may look into the directory of keys: each key in it is for its own owner alone.
+    Its group may list the directory of keys; each key is readable only by its owner.
     """
     os.chown(tls, -1, owner.group_id)
     tls.chmod(SHARED_DIRECTORY_MODE)
@@ -392,7 +398,7 @@ def _hand_over(tls: Path, data: Path, founding: Founding, owner: Owner) -> None:
 
 
 def hosts_of(founding: Founding) -> dict[str, tuple[str, ...]]:
-    """Return the hosts of a cluster whose replicas are named, with the replicas and agents of each."""
+    """Return the hosts of a cluster with named replicas, with the replicas and agents of each."""
     found: dict[str, tuple[str, ...]] = {}
     for name, host in (*founding.named, *founding.nodes):
         found[host] = (*found.get(host, ()), name)
@@ -400,7 +406,7 @@ def hosts_of(founding: Founding) -> dict[str, tuple[str, ...]]:
 
 
 def _write_bundle(scratch: Path, bundle: Path, host: str, founding: Founding) -> None:
-    """Write all that one host needs, and no key of another; what to type there stands in it, too."""
+    """Write the files that one host needs, with no other host's key, and the commands to type there."""
     make_private_directory(bundle / TLS_NAME)
     shutil.copy2(scratch / CONFIG_NAME, bundle / CONFIG_NAME)
     shutil.copy2(scratch / TLS_NAME / f"{AUTHORITY_NAME}.pem", bundle / TLS_NAME)
@@ -413,7 +419,7 @@ def _write_bundle(scratch: Path, bundle: Path, host: str, founding: Founding) ->
 
 
 def guide_of(host: str, founding: Founding) -> str:
-    """Return what to type on a host once its bundle is in /etc/forebay there; for services it is a script, for root."""
+    """Return the commands to type on a host with its bundle in /etc/forebay; for services, a script for root."""
     names = hosts_of(founding)[host]
     lines = _service_guide(host, names, founding) if founding.account else _guide(host, names, founding)
     return "\n".join((*lines, ""))
@@ -435,7 +441,7 @@ def _service_guide(host: str, names: tuple[str, ...], founding: Founding) -> Ite
     yield f"# On {host}, as root, once, with the packages installed and this directory as /etc/forebay:"
     yield "set -e"
     yield "cd /etc/forebay"
-    # Clients believe the owner of the file, and everybody reads it.
+    # Clients trust the owner of the file, and every user may read it.
     yield f"chown -R root: . && chmod 755 . && chmod 644 {CONFIG_NAME}"
     if replicas:
         assert founding.data is not None
@@ -450,9 +456,9 @@ def _service_guide(host: str, names: tuple[str, ...], founding: Founding) -> Ite
     for name in agents:
         yield f"forebay --config {CONFIG_NAME} cluster check --name {name}"
     units = [f"forebay-controller@{name}" for name in replicas] + [f"forebay-agent@{name}" for name in agents]
-    # Replicas wait for each other, and so would who starts one.
+    # Do not wait: replicas wait for each other to start.
     yield f"systemctl enable --now --no-block {' '.join(units)}"
-    # A replica is told once that it may start without data.
+    # The permission to start without data is granted only once.
     yield f"rm {GUIDE_NAME}"
 
 
@@ -469,7 +475,7 @@ def _scratch(directory: Path, what: str) -> Iterator[Path]:
         try:
             yield scratch
         finally:
-            # What was made is removed, and not what may have its name by now: the directory above may be another's.
+            # Remove the created files by descriptor: another account's directory may have taken the name.
             for name in names_in(opened):
                 try:
                     os.unlink(name, dir_fd=opened)

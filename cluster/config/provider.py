@@ -1,7 +1,7 @@
-"""What one machine's configuration says about the site's burst-buffer provider: [provider] of forebay.toml.
+"""Table [provider] of forebay.toml: provider settings of one machine.
 
-Which provider there is, is agreed (replica.model.configuration); here is where this machine has its programs, and which
-paths that others agree on it runs at all.
+The kind of provider is replicated (replica.model.configuration). This table has the paths of this machine's programs,
+and which of the paths in the replicated configuration it may run.
 """
 
 import os
@@ -17,13 +17,13 @@ from cluster.providers import LOCAL_PROGRAMS_MAX, LOCAL_VARIABLES_MAX, Local
 from replica.model import program_fault
 
 LUA_SCRIPT_NAME: Final = "burst_buffer.lua"
-"""Name of the lua provider's script beside forebay.toml, as Slurm looks for it beside slurm.conf."""
+"""Name of the lua provider's script beside forebay.toml, as Slurm has it beside slurm.conf."""
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
 class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Table [provider]; `Local` says what each key is."""
+    """Table [provider]; `Local` documents its keys."""
 
     lua_script: Text = ""
     get_sys_state: Text = ""
@@ -34,7 +34,7 @@ class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lua_version: Literal["5.1", "5.2", "5.3", "5.4"] = "5.4"
 
     def __post_init__(self) -> None:
-        """Refuse programs that could not be named and variables that cannot be set; InvalidValue."""
+        """Reject invalid programs and variables with InvalidValue."""
         for number, path in enumerate(self.allowed_programs):
             fault = program_fault(path)
             if fault is not None:
@@ -51,9 +51,8 @@ class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_line(value, "environment", name)
 
     def local(self, base: Path, cluster: str) -> Local:
-        """Return where this machine has the provider's programs; paths are relative to `base`.
-
-        `cluster` is the cluster's name.
+        """Return the provider settings of this machine; paths are relative to `base`, `cluster` is the cluster's
+        name.
         """
         return Local(
             lua_script=_program(self.lua_script, base),

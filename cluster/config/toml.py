@@ -1,7 +1,7 @@
-"""TOML files decoded into structs, and each mistake in them as file, line, column, key and remedy.
+"""TOML files decoded into structs, with errors that name file, line, column, key and remedy.
 
-msgspec decodes, and the structs forbid unknown keys: a key that is ignored is one that a misspelling silently turns off
-(hazard H22). What stands here is what msgspec does not say: where in the text a key is, and what would be right.
+msgspec decodes and the structs forbid unknown keys: an ignored key could silently disable a setting by a typing error
+(hazard H22). This module adds the position in the text and the remedy.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from cluster.system import Address, AddressError
 from replica.values import SizeError, parse_size
 
 TEXT_CHARACTERS_MAX: Final = 16 * 1024
-"""Characters of a text: a path has at most 4,096 bytes, a variable for a site's programs may have more."""
+"""Characters of a string: a path has at most 4,096 bytes, a variable for a site's programs may have more."""
 
 INTEGER_MAX: Final = 2**63 - 1
-"""Largest integer that messages repeat: TOML's own bound, which tomllib does not keep."""
+"""Largest integer repeated in messages: TOML's limit, which tomllib does not enforce."""
 
 SHOWN_CHARACTERS_MAX: Final = 60
-"""Characters of a key or value that a message repeats."""
+"""Characters of a key or value repeated in a message."""
 
 NOBODYS: Final = -1
-"""User ID of no account: of a text that was not read from a file."""
+"""User ID of a text that was not read from a file."""
 
 KeyPath = tuple[str | int, ...]
-"""Keys, and positions in lists from 0, that lead to a value: `("replica", 1, "peer")` is `replica[2].peer`."""
+"""Keys, and list positions from 0, that lead to a value: `("replica", 1, "peer")` is `replica[2].peer`."""
 
 _ONE_LINE: Final = "a non-empty text of one line"
 _KINDS: Final[tuple[tuple[type, str], ...]] = (
@@ -45,13 +45,13 @@ _KINDS: Final[tuple[tuple[type, str], ...]] = (
     (dict, "a table"),
 )
 
-# Only errors need these: `re` compiles them when they are used, since every command pays for what an import does.
+# Used only for errors: `re` compiles them on first use, because every command pays for work at import.
 _BARE_KEY: Final = r"[A-Za-z0-9_-]+"
 _ERROR_PATH: Final = r" - at `\$([^`]*)`\Z"
 _STEP: Final = r"\.([^.\[]+)|\[([0-9]+)\]"
 _TOML_PLACE: Final = r" \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)\Z"
 
-# A string that is not closed reaches to the end of its line or of the text: a part of a file is scanned in linear time.
+# An unclosed string extends to the end of its line or the text, so that a partial file is scanned in linear time.
 _TOKEN: Final = r'''(?xs)
     (?P<blank>[ \t\r]+|\#[^\n]*)
     |(?P<word>"""(?:\\.?|[^\\])*?(?:"""(?!")|\Z) | \'\'\'.*?(?:\'\'\'(?!\')|\Z) | "(?:\\.|[^"\\\n])*"? | '[^'\n]*'?
@@ -72,26 +72,26 @@ else:
             return True
 
     class Written(Generic[_T], metaclass=_Open):
-        """Field that is written in a form of its own (`_DECODERS`) and is a `_T` afterwards.
+        """Field with a textual form of its own (`_DECODERS`) that becomes a `_T`.
 
-        msgspec asks its hook about such a class only, and takes as its instance whatever the hook returns.
+        msgspec calls its hook only for such a class and accepts any result as its instance.
         """
 
 
 Size = NewType("Size", int)
-"""Bytes, written as a text with a suffix or as a whole number."""
+"""Bytes, written as a string with a suffix or as an integer."""
 
 
 Bytes = Annotated[Written[Size], Meta(title="a size", examples=["96MiB"])]
 Text = Written[str]
-"""One line that is not empty; a default may be."""
+"""Non-empty line of text; a default may be empty."""
 
 
 class ConfigError(Exception):
-    """Configuration that cannot be used.
+    """The configuration is invalid.
 
-    It names `file`, `line` and `column` (from 1; 0 where no text is to blame), `key` (a path like `replica[2].peer`),
-    what was found (`sentence`), what would be right (`remedy`).
+    Names `file`, `line` and `column` (from 1; 0 if no text is at fault), `key` (such as `replica[2].peer`), the fault
+    (`sentence`) and the `remedy`.
     """
 
     def __init__(self, file: Path, key: str, sentence: str, remedy: str, line: int = 0, column: int = 0) -> None:
@@ -108,7 +108,7 @@ class ConfigError(Exception):
 
 
 class InvalidValue(ValueError):
-    """Value of the right kind that cannot be, raised in `__post_init__`; `key` leads to it from the struct's table."""
+    """Value of the right type but not permitted, raised in `__post_init__`; `key` is relative to the struct's table."""
 
     def __init__(self, sentence: str, remedy: str, *key: str | int) -> None:
         super().__init__(f"{sentence}; {remedy}")
@@ -118,23 +118,31 @@ class InvalidValue(ValueError):
 
 
 class Document:
-    """One TOML file: its text, its values, and errors that name their place in it."""
+    """TOML file with its text and values, which reports errors with their position."""
 
     def __init__(self, file: Path, text: str, owner_uid: int = NOBODYS) -> None:
-        """Parse the text; ConfigError where it is not TOML."""
+        """Parse the text.
+
+        Raises:
+            ConfigError: The text is not TOML.
+        """
         self._file = file
         self.owner_uid: Final = owner_uid
-        """User ID of the owner of the file when it was read."""
+        """User ID of the file's owner when it was read."""
         self._text = text
         try:
             self._values = tomllib.loads(text)
-        # A plain ValueError is Python's bound on the digits of a number.
+        # Python raises a plain ValueError for numbers with too many digits.
         except (ValueError, RecursionError) as error:
             raise self._not_toml(error) from error
 
     @classmethod
     def load(cls, file: Path, *, bytes_max: int) -> Document:
-        """Read and parse a file of at most `bytes_max` bytes; ConfigError."""
+        """Read and parse a file of at most `bytes_max` bytes.
+
+        Raises:
+            ConfigError: The file cannot be read or is not TOML.
+        """
         try:
             with file.open("rb") as stream:
                 owner_uid = os.fstat(stream.fileno()).st_uid
@@ -156,21 +164,25 @@ class Document:
             raise ConfigError(file, "", sentence, "save the file as UTF-8", *place) from error
 
     def decode(self, kind: type[_T]) -> _T:
-        """Return the values as the struct `kind`; ConfigError for the first that it does not take."""
+        """Decode the values into the struct `kind`.
+
+        Raises:
+            ConfigError: A value is invalid; the error is for the first one.
+        """
         try:
             return msgspec.convert(self._values, kind, dec_hook=_decode)
         except msgspec.ValidationError as error:
             raise self._explain(error, kind) from error
 
-    def taken(self, kind: type[_T]) -> _T | None:
-        """Return the values as the struct `kind`; None where it does not take them."""
+    def try_decode(self, kind: type[_T]) -> _T | None:
+        """Decode the values into the struct `kind`; return None if they are invalid."""
         try:
             return msgspec.convert(self._values, kind, dec_hook=_decode)
         except msgspec.ValidationError:
             return None
 
     def refuse(self, path: KeyPath, sentence: str, remedy: str, *, at: KeyPath | None = None) -> ConfigError:
-        """Return the error for the value at `path`, to be raised; `at`: where the text is, if that is elsewhere."""
+        """Return the error for the value at `path`; `at` gives its position in the text if different."""
         place = _line_and_column(self._text, _find(self._text, path if at is None else at))
         return ConfigError(self._file, key_text(path), sentence, remedy, *place)
 
@@ -199,7 +211,7 @@ class Document:
     def _explain(self, error: msgspec.ValidationError, kind: type) -> ConfigError:
         root = inspect.type_info(kind)
         assert isinstance(root, inspect.StructType)
-        # First these: an unknown key among them may be spelt so that msgspec's message seems to end in a path.
+        # Check keys first: an unknown key could make msgspec's message look as if it ended in a path.
         refusal = self._explain_keys((), root, self._values, root)
         if refusal is not None:
             return refusal
@@ -230,10 +242,10 @@ class Document:
         known = {field.encode_name: field for field in table.fields}
         missing = [name for name, field in known.items() if field.required and name not in values]
         for key in (key for key in values if key not in known):
-            # Half of it suffices: `id` has two letters.
+            # Cutoff for short keys: `id` has only two letters.
             (resembled,) = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5) or ("",)
             if resembled in missing:
-                sentence = f"the key is missing (found {_shown(key)} instead)"
+                sentence = f"the key is missing (found {_display_value(key)} instead)"
                 remedy = _Form(known[resembled].type).remedy((*path, resembled))
                 return self.refuse((*path, resembled), sentence, remedy, at=(*path, key))
             homes = _headers_with(root, key)
@@ -248,7 +260,7 @@ class Document:
 
 
 class _Form:
-    """What may be written in one place: its type, and what the struct notes about it (`Meta`)."""
+    """Type of a value, with its metadata in the struct (`Meta`)."""
 
     def __init__(self, kind: inspect.Type) -> None:
         self.notes: dict[str, Any] = {}
@@ -261,7 +273,7 @@ class _Form:
         self.kind = kind
 
     def inside(self, name: str | None) -> _Form | None:
-        """Return what may be written under a key, or in a list (None); None where nothing may."""
+        """Return the type below a key, or of list elements (None); None if there is none."""
         if isinstance(self.kind, inspect.StructType):
             return next((_Form(field.type) for field in self.kind.fields if field.encode_name == name), None)
         return _Form(self.kind.item_type) if isinstance(self.kind, inspect.VarTupleType) and name is None else None
@@ -288,21 +300,21 @@ class _Form:
         return f'write {title}, for example {key} = "{example}"' if title else f'write {key} = "{example}"'
 
     def explain(self, path: KeyPath, value: Any) -> tuple[str, str]:
-        """Return what is wrong with a value, and the remedy."""
+        """Return the fault of a value, and the remedy."""
         remedy = self.remedy(path)
         match self.kind, value:
             case inspect.VarTupleType(max_length=most), list():
                 things = "tables" if remedy.startswith("write tables") else "entries"
                 return f"found {len(value)} {things}", f"at most {most} are possible"
             case inspect.IntType(), int() if not isinstance(value, bool):
-                return f"found {_shown(value)}", remedy
+                return f"found {_display_value(value)}", remedy
             case inspect.LiteralType(values=values), str():
-                return f"found {_shown(value)}", remedy + near(value, tuple(map(str, values)))
+                return f"found {_display_value(value)}", remedy + near(value, tuple(map(str, values)))
         return f"found {_kind(value)}", remedy
 
 
 def near(word: str, known: tuple[str, ...]) -> str:
-    """Return ` (did you mean …?)` where one of `known` resembles `word`, else nothing."""
+    """Return ` (did you mean …?)` if a known word is similar, otherwise ""."""
     import difflib
 
     found = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
@@ -310,18 +322,22 @@ def near(word: str, known: tuple[str, ...]) -> str:
 
 
 def key_text(path: KeyPath) -> str:
-    """Return a path as errors name it: positions count from 1, and a key is quoted where TOML would want that."""
+    """Format a path for errors: positions count from 1, and keys are quoted where TOML requires it."""
     text = ""
     for step in path:
         if isinstance(step, int):
             text += f"[{step + 1}]"
         else:
-            text += ("." if text else "") + (step if re.fullmatch(_BARE_KEY, step) else _shown(step))
+            text += ("." if text else "") + (step if re.fullmatch(_BARE_KEY, step) else _display_value(step))
     return text
 
 
 def check_line(value: object, *key: str | int) -> str:
-    """Return a value that is a text as `Text` is; InvalidValue for `key`."""
+    """Check that a value is a single line, as for `Text`, and return it.
+
+    Raises:
+        InvalidValue: It is not; the error is for `key`.
+    """
     if not isinstance(value, str) or not value or "\x00" in value or "\n" in value:
         raise InvalidValue(f"found {_kind(value)}", f"write {_ONE_LINE}", *key)
     if len(value) > TEXT_CHARACTERS_MAX:
@@ -333,13 +349,13 @@ def _size(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError
     if isinstance(value, int) and abs(value) > INTEGER_MAX:
-        raise InvalidValue(f"found {_shown(value)}", f"write at most {INTEGER_MAX} bytes")
+        raise InvalidValue(f"found {_display_value(value)}", f"write at most {INTEGER_MAX} bytes")
     return parse_size(str(value))
 
 
 def _name(text: str) -> str:
     if not is_name(text):
-        raise InvalidValue(f"found {_shown(text)}", NAME_RULE)
+        raise InvalidValue(f"found {_display_value(text)}", NAME_RULE)
     return text
 
 
@@ -353,7 +369,12 @@ def _from_text(read: Callable[[str], object]) -> Callable[[object], object]:
 
 
 def _decode(form: Any, value: object) -> object:
-    """Read a value of a type that TOML does not have; ValueError, or TypeError for one of a kind that it never is."""
+    """Convert a value of a type that TOML lacks.
+
+    Raises:
+        ValueError: The value is invalid.
+        TypeError: The value has the wrong type.
+    """
     return _DECODERS[(get_args(form) or (form,))[0]](value)
 
 
@@ -364,11 +385,11 @@ _DECODERS: Final[dict[Any, Callable[[Any], object]]] = {
     Path: _from_text(Path),
     Address: _from_text(Address.parse),
 }
-"""Readers of the values whose types TOML does not have, by type."""
+"""Converters of the types that TOML lacks."""
 
 
 def _headers_with(root: inspect.StructType, key: str) -> list[str]:
-    """Return the headers of the tables that have this key."""
+    """Return the headers of the tables with this key."""
     found = []
     for field in root.fields:
         form, header = _Form(field.type), f"[{field.encode_name}]"
@@ -382,24 +403,24 @@ def _headers_with(root: inspect.StructType, key: str) -> list[str]:
 def _kind(value: object) -> str:
     for kind, phrase in _KINDS:
         if isinstance(value, kind):
-            return phrase if isinstance(value, (list, dict)) else f"{phrase} ({_shown(value)})"
-    return _shown(value)
+            return phrase if isinstance(value, (list, dict)) else f"{phrase} ({_display_value(value)})"
+    return _display_value(value)
 
 
-def _shown(value: object) -> str:
-    # Python refuses to write a number of thousands of digits, which may be read in hexadecimal.
+def _display_value(value: object) -> str:
+    # Python refuses to format a number with thousands of digits, which may come from hexadecimal.
     if isinstance(value, int) and abs(value) > INTEGER_MAX:
         return "a number of more than 63 bits"
     return f"{value!r:.{SHOWN_CHARACTERS_MAX}}"
 
 
 def _line_and_column(text: str, offset: int) -> tuple[int, int]:
-    """Return the place of a character, both from 1."""
+    """Return line and column of an offset, both from 1."""
     return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
 
 
 def _find(text: str, path: KeyPath) -> int:
-    """Return where the key, table or list element at `path` begins, or what is nearest around it."""
+    """Return the offset of the key, table or list element at `path`, or of the nearest enclosing one."""
     nearest, depth = 0, 0
     for found, offset in _keys(text):
         if found[: len(path)] == path:
@@ -410,12 +431,12 @@ def _find(text: str, path: KeyPath) -> int:
 
 
 def _keys(text: str) -> Iterator[tuple[KeyPath, int]]:
-    """Yield each key, table header and list element of a TOML text with its offset, in the order of the text."""
+    """Yield each key, table header and list element of a TOML text with its offset, in order."""
     base: KeyPath = ()  # of the last header
-    rows: dict[KeyPath, int] = {}  # tables [[…]]: the position of the last one
-    path: KeyPath = ("",)  # of the value that follows, or of the element of a list
-    around: list[KeyPath] = []  # lists and inline tables that are open
-    names: list[str] = []  # of the key that is being read
+    rows: dict[KeyPath, int] = {}  # position of the last row of each table [[…]]
+    path: KeyPath = ("",)  # of the next value or list element
+    around: list[KeyPath] = []  # open lists and inline tables
+    names: list[str] = []  # of the current key
     start, brackets, in_key = 0, 0, True
     for token in re.finditer(_TOKEN, text):
         kind, word, offset = token.lastgroup, token.group(), token.start()
@@ -448,9 +469,10 @@ def _keys(text: str) -> Iterator[tuple[KeyPath, int]]:
 
 
 def redact(text: str, table: KeyPath, instead: str) -> str:
-    """Return a TOML text with `instead` for each text in the table at this path.
+    """Replace each string in the table at this path by `instead`, and return the TOML text.
 
-    ValueError where a value of the table would still be there.
+    Raises:
+        ValueError: A value of the table would remain.
     """
     done, kept = 0, []
     for path, offset in _keys(text):
@@ -466,7 +488,7 @@ def redact(text: str, table: KeyPath, instead: str) -> str:
     for key in table:
         found = found.get(key, {})
     if any(value != instead for value in found.values()):
-        raise ValueError(f"the values of {key_text(table)} cannot be told from the rest")
+        raise ValueError(f"the values of {key_text(table)} cannot be located")
     return redacted
 
 
@@ -483,7 +505,7 @@ def _header(names: list[str], rows: dict[KeyPath, int], *, is_row: bool) -> KeyP
 
 
 def _names(word: str) -> list[str]:
-    """Return the names in one word of a key: one that is quoted, or several with dots between them."""
+    """Return the names in one word of a key: a quoted one, or several separated by dots."""
     if word[0] not in "\"'":
         return [name for name in word.split(".") if name]
     try:

@@ -1,6 +1,6 @@
-"""The tables `[[witness]]` and `[checkpoints]`: who is asked to cosign checkpoints, and how many must have.
+"""Tables `[[witness]]` and `[checkpoints]`: witnesses that cosign checkpoints, and how many are required.
 
-They are a replica's own, as where it is reached: write the same for each of them. Whoever leads asks.
+They are not replicated: write the same for each replica. The leader sends the requests.
 """
 
 import re
@@ -17,33 +17,33 @@ from cluster.security.proofs import COSIGNATURE_KEY, NoteRefused, VerifierKey, p
 from cluster.system import Address
 
 WITNESSES_MAX: Final = 16
-"""Witnesses of a cluster, count: a note has room for their lines beside those of nine replicas."""
+"""Witnesses of a cluster, count: a note has space for their lines and those of nine replicas."""
 
 URL_CHARACTERS_MAX: Final = 1024
 HTTPS_PORT: Final = 443
 
-# No user, no query, no fragment: nothing that would have to be kept secret, or that an answer would depend on.
+# No user, query or fragment: nothing secret, and nothing that changes the answer.
 _URL: Final = r"https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~/-]*)?"
 
 
 class WitnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One witness: its name for people, where it is asked, and the key that its cosignatures are verified with."""
+    """Witness: its display name, its address, and the key that verifies its cosignatures."""
 
     name: Annotated[Written[Name], Meta(examples=["security"])]
     url: Annotated[Text, Meta(examples=["https://witness.example.org:7600"])]
-    """Its submission prefix; `/add-checkpoint` is added."""
+    """Submission prefix, to which `/add-checkpoint` is added."""
     key: Annotated[Text, Meta(examples=["what `forebay audit witness key` printed"])]
     authority: Path | None = None
-    """Who issued its certificate; None: one of those that the system knows."""
+    """Issuer of its certificate; None for the system's authorities."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be asked, or believed; InvalidValue."""
+        """Reject an invalid key or address with InvalidValue."""
         try:
             if parse_key(self.key).kind != COSIGNATURE_KEY:
                 raise NoteRefused("it is the key of a log")
         except NoteRefused as error:
             remedy = "write the line that `forebay audit witness key` printed"
-            raise InvalidValue(f"this is no key of a witness: {error}", remedy, "key") from error
+            raise InvalidValue(f"this is not a witness key: {error}", remedy, "key") from error
         force_setattr(self, "url", self.url.rstrip("/"))
         sentence = _fault(self.url)
         if sentence:
@@ -52,23 +52,27 @@ class WitnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def verifier(self) -> VerifierKey:
-        """The key, parsed."""
+        """Parsed key."""
         return parse_key(self.key)
 
 
 class CheckpointsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint must have to be called witnessed."""
+    """Requirements of a witnessed checkpoint."""
 
     witnesses_needed: Annotated[int, Meta(ge=0, le=WITNESSES_MAX)] = 0
-    """Witnesses that must have cosigned it, count; 0, which need not be written: a majority of those that there are."""
+    """Required cosignatures, count; 0, the default, means a majority of the witnesses."""
 
-    def needed(self, witnesses: int) -> int:
-        """Return how many of so many must have cosigned; 0 where there are none."""
+    def required_cosignatures(self, witnesses: int) -> int:
+        """Return the required cosignatures for this number of witnesses; 0 if there are none."""
         return self.witnesses_needed or (witnesses // 2 + 1 if witnesses else 0)
 
 
 def check_witnesses(document: Document, witnesses: tuple[WitnessConfig, ...], checkpoints: CheckpointsConfig) -> None:
-    """Refuse a witness that is there twice, and more that are needed than there are; ConfigError."""
+    """Check that witnesses are unique and enough for the required number.
+
+    Raises:
+        ConfigError: A witness is listed twice, or too many are required.
+    """
     for field in ("name", "url", "key"):
         taken: dict[str, int] = {}
         for number, one in enumerate(witnesses):
@@ -83,8 +87,8 @@ def check_witnesses(document: Document, witnesses: tuple[WitnessConfig, ...], ch
 
 
 def _fault(text: str) -> str:
-    """Return what is wrong with where a witness is asked, or nothing."""
-    sentence = f"found {text!r:.60}, which is no prefix of HTTPS"
+    """Return the fault of a witness's address, or ""."""
+    sentence = f"found {text!r:.60}, which is not an HTTPS prefix"
     if len(text) > URL_CHARACTERS_MAX or re.fullmatch(_URL, text) is None:
         return sentence
     try:
@@ -93,5 +97,5 @@ def _fault(text: str) -> str:
     except ValueError:
         return sentence
     if not host or (url.scheme == "http" and not Address(host, port).is_loopback):
-        return f"{host!r} is another machine, and what it answers could be anybody's" if host else sentence
+        return f"{host!r} is another machine, whose answers could be forged without HTTPS" if host else sentence
     return ""

@@ -1,7 +1,8 @@
-"""External providers: who performs a cluster's burst-buffer operations where that is not Forebay itself.
+"""External providers of burst-buffer operations, for clusters where Forebay does not perform them itself.
 
-A provider is a row of facts (replica.model.provider) and a module of its name here. Nothing heavy is imported with
-this face, because workers must start fast."""
+A provider has a row in replica.model.provider and a module of the same name here. Heavy imports are avoided in this
+public API, because workers must start fast.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,12 @@ from replica.model import NATIVE, PROVIDERS, Provision
 
 
 def provider_for(provision: Provision, local: Local, clock: Clock) -> Provider:
-    """Return the provider that the site's configuration names; OperationError for one that does not exist."""
+    """Return the provider named in the site's configuration.
+
+    Raises:
+        OperationError: There is no such provider.
+    """
     if provision.provider == NATIVE or provision.provider not in PROVIDERS:
-        raise OperationError("process", f"there is no provider {provision.provider!r}", final=True)
+        raise OperationError("process", f"the provider {provision.provider!r} does not exist", final=True)
     made: Provider = importlib.import_module(f"{__name__}.{provision.provider}").PROVIDER(provision, local, clock)
     return made

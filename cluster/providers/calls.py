@@ -1,9 +1,9 @@
-"""Asking a provider from a replica: in worker processes, never in the loop, a bounded number at once.
+"""Provider calls from a replica, in worker processes, with limited concurrency.
 
-A worker takes one question at a time and is kept for the next, so that a question costs about ten milliseconds and not
-the start of an interpreter. Whatever goes wrong with a worker, it is ended and its question fails.
+A worker handles one request at a time and is kept for the next, so that a request costs about ten milliseconds instead
+of the start of an interpreter. If anything goes wrong, the worker is ended and its request fails.
 
-The leader asks for the pools every 30 seconds, as in Slurm; a command follows only where something changed.
+The leader requests the pools every 30 seconds, as Slurm does, and issues a command only for changes.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from replica.state import State
 logger = logging.getLogger(__name__)
 
 WORKER_SLACK_S: Final = 10.0
-"""What a worker may take beside the time of its call, seconds: its start, and ending what does not want to end."""
+"""Seconds a worker may take beyond its call: to start, and to kill a call that does not end."""
 
 WORKER_GRACE_S: Final = 5.0
-"""Seconds that a worker has between SIGTERM and SIGKILL: it ends its call and removes a directory."""
+"""Seconds between SIGTERM and SIGKILL of a worker: it ends its call and removes a directory."""
 
 _TREE: Final = str(Path(__file__).resolve().parents[2])
-"""What the package was imported from: workers are started from there too."""
+"""Directory that the package was imported from, and from which workers are started."""
 
 _PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED", *VARIABLES)
 
 
 class TooManyCalls(Exception):
-    """As many questions as may wait are waiting; nothing was asked."""
+    """The queue of waiting requests is full; nothing was requested."""
 
 
-class Calls:
-    """The workers of one replica."""
+class ProviderCalls:
+    """Worker processes of one replica."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without workers."""
         self._turn = asyncio.Semaphore(CALLS_MAX)
         self._waiting = 0
         self._idle: list[asyncio.subprocess.Process] = []
@@ -65,9 +65,11 @@ class Calls:
         self._closed = False
 
     async def ask(self, request: CallRequest, timeout_s: float) -> CallAnswer:
-        """Return the provider's answer; OperationError with what failed, TooManyCalls if nothing could be asked.
+        """Return the provider's answer. `timeout_s` limits the call itself and is enforced by the worker.
 
-        `timeout_s` is the time of the call itself, which its worker keeps.
+        Raises:
+            OperationError: The call failed.
+            TooManyCalls: The queue is full.
         """
         data = msgspec.json.encode(request)
         if len(data) > REQUEST_BYTES_MAX:
@@ -82,14 +84,14 @@ class Calls:
         finally:
             self._waiting -= 1
         try:
-            answer = await self._asked(request, data, timeout_s + WORKER_SLACK_S)
+            answer = await self._call_worker(request, data, timeout_s + WORKER_SLACK_S)
         finally:
             self._turn.release()
         if answer.failed:
             raise OperationError(answer.operation, answer.failed)
         return answer
 
-    async def _asked(self, request: CallRequest, data: bytes, timeout_s: float) -> CallAnswer:
+    async def _call_worker(self, request: CallRequest, data: bytes, timeout_s: float) -> CallAnswer:
         worker: asyncio.subprocess.Process | None = None
         fine = False
         try:
@@ -113,7 +115,7 @@ class Calls:
                 if fine and len(self._idle) < CALLS_IDLE_MAX and not self._closed:
                     self._idle.append(worker)
                 else:
-                    # Shielded: whoever asked may be gone, and the worker has to go all the same.
+                    # Shielded, because the worker must end even if the caller was cancelled.
                     await asyncio.shield(self._end(worker))
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -139,25 +141,25 @@ class Calls:
         try:
             await asyncio.wait_for(worker.wait(), WORKER_GRACE_S)
         except TimeoutError:
-            logger.error("a provider's worker does not end and is killed")
+            logger.error("a provider worker did not end; killing it")
             with contextlib.suppress(ProcessLookupError):
                 worker.kill()
             await worker.wait()
         self._all.discard(worker)
 
     async def close(self) -> None:
-        """End every worker, and with them what they ask."""
+        """End every worker with its call."""
         self._closed = True
         self._idle.clear()
         await asyncio.gather(*(self._end(worker) for worker in list(self._all)))
 
 
 class PoolWatch:
-    """Asks the provider of the cluster for its pools while this replica leads."""
+    """Requests the cluster's pools from the provider while this replica leads."""
 
     def __init__(
         self,
-        calls: Calls,
+        calls: ProviderCalls,
         local: Local,
         *,
         state: Callable[[], State],
@@ -165,7 +167,7 @@ class PoolWatch:
         submit: Callable[[Request], object],
         clock: Clock,
     ) -> None:
-        """`submit` queues a command of the leader's own."""
+        """Use `submit` to queue commands of the leader's own."""
         self._calls = calls
         self._local = local
         self._state = state
@@ -177,10 +179,10 @@ class PoolWatch:
         self._task: asyncio.Task[None] | None = None
         self._logged = ""
         self._foreign: dict[str, int] = {}
-        """What others used of each pool when that was last logged."""
+        """Usage by others of each pool, as last logged."""
 
     def poll(self) -> None:
-        """Ask if it is time; return at once. Called often."""
+        """Start a request if one is due; return at once. Called frequently."""
         state = self._state()
         provision = provision_of(state)
         if not self._leads() or provision is None:
@@ -197,7 +199,7 @@ class PoolWatch:
         self._task = asyncio.get_running_loop().create_task(self._ask(provision), name="pools")
 
     def stop(self) -> None:
-        """Give up what is under way: somebody else leads, or the replica stops."""
+        """Abandon the current request, because another replica leads or this one stops."""
         if self._task is not None:
             self._task.cancel()
         self._task, self._asked = None, None
@@ -208,7 +210,7 @@ class PoolWatch:
             request = CallRequest(operation="pools", provision=provision, local=self._local)
             answer = await self._calls.ask(request, provision.other_timeout_s)
         except (OperationError, TooManyCalls) as error:
-            message = f"the pools of the provider {provision.provider} are not known: {error}"
+            message = f"the pools of provider {provision.provider} are unavailable: {error}"
             if message != self._logged:
                 logger.warning("%s", message)
             self._logged = message
@@ -221,12 +223,12 @@ class PoolWatch:
         for command in changes(state, answer.pools):
             try:
                 self._submit(Request(b"", CONTROLLER, command))
-            except Exception as error:  # a full queue or a lost lead: asked again in 30 s
-                logger.info("a pool is not changed: %s", error)
+            except Exception as error:  # full queue or lost leadership: retried in 30 s
+                logger.info("a pool cannot be updated, retrying: %s", error)
                 return
 
     def _log_foreign(self, before: State, after: State, reports: tuple[PoolReport, ...]) -> None:
-        """Log what others use of the pools, where that has changed."""
+        """Log usage of the pools by others, if it changed."""
         foreign = foreign_bytes(before, after, reports)
         if foreign == self._foreign:
             return
@@ -234,17 +236,18 @@ class PoolWatch:
         for name, size in sorted(foreign.items()):
             unit, drained = unit_in(after.pools, name), after.pools[name].out_of_service_bytes
             logger.warning(
-                "the provider says that at least %s of the pool %s is used by others than this cluster's jobs, whose "
-                "setup may fail for want of it: `forebay pool drain %s %s` keeps it out of their reach",
+                "the provider reports that others use at least %s of pool %s, so setups of jobs may fail; "
+                "`forebay pool drain %s %s` withholds that amount from jobs",
                 *(format_amount(size, unit), name, name, format_amount(drained + size, unit)),
             )
 
 
 def foreign_bytes(before: State, after: State, reports: tuple[PoolReport, ...]) -> dict[str, int]:
-    """Return what others than this cluster use of each pool at least, by what the provider says is free.
+    """Return the minimum usage of each pool by others, derived from the free capacity the provider reports.
 
-    Everything that its jobs use is held in the state, from before setup to after teardown; what both states around the
-    answer hold of a pool, and what is out of service there, explains so much of what is not free.
+    All capacity of this cluster's jobs is held in the state, from before setup until after teardown. What both states
+    around
+    the request hold, plus capacity out of service, accounts for that much of the used capacity.
     """
     found = {}
     for report in reports:
@@ -259,10 +262,11 @@ def foreign_bytes(before: State, after: State, reports: tuple[PoolReport, ...]) 
 
 
 def changes(state: State, reports: tuple[PoolReport, ...]) -> Iterator[Command]:
-    """Give the commands that make the cluster's pools those that the provider reports: none where they are so already.
+    """Yield the commands that make the cluster's pools match the provider's report; none if they already do.
 
-    A pool that was reported once, to whichever leader, and is missing now is given the quantity 0: nothing is taken
-    from who holds a part of it, and nobody gets more.
+    A pool reported earlier, to any leader, and missing now gets quantity 0: jobs keep their capacity, and no new
+    capacity is
+    granted.
     """
     site = state.site
     first_is_default = provider_facts(site.provider).first_pool_is_default and not (

@@ -1,7 +1,4 @@
-"""Run of a site's command: checked, without a shell, with little of this process's environment; and the log of a call.
-
-The log has one line for one thing, whatever a site's program wrote in it.
-"""
+"""Execution of a site's commands: checked, without a shell, with a minimal environment, and logged line by line."""
 
 from __future__ import annotations
 
@@ -25,27 +22,35 @@ _PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", MARK)
 
 
 class CommandOutput(NamedTuple):
-    """End of a command, and what it printed: standard output, or standard error where that is empty."""
+    """Result of a command: exit code, and standard output, or standard error if that is empty."""
 
     code: int
     text: str
     printed: bytes
 
 
-class Commands:
-    """Runs commands with the environment that the site wants for them."""
+class CommandRunner:
+    """Runs commands with the site's environment."""
 
     def __init__(self, local: Local, clock: Clock) -> None:
-        """`local` says which may be run here, and what is added to PATH, LANG, LC_ALL and TMPDIR of this process."""
+        """Take permitted programs and additional variables from `local`; PATH, LANG, LC_ALL and TMPDIR come from
+        this process.
+        """
         self._local = local
         self._environment = environment_for(local.environment)
         self._clock = clock
 
     def run(self, operation: str, path: str, arguments: Sequence[str], timeout_s: float) -> CommandOutput:
-        """Run it to its end; OperationError if it cannot be run, is over its time or prints without end."""
+        """Run a command to its end.
+
+        Raises:
+            OperationError: It cannot be run or exceeds its time.
+        """
         if not path:
             raise OperationError(
-                operation, "the site's configuration names no program for it; see forebay config show", final=True
+                operation,
+                "the site's configuration names no program for this operation; see forebay config show",
+                final=True,
             )
         try:
             program = check_command(path, self._local)
@@ -53,7 +58,7 @@ class Commands:
             raise OperationError(operation, str(error), final=True) from error
         argv = (os.path.basename(path), *arguments)
         if any("\0" in argument for argument in argv):
-            raise OperationError(operation, "an argument has a NUL character in it", final=True)
+            raise OperationError(operation, "an argument contains a NUL character", final=True)
         try:
             finished = guard.execute(argv, self._environment, timeout_s=timeout_s, clock=self._clock, program=program)
         except OSError as error:
@@ -65,7 +70,11 @@ class Commands:
         return CommandOutput(finished.code, text, finished.printed)
 
     def check(self, operation: str, path: str, arguments: Sequence[str], timeout_s: float) -> CommandOutput:
-        """Run it; OperationError with what it said if its exit code is not 0."""
+        """Run a command.
+
+        Raises:
+            OperationError: Its exit code is not 0; the message has its output.
+        """
         output = self.run(operation, path, arguments, timeout_s)
         if output.code != 0:
             raise failure(operation, path, output)
@@ -73,36 +82,36 @@ class Commands:
 
 
 class CommandProvider(Provider):
-    """A provider whose operations are a site's commands: GetSysState for most, GetSysStatus for the status."""
+    """Provider that runs a site's commands: GetSysState for most operations, GetSysStatus for the status."""
 
     def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
-        """Prepare; nothing is run yet."""
+        """Prepare without running anything."""
         super().__init__(provision, local, clock)
         self._state = local.get_sys_state or provision.get_sys_state
         self._status = local.get_sys_status or provision.get_sys_status
-        self._commands = Commands(local, clock)
+        self._commands = CommandRunner(local, clock)
 
 
 def failure(operation: str, path: str, output: CommandOutput) -> OperationError:
-    """Return the error that a command's end is."""
-    return OperationError(operation, output.text or f"{path} {guard.how(output.code)} and said nothing")
+    """Return the error for a failed command."""
+    return OperationError(operation, output.text or f"{path} {guard.describe_exit(output.code)} without output")
 
 
 def environment_for(site: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """Return the whole environment of a call; `site` is `[provider] environment`."""
+    """Return the complete environment of a call; `site` is `[provider] environment`."""
     return {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | dict(site)
 
 
-def timed_out(timeout_s: float, finished: guard.Finished) -> str:
-    """Return what is said of a call that was over its time, in Slurm's words, and what could not be killed."""
+def timed_out(timeout_s: float, finished: guard.CallResult) -> str:
+    """Return the message for a call that exceeded its time, worded as in Slurm, with unkillable processes."""
     message = f"Timeout @ {round(timeout_s * 1000)} msec"
     if finished.unkillable:
         message += f"; processes {', '.join(map(str, finished.unkillable[:20]))} cannot be killed"
     return message
 
 
-def log_output(what: str, finished: guard.Finished) -> None:
-    """Log the beginning of what a call printed, a line each."""
+def log_output(what: str, finished: guard.CallResult) -> None:
+    """Log the beginning of a call's output, line by line."""
     for stream in (finished.printed, finished.complained):
         for line in stream[:LOGGED_BYTES_MAX].decode("utf-8", "replace").splitlines():
             if line.strip():

@@ -1,6 +1,6 @@
-"""The provider that runs a site's `dw_wlm_cli` and `dwstat`, unmodified.
+"""Provider that runs a site's unmodified `dw_wlm_cli` and `dwstat`.
 
-The words of each command line, and what of its answers counts as success: SLURM-OBSERVED.md, sections 2 and 5.
+SLURM-OBSERVED.md, sections 2 and 5, lists the command lines and which answers mean success.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DIRECTIVES: Final = ("#DW", "#BB")
 
 NO_SESSION: Final = "No matching session"
 NO_TOKEN: Final = "token not found"
-"""What dw_wlm_cli says where there is nothing to do, whatever it exits with."""
+"""Output of dw_wlm_cli if there is nothing to do, whatever its exit code."""
 
 VALID: Final = "job_file_valid True"
 CREATED: Final = "created"
 
 
 class DatawarpProvider(CommandProvider):
-    """A site's DataWarp."""
+    """Provider for a site's DataWarp."""
 
     def process(self, subject: Subject, directory: str) -> str:
         """Run job_process."""
@@ -48,7 +48,7 @@ class DatawarpProvider(CommandProvider):
         return output.printed.decode("utf-8", "replace")
 
     def create_persistent(self, subject: Subject, wanted: CreatePersistent, directory: str) -> None:
-        """Run create_persistent, which must say that it created it."""
+        """Run create_persistent, whose output must confirm the creation."""
         argv = ["--function", "create_persistent", "-c", "CLI", "-t", wanted.name, "-u", str(subject.uid)]
         argv += ["-C", f"{wanted.pool}:{wanted.capacity_bytes}"]
         if wanted.access:
@@ -77,7 +77,7 @@ class DatawarpProvider(CommandProvider):
         self._of_job("data_in", subject, directory, self._provision.stage_in_timeout_s)
 
     def real_size(self, subject: Subject, directory: str) -> int | None:
-        """Run real_size, if the job asked for a capacity; it may say nothing."""
+        """Run real_size if the job requested a capacity; empty output is permitted."""
         if not subject.has_size:
             return None
         argv = ("--function", "real_size", "--token", str(subject.job))
@@ -87,10 +87,10 @@ class DatawarpProvider(CommandProvider):
         try:
             return msgspec.json.decode(output.printed, type=_RealSize).capacity
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise OperationError("real_size", f"the size is not the JSON that is expected: {error}") from error
+            raise OperationError("real_size", f"the size is not valid JSON: {error}") from error
 
     def paths(self, subject: Subject, directory: str) -> tuple[tuple[str, str], ...]:
-        """Run paths and read the file that it filled."""
+        """Run paths and read its path file."""
         _, script = self._scripts(directory, subject)
         path_file = files.make_path_file(directory)
         argv = ("--function", "paths", "--job", script, "--token", str(subject.job), "--pathfile", path_file)
@@ -116,8 +116,6 @@ class DatawarpProvider(CommandProvider):
         """Run teardown."""
         self._teardown("teardown", str(subject.job), subject, hurry, directory)
 
-    # How
-
     def _scripts(self, directory: str, subject: Subject) -> tuple[str, str]:
         return files.write_scripts(directory, subject, DIRECTIVES, self._provision)
 
@@ -130,9 +128,10 @@ class DatawarpProvider(CommandProvider):
         fine: tuple[str, ...] = (),
         begins: str | None = None,
     ) -> CommandOutput:
-        """Run it; OperationError with what it said if its exit code is not 0.
+        """Run a command. It also succeeds if its output contains one of `fine`, or starts with `begins`.
 
-        Not if it says one of `fine`, or what it says `begins` so.
+        Raises:
+            OperationError: Its exit code is not 0; the message has its output.
         """
         output = self._commands.run(operation, self._state, argv, timeout_s)
         said = any(words in output.text for words in fine) or (begins is not None and output.text.startswith(begins))

@@ -1,5 +1,7 @@
-"""The files that one call is given: the job's script, the same with symbols replaced, an empty file for paths, the
-node's name. They lie in a private directory of whoever makes the call."""
+"""Files for a provider call: the job's script, the script with symbols replaced, an empty path file, and the node list.
+
+They are in the caller's private directory.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ PATHS: Final = "path"
 NODES: Final = "client_nids"
 
 NO_ARRAY_TASK: Final = 4294967294
-"""What Slurm writes for `%a` where there is no array: its NO_VAL."""
+"""Value of `%a` for a job without an array in Slurm: its NO_VAL."""
 
 _SYMBOL: Final = re.compile(r"%[%AadjuxbB]|\\\\")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -26,28 +28,27 @@ _RESERVED: Final = "FOREBAY_"
 
 
 def replace_symbols(script: str, subject: Subject, directives: tuple[str, ...]) -> str:
-    """Return the script with the symbols of its directive lines replaced, as the guide's table says.
+    """Replace the symbols in a script's directive lines, as documented for users.
 
-    Directive lines are those at the top, before the first command, that begin with one of `directives`.
+    Directive lines start with one of `directives` and precede the first command.
     """
     lines = script.split("\n")
     for number, line in enumerate(lines):
         if line.strip() and not line.startswith("#"):
             break
         if line.startswith(directives):
-            lines[number] = _replaced(line, subject)
+            lines[number] = _replace_symbols(line, subject)
     return "\n".join(lines)
 
 
 def whole_script(subject: Subject, provider: str, directive: str) -> str:
-    """Return the job's script with every directive in it: those of --bb and --bbf come after its first line, as in
-    Slurm."""
+    """Return the job's script with all directives; those from --bb and --bbf follow its first line, as in Slurm."""
     if not subject.directives:
         return subject.script
     try:
         own = read_request(subject.script, "", "", provider=provider, directive=directive).request
     except DirectiveRefused:
-        own = None  # alone it would be refused; with what came beside it, it was not
+        own = None  # rejected alone, but accepted together with the other directives
     there = [] if own is None else own.text.split("\n")
     missing = [line for line in subject.directives.split("\n") if line and line not in there]
     if not missing:
@@ -57,7 +58,7 @@ def whole_script(subject: Subject, provider: str, directive: str) -> str:
     return "\n".join([*lines[:after], *missing, *lines[after:]])
 
 
-def _replaced(line: str, subject: Subject) -> str:
+def _replace_symbols(line: str, subject: Subject) -> str:
     values = {
         "%%": "%",
         "%A": str(subject.array_job or subject.job),
@@ -81,7 +82,7 @@ def _replaced(line: str, subject: Subject) -> str:
 def write_scripts(
     directory: str, subject: Subject, directives: tuple[str, ...], provision: Provision
 ) -> tuple[str, str]:
-    """Write the job's script and return its path, and the path of the one with symbols replaced: often the same."""
+    """Write the job's script and, if different, the one with symbols replaced; return both paths."""
     whole = whole_script(subject, provision.provider, provision.directive)
     script = _write(directory, SCRIPT, whole, 0o700)
     replaced = replace_symbols(whole, subject, directives)
@@ -89,12 +90,12 @@ def write_scripts(
 
 
 def write_nodes(directory: str, subject: Subject) -> str:
-    """Write the names of the job's nodes, one a line, and return the file's path."""
+    """Write the names of the job's nodes, one per line; return the file's path."""
     return _write(directory, NODES, f"{subject.node}\n", 0o600)
 
 
 def make_path_file(directory: str) -> str:
-    """Make the empty file that `paths` writes its variables to; return its path."""
+    """Create the empty path file; return its path."""
     return _write(directory, PATHS, "", 0o600)
 
 
@@ -109,7 +110,11 @@ def _write(directory: str, name: str, text: str, mode: int) -> str:
 
 
 def read_paths(path: str) -> tuple[tuple[str, str], ...]:
-    """Return the variables that `paths` wrote, `NAME=value` a line; OperationError names a line that is wrong."""
+    """Return the variables in a path file, one `NAME=value` per line.
+
+    Raises:
+        OperationError: A line is invalid; the message names it.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -133,7 +138,7 @@ def read_paths(path: str) -> tuple[tuple[str, str], ...]:
         if name.startswith(_RESERVED):
             raise OperationError(
                 "paths",
-                f"line {number} of the path file sets {name}: names that begin so are Forebay's own",
+                f"line {number} of the path file sets {name}; names that begin with {_RESERVED} are reserved",
                 final=True,
             )
         found[name] = value

@@ -1,7 +1,7 @@
-"""The provider of the older guide: a site's own programs for starting and stopping each stage.
+"""Provider of the older burst-buffer guide: a site's own programs to start and stop each stage.
 
-Command lines, as Slurm's burst_buffer/generic made them, where each LINE is one comment line at the top of the job's
-script, without its `#!` line:
+Command lines are those of Slurm's burst_buffer/generic, where each LINE is a comment line at the top of the job's
+script, except its `#!` line:
 
     GetSysState get_sys
     StartStageIn start_stage_in JOB UID SIZE LINE…
@@ -9,7 +9,7 @@ script, without its `#!` line:
     StopStageIn stop_stage_in JOB
     StopStageOut stop_stage_out JOB
 
-A program that is not configured is not run, and its operation succeeds.
+An operation without a configured program succeeds.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from replica.values import SIZE_BYTES_MAX, SizeError, parse_size
 DIRECTIVES: Final = ("#BB",)
 
 POOL: Final = "generic"
-"""The one pool that GetSysState tells the size of."""
+"""Name of the only pool, whose size GetSysState reports."""
 
 LINES_MAX: Final = 1024
-"""Comment lines that are passed on, count: as many as a job may have directives."""
+"""Comment lines passed on, count: as many as a job may have directives."""
 
 _TOTAL: Final = re.compile(r"\bTotalSize=(\S+)")
 
 
 class GenericProvider(CommandProvider):
-    """Programs for the beginning and the end of each stage; StartStageIn makes the space, too."""
+    """Provider with programs for the start and end of each stage; StartStageIn also creates the space."""
 
     def pools(self, directory: str) -> tuple[PoolReport, ...] | None:
-        """Return the one pool of `TotalSize=SIZE`, if GetSysState says that."""
+        """Return the pool from `TotalSize=SIZE` in GetSysState's output, if present."""
         if not self._state:
             return None
         output = self._commands.check("pools", self._state, ("get_sys",), self._provision.other_timeout_s)
@@ -48,13 +48,13 @@ class GenericProvider(CommandProvider):
         try:
             size = parse_size(found.group(1))
         except SizeError as error:
-            raise OperationError("pools", f"TotalSize is no size: {error.sentence}") from error
+            raise OperationError("pools", f"TotalSize is not a size: {error.sentence}") from error
         if size > SIZE_BYTES_MAX:
             raise OperationError("pools", f"TotalSize is more than {SIZE_BYTES_MAX} bytes")
         return (PoolReport(name=POOL, quantity=size, granularity=1),)
 
     def get_status(self, arguments: tuple[str, ...], uid: int, gid: int, directory: str) -> str:
-        """Run GetSysStatus, or GetSysState where there is none."""
+        """Run GetSysStatus, or GetSysState if that is not configured."""
         path = self._status or self._state
         output = self._commands.check("get_status", path, arguments or ("get_sys",), self._provision.other_timeout_s)
         return output.printed.decode("utf-8", "replace")
@@ -84,7 +84,7 @@ class GenericProvider(CommandProvider):
         self._run("data_out", self._provision.start_stage_out, argv, self._provision.stage_out_timeout_s)
 
     def teardown(self, subject: Subject, hurry: bool, directory: str) -> None:
-        """Run StopStageIn and StopStageOut, which give the space back."""
+        """Run StopStageIn and StopStageOut, which release the space."""
         provision, job = self._provision, str(subject.job)
         self._run("teardown", provision.stop_stage_in, ("stop_stage_in", job), provision.other_timeout_s)
         self._run("teardown", provision.stop_stage_out, ("stop_stage_out", job), provision.other_timeout_s)
@@ -95,7 +95,7 @@ class GenericProvider(CommandProvider):
 
 
 def _of(subject: Subject, provision: Provision) -> tuple[str, ...]:
-    """Return what a stage is told of its job: id, user, size, and the comment lines at the top of its script."""
+    """Return the arguments of a stage: job ID, user ID, size, and the comment lines at the top of the script."""
     lines = []
     whole = whole_script(subject, provision.provider, provision.directive)
     for line in replace_symbols(whole, subject, DIRECTIVES).split("\n"):

@@ -1,9 +1,10 @@
-"""Running one call in a process of its own that can be ended whatever it does.
+"""Execution of a call in a process of its own that can always be killed.
 
-The calling process has one thread, and adopts the orphans of the call (`become_subreaper`), so that nothing of a call
-that has to be ended is out of reach: not what ignores SIGTERM, forks, spins or begins a session of its own. What a call
-that came to its own end leaves running is its own affair: a site's data-in may well copy in the background and be asked
-about it later.
+The calling process is single-threaded and adopts orphans of the call (`become_subreaper`), so it can reach every
+process
+of a call, even one that ignores SIGTERM, forks, spins or starts its own session. Processes that remain after a call
+ends
+by itself are left alone: a site's data-in may copy in the background and be polled later.
 """
 
 from __future__ import annotations
@@ -21,38 +22,38 @@ from cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX, OUTPUT_BYTES
 from cluster.system import Clock, closing, descendants, die_with_parent, ignore_hangup, send, start_time
 
 EXIT_NO_CALL: Final = 126
-"""Exit code of a child in which not even the call could be made, as shells give it."""
+"""Exit code of a child that could not even start the call, as in shells."""
 
 _CHUNK_BYTES: Final = 64 * 1024
 _CHUNKS_PER_TURN: Final = 64
-"""Chunks read from one pipe before the clock is looked at again, count: a flood must not hide that time is up."""
+"""Chunks read from a pipe before the clock is checked again, count: heavy output must not hide a timeout."""
 
 _POLL_S: Final = 3600.0
-"""Longest wait for anything without looking at the clock, seconds."""
+"""Longest wait without checking the clock, seconds."""
 
 
 Tree = frozenset[tuple[int, int]]
-"""Processes by number and start time: a number alone may be given to another process, which would then be spared."""
+"""Processes by ID and start time: an ID alone may be reused by a process that would then be spared."""
 
 
-class Finished(NamedTuple):
-    """How a call ended."""
+class CallResult(NamedTuple):
+    """Result of a call."""
 
     code: int
-    """Its exit code, or the negative number of the signal that ended it."""
+    """Exit code, or the negative signal number."""
     printed: bytes
-    """Its standard output, the first OUTPUT_BYTES_MAX bytes."""
+    """First OUTPUT_BYTES_MAX bytes of standard output."""
     complained: bytes
-    """Its standard error, likewise."""
+    """First OUTPUT_BYTES_MAX bytes of standard error."""
     returned: bytes
-    """What it wrote to the descriptor that it was given."""
+    """Data written to the result descriptor."""
     timed_out: bool = False
     unkillable: tuple[int, ...] = ()
-    """Processes of it that are there in spite of SIGKILL: they hang in the kernel."""
+    """Processes that survived SIGKILL, because they hang in the kernel."""
 
 
 class _Pipe:
-    """One pipe from the call, read without waiting, its beginning kept."""
+    """Output pipe of a call, read without blocking; keeps the beginning of the data."""
 
     def __init__(self, bound_bytes: int) -> None:
         self.reading, self.writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -62,7 +63,7 @@ class _Pipe:
         self.open = True
 
     def take(self) -> None:
-        """Read what is there, up to a bound of its own; what is over is dropped."""
+        """Read available data up to a limit per call; drop data beyond the size limit."""
         for _ in range(_CHUNKS_PER_TURN):
             try:
                 chunk = os.read(self.reading, _CHUNK_BYTES)
@@ -71,7 +72,7 @@ class _Pipe:
             if not chunk:
                 self.open = False
                 return
-            # One byte more than allowed stays, so that whoever looks knows that it was too much.
+            # Keep one byte more than permitted, so that an overflow is visible.
             self.kept += chunk[: self._bound_bytes + 1 - len(self.kept)]
 
     def close_writing(self) -> None:
@@ -92,12 +93,16 @@ def run(
     keep: Collection[int] = (),
     poll: Callable[[int], None] | None = None,
     poll_s: float = _POLL_S,
-) -> Finished:
-    """Make the call in a child and return how it ended; at its timeout it is ended with everything it started.
+) -> CallResult:
+    """Run `call` in a child process and return the result; after the timeout, kill it with all processes it started.
 
-    `call` is given a descriptor to write its result to, and its own standard streams: nothing to read, and pipes. It
-    inherits the descriptors in `keep`. `poll` is told the child's number every `poll_s` seconds until it has ended.
-    OSError if no process can be made. An exception in the meantime (SIGTERM to this process) ends the call, too.
+    `call` receives a descriptor for its result. Its standard streams are an empty input and pipes, and it inherits the
+    descriptors in `keep`. `poll` receives the child's process ID every `poll_s` seconds. An exception meanwhile, such
+    as
+    from SIGTERM, kills the call too.
+
+    Raises:
+        OSError: No process can be created.
     """
     before = _tree()
     pipes = (_Pipe(OUTPUT_BYTES_MAX), _Pipe(OUTPUT_BYTES_MAX), _Pipe(RETURNED_BYTES_MAX))
@@ -119,9 +124,9 @@ def run(
                 _end(child, before)
             raise
         else:
-            # From here on the child's number may be given to somebody else at any moment.
+            # From here on the child's process ID may be reused.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            return _finished(child, pipes, before, timed_out)
+            return _collect_result(child, pipes, before, timed_out)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     finally:
@@ -131,8 +136,8 @@ def run(
 
 def execute(
     argv: Sequence[str], environment: dict[str, str], *, timeout_s: float, clock: Clock, program: str = ""
-) -> Finished:
-    """Run a command without any shell, as `run` does; `program` is its path if that is not argv[0]."""
+) -> CallResult:
+    """Run a command without a shell, like `run`; `program` is its path if different from argv[0]."""
 
     def become(returned: int) -> None:
         os.close(returned)
@@ -145,12 +150,12 @@ def execute(
 
 
 def pause(wait_s: float) -> None:
-    """Wait; a signal that ends this process ends the wait."""
+    """Wait; signals with a handler interrupt the wait."""
     signal.sigtimedwait(set(), wait_s)
 
 
-def how(code: int) -> str:
-    """Return how a call ended, in words that follow its name: `was killed by signal 9`, `ended with code 3`."""
+def describe_exit(code: int) -> str:
+    """Describe how a call ended, to follow its name: `was killed by signal 9`, `ended with code 3`."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
@@ -162,7 +167,7 @@ def _watch(
     poll: Callable[[int], None] | None,
     poll_s: float,
 ) -> bool:
-    """Read what the call says until it has ended; True if its time was up before that."""
+    """Read the call's output until it ends; return True if it timed out."""
     with closing(os.pidfd_open(child)) as handle:
         deadline_s = clock.monotonic_s() + timeout_s
         poller = select.poll()
@@ -185,23 +190,25 @@ def _watch(
                 poll(child)
 
 
-def _finished(child: int, pipes: Sequence[_Pipe], before: Tree, timed_out: bool) -> Finished:
+def _collect_result(child: int, pipes: Sequence[_Pipe], before: Tree, timed_out: bool) -> CallResult:
     unkillable: tuple[int, ...] = ()
     if timed_out:
         code, unkillable = _end(child, before)
     else:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    # What was written before the end is there; whoever else holds a pipe open is not waited for.
+    # Output written before the end is available; do not wait for other processes that hold a pipe open.
     for pipe in pipes:
         if pipe.open:
             pipe.take()
     reap()
     printed, complained, returned = (bytes(pipe.kept) for pipe in pipes)
-    return Finished(code, printed, complained, returned, timed_out, unkillable)
+    return CallResult(code, printed, complained, returned, timed_out, unkillable)
 
 
 def _end(child: int, before: Tree) -> tuple[int, tuple[int, ...]]:
-    """End the call and everything it started: SIGTERM to its group, a moment, SIGKILL until nothing is left."""
+    """Kill a call with all processes it started: SIGTERM to its group, a short wait, then SIGKILL until none is
+    left.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGTERM)
     pause(TERM_GRACE_S)
@@ -215,7 +222,7 @@ def _end(child: int, before: Tree) -> tuple[int, tuple[int, ...]]:
         for pid, started in left:
             send(pid, signal.SIGKILL, still=partial(_is_still, pid, started))
         if code is None:
-            # Only now may its number be given to somebody else; the group is killed by number no more.
+            # Its process ID may be reused from here on, so the group is no longer signalled.
             found, status = os.waitpid(child, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status) if found else None
         else:
@@ -237,14 +244,14 @@ def _tree() -> Tree:
 
 
 def reap() -> None:
-    """Collect orphans of calls that came to this process and have ended."""
+    """Reap orphaned processes of calls that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def _become_call(call: Callable[[int], object], pipes: Sequence[_Pipe], parent: int, keep: Collection[int]) -> None:
-    """In the child: cut what it must not inherit, make the call, end. Never returns."""
+    """Close inherited descriptors, run the call and exit, in the child process; never returns."""
     try:
         os.setsid()
         die_with_parent(parent)
@@ -254,7 +261,7 @@ def _become_call(call: Callable[[int], object], pipes: Sequence[_Pipe], parent: 
         os.dup2(printed, 1)
         os.dup2(complained, 2)
         for name in os.listdir("/proc/self/fd"):
-            # A lock or a pipe of ours in a process that stays behind would be held for as long as that lives.
+            # An inherited lock or pipe would be held as long as a background process lives.
             if int(name) > 2 and int(name) != returned and int(name) not in keep:
                 with contextlib.suppress(OSError):
                     os.close(int(name))
@@ -269,5 +276,5 @@ def _become_call(call: Callable[[int], object], pipes: Sequence[_Pipe], parent: 
         with contextlib.suppress(BaseException):
             os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "replace"))
     finally:
-        sys.stderr = None  # nothing of Python's own goes out twice
+        sys.stderr = None  # suppress a second report by Python
         os._exit(EXIT_NO_CALL)

@@ -1,7 +1,7 @@
-"""What every provider can be asked, what it is told, and how it says that something went wrong.
+"""Interface of external providers: operations, their parameters and their errors.
 
-The names of the operations are Slurm's. All of it is called in a worker process of its own (an agent's, or one that
-the leading replica started), blocks until the operation is over, and may be ended at any moment by SIGTERM.
+Operations are named as in Slurm. They are called in a worker process of their own (started by an agent or the leading
+replica), block until complete, and may be ended by SIGTERM at any time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from replica.model import (
 from replica.values import POOLS_MAX, SIZE_BYTES_MAX, name_fault
 
 LUA_VERSIONS: Final = ("5.1", "5.2", "5.3", "5.4")
-"""Releases of Lua that a script may be run with."""
+"""Supported Lua releases."""
 
 
 class OperationError(Exception):
-    """An operation that failed.
+    """A provider operation failed.
 
-    `operation` is its name (setup, data_in, …), `message` what the provider said, `final` whether trying again by
-    itself is of no use.
+    `operation` is its name (setup, data_in, …), `message` the provider's output, `final` true if automatic retries are
+    pointless.
     """
 
     def __init__(self, operation: str, message: str, *, final: bool = False) -> None:
@@ -41,41 +41,41 @@ class OperationError(Exception):
 
 
 class Local(msgspec.Struct, frozen=True, kw_only=True):
-    """What one machine's configuration says about its provider: [provider] in its forebay.toml."""
+    """Provider settings of one machine: [provider] in its forebay.toml."""
 
     lua_script: str = ""
-    """Where burst_buffer.lua is here; empty: where the site's configuration says, else `lua_script_beside`."""
+    """Path of burst_buffer.lua on this machine; empty to use the site's configuration, then `lua_script_beside`."""
     lua_script_beside: str = ""
-    """burst_buffer.lua in the directory of forebay.toml, as Slurm has it beside slurm.conf."""
+    """burst_buffer.lua in the directory of forebay.toml, as in Slurm beside slurm.conf."""
     get_sys_state: str = ""
     get_sys_status: str = ""
-    """Where these two are here; empty: where the site's configuration says."""
+    """Paths of these two programs on this machine; empty to use the site's configuration."""
     allowed_programs: tuple[str, ...] = ()
-    """Which paths the site's configuration may name beside those above: nothing else that it names is run here."""
+    """Paths the site's configuration may name besides those above; no other program it names is run here."""
     closed: tuple[str, ...] = ()
-    """Directories of this machine's replicas and agents: nothing below them is ever run."""
+    """Directories of this machine's replicas and agents; nothing below them is executed."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Variables that the site's programs find beside PATH, LANG and TMPDIR."""
+    """Variables for the site's programs besides PATH, LANG and TMPDIR."""
     status_identity: bool = False
-    """Whether slurm_bb_get_status is given user and group id before its arguments (newer releases of Slurm)."""
+    """Pass user and group ID before the arguments of slurm_bb_get_status, as newer Slurm releases do."""
     lua_version: str = LUA_VERSIONS[-1]
-    """Release of Lua that runs the script: the one that its C modules were built for."""
+    """Lua release that runs the script: the one its C modules were built for."""
     cluster: str = ""
     """Name of the cluster: `[cluster] name`."""
 
     @property
-    def named(self) -> frozenset[str]:
-        """Every path of a program that this machine's configuration names."""
+    def program_paths(self) -> frozenset[str]:
+        """Paths of all programs that this machine's configuration names."""
         own = (self.lua_script, self.lua_script_beside, self.get_sys_state, self.get_sys_status)
         return frozenset(path for path in (*own, *self.allowed_programs) if path)
 
 
 NO_LOCAL: Final = Local()
-"""A machine whose configuration says nothing of it."""
+"""Settings of a machine without a [provider] table."""
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that an operation is for. `size` counts bytes, or units of its pool."""
+    """Job that an operation is for. `size` counts bytes, or units of its pool."""
 
     job: int
     name: str = ""
@@ -85,12 +85,12 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     workdir: str = ""
     script: str = ""
     directives: str = ""
-    """The directives as they count: where some came by --bb or --bbf, they are not in the script."""
+    """Effective directives, including those from --bb or --bbf, which are not in the script."""
     pool: str = ""
     size: int = 0
     size_is_bytes: bool = True
     node: str = ""
-    """Where the job runs, or will; empty while that is not known."""
+    """Node of the job; empty while unknown."""
     options: JobOptions = NO_OPTIONS
     status: JobStatus = NO_STATUS
     time_limit_s: int = 0
@@ -98,87 +98,88 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     array_job: int = 0
     array_task: int = 0
     array_throttle: int = 0
-    """Tasks of the array that may be active at once; 0: all."""
+    """Limit on concurrently active tasks of the array; 0 for none."""
     has_size: bool = False
-    """Whether the job asked for a capacity."""
+    """True if the job requested a capacity."""
     persistent_only: bool = False
-    """Whether it only creates or destroys persistent buffers (`-N0`)."""
+    """True if the job only creates or destroys persistent buffers (`-N0`)."""
 
 
 class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool as a provider reports it: `quantity` grains of `granularity` bytes (or units) each."""
+    """Pool reported by a provider: `quantity` grains of `granularity` bytes (or units) each."""
 
     name: str
     quantity: int
     granularity: int
     is_bytes: bool = True
     free: int | None = None
-    """Grains that are free, where the provider says so. What is free is derived from what was given out, never from
-    this, which is older than the newest grant; it tells what others use beside this cluster.
+    """Free grains, if reported. Free capacity is always derived from grants, never from this older value, which only
+    shows
+    usage by others.
     """
 
 
 class Provider:
-    """External provider of a cluster's operations; each raises OperationError with what went wrong.
+    """Base class of external providers; every operation raises OperationError on failure.
 
-    The class of each is `PROVIDER` in the module of its name (`provider_for`). What it does not override it does not
-    perform: such an operation succeeds and has nothing to tell, but persistent buffers are refused.
+    A provider's class is `PROVIDER` in the module of its name (`provider_for`). Operations it does not override succeed
+    without a result, except those on persistent buffers, which are rejected.
     """
 
     def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
-        """Prepare; nothing is run yet."""
+        """Prepare without running anything."""
         self._provision = provision
         self._clock = clock
 
     def process(self, subject: Subject, directory: str) -> str:
-        """Validate a job at submit; return what the provider says to whoever submits it."""
+        """Validate a job at submit; return the provider's message for the user."""
         return ""
 
     def pools(self, directory: str) -> tuple[PoolReport, ...] | None:
-        """Return the pools; None where the provider has none to tell."""
+        """Return the pools, or None if the provider reports none."""
         return None
 
     def get_status(self, arguments: tuple[str, ...], uid: int, gid: int, directory: str) -> str:
-        """Return what the provider says to `bbstat ARGUMENTS`."""
+        """Return the provider's reply to `bbstat ARGUMENTS`."""
         return ""
 
     def create_persistent(self, subject: Subject, wanted: CreatePersistent, directory: str) -> None:
-        """Make a persistent buffer; `wanted.capacity_bytes` is already rounded, and `wanted.pool` named."""
+        """Create a persistent buffer; `wanted.capacity_bytes` is already rounded and `wanted.pool` set."""
         raise self._without_persistent("create_persistent")
 
     def destroy_persistent(self, subject: Subject, wanted: DestroyPersistent, directory: str) -> None:
-        """Remove a persistent buffer; one that is not there is no failure."""
+        """Remove a persistent buffer; a missing one is not an error."""
         raise self._without_persistent("destroy_persistent")
 
     def setup(self, subject: Subject, directory: str) -> None:
-        """Make the job's buffer."""
+        """Create the job's buffer."""
 
     def data_in(self, subject: Subject, directory: str) -> None:
-        """Stage in."""
+        """Stage data in."""
 
     def real_size(self, subject: Subject, directory: str) -> int | None:
-        """Return the size that the buffer really has; None where the provider does not say."""
+        """Return the actual size of the buffer, or None if not reported."""
         return None
 
     def paths(self, subject: Subject, directory: str) -> tuple[tuple[str, str], ...]:
-        """Return what the job's environment is told of its buffer."""
+        """Return the variables that describe the buffer in the job's environment."""
         return ()
 
     def pre_run(self, subject: Subject, directory: str) -> None:
         """Prepare the job's node."""
 
     def post_run(self, subject: Subject, directory: str) -> None:
-        """Clean the job's node up."""
+        """Clean up the job's node."""
 
     def data_out(self, subject: Subject, directory: str) -> None:
-        """Stage out."""
+        """Stage data out."""
 
     def teardown(self, subject: Subject, hurry: bool, directory: str) -> None:
         """Remove the job's buffer."""
 
     def _without_persistent(self, operation: str) -> OperationError:
         return OperationError(
-            operation, f"the {self._provision.provider} provider knows no persistent buffers", final=True
+            operation, f"the {self._provision.provider} provider does not support persistent buffers", final=True
         )
 
 
@@ -195,15 +196,17 @@ class _Pools(msgspec.Struct):
 
 
 def parse_pools(text: bytes, *, operation: str, bytes_by_default: bool) -> tuple[PoolReport, ...]:
-    """Return the pools of `{"pools": [{"id": …, "quantity": …, "granularity": …}]}`; keys not known are ignored.
+    """Parse `{"pools": [{"id": …, "quantity": …, "granularity": …}]}`, ignoring unknown keys.
 
-    `quantity` counts grains; it is 0 where it is missing, and a `granularity` of 0 counts as 1, as in Slurm's lua
-    plugin. OperationError says what is wrong with it.
+    `quantity` counts grains and defaults to 0; a `granularity` of 0 counts as 1, as in Slurm's lua plugin.
+
+    Raises:
+        OperationError: The text is invalid.
     """
     try:
         rows = msgspec.json.decode(text, type=_Pools).pools
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise OperationError(operation, f"the pools are not the JSON that is expected: {error}") from error
+        raise OperationError(operation, f"the pools are not valid JSON: {error}") from error
     if len(rows) > POOLS_MAX:
         raise OperationError(operation, f"there are {len(rows)} pools; at most {POOLS_MAX} are possible")
     found: dict[str, PoolReport] = {}
@@ -212,7 +215,7 @@ def parse_pools(text: bytes, *, operation: str, bytes_by_default: bool) -> tuple
         if fault is not None:
             raise OperationError(operation, f"the id of a pool {fault}")
         if row.id in found:
-            raise OperationError(operation, f"the pool {row.id} is there twice")
+            raise OperationError(operation, f"the pool {row.id} is listed twice")
         granularity = row.granularity or 1
         if row.quantity < 0 or granularity < 0 or row.quantity * granularity > SIZE_BYTES_MAX:
             raise OperationError(
@@ -229,7 +232,7 @@ def parse_pools(text: bytes, *, operation: str, bytes_by_default: bool) -> tuple
 
 
 def log_for(job: int | None = None) -> None:
-    """Have this process log as whoever started it does; all that it logs is about `job`, and begins with it."""
+    """Set up logging as in the parent process; every line begins with `job` and is about it."""
     import logging
 
     from cluster.system import about, begin_logging

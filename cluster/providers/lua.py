@@ -1,11 +1,11 @@
-"""The provider that runs a site's burst_buffer.lua, unmodified.
+"""Provider that runs a site's unmodified burst_buffer.lua.
 
-Functions, arguments and return values: SLURM-OBSERVED.md, section 5. The arguments that newer releases of Slurm added
-are given, too: a script that does not name them does not see them.
+SLURM-OBSERVED.md, section 5, lists functions, arguments and return values. Arguments added by newer Slurm releases are
+passed too; a script that does not declare them ignores them.
 
-A call of a function is made in the process that `guard` made for it: the script is read and loaded anew for each call,
-as Slurm does. It runs in an interpreter of its own that knows nothing of Python; the table `slurm` has what Slurm's has
-for a burst-buffer script. What it prints is captured.
+Each call runs in a process created by `guard` and loads the script anew, as Slurm does. The interpreter has no access
+to
+Python; its table `slurm` has the entries that Slurm provides to a burst-buffer script. Printed output is captured.
 """
 
 from __future__ import annotations
@@ -101,9 +101,10 @@ local function count_and_values(...)
 end
 return job_info, function(called, ...) return count_and_values(called(...)) end
 """
-"""What every script finds: the table `slurm`, whose `log_*` write to standard error, which goes to the log of whoever
-made the call. Returns two functions: one makes a job table, one calls a function and returns how many values that
-returned, the first as a number, and the second.
+"""Prelude of every script: the table `slurm`, whose `log_*` functions write to standard error and so to the caller's
+log.
+Returns two functions: one creates a job table; the other calls a function and returns the number of its results, the
+first as a number, and the second.
 """
 
 POSIX: Final = b"""
@@ -155,9 +156,11 @@ function io.close(file)
   return file:close()
 end
 """
-"""What the interpreter was built without and Slurm's has: io.popen, and exit codes from os.execute. C's exit would run
-what this process registered for its end, in a fork, so os.exit ends it at once. `open_pipe`, `wait` and `leave` are
-functions of this module. Lua 5.1 says less of how a command ended."""
+"""Functions that Slurm's interpreter has and this one lacks: io.popen, and exit codes from os.execute. C's exit would
+run
+the parent's exit handlers in the fork, so os.exit ends the process directly. `open_pipe`, `wait` and `leave` are
+functions of this module. Lua 5.1 reports less about how a command ended.
+"""
 
 _PRECOMPILED: Final = b"\x1b"
 
@@ -166,16 +169,16 @@ _TRACEBACK: Final = "\nstack traceback:"
 _INTEGER_MAX: Final = 2**63 - 1
 
 
-class Returned(msgspec.Struct, array_like=True):
-    """What the function returned, or why it did not."""
+class LuaResult(msgspec.Struct, array_like=True):
+    """Result of a Lua function, or the error that prevented it."""
 
     error: str = ""
-    """What went wrong before it returned; empty if it returned."""
+    """Error before the function returned; empty if it returned."""
     code: int = 0
     text: str | None = None
-    """Its second value; None if there was none."""
+    """Second return value, or None."""
     missing: bool = False
-    """Whether the script has no such function."""
+    """True if the script does not define the function."""
 
 
 def call(
@@ -186,8 +189,8 @@ def call(
     job: JobContext | None,
     local: Local,
     environment: Mapping[str, str],
-) -> Returned:
-    """Load the script and call the function with texts, and the job table after them unless `job` is None."""
+) -> LuaResult:
+    """Load the script and call the function with string arguments, followed by the job table unless `job` is None."""
     import lupa
 
     with lupa.allow_lua_module_loading():
@@ -209,29 +212,31 @@ def call(
         prepare_modules(runtime, local.lua_version, environment, local)
         script = strip_first_line(source)
         if script.removeprefix(b"\n").startswith(_PRECOMPILED):
-            return Returned(error=f"{path} is precompiled Lua, which is not run; write the script as text")
-        # Text only: precompiled code is not checked by Lua and can do anything to this process.
+            return LuaResult(error=f"{path} is precompiled Lua, which is not supported; provide the script as text")
+        # Text only: Lua does not verify precompiled code, which could do anything to this process.
         name = b"@" + os.fsencode(os.path.basename(path))
         loaded = _code(runtime.execute(script, name=name, mode=b"t"))
         if loaded:
-            return Returned(error=f"{path} returned {loaded} when it was loaded; return nothing or slurm.SUCCESS")
+            return LuaResult(error=f"{path} returned {loaded} when it was loaded; return nothing or slurm.SUCCESS")
         found = runtime.globals()[function.encode()]
         if lua.lua_type(found) != "function":
-            return Returned(error=f"the function {function} is missing in {path}", missing=True)
+            return LuaResult(error=f"the function {function} is missing in {path}", missing=True)
         values: list[Any] = [argument.encode("utf-8", "surrogateescape") for argument in arguments]
         if job is not None:
             fields = {name.encode(): _lua_value(value, runtime) for name, value in job_table(job).items()}
             values.append(job_info(runtime.table_from(fields), _lua_value(job_text(job))))
         count, code, text = invoke(found, *values)
     except lua.LuaMemoryError:
-        return Returned(error=f"the script needs more than {LUA_MEMORY_BYTES_MAX >> 20} MiB of memory")
+        return LuaResult(error=f"the script needs more than {LUA_MEMORY_BYTES_MAX >> 20} MiB of memory")
     except lua.LuaError as error:
-        return Returned(error=str(error).split(_TRACEBACK, 1)[0] or "an error that is no text")
-    return _read(count, code, text, function)
+        return LuaResult(error=str(error).split(_TRACEBACK, 1)[0] or "an error without a message")
+    return _read_result(count, code, text, function)
 
 
 def _open_pipe(command: bytes, mode: bytes) -> tuple[bytes | None, int | bytes, int]:
-    """Start a shell command for io.popen: the path to open its pipe by, a descriptor to close then, its process id."""
+    """Start a shell command for io.popen; return the path of its pipe, the descriptor to close afterwards, and its
+    process ID.
+    """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     ours, theirs, standard = (reading, writing, 1) if mode == b"r" else (writing, reading, 0)
     try:
@@ -247,25 +252,25 @@ def _open_pipe(command: bytes, mode: bytes) -> tuple[bytes | None, int | bytes, 
 
 
 def _leave(code: int) -> None:
-    """End this process with the code, as Lua's os.exit."""
+    """Exit this process, like Lua's os.exit."""
     os._exit(code & 0xFF)
 
 
 def _wait(pid: int, descriptor: int) -> int | None:
-    """Close a descriptor that is not negative; wait for a process that is not negative and return how it ended."""
+    """Close a non-negative descriptor; wait for a non-negative process ID and return its exit code."""
     if descriptor >= 0:
         os.close(descriptor)
     return None if pid < 0 else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def strip_first_line(source: bytes) -> bytes:
-    """Return a script with its first line empty if that begins with `#`, as in `#!/usr/bin/lua`, and with no BOM."""
+    """Return a script without a BOM, and with an empty first line if it begins with `#`, as in `#!/usr/bin/lua`."""
     source = source.removeprefix(b"\xef\xbb\xbf")
     return b"\n" + source.partition(b"\n")[2] if source.startswith(b"#") else source
 
 
 def _lua_value(value: Value, runtime: Any = None) -> Any:
-    """Return a value of the job table as the interpreter takes it."""
+    """Convert a value of the job table for the interpreter."""
     if isinstance(value, tuple):
         return runtime.table_from([_lua_value(one) for one in value])
     if isinstance(value, str):
@@ -273,27 +278,29 @@ def _lua_value(value: Value, runtime: Any = None) -> Any:
     return min(value, _INTEGER_MAX) if isinstance(value, int) else value
 
 
-def _read(count: int, code: Any, second: Any, function: str) -> Returned:
-    """Read what was returned as Slurm does: nothing is success, a number (or its text) the code, then a text."""
+def _read_result(count: int, code: Any, second: Any, function: str) -> LuaResult:
+    """Interpret return values as Slurm does: none means success, a number or numeric string is the code, a string
+    may follow.
+    """
     text: str | None = None
     if count > 1:
         if isinstance(second, bool) or not isinstance(second, bytes | int | float):
-            return Returned(error=f"{function} returned a second value that is no string")
+            return LuaResult(error=f"{function} returned a second value that is not a string")
         raw = second if isinstance(second, bytes) else f"{second}".encode()
         if len(raw) > RETURNED_BYTES_MAX // 2:
-            return Returned(error=f"{function} returned a string of more than {RETURNED_BYTES_MAX // 2} bytes")
+            return LuaResult(error=f"{function} returned a string of more than {RETURNED_BYTES_MAX // 2} bytes")
         text = raw.decode("utf-8", "replace")
     if count and code is None:
-        said = text or f"{function} returned a first value that is no number; return slurm.SUCCESS or slurm.ERROR"
-        return Returned(code=_ERROR, text=said)
-    return Returned(code=_code(code), text=text)
+        said = text or f"{function} returned a first value that is not a number; return slurm.SUCCESS or slurm.ERROR"
+        return LuaResult(code=_ERROR, text=said)
+    return LuaResult(code=_code(code), text=text)
 
 
 _ERROR: Final = -1
 
 
 def _code(value: Any) -> int:
-    """Return a number without its fraction, as C converts it; 0 for what is no number."""
+    """Truncate a number as C does; 0 for anything else."""
     try:
         return int(value) if isinstance(value, int | float) else 0
     except (ValueError, OverflowError):
@@ -301,7 +308,7 @@ def _code(value: Any) -> int:
 
 
 NO_POOL: Final = "(null)"
-"""Name of the pool that a script receives for a job that asked for none, as in Slurm."""
+"""Pool name passed for a job without one, as in Slurm."""
 
 BUSY: Final = "BUSY"
 
@@ -309,10 +316,10 @@ POLL_EXCEEDED: Final = "Poll exceeded time limit"
 
 
 class LuaProvider(Provider):
-    """A site's Lua script."""
+    """Provider for a site's Lua script."""
 
     def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
-        """Prepare; the script is read when a function is called."""
+        """Prepare; the script is read for each call."""
         super().__init__(provision, local, clock)
         self._local = local
         self._path = local.lua_script or provision.lua_script or local.lua_script_beside
@@ -346,11 +353,11 @@ class LuaProvider(Provider):
         self._call("setup", arguments, self._provision.other_timeout_s, subject)
 
     def data_in(self, subject: Subject, directory: str) -> None:
-        """Call slurm_bb_data_in, then slurm_bb_test_data_in for as long as that says BUSY."""
+        """Call slurm_bb_data_in, then slurm_bb_test_data_in until it no longer returns BUSY."""
         self._move(subject, directory, "data_in", self._provision.stage_in_timeout_s)
 
     def real_size(self, subject: Subject, directory: str) -> int | None:
-        """Call slurm_bb_real_size, if the job asked for space in a pool."""
+        """Call slurm_bb_real_size if the job requested space in a pool."""
         if not subject.pool or not subject.has_size:
             return None
         arguments = (str(subject.job), *_ids(subject))
@@ -360,10 +367,10 @@ class LuaProvider(Provider):
         try:
             return parse_size(text.strip())
         except SizeError as error:
-            raise OperationError("real_size", f"slurm_bb_real_size returned no size: {error.sentence}") from error
+            raise OperationError("real_size", f"slurm_bb_real_size did not return a size: {error.sentence}") from error
 
     def paths(self, subject: Subject, directory: str) -> tuple[tuple[str, str], ...]:
-        """Call slurm_bb_paths and read the file that it filled."""
+        """Call slurm_bb_paths and read its path file."""
         script, _ = self._scripts(directory, subject)
         path_file = files.make_path_file(directory)
         arguments = (str(subject.job), script, path_file, *_ids(subject))
@@ -381,7 +388,7 @@ class LuaProvider(Provider):
         self._call("post_run", _of_job(subject, script), self._provision.other_timeout_s, subject)
 
     def data_out(self, subject: Subject, directory: str) -> None:
-        """Call slurm_bb_data_out, then slurm_bb_test_data_out for as long as that says BUSY."""
+        """Call slurm_bb_data_out, then slurm_bb_test_data_out until it no longer returns BUSY."""
         self._move(subject, directory, "data_out", self._provision.stage_out_timeout_s)
 
     def teardown(self, subject: Subject, hurry: bool, directory: str) -> None:
@@ -390,13 +397,11 @@ class LuaProvider(Provider):
         arguments = (str(subject.job), script, "true" if hurry else "false", *_ids(subject))
         self._call("teardown", arguments, self._provision.other_timeout_s, function="job_teardown")
 
-    # How
-
     def _scripts(self, directory: str, subject: Subject) -> tuple[str, str]:
         return files.write_scripts(directory, subject, self._directives, self._provision)
 
     def _move(self, subject: Subject, directory: str, operation: str, timeout_s: int) -> None:
-        """Start moving, and ask every PollInterval whether it is over; the stage's time is for all of it."""
+        """Start a transfer and poll it every PollInterval; the stage's time limit covers both."""
         _, script = self._scripts(directory, subject)
         arguments = _of_job(subject, script)
         deadline_s = self._clock.monotonic_s() + timeout_s
@@ -406,7 +411,7 @@ class LuaProvider(Provider):
             if left_s <= 0:
                 raise OperationError(operation, POLL_EXCEEDED)
             answer = self._call(operation, arguments, left_s, subject, function=f"test_{operation}", optional=True)
-            if answer is None or answer.upper() != BUSY:  # Slurm compares without regard to case
+            if answer is None or answer.upper() != BUSY:  # Slurm ignores case here
                 return
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s > 0:
@@ -422,9 +427,12 @@ class LuaProvider(Provider):
         function: str = "",
         optional: bool = False,
     ) -> str | None:
-        """Call the function of the operation, or another one, and return its text; OperationError if it failed.
+        """Call the operation's function, or another one, and return its string result.
 
-        It receives the job table if there is a `subject`. An `optional` function may be missing.
+        The function receives the job table if `subject` is given. An `optional` function may be missing.
+
+        Raises:
+            OperationError: The call failed.
         """
         function = f"slurm_bb_{function or operation}"
         job = None if subject is None else JobContext(subject, self._local)
@@ -434,7 +442,7 @@ class LuaProvider(Provider):
             raise OperationError(operation, str(error), final=True) from error
 
         def perform(returned: int) -> None:
-            # Nothing that only this interpreter needs: a program of the site's may be written in Python, too.
+            # Keep nothing that only this interpreter needs: a site's program may be written in Python, too.
             os.environ.clear()
             os.environ.update(self._environment)
             answer = call(source, self._path, function, arguments, job, self._local, self._environment)
@@ -448,9 +456,9 @@ class LuaProvider(Provider):
         log_output(function, finished)
         if finished.timed_out:
             raise OperationError(operation, timed_out(timeout_s, finished))
-        answer = _answered(finished)
+        answer = _decode_result(finished)
         if answer is None:
-            raise OperationError(operation, f"{function} {guard.how(finished.code)} before it returned")
+            raise OperationError(operation, f"{function} {guard.describe_exit(finished.code)} before it returned")
         if answer.missing and optional:
             return None
         if answer.error:
@@ -468,9 +476,9 @@ def _of_job(subject: Subject, script: str) -> tuple[str, ...]:
     return (str(subject.job), script, *_ids(subject))
 
 
-def _answered(finished: guard.Finished) -> Returned | None:
+def _decode_result(finished: guard.CallResult) -> LuaResult | None:
     try:
-        return msgspec.json.decode(finished.returned, type=Returned) if finished.code == 0 else None
+        return msgspec.json.decode(finished.returned, type=LuaResult) if finished.code == 0 else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 

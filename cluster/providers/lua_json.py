@@ -1,4 +1,4 @@
-"""JSON for Lua scripts: slurm.to_json and slurm.from_json, which Slurm has since 26.05."""
+"""JSON functions for Lua scripts: slurm.to_json and slurm.from_json, in Slurm since 26.05."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final
 import msgspec
 
 DEPTH_MAX: Final = 16
-"""Tables within tables that are converted, count: as in Slurm."""
+"""Nesting depth of converted tables, count: as in Slurm."""
 
 Convert = Callable[[Any], tuple[Any, bytes | None]]
-"""Returns the converted value, and what is wrong with the value that was given."""
+"""Returns the converted value, and an error message or None."""
 
 
 class _Inconvertible(Exception):
-    """A value that has no JSON."""
+    """The value cannot be expressed in JSON."""
 
 
 def json_functions(runtime: Any, lua_type: Callable[[Any], str | None]) -> tuple[Convert, Convert]:
@@ -26,15 +26,18 @@ def json_functions(runtime: Any, lua_type: Callable[[Any], str | None]) -> tuple
         try:
             return msgspec.json.encode(_from_lua(value, lua_type, 0), order="deterministic"), None
         except (_Inconvertible, UnicodeDecodeError, RecursionError) as error:
-            return None, f"the value has no JSON: {error}; give numbers, texts, booleans and tables of them".encode()
+            return (
+                None,
+                f"the value cannot be JSON: {error}; use numbers, strings, booleans and tables of them".encode(),
+            )
 
     def from_json(text: Any) -> tuple[Any, bytes | None]:
         if not isinstance(text, bytes):
-            return None, b"slurm.from_json needs a text"
+            return None, b"slurm.from_json needs a string"
         try:
             return _to_lua(msgspec.json.decode(text), runtime), None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return None, f"the text is no JSON: {error}; correct it".encode()
+            return None, f"the string is not JSON: {error}".encode()
 
     return to_json, from_json
 
@@ -50,11 +53,11 @@ def _from_lua(value: Any, lua_type: Callable[[Any], str | None], depth: int) -> 
         return value
     kind = lua_type(value)
     if kind != "table":
-        raise _Inconvertible(f"a {kind} is in it")
+        raise _Inconvertible(f"it contains a {kind}")
     if depth >= DEPTH_MAX:
-        raise _Inconvertible(f"it has more than {DEPTH_MAX} tables within tables")
+        raise _Inconvertible(f"its tables are nested more than {DEPTH_MAX} deep")
     found = {key: _from_lua(inner, lua_type, depth + 1) for key, inner in value.items()}
-    # A key that is true equals the key 1.
+    # A key `true` compares equal to 1.
     if all(type(key) is int for key in found) and found.keys() == set(range(1, len(found) + 1)):
         return [found[number] for number in range(1, len(found) + 1)]
     return {_key(key): inner for key, inner in found.items()}
@@ -64,7 +67,7 @@ def _key(key: Any) -> str:
     if isinstance(key, bytes):
         return key.decode()
     if isinstance(key, bool) or not isinstance(key, int | float):
-        raise _Inconvertible("a key is neither text nor number")
+        raise _Inconvertible("a key is neither a string nor a number")
     return str(key)
 
 
@@ -75,5 +78,5 @@ def _to_lua(value: Any, runtime: Any) -> Any:
         return runtime.table_from({key.encode(): _to_lua(inner, runtime) for key, inner in value.items()})
     if isinstance(value, list):
         return runtime.table_from([_to_lua(inner, runtime) for inner in value])
-    # Lua's whole numbers have 64 bits with a sign.
+    # Lua integers are signed 64-bit numbers.
     return float(value) if isinstance(value, int) and not -(2**63) <= value < 2**63 else value

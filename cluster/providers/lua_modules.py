@@ -1,7 +1,8 @@
-"""Lua modules of a site's script: where `require` looks, as the distribution's Lua does, and which files it loads.
+"""Lua modules of a site's script: search paths like those of the distribution's Lua, and checks of module files.
 
-C modules are built for one release of Lua, so the machine's configuration chooses the release. A module file is as
-trusted as the script or it is not loaded.
+C modules are built for one Lua release, so the machine's configuration selects the release. A module file is loaded
+only
+if it is as trustworthy as the script.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from cluster.providers.interface import LUA_VERSIONS, Local
 from cluster.providers.trusted_programs import ProgramRefused, check_module
 
 LUA_DIRECTORIES: Final = ("/usr/local/share/lua", "/usr/local/lib/lua", "/usr/share/lua", "/usr/lib64/lua")
-"""Directories of modules written in Lua, each with a directory for every release: Debian's and Red Hat's."""
+"""Directories of modules written in Lua, with a subdirectory per release: Debian's and Red Hat's."""
 
 C_DIRECTORIES: Final = ("/usr/local/lib/lua", "/usr/lib/{multiarch}/lua", "/usr/lib64/lua", "/usr/lib/lua")
-"""The same for C modules."""
+"""Directories of C modules."""
 
 SEARCHERS: Final = b"""
 local check, others = ...
@@ -46,19 +47,20 @@ searchers[4] = checking(searchers[4], "cpath", true)
 searchers[#searchers + 1] = function(name)
   for version, path in pairs(others) do
     if locate(name, path) or locate(name:match("^[^.]*"), path) then
-      return "\\n\\tthe module is there for Lua " .. version .. ": set lua_version = \\"" .. version
+      return "\\n\\tthe module exists for Lua " .. version .. ": set lua_version = \\"" .. version
         .. "\\" in [provider] of forebay.toml"
     end
   end
   return ""
 end
 """
-"""Replaces the searchers of `require` by ones that check a file before it is loaded. Needs the function that checks a
-path, and the paths of the other releases of Lua, in which a module that was not found is looked for."""
+"""Replacement searchers for `require` that check a file before loading it. Parameters are the check function, and the
+search paths of other Lua releases, used to suggest the right one.
+"""
 
 
 def prepare_modules(runtime: Any, version: str, environment: Mapping[str, str], local: Local) -> None:
-    """Have an interpreter find modules where the distribution's Lua of this release does."""
+    """Set the interpreter's module paths to those of the distribution's Lua of this release."""
     package = runtime.globals()[b"package"]
     package[b"path"] = search_path("LUA_PATH", default_path(version), version, environment).encode()
     package[b"cpath"] = search_path("LUA_CPATH", default_cpath(version), version, environment).encode()
@@ -71,22 +73,22 @@ def prepare_modules(runtime: Any, version: str, environment: Mapping[str, str], 
 
 
 def default_path(version: str) -> str:
-    """Return where modules written in Lua are looked for."""
+    """Return the search path of modules written in Lua."""
     places = [f"{directory}/{version}" for directory in LUA_DIRECTORIES]
     return ";".join(f"{place}/{end}" for place in places for end in ("?.lua", "?/init.lua"))
 
 
 def default_cpath(version: str) -> str:
-    """Return where C modules are looked for."""
+    """Return the search path of C modules."""
     multiarch = sysconfig.get_config_var("MULTIARCH") or f"{platform.machine()}-linux-gnu"
     places = [f"{directory.format(multiarch=multiarch)}/{version}" for directory in C_DIRECTORIES]
     return ";".join([*(f"{place}/?.so" for place in places), f"{places[0]}/loadall.so"])
 
 
 def search_path(variable: str, default: str, version: str, environment: Mapping[str, str]) -> str:
-    """Return a search path as Lua makes it: from its variable, in which `;;` stands for the default path.
+    """Return a search path as Lua derives it from its variable, in which `;;` stands for the default path.
 
-    Lua 5.1 has no variables with its release in their names.
+    Lua 5.1 has no release-specific variables.
     """
     names = (variable,) if version == "5.1" else (f"{variable}_{version.replace('.', '_')}", variable)
     found = next((environment[name] for name in names if name in environment), ";;")
@@ -96,7 +98,7 @@ def search_path(variable: str, default: str, version: str, environment: Mapping[
 
 def _checker(local: Local) -> Callable[[bytes], bytes | None]:
     def check(path: bytes) -> bytes | None:
-        """Return what is wrong with a module file, None if nothing is."""
+        """Return the fault of a module file, or None."""
         try:
             check_module(path.decode("utf-8", "surrogateescape"), local)
         except ProgramRefused as error:

@@ -1,8 +1,8 @@
-"""The private directory of one call that a replica makes, gone with it, or with the next call if it was killed.
+"""Private directory of one provider call by a replica, removed after the call, or by the next one if it was killed.
 
-A replica that is killed takes its workers with it, and they their calls; what a call started, and the copy of a job's
-script in its directory, would stay. So a directory is locked while its call lives, and names the call's processes: who
-comes next and finds one that is not locked ends them and removes it.
+A killed replica takes its workers and their calls with it, but processes started by a call, and the copy of a job's
+script in its directory, would remain. The directory is therefore locked during its call, and its name marks the call's
+processes. A later call that finds an unlocked directory kills those processes and removes it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,19 @@ from cluster.system import all_pids, closing, environment_variables, open_direct
 PREFIX: Final = "forebay-call-"
 
 MARK: Final = "FOREBAY_OPERATION"
-"""The variable by which the processes of a call are found: its value is the directory's name here."""
+"""Variable that marks the processes of a call; its value is the directory's name."""
 
 _NAME: Final = re.compile(re.escape(PREFIX) + r"[a-z0-9_]{8}", re.ASCII)
 
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[str]:
-    """Give a directory that only this account can look into; on the way out it is removed. OSError if it cannot be."""
-    path, lock = _made()
+    """Create a directory only this account can access, and remove it on exit.
+
+    Raises:
+        OSError: The directory cannot be created.
+    """
+    path, lock = _make_locked()
     os.environ[MARK] = os.path.basename(path)
     try:
         yield path
@@ -42,18 +46,18 @@ def private_directory() -> Iterator[str]:
         os.close(lock)
 
 
-def _made() -> tuple[str, int]:
+def _make_locked() -> tuple[str, int]:
     while True:
         path = tempfile.mkdtemp(prefix=PREFIX)
         lock = open_directory(path)
         if try_lock(lock) and os.fstat(lock).st_nlink:
             return path, lock
-        # Somebody who tidied up was faster: the directory is theirs, and will be gone.
+        # A concurrent cleanup locked it first and will remove it.
         os.close(lock)
 
 
 def remove_abandoned() -> None:
-    """End what is left of calls of this account whose process was killed, and remove their directories."""
+    """Kill processes of this account's abandoned calls and remove their directories."""
     with contextlib.suppress(OSError):
         with closing(os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as place:
             for name in os.listdir(place):

@@ -1,6 +1,6 @@
-"""Constants of the table `slurm` that Slurm gives a Lua script, of every release from 22.05 to 26.05.
+"""Constants of the Lua table `slurm`, from all Slurm releases 22.05 to 26.05.
 
-Names and numbers are those of slurm.h and slurm_errno.h; no number has changed between these releases.
+Names and numbers are those of slurm.h and slurm_errno.h; no number changed between these releases.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ _ERRORS: Final = """
     ESLURM_HTTP_MISSING_CR
 13000 ESLURM_TLS_REQUIRED
 """
-"""Error codes: a number, and the names that have it and the numbers after it."""
+"""Error codes: a number, followed by the names for it and the following numbers."""
 
 
 def error_codes() -> dict[str, int]:
@@ -194,4 +194,4 @@ CONSTANTS: Final[dict[str, int | float | str]] = {
     "CONSOLIDATE_SEGMENTS": 1 << 44,
     "EXPEDITED_REQUEUE": 1 << 45,
 }
-"""What scripts compare fields and return codes with. MAIL_JOB_TIME890 is spelled as in Slurm."""
+"""Constants that scripts compare fields and return codes with. MAIL_JOB_TIME890 is spelled as in Slurm."""

@@ -1,8 +1,10 @@
-"""A process in which a replica has its provider asked: validation of a submit, pools, status.
+"""Worker process for a replica's provider calls: validation, pools and status.
 
-Run as `python -m cluster.providers.worker PARENT` by `cluster.providers.calls`. It reads requests and writes answers,
-one after the other, each a length (four bytes, big-endian) and JSON; it ends with its input, or with PARENT. Each call
-is in a child of its own that can be ended (`guard`), and has a directory of its own, which is gone afterwards.
+`cluster.providers.calls` runs it as `python -m cluster.providers.worker PARENT_PID`. It reads requests and writes
+answers
+one at a time, each as a length (four bytes, big-endian) and JSON. It ends when its input closes or the parent dies.
+Each
+call runs in a child process that can be killed (`guard`) and has a temporary directory.
 """
 
 from __future__ import annotations
@@ -26,41 +28,41 @@ from replica.model import Provision
 LENGTH_BYTES: Final = 4
 
 EXIT_ENDED: Final = 143
-"""Exit code after SIGTERM, as shells give it."""
+"""Exit code after SIGTERM, as shells report it."""
 
 NOBODY: Final = 65534
-"""User and group id that a provider is told where the account is not known on this machine."""
+"""User and group ID for accounts unknown on this machine."""
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One question to a provider."""
+    """Request to a provider."""
 
     operation: Literal["process", "pools", "get_status"]
     provision: Provision
     local: Local = NO_LOCAL
     subject: Subject | None = None
-    """process: the job. Its user and group id are found here, by name."""
+    """For `process`: the job, whose user and group ID are looked up here by name."""
     user: str = ""
     arguments: tuple[str, ...] = ()
-    """get_status: who asks, and what."""
+    """For `get_status`: the requesting user, and the arguments."""
 
 
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it."""
+    """Result of a request."""
 
     text: str = ""
     pools: tuple[PoolReport, ...] | None = None
     failed: str = ""
-    """Why it failed; empty if it did not."""
+    """Reason of the failure; empty if successful."""
     operation: str = ""
 
 
-class _Ended(BaseException):
-    """SIGTERM arrived: unwind, so that the call is ended and its directory removed."""
+class _Terminated(BaseException):
+    """SIGTERM arrived: unwind, so that the call is killed and its directory removed."""
 
 
 def ids_of(user: str) -> tuple[int, int]:
-    """Return the user and group id of an account of this machine, or those of nobody."""
+    """Return the user and group ID of an account on this machine, or 65534 for both if unknown."""
     try:
         found = pwd.getpwnam(user)
     except (KeyError, ValueError):
@@ -69,7 +71,7 @@ def ids_of(user: str) -> tuple[int, int]:
 
 
 def perform(request: CallRequest) -> CallAnswer:
-    """Ask the provider."""
+    """Carry out a request."""
     try:
         with private_directory() as directory:
             provider = provider_for(request.provision, request.local, SystemClock())
@@ -85,13 +87,13 @@ def perform(request: CallRequest) -> CallAnswer:
                     uid, gid = ids_of(request.user)
                     return CallAnswer(text=provider.get_status(request.arguments, uid, gid, directory))
     except OperationError as error:
-        return CallAnswer(failed=error.message or "it said nothing", operation=error.operation)
+        return CallAnswer(failed=error.message or "the provider gave no message", operation=error.operation)
     except OSError as error:
         return CallAnswer(failed=f"the call cannot be made: {error.strerror or error}", operation=request.operation)
 
 
 def serve(reading: BinaryIO, writing: BinaryIO) -> None:
-    """Answer requests until there are none."""
+    """Serve requests until the input ends."""
     while True:
         head = reading.read(LENGTH_BYTES)
         if len(head) < LENGTH_BYTES:
@@ -111,11 +113,11 @@ def serve(reading: BinaryIO, writing: BinaryIO) -> None:
 
 def _end(_number: int, _frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _Ended
+    raise _Terminated
 
 
 def main(arguments: list[str]) -> int:
-    """Serve this process's standard streams; return the exit code."""
+    """Serve the standard streams; return the exit code."""
     try:
         ignore_hangup()
         signal.signal(signal.SIGTERM, _end)
@@ -127,7 +129,7 @@ def main(arguments: list[str]) -> int:
         remove_abandoned()
         serve(sys.stdin.buffer, sys.stdout.buffer)
         return 0
-    except _Ended:
+    except _Terminated:
         return EXIT_ENDED
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.config import Access, Config, ConfigError
+from cluster.config import AccessConfig, Config, ConfigError
 from cluster.security import Role, TlsRefused, certificate_of
 from cluster.system import format_instant
 from replica.values import Instant
@@ -287,7 +287,7 @@ def buffer_conf_faults(
             yield f"{path}: {key} is {values.get(key.lower()) or 'not set'}; write {key}={program}"
 
 
-def certificate_fault(access: Access, name: str, at: Instant) -> str:
+def certificate_fault(access: AccessConfig, name: str, at: Instant) -> str:
     """Return why every call with the certificate of a bridge would be refused, with file and remedy; empty: it is good.
 
     One that is not valid yet is good: the clock of a machine that starts is often behind.
@@ -313,7 +313,9 @@ def certificate_fault(access: Access, name: str, at: Instant) -> str:
     return ""
 
 
-def reach_faults(access: Access | Config, name: str, slurm: SlurmSettings, programs: Iterable[Path]) -> Iterator[str]:
+def reach_faults(
+    access: AccessConfig | Config, name: str, slurm: SlurmSettings, programs: Iterable[Path]
+) -> Iterator[str]:
     """Yield what SlurmUser could not read of the bridge's files and programs, and a key that is not SlurmUser's own."""
     groups = frozenset(os.getgrouplist(slurm.user, slurm.gid))
     certificates = access.tls.certificates

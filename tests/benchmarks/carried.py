@@ -10,11 +10,11 @@ import msgspec
 
 from cluster.agent.files.paths import Target, identity_of
 from cluster.agent.transfer.fence import Claimant, claim, tidy
-from cluster.agent.transfer.options import Item, Kind, Options
+from cluster.agent.transfer.options import ItemKind, TransferItem, TransferOptions
 from cluster.agent.transfer.progress import SharedCounters
-from cluster.agent.transfer.rate_limit import Pace, Stopped
+from cluster.agent.transfer.rate_limit import Pace, TransferStopped
 from cluster.agent.transfer.transfer import run_transfer
-from cluster.agent.transfer.transfer_state import Context
+from cluster.agent.transfer.transfer_state import TransferContext
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
@@ -39,7 +39,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Descriptor of the shared counters."""
     control: int
     """Descriptor of the agent's control page."""
-    options: Options = Options()
+    options: TransferOptions = TransferOptions()
 
 
 def _target(path: str) -> Target:
@@ -58,16 +58,16 @@ def main() -> int:
     claimant = Claimant(f"{STORAGE[:8]}-{JOB}", wanted.attempt, STORAGE)
     try:
         pace = Pace(wanted.control, shared, SystemClock())
-        signal.signal(signal.SIGTERM, lambda *_: pace.end(Stopped))
-        item = Item(
-            Kind.DIRECTORY if wanted.directory else Kind.FILE,
+        signal.signal(signal.SIGTERM, lambda *_: pace.end(TransferStopped))
+        item = TransferItem(
+            ItemKind.DIRECTORY if wanted.directory else ItemKind.FILE,
             _target(wanted.source),
             _target(wanted.destination),
             identity_of(home),
             identity_of(home),
             claim(claimed, holder, claimant),
         )
-        context = Context(
+        context = TransferContext(
             tag=f"{JOB}-{STORAGE[:8]}",
             workspace=Workspace.open(home, JOB, wanted.attempt, "stage_out"),
             clock=SystemClock(),
@@ -80,7 +80,7 @@ def main() -> int:
         receipt = run_transfer([item], wanted.options, context)
         tidy(claimed, claimant)
         os.fsync(claimed)
-    except Stopped:
+    except TransferStopped:
         return EXIT_ENDED
     sys.stdout.buffer.write(msgspec.json.encode(msgspec.structs.asdict(receipt)))
     return 0

@@ -177,11 +177,11 @@ class Swarm:
                 if connection is not None:
                     connection.close()
                     connection = None
-                await asyncio.sleep(choice.failed(replica) + random.uniform(0.1, 0.2))
+                await asyncio.sleep(choice.note_failure(replica) + random.uniform(0.1, 0.2))
                 continue
             now_s = time.monotonic()
             found = msgspec.json.decode(answer.body, type=PollAnswer)
-            choice.answered(replica, found.spread_s)
+            choice.note_answer(replica, found.spread_s)
             seen, poll_s = found.revision, min(found.wait_s or 10.0, 20.0)
             for order in found.orders:
                 key = (order.job, order.attempt, order.stage)

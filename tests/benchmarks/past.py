@@ -24,7 +24,7 @@ import uvloop
 
 from cluster.client.session_ids import SessionIds
 from cluster.config.config import Config
-from cluster.config.new_site import CONFIG_NAME, Founding, PoolSpec, found
+from cluster.config.new_site import CONFIG_NAME, Founding, PoolSpec, create_site
 from cluster.schemas.command_ids import new_command_id
 from cluster.security.tls import client_context
 from cluster.serve import Replica
@@ -298,7 +298,7 @@ def cluster_in(directory: Path) -> Config:
         destination_roots=(results,),
         allow_root=True,
     )
-    config = _placed(found(directory, founding, clock=SystemClock()))
+    config = _placed(create_site(directory, founding, clock=SystemClock()))
     allow_first_start(config, config.replicas[0].name)
     return config
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer.options import Options
+from cluster.agent.transfer.options import TransferOptions
 from tests.benchmarks import transfer
 from tests.benchmarks.carried import EXIT_ENDED
 from tests.benchmarks.processes import ServerFailed
 
-SMALL = Options(chunk_bytes=4096, large_bytes=16384)
+SMALL = TransferOptions(chunk_bytes=4096, large_bytes=16384)
 
 
 def test_a_transfer_that_is_measured_copies_what_it_says_and_a_difference_is_found(tmp_path: Path) -> None:

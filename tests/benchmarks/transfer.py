@@ -24,9 +24,9 @@ from typing import Any
 
 import msgspec
 
-from cluster.agent.transfer.options import Options, Verify, chunk_bytes_of
+from cluster.agent.transfer.options import TransferOptions, Verify, chunk_bytes_of
 from cluster.agent.transfer.progress import Counters, SharedCounters
-from cluster.agent.transfer.rate_limit import Control
+from cluster.agent.transfer.rate_limit import TransferControl
 from tests.benchmarks.carried import EXIT_ENDED, Wanted
 from tests.benchmarks.processes import ServerFailed
 from tests.repo.tree import ROOT
@@ -66,9 +66,9 @@ WAIT_S = 1800.0
 class _Running:
     """A transfer under way."""
 
-    def __init__(self, source: Path, destination: Path, home: Path, attempt: int, options: Options) -> None:
+    def __init__(self, source: Path, destination: Path, home: Path, attempt: int, options: TransferOptions) -> None:
         self._counters = SharedCounters.create()
-        self.control = Control()
+        self.control = TransferControl()
         wanted = Wanted(
             source=str(source),
             destination=str(destination),
@@ -114,7 +114,9 @@ class _Running:
 
 
 @contextlib.contextmanager
-def _carrying(source: Path, destination: Path, home: Path, attempt: int, options: Options) -> Iterator[_Running]:
+def _carrying(
+    source: Path, destination: Path, home: Path, attempt: int, options: TransferOptions
+) -> Iterator[_Running]:
     home.mkdir(exist_ok=True)
     running = _Running(source, destination, home, attempt, options)
     try:
@@ -198,7 +200,7 @@ def _sync(destination: Path) -> None:
     _run("sync", "-f", destination)
 
 
-def _forebay(source: Path, destination: Path, home: Path, options: Options) -> None:
+def _forebay(source: Path, destination: Path, home: Path, options: TransferOptions) -> None:
     with _carrying(source, destination, home, 1, options) as running:
         running.receipt()
 
@@ -227,18 +229,18 @@ def compared(
     program = rsync()
     inner = source.is_dir()
 
-    def forebay(options: Options) -> Callable[[Path], None]:
+    def forebay(options: TransferOptions) -> Callable[[Path], None]:
         return lambda to: _forebay(source, to, to.with_name(f"{to.name}.home"), options)
 
     # A slash after a directory's name: rsync then copies what is in it, as the others do.
     systems: dict[str, Callable[[Path], None]] = {
         "cp -a": lambda to: _run("cp", "-a", source, to),
         "rsync -a": lambda to: _run(program, "-a", f"{source}/" if inner else source, to),
-        "forebay": forebay(Options()),
-        "forebay read_back": forebay(Options(verify=Verify.READ_BACK)),
+        "forebay": forebay(TransferOptions()),
+        "forebay read_back": forebay(TransferOptions(verify=Verify.READ_BACK)),
     }
     if blake3:
-        systems["forebay blake3"] = forebay(Options(algorithm="blake3"))
+        systems["forebay blake3"] = forebay(TransferOptions(algorithm="blake3"))
     synced = {"cp -a", "rsync -a"}
     taken: dict[str, list[float]] = {}
     order = list(systems)
@@ -285,7 +287,7 @@ def _remove(paths: list[Path]) -> None:
 def resumed(directory: Path, source: Path) -> dict[str, int]:
     """Kill a transfer of one large file half way, let the next attempt end it; return what was written twice, bytes."""
     destination, home = directory / "resumed", directory / "resumed.home"
-    size_bytes, options = source.stat().st_size, Options()
+    size_bytes, options = source.stat().st_size, TransferOptions()
     with _carrying(source, destination, home, 1, options) as running:
         while running.counters().bytes_done < size_bytes * RESUMED_AT:
             if running.process.poll() is not None:
@@ -327,7 +329,7 @@ def _written_bytes(process: int) -> int:
 def cancelled(directory: Path, source: Path) -> float:
     """Return the seconds from the word to stop until a transfer at full speed is gone, all of its processes."""
     destination, home = directory / "cancelled", directory / "cancelled.home"
-    with _carrying(source, destination, home, 1, Options()) as running:
+    with _carrying(source, destination, home, 1, TransferOptions()) as running:
         while not running.counters().bytes_done:
             if running.process.poll() is not None:
                 raise ServerFailed("the transfer ended before it could be cancelled: take more or larger files")
@@ -360,7 +362,7 @@ def memory(directory: Path, source: Path) -> dict[str, float]:
     """Return the most memory that all processes of one transfer had together, MiB: what is shared counts once."""
     destination, home = directory / "remembered", directory / "remembered.home"
     most, ended = [0], threading.Event()
-    with _carrying(source, destination, home, 1, Options()) as running:
+    with _carrying(source, destination, home, 1, TransferOptions()) as running:
 
         def watch() -> None:
             while not ended.wait(SAMPLE_S):

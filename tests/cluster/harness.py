@@ -15,7 +15,7 @@ import uvloop
 
 from cluster.api import Doors, LocalCore, Server, Service
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, PoolSpec, found
+from cluster.config.new_site import Founding, PoolSpec, create_site
 from cluster.consensus import ChangeRefused, ClockBounds, Machine, MemberChange, NotLeader, Role
 from cluster.schemas.command_ids import new_command_id
 from cluster.schemas.jobs import StatusView
@@ -71,7 +71,7 @@ def make_cluster(directory: Path, replicas: int = 1) -> Config:
         destination_roots=(directory / "out",),
         allow_root=True,
     )
-    config = found(directory, founding, clock=SystemClock())
+    config = create_site(directory, founding, clock=SystemClock())
     authority, at = load_authority(config.tls.authority.parent), SystemClock().now()
     issue(authority, config.tls.certificates, role=CertificateRole.SCHEDULER, name="slurm", at=at)
     issue(authority, config.tls.certificates, role=CertificateRole.AUDITOR, name="auditor", at=at)

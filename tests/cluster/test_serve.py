@@ -17,7 +17,7 @@ import pytest
 from cluster.client import Client
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, PoolSpec, found
+from cluster.config.new_site import Founding, PoolSpec, create_site
 from cluster.schemas import operations as ops
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.security.identity import Role
@@ -45,7 +45,7 @@ def make(directory: Path, replicas: int) -> Config:
         accounts=OWN,
         destination_roots=(directory,),
     )
-    return found(directory, founding, clock=SystemClock())
+    return create_site(directory, founding, clock=SystemClock())
 
 
 async def start(
@@ -286,7 +286,7 @@ async def test_a_service_manager_hears_of_replica_and_agent_when_they_serve_whil
         await heard("READY")
         await heard("STATUS=registered at revision")
         agent.terminate()
-        await heard("STOPPING=1\nSTATUS=ends what moves data")
+        await heard("STOPPING=1\nSTATUS=stopping transfers")
         assert await agent.wait() == 0
         replica.terminate()
         await heard("STOPPING=1\nSTATUS=hands over")

@@ -137,7 +137,7 @@ def refused(text: str) -> ConfigError:
     """Return the error for a configuration with this text."""
     file = Path("/proc/nowhere/forebay.toml")
     with pytest.raises(ConfigError) as caught:
-        config_module._read(file, Document(file, text))
+        config_module._read_config(file, Document(file, text))
     error = caught.value
     assert (error.file, bool(error.sentence), bool(error.remedy)) == (file, True, True)
     assert str(error) == f"{error.place}: {f'{error.key}: ' if error.key else ''}{error.sentence}; {error.remedy}"
@@ -160,7 +160,7 @@ def misspelt(word: str) -> Iterator[str]:
 def test_every_key_is_in_the_text_that_these_tests_misspell(tmp_path: Path) -> None:
     (tmp_path / "forebay.toml").write_text(TEXT)
     assert Config.load(tmp_path / "forebay.toml").provider.environment == (("A", "b"),)
-    root = msgspec.inspect.type_info(config_module._File)
+    root = msgspec.inspect.type_info(config_module._ConfigFile)
     assert isinstance(root, msgspec.inspect.StructType)
     known: dict[str, set[str]] = {}
     for field in root.fields:
@@ -227,7 +227,7 @@ def test_a_table_with_one_letter_wrong_is_refused_in_its_line_with_the_right_one
         ('directory = "n1"', 'directory = "a\\u0000"', "dir", "agent[1].directory", "found a text", "one line"),
         ('sender = "forebay"', 'sender = ""', "sender", "mail.sender", "found a text ('')", "a non-empty text"),
         ('sender = "forebay"', 'sender = "a\\nb"', "sender", "mail.sender", "found a text ('a\\nb')", "of one line"),
-        ('domain = "example.org"', 'smtp = "127.0.0.1:25"', "smtp", "mail.smtp", "there is a program", "leave out"),
+        ('domain = "example.org"', 'smtp = "127.0.0.1:25"', "smtp", "mail.smtp", "program is set, too", "leave out"),
         ("accounts = \"own\"", "accounts = 1", "accounts", "agent[1].accounts", "found a whole", "one of 'own', 'ow"),
         ('"/in/%u"', '"/in/%u", 3', "3]", "staging.sources[2]", "found a whole number (3)", "a non-empty text of one"),
         ('"/in/%u"', '"/in",\n  # two\n  "/a/%j"', '"/a/%j"', "staging.sources[2]", "found '/a/%j'", "is %u"),

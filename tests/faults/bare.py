@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, PoolSpec, found
+from cluster.config.new_site import Founding, PoolSpec, create_site
 from cluster.schemas import operations as ops
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.jobs import StatusView
@@ -68,7 +68,7 @@ class BareCluster:
             source_roots=(WORK,),
             destination_roots=(WORK,),
         )
-        config = found(self.directory, founding, clock=SystemClock())
+        config = create_site(self.directory, founding, clock=SystemClock())
         text = self.file.read_text()
         for line in settings.splitlines():
             key = line.partition("=")[0].strip()

@@ -10,7 +10,7 @@ from replica.values.errors import Refusal
 from tests.replica.test_persistent import made, world
 from tests.replica.world import SCRIPT, World, user
 
-OVERFULL = "ended because the job's buffer holds 5 MiB or more, and may hold 1 MiB"
+OVERFULL = "ended because the job's buffer holds at least 5 MiB (limit: 1 MiB)"
 
 
 def ended(message: str, exit_code: int, signal: int) -> tuple[World, int]:

@@ -19,7 +19,7 @@ OTHER: Final = {
 """Modules that write files in another way, and which."""
 
 OTHER_DIRECTORIES: Final = {
-    "cluster/agent/home/home.py": "above the agent's directory, where users pass to their scripts",
+    "cluster/agent/runtime/state_directory.py": "above the agent's directory, where users pass to their scripts",
     "cluster/agent/files/paths.py": "a destination of a user, made with the user's rights",
     "cluster/agent/processes/cgroups.py": "cgroups",
     "cluster/agent/transfer/transfer.py": "a destination of a user, made with the user's rights",

@@ -1,4 +1,4 @@
-"""Files as an agent must treat them: durable writes, safe paths (openat), removal, capacity of buffers."""
+"""File operations of the agent: durable writes, safe paths (openat), removal, and capacity of buffers."""
 
 from cluster.agent.files import capacity as capacity
 from cluster.agent.files import places as places
@@ -17,7 +17,7 @@ from cluster.agent.files.durable import (
     TEMPORARY_SUFFIX,
     FileRefused,
     ReserveFiles,
-    is_no_room,
+    is_resource_exhausted,
     read_bounded,
     read_record,
     reserve,
@@ -25,12 +25,12 @@ from cluster.agent.files.durable import (
     write_new,
     write_reserved,
 )
-from cluster.agent.files.images import ImageRefused
+from cluster.agent.files.images import ImageFailed
 from cluster.agent.files.kernel import READ_FLAGS, XATTR_CLASS, allocate, clone, is_local, open_direct, type_of
 from cluster.agent.files.links import beneath, leads_to, names_of
 from cluster.agent.files.paths import (
     VARIABLES,
-    Identity,
+    FileIdentity,
     PathRefused,
     Target,
     identity_of,
@@ -38,8 +38,8 @@ from cluster.agent.files.paths import (
     join,
     kind_of,
     open_as_user,
-    opened,
-    opened_parent,
+    open_target,
+    open_target_parent,
     outside_target,
     split,
     variable_of,

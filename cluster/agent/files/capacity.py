@@ -1,4 +1,4 @@
-"""What the file system holds a buffer to its capacity by: found out, and buffers made, limited and removed with it."""
+"""Capacity enforcement by the filesystem: detect the mechanism, and create, limit and remove buffers with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cluster.agent.files import images, project_quota, subvolumes
-from cluster.agent.files.images import ImageRefused
+from cluster.agent.files.images import ImageFailed
 from cluster.agent.files.removal import RemovalFailed, remove_tree
 from cluster.system import closing, names_in, open_directory
 
@@ -17,83 +17,104 @@ WATCH: Final = "watch"
 PROJECT_QUOTA: Final = "project_quota"
 SUBVOLUME_QUOTA: Final = "subvolume_quota"
 IMAGE: Final = "image"
-"""Words of CAPACITY_CONTROLS (replica.model). The file system has no part in the first."""
+"""Words of CAPACITY_CONTROLS (replica.model). With the first, the filesystem enforces nothing."""
 
 _PRIVATE: Final = 0o700
 
 NAMES_BYTES: Final = 8 * 1024**2
-"""What a subvolume may refer to beside the bytes of its files and their part: btrfs counts names and attributes, about
-800 bytes for each of the 10,000 files that any buffer may hold."""
+"""Allowance for metadata in a subvolume: btrfs counts names and attributes, about 800 bytes for each of the 10,000
+files any
+buffer may hold.
+"""
 
 
-class Control(NamedTuple):
-    """What there is on an agent's file system."""
+class CapacityControl(NamedTuple):
+    """Enforcement mechanism of an agent's filesystem."""
 
     word: str
     why_watch: str = ""
-    """Why the file system does not do it, for the word watch."""
+    """Reason why the filesystem cannot enforce limits, if the word is WATCH."""
 
 
-def find_control(directory: int) -> Control:
-    """Return what holds the buffers that are made in an open directory by this process."""
+def find_control(directory: int) -> CapacityControl:
+    """Return the mechanism for buffers created in an open directory by this process."""
     if project_quota.is_enforced(directory):
-        return Control(PROJECT_QUOTA)
+        return CapacityControl(PROJECT_QUOTA)
     why = subvolumes.why_unlimited(directory)
     if not why:
-        return Control(SUBVOLUME_QUOTA)
+        return CapacityControl(SUBVOLUME_QUOTA)
     if not subvolumes.is_on_btrfs(directory):
-        why = "its file system keeps no project quotas for it"
-    return Control(WATCH, why)
+        why = "its filesystem does not enforce project quotas"
+    return CapacityControl(WATCH, why)
 
 
-def hold_by_images(directory: int) -> Control:
-    """Have each buffer that is made in an open directory be an image; ImageRefused if this process cannot."""
+def hold_by_images(directory: int) -> CapacityControl:
+    """Use an image for each buffer created in an open directory.
+
+    Raises:
+        ImageFailed: This process cannot create or mount images.
+    """
     images.probe(directory)
-    return Control(IMAGE)
+    return CapacityControl(IMAGE)
 
 
 def see_all_mounted(parent: int) -> Iterator[str]:
-    """Mount the images of an open directory that are not, after a restart of the machine; give why one cannot be."""
+    """Mount all images of an open directory, for example after a reboot; yield the errors."""
     try:
         for name in images.names(parent):
             try:
                 images.see_mounted(parent, name)
-            except ImageRefused as error:
+            except ImageFailed as error:
                 yield str(error)
     except OSError as error:
         yield f"the images of buffers cannot be listed: {error.strerror}"
 
 
 def see_mounted(parent: int, name: str) -> None:
-    """Mount the buffer of this name in an open directory, if it is an image and is not mounted. ImageRefused."""
+    """Mount the named buffer in an open directory if it is an unmounted image.
+
+    Raises:
+        ImageFailed: The image cannot be mounted.
+    """
     images.see_mounted(parent, name)
 
 
 def open_buffer(parent: int, name: str) -> int:
-    """Return a descriptor of a buffer in an open directory, mounted if it is an image. ImageRefused, OSError."""
+    """Return a descriptor of a buffer in an open directory, mounting its image if necessary.
+
+    Raises:
+        ImageFailed: The image cannot be mounted.
+        OSError: The buffer cannot be opened.
+    """
     images.see_mounted(parent, name)
     return open_directory(name, dir_fd=parent)
 
 
 def make(parent: int, name: str, control: str, most_bytes: int) -> None:
-    """Make a buffer, private and empty, in an open directory; `hold` is to follow. Repeating it does no harm.
+    """Create a private, empty buffer in an open directory; call `hold` next. Idempotent until then.
 
-    FileExistsError if it is there. ImageRefused, OSError.
+    Raises:
+        FileExistsError: The buffer exists.
+        ImageFailed: The image cannot be created.
+        OSError: The buffer cannot be created.
     """
     if control == IMAGE:
         images.make(parent, name, most_bytes)
     elif control == SUBVOLUME_QUOTA:
         subvolumes.create(parent, name)
-        # It was everybody's to look into for a moment in which nothing was in it.
+        # Other users could look into it until now, but it was empty.
         os.chmod(name, _PRIVATE, dir_fd=parent)
     else:
         os.mkdir(name, _PRIVATE, dir_fd=parent)
 
 
 def hold(directory: int, control: str, seed: str, most_bytes: int) -> None:
-    """Have an open buffer take at most so many bytes of its file system; `seed` tells it from others. OSError.
+    """Limit the bytes an open buffer may take on its filesystem; `seed` identifies it.
 
-    Nothing is done for one that was made under another control: the watch has it.
+    A buffer created under another mechanism is left to the watch.
+
+    Raises:
+        OSError: The limit cannot be set.
     """
     if control == PROJECT_QUOTA:
         project_quota.hold(directory, seed, most_bytes)
@@ -102,13 +123,22 @@ def hold(directory: int, control: str, seed: str, most_bytes: int) -> None:
 
 
 def hold_inodes(directory: int, control: str, more: int) -> None:
-    """Have an open buffer take at most so many inodes more than it has, where the file system can. OSError."""
+    """Limit an open buffer to `more` inodes beyond its current ones, if the filesystem can.
+
+    Raises:
+        OSError: The limit cannot be set.
+    """
     if control == PROJECT_QUOTA:
         project_quota.hold_inodes(directory, more)
 
 
 def move(parent: int, name: str, new: str) -> None:
-    """Give a buffer another name in its open directory. FileNotFoundError, OSError."""
+    """Rename a buffer in its open directory.
+
+    Raises:
+        FileNotFoundError: There is no such buffer.
+        OSError: The buffer cannot be renamed.
+    """
     if images.is_there(parent, name):
         images.move(parent, name, new)
     else:
@@ -117,9 +147,11 @@ def move(parent: int, name: str, new: str) -> None:
 
 
 def remove(parent: int, name: str, *, shown: str) -> None:
-    """Remove a buffer with all that is in it and what limited it, whichever control it was made under. RemovalFailed.
+    """Remove a buffer with its content and limits, whichever mechanism it was created under. A missing buffer is not an
+    error.
 
-    Nothing to do if it is not there.
+    Raises:
+        RemovalFailed: The buffer cannot be removed.
     """
     with _removing(parent, name, shown) as is_image:
         if is_image:
@@ -129,9 +161,10 @@ def remove(parent: int, name: str, *, shown: str) -> None:
 
 
 def remove_empty(parent: int, name: str, *, shown: str) -> None:
-    """Remove a buffer in which nothing is, and what limited it. RemovalFailed, also if something is in it.
+    """Remove an empty buffer and its limits. A missing buffer is not an error.
 
-    Nothing to do if it is not there.
+    Raises:
+        RemovalFailed: The buffer is not empty or cannot be removed.
     """
     with _removing(parent, name, shown) as is_image:
         if is_image:
@@ -146,7 +179,11 @@ def remove_empty(parent: int, name: str, *, shown: str) -> None:
 
 @contextlib.contextmanager
 def _removing(parent: int, name: str, shown: str) -> Iterator[bool]:
-    """Give whether a buffer is an image; release what limited it when it has been removed. RemovalFailed."""
+    """Yield whether a buffer is an image; release its limits after its removal.
+
+    Raises:
+        RemovalFailed: The buffer cannot be removed.
+    """
     project = group = 0
     try:
         is_image = images.is_there(parent, name)

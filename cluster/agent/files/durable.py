@@ -1,8 +1,10 @@
-"""Files that are whole or absent, whatever happens: temporary name, fsync, rename, fsync of the directory.
+"""Durable files, complete or absent after a crash: write a temporary file, fsync, rename, fsync the directory.
 
-A disk may be full just when a file has to be written. `reserve` puts room beside its name while there is some: blocks
-of its own, which are overwritten in place, so that nobody can take them meanwhile. Spare files are made while there is
-room, too, to be used when there is none: a full disk still takes results and locks."""
+The disk may be full when a file has to be written. `reserve` allocates blocks beside its name in advance; they are
+overwritten in place, so no other file can take them meanwhile. Reserve files are created in advance, too, so that a
+full
+disk still takes results and locks.
+"""
 
 from __future__ import annotations
 
@@ -30,36 +32,39 @@ PERSISTENT: Final = "persistent"
 
 
 TEMPORARY_SUFFIX: Final = ".new"
-"""Ends the name of a file that is being written; one that is found at a start is what a crash left, and is removed."""
+"""Suffix of a file being written; one found at start was left by a crash and is removed."""
 
 RESERVE_SUFFIX: Final = ".room"
-"""Ends the name of the room that is reserved for a file."""
+"""Suffix of a file's reserved space."""
 
 _PAGE_BYTES: Final = 4096
 
 
 class FileRefused(Exception):
-    """A file of the agent's own that cannot be believed; the message names it and says what would be right."""
+    """File of the agent that is damaged or not its own; the message names it and the remedy."""
 
 
-def is_no_room(error: OSError) -> bool:
+def is_resource_exhausted(error: OSError) -> bool:
     """Return whether waiting helps: the disk, the memory or the table of open files is full."""
     return is_disk_full(error) or error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def write_durably(directory: int, name: str, data: bytes, *, lasting: bool = True) -> None:
-    """Write `name` in the open directory so that a crash leaves the old file or the new one; durable on return.
+    """Write `name` in the open directory so that a crash leaves the old or the new file; durable on return.
 
-    What is not written as `lasting` outlives this process, but after a power cut it may be damaged, or not there. Where
-    the disk is full, room that was reserved for `name` is used; the file then ends in spaces. OSError if the disk does
-    not take it.
+    A file that is not `lasting` survives this process, but may be damaged or missing after a power failure. On a full
+    disk,
+    space reserved for `name` is used; the file then ends in spaces.
+
+    Raises:
+        OSError: The disk is full or fails.
     """
     temporary = name + TEMPORARY_SUFFIX
     try:
         _fill(directory, temporary, os.O_CREAT | os.O_TRUNC, data, lasting=lasting)
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError as error:
-        # A part of it would keep room that others need.
+        # A partial file would take space that others need.
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=directory)
         if not is_disk_full(error) or len(data) > RESERVE_BYTES:
@@ -72,7 +77,11 @@ def write_durably(directory: int, name: str, data: bytes, *, lasting: bool = Tru
 
 
 def write_reserved(directory: int, name: str, data: bytes, *, lasting: bool = True) -> bool:
-    """Write `name` as `write_durably` does, in the room that was reserved for it; False if there is none. OSError."""
+    """Write `name` like `write_durably` into its reserved space; return False if there is none.
+
+    Raises:
+        OSError: The disk fails.
+    """
     if len(data) > RESERVE_BYTES:
         return False
     room = name + RESERVE_SUFFIX
@@ -89,9 +98,12 @@ def write_reserved(directory: int, name: str, data: bytes, *, lasting: bool = Tr
 def write_new(
     directory: int, name: str, data: bytes, *, mode: int = 0o600, owner: tuple[int, int] | None = None
 ) -> None:
-    """Write a file of a directory that nobody looks into yet; what is in it, and not its name, is durable on return.
+    """Write a file in a directory that is not in use yet; its content, but not its name, is durable on return.
 
-    `owner` is a user and group id to give it to. OSError if the disk does not take it.
+    `owner` is the user and group ID to give the file to.
+
+    Raises:
+        OSError: The disk is full or fails.
     """
     _fill(directory, name, os.O_CREAT | os.O_EXCL, data, mode, owner)
 
@@ -118,7 +130,11 @@ def _fill(
 
 
 def reserve(directory: int, name: str) -> None:
-    """Make an empty file of RESERVE_BYTES whose blocks are its own; OSError if there is no room for it."""
+    """Create a file of RESERVE_BYTES with allocated blocks.
+
+    Raises:
+        OSError: The disk is full or fails.
+    """
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
         os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
@@ -131,16 +147,17 @@ def reserve(directory: int, name: str) -> None:
 
 
 def read_bounded(directory: int, name: str) -> bytes | None:
-    """Return what the regular file `name` holds, None if there is none.
+    """Return the content of the regular file `name`, or None if it does not exist.
 
-    FileRefused if it is longer than any of ours.
+    Raises:
+        FileRefused: The file is longer than any the agent writes.
     """
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except FileNotFoundError:
         return None
     with closing(descriptor):
-        # Many are read for each job: a page at once, and what else there is.
+        # Many small files are read for each job: read one page first.
         data = os.read(descriptor, _PAGE_BYTES)
         if len(data) == _PAGE_BYTES:
             while len(data) <= FILE_BYTES_MAX and (more := os.read(descriptor, FILE_BYTES_MAX + 1 - len(data))):
@@ -151,7 +168,11 @@ def read_bounded(directory: int, name: str) -> bytes | None:
 
 
 def read_record(directory: int, name: str, kind: type[_T], *, shown: str) -> _T | None:
-    """Return what a file that was written as JSON says, None if there is none; FileRefused, which calls it `shown`."""
+    """Return the content of a JSON file, or None if it does not exist.
+
+    Raises:
+        FileRefused: The file is damaged; the message calls it `shown`.
+    """
     data = read_bounded(directory, name)
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)
@@ -160,10 +181,10 @@ def read_record(directory: int, name: str, kind: type[_T], *, shown: str) -> _T 
 
 
 class ReserveFiles:
-    """Spare files in one directory; nothing is ever read of them."""
+    """Reserve files in one directory, whose content is never read."""
 
     def __init__(self, directory: int) -> None:
-        """Take stock of the open directory, and make what is missing as far as there is room."""
+        """Count the files in an open directory and create missing ones if there is space."""
         self._directory = directory
         self._free: list[str] = []
         for name in sorted(names_in(directory)):
@@ -177,18 +198,18 @@ class ReserveFiles:
         return len(self._free)
 
     def fill(self) -> None:
-        """Make what is missing, as far as there is room."""
+        """Create missing files if there is space."""
         try:
             while len(self._free) < RESERVE_FILES:
-                name = self._unused()
+                name = self._unused_name()
                 reserve(self._directory, name)
                 self._free.append(name)
         except OSError as error:
-            if not is_no_room(error):
+            if not is_resource_exhausted(error):
                 raise
 
     def lend(self, directory: int, name: str) -> bool:
-        """Make one reserve file the file `name` of an open directory on the same disk; False if none is left."""
+        """Rename one reserve file to `name` in an open directory on the same disk; return False if none is left."""
         if not self._free:
             return False
         os.rename(self._free[-1], name, src_dir_fd=self._directory, dst_dir_fd=directory)
@@ -196,7 +217,11 @@ class ReserveFiles:
         return True
 
     def write(self, directory: int, name: str, data: bytes, *, lasting: bool = True) -> None:
-        """Write a file as `write_durably` does, into a reserve file if the disk is full. OSError if none is left."""
+        """Write a file like `write_durably`, using a reserve file if the disk is full.
+
+        Raises:
+            OSError: No reserve file is left, or the disk fails.
+        """
         try:
             write_durably(directory, name, data, lasting=lasting)
         except OSError as error:
@@ -205,18 +230,18 @@ class ReserveFiles:
             write_durably(directory, name, data, lasting=lasting)
 
     def drop(self, directory: int, name: str) -> None:
-        """Remove the file `name` of an open directory: a reserve file that was lent comes back as one."""
+        """Remove the file `name` of an open directory; a lent reserve file is taken back."""
         with contextlib.suppress(FileNotFoundError):
             if (
                 len(self._free) < RESERVE_FILES
                 and os.stat(name, dir_fd=directory, follow_symlinks=False).st_size == RESERVE_BYTES
             ):
-                free = self._unused()
+                free = self._unused_name()
                 os.rename(name, free, src_dir_fd=directory, dst_dir_fd=self._directory)
                 self._free.append(free)
                 return
             os.unlink(name, dir_fd=directory)
 
-    def _unused(self) -> str:
+    def _unused_name(self) -> str:
         taken = set(self._free)
         return next(name for name in map(str, range(RESERVE_FILES + 1)) if name not in taken)

@@ -1,6 +1,7 @@
-"""What Linux does for a copy and Python has no name for: clones, room in advance, and which file system it is.
+"""Linux system calls for copying that Python lacks: clones, preallocation and filesystem types.
 
-Sources: ioctl_ficlonerange(2), fallocate(2), statfs(2), syncfs(2)."""
+Sources: ioctl_ficlonerange(2), fallocate(2), statfs(2), syncfs(2).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Final
 
 _FICLONE: Final = 0x40049409
 _STATFS_BYTES: Final = 256
-"""Room for `struct statfs` of any architecture; its first field, a long, is the type."""
+"""Space for `struct statfs` of any architecture; its first field, a long, is the type."""
 
 _EXT: Final = 0xEF53
 _XFS: Final = 0x58465342
@@ -21,8 +22,9 @@ BTRFS: Final = 0x9123683E
 _TMPFS: Final = 0x01021994
 
 LOCAL: Final = frozenset({_EXT, _XFS, BTRFS, _TMPFS})
-"""File systems of this machine whose syncfs(2) writes everything and says if anything was lost. With others, such as a
-file server's or one in user space, that is not certain, and each file is synced by itself."""
+"""Local filesystems whose syncfs(2) writes everything and reports lost writes. Others, such as network or user-space
+filesystems, do not guarantee this, so files are synced individually.
+"""
 
 _NO_CLONE: Final = frozenset(
     {errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EBADF, errno.ETXTBSY}
@@ -34,7 +36,11 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctype
 
 
 def type_of(descriptor: int) -> int:
-    """Return the number of the type of the file system that an open file is on. OSError."""
+    """Return the type number of the filesystem of an open file.
+
+    Raises:
+        OSError: The type cannot be determined.
+    """
     room = ctypes.create_string_buffer(_STATFS_BYTES)
     if _libc.fstatfs(descriptor, room) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -42,7 +48,7 @@ def type_of(descriptor: int) -> int:
 
 
 def is_local(descriptor: int) -> bool:
-    """Return whether the file system that an open file is on is one of LOCAL; not if that cannot be found out."""
+    """Return whether an open file is on one of the LOCAL filesystems; False if unknown."""
     try:
         return type_of(descriptor) in LOCAL
     except OSError:
@@ -50,7 +56,11 @@ def is_local(descriptor: int) -> bool:
 
 
 def clone(reading: int, writing: int) -> bool:
-    """Have one open file share the blocks of another; False if the file system cannot. OSError."""
+    """Share the blocks of one open file with another; return False if the filesystem cannot.
+
+    Raises:
+        OSError: The disk is full or fails.
+    """
     try:
         fcntl.ioctl(writing, _FICLONE, reading)
     except OSError as error:
@@ -61,11 +71,12 @@ def clone(reading: int, writing: int) -> bool:
 
 
 def allocate(writing: int, size_bytes: int) -> None:
-    """Reserve the blocks of an open file, where the file system can: what does not fit is known before it is copied.
+    """Allocate the blocks of an open file if the filesystem can, so that a full disk is noticed before the copy.
 
-    OSError if there is no room.
+    Raises:
+        OSError: There is no space.
     """
-    # Not posix_fallocate: where the file system cannot, that writes a byte into every block.
+    # Not posix_fallocate, which writes a byte into every block if the filesystem cannot allocate.
     if size_bytes and _libc.fallocate(writing, 0, 0, size_bytes) != 0:
         number = ctypes.get_errno()
         if number not in _NO_ALLOCATION:
@@ -73,7 +84,7 @@ def allocate(writing: int, size_bytes: int) -> None:
 
 
 def open_direct(directory: int, name: bytes, writing: int) -> int | None:
-    """Return another descriptor of an open file, one that goes past the page cache; None if there can be none."""
+    """Return another descriptor of an open file that bypasses the page cache, or None."""
     try:
         direct = os.open(name, os.O_RDWR | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
@@ -89,4 +100,4 @@ def open_direct(directory: int, name: bytes, writing: int) -> int | None:
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 XATTR_CLASS: Final = "user."
-"""The only extended attributes that a user may set on whatever he owns."""
+"""Prefix of the extended attributes that a file's owner may always set."""

@@ -1,8 +1,8 @@
-"""Symbolic links on the way to a source, followed by descriptors and never out of the directory that a path begins in.
+"""Resolution of symbolic links on the way to a source, never leaving the directory that a path begins in.
 
-The kernel is never asked to follow one: each component is looked at with O_NOFOLLOW, what a link says is walked in its
-place, and `..` goes back to the directory that was come from. So a link that is swapped while it is looked at leads to
-another place beneath the anchor at most."""
+The kernel follows no link: each component is opened with O_NOFOLLOW, a link's text is walked in its place, and `..`
+returns to the previous directory. A link swapped meanwhile therefore leads at most elsewhere beneath the anchor.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from typing import Final
 from cluster.agent.files.paths import Target, split
 
 LINKS_MAX: Final = 40
-"""Links that are followed for one path, count: as many as the kernel follows."""
+"""Links followed for one path, count: the kernel's own limit."""
 
 _LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _LeadsOut(Exception):
-    """A link that leads out of the anchor, to itself, or to what is not there."""
+    """A link leaves the anchor, forms a loop, or has no target."""
 
 
 def leads_to(target: Target) -> Target | None:
-    """Return what a path leads to, by its name that has no links in it; None if it leads out of the anchor, in a circle
-    or to nothing.
-    """
+    """Resolve all links of a path; return None if one leaves the anchor, forms a loop or has no target."""
     try:
         return target._replace(parts=_Walk(target).run())
     except (_LeadsOut, OSError):
@@ -34,9 +32,7 @@ def leads_to(target: Target) -> Target | None:
 
 
 def names_of(target: Target) -> tuple[tuple[str, ...], ...]:
-    """Return the components of the names that an absolute link may call the anchor by: its own, and what it is shown
-    as.
-    """
+    """Return the names, as components, by which an absolute link may refer to the anchor."""
     names = [os.readlink(f"/proc/self/fd/{target.anchor}")]
     if target.shown.startswith("/"):
         names.append(target.shown)
@@ -44,7 +40,7 @@ def names_of(target: Target) -> tuple[tuple[str, ...], ...]:
 
 
 def beneath(text: str, names: Sequence[Sequence[str]]) -> tuple[str, ...] | None:
-    """Return the components of an absolute path beneath a directory of these names, None if it is not beneath it."""
+    """Return the components of an absolute path below a directory with one of these names, or None."""
     parts = tuple(part for part in text.split("/") if part not in ("", "."))
     for name in sorted(names, key=len, reverse=True):
         if parts[: len(name)] == tuple(name):
@@ -53,7 +49,7 @@ def beneath(text: str, names: Sequence[Sequence[str]]) -> tuple[str, ...] | None
 
 
 class _Walk:
-    """The way from an anchor to what a path leads to."""
+    """Walk from an anchor along a path."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -62,7 +58,12 @@ class _Walk:
         self._links = 0
 
     def run(self) -> tuple[str, ...]:
-        """Return the names on the way. _LeadsOut, OSError."""
+        """Return the names along the resolved path.
+
+        Raises:
+            _LeadsOut: A link cannot be followed.
+            OSError: A component cannot be opened.
+        """
         try:
             while self._todo:
                 self._step(self._todo.pop())

@@ -1,9 +1,8 @@
-"""Which file a path names, decided by directory descriptors: never outside what the order allows, whoever moves what
-meanwhile.
+"""Path resolution by directory descriptors, which never leaves what the order permits, whatever is moved meanwhile.
 
-A path is walked one component at a time with O_NOFOLLOW, so no link is ever followed beneath a root and a directory
-that is swapped for a link between check and use changes nothing. The root itself is the administrator's word and may be
-a link."""
+A path is walked one component at a time with O_NOFOLLOW: no link beneath a root is followed, and replacing a directory
+by a link between check and use has no effect. The root itself is configured by the administrator and may be a link.
+"""
 
 from __future__ import annotations
 
@@ -21,66 +20,71 @@ VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     **{name: (directory,) for name, directory in VARIABLE_DIRECTORIES.items()},
     WHOLE_BUFFER: (),
 }
-"""Path in a job's buffer of each variable in directives and in the job's environment."""
+"""Path in a job's buffer for each variable in directives and in the job's environment."""
 
 
 NEW_DIRECTORY_MODE: Final = 0o755
-"""Directories made on the way to a destination, before the umask."""
+"""Mode of directories created on the way to a destination, before the umask."""
 
 
 class PathRefused(Exception):
-    """A path that may not be used; the message is a sentence that names it and says what would be right."""
+    """A path is not permitted; the message names it and the remedy."""
 
 
-class Identity(NamedTuple):
-    """What the kernel knows a directory by."""
+class FileIdentity(NamedTuple):
+    """Device and inode of a directory."""
 
     device: int
     inode: int
 
 
 class Target(NamedTuple):
-    """Where a path begins (an open directory that the caller closes), and how it goes on from there."""
+    """Path as an open directory, which the caller closes, and the components below it."""
 
     anchor: int
     shown: str
-    """The anchor as messages name it."""
+    """Name of the anchor in messages."""
     parts: tuple[str, ...]
 
     @property
     def path(self) -> str:
-        """The whole path as messages name it."""
+        """Whole path for messages."""
         return join(self.shown, self.parts)
 
 
 def join(shown: str, parts: Sequence[str]) -> str:
-    """Return a path for a message."""
+    """Join a path for a message."""
     return "/".join((shown.rstrip("/"), *parts)) or "/"
 
 
 def split(path: str, shown: str) -> tuple[str, ...]:
-    """Return the components of a path; PathRefused for `..`, a zero byte or a path that is too long."""
+    """Return the components of a path.
+
+    Raises:
+        PathRefused: The path contains `..` or a zero byte, or is too long.
+    """
     if "\0" in path:
-        raise PathRefused(f"{shown!r} holds a zero byte")
+        raise PathRefused(f"{shown!r} contains a zero byte")
     if len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise PathRefused(f"{shown[:80]!r}… is longer than {PATH_BYTES_MAX} bytes")
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     if ".." in parts:
-        raise PathRefused(f"{shown} has a '..' in it; write the path without it")
+        raise PathRefused(f"{shown} contains '..'; write the path without it")
     return parts
 
 
 def outside_target(roots: Sequence[str], path: str, what: str) -> Target:
-    """Return where an absolute path lies beneath one of `roots` (`what` names them).
+    """Resolve an absolute path beneath one of `roots`, which `what` describes in messages.
 
-    PathRefused if it lies beneath none.
+    Raises:
+        PathRefused: The path lies beneath none of them.
     """
     if not path.startswith("/"):
         raise PathRefused(f"{path!r} is not an absolute path; start it with /")
     parts = split(path, path)
     fitting = [root for root in roots if root.startswith("/") and parts[: len(split(root, root))] == split(root, root)]
     if not fitting:
-        allowed = ", ".join(roots) if roots else "none are configured"
+        allowed = ", ".join(roots) if roots else "none is configured"
         raise PathRefused(
             f"{path} lies outside the directories that {what} may use ({allowed}); "
             "use one of them, or have the administrator add it to [staging]"
@@ -96,18 +100,20 @@ def outside_target(roots: Sequence[str], path: str, what: str) -> Target:
 
 
 def variable_of(path: str) -> str:
-    """Return the variable that a path in a buffer starts with, as scripts spell it; empty if there is none."""
+    """Return the variable at the start of a path in a buffer, as scripts spell it, or ""."""
     head = path.partition("/")[0]
     name = head[2:-1] if head.startswith("${") and head.endswith("}") else head[1:] if head.startswith("$") else ""
-    # Directives may spell the buffer's own name, which a shell may not accept.
+    # Directives may contain the buffer's own name, which may not be a valid shell name.
     return persistent_variable(name.removeprefix(PERSISTENT_PREFIX)) if name.startswith(PERSISTENT_PREFIX) else name
 
 
 def inside_target(buffer: int, path: str, persistent: Mapping[str, str] = MappingProxyType({})) -> Target:
-    """Return where a path such as `$DW_JOB_STRIPED/data` lies in the buffer (an open directory, duplicated).
+    """Resolve a path such as `$DW_JOB_STRIPED/data` in the open directory `buffer`, which is duplicated.
 
-    `persistent` has the directories of the persistent buffers that the job works with, by the variable of each.
-    PathRefused otherwise.
+    `persistent` maps variables to the directories of the job's persistent buffers.
+
+    Raises:
+        PathRefused: The path is in none of the buffers.
     """
     head, _, rest = path.partition("/")
     name = variable_of(path)
@@ -132,7 +138,7 @@ def _persistent(directory: str, head: str, parts: tuple[str, ...]) -> Target:
         with contextlib.ExitStack() as unused:
             opened_directory = open_directory(directory)
             unused.callback(os.close, opened_directory)
-            # Reading its entries is one permission, and entering it another.
+            # Reading entries and entering a directory are separate permissions.
             os.stat(".", dir_fd=opened_directory)
             unused.pop_all()
         return Target(opened_directory, head, parts)
@@ -145,11 +151,12 @@ def _persistent(directory: str, head: str, parts: tuple[str, ...]) -> Target:
 
 
 @contextlib.contextmanager
-def opened(target: Target, *, forbidden: Identity | None = None, create: bool = False) -> Iterator[int]:
-    """Give a descriptor of the directory that the target names, making missing ones if `create`.
+def open_target(target: Target, *, forbidden: FileIdentity | None = None, create: bool = False) -> Iterator[int]:
+    """Yield a descriptor of the target's directory, creating missing ones if `create`; closes the anchor.
 
-    Takes the target's anchor and closes it. PathRefused names the component that is missing, a link, no directory, or
-    `forbidden`."""
+    Raises:
+        PathRefused: A component is missing, a link, not a directory, or `forbidden`; the message names it.
+    """
     current = target.anchor
     try:
         _refuse_forbidden(current, target.shown, forbidden)
@@ -163,11 +170,13 @@ def opened(target: Target, *, forbidden: Identity | None = None, create: bool = 
         os.close(current)
 
 
-def open_as_user(path: str, *, forbidden: Identity) -> int:
-    """Return a descriptor (O_PATH) of a directory that this process, which is the job's user, may enter.
+def open_as_user(path: str, *, forbidden: FileIdentity) -> int:
+    """Return a descriptor (O_PATH) of a directory that this process, running as the job's user, may enter.
 
-    What may be named is for the kernel to say, as it is for the script, so links are followed. PathRefused where it is
-    not there, or is `forbidden` or lies in it: the agent's own directory, which its account's jobs could enter.
+    The kernel checks permissions as it does for the script, so links are followed.
+
+    Raises:
+        PathRefused: The directory is missing, or is or lies in `forbidden`, the agent's own directory.
     """
     if not path.startswith("/"):
         raise PathRefused(f"{path!r} is not an absolute path; start it with /")
@@ -195,16 +204,16 @@ def open_as_user(path: str, *, forbidden: Identity) -> int:
 
 
 @contextlib.contextmanager
-def opened_parent(
-    target: Target, *, forbidden: Identity | None = None, create: bool = False
+def open_target_parent(
+    target: Target, *, forbidden: FileIdentity | None = None, create: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """Give a descriptor of the directory that holds the target, and the target's name in it; otherwise as `opened`."""
+    """Yield a descriptor of the target's parent and the target's name in it; otherwise like `open_target`."""
     if not target.parts:
         os.close(target.anchor)
         raise PathRefused(
             f"{target.path} names a directory; a file needs a name, such as {join(target.shown, ('name',))}"
         )
-    with opened(target._replace(parts=target.parts[:-1]), forbidden=forbidden, create=create) as directory:
+    with open_target(target._replace(parts=target.parts[:-1]), forbidden=forbidden, create=create) as directory:
         yield directory, target.parts[-1]
 
 
@@ -223,7 +232,7 @@ def _enter(directory: int, name: str, shown: str, *, create: bool) -> int:
         except FileExistsError:
             continue
         except OSError as error:
-            raise PathRefused(f"the directory {shown} cannot be made: {error.strerror}") from error
+            raise PathRefused(f"the directory {shown} cannot be created: {error.strerror}") from error
     raise AssertionError("the second round returns or raises")
 
 
@@ -249,16 +258,16 @@ _KINDS: Final = {
 
 
 def kind_of(mode: int) -> str:
-    """Return what a mode says a file is, in words."""
+    """Return the file type of a mode in words."""
     return _KINDS.get(mode & 0o170000, "file of unknown kind")
 
 
-def identity_of(descriptor: int) -> Identity:
-    """Return what the kernel knows an open directory by."""
+def identity_of(descriptor: int) -> FileIdentity:
+    """Return device and inode of an open directory."""
     status = os.fstat(descriptor)
-    return Identity(status.st_dev, status.st_ino)
+    return FileIdentity(status.st_dev, status.st_ino)
 
 
-def _refuse_forbidden(descriptor: int, shown: str, forbidden: Identity | None) -> None:
+def _refuse_forbidden(descriptor: int, shown: str, forbidden: FileIdentity | None) -> None:
     if forbidden is not None and identity_of(descriptor) == forbidden:
         raise PathRefused(f"{shown} is the agent's own directory; jobs may not name files in it")

@@ -1,10 +1,9 @@
-"""Places as an agent's machine has them: told from a directory that is only called so, and buffers found there.
+"""Shared filesystems on the agent's machine: identification, buffers, and transfer records.
 
-A file in the place itself, which an operator makes once (`forebay pool filesystem mark`), says which one it is: where
-the file system is not mounted there is none, and nothing is ever written to what lies below instead.
-`PLACE/CLUSTER/JOB.EPOCH` are buffers; what is known of their transfers is in
-`PLACE/.forebay-records/CLUSTER/JOB.EPOCH/ATTEMPT`, for each attempt its own: one that is late may still be writing, so
-a later one begins with a copy of what there is, and never with the files themselves.
+A marker file in the filesystem, created once by an operator (`forebay pool filesystem mark`), identifies it. Where it
+is not mounted the marker is missing, so nothing is written to the mount point. Buffers are in `ROOT/CLUSTER/JOB.EPOCH`,
+their transfer records in `ROOT/.forebay-records/CLUSTER/JOB.EPOCH/ATTEMPT`. Each attempt has its own records: a late
+one may still be writing, so a newer attempt begins with a copy, never with the files themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from cluster.system import closing, names_in, open_directory, sync_file_system
 from replica.model import Order, OrderPlace
 
 MARK: Final = ".forebay-place"
-"""The file in a place that says which one it is."""
+"""Marker file that identifies a shared filesystem."""
 
 RECORDS: Final = ".forebay-records"
 
@@ -36,18 +35,22 @@ _SHARED_BITS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class PlaceRefused(Exception):
-    """What is at the path of a place cannot be used; the message is a sentence that says what would be right."""
+    """The path is not a usable shared filesystem; the message names the remedy."""
 
 
 def buffer_path(home: str, order: Order) -> str:
-    """Return the directory that is the buffer of an order, absolute, for an agent in `home`."""
+    """Return the absolute path of an order's buffer for an agent in `home`."""
     if order.place is None:
         return os.path.join(home, BUFFERS, str(order.job))
     return os.path.join(order.place.path, order.place.directory)
 
 
 def identity_at(path: str) -> str:
-    """Return which place a directory is; PlaceRefused where it is none, or others could change it."""
+    """Return the identity of the shared filesystem at a path.
+
+    Raises:
+        PlaceRefused: The path has no marker, or other users could change it.
+    """
     try:
         with closing(open_directory(path)) as directory:
             return _identity(directory, path)
@@ -56,9 +59,11 @@ def identity_at(path: str) -> str:
 
 
 def mark(path: str) -> str:
-    """Make the directory a place by its file, and return which one it is; one that is marked stays what it is.
+    """Mark a directory as a shared filesystem and return its identity; an existing marker is kept.
 
-    PlaceRefused, OSError.
+    Raises:
+        PlaceRefused: Other users could change the directory.
+        OSError: The directory cannot be written.
     """
     with closing(open_directory(path)) as directory:
         if read_bounded(directory, MARK) is None:
@@ -82,7 +87,11 @@ def _identity(directory: int, path: str) -> str:
 
 
 def open_place(place: OrderPlace) -> int:
-    """Return a descriptor of the place; PlaceRefused where something else, or nothing, is at its path."""
+    """Return a descriptor of the shared filesystem.
+
+    Raises:
+        PlaceRefused: It is not mounted, or another one is.
+    """
     try:
         directory = open_directory(place.path)
     except OSError as error:
@@ -99,15 +108,24 @@ def open_place(place: OrderPlace) -> int:
 
 
 def open_parent_of(home: str, order: Order, *, switch: bool, make: bool = False) -> tuple[int, str]:
-    """Return a descriptor of what the job's buffer lies in, and its name there; PlaceRefused, OSError."""
+    """Return a descriptor of the parent of a job's buffer, and the buffer's name in it.
+
+    Raises:
+        PlaceRefused: The shared filesystem is not mounted.
+        OSError: The directory cannot be opened.
+    """
     if order.place is None:
         return open_directory(os.path.join(home, BUFFERS)), str(order.job)
     return open_parent(order.place, switch=switch, make=make)
 
 
 def sync_written(home: str, order: Order, *, switch: bool) -> None:
-    """Write what the job's script has written to disk: the file systems of its buffer, and of the persistent ones that
-    it uses on this node. One that is gone needs none. PlaceRefused, ImageRefused, OSError.
+    """Sync the filesystems of the job's buffer and of its persistent buffers on this node; skip missing ones.
+
+    Raises:
+        PlaceRefused: The shared filesystem is not mounted.
+        ImageFailed: An image cannot be mounted.
+        OSError: A sync failed.
     """
     synced: set[int] = set()
     for parent, name in _written_to(home, order, switch=switch):
@@ -129,9 +147,14 @@ def _written_to(home: str, order: Order, *, switch: bool) -> Iterator[tuple[int,
 
 
 def open_parent(place: OrderPlace, *, switch: bool, make: bool = False) -> tuple[int, str]:
-    """Return a descriptor of the directory that the buffer of an order lies in, and its name there.
+    """Return a descriptor of the parent of an order's buffer, and the buffer's name in it.
 
-    `switch`: whether users have to pass through it. PlaceRefused; OSError, FileNotFoundError unless `make`.
+    `switch` makes the parent traversable for users.
+
+    Raises:
+        PlaceRefused: The shared filesystem is not mounted.
+        FileNotFoundError: The parent does not exist and `make` is false.
+        OSError: The directory cannot be opened.
     """
     cluster, _, name = place.directory.partition("/")
     with closing(open_place(place)) as directory:
@@ -140,16 +163,18 @@ def open_parent(place: OrderPlace, *, switch: bool, make: bool = False) -> tuple
                 os.mkdir(cluster, _PRIVATE, dir_fd=directory)
                 os.fsync(directory)
         parent = open_directory(cluster, dir_fd=directory)
-    # Each time: whoever made it may have been killed before this, or switch no accounts.
+    # Check each time: its creator may have been killed before this, or may not switch accounts.
     if make and switch and stat.S_IMODE(os.fstat(parent).st_mode) != _PASSABLE:
         os.fchmod(parent, _PASSABLE)
     return parent, name
 
 
 def open_records(place: OrderPlace, attempt: int) -> int:
-    """Return a descriptor of the directory for the records of an attempt, with a copy of the last attempt's in it.
+    """Return a descriptor of an attempt's records directory, initialized with a copy of the previous attempt's.
 
-    PlaceRefused, OSError.
+    Raises:
+        PlaceRefused: The shared filesystem is not mounted.
+        OSError: The records cannot be copied.
     """
     with contextlib.ExitStack() as opened:
         directory = open_place(place)
@@ -162,7 +187,7 @@ def open_records(place: OrderPlace, attempt: int) -> int:
         names = names_in(directory)
         earlier = sorted(int(name) for name in names if name.isdecimal() and int(name) < attempt)
         if str(attempt) not in names:
-            # Whole or not at all: the next attempt begins with these alone.
+            # Complete or not at all: the next attempt begins with these alone.
             begun = f"{attempt}.copying"
             remove_tree(directory, begun, shown="a copy of the records of an earlier attempt")
             os.mkdir(begun, _PRIVATE, dir_fd=directory)
@@ -179,8 +204,7 @@ def open_records(place: OrderPlace, attempt: int) -> int:
 
 
 _ORDER: Final = ("control", "manifest", "chunks", "made")
-"""The order in which records are copied: what says that something is done before what that refers to, which only
-grows."""
+"""Order of copying records: entries that mark progress before the data they refer to, which only grows."""
 
 
 def _copy(directory: int, former: str, own: int) -> None:
@@ -206,7 +230,11 @@ def _copy(directory: int, former: str, own: int) -> None:
 
 
 def _keep_receipts(directory: int, former: str, own: int) -> None:
-    """Have the receipts of earlier attempts, which nobody else writes, in the newest one too: those go. OSError."""
+    """Link the receipts of earlier attempts, which are complete, into the newest records.
+
+    Raises:
+        OSError: A receipt cannot be linked.
+    """
     with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
         for name in (former, RECEIPTS):
             directory = open_directory(name, dir_fd=directory)
@@ -220,8 +248,11 @@ def _keep_receipts(directory: int, former: str, own: int) -> None:
 
 
 def records_of(path: str, cluster: str, job: int) -> dict[int, str]:
-    """Return the directories with what is known of the transfers of a job's buffers in a place, of the last attempt,
-    by epoch. PlaceRefused, OSError.
+    """Return the record directories of the last attempts of a job's buffers on a shared filesystem, by epoch.
+
+    Raises:
+        PlaceRefused: The path is not a marked shared filesystem.
+        OSError: The path cannot be read.
     """
     identity_at(path)
     found: dict[int, str] = {}
@@ -236,7 +267,13 @@ def records_of(path: str, cluster: str, job: int) -> dict[int, str]:
 
 
 def forget_records(place: OrderPlace) -> None:
-    """Remove what is known of the transfers of a buffer. PlaceRefused, RemovalFailed, OSError."""
+    """Remove the transfer records of a buffer.
+
+    Raises:
+        PlaceRefused: The shared filesystem is not mounted.
+        RemovalFailed: A record cannot be removed.
+        OSError: A directory cannot be opened.
+    """
     cluster, _, name = place.directory.partition("/")
     with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
         directory = open_place(place)

@@ -1,9 +1,10 @@
-"""Removing a directory tree that somebody else filled: by descriptors, never through a link, in constant depth.
+"""Removal of directory trees created by users: by descriptors, never through a link, with constant depth.
 
-A tree may be deeper than there are descriptors, and its owner may still be changing it. So a subdirectory that is not
-empty is moved to the top under a name of our own and emptied there: whatever the shape, two directories are open at a
-time. On btrfs its owner may have made subvolumes in it: they can be moved to the top, but what is in one cannot leave
-it, so each is a top of its own while it is emptied, and a third directory is open."""
+A tree may be deeper than the limit on descriptors, and its owner may still be changing it. A non-empty subdirectory is
+therefore moved to the top under a new name and emptied there, so that only two directories are open at a time. On btrfs
+the owner may have created subvolumes. They can be moved to the top, but their content cannot leave them, so each is a
+top of its own while it is emptied, and a third directory is open.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +19,26 @@ from cluster.agent.files import subvolumes
 from cluster.system import closing, names_in, open_directory
 
 KEPT_NAMED_MAX: Final = 8
-"""Things that may not be removed that are named, count: what a message has room for."""
+"""Names in the result of remove_removable, count: as many as fit into a message."""
 
 _NOT_ALLOWED: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EBUSY})
-"""What the kernel says of what is not this user's to remove; of a file in a sticky directory, when it is tried as a
-directory."""
+"""Errors that mean a lack of permission; ENOTDIR occurs for a file in a sticky directory."""
 
 
 class RemovalFailed(Exception):
-    """Something could not be removed; the message names it."""
+    """A file cannot be removed; the message names it."""
 
 
 def remove_tree(parent: int, name: str, *, shown: str, lasting: bool = True) -> None:
-    """Remove the directory `name` in the open directory `parent` with everything in it.
+    """Remove the directory `name` in the open directory `parent` with its content, if it exists.
 
-    Nothing to do if it is not there. One that is not removed as `lasting` may come back in a power cut.
+    Unless `lasting`, it may reappear after a power failure. An interrupted removal can be repeated.
 
-    RemovalFailed names what could not be removed; calling again goes on from there.
+    Raises:
+        RemovalFailed: A file cannot be removed; the message names it.
     """
     try:
-        with _entered(parent, name) as top:
+        with _open_writable(parent, name) as top:
             _empty(top, shown)
         os.rmdir(name, dir_fd=parent)
         if lasting:
@@ -49,9 +50,10 @@ def remove_tree(parent: int, name: str, *, shown: str, lasting: bool = True) -> 
 
 
 def empty_directory(directory: int, *, shown: str, lasting: bool = True) -> None:
-    """Remove everything in the open directory; RemovalFailed names what could not be removed.
+    """Remove the content of an open directory. Unless `lasting`, it may reappear after a power failure.
 
-    What is not removed as `lasting` may come back in a power cut.
+    Raises:
+        RemovalFailed: A file cannot be removed; the message names it.
     """
     try:
         _empty(directory, shown)
@@ -62,8 +64,11 @@ def empty_directory(directory: int, *, shown: str, lasting: bool = True) -> None
 
 
 def remove_removable(directory: int, *, shown: str) -> list[str]:
-    """Remove from the open directory what this process may remove; return what it may not, by name and owner, the first
-    KEPT_NAMED_MAX of it. RemovalFailed for every other reason.
+    """Remove what this process may remove from an open directory; return paths and owners of the rest, at most
+    KEPT_NAMED_MAX.
+
+    Raises:
+        RemovalFailed: A file cannot be removed for another reason.
     """
     kept: list[str] = []
     try:
@@ -84,16 +89,18 @@ def _empty(top: int, shown: str, kept: list[str] | None = None) -> None:
 
 
 class _Tops(NamedTuple):
-    """Where what is not empty is moved to: open directories."""
+    """Open directories that non-empty directories are moved to."""
 
     outer: int
-    """Subvolumes."""
+    """Target for subvolumes."""
     inner: int
-    """Directories; another one while a subvolume is emptied."""
+    """Target for directories; a different one while a subvolume is emptied."""
 
 
 def _clear(top: _Tops, directory: int, shown: str, kept: list[str] | None) -> bool:
-    """Remove what is in `directory`, one level deep; True if something was moved to a top and has to be looked at."""
+    """Remove the entries of `directory`, one level deep; return True if entries were moved to a top, which must be
+    revisited.
+    """
     moved = False
     for name in names_in(directory):
         try:
@@ -115,7 +122,11 @@ def _clear(top: _Tops, directory: int, shown: str, kept: list[str] | None) -> bo
 
 
 def _keep(directory: int, name: str, shown: str, kept: list[str] | None, error: OSError) -> None:
-    """Note what may not be removed; RemovalFailed where nothing is to be kept, or that is not the reason."""
+    """Record an entry that may not be removed.
+
+    Raises:
+        RemovalFailed: Nothing may be kept, or the error has another reason.
+    """
     if kept is None or error.errno not in _NOT_ALLOWED:
         raise RemovalFailed(f"{shown}/{name} cannot be removed: {error.strerror}") from error
     if len(kept) < KEPT_NAMED_MAX:
@@ -128,15 +139,15 @@ def _clear_subdirectory(top: _Tops, directory: int, name: str, shown: str, kept:
         os.rmdir(name, dir_fd=directory)
         return False
     except OSError as error:
-        # EROFS: a subvolume that its owner has made read-only.
+        # EROFS: the owner made a subvolume read-only.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EROFS):
             raise
     moved = False
-    with _entered(directory, name) as inner:
+    with _open_writable(directory, name) as inner:
         is_subvolume = os.fstat(inner).st_dev != os.fstat(directory).st_dev and subvolumes.is_subvolume(inner)
         target = top.outer if is_subvolume else top.inner
         if directory != target:
-            # Its turn comes when that top is listed again.
+            # It is processed when that top is listed again.
             os.rename(name, f".forebay-gone-{uuid.uuid4().hex}", src_dir_fd=directory, dst_dir_fd=target)
             return True
         before = len(kept or ())
@@ -153,7 +164,7 @@ def _clear_subdirectory(top: _Tops, directory: int, name: str, shown: str, kept:
 
 
 def _clear_subvolume(top: _Tops, shown: str, kept: list[str] | None) -> bool:
-    """Remove what is in the subvolume that is the inner top; True if the outer one has to be looked at again."""
+    """Empty the subvolume that is the inner top; return True if the outer top must be revisited."""
     before, moved = list(kept or ()), False
     while _clear(top, top.inner, shown, kept):
         moved = True
@@ -163,8 +174,8 @@ def _clear_subvolume(top: _Tops, shown: str, kept: list[str] | None) -> bool:
 
 
 @contextlib.contextmanager
-def _entered(parent: int, name: str) -> Iterator[int]:
-    """Open a directory, first taking back the permissions that its owner denied himself."""
+def _open_writable(parent: int, name: str) -> Iterator[int]:
+    """Open a directory after restoring permissions that its owner had removed."""
     with closing(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)) as handle:
         with contextlib.suppress(PermissionError):
             try:

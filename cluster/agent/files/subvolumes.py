@@ -1,9 +1,10 @@
-"""Subvolumes of btrfs: a directory whose size the file system keeps by its quota group, and refuses what is more.
+"""Btrfs subvolumes: directories whose size the filesystem limits through quota groups.
 
-Anybody may make subvolumes in a directory of his own, and snapshots that cannot be written to; they are quota groups of
-their own, which nobody limits, and devices of their own to stat(2). Making one limited needs CAP_SYS_ADMIN, and quotas
-that an operator has enabled for the file system. Sources: <linux/btrfs.h>, <linux/btrfs_tree.h>,
-btrfs-quota(8), btrfs-subvolume(8)."""
+Any user may create subvolumes in an own directory, and read-only snapshots. These have quota groups of their own
+without
+limits, and their own device numbers in stat(2). Creating a limited one requires CAP_SYS_ADMIN and quotas enabled by an
+operator. Sources: <linux/btrfs.h>, <linux/btrfs_tree.h>, btrfs-quota(8), btrfs-subvolume(8).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from cluster.agent.files.kernel import BTRFS, type_of
 from cluster.system import closing
 
 _ROOT_INODE: Final = 256
-"""BTRFS_FIRST_FREE_OBJECTID: inode of the directory of each subvolume, and of no other directory."""
+"""BTRFS_FIRST_FREE_OBJECTID: inode of the top directory of each subvolume, and of no other directory."""
 
 _NAME_BYTES_MAX: Final = 255
 _CREATE: Final = 0x5000940E
@@ -27,7 +28,7 @@ _NAMED: Final = struct.Struct("=q4088s")
 
 _LOOK_UP: Final = 0xD0009412
 _LOOKED_UP: Final = struct.Struct("=QQ4080s")
-"""struct btrfs_ioctl_ino_lookup_args: tree, object, name. Tree 0 is the one of the open file, and is filled in."""
+"""struct btrfs_ioctl_ino_lookup_args: tree, object, name. Tree 0 stands for the open file's tree and is filled in."""
 
 _GET_FLAGS: Final = 0x80089419
 _SET_FLAGS: Final = 0x4008941A
@@ -36,46 +37,60 @@ _READ_ONLY: Final = 1 << 1
 
 _LIMIT: Final = 0x8030942B
 _LIMITS: Final = struct.Struct("=QQQQQQ")
-"""struct btrfs_ioctl_qgroup_limit_args: group (0: the one of the open file), which limits, most referenced bytes, most
-exclusive ones, and two that are reserved."""
+"""struct btrfs_ioctl_qgroup_limit_args: group (0: the open file's), flags, maximum referenced bytes, maximum exclusive
+bytes, and two reserved fields.
+"""
 _REFERENCED: Final = 1 << 0
 
 _CHANGE_GROUP: Final = 0x4010942A
 _CHANGED_GROUP: Final = struct.Struct("=QQ")
-"""struct btrfs_ioctl_qgroup_create_args: 1 to make it and 0 to remove it, group."""
+"""struct btrfs_ioctl_qgroup_create_args: 1 to create or 0 to remove, group."""
 
 _NOBODYS_GROUP: Final = (0xFFFF << 48) + (1 << 47) - 1
-"""Number of a group that there is not: levels above 7 are used by nobody."""
+"""ID of a group that never exists: levels above 7 are unused."""
 
 
 def is_subvolume(directory: int) -> bool:
-    """Return whether an open directory is the top of a subvolume. OSError."""
+    """Return whether an open directory is the top of a subvolume.
+
+    Raises:
+        OSError: The filesystem type cannot be determined.
+    """
     return os.fstat(directory).st_ino == _ROOT_INODE and is_on_btrfs(directory)
 
 
 def is_on_btrfs(descriptor: int) -> bool:
-    """Return whether an open file is on btrfs. OSError."""
+    """Return whether an open file is on btrfs.
+
+    Raises:
+        OSError: The filesystem type cannot be determined.
+    """
     return type_of(descriptor) == BTRFS
 
 
 def why_unlimited(directory: int) -> str:
-    """Return why subvolumes in an open directory cannot be limited by this process; empty if they can."""
+    """Return the reason why this process cannot limit subvolumes in an open directory, or ""."""
     try:
         if not is_on_btrfs(directory):
-            return "its file system is not btrfs"
+            return "its filesystem is not btrfs"
         fcntl.ioctl(directory, _LIMIT, _LIMITS.pack(_NOBODYS_GROUP, 0, 0, 0, 0, 0))
     except OSError as error:
         if error.errno == errno.ENOENT:
-            # It looked for the group: so quotas are enabled, and this process may limit them.
+            # The kernel looked for the group, so quotas are enabled and this process may set limits.
             return ""
         if error.errno in (errno.ENOTCONN, errno.EINVAL):
-            return "its btrfs has no quotas; `btrfs quota enable` gives it some"
+            return "its btrfs has no quotas (see `btrfs quota enable`)"
         return f"its btrfs does not let this process limit subvolumes: {error.strerror}"
-    return "its btrfs did not say whether it keeps quotas"
+    return "its btrfs did not report whether it has quotas"
 
 
 def create(parent: int, name: str) -> None:
-    """Make a subvolume in an open directory. FileExistsError, OSError."""
+    """Create a subvolume in an open directory.
+
+    Raises:
+        FileExistsError: The name exists.
+        OSError: The subvolume cannot be created.
+    """
     encoded = os.fsencode(name)
     if len(encoded) > _NAME_BYTES_MAX or b"/" in encoded:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
@@ -83,36 +98,48 @@ def create(parent: int, name: str) -> None:
 
 
 def limit(directory: int, most_bytes: int) -> None:
-    """Have the subvolume of an open directory refer to at most so many bytes, of files and of their names. OSError."""
+    """Limit the bytes that the subvolume of an open directory may refer to, including file names.
+
+    Raises:
+        OSError: The limit cannot be set.
+    """
     try:
         fcntl.ioctl(directory, _LIMIT, _LIMITS.pack(0, _REFERENCED, most_bytes, 0, 0, 0))
     except OSError as error:
         if error.errno == errno.ENOTCONN:
-            said = "the quotas of btrfs were disabled since this agent began; enable them, or restart the agent"
+            said = "the quotas of btrfs were disabled after this agent started; enable them or restart the agent"
             raise OSError(error.errno, said) from error
         raise
 
 
 def group_of(directory: int) -> int:
-    """Return the number of the quota group of an open directory's subvolume. OSError."""
+    """Return the quota group ID of an open directory's subvolume.
+
+    Raises:
+        OSError: The ID cannot be read.
+    """
     found = bytearray(_LOOKED_UP.pack(0, _ROOT_INODE, b""))
     fcntl.ioctl(directory, _LOOK_UP, found)
     return int(_LOOKED_UP.unpack(found)[0])
 
 
 def release(parent: int, group: int) -> None:
-    """Remove the quota group of a subvolume that is gone, on the file system of an open directory.
+    """Remove the quota group of a deleted subvolume.
 
-    Some kernels refuse while they still clean up, and remove it then by themselves (from Linux 6.11 on).
+    Linux 6.11 and newer may reject this during cleanup and then remove the group by themselves.
     """
     with contextlib.suppress(OSError):
         fcntl.ioctl(parent, _CHANGE_GROUP, _CHANGED_GROUP.pack(0, group))
 
 
 def make_writable(handle: int) -> bool:
-    """Let a subvolume be written to that its owner, whom this process acts as, has made read-only; True if it was.
+    """Make a subvolume writable that its owner made read-only; return True if it was. The process must act as the
+    owner.
 
-    `handle` is any descriptor of its top, O_PATH too. OSError.
+    `handle` may be an O_PATH descriptor of its top.
+
+    Raises:
+        OSError: The flags cannot be changed.
     """
     with closing(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         if not is_subvolume(directory):

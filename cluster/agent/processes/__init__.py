@@ -1,6 +1,7 @@
-"""Processes of jobs: accounts, what they find in their environment, starting and ending them.
+"""Processes of jobs: accounts, environments, starting and killing.
 
-No event loop is imported here: workers and supervisors start with this room."""
+No event loop is imported here, because workers and supervisors import this package at start.
+"""
 
 from cluster.agent.processes.cgroups import (
     AUTO,
@@ -21,10 +22,10 @@ from cluster.agent.processes.environment import (
     BASE_LANG,
     BASE_PATH,
     CANNOT_EXECUTE,
-    Account,
     AccountRefused,
     Mode,
     ScriptRefused,
+    UnixAccount,
     account_for,
     acting_as,
     become,
@@ -33,7 +34,7 @@ from cluster.agent.processes.environment import (
     load_accounts,
     persistent_variables,
 )
-from cluster.agent.processes.forking import BEGIN, READY, ForkAnswer, ForkRequest, ForkServer, Process
+from cluster.agent.processes.forking import BEGIN, READY, ChildProcess, ForkAnswer, ForkRequest, ForkServer
 from cluster.agent.processes.job_processes import (
     ENDED,
     OPERATION_VARIABLE,

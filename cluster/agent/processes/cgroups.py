@@ -1,11 +1,13 @@
-"""Control groups (cgroup v2): all that a script or an operation has started, however it forks, held and ended as one.
+"""Control groups (cgroup v2) that hold and end all processes of a script or an operation, however they fork.
 
-A process cannot leave its cgroup without the right to write to another one, which a job's user does not have, and the
-kernel kills all of a cgroup at once. So nothing depends on how fast processes can be listed. Source: the kernel's
-Documentation/admin-guide/cgroup-v2.rst; which subtree is whose: systemd's CGROUP_DELEGATION.
+A process can leave its cgroup only with write permission to another one, which a job's user lacks, and the kernel kills
+a whole cgroup at once. Completeness therefore does not depend on how fast processes are listed. Sources: the kernel's
+Documentation/admin-guide/cgroup-v2.rst; for delegation, systemd's CGROUP_DELEGATION.
 
-The agent has a subtree of its own, `forebay-<storage id>`, with `job-JOB-ATTEMPT` for each script and
-`operation-JOB-ATTEMPT` for each worker. No name in it is chosen by a user."""
+The agent has a subtree `forebay-<storage id>` with `job-JOB-ATTEMPT` for each script and `operation-JOB-ATTEMPT` for
+each
+worker. Users choose no name in it.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +27,24 @@ from cluster.system import SYSTEMD, SystemClock, boot_id, cgroup_of, closing, op
 AUTO: Final = "auto"
 OWN: Final = "own"
 NONE: Final = "none"
-"""What `cgroup` of an agent's table may say beside a directory: where the agent's own cgroup is delegated to it, there
-or not at all, nowhere."""
+"""Values of an agent's `cgroup` setting besides a directory: use the agent's own cgroup if it is delegated, require
+that,
+or use none.
+"""
 
 _CGROUP2: Final = 0x63677270
-"""What statfs(2) says of a cgroup v2 file system."""
+"""Filesystem type of cgroup v2 in statfs(2)."""
 
 _DELEGATED: Final = ("user.delegate", "trusted.delegate")
-"""Extended attributes with which systemd marks a cgroup that it leaves to its unit."""
+"""Extended attributes with which systemd marks a cgroup delegated to its unit."""
 
 
 class CgroupRefused(Exception):
-    """There can be no cgroup; the message says why, and what would have to be done."""
+    """No cgroup can be used; the message gives the reason and the remedy."""
 
 
 class CgroupName(msgspec.Struct, frozen=True, kw_only=True):
-    """A cgroup for ever: its path, which one of that path it is, and in which boot."""
+    """Unambiguous name of a cgroup: path, inode and boot ID."""
 
     path: str
     inode: int
@@ -48,11 +52,15 @@ class CgroupName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CGROUP_FILE: Final = "cgroup.json"
-"""File of a script's record, beneath steps/JOB, that names the cgroup of the script."""
+"""File in a script's record, beneath steps/JOB, that names its cgroup."""
 
 
 def cgroup_of_script(home: str, job: int) -> CgroupName | None:
-    """Return the cgroup of a job's script by its record in the agent's directory, if there is any; FileRefused."""
+    """Return the cgroup recorded for a job's script, or None.
+
+    Raises:
+        FileRefused: The record is damaged.
+    """
     try:
         directory = open_directory(os.path.join(home, STEPS, str(job)))
     except FileNotFoundError:
@@ -62,17 +70,17 @@ def cgroup_of_script(home: str, job: int) -> CgroupName | None:
 
 
 class Cgroup:
-    """Cgroup of one script or operation, open."""
+    """Open cgroup of one script or operation."""
 
     def __init__(self, path: str, directory: int) -> None:
-        """Take over the open directory."""
+        """Take ownership of the open directory."""
         self.path = path
         self.directory = directory
-        """Open."""
+        """Open descriptor of the cgroup's directory."""
 
     @classmethod
     def find(cls, name: CgroupName | None) -> Cgroup | None:
-        """Return the cgroup of that name, None if there is none any more: another one at its path is not it."""
+        """Return the named cgroup, or None if it no longer exists; a new cgroup at the same path does not count."""
         if name is None or name.boot != boot_id():
             return None
         try:
@@ -86,19 +94,23 @@ class Cgroup:
 
     @property
     def name(self) -> CgroupName:
-        """What finds it again."""
+        """Name that finds this cgroup again."""
         return CgroupName(path=self.path, inode=os.fstat(self.directory).st_ino, boot=boot_id())
 
     def close(self) -> None:
-        """Let go of it; it stays."""
+        """Close the directory; the cgroup remains."""
         os.close(self.directory)
 
     def open_entrance(self) -> int:
-        """Return a descriptor through which a child joins (`join`), if it is passed on to it. OSError."""
+        """Return a descriptor that a child can inherit to join the cgroup (`join`).
+
+        Raises:
+            OSError: The cgroup cannot be joined.
+        """
         return os.open("cgroup.procs", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.directory)
 
     def pids(self) -> list[int]:
-        """Return the ids of the processes in it and below it; those of another PID namespace are left out."""
+        """Return the IDs of the processes in the cgroup and below, except those of other PID namespaces."""
         found: list[int] = []
         for directory in self._each():
             with contextlib.suppress(OSError):
@@ -107,12 +119,12 @@ class Cgroup:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no process lives in it or below it; also when it is gone."""
+        """True if no process lives in the cgroup or below, or the cgroup does not exist."""
         return self._event("populated") != "1"
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Have everything in it stand still meanwhile; nothing happens where the kernel cannot (before 5.2)."""
+        """Freeze the cgroup while in the context; without effect before Linux 5.2."""
         try:
             self._write("cgroup.freeze", "1")
         except FileNotFoundError:
@@ -125,7 +137,7 @@ class Cgroup:
             self._write("cgroup.freeze", "0")
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal each process; SIGKILL reaches also those that are being forked."""
+        """Signal each process; SIGKILL also reaches processes that are being forked."""
         if number is not signal.SIGKILL:
             for pid in self.pids():
                 send(pid, number)
@@ -133,13 +145,13 @@ class Cgroup:
         try:
             self._write("cgroup.kill", "1")
         except FileNotFoundError:
-            # A kernel before 5.14. What stands still cannot fork, and dies of SIGKILL nevertheless.
+            # Before Linux 5.14: frozen processes cannot fork, but SIGKILL still ends them.
             with self.frozen():
                 for pid in self.pids():
                     send(pid, number)
 
     def kill(self, wait_s: float) -> list[int]:
-        """Kill all of it; return the ids of what is still there after so many seconds (it hangs in the kernel)."""
+        """Kill all processes; return the IDs of those left after `wait_s` seconds, which hang in the kernel."""
         clock = SystemClock()
         until_s = clock.monotonic_s() + wait_s
         while True:
@@ -151,7 +163,7 @@ class Cgroup:
                 return self.pids()
 
     def remove(self) -> bool:
-        """Remove it with what is below it; False if a process is left in it, or if it may not be removed."""
+        """Remove the cgroup and those below it; return False if processes remain or permission is denied."""
         try:
             _remove_below(self.directory)
             os.rmdir(self.path)
@@ -162,7 +174,7 @@ class Cgroup:
         return True
 
     def _each(self) -> Iterator[int]:
-        """Give descriptors of it and of all below it: only who has the agent's own account can make any there."""
+        """Yield descriptors of the cgroup and all below it, which only the agent's account can create."""
         for _, _, _, directory in os.fwalk(".", dir_fd=self.directory, follow_symlinks=False):
             yield directory
 
@@ -175,7 +187,9 @@ class Cgroup:
         return ""
 
     def _wait(self, key: str, value: str, wait_s: float) -> bool:
-        """Wait until cgroup.events says so of a key, or the cgroup is gone; False if it does not within `wait_s`."""
+        """Wait until a key in cgroup.events has this value or the cgroup is deleted; return False after `wait_s`
+        seconds.
+        """
         clock = SystemClock()
         until_s = clock.monotonic_s() + wait_s
         try:
@@ -184,7 +198,7 @@ class Cgroup:
             return True
         with closing(events):
             poller = select.poll()
-            # The kernel reports a change since the file was last read as an exceptional condition.
+            # The kernel signals a change since the last read as an exceptional condition.
             poller.register(events, select.POLLPRI)
             while True:
                 try:
@@ -204,44 +218,68 @@ class Cgroup:
 
 
 def join(entrance: int) -> None:
-    """Have this process live in the cgroup that the descriptor is an entrance of, which is closed. OSError."""
+    """Move this process into the cgroup of an `open_entrance` descriptor, and close it.
+
+    Raises:
+        OSError: The cgroup cannot be joined.
+    """
     with closing(entrance):
         write_all(entrance, b"0")
 
 
 def enter(directory: int) -> None:
-    """Have this process live in the cgroup of an open directory, which is closed. OSError."""
+    """Move this process into the cgroup of an open directory, and close it.
+
+    Raises:
+        OSError: The cgroup cannot be joined.
+    """
     with closing(directory):
         join(os.open("cgroup.procs", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory))
 
 
 class CgroupTree:
-    """Subtree of cgroups that is an agent's own."""
+    """Cgroup subtree of one agent."""
 
     def __init__(self, path: str) -> None:
-        """Name it; `open_tree` finds out whether there can be one."""
+        """Use the given path; `open_tree` checks that it works."""
         self.path = path
 
     @property
     def name(self) -> CgroupName:
-        """What finds it again. OSError."""
+        """Name that finds this cgroup again.
+
+        Raises:
+            OSError: The cgroup does not exist.
+        """
         return CgroupName(path=self.path, inode=os.stat(self.path).st_ino, boot=boot_id())
 
     @property
     def is_ended_at_once(self) -> bool:
-        """Whether the kernel kills all of a cgroup in one call (5.14), instead of one by one while it is frozen."""
+        """True if the kernel kills a whole cgroup in one call (5.14), instead of one process at a time while frozen."""
         return os.path.exists(os.path.join(self.path, "cgroup.kill"))
 
     def script(self, job: int, attempt: int) -> Cgroup:
-        """Return a new and empty cgroup for a job's script. OSError."""
+        """Create an empty cgroup for a job's script.
+
+        Raises:
+            OSError: The cgroup cannot be created.
+        """
         return self._make(f"job-{job}-{attempt}")
 
     def operation(self, job: int, attempt: int, number: int) -> Cgroup:
-        """Return a new and empty cgroup for a worker; `number` differs for all workers of this agent. OSError."""
+        """Create an empty cgroup for a worker; `number` is unique among this agent's workers.
+
+        Raises:
+            OSError: The cgroup cannot be created.
+        """
         return self._make(f"operation-{job}-{attempt}-{number}")
 
     def end_scripts(self, job: int) -> list[int]:
-        """End whatever lives of a job's scripts; return the ids of what cannot be killed. OSError."""
+        """Kill all processes of a job's scripts; return the IDs of those that cannot be killed.
+
+        Raises:
+            OSError: The cgroups cannot be read.
+        """
         try:
             names = [name for name in os.listdir(self.path) if name.startswith(f"job-{job}-")]
         except FileNotFoundError:
@@ -258,7 +296,7 @@ class CgroupTree:
         return sorted(left)
 
     def sweep(self, scripts: Iterable[int]) -> None:
-        """End what an earlier agent left below it but for these jobs' scripts: a worker does not outlive its agent."""
+        """Kill processes of an earlier agent, except for these jobs' scripts: a worker does not outlive its agent."""
         kept = {str(job) for job in scripts}
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(self.path)):
@@ -274,7 +312,7 @@ class CgroupTree:
                         cgroup.close()
 
     def remove(self) -> None:
-        """Remove it if nothing is in it."""
+        """Remove the subtree if it is empty."""
         with contextlib.suppress(OSError):
             os.rmdir(self.path)
 
@@ -282,11 +320,11 @@ class CgroupTree:
         try:
             os.mkdir(os.path.join(self.path, name), 0o755)
         except FileNotFoundError:
-            # Who delegated it tidied up while nothing was in it.
+            # The owner of the parent cgroup removed the subtree while it was empty.
             os.mkdir(self.path, 0o755)
             os.mkdir(os.path.join(self.path, name), 0o755)
         except FileExistsError:
-            # Made by an agent that died before it could write that down.
+            # An agent died between creating the cgroup and recording it.
             cgroup = self._open(name)
             if left := cgroup.kill(KILL_PAUSE_S * 10):
                 cgroup.close()
@@ -300,9 +338,12 @@ class CgroupTree:
 
 
 def open_tree(where: str, storage_id: str) -> CgroupTree:
-    """Return the subtree of the agent with this storage, made if need be; CgroupRefused says why there can be none.
+    """Create or open the subtree of the agent with this storage.
 
-    `where` is `auto` or `own` for below the agent's own cgroup, `none`, or the directory of a cgroup that it may use.
+    `where` is `auto` or `own` for the agent's own cgroup, `none`, or the directory of a cgroup the agent may use.
+
+    Raises:
+        CgroupRefused: There can be no subtree; the message gives the reason.
     """
     if where == NONE:
         raise CgroupRefused('cgroup = "none" is configured')
@@ -313,10 +354,10 @@ def open_tree(where: str, storage_id: str) -> CgroupTree:
     try:
         with closing(open_directory(parent)) as directory:
             if type_of(directory) != _CGROUP2:
-                raise CgroupRefused(f"{parent} is no cgroup (v2); write the path of one below /sys/fs/cgroup")
+                raise CgroupRefused(f"{parent} is not a cgroup (v2); configure one below /sys/fs/cgroup")
             if where in (AUTO, OWN) and not _is_ours(parent, directory):
                 raise CgroupRefused(
-                    f"its own cgroup {parent} is systemd's; write Delegate=yes into the agent's unit, "
+                    f"its own cgroup {parent} belongs to systemd; set Delegate=yes in the agent's unit, "
                     "or start it by systemd-run --scope -p Delegate=yes"
                 )
         path = os.path.join(parent, f"forebay-{storage_id}")
@@ -324,31 +365,35 @@ def open_tree(where: str, storage_id: str) -> CgroupTree:
             os.mkdir(path, 0o755)
     except OSError as error:
         raise CgroupRefused(
-            f"no cgroup can be made below {parent}: {error.strerror}; delegate one to the agent's account"
+            f"no cgroup can be created below {parent}: {error.strerror}; delegate one to the agent's account"
         ) from error
     tree = CgroupTree(path)
     try:
         _try(tree)
     except OSError as error:
         tree.remove()
-        raise CgroupRefused(f"no process can be put below {parent}: {error.strerror}") from error
+        raise CgroupRefused(f"no process can be moved below {parent}: {error.strerror}") from error
     return tree
 
 
 def _is_ours(path: str, directory: int) -> bool:
-    """Whether the agent's own cgroup is left to it: where systemd rules, it has to say so."""
+    """Return whether the agent's own cgroup is delegated to it, which systemd must confirm if it is running."""
     if not os.path.isdir(SYSTEMD) or not os.path.exists(os.path.join(path, "cgroup.type")):
         return True
     for attribute in _DELEGATED:
         with contextlib.suppress(OSError):
             if os.getxattr(directory, attribute) == b"1":
                 return True
-    # An ordinary user's: what he owns there was given to him.
+    # For an ordinary user, owning the cgroup means delegation.
     return os.geteuid() != 0 and os.fstat(directory).st_uid == os.geteuid()
 
 
 def _try(tree: CgroupTree) -> None:
-    """Put a process into a cgroup of the tree; OSError if that cannot be done."""
+    """Check that a process can be moved into the tree.
+
+    Raises:
+        OSError: The process cannot be moved.
+    """
     cgroup = tree._make(f"operation-try-{os.getpid()}")
     try:
         with closing(cgroup.open_entrance()) as entrance:
@@ -372,7 +417,7 @@ def _try(tree: CgroupTree) -> None:
 
 
 def _read_at(directory: int, name: str) -> str:
-    """Return a whole file of a cgroup: the kernel gives at most a page of it at once."""
+    """Return a whole cgroup file; the kernel returns at most a page per read."""
     with closing(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as descriptor:
         parts = []
         size = 0

@@ -1,7 +1,8 @@
-"""A fork into a cgroup (clone3 with CLONE_INTO_CGROUP), and one whose parent is this process's own (CLONE_PARENT).
+"""Fork into a cgroup (clone3 with CLONE_INTO_CGROUP), or as a sibling (CLONE_PARENT).
 
-A process that enters a cgroup by itself waits until every processor has passed through the kernel once, some 15 ms; one
-that is made in it waits for nothing."""
+Moving an existing process into a cgroup takes about 15 ms, until every processor has passed through the kernel;
+creating it there takes no extra time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import signal
 from typing import Final, NamedTuple
 
 _CLONE3: Final = 435
-"""Number of clone3(2), which all machines have in common."""
+"""System call number of clone3(2), the same on all architectures."""
 
 _CLONE_PARENT: Final = 0x0000_8000
 _CLONE_CHILD_CLEARTID: Final = 0x0020_0000
@@ -20,7 +21,7 @@ _CLONE_INTO_CGROUP: Final = 0x2_0000_0000
 _PR_GET_TID_ADDRESS: Final = 40
 
 _WITHOUT_CGROUP_BYTES: Final = 64
-"""Size of the arguments of clone3(2) as it came with Linux 5.3; cgroups came with 5.7."""
+"""Size of the clone3(2) arguments in Linux 5.3; cgroups were added in 5.7."""
 
 
 class _CloneArguments(ctypes.Structure):
@@ -43,43 +44,46 @@ class _CloneArguments(ctypes.Structure):
 
 
 _libc = ctypes.PyDLL(None, use_errno=True)
-"""The C library, called with the interpreter's lock held: no other thread, and no signal handler, runs in between."""
+"""C library called with the interpreter lock held, so that no other thread or signal handler runs in between."""
 
 
-class Forked(NamedTuple):
-    """What a fork returns."""
+class ForkResult(NamedTuple):
+    """Result of a fork."""
 
     pid: int
-    """0 in the child."""
+    """Process ID of the child; 0 in the child."""
     is_within: bool
-    """Whether the child lives in the cgroup that was asked for; if not, it has to enter it."""
+    """True if the child is in the requested cgroup; otherwise it has to enter it."""
 
 
-def fork(cgroup: int = -1, *, sibling: bool = False) -> Forked:
-    """Fork as os.fork does, the child into the cgroup of an open directory, if one is given and the kernel can.
+def fork(cgroup: int = -1, *, sibling: bool = False) -> ForkResult:
+    """Fork like os.fork, if possible directly into the cgroup of an open directory.
 
-    The parent of a `sibling` is this process's. OSError: nobody was forked.
+    A `sibling` becomes a child of this process's parent.
+
+    Raises:
+        OSError: No process was created.
     """
     if cgroup >= 0:
         try:
-            return Forked(_clone(cgroup, sibling=sibling), True)
+            return ForkResult(_clone(cgroup, sibling=sibling), True)
         except OSError:
-            # Linux before 5.7, or a reason that entering it will name.
+            # Linux before 5.7, or a reason that entering the cgroup will report.
             pass
-    return Forked(_clone(-1, sibling=True) if sibling else os.fork(), False)
+    return ForkResult(_clone(-1, sibling=True) if sibling else os.fork(), False)
 
 
 def _clone(cgroup: int, *, sibling: bool) -> int:
     address = ctypes.c_uint64()
-    # A sibling ends with the signal that this process ends with.
+    # A sibling's exit signal is that of this process.
     arguments = _CloneArguments(exit_signal=0 if sibling else signal.SIGCHLD)
     if sibling:
         arguments.flags |= _CLONE_PARENT
     if cgroup >= 0:
         arguments.flags |= _CLONE_INTO_CGROUP
         arguments.cgroup = cgroup
-    # The C library keeps the id of its thread where the kernel is told to write it. Where that cannot be found it has a
-    # stale one in the child, which only matters to mutexes that processes share: there are none.
+    # The C library caches its thread ID at an address known to the kernel. Without it the child's copy is stale, which
+    # matters only for mutexes shared between processes; there are none.
     if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) == 0 and address.value:
         arguments.flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
         arguments.child_tid = address.value

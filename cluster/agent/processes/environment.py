@@ -1,7 +1,9 @@
-"""What a job's script is given: account, environment, working directory, output file; and becoming it.
+"""Setup of a job's script: account, environment, working directory and output files.
 
-Accounts: with `own` everything runs as the account of the agent, with `switch` everything that touches a job's files
-runs as the job's user, which needs root."""
+In mode `own` everything runs as the agent's account. In mode `switch`, which needs root, code that touches a job's
+files
+runs as the job's user.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from typing import Final, Literal, NamedTuple, NoReturn
 from cluster.agent.files import (
     PERSISTENT,
     VARIABLES,
-    Identity,
+    FileIdentity,
     PathRefused,
     kind_of,
     open_as_user,
@@ -30,11 +32,11 @@ DEFAULT_SHELL: Final = "/bin/sh"
 
 
 class AccountRefused(Exception):
-    """An account that nothing may run as; the message names the user."""
+    """The account cannot be used; the message names the user."""
 
 
-class Account(NamedTuple):
-    """A user of this machine."""
+class UnixAccount(NamedTuple):
+    """User account on this machine."""
 
     name: str
     uid: int
@@ -42,44 +44,52 @@ class Account(NamedTuple):
     home: str
     shell: str
     switch: bool
-    """Whether a process has to become this user."""
+    """True if a process has to switch to this account."""
 
 
-def account_for(mode: Mode, user: str) -> Account:
-    """Return whom the operations of `user`'s jobs run as.
+def account_for(mode: Mode, user: str) -> UnixAccount:
+    """Return the account for the operations of `user`'s jobs.
 
-    AccountRefused if that user does not exist here or is root.
+    Raises:
+        AccountRefused: The user does not exist here or is root.
     """
     if mode == "own":
         try:
             found = pwd.getpwuid(os.geteuid())
         except KeyError:
-            return Account(str(os.geteuid()), os.geteuid(), os.getegid(), "/", DEFAULT_SHELL, False)
-        return Account(found.pw_name, os.geteuid(), os.getegid(), found.pw_dir, found.pw_shell or DEFAULT_SHELL, False)
+            return UnixAccount(str(os.geteuid()), os.geteuid(), os.getegid(), "/", DEFAULT_SHELL, False)
+        return UnixAccount(
+            found.pw_name, os.geteuid(), os.getegid(), found.pw_dir, found.pw_shell or DEFAULT_SHELL, False
+        )
     try:
         found = pwd.getpwnam(user)
     except KeyError:
-        raise AccountRefused(f"the user {user!r} does not exist on this node; make the account here") from None
+        raise AccountRefused(f"the user {user!r} does not exist on this node; create the account") from None
     if found.pw_uid == 0:
-        raise AccountRefused(f"the user {user!r} is root here; jobs never run as root: submit as an ordinary user")
-    return Account(found.pw_name, found.pw_uid, found.pw_gid, found.pw_dir, found.pw_shell or DEFAULT_SHELL, True)
+        raise AccountRefused(
+            f"the user {user!r} is root on this node, and jobs never run as root; submit as an ordinary user"
+        )
+    return UnixAccount(found.pw_name, found.pw_uid, found.pw_gid, found.pw_dir, found.pw_shell or DEFAULT_SHELL, True)
 
 
 def load_accounts() -> None:
-    """Have the C library load whatever looks up accounts and groups on this machine, as /etc/nsswitch.conf says.
+    """Preload the libraries that look up accounts and groups, as configured in /etc/nsswitch.conf.
 
-    A process that is forked afterwards finds it loaded: that is most of what becoming a user costs.
+    Processes forked later inherit them; loading is most of the cost of switching accounts.
     """
     with contextlib.suppress(KeyError, OSError):
         own = pwd.getpwuid(os.geteuid())
         os.getgrouplist(own.pw_name, own.pw_gid)
 
 
-def become(account: Account, wanted: JobProcess) -> None:
-    """Become the account for good, if it is another one; OSError or AccountRefused if that does not hold.
+def become(account: UnixAccount, wanted: JobProcess) -> None:
+    """Switch permanently to the account if it differs, keeping only the rights in `wanted`.
 
-    With no more rights than `wanted` says. A parent-death signal that was set before is gone afterwards: set it after
-    this.
+    The kernel clears a parent-death signal, so set it afterwards.
+
+    Raises:
+        OSError: The account cannot be switched to.
+        AccountRefused: The switch had no effect or can be undone.
     """
     if not account.switch:
         return
@@ -88,20 +98,23 @@ def become(account: Account, wanted: JobProcess) -> None:
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
     if os.getresuid() != (account.uid,) * 3 or os.getresgid() != (account.gid,) * 3:
-        raise AccountRefused(f"could not become the user {account.name!r}")
+        raise AccountRefused(f"cannot switch to the user {account.name!r}")
     forgo(wanted)
     try:
         os.setresuid(0, 0, 0)
     except PermissionError:
         return
-    raise AccountRefused(f"the user {account.name!r} could become root again; the node's capabilities are wrong")
+    raise AccountRefused(f"the user {account.name!r} could become root again; check the agent's capabilities")
 
 
 @contextlib.contextmanager
 def acting_as(uid: int, gid: int) -> Iterator[None]:
-    """Act on files with the rights of a user and a group, where this process is root, and as itself again at the end.
+    """Access files with the rights of a user and group while in the context, if this process is root.
 
-    A parent-death signal that was set before is gone: set it again, within and after this. OSError.
+    The kernel clears a parent-death signal both times, so set it again inside and afterwards.
+
+    Raises:
+        OSError: The credentials cannot be changed.
     """
     if os.geteuid() or not uid:
         yield
@@ -121,7 +134,7 @@ def acting_as(uid: int, gid: int) -> Iterator[None]:
 
 
 def _groups_of(uid: int, gid: int) -> list[int]:
-    """Return the groups of a user, of one who has left this machine the one that is known."""
+    """Return the groups of a user; for a deleted account only the given group."""
     try:
         return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
     except KeyError:
@@ -135,7 +148,7 @@ OUTPUT_MODE: Final = 0o644
 
 
 class ScriptRefused(Exception):
-    """The script cannot be started; `exit_code` is what a shell would give, the message says why."""
+    """The script cannot be started; `exit_code` follows shell conventions, the message gives the reason."""
 
     def __init__(self, exit_code: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -148,11 +161,11 @@ NOT_FOUND: Final = 127
 
 
 _OWNERS: Final = ("SLURM", "FOREBAY")
-"""What the names begin with that scripts of Slurm's users read, and those of our own."""
+"""Prefixes of variables for Slurm scripts and of Forebay's own."""
 
 
-def _described(order: Order, account: Account, node: str) -> Iterator[tuple[str, str]]:
-    """Yield what a script is told of its job, by the names of sbatch's output environment that mean something here."""
+def _job_variables(order: Order, account: UnixAccount, node: str) -> Iterator[tuple[str, str]]:
+    """Yield the variables that describe the job, named as in sbatch's output environment."""
     options = order.options or NO_OPTIONS
     yield "JOB_ID", str(order.job)
     yield "JOB_NAME", order.name
@@ -182,16 +195,17 @@ def _described(order: Order, account: Account, node: str) -> Iterator[tuple[str,
 
 def environment_of(
     order: Order,
-    account: Account,
+    account: UnixAccount,
     *,
     buffer: str,
     node: str,
     marker: str,
     paths: tuple[tuple[str, str], ...] = (),
 ) -> dict[str, str]:
-    """Return the script's whole environment.
+    """Return the script's complete environment: a clean base, the job's own variables, then Forebay's, which take
+    precedence.
 
-    A clean base, what the job brought, and what Forebay promises, which wins. `paths`: what a site's provider adds.
+    `paths` are the variables of an external provider.
     """
     environment = {
         "PATH": BASE_PATH,
@@ -204,7 +218,9 @@ def environment_of(
     environment.update(order.environment)
     for name in [name for name in environment if name.startswith(("FOREBAY_", "DW_JOB_", "SLURM_"))]:
         del environment[name]
-    environment |= {f"{prefix}_{name}": value for name, value in _described(order, account, node) for prefix in _OWNERS}
+    environment |= {
+        f"{prefix}_{name}": value for name, value in _job_variables(order, account, node) for prefix in _OWNERS
+    }
     tasks = (order.options or NO_OPTIONS).tasks
     environment |= {
         "FOREBAY_ATTEMPT": str(order.attempt),
@@ -225,7 +241,7 @@ def environment_of(
     elif order.has_buffer:
         home = os.path.dirname(os.path.dirname(buffer))
         environment.update(persistent_variables(home, order.uses, order.persistent))
-        # A job that only uses persistent buffers has no space of its own: nothing would be held against a capacity.
+        # A job with only persistent buffers has no space of its own, so no capacity would apply.
         if order.capacity_bytes:
             modes = (f"DW_JOB_{access.upper()}" for access in order.access or ("striped",))
             for variable in (WHOLE_BUFFER, *modes):
@@ -236,15 +252,16 @@ def environment_of(
 def persistent_variables(
     home: str, uses: tuple[str, ...], placed: tuple[tuple[str, OrderPlace], ...] = ()
 ) -> dict[str, str]:
-    """Return what a script finds its persistent buffers by, as DataWarp names it. `placed` says where those lie that
-    are in a place; the others are in the agent's `home`.
+    """Return the variables with the paths of persistent buffers, named as in DataWarp.
+
+    `placed` locates buffers on shared filesystems; the others are in the agent's `home`.
     """
     places = {name: os.path.join(place.path, place.directory) for name, place in placed}
     return {persistent_variable(name): places.get(name) or os.path.join(home, PERSISTENT, name) for name in uses}
 
 
 def output_path(order: Order) -> str:
-    """Return the absolute path of the file for standard output."""
+    """Return the absolute path of the standard output file."""
     name = order.output or f"forebay-{order.job}.out"
     return name if name.startswith("/") else f"{order.workdir.rstrip('/')}/{name}"
 
@@ -252,18 +269,19 @@ def output_path(order: Order) -> str:
 def become_script(
     script: str,
     order: Order,
-    account: Account,
+    account: UnixAccount,
     environment: dict[str, str],
     *,
-    home: Identity,
+    home: FileIdentity,
     wanted: JobProcess,
     ready: Callable[[], None],
 ) -> NoReturn:
-    """Become the job's account, enter its directory, open its output and turn into the script.
+    """Switch to the job's account, enter its directory, open its files and execute the script.
 
-    ScriptRefused if that fails.
+    `ready` is called after the account switch. Only the resources in `wanted` are passed on.
 
-    `ready` is called once this process is the job's account; nothing of its own but what `wanted` says is passed on.
+    Raises:
+        ScriptRefused: The script cannot be started.
     """
     limit(wanted)
     become(account, wanted)
@@ -276,7 +294,7 @@ def become_script(
         _enter_workdir(order, home)
         append = order.options is not None and order.options.open_mode == "append"
         output = _open_output(output_path(order), home, append=append)
-        # The same file, named twice, has one position, or each would write over what the other wrote.
+        # A file named for both outputs needs a single file position; otherwise each would overwrite the other.
         same = order.error in ("", output_path(order))
         error_output = output if same else _open_output(order.error, home, append=append)
         given = _open_input(order.input or os.devnull, home)
@@ -289,18 +307,18 @@ def become_script(
     try:
         os.execve(script, [script, *arguments], environment)
     except FileNotFoundError as error:
-        raise ScriptRefused(NOT_FOUND, "the interpreter that the script's #! line names does not exist here") from error
+        raise ScriptRefused(NOT_FOUND, "the interpreter in the script's #! line does not exist on this node") from error
     except OSError as error:
         if error.errno == 8:
             raise ScriptRefused(
-                CANNOT_EXECUTE, "the script has no #! line; begin it with #!/bin/sh or the like"
+                CANNOT_EXECUTE, "the script has no #! line; begin it with one, for example #!/bin/sh"
             ) from error
         raise ScriptRefused(CANNOT_EXECUTE, f"the script cannot be executed: {error.strerror}") from error
     except ValueError as error:
         raise ScriptRefused(CANNOT_EXECUTE, f"the script's environment cannot be used: {error}") from error
 
 
-def _enter_workdir(order: Order, home: Identity) -> None:
+def _enter_workdir(order: Order, home: FileIdentity) -> None:
     try:
         with closing(open_as_user(order.workdir, forbidden=home)) as directory:
             os.fchdir(directory)
@@ -308,7 +326,7 @@ def _enter_workdir(order: Order, home: Identity) -> None:
         raise PathRefused(f"the working directory {order.workdir} cannot be entered: {error.strerror}") from error
 
 
-def _open_input(path: str, home: Identity) -> int:
+def _open_input(path: str, home: FileIdentity) -> int:
     if path == os.devnull:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     found = _open_regular(path, "input", os.O_RDONLY, home)
@@ -316,7 +334,7 @@ def _open_input(path: str, home: Identity) -> int:
     return found
 
 
-def _open_output(path: str, home: Identity, *, append: bool) -> int:
+def _open_output(path: str, home: FileIdentity, *, append: bool) -> int:
     if path == os.devnull:
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     above, _, name = path.rpartition("/")
@@ -329,12 +347,16 @@ def _open_output(path: str, home: Identity, *, append: bool) -> int:
     return output
 
 
-def _open_regular(path: str, what: str, flags: int, home: Identity) -> int:
-    """Return a descriptor of a regular file, opened without blocking; PathRefused names it as the `what` file."""
+def _open_regular(path: str, what: str, flags: int, home: FileIdentity) -> int:
+    """Return a descriptor of a regular file, opened without blocking.
+
+    Raises:
+        PathRefused: The file cannot be used; the message calls it the `what` file.
+    """
     above, _, name = path.rpartition("/")
     try:
         with closing(open_as_user(above or "/", forbidden=home)) as directory:
-            # Non-blocking, because opening a pipe that nobody reads would wait for ever; its kind is looked at after.
+            # Non-blocking, because opening a pipe without a reader would wait for ever; the type is checked afterwards.
             flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             found = os.open(name, flags, OUTPUT_MODE, dir_fd=directory)
     except OSError as error:

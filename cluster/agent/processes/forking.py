@@ -1,16 +1,18 @@
-"""Processes of an agent's own modules, forked instead of started: the agent's side of `cluster.agent.fork_server`.
+"""Agent's side of the fork server (`cluster.agent.fork_server`), which forks processes instead of starting
+interpreters.
 
-The fork server has imported what operations and supervisors need; it forks one when it is asked, as a child of the
-agent (CLONE_PARENT). So the agent waits for it, and learns how it ended, as for one that it started itself, it dies
-with the agent if it wants to, and nothing depends on the fork server once it runs.
+The fork server has imported all that workers and supervisors need, and forks each as a child of the agent
+(CLONE_PARENT). The agent waits for them as for its own children, and they do not depend on the fork server once they
+run.
 
-A request and its descriptors go over a channel, and the answer of the fork server comes back on it. The first
-descriptor is one end of a pair whose other end the agent keeps: the child says there who it is, and begins only at the
-agent's word. So a child that the agent does not know never does anything, whoever is killed when; and once nobody has
-that end, nobody runs.
+Requests and their descriptors go over a channel, which also returns the reply. The first descriptor is one end of a
+socket pair: the child reports its process ID there and begins only when the agent confirms. A child unknown to the
+agent
+therefore never does anything, whichever process is killed; and when the other end is closed, no child is left.
 
-`multiprocessing.forkserver` does not fit: what it runs is told by pickle, its processes are its own children, so that
-they and their exit statuses are lost with it, and it knows neither sessions nor groups."""
+`multiprocessing.forkserver` is unsuitable: it uses pickle, its processes are its own children, so that their exit
+statuses are lost with it, and it supports neither sessions nor process groups.
+"""
 
 from __future__ import annotations
 
@@ -38,70 +40,70 @@ logger = logging.getLogger(__name__)
 FORK_SERVER: Final = "cluster.agent.fork_server"
 
 TITLE_BYTES: Final = 8 * 1024
-"""Room for the command line that a forked process shows, bytes: a path has 4,096 at most."""
+"""Space for the command line shown by a forked process, bytes: a path has at most 4,096."""
 
 VARIABLE_BYTES: Final = 256
-"""Room for the variable that marks a forked process of an operation, bytes: a storage id and two numbers have 75."""
+"""Space for the marker variable of a forked operation, bytes: a storage ID and two numbers take 75."""
 
 READY: Final = b"ready"
 BEGIN: Final = b"begin"
 
 _UNABLE: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL})
-"""What a kernel, or a filter of system calls, says that has no clone3(2), which came with Linux 5.3."""
+"""Errors of clone3(2) on kernels before Linux 5.3, or behind a system call filter."""
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One process that is wanted."""
+    """Request for one process."""
 
     module: str
     arguments: tuple[str, ...]
     variables: dict[str, str]
-    """Added to its environment."""
+    """Variables added to the environment."""
     targets: tuple[int, ...]
-    """What each descriptor that comes with the request, but the first, is to be in the child."""
+    """Target number in the child for each descriptor of the request except the first."""
     new_session: bool
     new_group: bool
     into_cgroup: bool = False
-    """Whether the last descriptor is the directory of the cgroup that the child is to live in."""
+    """True if the last descriptor is the directory of the child's cgroup."""
 
 
 class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What the fork server says of it, and the process itself, which waits for the word then."""
+    """Reply of the fork server, and of the child, which then waits for confirmation."""
 
     pid: int = 0
     error: int = 0
-    """Why there is none, or it cannot begin: an errno."""
+    """Errno if there is no process or it cannot begin; otherwise 0."""
 
 
-class Process(Protocol):
-    """A child of this process, however it was started."""
+class ChildProcess(Protocol):
+    """Child of this process, however it was started."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """Return how it ended, None if it has not; negative for a signal."""
+        """Return the exit code, negative for a signal, or None while the process runs."""
 
     def wait(self) -> int:
-        """Wait for its end and return how it ended."""
+        """Wait for the process and return its exit code."""
 
     def kill(self) -> None:
         """Send SIGKILL."""
 
 
 class ForkedProcess:
-    """A child of this process that the fork server made."""
+    """Child of this process created by the fork server."""
 
     def __init__(self, pid: int) -> None:
-        """Take it over."""
+        """Take ownership of the child."""
         self.pid = pid
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Return how it ended, None if it has not; negative for a signal."""
+        """Return the exit code, negative for a signal, or None while the process runs."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """Wait for its end and return how it ended."""
+        """Wait for the process and return its exit code."""
         code = self._reap(0)
         assert code is not None
         return code
@@ -120,10 +122,10 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Fork server of one agent: started once, and again when it has ended."""
+    """Fork server of one agent, restarted when it ends."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        """Begin without one: until `start`, processes are new interpreters."""
+        """Begin without a server; until `start`, processes are new interpreters."""
         self._clock = clock or SystemClock()
         self._server: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -133,23 +135,23 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the fork server; None if there is none."""
+        """Process ID of the fork server, or None."""
         return None if self._server is None or self._server.poll() is not None else self._server.pid
 
     def start(self) -> None:
-        """Have a fork server from now on. What keeps it from being started is logged: processes are started then."""
+        """Use a fork server from now on. Failures are logged; processes are then started as new interpreters."""
         self._is_wanted = True
         self._follow()
 
     def await_ready(self) -> None:
-        """Wait until the fork server, if there is one, is ready, or dead; FORK_WAIT_S seconds at most."""
+        """Wait at most FORK_WAIT_S seconds until the fork server is ready or has died."""
         self._follow()
         if self._channel is not None and not self._is_ready:
             select.select([self._channel], [], [], FORK_WAIT_S)
             self._follow()
 
     def close(self) -> None:
-        """End the fork server; what it has forked goes on."""
+        """End the fork server; the processes it forked keep running."""
         self._is_wanted = False
         self._end()
 
@@ -166,12 +168,15 @@ class ForkServer:
         variables: Mapping[str, str] = MappingProxyType({}),
         new_group: bool = False,
         cgroup: Cgroup | None = None,
-    ) -> Process:
-        """Return a new process that runs `main` of a module; as `job_processes.spawn`, which is what happens while no
-        fork server is ready. OSError if it cannot be started.
+    ) -> ChildProcess:
+        """Run `main` of a module in a new process, forked if a fork server is ready and started otherwise.
 
-        It lives in `cgroup` from its first moment on; where it is started, it is given one more argument, the number of
-        a descriptor through which it is to `join` that before it does anything.
+        The process is in `cgroup` from the start. If it is started as an interpreter, it gets an additional argument,
+        the number
+        of a descriptor with which it must `join` the cgroup before doing anything else.
+
+        Raises:
+            OSError: The process cannot be started.
         """
         streams = ((0, stdin), (1, stdout)) + (() if stderr is None else ((2, stderr),))
         given = (*streams, *((descriptor, descriptor) for descriptor in descriptors))
@@ -205,7 +210,11 @@ class ForkServer:
             )
 
     def _fork(self, request: ForkRequest, descriptors: Sequence[int]) -> ForkedProcess | None:
-        """Return the process that was forked; None if there is none, and none will be. OSError if it is refused."""
+        """Fork a process; return None if the fork server is unavailable and no child exists or will exist.
+
+        Raises:
+            OSError: The kernel rejected the fork.
+        """
         self._follow()
         data = msgspec.msgpack.encode(request)
         fits = len(data) <= FORK_REQUEST_BYTES_MAX and len(descriptors) < FORK_DESCRIPTORS_MAX
@@ -217,41 +226,48 @@ class ForkServer:
                 _last_of(self._channel)
                 with contextlib.closing(theirs):
                     socket.send_fds(self._channel, [data], [theirs.fileno(), *descriptors])
-                if (process := self._forked(self._channel, ours)) is not None:
+                if (process := self._receive_process(self._channel, ours)) is not None:
                     return process
             except (TimeoutError, BlockingIOError):
-                # Whoever is late finds that nobody waits for him, and ends.
-                logger.error("the fork server did not answer within %s s: it is ended, and started again", FORK_WAIT_S)
+                # A late child finds the channel closed and exits.
+                logger.error("the fork server did not answer within %s s; restarting it", FORK_WAIT_S)
             except (BrokenPipeError, ConnectionResetError):
                 pass
-            # It ended, or is to.
+            # The fork server has ended, or must be.
             self._end()
             self._follow()
             return None
 
-    def _forked(self, channel: socket.socket, ours: socket.socket) -> ForkedProcess | None:
-        """Return who was forked, now that it knows that it may begin; None if nobody was. OSError if it cannot be."""
+    def _receive_process(self, channel: socket.socket, ours: socket.socket) -> ForkedProcess | None:
+        """Return the forked process after confirming it, or None if there is none.
+
+        Raises:
+            OSError: The process cannot be created or cannot begin.
+        """
         ours.settimeout(FORK_WAIT_S)
         if data := ours.recv(FORK_REQUEST_BYTES_MAX):
             process = _process(data)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 ours.send(BEGIN)
             return process
-        # It was killed before it said anything, or never was there: the fork server, if it lives, has said which.
+        # The child was killed before its first message or never existed; the fork server's reply tells which.
         told = _last_of(channel)
         try:
             return _process(told) if told else None
         except OSError as error:
             if error.errno not in _UNABLE:
                 raise
-            logger.warning("processes are started and not forked, 0.2 s of processor each: clone3: %s", error.strerror)
+            logger.warning(
+                "processes are started instead of forked, which takes 0.2 s of processor time each: clone3: %s",
+                error.strerror,
+            )
             self.close()
             return None
 
     def _follow(self) -> None:
-        """See that there is a fork server, and whether it is ready."""
+        """Start the fork server if necessary, and check whether it is ready."""
         if self._server is not None and (code := self._server.poll()) is not None:
-            logger.warning("the fork server ended (%s): it is started again; what it has forked goes on", code)
+            logger.warning("the fork server ended (%s); restarting it. The processes it forked keep running", code)
             self._end()
         if self._server is None:
             now_s = self._clock.monotonic_s()
@@ -281,7 +297,7 @@ class ForkServer:
                 )
             except OSError as error:
                 ours.close()
-                logger.warning("the fork server cannot be started, it is tried again: %s", error.strerror)
+                logger.warning("the fork server cannot be started, retrying: %s", error.strerror)
                 return
         self._channel = ours
 
@@ -297,7 +313,11 @@ class ForkServer:
 
 
 def _process(told: bytes) -> ForkedProcess:
-    """Return the process that was told of. OSError if there is none."""
+    """Return the process in a reply.
+
+    Raises:
+        OSError: The reply contains an error.
+    """
     answer = msgspec.msgpack.decode(told, type=ForkAnswer)
     if answer.error:
         raise OSError(answer.error, os.strerror(answer.error))
@@ -305,7 +325,7 @@ def _process(told: bytes) -> ForkedProcess:
 
 
 def _last_of(channel: socket.socket) -> bytes:
-    """Return what came last on a channel, without waiting; nothing if nothing came."""
+    """Return the last message on a channel without waiting, or b""."""
     last = b""
     with contextlib.suppress(BlockingIOError, ConnectionResetError):
         while data := channel.recv(FORK_REQUEST_BYTES_MAX):

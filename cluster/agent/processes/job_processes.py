@@ -1,5 +1,4 @@
-"""Processes of a job: finding all of them, and ending them; and starting this package's own modules as processes, with
-nothing inherited that they do not need."""
+"""Find and kill all processes of a job; start this package's modules as processes that inherit only what they need."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from cluster.agent.processes.cgroups import Cgroup, CgroupName
 from cluster.system import VARIABLES, all_pids, descendants, environment_variables, fields_of, send, start_time
 
 _TREE = str(Path(__file__).resolve().parents[3])
-"""What the package was imported from: its own modules are started from there too."""
+"""Directory that the package was imported from, and from which its modules are started."""
 
 _PASSED_ON = ("LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED", *VARIABLES)
 
@@ -36,16 +35,19 @@ def spawn(
     variables: Mapping[str, str] = MappingProxyType({}),
     new_group: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module` with the given open descriptors; OSError if it cannot be started.
+    """Start `python -m module` with the given descriptors.
 
-    `variables` are added to its environment. In a group of its own (`new_group`) it is signalled with its helpers.
+    `variables` are added to its environment. With `new_group` it can be signalled together with its helpers.
+
+    Raises:
+        OSError: The process cannot be started.
     """
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     environment["PATH"] = os.environ.get("PATH", os.defpath)
     environment["PYTHONPATH"] = _TREE
     environment.update(variables)
     return subprocess.Popen(
-        # -P: the working directory is no place to import from.
+        # -P: do not import from the working directory.
         [sys.executable, "-P", "-m", module, *arguments],
         env=environment,
         cwd="/",
@@ -59,24 +61,25 @@ def spawn(
 
 
 SCRIPT_VARIABLE: Final = "FOREBAY_STEP"
-"""Marks every process of a script: its value is the agent's storage id and the job, so that jobs of two clusters on one
-host differ."""
+"""Marks every process of a script. The value is the agent's storage ID and the job, so that jobs of two clusters on one
+host differ.
+"""
 
 OPERATION_VARIABLE: Final = "FOREBAY_OPERATION"
-"""Marks every process of an operation of a site's provider: storage id, job and attempt. What a finished operation left
-running on purpose has another attempt than one that was interrupted."""
+"""Marks every process of a provider operation: storage ID, job and attempt. The attempt distinguishes processes that a
+finished operation left running on purpose from those of an interrupted one.
+"""
 
 
 ENDED: Final = b"e"
 SYNCED: Final = b"s"
-"""What a supervisor says on its pipe: how the script ended is written down, and nothing of it is left; what it has
-written is on disk."""
+"""Messages of a supervisor on its pipe: the result is recorded and no process is left; the written data is on disk."""
 
 
 def kill_operation(marker: str, rounds: int = KILL_ROUNDS_MAX) -> list[int]:
-    """Kill what is left of an operation that was interrupted; return the ids of what is there after so many rounds.
+    """Kill the processes of an interrupted operation; return the IDs of those left after `rounds` rounds.
 
-    Whatever its user is now: a site's program may have become another one.
+    Finds them whatever user they run as: a site's program may have changed it.
     """
     pause = threading.Event()
     wanted = f"{OPERATION_VARIABLE}={marker}".encode()
@@ -95,8 +98,8 @@ def _is_operation(pid: int, wanted: bytes) -> bool:
     return wanted in environment_variables(pid) and start_time(pid) is not None
 
 
-def marked(marker: str, uid: int) -> Iterator[int]:
-    """Give the living processes of a user whose environment carries the step marker."""
+def marked_processes(marker: str, uid: int) -> Iterator[int]:
+    """Yield the living processes of a user that carry the script marker."""
     wanted = f"{SCRIPT_VARIABLE}={marker}".encode()
     for pid in all_pids():
         if pid != os.getpid() and _is_marked(pid, wanted, uid):
@@ -104,9 +107,9 @@ def marked(marker: str, uid: int) -> Iterator[int]:
 
 
 def in_session_of(leader: tuple[int, int], uid: int) -> Iterator[int]:
-    """Give the living processes of a user in the session that `leader` (id and start time) began.
+    """Yield the living processes of a user in the session begun by `leader` (ID and start time).
 
-    Nothing if the leader is gone: its number may lead another session by now, and the marker has to do.
+    Yields nothing once the leader has ended, because its ID may lead another session; only the marker counts then.
     """
     pid, started = leader
     if start_time(pid) != started:
@@ -125,7 +128,7 @@ def _uid_is(pid: int, uid: int) -> bool:
 
 
 def _real_uid(pid: int) -> int:
-    # Of every process of the machine: what Python's files do beside reading takes longer than that.
+    # Called for every process of the machine: Python's file objects would double the time.
     status = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
     try:
         _, found, rest = os.read(status, 4096).partition(b"\nUid:")
@@ -143,10 +146,11 @@ def _is_marked(pid: int, wanted: bytes, uid: int) -> bool:
 def kill_job(
     marker: str, uid: int, *, leader: tuple[int, int] | None = None, cgroup: CgroupName | None = None
 ) -> list[int]:
-    """Kill every process of a job until none is left; return the ids of those that cannot be killed.
+    """Kill every process of a job until none is left; return the IDs of those that cannot be killed.
 
-    All of its cgroup, if it had one; and whatever is found by the marker in its environment and, while the script's own
-    process lives, by its session. Without a cgroup, what forks and ends faster than it is listed may be missed.
+    Kills the whole cgroup, if there is one, then every process with the marker and, while the script's own process
+    lives,
+    its session. Without a cgroup, processes that fork and exit faster than they are listed may be missed.
     """
     held = Cgroup.find(cgroup)
     if held is not None:
@@ -162,12 +166,12 @@ def kill_job(
     for _ in range(KILL_ROUNDS_MAX):
         left = set()
         if leader is not None:
-            # The leader last: while it lives, its number means its session.
+            # Kill the leader last: while it lives, its ID identifies the session.
             session = sorted(in_session_of(leader, uid), key=lambda pid: pid == leader[0])
             for pid in session:
                 send(pid, signal.SIGKILL, still=partial(_in_session, pid, leader[0]))
             left.update(session)
-        for pid in marked(marker, uid):
+        for pid in marked_processes(marker, uid):
             send(pid, signal.SIGKILL, still=partial(_is_marked, pid, wanted, uid))
             left.add(pid)
         if not left:
@@ -182,21 +186,21 @@ def _in_session(pid: int, session: int) -> bool:
 
 
 STOPPING_ROUNDS: Final = 3
-"""Rounds in which processes without a cgroup are stopped: one that was made in one round is stopped in the next."""
+"""Rounds of stopping processes without a cgroup: a process created in one round is stopped in the next."""
 
 
 class ScriptProcesses:
-    """All that a script has started, as its supervisor sees it: what is in its cgroup, and this process's descendants.
+    """Processes of a script from its supervisor's view: its cgroup and the supervisor's descendants.
 
-    Without a cgroup there are only these, who are listed one by one: what forks and ends faster than that is missed.
+    Without a cgroup only the latter are known; processes that fork and exit faster than they are listed are missed.
     """
 
     def __init__(self, cgroup: Cgroup | None) -> None:
-        """Begin with none; this process is the subreaper of all that there will be."""
+        """Begin without processes; the calling process must be their subreaper."""
         self._cgroup = cgroup
 
     def signal(self, number: int, *, but: int = 0) -> None:
-        """Signal each of them once, except the process `but`."""
+        """Signal each process once, except `but`."""
         pids = set(descendants(os.getpid()))
         if self._cgroup is not None:
             if number is signal.SIGKILL:
@@ -207,9 +211,9 @@ class ScriptProcesses:
             send(pid, number)
 
     def suspend(self) -> None:
-        """Have all of them stand still, as `ps` shows it."""
+        """Stop all processes, visibly in `ps`."""
         if self._cgroup is not None:
-            # What is frozen cannot fork, so none is missed.
+            # Frozen processes cannot fork, so none is missed.
             with self._cgroup.frozen():
                 self.signal(signal.SIGSTOP)
             return
@@ -217,22 +221,22 @@ class ScriptProcesses:
             self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Have them go on; also those that somebody else has stopped."""
+        """Resume all processes, including any stopped by other means."""
         self.signal(signal.SIGCONT)
 
     @property
     def are_left(self) -> bool:
-        """Whether any of them lives."""
+        """True if any process lives."""
         if self._cgroup is not None and not self._cgroup.is_empty:
             return True
         try:
-            # Whatever lives below a subreaper has a child of it above it. Nothing is reaped by looking.
+            # Every living descendant has an ancestor that is a child of the subreaper. WNOWAIT reaps nothing.
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return False
         return bool(descendants(os.getpid()))
 
     def remove(self) -> None:
-        """Remove the cgroup, now that nothing is left in it."""
+        """Remove the empty cgroup."""
         if self._cgroup is not None:
             self._cgroup.remove()

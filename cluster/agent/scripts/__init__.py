@@ -1,6 +1,8 @@
-"""A job's script on its node: its durable record, and the supervisor that runs it, a process that outlives the agent.
+"""Job script on its node: its durable record, and the supervisor that runs it and outlives the agent.
 
-No event loop is imported here, and not the supervisor: that is started as a module of this room, and starts fast."""
+Neither an event loop nor the supervisor is imported here: the supervisor starts as a module of its own and must start
+fast.
+"""
 
 from cluster.agent.scripts.record import (
     OVERRUN,

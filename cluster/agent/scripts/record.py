@@ -1,21 +1,22 @@
-"""The durable record of one run of one script: what was ordered, that it was started, how it ended.
+"""Durable record of one run of one script: the order, its start and its end.
 
-    order.json     what is to be run, written before anything else
+    order.json     order to run, written first
     script         the script, executable by its user
-    lock           held without a gap by whoever is responsible: first the agent, then the supervisor
-    cgroup.json    the cgroup that the script lives in, where there is one: written before a supervisor is launched
-    launches       a byte for each supervisor that was launched; not synced, it only keeps one that dies from being
-                   launched for ever
-    reported       for which attempt the start of the script is in the outbox; not synced: without it, it is reported
-                   once more, which is refused
-    supervisor.json  who the supervisor is
-    started.json   written before the script can run: without it, it never has
-    overrun        why it is ended at once: its buffer holds too much
-    status.json    how it ended
-    *.room         room for those of the files above that are written later, when the disk may be full
+    lock           held without a gap by the responsible process: first the agent, then the supervisor
+    cgroup.json    cgroup of the script, if any; written before a supervisor is launched
+    launches       a byte for each launched supervisor; not synced, it only limits relaunches of one that dies
+    reported       attempt whose start is in the outbox; not synced: without it, the start is reported again, which the
+                   controller rejects
+    supervisor.json  process of the supervisor
+    started.json   written before the script can run: without it, it never ran
+    overrun        reason for ending it at once: its buffer exceeds its capacity
+    status.json    result
+    *.room         reserved space for the files that are written later, when the disk may be full
 
-Whoever holds the lock and finds neither started.json nor status.json knows that the script never ran; with started.json
-alone the outcome is unknown. So the script runs at most once for one record, whatever is killed when."""
+A process that holds the lock and finds neither started.json nor status.json knows that the script never ran; with
+started.json alone the outcome is unknown. Each record therefore runs its script at most once, whichever process is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ from cluster.agent.files import (
     write_new,
     write_reserved,
 )
-from cluster.agent.processes import CGROUP_FILE, Account, CgroupName, Mode
+from cluster.agent.processes import CGROUP_FILE, CgroupName, Mode, UnixAccount
 from cluster.system import JobProcess, closing, names_in, open_directory, write_all
 from replica.messages import ScriptEnded
 from replica.model import Order
@@ -47,19 +48,18 @@ from replica.values import SUBMITTED_SCRIPT_BYTES_MAX
 SUSPEND: Final = signal.SIGINT
 RESUME: Final = signal.SIGUSR2
 OVERRUN: Final = signal.SIGUSR1
-"""What the agent sends a supervisor to have its script stand still, go on, and end at once for what its buffer
-holds."""
+"""Signals from the agent to a supervisor: suspend, resume, and end at once because the buffer exceeds its capacity."""
 
 PREPARED_PREFIX: Final = ".new-"
-"""A record that is being written has this before its name; one that is found at a start was never launched."""
+"""Name prefix of a record being written; one found at start was never launched."""
 
 
 _WRITTEN_LATER: Final = ("supervisor.json", "started.json", "overrun", "status.json")
-"""What is written when the script may run: it may have filled the disk."""
+"""Files written while the script may run, when it may have filled the disk."""
 
 
 class ScriptOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor needs to know."""
+    """Order and settings for a supervisor."""
 
     order: Order
     node: str
@@ -68,13 +68,13 @@ class ScriptOrder(msgspec.Struct, frozen=True, kw_only=True):
     accounts: Mode
     kill_wait_s: float
     process: JobProcess = JobProcess()
-    """What the script's process gets."""
+    """Settings of the script's process."""
     paths: tuple[tuple[str, str], ...] = ()
-    """What a site's provider adds to the script's environment."""
+    """Environment variables from an external provider."""
 
 
 class ProcessName(msgspec.Struct, frozen=True, kw_only=True):
-    """A process for ever: its number, when it started (clock ticks since boot), and in which boot."""
+    """Unambiguous name of a process: ID, start time (clock ticks since boot) and boot ID."""
 
     pid: int
     started: int
@@ -85,73 +85,78 @@ _T = TypeVar("_T")
 
 
 class ScriptRecord:
-    """Record of a script, open."""
+    """Open record of a script."""
 
     def __init__(self, steps: int, job: int) -> None:
-        """Open the record of `job` in the open directory `steps`; FileNotFoundError if there is none."""
+        """Open the record of `job` in the open directory `steps`.
+
+        Raises:
+            FileNotFoundError: There is no record.
+        """
         self.job = job
         self.directory = open_directory(str(job), dir_fd=steps)
 
     def close(self) -> None:
-        """Close the directory; the record stays."""
+        """Close the directory; the record remains."""
         os.close(self.directory)
 
     def order(self) -> ScriptOrder | None:
-        """Return what is to be run; None if the file is missing."""
-        return self._read("order.json", ScriptOrder)
+        """Return the order, or None if the file is missing."""
+        return self._read_file("order.json", ScriptOrder)
 
-    def started(self) -> ProcessName | None:
-        """Return the script's own process if it may have run, None if it never has."""
-        return self._read("started.json", ProcessName)
+    def started_process(self) -> ProcessName | None:
+        """Return the script's process if the script may have run, otherwise None."""
+        return self._read_file("started.json", ProcessName)
 
     def supervisor(self) -> ProcessName | None:
         """Return the last supervisor that came up."""
-        return self._read("supervisor.json", ProcessName)
+        return self._read_file("supervisor.json", ProcessName)
 
     def cgroup(self) -> CgroupName | None:
-        """Return the cgroup that the script lives in; None if it has none."""
-        return self._read(CGROUP_FILE, CgroupName)
+        """Return the cgroup of the script, or None."""
+        return self._read_file(CGROUP_FILE, CgroupName)
 
     def status(self) -> ScriptEnded | None:
-        """Return how the script ended, None if that is not known."""
-        return self._read("status.json", ScriptEnded)
+        """Return the script's result, or None if unknown."""
+        return self._read_file("status.json", ScriptEnded)
 
     def write(self, name: str, what: ProcessName | ScriptEnded | CgroupName | str) -> None:
-        """Record something, durably: `cgroup.json` and `started.json` before the script may run, `supervisor.json`,
-        and `status.json` at its end.
+        """Write a file of the record durably.
+
+        `cgroup.json` and `started.json` are written before the script may run, `status.json` at its end.
         """
         data = msgspec.json.encode(what)
         if not write_reserved(self.directory, name, data):
             write_durably(self.directory, name, data)
 
     def overrun(self) -> str:
-        """Return why the script is ended at once; empty if it is not."""
-        return self._read("overrun", str) or ""
+        """Return the reason for ending the script at once, or ""."""
+        return self._read_file("overrun", str) or ""
 
     def forget_cgroup(self) -> None:
-        """Record that the script will live in no cgroup: the one of a launch that came to nothing is gone."""
+        """Record that the script has no cgroup, because the one of a failed launch was deleted."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(CGROUP_FILE, dir_fd=self.directory)
             os.fsync(self.directory)
 
     def count_launch(self) -> int:
-        """Count one more launch, and return the count."""
+        """Count a launch and return the new count."""
         how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with closing(os.open("launches", how, 0o600, dir_fd=self.directory)) as launches:
             write_all(launches, b".")
             return os.fstat(launches).st_size
 
     def note_reported(self, attempt: int) -> None:
-        """Keep that the start of the script was reported for an attempt, for as long as the machine is up."""
+        """Record that the start was reported for an attempt; survives the agent but not a reboot."""
         write_durably(self.directory, "reported", str(attempt).encode(), lasting=False)
 
     def reported_attempt(self) -> int:
-        """Return the attempt for which the start of the script was reported, 0 if it was not."""
+        """Return the attempt whose start was reported, or 0."""
         text = (read_bounded(self.directory, "reported") or b"").strip()
         return int(text) if text.isdigit() else 0
 
     def try_lock(self) -> int | None:
-        """Return a descriptor that holds the lock, or None while somebody else does."""
+        """Return a descriptor that holds the lock, or None if another process holds it."""
         lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.directory)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,7 +166,7 @@ class ScriptRecord:
         return lock
 
     def open_report(self) -> int:
-        """Return a descriptor of the file that takes what a supervisor says before it dies."""
+        """Open the file for a supervisor's error output."""
         return os.open(
             "supervisor.err",
             os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC,
@@ -169,8 +174,8 @@ class ScriptRecord:
             dir_fd=self.directory,
         )
 
-    def last_words(self) -> str:
-        """Return the last line that a supervisor said, empty if it was silent."""
+    def last_report_line(self) -> str:
+        """Return the last line of a supervisor's error output, or ""."""
         with contextlib.suppress(FileRefused):
             lines = (
                 (read_bounded(self.directory, "supervisor.err") or b"").decode("utf-8", "replace").strip().splitlines()
@@ -178,16 +183,16 @@ class ScriptRecord:
             return lines[-1] if lines else ""
         return ""
 
-    def _read(self, name: str, kind: type[_T]) -> _T | None:
+    def _read_file(self, name: str, kind: type[_T]) -> _T | None:
         return read_record(self.directory, name, kind, shown=f"steps/{self.job}/{name}")
 
 
 UNPACKING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Memory for unpacking one script, bytes: seven times what LZMA takes at its default preset."""
+"""Memory for unpacking one script, bytes: seven times what LZMA uses at its default preset."""
 
 
-def unpacked(script: str) -> str:
-    """Return the script that this is the packed form of; the text itself if it is none, or would be too long."""
+def unpack_script(script: str) -> str:
+    """Unpack a packed script; return the text itself if it is not packed or would be too long."""
     import base64
     import lzma
 
@@ -205,10 +210,14 @@ def unpacked(script: str) -> str:
         return script
 
 
-def create_record(steps: int, wanted: ScriptOrder, account: Account, cgroup: CgroupName | None = None) -> ScriptRecord:
-    """Make the record of a script that is to be run, in a cgroup if one is given: whole or not at all.
+def create_record(
+    steps: int, wanted: ScriptOrder, account: UnixAccount, cgroup: CgroupName | None = None
+) -> ScriptRecord:
+    """Create the complete record of a script, optionally with its cgroup.
 
-    FileExistsError or OSError if it cannot be made.
+    Raises:
+        FileExistsError: There is a record already.
+        OSError: The record cannot be created.
     """
     job = wanted.order.job
     prepared, name = f"{PREPARED_PREFIX}{job}", str(job)
@@ -221,16 +230,16 @@ def create_record(steps: int, wanted: ScriptOrder, account: Account, cgroup: Cgr
         write_new(
             directory,
             "script",
-            unpacked(wanted.order.script).encode(),
+            unpack_script(wanted.order.script).encode(),
             mode=0o500,
             owner=(account.uid, account.gid) if account.switch else None,
         )
-        # The script may fill the disk, and how it ended has to be written nevertheless.
+        # The script may fill the disk, but its result must still be recorded.
         for later in _WRITTEN_LATER:
             reserve(directory, later + RESERVE_SUFFIX)
         for empty in ("lock", "supervisor.err"):
             os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory))
-        # The user passes through to his script; everything else in here stays the agent's.
+        # The user traverses the directory to the script; everything else stays the agent's.
         os.fchmod(directory, 0o711 if account.switch else 0o700)
         os.fsync(directory)
     if name in names_in(steps):
@@ -241,12 +250,12 @@ def create_record(steps: int, wanted: ScriptOrder, account: Account, cgroup: Cgr
 
 
 def remove_record(steps: int, job: int, *, lasting: bool = True) -> None:
-    """Remove the record of a job, if there is one; so that it does not come back, if the removal is `lasting`."""
+    """Remove the record of a job, if any; durably if `lasting`."""
     remove_tree(steps, str(job), shown=f"steps/{job}", lasting=False)
     if lasting:
         os.fsync(steps)
 
 
 def recorded_jobs(steps: int) -> list[int]:
-    """Return the jobs of which there is a record."""
+    """Return the jobs with a record."""
     return sorted(int(name) for name in names_in(steps) if name.isdecimal())

@@ -1,9 +1,10 @@
-"""The supervisor of one script: starts it once, ends it in time, writes down how it ended. It survives the agent.
+"""Supervisor of one script: starts it once, enforces its limits and records its result. It outlives the agent.
 
-Run as `python -m cluster.agent.scripts.supervisor DIRECTORY LOCK [SAYS]` by the agent, where LOCK is an inherited
-descriptor that holds the record's lock, and SAYS the end of a pipe on which it says that the script has ended, and that
-what it has written is on disk. It keeps the agent's own account; only the script becomes the job's user, so a user can
-neither forge a status nor end the supervisor."""
+The agent runs it as `python -m cluster.agent.scripts.supervisor DIRECTORY LOCK [PIPE]`. LOCK is an inherited descriptor
+that holds the record's lock. On PIPE it reports that the script has ended, and that the written data is on disk. It
+keeps the agent's account and only the script switches to the job's user, so users can neither forge a result nor kill
+the supervisor.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ import msgspec
 
 from cluster.agent.files import (
     STEPS,
-    ImageRefused,
+    ImageFailed,
     PlaceRefused,
     buffer_path,
     identity_of,
-    is_no_room,
+    is_resource_exhausted,
     sync_written,
 )
 from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX
@@ -65,16 +66,16 @@ from replica.messages import ScriptEnded
 from replica.model import NO_OPTIONS, JobState, WarningSignal, parse_signal
 
 REFUSAL_BYTES_MAX: Final = 16 * 1024
-"""What the child may say about why the script could not be started, bytes."""
+"""Size of the child's error message if the script cannot be started, bytes."""
 
 SWEEP_S: Final = 0.05
-"""Seconds between two rounds of killing what is left of a script."""
+"""Seconds between two rounds of killing a script's remaining processes."""
 
 _BLOCKED: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, SUSPEND, RESUME, OVERRUN})
 
 
 class Cause(Enum):
-    """Why a script was ended by its supervisor."""
+    """Reason for which a supervisor ended its script."""
 
     TIME_LIMIT = JobState.TIMEOUT
     CANCELLED = JobState.CANCELLED
@@ -82,10 +83,10 @@ class Cause(Enum):
 
 
 class Supervisor:
-    """Script from its start to its end."""
+    """Supervision of a script from start to end."""
 
     def __init__(self, record: ScriptRecord, wanted: ScriptOrder, lock: int, cgroup: Cgroup | None) -> None:
-        """Take over the record and its lock; `cgroup` is where the script will live."""
+        """Take ownership of the record and its lock; `cgroup` will contain the script."""
         self._cgroup = cgroup
         self._processes = ScriptProcesses(cgroup)
         self._record = record
@@ -96,7 +97,7 @@ class Supervisor:
         self._wait_status: int | None = None
 
     def run(self) -> ScriptEnded:
-        """Start the script and return how it ended; nothing of it is left."""
+        """Run the script and return its result; no process of it is left."""
         become_subreaper()
         refused = self._start()
         if refused is not None:
@@ -104,10 +105,10 @@ class Supervisor:
             return refused
         cause = self._watch()
         self._sweep()
-        return self._ended(cause)
+        return self._end_result(cause)
 
     def _start(self) -> ScriptEnded | None:
-        """Fork, record, release: the child turns into the script only once the record is durable."""
+        """Fork the child, record it durably, then let it execute the script."""
         try:
             account_for(self._wanted.accounts, self._wanted.order.user)
         except AccountRefused as error:
@@ -124,8 +125,8 @@ class Supervisor:
         os.close(go_read)
         os.close(refusal_write)
         script = ProcessName(pid=self._script, started=start_time(self._script) or 0, boot=boot_id())
-        if not insist(lambda: self._record.write("started.json", script), unless_ended=True):
-            # Without the word the child ends by itself: the script never ran.
+        if not retry_write(lambda: self._record.write("started.json", script), unless_ended=True):
+            # Without confirmation the child exits by itself: the script never ran.
             os.close(go_write)
             os.close(refusal_read)
             os.waitpid(self._script, 0)
@@ -138,7 +139,7 @@ class Supervisor:
         finally:
             os.close(go_write)
         with os.fdopen(refusal_read, "rb") as refusal:
-            # End of file: the descriptor was closed by a successful exec.
+            # End of file: a successful exec closed the descriptor.
             data = refusal.read(REFUSAL_BYTES_MAX)
         if not data and is_released:
             return None
@@ -149,10 +150,7 @@ class Supervisor:
         return ScriptEnded(JobState.FAILED, exit_code, 0, failure(sentence).message)
 
     def _watch(self) -> Cause | None:
-        """Wait for the end of the script; end it at its time limit or on SIGTERM, stop it and let it go on when told.
-
-        Returns why it was ended, if it was.
-        """
+        """Wait for the script's end, handling its time limit and signals; return the reason if it was ended."""
         limit_s = self._wanted.order.time_limit_s
         deadline_s = self._clock.monotonic_s() + limit_s if limit_s else math.inf
         kill_s = math.inf
@@ -177,7 +175,7 @@ class Supervisor:
             due_s = kill_s if cause is not None else deadline_s - (0 if warning is None else warning.before_s)
             received = signal.sigtimedwait(_BLOCKED, max(0.0, min(due_s, kill_s, now_s + 3600) - now_s))
             if received is not None and received.si_signo == OVERRUN:
-                # Every second that it is given it goes on writing.
+                # The script would keep writing during any grace period.
                 cause, kill_s = cause or Cause.OVERRUN, self._clock.monotonic_s()
                 continue
             if received is None or cause is not None:
@@ -187,7 +185,7 @@ class Supervisor:
                 cause = Cause.CANCELLED
                 kill_s = self._end_gently(now_s)
             elif received.si_signo == SUSPEND and suspended_s is None:
-                # Its time limit stands still with it.
+                # The time limit is paused too.
                 suspended_s, left_s, deadline_s = now_s, deadline_s - now_s, math.inf
                 self._processes.suspend()
             elif received.si_signo == RESUME and suspended_s is not None:
@@ -195,7 +193,7 @@ class Supervisor:
                 self._processes.resume()
 
     def _warning(self) -> WarningSignal | None:
-        """Return the signal that the job asked for before its time limit."""
+        """Return the signal that the job requested before its time limit."""
         wanted = (self._wanted.order.options or NO_OPTIONS).signal
         return parse_signal(wanted) if wanted else None
 
@@ -206,14 +204,14 @@ class Supervisor:
             self._processes.signal(warning.number, but=self._script)
 
     def _end_gently(self, now_s: float) -> float:
-        """Ask every process to end, and return when those that do not are killed."""
+        """Send SIGTERM to every process; return the time at which to kill the rest."""
         self._processes.signal(signal.SIGTERM)
-        # A stopped process would not see it.
+        # Stopped processes would not receive it.
         self._processes.resume()
         return now_s + self._wanted.kill_wait_s
 
     def _reap(self) -> None:
-        """Collect every child that has ended: the script, and orphans of it that came to us."""
+        """Reap all ended children: the script, and orphans inherited as subreaper."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -223,14 +221,14 @@ class Supervisor:
                     self._wait_status = status
 
     def _sweep(self) -> None:
-        """Kill what the script left behind, until nothing is left."""
+        """Kill the remaining processes of the script until none is left."""
         while self._processes.are_left:
             self._processes.signal(signal.SIGKILL)
             signal.sigtimedwait({signal.SIGCHLD}, SWEEP_S)
             self._reap()
         self._processes.remove()
 
-    def _ended(self, cause: Cause | None) -> ScriptEnded:
+    def _end_result(self, cause: Cause | None) -> ScriptEnded:
         code = os.waitstatus_to_exitcode(self._wait_status or 0)
         exit_code, number = (code, 0) if code >= 0 else (0, -code)
         if cause is Cause.TIME_LIMIT:
@@ -245,7 +243,7 @@ class Supervisor:
 
 
 def _child(wanted: ScriptOrder, go: int, refusal: int, lock: int, supervisor: int, cgroup: Cgroup | None) -> None:
-    """The child: wait for the word, then become the script; never returns. `cgroup` is one that it has yet to enter."""
+    """Wait for confirmation, then execute the script; never returns. `cgroup` is one still to be entered."""
     try:
         if cgroup is not None:
             enter(cgroup.directory)
@@ -289,10 +287,13 @@ def _refuse(refusal: int, exit_code: int, sentence: str) -> None:
     write_all(refusal, msgspec.json.encode((exit_code, failure(sentence).message)))
 
 
-def insist(write: Callable[[], None], *, unless_ended: bool) -> bool:
-    """Write something down, waiting for room on the disk as long as it takes.
+def retry_write(write: Callable[[], None], *, unless_ended: bool) -> bool:
+    """Write a file, waiting for disk space as long as necessary.
 
-    False, with nothing written, if `unless_ended` and SIGTERM arrived meanwhile; OSError that is not about room.
+    Returns False without writing if `unless_ended` and SIGTERM arrived meanwhile.
+
+    Raises:
+        OSError: The error has another cause than exhausted resources.
     """
     wait_s = DISK_FULL_RETRY_S
     while True:
@@ -300,7 +301,7 @@ def insist(write: Callable[[], None], *, unless_ended: bool) -> bool:
             write()
             return True
         except OSError as error:
-            if not is_no_room(error):
+            if not is_resource_exhausted(error):
                 raise
         received = signal.sigtimedwait(_BLOCKED, wait_s)
         if unless_ended and received is not None and received.si_signo == signal.SIGTERM:
@@ -319,32 +320,32 @@ def main(arguments: list[str]) -> int:
     steps, name = os.path.split(directory)
     record = ScriptRecord(open_directory(steps), int(name))
     wanted = record.order()
-    if wanted is None or record.started() is not None or record.status() is not None:
-        print(f"{directory}: there is nothing that may be started", file=sys.stderr)
+    if wanted is None or record.started_process() is not None or record.status() is not None:
+        print(f"{directory}: the record has no script that may be started", file=sys.stderr)
         return 1
     me = ProcessName(pid=os.getpid(), started=start_time(os.getpid()) or 0, boot=boot_id())
-    if not insist(lambda: record.write("supervisor.json", me), unless_ended=True):
-        # The record still says that the script never ran, which whoever holds the lock next can believe.
+    if not retry_write(lambda: record.write("supervisor.json", me), unless_ended=True):
+        # The record still proves that the script never ran.
         return 0
     held_in = record.cgroup()
     cgroup = Cgroup.find(held_in)
     if held_in is not None and cgroup is None:
-        print(f"{held_in.path}: the cgroup of the script is gone", file=sys.stderr)
+        print(f"{held_in.path}: the cgroup of the script no longer exists", file=sys.stderr)
         return 1
     ended = Supervisor(record, wanted, lock, cgroup).run()
-    # Nobody else will ever know it: it is kept until it can be written down, whoever wants it ended.
-    insist(lambda: record.write("status.json", ended), unless_ended=False)
+    # No other process knows the result: keep trying to record it, even if told to end.
+    retry_write(lambda: record.write("status.json", ended), unless_ended=False)
     if says:
         _sync(wanted, int(says[0]))
     return 0
 
 
 def _sync(wanted: ScriptOrder, says: int) -> None:
-    """Tell the agent that the script has ended, do what post-run would, and tell it that; whoever is gone needs none.
+    """Report the script's end, sync its data as post-run would, and report that; a missing reader is no error.
 
-    What fails here is found again, and said, by the worker that post-run has then.
+    Errors are found again, and reported, by the worker that post-run uses in that case.
     """
-    with contextlib.suppress(OSError, PlaceRefused, ImageRefused):
+    with contextlib.suppress(OSError, PlaceRefused, ImageFailed):
         os.write(says, ENDED)
         sync_written(wanted.home, wanted.order, switch=wanted.accounts == "switch")
         os.write(says, SYNCED)

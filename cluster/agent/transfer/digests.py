@@ -1,4 +1,4 @@
-"""Digests: of bytes, of a file's chunks, and of what storage gives back."""
+"""Digests of bytes, of chunked files, and of data read back from storage."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import xxhash
 from cluster.agent.transfer.options import Algorithm
 
 READ_BYTES: Final = 1024 * 1024
-"""Bytes read at once when only a digest is wanted."""
+"""Bytes read at a time when only a digest is computed."""
 
 
 Hasher = xxhash.xxh3_128 | blake3.blake3
-"""What takes a digest."""
+"""Digest object of either algorithm."""
 
 
 def hasher(algorithm: Algorithm) -> Hasher:
-    """Return a new one: 16 bytes for xxh3-128, 32 for blake3."""
+    """Return a new digest object: 16 bytes for xxh3-128, 32 for blake3."""
     return xxhash.xxh3_128() if algorithm == "xxh3-128" else blake3.blake3()
 
 
 def digest_of_bytes(algorithm: Algorithm, data: bytes) -> bytes:
-    """Return the digest of bytes that are at hand as a whole."""
+    """Return the digest of bytes in memory."""
     return xxhash.xxh3_128_digest(data) if algorithm == "xxh3-128" else blake3.blake3(data).digest()
 
 
 def combine(algorithm: Algorithm, chunk_bytes: int, digests: Iterable[bytes]) -> bytes:
-    """Return the digest of a large file: over the length of its chunks and their digests, in order."""
+    """Return the digest of a large file: over its chunk length and the digests of its chunks, in order."""
     taken = hasher(algorithm)
     taken.update(b"%d:" % chunk_bytes)
     for digest in digests:
@@ -39,7 +39,11 @@ def combine(algorithm: Algorithm, chunk_bytes: int, digests: Iterable[bytes]) ->
 
 
 def digest_of(descriptor: int, algorithm: Algorithm, offset: int = 0, size_bytes: int | None = None) -> bytes:
-    """Return the digest of a part of an open file, to its end if `size_bytes` is None; OSError if it cannot be read."""
+    """Return the digest of part of an open file, to its end if `size_bytes` is None.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     taken = hasher(algorithm)
     end = None if size_bytes is None else offset + size_bytes
     while end is None or offset < end:
@@ -52,9 +56,9 @@ def digest_of(descriptor: int, algorithm: Algorithm, offset: int = 0, size_bytes
 
 
 def digest_on_disk(descriptor: int, algorithm: Algorithm, offset: int = 0, size_bytes: int | None = None) -> bytes:
-    """Return the digest of what storage holds of a synced file.
+    """Return the digest of a synced file as stored on disk.
 
-    Its pages are clean: dropped, they are read from the disk and not from memory.
+    Its clean pages are dropped from the page cache, so that they are read from the disk.
     """
     os.posix_fadvise(descriptor, offset, size_bytes or 0, os.POSIX_FADV_DONTNEED)
     return digest_of(descriptor, algorithm, offset, size_bytes)

@@ -1,4 +1,4 @@
-"""Ends of a transfer: its failures, and what they say of a file."""
+"""Errors of a transfer and their messages about files."""
 
 from __future__ import annotations
 
@@ -11,74 +11,74 @@ from replica.model import TransferReceipt
 
 
 class TransferFailed(Exception):
-    """A transfer that cannot be done; the message names the file, says why, and what would be right.
+    """A transfer failed; the message names the file, the reason and the remedy.
 
-    Its `__cause__` tells whether trying again is of use (cluster.agent.worker.worker.is_final).
+    Its `__cause__` decides whether a retry is useful (cluster.agent.worker.worker.is_final).
     """
 
     receipt: TransferReceipt | None = None
-    """What had been done by then."""
+    """Receipt of the work done before the failure."""
 
     def __init__(self, message: str, item: int | None = None) -> None:
-        """`item` is what it is about, its place in what `run_transfer` was given."""
+        """Name the item concerned by its index in the items of `run_transfer`."""
         super().__init__(message)
         self.item = item
 
 
 class ReadBackFailed(TransferFailed):
-    """What is on the disk is not what was written; another try may find a better place."""
+    """The data on disk differs from the data written; another attempt may use other blocks."""
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """Return what a failure came from in the first place."""
+    """Return the original cause of an error."""
     while error.__cause__ is not None and error.__cause__ is not error:
         error = error.__cause__
     return error
 
 
 class SourceChanged(Exception):
-    """A source that was written to while it was read."""
+    """A source was modified while it was read."""
 
 
-class Paused(BaseException):
-    """Somebody ends this process who will have the transfer go on: what is half done stays for the next attempt.
+class TransferPaused(BaseException):
+    """The process is being stopped, but the transfer will resume: partial files are kept.
 
-    Whatever else ends a transfer from outside (any other BaseException) has what is half done removed.
+    Any other BaseException from outside removes partial files.
     """
 
 
 _ABSENT: Final = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 )
-"""What the kernel says of a path that leads to nothing that may be read, and will not by itself."""
+"""Errors of a path that leads to nothing readable and will not by itself."""
 
 
 def is_absence(error: BaseException) -> bool:
-    """Return whether a failure means that there is nothing to be moved, and not that storage is in trouble."""
+    """Return whether an error means that the source is missing, rather than that storage has failed."""
     cause = root_cause(error)
     return not isinstance(cause, OSError) or cause.errno in _ABSENT
 
 
 def os_message(error: OSError) -> str:
-    """Return what the kernel says."""
+    """Return the kernel's message."""
     return error.strerror or str(error)
 
 
 def file_message(shown: object, error: OSError) -> str:
-    """Return what is wrong with a file that cannot be looked at."""
+    """Return the message for a file whose status cannot be read."""
     return f"{shown} does not exist" if isinstance(error, FileNotFoundError) else f"{shown}: {os_message(error)}"
 
 
-def oddity(mode: int, shown: object) -> str | None:
-    """Return why something cannot be copied as a file, None if it is a regular one.
+def special_file_reason(mode: int, shown: object) -> str | None:
+    """Return why a file of this mode cannot be copied, or None if it is a regular file.
 
-    Here and below, `shown` is how messages name it: it is only turned into text for a message.
+    Here and below, `shown` is its name for messages and is converted to text only for one.
     """
     if stat.S_ISREG(mode):
         return None
     kind = kind_of(mode)
     remedy = {
         "directory": "; stage it with type=directory",
-        "symbolic link": "; links are not followed: name or copy the file that it points to",
+        "symbolic link": "; links are not followed: name the file that it points to",
     }.get(kind, "; only regular files and directories are copied")
     return f"{shown} is a {kind}{remedy}"

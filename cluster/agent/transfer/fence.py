@@ -1,25 +1,25 @@
-"""Who may write to a destination: the newest attempt, decided by the file system itself and not by anybody's clock.
+"""Fencing of writers: only the newest attempt may write to a destination, decided by the filesystem, not by clocks.
 
-In a destination directory a transfer makes its temporary files in `.forebay-FAMILY/ATTEMPT.OWNER/`, a directory of its
-own, and renames them from there when they are complete. A newer attempt first makes its own such directory, then
-removes those of older attempts. From then on an older one can neither make a file in what it still has open, nor find
-the one that it wants to rename: both are ENOENT, however late it comes and whatever machine it runs on. An older one
-that comes so late that it makes its directory afterwards finds the newer one's beside it. Of two agents that were given
-the same attempt, the one that comes second gives way; where they come at once, perhaps both, never neither. If both do,
-an older attempt that is there goes on until a newer one comes.
+In a destination directory, a transfer creates its temporary files in its own staging directory
+`.forebay-FAMILY/ATTEMPT.OWNER/` and renames them when they are complete. A newer attempt first creates its staging
+directory, then removes those of older attempts. From then on an older attempt can neither create a file in the
+directory
+it has open nor find the file it wants to rename: both fail with ENOENT, however late it is and on whichever machine it
+runs. An older attempt that creates its directory afterwards finds the newer one beside it. If two agents have the same
+attempt, the second gives way; if they arrive simultaneously both may, but at least one does. If both do, an existing
+older attempt continues until a newer one arrives.
 
-An attempt takes over the partial files of the same owner's last one, in order to go on with them. Batch directories
-hold small files that nobody goes on with: they are removed, and first of all lose the name by which they could get
-their place all at once.
+An attempt takes over partial files of the same owner's previous attempt and resumes them. Batch directories hold small
+files that are never resumed: they are removed, after first losing the name under which they could be put in place.
 
-Where other accounts may write to the destination, as to /scratch of mode 1777, they could block a name that they can
-guess. There each attempt makes its directory in one of an unpredictable name, `.forebay-FAMILY-TOKEN`. Every look is at
-all directories of these names that are the user's own and nobody else's; others are passed over.
+Where other accounts may write to the destination, for example /scratch with mode 1777, they could block a predictable
+name. There each attempt uses a parent with an unpredictable name, `.forebay-FAMILY-TOKEN`. Every check covers all
+directories of such names that belong to the user alone; others are ignored.
 
-All helpers of a transfer have one staging directory, and a directory takes one name at a time. So each group of small
-files is written in a batch directory of its own in there, which only its helper writes to. One that has all files of a
-directory that this transfer has made, and that is still empty, takes that directory's place by one rename, instead of
-one for each file.
+All helpers of a transfer share one staging directory, and a directory handles one rename at a time. Each group of small
+files is therefore written to its own batch directory, used by one helper. If it holds all files of a directory that
+this
+transfer created and that is still empty, it replaces that directory by a single rename.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ from cluster.system import closing, names_in, open_directory
 _PRIVATE: Final = 0o700
 
 BATCH_SUFFIX: Final = ".shelf"
-"""How the names of directories in a staging directory end that may be renamed as a whole."""
+"""Suffix of directories in a staging directory that may be renamed as a whole."""
 
 _GONE_SUFFIX: Final = ".gone"
 
 REMOVALS_MAX: Final = 1000
-"""How often an older attempt's directory is emptied before it is given up, count: its owner may still be making files
-in it, and loses as soon as one look finds it empty."""
+"""Attempts to empty an older attempt's directory, count: its owner may still create files, but loses as soon as it is
+found
+empty once.
+"""
 
 CLAIMS_MAX: Final = 100
-"""How often the directory for all attempts may vanish under an attempt that makes its own in it, count: each time an
-older one was just being cleaned up."""
+"""Times the parent of the staging directories may disappear while an attempt creates its own, count: each time an older
+attempt was just being cleaned up.
+"""
 
 _PLACE: Final = re.compile(r"([0-9]{1,19})\.([0-9a-z]{1,64})", re.ASCII)
 
@@ -61,13 +64,16 @@ _TOKEN_BYTES: Final = 8
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 _STAGING: Final = re.compile(r"[0-9]{1,19}\.[0-9a-f]{32}", re.ASCII)
-"""As _PLACE, but with the ID of an agent's storage: users' directories may have names that only look alike."""
+"""Like _PLACE, but with an agent's storage ID: directories of users may have similar names."""
 
 
 def is_home(parent: int, name: bytes, status: os.stat_result) -> bool:
-    """Return whether a directory in the open one is that for all attempts of a transfer: files in it are half copied.
+    """Return whether a directory in the open one is a staging parent, whose files are incomplete copies.
 
-    The directory of another user, which cannot be read, is judged by its name and mode. OSError.
+    A directory of another user, which cannot be read, is judged by its name and mode.
+
+    Raises:
+        OSError: The directory cannot be read.
     """
     if _HOME.fullmatch(name) is None or stat.S_IMODE(status.st_mode) & 0o077:
         return False
@@ -81,40 +87,40 @@ def is_home(parent: int, name: bytes, status: os.stat_result) -> bool:
     return bool(names) and all(_STAGING.fullmatch(each) for each in names)
 
 
-class Fenced(Exception):
-    """Another attempt, or another agent, has the destination: this one may not write to it any more."""
+class WriterFenced(Exception):
+    """Another attempt or agent owns the destination; this one may no longer write to it."""
 
 
 class FenceFailed(Exception):
-    """The destination cannot be claimed; the message is a sentence that names it and says what would be right."""
+    """The destination cannot be claimed; the message names it and the remedy."""
 
 
 class Claimant(NamedTuple):
-    """Who wants to write."""
+    """Attempt that claims a destination."""
 
     family: str
-    """Of which only one may write: cluster and job."""
+    """Cluster and job; only one attempt of a family may write."""
     attempt: int
     owner: str
-    """The agent, by its storage: digits and small letters."""
+    """Agent, identified by its storage ID: digits and lower-case letters."""
 
     @property
     def home(self) -> str:
-        """The name of the directory for all attempts, in a destination directory that is the user's alone."""
+        """Name of the staging parent in a destination directory that only the user can write to."""
         return f".forebay-{self.family}"
 
     def may_own(self, name: str) -> bool:
-        """Return whether a directory of this name in a destination may have attempts of the family in it."""
+        """Return whether a directory of this name in a destination may be a staging parent of this family."""
         return name == self.home or (name.startswith(self.home) and _TOKEN.fullmatch(name, len(self.home)) is not None)
 
     @property
     def place(self) -> str:
-        """The name of the directory of this attempt, in that one."""
+        """Name of this attempt's staging directory in the staging parent."""
         return f"{self.attempt}.{self.owner}"
 
 
 class _Place(NamedTuple):
-    """The directory of an attempt, and the name of the one for all attempts that it is in."""
+    """Staging directory of an attempt, with the name of its parent."""
 
     attempt: int
     owner: str
@@ -126,20 +132,25 @@ class _Place(NamedTuple):
 
 
 def claim(directory: int, shown: str, claimant: Claimant) -> int:
-    """Return a descriptor of the staging directory of `claimant` in the open directory, whose older ones are gone then.
+    """Claim an open directory: remove the staging directories of older attempts and return a descriptor of the new one.
 
-    Fenced if a newer one is there, or another agent's of the same attempt; FenceFailed or OSError if it cannot be made.
+    Raises:
+        WriterFenced: A newer attempt, or another agent's same attempt, owns the destination.
+        FenceFailed: The staging directory cannot be created.
+        OSError: The directory cannot be read or written.
     """
     for _ in range(CLAIMS_MAX):
         name = _home_for(directory, shown, claimant)
         with closing(_open_home(directory, name, shown)) as home:
             if _make(directory, home, name, shown, claimant):
                 return _defend(directory, home, name, shown, claimant)
-    raise FenceFailed(f"{shown}/{claimant.home} is removed as soon as it is made; end whoever does that")
+    raise FenceFailed(
+        f"{shown}/{claimant.home} is repeatedly removed after its creation; end the process that removes it"
+    )
 
 
 def _home_for(directory: int, shown: str, claimant: Claimant) -> str:
-    """Return the name of the directory for all attempts that a staging directory is to be made in."""
+    """Return the name of the staging parent to use."""
     if not _is_shared(directory):
         return claimant.home
     own = (claimant.attempt, claimant.owner)
@@ -148,12 +159,14 @@ def _home_for(directory: int, shown: str, claimant: Claimant) -> str:
 
 
 def _is_shared(directory: int) -> bool:
-    """Return whether others may make names in an open directory."""
+    """Return whether other users may create names in an open directory."""
     return bool(os.fstat(directory).st_mode & _OTHERS_WRITE)
 
 
 def _make(directory: int, home: int, name: str, shown: str, claimant: Claimant) -> bool:
-    """Make the staging directory, or take over that of an older attempt; False if `home` was removed just now."""
+    """Create the staging directory, taking over an older attempt's files; return False if `home` was removed
+    meanwhile.
+    """
     present = _present(directory, shown, claimant)
     _give_way(present, claimant, shown)
     own = sorted(place for place in present if place.owner == claimant.owner)
@@ -166,13 +179,13 @@ def _make(directory: int, home: int, name: str, shown: str, claimant: Claimant) 
         os.fsync(home)
     except FileNotFoundError:
         if not is_removed(home):
-            raise Fenced(_lost(shown)) from None
+            raise WriterFenced(_fenced_message(shown)) from None
         return False
     return True
 
 
 def _take_over(former: int, place: str, home: int, own: str) -> None:
-    """Move what an earlier attempt left half done: the files and not their directory, which that one may have open."""
+    """Move partial files of an earlier attempt; not their directory, which that attempt may have open."""
     with (
         closing(open_directory(place, dir_fd=former)) as source,
         closing(open_directory(own, dir_fd=home)) as destination,
@@ -183,11 +196,13 @@ def _take_over(former: int, place: str, home: int, own: str) -> None:
 
 
 def _defend(directory: int, home: int, name: str, shown: str, claimant: Claimant) -> int:
-    """See who came meanwhile: whoever is not seen sees this one. Then take away what older attempts have."""
+    """Check for attempts that arrived meanwhile (each sees at least one of two), then remove those of older
+    attempts.
+    """
     present = _present(directory, shown, claimant)
     try:
         _give_way(present, claimant, shown)
-    except Fenced:
+    except WriterFenced:
         _remove(home, claimant.place, shown)
         if name != claimant.home:
             _remove_empty(directory, name)
@@ -202,24 +217,28 @@ def _defend(directory: int, home: int, name: str, shown: str, claimant: Claimant
     try:
         return _open_private(home, claimant.place, shown)
     except FileNotFoundError:
-        raise Fenced(_lost(shown)) from None
+        raise WriterFenced(_fenced_message(shown)) from None
 
 
 def is_removed(staging: int) -> bool:
-    """Return whether an open directory is in no other one any more."""
+    """Return whether an open directory has been removed."""
     try:
         return os.fstat(staging).st_nlink == 0
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise
-        # A file server's way to say so.
+        # File servers report it this way.
         return True
 
 
 def sweep(directory: int, shown: str, claimant: Claimant) -> int:
-    """Remove what the owner's attempts up to this one left in the open directory; return how many files that were.
+    """Remove staging directories of this owner up to this attempt; return the number of files in them.
 
-    FenceFailed or OSError if that is not possible. Other owners' are left: they may be newer than is known here.
+    Those of other owners are kept, because they may be newer than known here.
+
+    Raises:
+        FenceFailed: A staging directory cannot be entered or emptied.
+        OSError: A directory cannot be read.
     """
     removed = 0
     swept = False
@@ -227,7 +246,7 @@ def sweep(directory: int, shown: str, claimant: Claimant) -> int:
         for attempt, owner in _places(home):
             if owner == claimant.owner and attempt <= claimant.attempt:
                 removed += _remove(home, f"{attempt}.{owner}", shown, lasting=False)
-        # Or a power cut brings it back when nobody looks for it any more.
+        # Otherwise a power failure could bring it back when it is no longer looked for.
         if not _remove_empty(directory, name):
             os.fsync(home)
         swept = True
@@ -243,10 +262,13 @@ def _open_home(directory: int, name: str, shown: str) -> int:
 
 
 def _homes(directory: int, shown: str, claimant: Claimant) -> Iterator[tuple[str, int]]:
-    """Yield each directory for all attempts of a family, with a descriptor that is closed afterwards.
+    """Yield the name and descriptor of each staging parent of a family; the descriptor is closed afterwards.
 
-    What has such a name and could be changed by others is passed over where others may make names, and otherwise
-    FenceFailed. OSError.
+    Directories that other users could change are ignored if other users may create names here.
+
+    Raises:
+        FenceFailed: Another user could change a staging parent in an unshared directory.
+        OSError: A directory cannot be read.
     """
     is_shared = _is_shared(directory)
     for name in sorted(filter(claimant.may_own, names_in(directory))):
@@ -263,24 +285,31 @@ def _homes(directory: int, shown: str, claimant: Claimant) -> Iterator[tuple[str
 
 
 def _open_private(directory: int, name: str, shown: str) -> int:
-    """Open one of our directories; FenceFailed if somebody else could change what is in it."""
+    """Open a private directory of this module.
+
+    Raises:
+        FenceFailed: Another user could change its content.
+    """
     try:
         descriptor = open_directory(name, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise FenceFailed(f"{shown}/{name} is no directory; remove it, the name is Forebay's") from error
+            raise FenceFailed(
+                f"{shown}/{name} is not a directory; remove it, because Forebay reserves the name"
+            ) from error
         raise
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
         os.close(descriptor)
         raise FenceFailed(
-            f"{shown}/{name} belongs to somebody else, or others may write in it; remove it, the name is Forebay's"
+            f"{shown}/{name} belongs to another user or is writable by others; "
+            "remove it, because Forebay reserves the name"
         )
     return descriptor
 
 
 def _present(directory: int, shown: str, claimant: Claimant) -> list[_Place]:
-    """Return all attempts of a family that have a directory in an open destination."""
+    """Return all attempts of a family with a staging directory in an open destination."""
     return sorted(
         _Place(attempt, owner, name)
         for name, home in _homes(directory, shown, claimant)
@@ -294,29 +323,34 @@ def _places(home: int) -> list[tuple[int, str]]:
 
 
 def _give_way(present: list[_Place], claimant: Claimant, shown: str) -> None:
-    """Raise Fenced if somebody else goes first: a newer attempt, or whoever else is there with the same.
+    """Raise WriterFenced for a newer attempt, or for another owner with the same attempt.
 
-    No order of names decides between two with the same attempt: one of them may have looked for the last time before
-    the other made its directory, and writes.
+    Names cannot decide between two owners of the same attempt: one may have made its last check before the other
+    created
+    its directory, and be writing.
     """
     for attempt, owner, _ in present:
         if attempt > claimant.attempt:
-            raise Fenced(f"attempt {attempt} writes to {shown}; attempt {claimant.attempt} is not the newest any more")
+            raise WriterFenced(
+                f"attempt {attempt} writes to {shown}; attempt {claimant.attempt} is no longer the newest"
+            )
         if attempt == claimant.attempt and owner != claimant.owner:
-            raise Fenced(f"another agent carries out the same attempt {attempt} and writes to {shown}; this one stops")
+            raise WriterFenced(
+                f"another agent carries out the same attempt {attempt} and writes to {shown}; this one stops"
+            )
 
 
 def _remove(home: int, place: str, shown: str, *, lasting: bool = True) -> int:
-    """Remove a staging directory, whoever still makes files in it; return how many files there were.
+    """Remove a staging directory even while files are created in it; return the number of files.
 
-    A removal that is not `lasting` is for the caller to sync.
+    Unless `lasting`, the caller has to sync.
     """
     removed = 0
     for _ in range(REMOVALS_MAX):
         try:
             with closing(open_directory(place, dir_fd=home)) as descriptor:
                 removed += _take_names(descriptor)
-                # What was in it is gone with it.
+                # Its content goes with it, so no sync is needed.
                 empty_directory(descriptor, shown=f"{shown}/{place}", lasting=False)
             os.rmdir(place, dir_fd=home)
             if lasting:
@@ -330,11 +364,11 @@ def _remove(home: int, place: str, shown: str, *, lasting: bool = True) -> int:
                 raise
         else:
             return removed
-    raise FenceFailed(f"an older attempt goes on making files in {shown}; end it, and try again")
+    raise FenceFailed(f"an older attempt keeps creating files in {shown}; end it and retry")
 
 
 def _take_names(staging: int) -> int:
-    """See that no directory in a staging directory is renamed from there while it is being emptied; count the files."""
+    """Rename batch directories so that none is put in place while the staging directory is emptied; count the files."""
     found = 0
     for name in names_in(staging):
         gone = name
@@ -346,20 +380,25 @@ def _take_names(staging: int) -> int:
             with closing(open_directory(gone, dir_fd=staging)) as inner:
                 found += len(names_in(inner))
         except OSError:
-            # A file, mostly; or its owner was quicker.
+            # Usually an ordinary file; otherwise its owner was faster.
             found += 1
     return found
 
 
 def tidy(directory: int, claimant: Claimant) -> None:
-    """Remove the staging directory if nothing is in it that the next attempt goes on with. FenceFailed, OSError."""
+    """Remove the staging directory if it holds nothing to resume.
+
+    Raises:
+        FenceFailed: A staging directory cannot be entered.
+        OSError: A directory cannot be read.
+    """
     for name, home in _homes(directory, claimant.home, claimant):
         _remove_empty(home, claimant.place)
         _remove_empty(directory, name)
 
 
 def _remove_empty(directory: int, name: str) -> bool:
-    """Remove a directory that is empty; return whether it is gone."""
+    """Remove a directory if it is empty; return whether it no longer exists."""
     try:
         os.rmdir(name, dir_fd=directory)
     except FileNotFoundError:
@@ -371,12 +410,12 @@ def _remove_empty(directory: int, name: str) -> bool:
     return True
 
 
-def _lost(shown: str) -> str:
-    return f"a newer attempt has taken over {shown}: this one may not write there any more"
+def _fenced_message(shown: str) -> str:
+    return f"a newer attempt has taken over {shown}; this one may no longer write there"
 
 
 BATCH_DIRECTORY_FILES_MIN: Final = 16
-"""Files of one directory from which on they have a batch directory of their own, count: it costs about two files."""
+"""Files of one directory that justify a batch directory of their own, count: it costs about as much as two files."""
 
 
 _NOT_AT_ONCE: Final = frozenset(
@@ -392,16 +431,16 @@ _NOT_AT_ONCE: Final = frozenset(
         errno.EMLINK,
     }
 )
-"""What says that a directory does not take the place of another, while its files may still get their names."""
+"""Errors of renaming onto a directory after which files can still be renamed individually."""
 
 
 class BatchDirectory:
-    """Batch directory, while it is used. `staging` stays the caller's. Every method may raise OSError."""
+    """Batch directory in use. `staging` stays the caller's. Every method may raise OSError."""
 
     def __init__(self, staging: int, tag: str, item: int, first: int, *, whole: bool) -> None:
-        """Make it, empty: `first` is the index of the first record of the group.
+        """Create it; `first` is the index of the group's first record.
 
-        `whole`: it gets all files of a directory, under their own names.
+        If `whole`, it receives all files of a directory under their own names.
         """
         self._staging = staging
         self._name = os.fsencode(f"{tag}.{item}.{first}{BATCH_SUFFIX}")
@@ -411,28 +450,29 @@ class BatchDirectory:
         try:
             os.mkdir(self._name, _PRIVATE, dir_fd=staging)
         except FileExistsError:
-            # This same attempt was begun before.
-            empty_directory(self.opened(), shown=os.fsdecode(self._name))
+            # An interrupted run of the same attempt created it.
+            empty_directory(self.descriptor(), shown=os.fsdecode(self._name))
 
-    def opened(self) -> int:
-        """Return a descriptor of it, which is closed by `close`."""
+    def descriptor(self) -> int:
+        """Return its descriptor, which `close` closes."""
         if self._descriptor < 0:
             self._descriptor = open_directory(self._name, dir_fd=self._staging)
         return self._descriptor
 
     def close(self) -> None:
-        """Close it, until it is asked for again."""
+        """Close it until it is needed again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def takes_place(self, above: int, name: bytes, replaced: int) -> bool:
-        """Give it the place of an empty directory, which `replaced` is open of: at once or not at all.
+        """Replace the empty directory open as `replaced` in one rename.
 
-        False if that is not possible, or would change more than what is in there: then files get their names one by
-        one.
+        Returns False if that is impossible or would change more than the directory's content; the files are then
+        renamed
+        individually.
         """
-        if _likeness(self.opened()) != _likeness(replaced):
+        if _likeness(self.descriptor()) != _likeness(replaced):
             return False
         try:
             os.rename(self._name, name, src_dir_fd=self._staging, dst_dir_fd=above)
@@ -444,18 +484,18 @@ class BatchDirectory:
         return True
 
     def remove(self) -> None:
-        """Remove it; nothing is on it any more."""
+        """Remove the empty batch directory."""
         self.close()
         os.rmdir(self._name, dir_fd=self._staging)
 
     def discard(self) -> None:
-        """Remove it, and what is on it, as far as that goes: the rest is swept."""
+        """Remove it with its content as far as possible; the rest is swept later."""
         self.close()
         _discard(self._staging, os.fsdecode(self._name))
 
 
 def _likeness(directory: int) -> tuple[object, ...]:
-    """Return what a directory has besides what is in it: owner, permissions, and access lists that it passes on."""
+    """Return the properties of a directory other than its content: owner, permissions and access lists."""
     status = os.fstat(directory)
     try:
         attributes = {name: os.getxattr(directory, name) for name in os.listxattr(directory)}
@@ -467,7 +507,7 @@ def _likeness(directory: int) -> tuple[object, ...]:
 
 
 def discard_all(staging: int) -> None:
-    """Remove the batch directories in a staging directory that nobody writes to any more, as far as that goes."""
+    """Remove unused batch directories in a staging directory as far as possible."""
     with contextlib.suppress(OSError):
         for name in names_in(staging):
             if name.endswith(BATCH_SUFFIX):

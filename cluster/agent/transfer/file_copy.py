@@ -1,8 +1,8 @@
-"""File on its way to its destination: every step that is between it and its name, each alone.
+"""Steps of copying a single file to its destination.
 
-The order is what makes a destination absent, old or complete: check the target, open the source, make the temporary
-file beside the target, write, see that the source did not change, set the metadata, sync, verify, rename, sync the
-directory."""
+Their order leaves every destination absent, old or complete: check the target, open the source, create the temporary
+file, write, check that the source is unchanged, set metadata, sync, verify, rename, sync the directory.
+"""
 
 from __future__ import annotations
 
@@ -15,71 +15,80 @@ from collections.abc import Sequence
 from typing import Final
 
 from cluster.agent.files import READ_FLAGS, XATTR_CLASS, kind_of
-from cluster.agent.transfer.errors import SourceChanged, TransferFailed, oddity
-from cluster.agent.transfer.options import Options
+from cluster.agent.transfer.errors import SourceChanged, TransferFailed, special_file_reason
+from cluster.agent.transfer.options import TransferOptions
 from cluster.agent.transfer.status_table import Flag
 
 PART_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FLAGS: Final = PART_FLAGS | os.O_CREAT | os.O_EXCL
 MODE_BITS: Final = 0o777
-"""What is copied of a mode: set-user-id, set-group-id and sticky are not."""
+"""Mode bits that are copied; set-user-ID, set-group-ID and sticky are not."""
 
 SETID_BITS: Final = stat.S_ISUID | stat.S_ISGID
 
 _RENAME_NOREPLACE: Final = 1
 _CANNOT: Final = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
 _NO_XATTR: Final = _CANNOT | {errno.E2BIG, errno.ERANGE, errno.ENODATA, errno.ENOSPC}
-"""What file systems say of an attribute that they do not take; ENOSPC is ext4's word for one that is too long."""
+"""Errors of filesystems that do not accept an attribute; ext4 reports one that is too long as ENOSPC."""
 
 _ACCESS_ACL: Final = "system.posix_acl_access"
 _ACLS: Final = frozenset({_ACCESS_ACL, "system.posix_acl_default"})
-"""Attributes that POSIX access control lists are read and set by (acl(5); the layout is Linux's, posix_acl_xattr.h)."""
+"""Attributes that hold POSIX access control lists (acl(5); layout in Linux's posix_acl_xattr.h)."""
 
 _ACL_HEAD_BYTES: Final = 4
 _ACL_ENTRY: Final = struct.Struct("<HHI")
-"""Tag, permissions, id."""
+"""Tag, permissions, ID."""
 
 _ACL_GROUP_OBJ: Final = 0x04
 
 _NO_FLAGS: Final = Flag(0)
-"""Made once: it is needed for every file."""
+"""Created once, because every file needs it."""
 
 _XATTR_FLAGS: Final = (Flag.XATTRS, Flag.XATTRS_LOST)
 _ACL_FLAGS: Final = (_NO_FLAGS, Flag.ACLS_LOST)
-"""What is said of attributes that were copied, and of those that were not."""
+"""Flags for copied attributes and for lost ones."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check_target(directory: int, name: bytes, shown: object, *, replace: bool) -> None:
-    """See that a file may take the name; TransferFailed if something else has it, or anything if not `replace`."""
+    """Check that a file may be put at the target.
+
+    Raises:
+        TransferFailed: The name is taken by something that may not be replaced.
+    """
     try:
         mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return
     if not replace:
-        raise taken(shown)
+        raise target_exists_error(shown)
     if not stat.S_ISREG(mode):
         raise TransferFailed(f"{shown} exists and is a {kind_of(mode)}; a file can only replace a regular file")
 
 
-def taken(shown: object) -> TransferFailed:
-    """Return what is said of a destination that may not be replaced."""
+def target_exists_error(shown: object) -> TransferFailed:
+    """Return the error for a destination that may not be replaced."""
     return TransferFailed(
-        f"{shown} exists already and is not to be replaced; remove it, stage to another name, or allow replacing"
+        f"{shown} exists and may not be replaced; remove it, stage to another name, or allow replacing"
     )
 
 
 def open_source(directory: int, name: bytes, shown: object) -> tuple[int, os.stat_result]:
-    """Return a descriptor of a regular file and its status; TransferFailed if it is something else, OSError."""
-    # A look first: opening a device or a pipe can do something.
-    why = oddity(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode, shown)
+    """Open a regular file; return its descriptor and status.
+
+    Raises:
+        TransferFailed: It is not a regular file.
+        OSError: The file cannot be opened.
+    """
+    # Check the type first: opening a device or a pipe can have side effects.
+    why = special_file_reason(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode, shown)
     if why is not None:
         raise TransferFailed(why)
     reading = os.open(name, READ_FLAGS, dir_fd=directory)
     try:
         status = os.fstat(reading)
-        why = oddity(status.st_mode, shown)
+        why = special_file_reason(status.st_mode, shown)
         if why is not None:
             raise TransferFailed(why)
     except BaseException:
@@ -89,7 +98,7 @@ def open_source(directory: int, name: bytes, shown: object) -> tuple[int, os.sta
 
 
 def check_unchanged(reading: int, status: os.stat_result) -> None:
-    """Raise SourceChanged if the open source is not as it was."""
+    """Raise SourceChanged if the open source has changed since `status`."""
     after = os.fstat(reading)
     if (after.st_size, after.st_mtime_ns, after.st_ctime_ns) != (
         status.st_size,
@@ -100,9 +109,12 @@ def check_unchanged(reading: int, status: os.stat_result) -> None:
 
 
 def create_part(directory: int, part: bytes, mode: int = 0o600) -> int:
-    """Return a new, empty temporary file, open for reading and writing; what had its name is removed. OSError.
+    """Create an empty temporary file for reading and writing, replacing one of the same name.
 
-    It has what the process's mask leaves of `mode`: not more than its owner's while others could open it.
+    Its mode is `mode` restricted by the umask, and never grants others more than its owner has.
+
+    Raises:
+        OSError: The file cannot be created.
     """
     for _ in range(2):
         try:
@@ -113,7 +125,7 @@ def create_part(directory: int, part: bytes, mode: int = 0o600) -> int:
 
 
 def open_part(directory: int, part: bytes, inode: int) -> int | None:
-    """Return the temporary file that an earlier attempt made, None if it is gone or another."""
+    """Return the temporary file of an earlier attempt, or None if it is gone or a different one."""
     try:
         writing = os.open(part, PART_FLAGS | os.O_NONBLOCK, dir_fd=directory)
     except OSError:
@@ -129,14 +141,17 @@ def set_metadata(
     reading: int,
     writing: int,
     status: os.stat_result,
-    options: Options,
+    options: TransferOptions,
     *,
     mode: int | None = None,
     acls: bool = False,
 ) -> Flag:
-    """Give the copy the source's permissions, extended attributes and times, and say what was not copied. OSError.
+    """Copy permissions, extended attributes and times; return flags for whatever was lost.
 
-    `mode` is what the copy has, if that is known; `acls`: access lists are copied, too.
+    `mode` is the copy's current mode, if known; `acls` copies access lists too.
+
+    Raises:
+        OSError: The metadata cannot be set.
     """
     flags = Flag.SETID_STRIPPED if status.st_mode & SETID_BITS else _NO_FLAGS
     wanted = status.st_mode & MODE_BITS
@@ -146,18 +161,22 @@ def set_metadata(
             flags |= copy_xattrs(reading, writing, names)
         if not acls:
             wanted = mode_alone(reading, names, wanted)
-    # After the attributes, which need the right to write.
+    # After the attributes, which require write permission.
     if mode is None or stat.S_IMODE(mode) != wanted:
         os.fchmod(writing, wanted)
     if names:
-        # After the mode, which would say what a list grants at most.
+        # After the mode, which would limit the permissions in the list.
         flags |= copy_acls(reading, writing, names, asked=acls)
     os.utime(writing, ns=(status.st_atime_ns, status.st_mtime_ns))
     return flags
 
 
 def xattrs_of(reading: int) -> list[str]:
-    """Return the names of all extended attributes of an open file or directory. OSError."""
+    """Return the names of all extended attributes of an open file or directory.
+
+    Raises:
+        OSError: The attributes cannot be read.
+    """
     try:
         return os.listxattr(reading)
     except OSError as error:
@@ -167,25 +186,32 @@ def xattrs_of(reading: int) -> list[str]:
 
 
 def copy_xattrs(reading: int, writing: int, names: Sequence[str]) -> Flag:
-    """Give the copy those of the attributes that are of the class `user.`, and say what there was and what was not
-    copied. OSError.
+    """Copy the attributes of class `user.`; return flags for copied and lost ones.
+
+    Raises:
+        OSError: The attributes cannot be copied.
     """
-    return _copied(reading, writing, [name for name in names if name.startswith(XATTR_CLASS)], _XATTR_FLAGS)
+    return _copy_attributes(reading, writing, [name for name in names if name.startswith(XATTR_CLASS)], _XATTR_FLAGS)
 
 
 def copy_acls(reading: int, writing: int, names: Sequence[str], *, asked: bool) -> Flag:
-    """Give the copy those of the attributes that are access control lists, if it is `asked` for, and say if there are
-    any that it does not have. OSError.
+    """Copy the access control lists if `asked`; return a flag if any is lost.
+
+    Raises:
+        OSError: The attributes cannot be copied.
     """
     acls = [name for name in names if name in _ACLS]
     if acls and not asked:
         return Flag.ACLS_LOST
-    return _copied(reading, writing, acls, _ACL_FLAGS)
+    return _copy_attributes(reading, writing, acls, _ACL_FLAGS)
 
 
 def mode_alone(reading: int, names: Sequence[str], mode: int) -> int:
-    """Return what a mode means without the access list that goes with it: the bits of its group are what the list
-    grants anybody at most, and its own group may have less. OSError.
+    """Return a mode without its access list. With a list, the group bits are an upper limit, and the group may have
+    less.
+
+    Raises:
+        OSError: The list cannot be read.
     """
     if _ACCESS_ACL not in names:
         return mode
@@ -198,7 +224,7 @@ def mode_alone(reading: int, names: Sequence[str], mode: int) -> int:
     return mode & ~stat.S_IRWXG | mode & granted << 3
 
 
-def _copied(reading: int, writing: int, names: Sequence[str], flags: tuple[Flag, Flag]) -> Flag:
+def _copy_attributes(reading: int, writing: int, names: Sequence[str], flags: tuple[Flag, Flag]) -> Flag:
     found = _NO_FLAGS
     done, lost = flags
     for name in names:
@@ -206,7 +232,7 @@ def _copied(reading: int, writing: int, names: Sequence[str], flags: tuple[Flag,
             os.setxattr(writing, name, os.getxattr(reading, name))
             found |= done
         except OSError as error:
-            # A file system without them, or with less room for them, still takes the contents.
+            # A filesystem without attributes, or with less space for them, still takes the content.
             if error.errno not in _NO_XATTR:
                 raise
             found |= lost
@@ -214,9 +240,11 @@ def _copied(reading: int, writing: int, names: Sequence[str], flags: tuple[Flag,
 
 
 def publish(staging: int, part: bytes, directory: int, name: bytes, shown: object, *, replace: bool) -> None:
-    """Give a temporary file that is durable its name: at once or not at all.
+    """Rename a durable temporary file to its final name atomically.
 
-    TransferFailed if the name is taken and not to be replaced, or lies on another file system; OSError.
+    Raises:
+        TransferFailed: The name is taken and may not be replaced, or is on another filesystem.
+        OSError: The file cannot be renamed.
     """
     try:
         if replace:
@@ -224,14 +252,14 @@ def publish(staging: int, part: bytes, directory: int, name: bytes, shown: objec
         else:
             _rename_without_replacing(staging, part, directory, name)
     except FileExistsError:
-        # Not `from error`: it is no trouble that goes away by itself.
-        raise taken(shown) from None
+        # No cause: the problem does not resolve itself.
+        raise target_exists_error(shown) from None
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
         raise TransferFailed(
-            f"{shown} lies on another file system than the directory that the transfer goes to; "
-            "name a destination on that file system in a transfer of its own"
+            f"{shown} is not on the filesystem of the transfer's destination directory; "
+            "name a destination on that filesystem in a separate transfer"
         ) from None
 
 
@@ -241,6 +269,6 @@ def _rename_without_replacing(staging: int, part: bytes, directory: int, name: b
     number = ctypes.get_errno()
     if number not in _CANNOT:
         raise OSError(number, os.strerror(number), os.fsdecode(name))
-    # A file system that does not know the flag: a second name is not given where there is one already either.
+    # The filesystem does not support the flag; a hard link does not replace an existing name either.
     os.link(part, name, src_dir_fd=staging, dst_dir_fd=directory, follow_symlinks=False)
     os.unlink(part, dir_fd=staging)

@@ -1,8 +1,8 @@
-"""Helper processes of a transfer: forked from its process, told which batches to copy, gone with it.
+"""Helper processes of a transfer, forked from its process, which assigns them batches to copy.
 
-They inherit everything that they need: the open directories, the records, the pace, and the lock that says that
-somebody may still write to the destination. They stay in the process group of their parent, and the kernel kills them
-when it dies."""
+They inherit all they need: open directories, records, the pace, and the lock that marks a possible writer. They stay in
+their parent's process group, and the kernel kills them when the parent dies.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ import msgspec
 
 from cluster.agent.files import PathRefused
 from cluster.agent.limits import COPY_TRIES_MAX
-from cluster.agent.transfer import large
-from cluster.agent.transfer.errors import Paused, ReadBackFailed, SourceChanged, TransferFailed, root_cause
-from cluster.agent.transfer.fence import Fenced
-from cluster.agent.transfer.manifest import Record
-from cluster.agent.transfer.rate_limit import Stopped
-from cluster.agent.transfer.small import SmallFiles, Unfinished
-from cluster.agent.transfer.transfer_state import Batch, Moved, Tally, TransferState
+from cluster.agent.transfer import large_file
+from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed, TransferPaused, root_cause
+from cluster.agent.transfer.fence import WriterFenced
+from cluster.agent.transfer.manifest import ManifestRecord
+from cluster.agent.transfer.rate_limit import TransferStopped
+from cluster.agent.transfer.small_files import RecordFailed, SmallFiles
+from cluster.agent.transfer.transfer_state import MovedAmounts, ProgressTally, RecordBatch, TransferState
 from cluster.system import closing, die_with_parent
 
 
 class Copier:
-    """Copies batches one after the other."""
+    """Copies batches one at a time."""
 
-    def __init__(self, transfer: TransferState, tell: Callable[[Moved], None]) -> None:
-        """Begin; `tell` is called with what was done, always by the thread that calls this."""
+    def __init__(self, transfer: TransferState, tell: Callable[[MovedAmounts], None]) -> None:
+        """Begin; `tell` receives progress and is always called by the calling thread."""
         self._transfer = transfer
         self._paths = transfer.paths()
-        self._tally = Tally(tell)
+        self._tally = ProgressTally(tell)
         self._small = SmallFiles(transfer, self._paths, self._tally)
 
-    def copy(self, batch: Batch) -> None:
-        """Copy a batch; small files are certain to be durable only after `finish`.
+    def copy(self, batch: RecordBatch) -> None:
+        """Copy a batch; small files are durable only after `finish`. Also raises the exceptions of the pace.
 
-        TransferFailed names the file that cannot be copied; Fenced, OSError (the agent's own records), or what the pace
-        raises.
+        Raises:
+            TransferFailed: A file cannot be copied; the message names it.
+            WriterFenced: A newer attempt owns the destination.
+            OSError: The agent's own records cannot be written.
         """
         records = self._transfer.records(batch)
         try:
@@ -56,58 +58,57 @@ class Copier:
                     self._large(record)
             else:
                 self._small.copy(records, self._transfer.leaves(batch, records))
-        except Unfinished as error:
+        except RecordFailed as error:
             self._fail(error.record, error.__cause__)
         self._tally.tell()
 
     def finish(self) -> None:
-        """Make all of it durable; otherwise as `copy`."""
+        """Make all files durable; raises as `copy` does."""
         try:
             self._small.finish()
-        except Unfinished as error:
+        except RecordFailed as error:
             self._fail(error.record, error.__cause__)
         self._tally.tell()
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close open descriptors."""
         self._small.close()
         self._paths.close()
 
-    def _large(self, record: Record) -> None:
+    def _large(self, record: ManifestRecord) -> None:
         try:
-            large.copy_file(self._transfer, record, self._paths, self._tally)
+            large_file.copy_file(self._transfer, record, self._paths, self._tally)
         except (OSError, TransferFailed, SourceChanged) as error:
             self._fail(record, error)
 
-    def _fail(self, record: Record, error: BaseException | None) -> NoReturn:
+    def _fail(self, record: ManifestRecord, error: BaseException | None) -> NoReturn:
         if isinstance(error, SourceChanged):
-            raise self._transfer.changed(record, COPY_TRIES_MAX) from error
+            raise self._transfer.source_changed_error(record, COPY_TRIES_MAX) from error
         assert isinstance(error, OSError | TransferFailed)
-        failure = self._transfer.failed(record, error)
+        failure = self._transfer.failure_of(record, error)
         if failure is error:
-            # Its cause is what it was: nothing is the cause of itself.
+            # Keep its own cause: an error must not be its own cause.
             raise failure
         raise failure from error
 
 
 POLL_S: Final = 0.1
-"""Seconds between two polls of whoever waits for helpers: how late a stop may be seen."""
+"""Seconds between two checks while waiting for helpers: the delay of a stop."""
 
 GRACE_S: Final = 0.3
-"""Seconds that helpers have to remove the temporary files of their batch, together: less than the agent waits for the
-transfer to end."""
+"""Seconds for all helpers to remove the temporary files of their batches: less than the agent's grace period."""
 
 HELPERS_MAX: Final = 64
-"""Helpers of one transfer, count: many more than processors help."""
+"""Helpers of one transfer, count: far more than are useful."""
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024
-"""What is said at once, bytes: a failure that names two paths of 4,096 bytes, escaped."""
+"""Size of a message, bytes: a failure with two escaped paths of 4,096 bytes."""
 
-_FINISH: Final = Batch(0, 0)
+_FINISH: Final = RecordBatch(0, 0)
 
 
 class _Failure(msgspec.Struct, array_like=True):
-    """An exception on its way to another process: what it is, what it says, and what it came from."""
+    """Exception in transit to another process: kind, message and cause."""
 
     kind: str
     message: str
@@ -117,15 +118,15 @@ class _Failure(msgspec.Struct, array_like=True):
 
 
 class _Message(msgspec.Struct, array_like=True):
-    """What a helper says: what it moved, that it has nothing to do, or that it failed."""
+    """Message of a helper: amounts moved, idle, or a failure."""
 
-    moved: Moved | None = None
+    moved: MovedAmounts | None = None
     idle: bool = False
     failure: _Failure | None = None
 
 
-class _Ended(BaseException):
-    """SIGTERM arrived, and was seen by the pace: unwind, so that temporary files are removed."""
+class _Terminated(BaseException):
+    """SIGTERM arrived and the pace noticed it: unwind and remove temporary files."""
 
 
 class _Helper:
@@ -137,10 +138,14 @@ class _Helper:
 
 
 class Helpers:
-    """As many processes as are wanted, each with one batch at a time."""
+    """Pool of helper processes, each with one batch at a time."""
 
     def __init__(self, transfer: TransferState, count: int) -> None:
-        """Start them. OSError if none can be started."""
+        """Start the helpers.
+
+        Raises:
+            OSError: Not a single helper can be started.
+        """
         self._clock = transfer.context.clock
         self._helpers: dict[int, _Helper] = {}
         self._idle: list[_Helper] = []
@@ -154,7 +159,7 @@ class Helpers:
                 self._idle.append(helper)
                 self._poll.register(helper.channel.fileno(), select.POLLIN)
         except OSError:
-            # One is as good as many, only slower.
+            # Fewer helpers are only slower.
             if not self._helpers:
                 raise
         except BaseException:
@@ -163,35 +168,37 @@ class Helpers:
 
     @property
     def idle(self) -> bool:
-        """Whether somebody waits for a batch."""
+        """True if a helper waits for a batch."""
         return bool(self._idle)
 
     @property
     def working(self) -> bool:
-        """Whether somebody has not finished yet."""
+        """True if a helper has not finished yet."""
         return any(not helper.finished for helper in self._helpers.values())
 
-    def give(self, batch: Batch) -> None:
-        """Have one who is idle copy a batch. Whatever ended it is raised by the next `wait`."""
+    def give(self, batch: RecordBatch) -> None:
+        """Assign a batch to an idle helper; `wait` raises its errors."""
         self._send(self._idle.pop(0), batch)
 
     def finish(self) -> None:
-        """There is no more: whoever is done makes it durable."""
+        """Announce that no batch is left: each helper makes its files durable."""
         self._finishing = True
         while self._idle:
             self._let_finish(self._idle.pop())
 
-    def wait(self) -> list[Moved]:
-        """Wait POLL_S at most, and return what was done meanwhile.
+    def wait(self) -> list[MovedAmounts]:
+        """Wait at most POLL_S and return the amounts moved.
 
-        What ended a helper ends its parent: TransferFailed, Fenced, OSError (the agent's own records), Stopped, Paused.
+        An error in a helper is raised here: TransferFailed, WriterFenced, OSError (the agent's own records),
+        TransferStopped or
+        TransferPaused.
         """
-        found: list[Moved] = []
+        found: list[MovedAmounts] = []
         for descriptor, _ in self._poll.poll(POLL_S * 1000):
             helper = self._helpers[descriptor]
             data = self._receive(helper)
             if not data:
-                self._gone(helper)
+                self._remove_helper(helper)
                 continue
             message = self._decoder.decode(data)
             if message.failure is not None:
@@ -214,8 +221,8 @@ class Helpers:
         helper.told_to_finish = True
         self._send(helper, _FINISH)
 
-    def _send(self, helper: _Helper, batch: Batch) -> None:
-        # Who is gone is noticed by its end of the channel.
+    def _send(self, helper: _Helper, batch: RecordBatch) -> None:
+        # A dead helper is noticed by its closed channel.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             helper.channel.send(msgspec.msgpack.encode(batch))
 
@@ -225,7 +232,7 @@ class Helpers:
         except ConnectionResetError:
             return b""
 
-    def _gone(self, helper: _Helper) -> None:
+    def _remove_helper(self, helper: _Helper) -> None:
         self._poll.unregister(helper.channel.fileno())
         if helper.finished:
             return
@@ -233,29 +240,29 @@ class Helpers:
         code = os.waitstatus_to_exitcode(status)
         helper.finished, helper.pid = True, 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        raise TransferFailed(f"a helper process of the transfer {how}; try again") from ChildProcessError(
+        raise TransferFailed(f"a helper process of the transfer {how}; retry the transfer") from ChildProcessError(
             errno.ECHILD, "a helper process ended"
         )
 
     def __enter__(self) -> Helpers:
-        """Give itself."""
+        """Return this object."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End them: at once if what is half done is to stay, else so that they remove it."""
-        if kind is None or issubclass(kind, Paused | Stopped):
+        """End the helpers: at once if partial files are kept, otherwise after they have removed them."""
+        if kind is None or issubclass(kind, TransferPaused | TransferStopped):
             self._end()
             return
         for helper in self._helpers.values():
             if helper.pid:
-                # Who waits for a batch sees this, who copies one sees that.
+                # An idle helper notices the closed channel, a busy one the signal.
                 helper.channel.close()
                 os.kill(helper.pid, signal.SIGTERM)
         self._reap(GRACE_S)
         self._end()
 
     def _reap(self, wait_s: float) -> None:
-        """Wait for helpers that are ending."""
+        """Wait for helpers that are exiting."""
         until_s = self._clock.monotonic_s() + wait_s
         for helper in self._helpers.values():
             if not helper.pid:
@@ -296,19 +303,19 @@ def _start(transfer: TransferState) -> _Helper:
 
 
 def _be_helper(transfer: TransferState, channel: socket.socket, parent: int) -> NoReturn:
-    """Live as a helper; never returns into what the parent was doing."""
+    """Run as a helper; never return to the parent's code."""
     code = 1
     try:
-        signal.signal(signal.SIGTERM, lambda *_: transfer.context.pace.end(_Ended))
+        signal.signal(signal.SIGTERM, lambda *_: transfer.context.pace.end(_Terminated))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(parent)
-        # What the parent has is not looked through again: that would copy its memory. What a batch makes is looked
-        # through at its end: until then it is needed.
+        # Exclude the parent's objects from garbage collection, which would copy its memory, and collect only after each
+        # batch.
         gc.freeze()
         gc.disable()
         _serve(transfer, channel)
         code = 0
-    except _Ended:
+    except _Terminated:
         code = 143
     except BaseException as error:
         with contextlib.suppress(BaseException):
@@ -318,7 +325,7 @@ def _be_helper(transfer: TransferState, channel: socket.socket, parent: int) -> 
 
 
 def _serve(transfer: TransferState, channel: socket.socket) -> None:
-    decoder = msgspec.msgpack.Decoder(Batch)
+    decoder = msgspec.msgpack.Decoder(RecordBatch)
     with contextlib.closing(Copier(transfer, lambda moved: _send(channel, _Message(moved=moved)))) as copier:
         while True:
             data = channel.recv(MESSAGE_BYTES_MAX)
@@ -338,9 +345,9 @@ def _send(channel: socket.socket, message: _Message) -> None:
 
 
 def _failure_of(error: BaseException) -> _Failure:
-    if isinstance(error, Stopped | Paused):
-        return _Failure("paused" if isinstance(error, Paused) else "stopped", "")
-    if isinstance(error, Fenced):
+    if isinstance(error, TransferStopped | TransferPaused):
+        return _Failure("paused" if isinstance(error, TransferPaused) else "stopped", "")
+    if isinstance(error, WriterFenced):
         return _Failure("fenced", str(error))
     if isinstance(error, OSError):
         return _Failure("os", error.strerror or str(error), number=error.errno or 0)
@@ -360,15 +367,15 @@ def _failure_of(error: BaseException) -> _Failure:
 
 
 def _raise(failure: _Failure) -> NoReturn:
-    """Raise what a helper raised, with what it came from: that says whether another try is of use."""
+    """Raise a helper's exception with its cause, which decides whether a retry is useful."""
     message = failure.message
     match failure.kind:
         case "paused":
-            raise Paused
+            raise TransferPaused
         case "stopped":
-            raise Stopped
+            raise TransferStopped
         case "fenced":
-            raise Fenced(message)
+            raise WriterFenced(message)
         case "os":
             raise OSError(failure.number, message)
     error = (ReadBackFailed if failure.kind == "read_back" else TransferFailed)(message, failure.item)
@@ -387,13 +394,15 @@ def _raise(failure: _Failure) -> NoReturn:
 
 
 WAITING: Final = 1
-"""Helpers besides one for each stream: at any time about one of them waits for its group of files to be synced."""
+"""Helpers beyond one per stream: about one of them waits for a sync at any time."""
 
 
 def copy_all(transfer: TransferState) -> None:
-    """Copy every pending file; each is durable at its destination on return.
+    """Copy every pending file; each is durable at its destination on return. Also raises the exceptions of the pace.
 
-    TransferFailed names the one that cannot be; Fenced, or what the pace raises.
+    Raises:
+        TransferFailed: A file cannot be copied; the message names it.
+        WriterFenced: A newer attempt owns the destination.
     """
     batches = transfer.pending()
     first = list(itertools.islice(batches, 2))
@@ -409,7 +418,7 @@ def copy_all(transfer: TransferState) -> None:
 
 
 def _helpers(transfer: TransferState) -> Helpers | None:
-    """Start helpers; None if this user may not have any more processes."""
+    """Start helpers; return None if this user cannot have more processes."""
     try:
         return Helpers(transfer, transfer.options.streams + WAITING)
     except OSError as error:
@@ -418,7 +427,7 @@ def _helpers(transfer: TransferState) -> Helpers | None:
         return None
 
 
-def _together(transfer: TransferState, batches: Iterator[Batch], helpers: Helpers) -> None:
+def _together(transfer: TransferState, batches: Iterator[RecordBatch], helpers: Helpers) -> None:
     with helpers:
         for batch in batches:
             while not helpers.idle:

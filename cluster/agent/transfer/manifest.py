@@ -1,9 +1,9 @@
-"""What a source holds, as a file of records: as many as there are, never in memory.
+"""Manifest of a source: a file of records, never held in memory as a whole.
 
-What large files have besides their contents, extended attributes and where their data lies between holes, is taken at
-the walk from one open descriptor, which costs a file that is copied in chunks nothing that could be measured. Of
-smaller ones it would cost as much again as the look at each file itself (DESIGN.md); their receipt lines say that they
-had attributes."""
+Extended attributes and data segments of large files are read during the walk from one open descriptor, at no measurable
+cost. For smaller files this would double the cost of the walk (DESIGN.md); their receipt lines only note that they have
+attributes.
+"""
 
 from __future__ import annotations
 
@@ -20,53 +20,56 @@ from cluster.agent.files import READ_FLAGS, XATTR_CLASS
 from cluster.agent.transfer.digests import hasher
 
 VALUE_BYTES: Final = 64
-"""Values of attributes up to this length are kept as they are, bytes; of longer ones their digest is."""
+"""Attribute values up to this length are stored, bytes; longer ones as a digest."""
 
 ATTRIBUTES_MAX: Final = 64
-"""Attributes of a file that are kept, count; of more their number and one digest are. With names of 255 bytes that is
-20 KiB, which a frame of the manifest has room for."""
+"""Attributes stored for a file, count; beyond that, their number and one digest. With names of 255 bytes that is 20
+KiB,
+which fits into a frame.
+"""
 
 SEGMENTS_MAX: Final = 256
-"""Segments of data of a file that are kept, count; of more their number and a digest are."""
+"""Data segments stored for a file, count; beyond that, their number and a digest."""
 
 SEGMENTS_WALKED_MAX: Final = 65_536
-"""Segments of data that are looked for, count: about 0.2 s. A file with more is described up to there."""
+"""Data segments searched for, count: about 0.2 s. Files with more are described up to this point."""
 
 
 class Attribute(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An extended attribute of the class `user.`."""
+    """Extended attribute of class `user.`."""
 
     name: bytes
     size: int
-    """Bytes of its value."""
+    """Length of the value, bytes."""
     value: bytes
-    """The value itself, or its digest (xxh3-128) where it has more than VALUE_BYTES."""
+    """Value, or its digest (xxh3-128) if longer than VALUE_BYTES."""
 
 
 class Extra(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Extended attributes and segments of data of one file."""
+    """Extended attributes and data segments of one file."""
 
     attributes: tuple[Attribute, ...] = ()
-    """In the order of their names; empty if there are more than ATTRIBUTES_MAX."""
+    """Sorted by name; empty if there are more than ATTRIBUTES_MAX."""
     attributes_count: int = 0
     attributes_digest: bytes = b""
-    """Over all of them, where they are not kept."""
+    """Digest over all attributes, if they are not stored."""
     segments: tuple[int, ...] = ()
-    """Where each segment of data begins and ends, one after the other; empty if there are more than SEGMENTS_MAX."""
+    """Begin and end of each data segment in sequence; empty if there are more than SEGMENTS_MAX."""
     segments_count: int = 0
-    """-1: of a file whose holes were not looked for."""
+    """-1 if holes were not searched for."""
     segments_digest: bytes = b""
-    """Over all of them, where they are not kept."""
+    """Digest over all segments, if they are not stored."""
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in a manifest, bytes, about."""
+        """Approximate size in a manifest, bytes."""
         return sum(len(one.name) + len(one.value) + 16 for one in self.attributes) + 9 * len(self.segments) + 64
 
 
 def extra_of(directory: int, name: bytes, status: os.stat_result, *, xattrs: bool, sparse: bool) -> Extra | None:
-    """Return what a file has besides its contents, None if there is nothing, or if it cannot be opened: then copying it
-    will say so. `sparse`: whether its holes are looked for.
+    """Return a file's attributes and segments; None if it has none, or cannot be opened, which copying will report.
+
+    `sparse` searches for holes.
     """
     try:
         descriptor = os.open(name, READ_FLAGS, dir_fd=directory)
@@ -99,7 +102,7 @@ def _attributes(descriptor: int) -> list[Attribute]:
     try:
         names = sorted(os.fsencode(name) for name in os.listxattr(descriptor) if name.startswith(XATTR_CLASS))
     except OSError:
-        # A file system without them; if it is something else, copying the file will meet it, too.
+        # The filesystem has no attributes; copying reports any other error.
         return []
     found = []
     for name in names:
@@ -110,7 +113,7 @@ def _attributes(descriptor: int) -> list[Attribute]:
 
 
 def _segments(descriptor: int, size_bytes: int) -> tuple[tuple[int, ...], int, bytes]:
-    """Return where the data of an open file lies, in how many segments, and a digest where those are too many."""
+    """Return data segments of an open file, their count, and a digest if there are too many."""
     bounds: list[int] = []
     taken = xxhash.xxh3_128()
     count = at = 0
@@ -120,7 +123,7 @@ def _segments(descriptor: int, size_bytes: int) -> tuple[tuple[int, ...], int, b
             at = os.lseek(descriptor, begin, os.SEEK_HOLE)
         except OSError as error:
             if error.errno == errno.ENXIO:
-                # Nothing but a hole to the end.
+                # Only a hole up to the end.
                 break
             raise
         count += 1
@@ -131,40 +134,39 @@ def _segments(descriptor: int, size_bytes: int) -> tuple[tuple[int, ...], int, b
 
 
 FRAME_RECORDS: Final = 512
-"""Records that are encoded together, count: decoding them one by one costs four times as much."""
+"""Records per frame, count: decoding them individually takes four times as long."""
 
 FRAME_PATH_BYTES: Final = 64 * 1024
-"""Bytes of paths from which on a frame has no more records."""
+"""Bytes of paths after which a frame is closed."""
 
 BLOCK_BYTES: Final = 256 * 1024
-"""Bytes read at once; a frame has FRAME_PATH_BYTES, one more path with its extra, and a hundred bytes for each
-record."""
+"""Bytes read at a time; a frame has FRAME_PATH_BYTES, one more path with attributes, and a hundred bytes per record."""
 
 _INDEX_BITS: Final = 10
-"""Bits of a place that say which record of the frame it is."""
+"""Bits of a place that select the record in its frame."""
 
 _LENGTH: Final = struct.Struct("<I")
 
 MANIFEST_DIGEST: Final = "xxh3-128"
-"""What the digest of a manifest is taken with, against accidents."""
+"""Digest algorithm of manifests, against accidental damage."""
 
 FILE: Final = 0
 DIRECTORY: Final = 1
 ODD: Final = 2
-"""Something that is left out."""
+"""Left out of the transfer."""
 
 LINK: Final = 3
-"""A symbolic link that is made again."""
+"""Symbolic link that is recreated."""
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One file, directory or link of the source. Sizes are bytes, times nanoseconds since the epoch."""
+class ManifestRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """File, directory or link of the source. Sizes are bytes, times nanoseconds since the epoch."""
 
     index: int
     item: int
     kind: int
     path: bytes
-    """Beneath the item; empty for the item itself."""
+    """Path below the item; empty for the item itself."""
     size: int
     mtime_ns: int
     ctime_ns: int
@@ -172,35 +174,37 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     inode: int
     device: int
     data_bytes: int
-    """What the source takes on its disk: less than `size` means that it has holes."""
+    """Bytes allocated on the source's disk; less than `size` means that it has holes."""
     links: int
     chunk_at: int = -1
-    """A large file's first mark in the table of chunks; -1: it is copied as a whole."""
+    """First mark of a large file in the chunk table; -1 if it is copied as a whole."""
     extra: Extra | None = None
-    """What a large file has besides its contents, if it has."""
+    """Attributes and segments of a large file, if any."""
     target: bytes = b""
-    """What a link is to say at its destination, or says where it is left out. Of a file or a directory: what the link
-    says that was followed to it."""
+    """Text of a link at its destination, or of a link that is left out; for a file or directory, the text of the link
+    that was
+    followed to it.
+    """
     reason: str = ""
-    """Why something is left out, where its kind does not say it."""
+    """Reason for leaving it out, if its kind does not explain it."""
 
     @property
     def is_large(self) -> bool:
-        """Whether it is copied in chunks."""
+        """True if it is copied in chunks."""
         return self.chunk_at >= 0
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the source has holes."""
+        """True if the source has holes."""
         return self.data_bytes < self.size
 
-    def lies_in(self, directory: Record) -> bool:
-        """Whether it comes beneath a directory of the same item."""
+    def lies_in(self, directory: ManifestRecord) -> bool:
+        """Return whether it lies below a directory of the same item."""
         beneath = not directory.path or self.path.startswith(directory.path + b"/")
         return self.item == directory.item and beneath
 
-    def is_as(self, other: Record) -> bool:
-        """Whether the source did not change between two polls at it; a device may have another number after a boot."""
+    def is_as(self, other: ManifestRecord) -> bool:
+        """Return whether the source is unchanged; device numbers may differ after a reboot."""
         return (self.kind, self.target, self.size, self.mtime_ns, self.ctime_ns, self.inode) == (
             other.kind,
             other.target,
@@ -212,7 +216,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Totals(NamedTuple):
-    """What a manifest comes to."""
+    """Totals of a manifest."""
 
     records: int = 0
     files: int = 0
@@ -225,20 +229,20 @@ class Totals(NamedTuple):
 
 
 class ManifestWriter:
-    """Writes records one after the other; OSError if the disk does not take them."""
+    """Writes records sequentially; raises OSError if the disk is full or fails."""
 
     def __init__(self, descriptor: int) -> None:
         """Begin an empty manifest in the open file."""
         self._descriptor = descriptor
         self._encoder = msgspec.msgpack.Encoder()
-        self._frame: list[Record] = []
+        self._frame: list[ManifestRecord] = []
         self._frame_bytes = 0
         self._digest = hasher(MANIFEST_DIGEST)
         self._at = 0
         self.records = self.files = self.directories = self.left_out = self.size_bytes = self.chunks = 0
 
-    def add(self, record: Record, chunks: int) -> int:
-        """Add a record, whose index has to be the number of those before it, and return its place."""
+    def add(self, record: ManifestRecord, chunks: int) -> int:
+        """Add a record, whose index must equal the number of earlier ones, and return its place."""
         place = self._at << _INDEX_BITS | len(self._frame)
         self._frame.append(record)
         self._frame_bytes += len(record.path) + len(record.target) + len(record.reason)
@@ -257,7 +261,7 @@ class ManifestWriter:
         return place
 
     def seal(self) -> Totals:
-        """Make all of it durable, and return what it comes to."""
+        """Make the manifest durable and return its totals."""
         self._flush()
         os.fdatasync(self._descriptor)
         return Totals(
@@ -285,21 +289,21 @@ class ManifestWriter:
             view = view[written:]
 
 
-_RECORDS: Final = msgspec.msgpack.Decoder(list[Record])
+_RECORDS: Final = msgspec.msgpack.Decoder(list[ManifestRecord])
 
 
-class Manifest:
-    """A sealed manifest; any number of processes may read it at once. OSError if it cannot be read."""
+class TransferManifest:
+    """Complete manifest, which several processes may read concurrently; raises OSError if it cannot be read."""
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
-        """Take the open file and how much of it there is."""
+        """Use the open file and its length."""
         self._descriptor = descriptor
         self._end = size_bytes
         self._decoder = _RECORDS
-        self._near: tuple[int, list[Record]] = -1, []
+        self._near: tuple[int, list[ManifestRecord]] = -1, []
 
-    def records(self, place: int = 0, count: int | None = None) -> Iterator[Record]:
-        """Yield records from a place on, `count` of them or all."""
+    def records(self, place: int = 0, count: int | None = None) -> Iterator[ManifestRecord]:
+        """Yield `count` records, or all, from a place on."""
         left = count
         for _, frame in self._frames(place):
             if left is not None:
@@ -309,20 +313,20 @@ class Manifest:
                 left -= len(frame)
             yield from frame
 
-    def at(self, place: int) -> Record:
-        """Return the record at a place; those of one frame cost little."""
+    def at(self, place: int) -> ManifestRecord:
+        """Return the record at a place; records of the same frame are cached."""
         start = place >> _INDEX_BITS << _INDEX_BITS
         if self._near[0] != start:
             self._near = next(self._frames(start))
         return self._near[1][place - start]
 
-    def located(self) -> Iterator[tuple[int, Record]]:
-        """Yield all records, each with its place."""
+    def records_with_places(self) -> Iterator[tuple[int, ManifestRecord]]:
+        """Yield all records with their places."""
         for place, frame in self._frames(0):
             yield from enumerate(frame, start=place)
 
-    def _frames(self, place: int) -> Iterator[tuple[int, list[Record]]]:
-        """Yield the records of each frame from a place on, with the place of the first one."""
+    def _frames(self, place: int) -> Iterator[tuple[int, list[ManifestRecord]]]:
+        """Yield each frame's records from a place on, with the place of its first record."""
         at, skipped = place >> _INDEX_BITS, place & (1 << _INDEX_BITS) - 1
         while at < self._end:
             data = os.pread(self._descriptor, min(BLOCK_BYTES, self._end - at), at)

@@ -1,4 +1,4 @@
-"""How a transfer is to be done."""
+"""Options and items of a transfer."""
 
 from __future__ import annotations
 
@@ -7,91 +7,92 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from cluster.agent.files import Identity, Target
+from cluster.agent.files import FileIdentity, Target
 from cluster.providers import NO_LOCAL, Local
 
 Algorithm = Literal["xxh3-128", "blake3"]
-"""Digests of files: xxh3-128 against accidents, blake3 where a receipt must stand up to tampering."""
+"""File digests: xxh3-128 against accidental damage, blake3 where receipts must resist tampering."""
 
 CHUNK_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of a large file that are copied, and after a crash copied again, at once; a power of two."""
+"""Bytes of a large file copied, and after a crash copied again, at a time; a power of two."""
 
 CHUNKS_MAX: Final = 65_536
-"""Chunks of one file, count: its table on the agent's disk has 40 bytes for each, so 2.5 MiB at most."""
+"""Chunks of one file, count: its table on the agent's disk has 40 bytes for each, so at most 2.5 MiB."""
 
 LARGE_BYTES: Final = 32 * 1024 * 1024
-"""From this size on a file is copied in chunks: below it, starting again costs less than keeping count."""
+"""Minimum size of files copied in chunks: smaller ones are cheaper to restart than to track."""
 
 STREAMS: Final = 2
-"""Helpers that copy at once: one reads while the other waits for the disk."""
+"""Concurrent copy helpers: one reads while the other waits for the disk."""
 
 
 class Verify(IntEnum):
-    """What is compared before a file counts as moved; each level has all that the one before it has."""
+    """Verification before a file counts as moved; each level includes the previous one."""
 
     NONE = 0
     SIZE = 1
-    """The size of what was written, and its time."""
+    """Compare the size and time of the written file."""
     DIGEST = 2
-    """A digest is taken of the very bytes written, and kept; what is resumed is compared with it."""
+    """Compute and store a digest of the bytes written; compare it when resuming."""
     READ_BACK = 3
-    """What storage gives back is compared with the digest before the file is put in place."""
+    """Compare data read back from storage with the digest before putting the file in place."""
 
     @property
     def word(self) -> str:
-        """The level as receipts and the configuration write it."""
+        """Name of the level in receipts and configuration."""
         return self.name.lower()
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a transfer; each has a default."""
+class TransferOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a transfer."""
 
     verify: Verify = Verify.DIGEST
     algorithm: Algorithm = "xxh3-128"
     streams: int = STREAMS
     chunk_bytes: int = CHUNK_BYTES
-    """A power of two; larger for files that would have more than CHUNKS_MAX of them."""
+    """Power of two; larger for files with more than CHUNKS_MAX chunks."""
     large_bytes: int = LARGE_BYTES
     replace: bool = True
-    """Whether a regular file at a destination is replaced; otherwise the transfer fails and names it."""
+    """Replace regular files at a destination; otherwise the transfer fails and names the file."""
     owned: bool = False
-    """Whether the destination is this transfer's alone: what an earlier attempt put there and the source no longer has
-    is removed."""
+    """Destination belongs to this transfer alone: remove files of an earlier attempt that the source no longer has."""
     limit_bytes: int = 0
-    """More than this in all is refused before anything is copied, and while sources grow; 0: no limit."""
+    """Total size limit, checked before copying and while sources grow; 0 for none."""
     xattrs: bool = True
-    """Whether extended attributes of the `user.` class are copied."""
+    """Copy extended attributes of class `user.`."""
     sparse: bool = True
-    """Whether holes stay holes."""
+    """Preserve holes."""
     template: str = ""
-    """The site's command line for the backend of that name (cluster.agent.transfer.programs)."""
+    """Site's command line for the backend `template` (cluster.agent.transfer.programs)."""
     local: Local = NO_LOCAL
-    """Which programs this machine's own configuration lets that name."""
+    """Programs that this machine's configuration permits for it."""
     outgoing: bool = False
-    """Whether results go out, which nobody can put right any more: a link in a tree that cannot be what `Item.links`
-    says is left out with a line in the receipt, as devices, pipes and sockets always are, and a source that is not
-    there fails the transfer only when everything else is at its destination."""
+    """Results are staged out, which users can no longer correct. A link that cannot be treated as `TransferItem.links`
+    requires is left out with a receipt line, as devices, pipes and sockets always are. A missing source fails the
+    transfer
+    only after everything else is at its destination.
+    """
     partial: bool = False
-    """With `outgoing`: sources that are not there, and links that were to fail, are left out with a line, too."""
+    """With `outgoing`: also leave out missing sources, and links that should fail, with a receipt line."""
 
 
-def chunk_bytes_of(size_bytes: int, options: Options) -> int:
-    """Return how long the chunks of a file of this size are, bytes."""
+def chunk_bytes_of(size_bytes: int, options: TransferOptions) -> int:
+    """Return the chunk length of a file of this size, bytes."""
     chunk_bytes = options.chunk_bytes
     while chunk_bytes * CHUNKS_MAX < size_bytes:
         chunk_bytes *= 2
     return chunk_bytes
 
 
-def chunks_of(size_bytes: int, options: Options) -> int:
-    """Return how many chunks a file of this size has; 0 if it is copied as a whole."""
+def chunks_of(size_bytes: int, options: TransferOptions) -> int:
+    """Return the chunk count of a file of this size; 0 if it is copied as a whole."""
     return 0 if size_bytes < options.large_bytes else -(-size_bytes // chunk_bytes_of(size_bytes, options))
 
 
-def chunk_bytes_again(planned_bytes: int, size_bytes: int, options: Options) -> int:
-    """Return how long the chunks of a file are that had one size when it was planned, and has another when it is
-    copied: it has no more of them than were planned for, since their marks are in a table that others have their part
-    of.
+def chunk_bytes_again(planned_bytes: int, size_bytes: int, options: TransferOptions) -> int:
+    """Return the chunk length of a file whose size changed after planning.
+
+    Its chunk count may not exceed the planned one, because its marks share a table with those of other files.
     """
     chunk_bytes, count = chunk_bytes_of(planned_bytes, options), chunks_of(planned_bytes, options)
     while chunk_bytes * count < size_bytes:
@@ -99,35 +100,38 @@ def chunk_bytes_again(planned_bytes: int, size_bytes: int, options: Options) -> 
     return chunk_bytes
 
 
-class Kind(Enum):
-    """What an item is."""
+class ItemKind(Enum):
+    """Kind of an item."""
 
     FILE = "file"
     DIRECTORY = "directory"
 
 
 Links = Literal["keep", "keep_all", "asis", "follow", "skip", "fail"]
-"""Treatment of symbolic links in a tree. `keep` recreates those that stay in it, `keep_all` also the others as they
-are, `asis` all of them as they are. `follow` replaces a link by its target if that is beneath the item's anchor, `skip`
-leaves it out with a line in the receipt, and `fail` fails the transfer."""
+"""Treatment of symbolic links in a tree. `keep` recreates links that stay inside it; `keep_all` also recreates the
+others
+unchanged; `asis` recreates all unchanged. `follow` replaces a link by its target below the item's anchor, `skip` leaves
+it out with a receipt line, and `fail` fails the transfer.
+"""
 
 
-class Item(NamedTuple):
-    """One thing to move. The anchors of the targets stay the caller's, are never closed here, and may be shared."""
+class TransferItem(NamedTuple):
+    """File or tree to move. The anchors of its targets stay the caller's and may be shared."""
 
-    kind: Kind
+    kind: ItemKind
     source: Target
     destination: Target
-    source_barred: Identity | None = None
-    """A directory that must not be met on the source's side: the agent's own."""
-    destination_barred: Identity | None = None
+    source_barred: FileIdentity | None = None
+    """Directory that a source path may not enter: the agent's own."""
+    destination_barred: FileIdentity | None = None
     staging: int = -1
-    """The open directory, on the destination's file system, that temporary files are made in, and that a newer attempt
-    takes away (cluster.agent.transfer.fence); -1: they are made beside the destination."""
+    """Open staging directory on the destination's filesystem for temporary files, which a newer attempt takes away
+    (cluster.agent.transfer.fence); -1 to create them beside the destination.
+    """
     backend: str = "native"
-    """What moves it (cluster.agent.transfer.transfer)."""
+    """Backend that moves it (cluster.agent.transfer.transfer)."""
     move: bool = False
-    """Whether its sources are removed: each only when everything is durable at the destination, and unchanged since."""
+    """Remove each source once everything is durable at the destination and the source is unchanged."""
     links: Links = "keep"
     acls: bool = False
-    """Whether POSIX access control lists are copied, where the destination has any."""
+    """Copy POSIX access control lists, if the destination supports them."""

@@ -1,8 +1,9 @@
-"""From items to a sealed manifest with a row for each record, taking over what an earlier attempt had done.
+"""Planning: walk the items, write a sealed manifest with a row for each record, and reuse an earlier attempt's work.
 
-The walk goes through the sources by descriptors only, in the same order every time, so the earlier attempt's manifest
-is compared with it in one go. What did not change at the source, and is at the destination as that attempt left it, is
-done; the chunks of a large file that was under way keep their marks; what is no longer there is cleared away."""
+The walk uses descriptors only and always has the same order, so the earlier manifest is compared in a single pass. A
+file unchanged at the source and at the destination is done; a partly copied large file keeps its chunk marks; files
+that no longer exist at the source are cleared.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import msgspec
 import xxhash
 
 from cluster.agent.files import (
-    Identity,
+    FileIdentity,
     PathRefused,
     Target,
     beneath,
@@ -26,12 +27,12 @@ from cluster.agent.files import (
     join,
     leads_to,
     names_of,
-    opened,
-    opened_parent,
+    open_target,
+    open_target_parent,
 )
 from cluster.agent.limits import DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
 from cluster.agent.transfer.digests import digest_of
-from cluster.agent.transfer.errors import TransferFailed, file_message, is_absence, oddity
+from cluster.agent.transfer.errors import TransferFailed, file_message, is_absence, special_file_reason
 from cluster.agent.transfer.fence import is_home
 from cluster.agent.transfer.manifest import (
     DIRECTORY,
@@ -39,12 +40,12 @@ from cluster.agent.transfer.manifest import (
     LINK,
     MANIFEST_DIGEST,
     ODD,
-    Manifest,
+    ManifestRecord,
     ManifestWriter,
-    Record,
+    TransferManifest,
     extra_of,
 )
-from cluster.agent.transfer.options import Item, Kind, Options, chunks_of
+from cluster.agent.transfer.options import ItemKind, TransferItem, TransferOptions, chunks_of
 from cluster.agent.transfer.progress import Counters
 from cluster.agent.transfer.receipts import with_rows
 from cluster.agent.transfer.record_paths import RecordPaths, discard, enter, is_there, remove_left
@@ -54,23 +55,23 @@ from cluster.agent.transfer.status_table import (
     MARK_BYTES,
     NO_FLAG,
     Flag,
-    Header,
-    State,
+    RecordsHeader,
+    RecordState,
     StatusRow,
     StatusTable,
     read_header,
     reserve,
     write_header,
 )
-from cluster.agent.transfer.transfer_state import Context, Planned
-from cluster.agent.transfer.workspace import Files, Workspace
+from cluster.agent.transfer.transfer_state import TransferContext, TransferPlan
+from cluster.agent.transfer.workspace import RecordFiles, Workspace
 from cluster.system import boot_id, closing, is_disk_full
 
 
 class Walk:
-    """Walks the items in their order, each depth first, names in the order of their bytes."""
+    """Walk of the items in order, depth first, with names in byte order."""
 
-    def __init__(self, items: Sequence[Item], options: Options) -> None:
+    def __init__(self, items: Sequence[TransferItem], options: TransferOptions) -> None:
         """Begin."""
         self._items = items
         self._options = options
@@ -78,30 +79,34 @@ class Walk:
         self._chunks = 0
         self._item = 0
         self.absent: list[tuple[int, str]] = []
-        """Items whose source cannot be found, each with the reason."""
+        """Items whose source is missing, each with the reason."""
         self._names: tuple[tuple[str, ...], ...] = ()
-        """What absolute links may call the top of the tree that is walked."""
-        self._within: list[Identity] = []
-        """The directories that the walk is in, where it follows links."""
+        """Names by which absolute links may refer to the top of the tree."""
+        self._within: list[FileIdentity] = []
+        """Directories that enclose the current one, if links are followed."""
 
-    def records(self) -> Iterator[Record]:
-        """Yield what there is. TransferFailed names what cannot be copied, with its item."""
+    def records(self) -> Iterator[ManifestRecord]:
+        """Yield the records.
+
+        Raises:
+            TransferFailed: A file cannot be copied; the message names it, with its item.
+        """
         for number, item in enumerate(self._items):
             self._item = number
             try:
-                yield from self._tree(item) if item.kind is Kind.DIRECTORY else self._file(item)
+                yield from self._tree(item) if item.kind is ItemKind.DIRECTORY else self._file(item)
             except TransferFailed as error:
                 error.item = number
                 raise
             except PathRefused as error:
-                # What the kernel said of the path, if it did, decides whether another try is of use.
+                # The kernel's error, if any, decides whether a retry is useful.
                 raise TransferFailed(str(error), number) from error
 
-    def _file(self, item: Item) -> Iterator[Record]:
+    def _file(self, item: TransferItem) -> Iterator[ManifestRecord]:
         try:
-            with opened_parent(_kept(item), forbidden=item.source_barred) as (directory, name):
+            with open_target_parent(_reopened_source(item), forbidden=item.source_barred) as (directory, name):
                 status = _status(directory, os.fsencode(name), join(item.source.shown, item.source.parts[:-1]))
-                why = oddity(status.st_mode, item.source.path)
+                why = special_file_reason(status.st_mode, item.source.path)
                 if why is not None:
                     raise TransferFailed(why)
                 record = self._file_record(b"", status, directory, os.fsencode(name))
@@ -109,10 +114,10 @@ class Walk:
             record = self._absent(error)
         yield record
 
-    def _tree(self, item: Item) -> Iterator[Record]:
+    def _tree(self, item: TransferItem) -> Iterator[ManifestRecord]:
         with contextlib.ExitStack() as held:
             try:
-                directory = held.enter_context(opened(_kept(item), forbidden=item.source_barred))
+                directory = held.enter_context(open_target(_reopened_source(item), forbidden=item.source_barred))
             except PathRefused as error:
                 yield self._absent(error)
                 return
@@ -122,15 +127,19 @@ class Walk:
             self._within = [identity_of(directory)]
             yield from self._inside(item, directory, b"", item.source.path, 1)
 
-    def _absent(self, error: PathRefused | TransferFailed) -> Record:
-        """Return the record of an item whose source is not there. The error itself where that is to be waited for."""
+    def _absent(self, error: PathRefused | TransferFailed) -> ManifestRecord:
+        """Return the record of an item with a missing source; raise the error if the transfer must not continue
+        without it.
+        """
         if not self._options.outgoing or not is_absence(error):
             raise error
         self.absent.append((self._item, str(error)))
         self._index += 1
-        return Record(self._index - 1, self._item, ODD, b"", 0, 0, 0, 0, 0, 0, 0, 0, reason=str(error))
+        return ManifestRecord(self._index - 1, self._item, ODD, b"", 0, 0, 0, 0, 0, 0, 0, 0, reason=str(error))
 
-    def _inside(self, item: Item, directory: int, path: bytes, shown: str, depth: int) -> Iterator[Record]:
+    def _inside(
+        self, item: TransferItem, directory: int, path: bytes, shown: str, depth: int
+    ) -> Iterator[ManifestRecord]:
         for name in _entries(directory, shown, depth):
             below = path + b"/" + name if path else name
             status = _status(directory, name, shown)
@@ -151,8 +160,8 @@ class Walk:
                 yield self._record(ODD, below, status)
 
     def _directory(
-        self, item: Item, inner: int, path: bytes, shown: str, depth: int, target: bytes = b""
-    ) -> Iterator[Record]:
+        self, item: TransferItem, inner: int, path: bytes, shown: str, depth: int, target: bytes = b""
+    ) -> Iterator[ManifestRecord]:
         if item.links == "follow":
             self._within.append(identity_of(inner))
         yield msgspec.structs.replace(self._record(DIRECTORY, path, os.fstat(inner)), target=target)
@@ -161,9 +170,16 @@ class Walk:
             self._within.pop()
 
     def _link(
-        self, item: Item, directory: int, name: bytes, path: bytes, shown: str, status: os.stat_result, depth: int
-    ) -> Iterator[Record]:
-        """Yield what becomes of a link: itself, what it leads to, or a line that says that it was left out."""
+        self,
+        item: TransferItem,
+        directory: int,
+        name: bytes,
+        path: bytes,
+        shown: str,
+        status: os.stat_result,
+        depth: int,
+    ) -> Iterator[ManifestRecord]:
+        """Yield the result for a link: the link itself, its target, or a record that it was left out."""
         try:
             target = os.readlink(name, dir_fd=directory)
         except OSError as error:
@@ -177,46 +193,53 @@ class Walk:
                     self._record(LINK, path, status), target=target if kept is None else kept, reason=dangles
                 )
                 return
-            reason = "outside of what is staged"
+            reason = "outside the staged tree"
         elif item.links == "follow":
-            reason = "which leads to nothing beneath the directories that may be used"
+            reason = "which has no target in the permitted directories"
             whole = (*item.source.parts, *(os.fsdecode(part) for part in path.split(b"/")))
             found = leads_to(item.source._replace(parts=whole))
             if found is not None and found.parts:
-                yield from self._followed(item, found, path, shown, status, target, depth)
+                yield from self._follow_link(item, found, path, shown, status, target, depth)
                 return
         elif item.links == "fail" and not self._options.partial:
-            raise TransferFailed(f"{told}, and links=fail says that there is to be none; remove it, or say links=skip")
+            raise TransferFailed(f"{told}, which links=fail forbids; remove it or use links=skip")
         else:
             reason = ""
         if reason and not self._options.outgoing:
             raise TransferFailed(
-                f"{told}, {reason}; stage what it leads to by a directive of its own, or say links=skip, "
+                f"{told}, {reason}; stage its target by a separate directive, or use links=skip, "
                 "which leaves it out"
                 + (", or links=follow, or links=asis where the site allows it" if item.links == "keep" else "")
             )
         yield msgspec.structs.replace(self._record(ODD, path, status), target=target, reason=reason)
 
-    def _dangles(self, item: Item, directory: int, name: bytes, target: bytes, *, stays: bool) -> str:
-        """Return why a link leads to nothing at its destination; empty if it leads somewhere, or nothing is known."""
+    def _dangles(self, item: TransferItem, directory: int, name: bytes, target: bytes, *, stays: bool) -> str:
+        """Return why a link would be dangling at its destination; "" if it is not, or that is unknown."""
         try:
-            # With the rights of the user: nothing is read, and only whether it is there is said.
+            # Uses the user's rights, reads nothing, and reveals only whether the target exists.
             os.stat(name, dir_fd=directory)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                return "it leads to nothing"
+                return "its target does not exist"
         leaves_buffer = self._options.outgoing and not stays and target.startswith(b"/")
         if leaves_buffer and beneath(os.fsdecode(target), names_of(item.source)) is not None:
-            return "it leads into the buffer, which is removed"
+            return "its target is in the buffer, which is removed"
         return ""
 
-    def _followed(
-        self, item: Item, found: Target, path: bytes, shown: str, link: os.stat_result, target: bytes, depth: int
-    ) -> Iterator[Record]:
-        """Yield what a link leads to, under the link's own name."""
+    def _follow_link(
+        self,
+        item: TransferItem,
+        found: Target,
+        path: bytes,
+        shown: str,
+        link: os.stat_result,
+        target: bytes,
+        depth: int,
+    ) -> Iterator[ManifestRecord]:
+        """Yield the target of a link under the link's own name."""
         replace = msgspec.structs.replace
         mine = found._replace(anchor=os.dup(found.anchor))
-        with opened_parent(mine, forbidden=item.source_barred) as (directory, last):
+        with open_target_parent(mine, forbidden=item.source_barred) as (directory, last):
             name = os.fsencode(last)
             status = _status(directory, name, join(found.shown, found.parts[:-1]))
             if stat.S_ISREG(status.st_mode):
@@ -227,11 +250,11 @@ class Walk:
                 return
             with closing(enter(directory, name, shown, item.source_barred)) as inner:
                 if identity_of(inner) in self._within:
-                    yield replace(self._record(ODD, path, link), target=target, reason="which it lies in itself")
+                    yield replace(self._record(ODD, path, link), target=target, reason="which contains the link itself")
                 else:
                     yield from self._directory(item, inner, path, shown, depth, target)
 
-    def _file_record(self, path: bytes, status: os.stat_result, directory: int, name: bytes) -> Record:
+    def _file_record(self, path: bytes, status: os.stat_result, directory: int, name: bytes) -> ManifestRecord:
         record = self._record(FILE, path, status)
         if not record.is_large:
             return record
@@ -239,9 +262,9 @@ class Walk:
         extra = extra_of(directory, name, status, xattrs=self._options.xattrs, sparse=sparse)
         return record if extra is None else msgspec.structs.replace(record, extra=extra)
 
-    def _record(self, kind: int, path: bytes, status: os.stat_result) -> Record:
+    def _record(self, kind: int, path: bytes, status: os.stat_result) -> ManifestRecord:
         chunks = chunks_of(status.st_size, self._options) if kind == FILE else 0
-        record = Record(
+        record = ManifestRecord(
             self._index,
             self._item,
             kind,
@@ -262,11 +285,11 @@ class Walk:
 
 
 def stays_inside(path: bytes, target: bytes, names: Sequence[Sequence[str]]) -> bytes | None:
-    """Return what the link at `path` in a tree is to say at the tree's destination; None if it leads out of the tree.
+    """Return the text of the link at `path` for the tree's destination, or None if it leads out of the tree.
 
-    `names` are those that an absolute link may call the tree by: one that leads into it is made relative, since the
-    tree has another name at its destination. Decided by what is written: a link on the way may lead elsewhere, which
-    is the affair of whoever follows it there.
+    `names` are those by which an absolute link may refer to the tree; such links become relative, because the tree has
+    another name at its destination. The decision is textual: a link along the way may lead elsewhere, which is left to
+    programs that follow it there.
     """
     depth = path.count(b"/")
     if not target.startswith(b"/"):
@@ -282,13 +305,13 @@ def stays_inside(path: bytes, target: bytes, names: Sequence[Sequence[str]]) -> 
     return b"/".join([*[b".."] * depth, *map(os.fsencode, parts)]) or b"."
 
 
-def order_of(record: Record) -> tuple[int, tuple[bytes, ...]]:
-    """Return what the walk's order is by: two manifests of the same items can be compared in one go."""
+def order_of(record: ManifestRecord) -> tuple[int, tuple[bytes, ...]]:
+    """Return the sort key of the walk's order, by which two manifests can be compared in one pass."""
     return record.item, tuple(record.path.split(b"/")) if record.path else ()
 
 
-def _kept(item: Item) -> Target:
-    # `opened` takes the anchor and closes it.
+def _reopened_source(item: TransferItem) -> Target:
+    # `open_target` closes the anchor.
     return item.source._replace(anchor=os.dup(item.source.anchor))
 
 
@@ -301,10 +324,12 @@ def _status(directory: int, name: bytes, directory_shown: str) -> os.stat_result
 
 def _entries(directory: int, shown: str, depth: int) -> list[bytes]:
     if depth > DIRECTORY_DEPTH_MAX:
-        raise TransferFailed(f"{shown} lies more than {DIRECTORY_DEPTH_MAX} directories deep; stage a part of the tree")
+        raise TransferFailed(
+            f"{shown} is nested more than {DIRECTORY_DEPTH_MAX} directories deep; stage a part of the tree"
+        )
     names: list[bytes] = []
     try:
-        # As names_in does.
+        # Rewind as names_in does.
         os.lseek(directory, 0, os.SEEK_SET)
         with os.scandir(directory) as found:
             for entry in found:
@@ -320,22 +345,28 @@ def _entries(directory: int, shown: str, depth: int) -> list[bytes]:
 
 
 ROWS_AT_ONCE: Final = 4096
-"""Slots written at once."""
+"""Rows written at a time."""
 
 STEP_RECORDS: Final = 512
-"""Records between two signs of life."""
+"""Records between two progress updates."""
 
 PLANNING: Final = 1
-"""The phase in the counters (cluster.agent.transfer.progress.PHASES)."""
+"""Phase in the counters (cluster.agent.transfer.progress.PHASES)."""
 
 
 class _OwnDiskFull(Exception):
-    """The agent's disk does not take the records."""
+    """The agent's disk is too full for the records."""
 
 
-def earlier(items: Sequence[Item], options: Options, workspace: Workspace) -> tuple[int, Header] | None:
-    """Return the generation that an earlier attempt at the same transfer left whole, None if there is none. OSError."""
-    found: list[tuple[int, Header]] = []
+def find_generations(
+    items: Sequence[TransferItem], options: TransferOptions, workspace: Workspace
+) -> tuple[int, RecordsHeader] | None:
+    """Return the newest complete generation of records of the same transfer, or None.
+
+    Raises:
+        OSError: The records cannot be read.
+    """
+    found: list[tuple[int, RecordsHeader]] = []
     for number, files in enumerate(workspace.generations):
         header = read_header(files.control)
         if (
@@ -349,12 +380,17 @@ def earlier(items: Sequence[Item], options: Options, workspace: Workspace) -> tu
     return max(found, key=lambda pair: pair[1].sequence, default=None)
 
 
-def plan(items: Sequence[Item], options: Options, context: Context) -> Planned:
-    """Walk the sources, and return what is to be done. TransferFailed names what cannot be copied; OSError."""
+def plan(items: Sequence[TransferItem], options: TransferOptions, context: TransferContext) -> TransferPlan:
+    """Walk the sources and return the work to do.
+
+    Raises:
+        TransferFailed: A file cannot be copied; the message names it.
+        OSError: The agent's own records cannot be written.
+    """
     workspace = context.workspace
-    known = earlier(items, options, workspace)
+    known = find_generations(items, options, workspace)
     if known is not None and known[1].complete and any(item.move for item in items):
-        # Sources may be removed already: there is nothing to walk.
+        # Sources may have been removed already, so there is nothing to walk.
         return _as_it_was(workspace.generations[known[0]], known[1], len(items))
     sequence = 1 + max(
         (header.sequence for files in workspace.generations if (header := read_header(files.control))), default=0
@@ -364,7 +400,7 @@ def plan(items: Sequence[Item], options: Options, context: Context) -> Planned:
     try:
         planned = _Planning(items, options, context, old, known and known[1], new, sequence).run()
     except _OwnDiskFull:
-        # As safe, but what this attempt does is not known to the next one.
+        # Equally safe, but the next attempt cannot resume.
         memory = Workspace.in_memory_only()
         planned = _Planning(items, options, context, old, known and known[1], memory.generations[0], sequence).run()
         return planned._replace(is_recorded=False)
@@ -374,25 +410,25 @@ def plan(items: Sequence[Item], options: Options, context: Context) -> Planned:
     return planned
 
 
-def _as_it_was(files: Files, header: Header, items: int) -> Planned:
+def _as_it_was(files: RecordFiles, header: RecordsHeader, items: int) -> TransferPlan:
     amounts = [(0, 0)] * items
-    for record in Manifest(files.manifest, header.manifest_bytes).records():
+    for record in TransferManifest(files.manifest, header.manifest_bytes).records():
         if record.kind == FILE:
             count, size_bytes = amounts[record.item]
             amounts[record.item] = count + 1, size_bytes + record.size
     same_boot = header.boot == boot_id()
-    return Planned(files, header, tuple(amounts), header.files, header.size_bytes, same_boot, ())
+    return TransferPlan(files, header, tuple(amounts), header.files, header.size_bytes, same_boot, ())
 
 
 class _Planning:
     def __init__(
         self,
-        items: Sequence[Item],
-        options: Options,
-        context: Context,
-        old: Files | None,
-        old_header: Header | None,
-        new: Files,
+        items: Sequence[TransferItem],
+        options: TransferOptions,
+        context: TransferContext,
+        old: RecordFiles | None,
+        old_header: RecordsHeader | None,
+        new: RecordFiles,
         sequence: int,
     ) -> None:
         self._items = items
@@ -410,16 +446,18 @@ class _Planning:
         self._written = 0
         self._amounts = [(0, 0)] * len(items)
         self._resumed_files = self._resumed_bytes = 0
-        self._gone: list[Record] = []
+        self._gone: list[ManifestRecord] = []
         self._directories = array("Q")
         self._links = array("Q")
         self._begins = array("Q")
-        self._earlier: Iterator[tuple[Record, StatusRow]] = iter(())
+        self._earlier: Iterator[tuple[ManifestRecord, StatusRow]] = iter(())
         if old is not None and old_header is not None:
-            self._earlier = with_rows(Manifest(old.manifest, old_header.manifest_bytes), StatusTable(old.control))
+            self._earlier = with_rows(
+                TransferManifest(old.manifest, old_header.manifest_bytes), StatusTable(old.control)
+            )
         self._next = next(self._earlier, None)
 
-    def run(self) -> Planned:
+    def run(self) -> TransferPlan:
         with _own_disk():
             _empty(self._new)
         writer = ManifestWriter(self._new.manifest)
@@ -446,28 +484,28 @@ class _Planning:
                     self._context.pace.check()
                     self._context.progress(Counters(steps=record.index + 1, phase=PLANNING))
             self._clear_until(None)
-            return self._sealed(writer)._replace(links=self._links, begins=self._begins, absent=tuple(walk.absent))
+            return self._seal(writer)._replace(links=self._links, begins=self._begins, absent=tuple(walk.absent))
         finally:
             self._paths.close()
 
-    def _sealed(self, writer: ManifestWriter) -> Planned:
+    def _seal(self, writer: ManifestWriter) -> TransferPlan:
         self._flush()
         with _own_disk():
             totals = writer.seal()
             reserve(self._new.control, totals.records, self._new.chunks, totals.chunks)
             if self._old_header is not None:
-                # Of a transfer that nobody has begun, rows that are lost say what they said.
+                # Before the transfer starts, lost rows equal the previous ones, so only resumed ones need a sync.
                 self._table.sync()
-            header = Header(
+            header = RecordsHeader(
                 sequence=self._sequence,
-                items=_named(self._items),
+                items=_named_items(self._items),
                 items_digest=_digest_of(self._items),
                 boot=self._boot,
                 shape=_shape(self._options),
                 **totals._asdict(),
             )
             write_header(self._new.control, header)
-        return Planned(
+        return TransferPlan(
             self._new,
             header,
             tuple(self._amounts),
@@ -483,48 +521,52 @@ class _Planning:
         self._written += len(self._block)
         self._block = []
 
-    # What an earlier attempt did
+    # Earlier attempt.
 
-    def _row_of(self, record: Record, chunks: int) -> StatusRow:
+    def _row_of(self, record: ManifestRecord, chunks: int) -> StatusRow:
         if record.kind == ODD:
-            return EMPTY._replace(state=State.LEFT_OUT)
+            return EMPTY._replace(state=RecordState.LEFT_OUT)
         self._clear_until(record)
         if self._next is None or order_of(self._next[0]) != order_of(record):
             return EMPTY
         before, row = self._next
         self._next = next(self._earlier, None)
         if record.kind == DIRECTORY and before.kind == DIRECTORY:
-            return row if row.state is State.MADE else EMPTY
+            return row if row.state is RecordState.MADE else EMPTY
         if record.kind == LINK:
-            made = before.kind == LINK and row.state in (State.READY, State.DONE) and before.target == record.target
-            return row._replace(state=State.DONE) if made and is_there(self._paths, record, row.copied) else EMPTY
+            made = (
+                before.kind == LINK
+                and row.state in (RecordState.READY, RecordState.DONE)
+                and before.target == record.target
+            )
+            return row._replace(state=RecordState.DONE) if made and is_there(self._paths, record, row.copied) else EMPTY
         if before.kind != FILE or not before.is_as(record):
-            # Its temporary file has the same name in this attempt, and is replaced.
+            # Its temporary file has the same name in this attempt and is replaced.
             return EMPTY
         if (row.copied.size, row.copied.mtime_ns) != (record.size, record.mtime_ns):
-            # What was copied, or half copied, is what the source had become by then, and is not any more.
+            # The earlier copy was made from content that has changed since.
             return EMPTY
-        if row.state in (State.READY, State.DONE) and is_there(self._paths, record, row.copied):
-            if row.state is State.READY:
+        if row.state in (RecordState.READY, RecordState.DONE) and is_there(self._paths, record, row.copied):
+            if row.state is RecordState.READY:
                 self._settle(record)
             self._resumed_files += 1
             self._resumed_bytes += row.copied.size
-            return StatusRow(State.DONE, row.tries, row.copied._replace(flags=row.copied.flags | Flag.RESUMED))
-        if row.state in (State.STARTED, State.READY) and chunks:
+            return StatusRow(RecordState.DONE, row.tries, row.copied._replace(flags=row.copied.flags | Flag.RESUMED))
+        if row.state in (RecordState.STARTED, RecordState.READY) and chunks:
             marks = os.pread(self._old_chunks, chunks * MARK_BYTES, before.chunk_at * MARK_BYTES)
             with _own_disk():
                 os.pwrite(self._new.chunks, marks, record.chunk_at * MARK_BYTES)
-            return StatusRow(State.STARTED, row.tries, row.copied._replace(digest=b"", flags=NO_FLAG))
+            return StatusRow(RecordState.STARTED, row.tries, row.copied._replace(digest=b"", flags=NO_FLAG))
         return EMPTY
 
-    def _settle(self, record: Record) -> None:
-        """The file got its name in the last moment: see that it keeps it."""
+    def _settle(self, record: ManifestRecord) -> None:
+        """The file was renamed just before the interruption: make its name durable."""
         staging, part = self._paths.part(record)
         discard(staging, part)
         os.fsync(self._paths.destination(record)[0])
 
-    def _clear_until(self, record: Record | None) -> None:
-        """Clear away what comes before the record in the earlier manifest, and is no longer in this one."""
+    def _clear_until(self, record: ManifestRecord | None) -> None:
+        """Clear records of the earlier manifest that precede this one and no longer exist."""
         limit = None if record is None else order_of(record)
         while self._next is not None and (limit is None or order_of(self._next[0]) < limit):
             before, row = self._next
@@ -533,25 +575,25 @@ class _Planning:
             with contextlib.suppress(OSError, TransferFailed):
                 if before.kind in (FILE, LINK):
                     self._clear_file(before, row)
-                elif before.kind == DIRECTORY and row.state is State.MADE and self._options.owned:
+                elif before.kind == DIRECTORY and row.state is RecordState.MADE and self._options.owned:
                     self._gone.append(before)
         self._remove_gone_directories(record)
 
-    def _clear_file(self, before: Record, row: StatusRow) -> None:
-        if row.state is not State.DONE:
+    def _clear_file(self, before: ManifestRecord, row: StatusRow) -> None:
+        if row.state is not RecordState.DONE:
             discard(*self._paths.part(before))
         elif self._options.owned and is_there(self._paths, before, row.copied):
             directory, name = self._paths.destination(before)
             os.unlink(name, dir_fd=directory)
 
-    def _remove_gone_directories(self, record: Record | None) -> None:
-        """Remove the directories that are gone from the source and that the record does not lie in any more."""
+    def _remove_gone_directories(self, record: ManifestRecord | None) -> None:
+        """Remove directories that no longer exist at the source and do not contain the record."""
         remove_left(self._gone, record, self._paths.destination)
 
 
 @contextlib.contextmanager
 def _own_disk() -> Iterator[None]:
-    """Tell a full disk of the agent's from one at the destination."""
+    """Distinguish a full agent disk from a full destination."""
     try:
         yield
     except OSError as error:
@@ -560,25 +602,25 @@ def _own_disk() -> Iterator[None]:
         raise _OwnDiskFull from error
 
 
-def _empty(files: Files) -> None:
-    # The header first: what is half gone must not look whole.
+def _empty(files: RecordFiles) -> None:
+    # Truncate the header first: partly cleared records must not look complete.
     for descriptor in files:
         os.ftruncate(descriptor, 0)
 
 
-def _shape(options: Options) -> tuple[int, int, str, int]:
+def _shape(options: TransferOptions) -> tuple[int, int, str, int]:
     return options.chunk_bytes, options.large_bytes, options.algorithm, int(options.verify)
 
 
-def _described(items: Sequence[Item]) -> Iterator[tuple[str, bytes, bytes]]:
+def _item_descriptions(items: Sequence[TransferItem]) -> Iterator[tuple[str, bytes, bytes]]:
     for item in items:
         yield item.kind.value, os.fsencode(item.source.path), os.fsencode(item.destination.path)
 
 
-def _named(items: Sequence[Item]) -> tuple[tuple[str, bytes, bytes], ...]:
+def _named_items(items: Sequence[TransferItem]) -> tuple[tuple[str, bytes, bytes], ...]:
     named: list[tuple[str, bytes, bytes]] = []
     size_bytes = 0
-    for described in _described(items):
+    for described in _item_descriptions(items):
         size_bytes += 32 + len(described[1]) + len(described[2])
         if size_bytes > ITEMS_NAMED_BYTES_MAX:
             return ()
@@ -586,9 +628,9 @@ def _named(items: Sequence[Item]) -> tuple[tuple[str, bytes, bytes], ...]:
     return tuple(named)
 
 
-def _digest_of(items: Sequence[Item]) -> bytes:
+def _digest_of(items: Sequence[TransferItem]) -> bytes:
     taken = xxhash.xxh3_128()
-    for item, words in zip(items, _described(items), strict=True):
+    for item, words in zip(items, _item_descriptions(items), strict=True):
         flags = bytes((item.move, item.acls))
         how = item.backend.encode(), item.links.encode(), flags
         for word in (words[0].encode(), words[1], words[2], *how):

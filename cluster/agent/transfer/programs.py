@@ -1,29 +1,29 @@
-"""What may move data beside Forebay itself: rsync, rclone, a site's own program. One way for all of them.
+"""Transfer backends besides Forebay itself: rsync, rclone and a site's own program, all used in the same way.
 
 Theory of operation
 ===================
 
-A program is told what to copy and writes it into a *scratch directory*, which is ours: in the staging directory of the
-attempt, so that it is fenced, swept and on the destination's file system like every temporary file. Nothing that a
-program says is believed. What lies in the scratch directory is compared with the manifest and with the source (sizes,
-and the digests of both sides at the levels that have digests), gets its metadata, is made durable, and takes its name
-by the same rename as a file that Forebay copied itself. So the receipts, the checkpoints and what an interrupted
-transfer leaves at the destination (absent, old or complete) do not depend on who moved the data.
+A program copies files into a *scratch directory* inside the attempt's staging directory, so that it is fenced, swept
+and
+on the destination's filesystem like every temporary file. The program's own report is not trusted. Its output is
+compared with the manifest and the source (sizes, and digests of both sides at levels with digests), gets its metadata,
+is made durable and is renamed like a file copied natively. Receipts, checkpoints and the state of destinations after an
+interruption (absent, old or complete) therefore do not depend on the backend.
 
 Programs
 ========
 
-rsync and rclone work between two directories of this machine: no remote is configured and no configuration is read.
+rsync and rclone copy between two local directories: no remote is configured and no configuration file is read.
 
-A site's own program (`template`) is a command line in which {source} and {destination} stand for paths. No shell reads
-it. For a directory both paths end in `/`, and everything beneath the one goes into the other, which is there (and
-empty, or has what an interrupted try left). For a single file both are paths of files. `rsync -a {source}
-{destination}` and `cp -aT {source} {destination}` are such command lines; {kind} is `file` or `directory` for programs
-that need to know.
+A site's own program (`template`) is a command line with {source} and {destination} for paths; no shell is involved. For
+a
+directory, both paths end in `/`, and the content of the source goes into the destination, which exists (empty, or with
+the output of an interrupted attempt). For a single file, both are file paths. Examples are `rsync -a {source}
+{destination}` and `cp -aT {source} {destination}`; {kind} is `file` or `directory`.
 
-How far a program is, the kernel counts (`IoWatch`): what its processes have read and written. That makes its work
-visible (one that is stuck stands still, as a transfer of ours does) and holds it to a rate: its processes are stopped
-while it is ahead."""
+The kernel counts the program's progress (`IoWatch`): bytes read and written by its processes. A program that hangs
+therefore shows no progress, like a native transfer, and a program ahead of its rate is stopped for a while.
+"""
 
 from __future__ import annotations
 
@@ -37,73 +37,77 @@ from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
 from cluster.agent.processes import BASE_LANG, BASE_PATH, OPERATION_VARIABLE
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.rate_limit import Pace
-from cluster.agent.transfer.transfer_state import Moved, TransferState
+from cluster.agent.transfer.transfer_state import MovedAmounts, TransferState
 from cluster.providers import Local, ProgramRefused, check_command, guard
 from cluster.system import become_subreaper, closing, descendants, send, write_all
 from replica.model import template_fault, template_words
 
 
-class Job(NamedTuple):
-    """What a program is to copy at once."""
+class CopyJob(NamedTuple):
+    """Files for a program to copy in one run."""
 
     source: int
-    """An open directory."""
+    """Open source directory."""
     scratch: int
-    """The open directory that it copies to; files keep their names and the directories that they are in."""
+    """Open directory to copy to; files keep their relative paths."""
     names: Sequence[bytes]
-    """Regular files beneath `source`."""
+    """Regular files below `source`."""
     whole: bool
-    """Whether `names` is everything beneath `source`."""
+    """True if `names` is the complete content of `source`."""
 
 
-class Call(NamedTuple):
-    """Call of a program: its arguments and its standard input."""
+class ProgramCall(NamedTuple):
+    """Command line and standard input of a program."""
 
     argv: tuple[bytes, ...]
-    """Without a shell; the first word is looked up in the standard places."""
+    """Arguments, without a shell; the first is searched for in the standard directories."""
     stdin: bytes = b""
-    """What it reads on its standard input."""
+    """Content of its standard input."""
     program: str = ""
-    """Where it is, where that was said and checked; empty: the first argument, in the standard places."""
+    """Checked path of the program; empty to search for the first argument in the standard directories."""
 
 
 class Backend:
-    """Such a program."""
+    """External transfer program."""
 
     name: ClassVar[str]
-    """As it is configured, and as receipts name it."""
+    """Name in configuration and receipts."""
     at_once: ClassVar[bool] = False
-    """Whether it copies a whole item at once: a directory with all that is in it, instead of files that are named."""
+    """True if it copies a whole item, such as a directory with its content, instead of named files."""
 
     def fault(self, name: bytes) -> str | None:
-        """Return why it cannot be told of a file, in words that follow `its name `; None if it can."""
+        """Return why the program cannot take a file name, worded to follow `its name `; None if it can."""
         return None
 
-    def call(self, job: Job) -> Call:
-        """Return what is to be run; its working directory is `job.source`. TransferFailed if it cannot be."""
+    def call(self, job: CopyJob) -> ProgramCall:
+        """Return the command to run in `job.source`.
+
+        Raises:
+            TransferFailed: The program may not be run.
+        """
         raise NotImplementedError
 
 
 class Rsync(Backend):
-    """Tells rsync every name, ended by a zero byte, so that any name goes."""
+    """Backend rsync; names are passed zero-terminated, so any name is possible."""
 
     name = "rsync"
 
     def __init__(self, *, sparse: bool = True) -> None:
-        """`sparse`: holes stay holes."""
+        """Preserve holes if `sparse`."""
         self._sparse = sparse
 
-    def call(self, job: Job) -> Call:
-        """Return how rsync is run."""
+    def call(self, job: CopyJob) -> ProgramCall:
+        """Return the rsync command."""
         options = [
             b"--from0",
             b"--files-from=-",
             b"--no-implied-dirs",
-            # What a name leads to is copied only if it is a regular file: no links, devices or pipes.
+            # Copy only regular files: no links, devices or pipes.
             b"--no-links",
             b"--no-devices",
             b"--no-specials",
-            # The permissions are ours to give; until then the files are their owner's.
+            # Forebay sets the permissions; until then the files belong to their owner alone.
             b"--chmod=D700,F600",
             b"--times",
             b"--whole-file",
@@ -112,29 +116,29 @@ class Rsync(Backend):
         ]
         if self._sparse:
             options.append(b"--sparse")
-        # The prefix keeps names that begin with - # or ; from being anything but names.
+        # The prefix protects names that begin with - # or ;.
         stdin = b"".join(b"./" + name + b"\0" for name in job.names)
-        return Call((b"rsync", *options, b"./", b"/proc/self/fd/%d/" % job.scratch), stdin)
+        return ProgramCall((b"rsync", *options, b"./", b"/proc/self/fd/%d/" % job.scratch), stdin)
 
 
 class Rclone(Backend):
-    """Tells rclone the names, one a line."""
+    """Backend rclone; names are passed one per line."""
 
     name = "rclone"
 
     def fault(self, name: bytes) -> str | None:
-        """Return why rclone cannot be told of a file: it reads names by lines, and as UTF-8."""
+        """Return why rclone cannot take a file name: it reads names as lines of UTF-8."""
         if b"\n" in name or b"\r" in name:
-            return "has a line break"
+            return "contains a line break"
         try:
             name.decode("utf-8")
         except UnicodeDecodeError:
             return "is not UTF-8"
         return None
 
-    def call(self, job: Job) -> Call:
-        """Return how rclone is run."""
-        return Call(
+    def call(self, job: CopyJob) -> ProgramCall:
+        """Return the rclone command."""
+        return ProgramCall(
             (
                 b"rclone",
                 b"copy",
@@ -154,13 +158,17 @@ class Rclone(Backend):
 
 
 class Template(Backend):
-    """Runs what the site configured."""
+    """Backend for the site's configured command."""
 
     name = "template"
     at_once = True
 
     def __init__(self, template: str, local: Local) -> None:
-        """TransferFailed if it is no command line."""
+        """Parse the command line.
+
+        Raises:
+            TransferFailed: The command line is invalid.
+        """
         fault = template_fault(template)
         if fault is not None:
             raise TransferFailed(
@@ -169,8 +177,12 @@ class Template(Backend):
         self._local = local
         self._words = [os.fsencode(word) for word in template_words(template)]
 
-    def call(self, job: Job) -> Call:
-        """Return what is to be run for one item; TransferFailed where its program may not be run here."""
+    def call(self, job: CopyJob) -> ProgramCall:
+        """Return the command for one item.
+
+        Raises:
+            TransferFailed: The program is not permitted on this machine.
+        """
         try:
             program = check_command(os.fsdecode(self._words[0]), self._local)
         except ProgramRefused as error:
@@ -188,7 +200,7 @@ class Template(Backend):
                     word = word.replace(place, text)
                     break
             words.append(word)
-        return Call(tuple(words), program=program)
+        return ProgramCall(tuple(words), program=program)
 
 
 def _path_of(descriptor: int) -> bytes:
@@ -198,13 +210,19 @@ def _path_of(descriptor: int) -> bytes:
 _EXECUTABLE: Final = os.X_OK
 
 
-def run_program(transfer: TransferState, backend: str, call: Call, job: Job) -> None:
-    """Run it to its end. ProgramFailed has its last words; TransferFailed if it is not there; OSError."""
+def run_program(transfer: TransferState, backend: str, call: ProgramCall, job: CopyJob) -> None:
+    """Run a program to its end.
+
+    Raises:
+        ProgramFailed: The program failed; the message has the last line of its output.
+        TransferFailed: The program is not installed.
+        OSError: No process can be started.
+    """
     program = call.program or shutil.which(os.fsdecode(call.argv[0]), _EXECUTABLE, BASE_PATH)
     if program is None:
         raise TransferFailed(
-            f"{os.fsdecode(call.argv[0])} is not on this node, or cannot be executed; "
-            "install it here, or use another backend"
+            f"{os.fsdecode(call.argv[0])} is not installed on this node, or is not executable; "
+            "install it or use another backend"
         )
     become_subreaper()
     with closing(os.memfd_create("forebay-names", os.MFD_CLOEXEC)) as stdin:
@@ -215,28 +233,32 @@ def run_program(transfer: TransferState, backend: str, call: Call, job: Job) -> 
             timeout_s=NO_LIMIT_S,
             clock=transfer.context.clock,
             keep=(job.source, job.scratch, stdin),
-            poll=IoWatch(lambda: transfer.advance(Moved(steps=1)), transfer.context.pace).poll,
+            poll=IoWatch(lambda: transfer.advance(MovedAmounts(steps=1)), transfer.context.pace).poll,
             poll_s=POLL_S,
         )
     end_program(backend, ran)
 
 
-def end_program(shown: str, ran: guard.Finished) -> None:
-    """End what a program left running; ProgramFailed if it failed itself, with its last words, or left what stays."""
+def end_program(shown: str, ran: guard.CallResult) -> None:
+    """Kill the program's remaining processes and check its exit code.
+
+    Raises:
+        ProgramFailed: The program failed, or a process cannot be killed.
+    """
     left = end_descendants()
     if ran.code:
-        raise ProgramFailed(f"{shown} {guard.how(ran.code)}{last_words(ran)}")
+        raise ProgramFailed(f"{shown} {guard.describe_exit(ran.code)}{last_output_line(ran)}")
     if left:
-        raise ProgramFailed(f"{shown} left processes that cannot be ended: {', '.join(map(str, left[:20]))}")
+        raise ProgramFailed(f"{shown} left processes that cannot be killed: {', '.join(map(str, left[:20]))}")
 
 
-def _become(program: str, call: Call, job: Job, stdin: int, returned: int) -> None:
-    """In the child: become the program."""
+def _become(program: str, call: ProgramCall, job: CopyJob, stdin: int, returned: int) -> None:
+    """Become the program, in the child process."""
     os.close(returned)
     os.dup2(stdin, 0)
     os.close(stdin)
     os.fchdir(job.source)
-    # It names its destination by this number.
+    # The command line refers to this descriptor number.
     os.set_inheritable(job.scratch, True)
     os.umask(0o077)
     environment = {"PATH": BASE_PATH, "LANG": BASE_LANG, "HOME": "/"}
@@ -246,31 +268,28 @@ def _become(program: str, call: Call, job: Job, stdin: int, returned: int) -> No
 
 
 NO_LIMIT_S: Final = 10.0 * 366 * 86_400
-"""In place of a time limit, seconds: the agent ends the worker, and with it the command, when it is late."""
+"""Substitute for a time limit, seconds: the agent ends the worker, and so the command, when it is late."""
 
 MESSAGE_CHARACTERS: Final = 400
-"""Characters of a program's last line that a failure repeats."""
+"""Characters of a program's last output line in an error message."""
 
 
 class ProgramFailed(TransferFailed):
-    """A program that ended with something else than 0; trying again may help."""
+    """A program ended with a nonzero exit code; a retry may help."""
 
 
-def last_words(ran: guard.Finished) -> str:
-    """Return the last line that a program complained with, or else printed, in words that follow how it ended."""
+def last_output_line(ran: guard.CallResult) -> str:
+    """Return the last line of a program's standard error, or else standard output, worded to follow how it ended."""
     for output in (ran.complained, ran.printed):
         lines = output.decode("utf-8", "backslashreplace").strip().splitlines()
         if lines:
             line = "".join(character if character.isprintable() else "�" for character in lines[-1].strip())
             return f": {line[-MESSAGE_CHARACTERS:]}"
-    return ", and said nothing"
+    return " without output"
 
 
 def end_descendants() -> list[int]:
-    """Kill every process that this one has started and adopted; return the ids of what cannot be killed.
-
-    This process is their subreaper.
-    """
+    """Kill all descendants of this process, which is their subreaper; return the IDs of those that cannot be killed."""
     left: list[int] = []
     for _ in range(KILL_ROUNDS_MAX):
         left = descendants(os.getpid())
@@ -284,41 +303,44 @@ def end_descendants() -> list[int]:
 
 
 POLL_S: Final = 0.1
-"""Seconds between two polls at how far a program is: it is stopped as soon as it is ahead of its rate by as much, and
-this is what looking costs of a hundredth of a processor."""
+"""Seconds between two progress checks of a program: a program ahead of its rate is stopped this soon, and checking
+costs a
+hundredth of a processor.
+"""
 
 _IO_BYTES_MAX: Final = 4096
-"""What is read of /proc/PID/io, bytes: seven lines."""
+"""Bytes read from /proc/PID/io: seven lines."""
 
 _STEP_BYTES: Final = 1 << 40
-"""More than any rate moves at once: what is allowed of it says whether there is a rate."""
+"""Larger than any rate allows at a time: a smaller result means that there is a rate."""
 
 
 class _Io(NamedTuple):
-    """What a process has done, and the children that it waited for, bytes."""
+    """I/O of a process and its reaped children, bytes."""
 
     read: int
     written: int
-    """To files and pipes."""
+    """Bytes written to files and pipes."""
     dirtied: int
-    """Of pages that go to a disk."""
+    """Bytes of pages that go to a disk."""
 
 
 class IoWatch:
-    """Told of a program from time to time (`poll`, for guard.run); says that it lives, and holds it to the pace."""
+    """Progress watch and rate limit for a program; guard.run calls `poll` regularly."""
 
     def __init__(self, alive: Callable[[], None], pace: Pace) -> None:
-        """`alive` is told of every look that found it further than the one before."""
+        """Call `alive` whenever a check finds progress."""
         self._alive = alive
         self._pace = pace
         self._seen: dict[int, int] = {}
-        # A process has in its count what those of its children did that it waited for, so that none is lost, and none
-        # counted twice: the sum over all that live, this one among them, only grows.
+        # A process's count includes the children it has reaped, so the sum over all living processes, including this
+        # one, loses
+        # nothing and only grows.
         own = _io_of(os.getpid())
         self._written, self._handed = (0, 0) if own is None else (own.dirtied, own.written)
 
     def poll(self, _child: int) -> None:
-        """See what the processes beneath this one have done since the last look; raises what ends the transfer."""
+        """Check the I/O of all descendants since the last call. Raises the exceptions of the pace."""
         self._pace.check()
         pids = descendants(os.getpid())
         counts = {pid: count for pid in (os.getpid(), *pids) if (count := _io_of(pid)) is not None}
@@ -328,8 +350,9 @@ class IoWatch:
         self._seen = seen
         written = max(self._written, sum(count.dirtied for count in counts.values()))
         handed = max(self._handed, sum(count.written for count in counts.values()))
-        # File systems without a disk of this machine are not counted by the kernel: what was handed to it is, with what
-        # went through pipes, so that such a program is rather slower than its rate than faster.
+        # The kernel does not count filesystems without a local disk, so writes including pipes count instead: the
+        # program is then
+        # rather too slow than too fast.
         ahead = written - self._written or handed - self._handed
         self._written, self._handed = written, handed
         if ahead and self._pace.step_bytes(_STEP_BYTES) < _STEP_BYTES:
@@ -339,7 +362,7 @@ class IoWatch:
         for pid in pids:
             send(pid, signal.SIGSTOP)
         try:
-            # The bucket owes what was taken ahead, and waits for it with the next byte.
+            # Take the bytes as a debt, then wait for it with the next byte.
             self._pace.take(written)
             self._pace.take(1)
         finally:
@@ -348,7 +371,7 @@ class IoWatch:
 
 
 def _io_of(pid: int) -> _Io | None:
-    """Return what a process has done; None if it is gone."""
+    """Return the I/O of a process, or None if it has ended."""
     found: dict[bytes, int] = {}
     try:
         with open(f"/proc/{pid}/io", "rb") as file:

@@ -1,4 +1,4 @@
-"""How far an operation is: counters in memory that a worker writes and the agent reads."""
+"""Progress counters of an operation in shared memory, written by a worker and read by the agent."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Final, NamedTuple
 _BYTES: Final = mmap.PAGESIZE
 
 SMOOTHING: Final = 0.5
-"""Share of the newest sample in the shown rate: half, so that a pause shows within two polls and a hiccup does not."""
+"""Weight of the newest sample in the displayed rate: a pause shows within two polls, a brief stall does not."""
 
 SAMPLE_S_MIN: Final = 0.2
-"""Seconds between two samples of a rate: shorter ones measure the scheduler."""
+"""Minimum seconds between two rate samples: shorter ones measure the scheduler."""
 
 FILE_NAME_BYTES_MAX: Final = 1_000
-"""What is shown of the path of the file that is being moved, bytes: its end, which says most."""
+"""Bytes displayed of the current file's path: its end, the most specific part."""
 
 PHASES: Final = ("", "planning", "copying", "verifying", "committing")
-"""What a transfer is busy with, by its number in the counters."""
+"""Phases of a transfer, by their number in the counters."""
 
 
-def nothing(*_: object) -> None:
-    """Do nothing: what a context has where nobody wants to be told."""
+def no_op(*_: object) -> None:
+    """Do nothing; the default for unused callbacks."""
 
 
 class Counters(NamedTuple):
-    """Files and bytes of an operation; totals are 0 while they are not known.
+    """Files and bytes of an operation; totals are 0 while unknown.
 
-    What an earlier attempt did is in `files_done` and `bytes_done`, and again in the `resumed` ones.
+    `files_done` and `bytes_done` include an earlier attempt's work, which the `resumed` fields repeat.
     """
 
     files_done: int = 0
@@ -40,12 +40,12 @@ class Counters(NamedTuple):
     resumed_files: int = 0
     resumed_bytes: int = 0
     steps: int = 0
-    """Anything that shows life and is none of the others: entries walked, chunks compared, syncs. It only grows."""
+    """Other signs of progress, such as entries walked, chunks compared or syncs. Only grows."""
     phase: int = 0
-    """What it is busy with, an index of PHASES."""
+    """Current phase, an index of PHASES."""
     durable_files: int = 0
     durable_bytes: int = 0
-    """How much of it no next attempt has to move again, whatever happens to this machine."""
+    """Bytes that no later attempt has to move, whatever happens to this machine."""
 
 
 _TOKENS: Final = len(Counters._fields)
@@ -55,18 +55,18 @@ _NAME_LENGTH_BYTES: Final = 2
 
 
 class SharedCounters:
-    """Counters in anonymous memory that is shared through a descriptor."""
+    """Counters in anonymous memory shared through a descriptor."""
 
     def __init__(self, descriptor: int) -> None:
-        """Map the descriptor; it stays the caller's."""
+        """Map the descriptor, which stays the caller's."""
         self.descriptor = descriptor
         self._memory = mmap.mmap(descriptor, _BYTES)
-        # Each number is written whole or not at all, which struct.pack_into does not promise.
+        # Stores through this view are atomic, which struct.pack_into does not guarantee.
         self._words = memoryview(self._memory).cast("q")
 
     @staticmethod
     def create() -> int:
-        """Return a descriptor of fresh counters, all 0, for this process and a child that inherits it."""
+        """Return a descriptor of new counters, all 0, for this process and a child that inherits it."""
         descriptor = os.memfd_create("forebay-progress", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, _BYTES)
         return descriptor
@@ -77,11 +77,11 @@ class SharedCounters:
             self._words[place] = number
 
     def read(self) -> Counters:
-        """Return the counters as they are now."""
+        """Return the current counters."""
         return Counters(*self._words[: len(Counters._fields)])
 
     def at(self, path: str | bytes) -> None:
-        """Say which file is being moved. It is shown as it is found, so a torn name does no harm."""
+        """Set the current file. Readers may see a torn name, which is harmless."""
         data = os.fsencode(path)[-FILE_NAME_BYTES_MAX:]
         start = _NAME_OFFSET + _NAME_LENGTH_BYTES
         self._memory[start : start + len(data)] = data
@@ -89,14 +89,14 @@ class SharedCounters:
 
     @property
     def file(self) -> str:
-        """The file that is being moved; bytes that are no UTF-8 are replaced."""
+        """Path of the current file; invalid UTF-8 is replaced."""
         start = _NAME_OFFSET + _NAME_LENGTH_BYTES
         length = int.from_bytes(self._memory[_NAME_OFFSET:start], "little")
         return self._memory[start : start + min(length, FILE_NAME_BYTES_MAX)].decode("utf-8", "replace")
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Tokens of the rate limit: bytes that may be moved, and when that was so (ns)."""
+        """Tokens of the rate limit: bytes that may be moved, and the time of that figure (ns)."""
         return self._words[_TOKENS], self._words[_TOKENS + 1]
 
     @tokens.setter
@@ -105,11 +105,11 @@ class SharedCounters:
 
     @property
     def waits(self) -> int:
-        """How often the rate held somebody back. It only grows."""
+        """Number of rate-limit waits. Only grows."""
         return self._words[_WAITS]
 
-    def waited(self) -> None:
-        """Count that the rate holds somebody back."""
+    def count_wait(self) -> None:
+        """Count one rate-limit wait."""
         self._words[_WAITS] += 1
 
     def close(self) -> None:
@@ -119,16 +119,16 @@ class SharedCounters:
 
 
 class Rate:
-    """Bytes per second of a counter that only grows, smoothed."""
+    """Smoothed rate of a growing byte counter."""
 
     def __init__(self) -> None:
-        """Begin with no sample: the rate is 0."""
+        """Begin without samples, at rate 0."""
         self._at_s: float | None = None
         self._bytes = 0
         self._rate_bytes_s = 0.0
 
     def sample(self, bytes_done: int, at_s: float) -> float:
-        """Take the counter at a monotonic time in seconds; return the rate in bytes per second."""
+        """Add a counter value at a monotonic time in seconds; return the rate in bytes per second."""
         if self._at_s is None:
             self._at_s, self._bytes = at_s, bytes_done
             return 0.0

@@ -1,6 +1,7 @@
-"""What a transfer did: a line for every file, a digest over the lines, and the sum of it.
+"""Receipts of a transfer: a line for each file, a digest over the lines, and totals.
 
-`recheck` compares a destination with the lines: for bits that flip at rest, long after the transfer."""
+`recheck` compares a destination with the lines, to detect bits that changed long after the transfer.
+"""
 
 from __future__ import annotations
 
@@ -16,65 +17,65 @@ from cluster.agent.files import join, kind_of
 from cluster.agent.transfer.digests import combine, digest_on_disk, hasher
 from cluster.agent.transfer.errors import TransferFailed, os_message
 from cluster.agent.transfer.file_copy import open_source
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, Manifest, Record
-from cluster.agent.transfer.options import Algorithm, Item, Options, chunk_bytes_again
-from cluster.agent.transfer.progress import nothing
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, ManifestRecord, TransferManifest
+from cluster.agent.transfer.options import Algorithm, TransferItem, TransferOptions, chunk_bytes_again
+from cluster.agent.transfer.progress import no_op
 from cluster.agent.transfer.record_paths import RecordPaths
-from cluster.agent.transfer.status_table import Flag, State, StatusRow, StatusTable
+from cluster.agent.transfer.status_table import Flag, RecordState, StatusRow, StatusTable
 from cluster.system import is_disk_full
 from replica.model import LeftOut
 
 LEFT_OUT_NAMED_MAX: Final = 16
-"""Things left out that the receipt itself names, count; the lines name all."""
+"""Left-out entries listed in the receipt itself, count; the lines list all."""
 
 _BLOCK_BYTES: Final = 256 * 1024
 _LOOK_RECORDS: Final = 4096
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One file, directory, link or thing left out. Sizes are bytes, times nanoseconds since the epoch."""
+class ReceiptLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Line of a file, directory, link or left-out entry. Sizes are bytes, times nanoseconds since the epoch."""
 
     item: int
     kind: str
     """file, directory, link, left out"""
     path: str
-    """Beneath the item; bytes that are no UTF-8 as backslash escapes."""
+    """Path below the item; invalid UTF-8 as backslash escapes."""
     path_hex: str = ""
-    """The path's bytes, where they are no UTF-8."""
+    """Bytes of the path, if they are not UTF-8."""
     size: int = 0
     mtime_ns: int = 0
     mode: str = ""
     digest: str = ""
     chunk_bytes: int = 0
-    """Where the digest is over the digests of chunks: their length."""
+    """Chunk length, if the digest is over the digests of chunks."""
     flags: tuple[str, ...] = ()
-    """What is to be said of it; `was_there`: a directory that keeps what it had."""
+    """Remarks; `was_there` means a directory that kept its metadata."""
     reason: str = ""
     target: str = ""
-    """What a link says; bytes that are no UTF-8 as backslash escapes."""
+    """Text of a link; invalid UTF-8 as backslash escapes."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an item went: at the head of the lines, and not in their digest, which is of what was moved alone."""
+class ReceiptItem(msgspec.Struct, frozen=True, kw_only=True):
+    """Destination of an item, at the head of the lines and not in their digest, which covers only what was moved."""
 
     place: int
-    """The item's number, which its lines name it by."""
+    """Number of the item, used by its lines."""
     kind: str
     """file, directory"""
     root: str
-    """Where its path begins: a directory outside, or a variable of the job such as $DW_JOB_STRIPED."""
+    """Start of the path: a directory outside, or a variable of the job such as $DW_JOB_STRIPED."""
     path_hex: str
-    """The bytes of the rest of it."""
+    """Bytes of the rest of the path."""
 
 
 _PLACE: Final = b'{"place":'
 
 
-class Summed:
-    """Lines as they are written, and what they come to."""
+class ReceiptBuilder:
+    """Lines of a receipt in the making, with totals and digest."""
 
-    def __init__(self, options: Options, items: Sequence[Item] = (), *, complete: bool = True) -> None:
-        """Begin; of a transfer that is not complete, what was not moved counts as left out."""
+    def __init__(self, options: TransferOptions, items: Sequence[TransferItem] = (), *, complete: bool = True) -> None:
+        """Begin; in an incomplete transfer, files not moved count as left out."""
         self._options = options
         self._moved = [item.move for item in items]
         self._items = items
@@ -88,14 +89,14 @@ class Summed:
 
     @property
     def digest(self) -> str:
-        """The digest over all lines so far."""
+        """Digest over all lines so far."""
         return f"{self._options.algorithm}:{self._taken.digest().hex()}"
 
-    def take(self, record: Record, row: StatusRow) -> bytes | None:
-        """Return the line of a record, None if nothing has been done about it."""
+    def take(self, record: ManifestRecord, row: StatusRow) -> bytes | None:
+        """Return the line of a record, or None if it was not processed."""
         if record.kind == FILE:
             self.retries += row.tries
-            if row.state is not State.DONE:
+            if row.state is not RecordState.DONE:
                 if not self._complete:
                     self._leave_out(record, "not copied")
                 return None
@@ -116,7 +117,7 @@ class Summed:
                 flags=_words(copied.flags),
             )
         elif record.kind == DIRECTORY:
-            if row.state not in (State.MADE, State.THERE):
+            if row.state not in (RecordState.MADE, RecordState.THERE):
                 return None
             self.directories += 1
             flags = _words(row.copied.flags)
@@ -126,10 +127,10 @@ class Summed:
                 kind="directory",
                 mtime_ns=record.mtime_ns,
                 mode=f"{record.mode & 0o3777:04o}",
-                flags=flags if row.state is State.MADE else ("was_there",),
+                flags=flags if row.state is RecordState.MADE else ("was_there",),
             )
         elif record.kind == LINK:
-            if row.state is not State.DONE:
+            if row.state is not RecordState.DONE:
                 if not self._complete:
                     self._leave_out(record, "not copied")
                 return None
@@ -143,10 +144,10 @@ class Summed:
         return self._encoder.encode(line) + b"\n"
 
     def head(self) -> bytes:
-        """Return what stands before the lines."""
+        """Return the lines with the destinations, which precede the others."""
         return b"".join(
             self._encoder.encode(
-                Place(
+                ReceiptItem(
                     place=number,
                     kind=item.kind.value,
                     root=os.fsencode(item.destination.shown).decode("utf-8", "backslashreplace"),
@@ -158,34 +159,38 @@ class Summed:
         )
 
     def digest_more(self, lines: bytes | bytearray) -> None:
-        """Take lines into the digest, in their order."""
+        """Add lines to the digest, in order."""
         self._taken.update(lines)
 
-    def _why(self, record: Record) -> str:
-        """Return why something was left out."""
+    def _why(self, record: ManifestRecord) -> str:
+        """Return the reason for leaving out a record."""
         if not record.mode:
             return record.reason
         stays = "; it stays at the source" if self._moved and self._moved[record.item] else ""
         to = f" to {_text(record.target)}" if record.target else ""
         return f"a {kind_of(record.mode)}{to}{', ' if record.reason else ''}{record.reason}{stays}"
 
-    def _leave_out(self, record: Record, reason: str) -> Line:
+    def _leave_out(self, record: ManifestRecord, reason: str) -> ReceiptLine:
         line = _line(record, kind="left out", reason=reason)
         self.left_out += 1
         if len(self.left_out_first) < LEFT_OUT_NAMED_MAX:
-            self.left_out_first.append(LeftOut(line.path or self._named(record.item), reason))
+            self.left_out_first.append(LeftOut(line.path or self._item_name(record.item), reason))
         return line
 
-    def _named(self, item: int) -> str:
-        """Return how an item is called that is all that was left out."""
+    def _item_name(self, item: int) -> str:
+        """Return the name of an item that was left out as a whole."""
         return _text(os.fsencode(self._items[item].source.path)) if self._items else ""
 
 
-def write_lines(descriptor: int, manifest: Manifest, table: StatusTable, summed: Summed) -> None:
-    """Write the lines of all records durably; if the disk has no room, then only `summed` has them. OSError."""
+def write_lines(descriptor: int, manifest: TransferManifest, table: StatusTable, summed: ReceiptBuilder) -> None:
+    """Write the lines of all records durably; if the disk is full, only add them to `summed`.
+
+    Raises:
+        OSError: The disk fails or the records cannot be read.
+    """
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
-    kept, block = _written(descriptor, bytearray(summed.head())), bytearray()
+    kept, block = _write_block(descriptor, bytearray(summed.head())), bytearray()
     for record, row in with_rows(manifest, table):
         data = summed.take(record, row)
         if data is None:
@@ -193,14 +198,14 @@ def write_lines(descriptor: int, manifest: Manifest, table: StatusTable, summed:
         block += data
         if len(block) >= _BLOCK_BYTES:
             summed.digest_more(block)
-            kept = kept and _written(descriptor, block)
+            kept = kept and _write_block(descriptor, block)
             block.clear()
     summed.digest_more(block)
     if kept:
-        _written(descriptor, block, durably=True)
+        _write_block(descriptor, block, durably=True)
 
 
-def _written(descriptor: int, block: bytearray, *, durably: bool = False) -> bool:
+def _write_block(descriptor: int, block: bytearray, *, durably: bool = False) -> bool:
     view = memoryview(bytes(block))
     try:
         while view:
@@ -210,14 +215,18 @@ def _written(descriptor: int, block: bytearray, *, durably: bool = False) -> boo
     except OSError as error:
         if not is_disk_full(error):
             raise
-        # Half of the lines would look like all of them, and take room that others need.
+        # A part of the lines would look complete and take space that others need.
         os.ftruncate(descriptor, 0)
         return False
     return True
 
 
-def with_rows(manifest: Manifest, table: StatusTable) -> Iterator[tuple[Record, StatusRow]]:
-    """Yield every record with what is kept of it. OSError."""
+def with_rows(manifest: TransferManifest, table: StatusTable) -> Iterator[tuple[ManifestRecord, StatusRow]]:
+    """Yield every record with its row.
+
+    Raises:
+        OSError: The records cannot be read.
+    """
     known: list[StatusRow] = []
     base = 0
     for record in manifest.records():
@@ -231,26 +240,31 @@ def _text(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
 
 
-def _line(record: Record, **fields: Any) -> Line:
+def _line(record: ManifestRecord, **fields: Any) -> ReceiptLine:
     try:
         text = record.path.decode()
         exact = ""
     except UnicodeDecodeError:
         text = _text(record.path)
         exact = record.path.hex()
-    return Line(item=record.item, path=text, path_hex=exact, **fields)
+    return ReceiptLine(item=record.item, path=text, path_hex=exact, **fields)
 
 
 def _words(flags: Flag) -> tuple[str, ...]:
     if not flags:
         return ()
-    # Which attempt moved it is in the counts: the lines of two attempts at the same files are the same.
+    # RESUMED is only in the totals, so that two attempts at the same files have the same lines.
     return tuple(flag.name.lower() for flag in Flag if flag in flags and flag is not Flag.RESUMED and flag.name)
 
 
-def read_lines(descriptor: int) -> Iterator[Line]:
-    """Yield the lines of an open file of receipts, from its start. ValueError if one is damaged, OSError."""
-    decoder = msgspec.json.Decoder(Line)
+def read_lines(descriptor: int) -> Iterator[ReceiptLine]:
+    """Yield the lines of an open receipt file, from its start.
+
+    Raises:
+        ValueError: A line is damaged.
+        OSError: The file cannot be read.
+    """
+    decoder = msgspec.json.Decoder(ReceiptLine)
     for number, line in raw_lines(descriptor):
         try:
             yield decoder.decode(line)
@@ -259,7 +273,11 @@ def read_lines(descriptor: int) -> Iterator[Line]:
 
 
 def raw_lines(descriptor: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of an open file of receipts as they were digested, each with its number in the file. OSError."""
+    """Yield the digested lines of an open receipt file with their line numbers.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     with os.fdopen(os.dup(descriptor), "rb") as file:
         file.seek(0)
         for number, line in enumerate(file, start=1):
@@ -267,10 +285,15 @@ def raw_lines(descriptor: int) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def read_places(descriptor: int) -> list[Place]:
-    """Return where the items of an open file of receipts went. ValueError if that is damaged, OSError."""
-    decoder = msgspec.json.Decoder(Place)
-    found: list[Place] = []
+def read_places(descriptor: int) -> list[ReceiptItem]:
+    """Return the destinations in an open receipt file.
+
+    Raises:
+        ValueError: A line is damaged.
+        OSError: The file cannot be read.
+    """
+    decoder = msgspec.json.Decoder(ReceiptItem)
+    found: list[ReceiptItem] = []
     with os.fdopen(os.dup(descriptor), "rb") as file:
         file.seek(0)
         for number, line in enumerate(file):
@@ -281,46 +304,50 @@ def read_places(descriptor: int) -> list[Place]:
             except msgspec.DecodeError as error:
                 raise ValueError(f"line {number + 1} of the receipts is damaged: {error}") from error
             if place.place != number:
-                raise ValueError(f"line {number + 1} of the receipts is damaged: it is not in its order")
+                raise ValueError(f"line {number + 1} of the receipts is damaged: it is out of order")
             found.append(place)
     return found
 
 
-class Difference(NamedTuple):
-    """File that is not what was moved there."""
+class ReceiptDifference(NamedTuple):
+    """Destination file that differs from the receipt."""
 
     path: str
-    """The destination, as messages name it."""
+    """Destination path for messages."""
     why: str
 
 
 def recheck(
-    receipts: int, items: Sequence[Item], algorithm: Algorithm, advanced: Callable[[int, int], None] = nothing
-) -> Iterator[Difference]:
-    """Yield the files of an open file of receipts that are not at the items' destinations as they were put there.
+    receipts: int, items: Sequence[TransferItem], algorithm: Algorithm, advanced: Callable[[int, int], None] = no_op
+) -> Iterator[ReceiptDifference]:
+    """Yield the files of an open receipt file that differ at the items' destinations.
 
-    Read from storage, not from memory. Sizes alone are compared where a receipt has no digest. `advanced` is called
-    with the files and bytes that were checked since the last time. ValueError if the receipts are damaged, OSError.
+    Reads from storage, not from memory; compares only sizes if the receipt has no digest. `advanced` is called with the
+    files and bytes checked since its last call.
+
+    Raises:
+        ValueError: The receipts are damaged.
+        OSError: The receipt file cannot be read.
     """
     destinations = [item._replace(source=item.destination) for item in items]
     with contextlib.closing(RecordPaths(destinations, "")) as paths:
         for number, line in enumerate(read_lines(receipts)):
             if line.kind in ("file", "link"):
                 if line.item >= len(items):
-                    raise ValueError(f"the receipts are damaged: they name item {line.item + 1} of {len(items)}")
+                    raise ValueError(f"the receipts are damaged: they refer to item {line.item + 1} of {len(items)}")
                 path = bytes.fromhex(line.path_hex) if line.path_hex else os.fsencode(line.path)
-                record = Record(number, line.item, FILE, path, line.size, 0, 0, 0, 0, 0, 0, 1)
+                record = ManifestRecord(number, line.item, FILE, path, line.size, 0, 0, 0, 0, 0, 0, 1)
                 shown = join(items[line.item].destination.path, (line.path,) if line.path else ())
                 why = _difference(paths, record, line, shown, algorithm, advanced)
                 advanced(1, 0)
                 if why is not None:
-                    yield Difference(shown, why)
+                    yield ReceiptDifference(shown, why)
 
 
 def _difference(
     paths: RecordPaths,
-    record: Record,
-    line: Line,
+    record: ManifestRecord,
+    line: ReceiptLine,
     shown: str,
     algorithm: Algorithm,
     advanced: Callable[[int, int], None],
@@ -328,7 +355,7 @@ def _difference(
     if line.kind == "link":
         return _link_difference(paths, record, line)
     try:
-        # As a source: nothing is made on the way.
+        # Resolve it like a source, so that no directory is created.
         descriptor, status = open_source(*paths.source(record), shown)
     except TransferFailed as error:
         return str(error)
@@ -347,18 +374,18 @@ def _difference(
         os.close(descriptor)
 
 
-def _link_difference(paths: RecordPaths, record: Record, line: Line) -> str | None:
+def _link_difference(paths: RecordPaths, record: ManifestRecord, line: ReceiptLine) -> str | None:
     try:
         directory, name = paths.source(record)
         found = _text(os.readlink(name, dir_fd=directory))
     except TransferFailed as error:
         return str(error)
     except OSError as error:
-        return "is no link any more" if error.errno == errno.EINVAL else os_message(error)
+        return "is no longer a link" if error.errno == errno.EINVAL else os_message(error)
     return None if found == line.target else f"is a link to {found} instead of {line.target}"
 
 
-def _digest(descriptor: int, line: Line, algorithm: Algorithm, advanced: Callable[[int, int], None]) -> bytes:
+def _digest(descriptor: int, line: ReceiptLine, algorithm: Algorithm, advanced: Callable[[int, int], None]) -> bytes:
     if not line.chunk_bytes:
         found = digest_on_disk(descriptor, algorithm)
         advanced(0, line.size)

@@ -1,9 +1,8 @@
-"""Paths of records: finds and keeps open the directories beneath the anchor of an item.
+"""Paths of records: find the directories below an item's anchor and keep them open.
 
-Items may share destination directories, so different files may have the same path. Destinations are compared as the
-kernel knows them: `$DW_JOB_STRIPED/a`, `${DW_JOB_STRIPED}/a`, and `$FOREBAY_JOB_DIR/striped/a` are one path. Memory
-grows with the items, never with the files: the records of an item are in the order of their paths, so the items are
-merged as sorted streams.
+Items may share destination directories, so different files may have the same path. Destinations are compared by their
+real paths: `$DW_JOB_STRIPED/a`, `${DW_JOB_STRIPED}/a` and `$FOREBAY_JOB_DIR/striped/a` are equal. Memory grows with the
+items, not with the files: records of an item are sorted by path, so the items are merged as sorted streams.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from cluster.agent.files import (
-    Identity,
+    FileIdentity,
     PathRefused,
     Target,
     identity_of,
     join,
     kind_of,
     leads_to,
-    opened,
-    opened_parent,
+    open_target,
+    open_target_parent,
 )
 from cluster.agent.transfer.errors import TransferFailed, file_message, os_message
 from cluster.agent.transfer.fence import BatchDirectory
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, ODD, Manifest, Record
-from cluster.agent.transfer.options import Item, Kind
-from cluster.agent.transfer.status_table import Copied
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, ODD, ManifestRecord, TransferManifest
+from cluster.agent.transfer.options import ItemKind, TransferItem
+from cluster.agent.transfer.status_table import CopiedFile
 from cluster.system import open_directory
 
 _T = TypeVar("_T")
@@ -41,9 +40,9 @@ PART_SUFFIX: Final = b".part"
 
 
 class _Side:
-    """The sources, or the destinations, of all items: one chain of open directories at a time."""
+    """Sources or destinations of all items, with one chain of open directories at a time."""
 
-    def __init__(self, items: Sequence[Item], *, destination: bool) -> None:
+    def __init__(self, items: Sequence[TransferItem], *, destination: bool) -> None:
         self._items = items
         self._is_destination = destination
         self._item = -1
@@ -53,10 +52,10 @@ class _Side:
         self._parent: bytes | None = None
         self._followed = -1
 
-    def find(self, record: Record) -> tuple[int, bytes]:
+    def find(self, record: ManifestRecord) -> tuple[int, bytes]:
         """Return an open directory and the record's name in it."""
         self._change(record.item)
-        if self._items[record.item].kind is Kind.FILE:
+        if self._items[record.item].kind is ItemKind.FILE:
             return self._top, self._name
         if record.target and record.kind == FILE and not self._is_destination:
             return self._follow(record.path)
@@ -64,19 +63,25 @@ class _Side:
         return self._enter(parent), name
 
     def _follow(self, path: bytes) -> tuple[int, bytes]:
-        """Return the open directory in which lies what a link leads to, and its name there."""
-        with opened_parent(self._led_to(path), forbidden=self._target(self._item)[1]) as (directory, name):
+        """Return the open parent directory of a link's target, and the target's name."""
+        with open_target_parent(self._led_to(path), forbidden=self._target(self._item)[1]) as (directory, name):
             self._forget_followed()
             self._followed = os.dup(directory)
             return self._followed, os.fsencode(name)
 
     def _led_to(self, path: bytes) -> Target:
-        """Return where a path beneath the item leads to through links, with an anchor of its own. TransferFailed."""
+        """Resolve the links of a path below the item, with an anchor of its own.
+
+        Raises:
+            TransferFailed: The path leads elsewhere than before.
+        """
         target = self._target(self._item)[0]
         whole = target._replace(parts=(*target.parts, *(os.fsdecode(part) for part in path.split(b"/"))))
         found = leads_to(whole)
         if found is None:
-            raise TransferFailed(f"{whole.path} leads to something else than it did; stage when nobody writes to it")
+            raise TransferFailed(
+                f"{whole.path} leads to another file than before; stage it while it is not being changed"
+            )
         return found._replace(anchor=os.dup(found.anchor))
 
     def _forget_followed(self) -> None:
@@ -84,22 +89,22 @@ class _Side:
             os.close(self._followed)
             self._followed = -1
 
-    def directory(self, record: Record) -> int:
-        """Return the open directory that a record of a tree is."""
+    def directory(self, record: ManifestRecord) -> int:
+        """Return the open directory of a tree's record."""
         self._change(record.item)
         return self._enter(record.path)
 
     def above(self) -> tuple[int, bytes]:
-        """Return what holds the directory that was found last, and its name there; only of one beneath the item."""
+        """Return the parent of the directory found last, which lies below the item, and its name there."""
         return (self._chain[-2][1] if len(self._chain) > 1 else self._top), self._chain[-1][0]
 
     def forget(self) -> None:
-        """Find the directory that was found last anew: another one has its place."""
+        """Look up the directory found last again, because it was replaced."""
         os.close(self._chain.pop()[1])
         self._parent = None
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all descriptors."""
         self._forget_followed()
         while self._chain:
             os.close(self._chain.pop()[1])
@@ -108,7 +113,7 @@ class _Side:
         self._item = self._top = -1
         self._parent = None
 
-    def _target(self, number: int) -> tuple[Target, Identity | None]:
+    def _target(self, number: int) -> tuple[Target, FileIdentity | None]:
         item = self._items[number]
         if self._is_destination:
             return item.destination, item.destination_barred
@@ -120,16 +125,16 @@ class _Side:
         self.close()
         target, barred = self._target(number)
         mine = target._replace(anchor=os.dup(target.anchor))
-        if self._items[number].kind is Kind.FILE:
-            with opened_parent(mine, forbidden=barred, create=self._is_destination) as (directory, name):
+        if self._items[number].kind is ItemKind.FILE:
+            with open_target_parent(mine, forbidden=barred, create=self._is_destination) as (directory, name):
                 self._top, self._name = os.dup(directory), os.fsencode(name)
         else:
-            with opened(mine, forbidden=barred, create=self._is_destination) as directory:
+            with open_target(mine, forbidden=barred, create=self._is_destination) as directory:
                 self._top = os.dup(directory)
         self._item = number
 
     def _enter(self, path: bytes) -> int:
-        """Return the open directory beneath the item that a path leads to."""
+        """Return the open directory at a path below the item."""
         if path != self._parent:
             self._parent = None
             self._go(path)
@@ -148,7 +153,7 @@ class _Side:
             above = self._chain[-1][1] if self._chain else self._top
             shown = join(target.path, [os.fsdecode(part) for part in parts[: number + 1]])
             if self._follows and _is_link(above, parts[number]):
-                with opened(self._led_to(b"/".join(parts[: number + 1])), forbidden=barred) as directory:
+                with open_target(self._led_to(b"/".join(parts[: number + 1])), forbidden=barred) as directory:
                     self._chain.append((parts[number], os.dup(directory)))
                 continue
             self._chain.append((parts[number], enter(above, parts[number], shown, barred)))
@@ -166,34 +171,38 @@ def _is_link(directory: int, name: bytes) -> bool:
 
 
 class RecordPaths:
-    """Finds the directories of records; one for each process or thread. Descriptors stay its own."""
+    """Finds the directories of records, for one process or thread. Descriptors stay its own."""
 
-    def __init__(self, items: Sequence[Item], tag: str) -> None:
-        """Begin with nothing open; `tag` is what temporary names begin with."""
+    def __init__(self, items: Sequence[TransferItem], tag: str) -> None:
+        """Begin without open directories; temporary names start with `tag`."""
         self._items = items
         self._tag = tag
         self._wholes: dict[int, bytes] = {}
-        """What the path of each item begins with in the names of its temporary files."""
+        """Prefix for hashing the temporary names of each item."""
         self._source = _Side(items, destination=False)
         self._destination = _Side(items, destination=True)
 
-    def source(self, record: Record) -> tuple[int, bytes]:
-        """Return the open directory that holds a record's source, and its name there; good until the next call.
+    def source(self, record: ManifestRecord) -> tuple[int, bytes]:
+        """Return the open parent directory of a record's source and its name there; valid until the next call.
 
-        TransferFailed names what is in the way, with the record's item.
+        Raises:
+            TransferFailed: A directory cannot be entered; the error has the record's item.
         """
-        return _found(self._source.find, record)
+        return _find_with_item(self._source.find, record)
 
-    def destination(self, record: Record) -> tuple[int, bytes]:
-        """Return the open directory that the record goes to, and its name there; otherwise as `source`."""
-        return _found(self._destination.find, record)
+    def destination(self, record: ManifestRecord) -> tuple[int, bytes]:
+        """Return the open parent directory of a record's destination and its name there; otherwise as `source`."""
+        return _find_with_item(self._destination.find, record)
 
-    def takes_place(self, record: Record, batch_directory: BatchDirectory) -> bool:
-        """Give a batch directory the place of the directory that the record goes to: at once, or False.
+    def takes_place(self, record: ManifestRecord, batch_directory: BatchDirectory) -> bool:
+        """Replace the directory of the record's destination by a batch directory in one rename; return False if
+        impossible.
 
-        OSError, TransferFailed.
+        No other process may copy into that directory, because it is removed.
 
-        Only where no other process copies into that directory: what it had open is gone.
+        Raises:
+            OSError: The directory cannot be renamed.
+            TransferFailed: The directory cannot be entered.
         """
         replaced, _ = self.destination(record)
         above, name = self._destination.above()
@@ -202,11 +211,12 @@ class RecordPaths:
         self._destination.forget()
         return True
 
-    def part(self, record: Record) -> tuple[int, bytes]:
-        """Return the open directory that the record's temporary file is in, and its name; otherwise as `destination`.
+    def part(self, record: ManifestRecord) -> tuple[int, bytes]:
+        """Return the open directory and the name of the record's temporary file; otherwise as `destination`.
 
-        The name comes from the item and the whole path, so that it is the only one of its kind in a directory for all
-        of them, even where two items go to the same file.
+        The name is derived from the item and the whole path, so it is unique in a shared directory even if two items
+        have the
+        same destination.
         """
         item = self._items[record.item]
         whole = self._wholes.get(record.item)
@@ -216,22 +226,22 @@ class RecordPaths:
         staging = item.staging if item.staging >= 0 else self.destination(record)[0]
         return staging, part_name(self._tag, whole + record.path)
 
-    def source_directory(self, record: Record) -> int:
-        """Return the open directory that a DIRECTORY record is at its source."""
-        return _found(self._source.directory, record)
+    def source_directory(self, record: ManifestRecord) -> int:
+        """Return the open source directory of a DIRECTORY record."""
+        return _find_with_item(self._source.directory, record)
 
-    def destination_directory(self, record: Record) -> int:
-        """Return the open directory that a DIRECTORY record is at its destination."""
+    def destination_directory(self, record: ManifestRecord) -> int:
+        """Return the open destination directory of a DIRECTORY record."""
         assert record.kind == DIRECTORY
-        return _found(self._destination.directory, record)
+        return _find_with_item(self._destination.directory, record)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all descriptors."""
         self._source.close()
         self._destination.close()
 
 
-def _found(find: Callable[[Record], _T], record: Record) -> _T:
+def _find_with_item(find: Callable[[ManifestRecord], _T], record: ManifestRecord) -> _T:
     try:
         return find(record)
     except PathRefused as error:
@@ -241,8 +251,8 @@ def _found(find: Callable[[Record], _T], record: Record) -> _T:
         raise
 
 
-def is_there(paths: RecordPaths, record: Record, copied: Copied) -> bool:
-    """Return whether the record's destination is what was put there."""
+def is_there(paths: RecordPaths, record: ManifestRecord, copied: CopiedFile) -> bool:
+    """Return whether the record's destination is the file put there."""
     try:
         directory, name = paths.destination(record)
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -251,8 +261,12 @@ def is_there(paths: RecordPaths, record: Record, copied: Copied) -> bool:
     return (status.st_size, status.st_mtime_ns, status.st_ino) == (copied.size, copied.mtime_ns, copied.inode)
 
 
-def enter(directory: int, name: bytes, shown: str, barred: Identity | None) -> int:
-    """Return a descriptor of a subdirectory, never through a link; TransferFailed if it cannot be, or may not."""
+def enter(directory: int, name: bytes, shown: str, barred: FileIdentity | None) -> int:
+    """Return a descriptor of a subdirectory, following no link.
+
+    Raises:
+        TransferFailed: It cannot be opened or is `barred`.
+    """
     try:
         inner = open_directory(name, dir_fd=directory)
     except OSError as error:
@@ -264,20 +278,22 @@ def enter(directory: int, name: bytes, shown: str, barred: Identity | None) -> i
 
 
 PRIVATE_MODE: Final = 0o700
-"""Mode of a directory that is made, until it has all that it gets: its owner's alone."""
+"""Initial mode of a created directory: only its owner has access until it is complete."""
 
 UNRECORDED_MODE: Final = 0o1700
-"""That mode where no record can be kept of who made it. A directory of one's own is never so (sticky, and nobody else's
-to use), so a later attempt knows what it has to finish."""
+"""Initial mode if the creator cannot be recorded. An own directory normally never has it (sticky and private), so a
+later
+attempt recognizes it as unfinished.
+"""
 
 
 def is_unrecorded(mode: int) -> bool:
-    """Return whether a directory was made where no record could be kept of it; it may have inherited its group."""
+    """Return whether a directory was created without a record; it may have inherited its group."""
     return mode & 0o1777 == UNRECORDED_MODE
 
 
 def make_directory(directory: int, name: bytes, shown: str, mode: int = PRIVATE_MODE) -> bool:
-    """Make a subdirectory only its owner may use as yet, and return whether it was made: False if it was there."""
+    """Create a private subdirectory; return False if it exists."""
     try:
         os.mkdir(name, mode, dir_fd=directory)
         return True
@@ -287,34 +303,39 @@ def make_directory(directory: int, name: bytes, shown: str, mode: int = PRIVATE_
             raise TransferFailed(f"{shown} exists and is a {kind_of(mode)}, not a directory") from None
         return False
     except OSError as error:
-        raise TransferFailed(f"the directory {shown} cannot be made: {os_message(error)}") from error
+        raise TransferFailed(f"the directory {shown} cannot be created: {os_message(error)}") from error
 
 
-def remove_left(directories: list[Record], record: Record | None, find: Callable[[Record], tuple[int, bytes]]) -> None:
-    """Remove the directories at the end of a list that a record does not lie in, as far as they are empty.
+def remove_left(
+    directories: list[ManifestRecord],
+    record: ManifestRecord | None,
+    find: Callable[[ManifestRecord], tuple[int, bytes]],
+) -> None:
+    """Remove directories at the end of a list that do not contain the record, if they are empty.
 
-    `find` returns the open directory that holds one, and its name there.
+    `find` returns the open parent directory and the name.
     """
     while directories and (record is None or not record.lies_in(directories[-1])):
         gone = directories.pop()
         if gone.path:
-            # Something may be in it that somebody else made, or an earlier attempt removed it.
+            # It may contain files of others, or an earlier attempt removed it.
             with contextlib.suppress(OSError, TransferFailed):
                 directory, name = find(gone)
                 os.rmdir(name, dir_fd=directory)
 
 
 def part_name(tag: str, target: bytes) -> bytes:
-    """Return the temporary name of the file that `target`, a whole path, names: the same in every attempt.
+    """Return the temporary name for the whole path `target`, the same in every attempt.
 
-    It is short, however long the path is. What the user may choose goes through a digest that nobody finds two inputs
-    for: with two files of one temporary name the one could be put in place of the other.
+    It is short regardless of the path. The digest is collision-resistant: if two files had the same temporary name, a
+    user
+    could put one in place of the other.
     """
     return os.fsencode(tag) + hashlib.blake2b(target, digest_size=16).hexdigest().encode() + PART_SUFFIX
 
 
 def discard(directory: int, part: bytes) -> None:
-    """Remove a temporary file; nothing to do if it is gone."""
+    """Remove a temporary file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(part, dir_fd=directory)
 
@@ -325,17 +346,17 @@ def discard(directory: int, part: bytes) -> None:
 Parts = tuple[bytes, ...]
 
 
-class Entry(NamedTuple):
-    """A record and the path that it goes to."""
+class DestinationEntry(NamedTuple):
+    """Record with its destination path."""
 
     path: Parts
-    record: Record
+    record: ManifestRecord
 
 
-def overlapping(items: Sequence[Item]) -> dict[int, Parts]:
-    """Return the destination of each item that shares it with another item, or lies beneath a tree, or has one beneath.
+def find_overlaps(items: Sequence[TransferItem]) -> dict[int, Parts]:
+    """Return the destinations of items that overlap with another item, by item number.
 
-    Keys are the numbers of the items.
+    Items overlap if they have the same destination or one lies below the other.
     """
     anchors: dict[int, Parts] = {}
     rows = sorted((_destination(item, anchors), number) for number, item in enumerate(items))
@@ -351,15 +372,22 @@ def overlapping(items: Sequence[Item]) -> dict[int, Parts]:
     return found
 
 
-def check_collisions(items: Sequence[Item], manifest: Manifest, places: Sequence[int]) -> None:
-    """Raise TransferFailed if different files of two items have one destination: the last one copied would win.
+def check_collisions(items: Sequence[TransferItem], manifest: TransferManifest, places: Sequence[int]) -> None:
+    """Raise TransferFailed if different files of two items have the same destination: the last copy would win.
 
-    `places` says where the records of each item begin. OSError if the manifest cannot be read.
+    `places` gives the first record of each item.
+
+    Raises:
+        TransferFailed: Two files collide; the message names them.
+        OSError: The manifest cannot be read.
     """
-    destinations = overlapping(items)
-    trees = [number for number in destinations if items[number].kind is Kind.DIRECTORY]
+    destinations = find_overlaps(items)
+    trees = [number for number in destinations if items[number].kind is ItemKind.DIRECTORY]
     files = sorted(
-        (Entry(destinations[number], manifest.at(places[number])) for number in sorted(destinations.keys() - {*trees})),
+        (
+            DestinationEntry(destinations[number], manifest.at(places[number]))
+            for number in sorted(destinations.keys() - {*trees})
+        ),
         key=lambda entry: entry.path,
     )
     streams = [_entries(number, destinations[number], manifest, places[number]) for number in trees]
@@ -369,20 +397,20 @@ def check_collisions(items: Sequence[Item], manifest: Manifest, places: Sequence
             first, second = sorted((one.record, other.record), key=lambda record: record.item)
             raise TransferFailed(
                 f"{_source(items, first)} and {_source(items, second)} have the same destination "
-                f"{_named(items[second.item].destination.path, second)}; give each a destination of its own",
+                f"{_record_path(items[second.item].destination.path, second)}; give each its own destination",
                 second.item,
             )
 
 
-def _entries(number: int, destination: Parts, manifest: Manifest, place: int) -> Iterator[Entry]:
+def _entries(number: int, destination: Parts, manifest: TransferManifest, place: int) -> Iterator[DestinationEntry]:
     for record in manifest.records(place):
         if record.item != number:
             return
-        yield Entry((*destination, *record.path.split(b"/")) if record.path else destination, record)
+        yield DestinationEntry((*destination, *record.path.split(b"/")) if record.path else destination, record)
 
 
-def _are_alike(one: Record, other: Record) -> bool:
-    """Return whether it does not matter which of the two is there in the end."""
+def _are_alike(one: ManifestRecord, other: ManifestRecord) -> bool:
+    """Return whether two records are interchangeable at the same destination."""
     if one.kind != other.kind:
         return False
     if one.kind == LINK:
@@ -390,7 +418,7 @@ def _are_alike(one: Record, other: Record) -> bool:
     return one.kind == DIRECTORY or (one.device, one.inode) == (other.device, other.inode)
 
 
-def _destination(item: Item, anchors: dict[int, Parts]) -> Parts:
+def _destination(item: TransferItem, anchors: dict[int, Parts]) -> Parts:
     anchor = item.destination.anchor
     if anchor not in anchors:
         path = os.fsencode(os.readlink(f"/proc/self/fd/{anchor}"))
@@ -398,9 +426,9 @@ def _destination(item: Item, anchors: dict[int, Parts]) -> Parts:
     return (*anchors[anchor], *map(os.fsencode, item.destination.parts))
 
 
-def _source(items: Sequence[Item], record: Record) -> str:
-    return _named(items[record.item].source.path, record)
+def _source(items: Sequence[TransferItem], record: ManifestRecord) -> str:
+    return _record_path(items[record.item].source.path, record)
 
 
-def _named(path: str, record: Record) -> str:
+def _record_path(path: str, record: ManifestRecord) -> str:
     return join(path, (os.fsdecode(record.path),)) if record.path else path

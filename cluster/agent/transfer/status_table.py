@@ -1,7 +1,8 @@
-"""How far a transfer is, so that a crash costs at most what is under way: a row per record, a mark per chunk.
+"""Progress records of a transfer, so that a crash loses only work in progress: a row per record, a mark per chunk.
 
-Both are files of fixed places, so nothing is searched for and nothing is in memory. Every place has a checksum: one
-that was torn counts as empty. What a row or a mark promises is durable before the promise is."""
+Both are files with fixed positions, so nothing is searched for or held in memory. Each entry has a checksum; a torn one
+counts as empty. Data is durable before the row or mark that promises it.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ ROW_BYTES: Final = 64
 MARK_BYTES: Final = 40
 
 ITEMS_NAMED_BYTES_MAX: Final = 24 * 1024
-"""Bytes of the items' names in a header; where there are more, they are only told apart by their digest."""
+"""Space for item names in a header, bytes; if there are more, only a digest identifies them."""
 
 FORMAT: Final = 1
-"""Number of the records' format: others are not read, and the transfer begins again."""
+"""Format number of the records; records of another format are ignored and the transfer starts over."""
 
 _NOTHING: Final = bytes(ROW_BYTES)
 _HALF: Final = HEADER_BYTES // 2
@@ -36,27 +37,27 @@ _MARK: Final = struct.Struct("<BBHI32s")
 
 
 class RecordsFailed(OSError):
-    """The agent's disk does not take the records of a transfer: nothing is wrong with the files that it moves."""
+    """The agent's disk cannot take the transfer's records; the files being moved are not affected."""
 
 
-class State(IntEnum):
-    """What a row says of its record."""
+class RecordState(IntEnum):
+    """State of a record."""
 
     NEW = 0
     STARTED = 1
-    """A large file: its temporary file is there, and its chunks are marked."""
+    """Large file with a temporary file and chunk marks."""
     READY = 2
-    """The temporary file is whole and durable, and has its name in the next moment or already."""
+    """Temporary file is complete and durable, and is being renamed or already has been."""
     DONE = 3
     LEFT_OUT = 4
     MADE = 5
-    """A directory that this transfer made."""
+    """Directory created by this transfer."""
     THERE = 6
-    """A directory that was there before."""
+    """Directory that existed before."""
 
 
 class Flag(IntFlag):
-    """What is to be said about a file or a directory in its receipt."""
+    """Remarks about a file or directory for its receipt line."""
 
     SETID_STRIPPED = 1
     SPARSE = 2
@@ -64,27 +65,27 @@ class Flag(IntFlag):
     KERNEL_COPIED = 8
     XATTRS_LOST = 16
     RESUMED = 32
-    """An earlier attempt had moved it."""
+    """Moved by an earlier attempt."""
     XATTRS = 64
-    """It has extended attributes of the `user.` class."""
+    """Has extended attributes of class `user.`."""
     ACLS_LOST = 128
-    """Its source has access control lists that its copy does not have."""
+    """Source has access control lists that the copy lacks."""
 
 
 NO_FLAG: Final = Flag(0)
 
 
 class ChunkState(IntEnum):
-    """What a mark says of its chunk."""
+    """State of a chunk."""
 
     NONE = 0
     COPIED = 1
-    """Written, but perhaps in memory only."""
+    """Written, but perhaps only in memory."""
     DURABLE = 2
 
 
-class Copied(NamedTuple):
-    """What is known of a file at its destination."""
+class CopiedFile(NamedTuple):
+    """Properties of a file at its destination."""
 
     size: int
     mtime_ns: int
@@ -94,31 +95,31 @@ class Copied(NamedTuple):
 
 
 class StatusRow(NamedTuple):
-    """What is kept of a record."""
+    """Row of a record."""
 
-    state: State
+    state: RecordState
     tries: int
-    copied: Copied
+    copied: CopiedFile
 
 
-_STATES: Final = tuple(State)
+_STATES: Final = tuple(RecordState)
 
-EMPTY: Final = StatusRow(State.NEW, 0, Copied(0, 0, 0))
+EMPTY: Final = StatusRow(RecordState.NEW, 0, CopiedFile(0, 0, 0))
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generation of records is about."""
+class RecordsHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """Header of a generation of records."""
 
     format: int = FORMAT
     sequence: int
-    """The higher one counts."""
+    """Generation number; the highest is current."""
     items: tuple[tuple[str, bytes, bytes], ...]
-    """Kind, source and destination of each; empty if there are too many to name."""
+    """Kind, source and destination of each item; empty if there are too many to name."""
     items_digest: bytes
     boot: str
-    """Of which boot of the machine: what is not durable is of this one or lost."""
+    """Boot ID of the machine: data that is not durable is lost after another boot."""
     shape: tuple[int, int, str, int]
-    """Chunk and large bytes, algorithm and level: marks and digests are of these."""
+    """Chunk length, size limit of small files, algorithm and verification level that marks and digests are based on."""
     records: int
     files: int
     directories: int
@@ -128,15 +129,19 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     manifest_digest: bytes
     chunks: int
     complete: bool = False
-    """Everything is at its destination and durable there."""
+    """True when everything is durable at its destination."""
 
 
-_HEADERS: Final = msgspec.msgpack.Decoder(Header)
+_HEADERS: Final = msgspec.msgpack.Decoder(RecordsHeader)
 
 
-def read_header(control: int) -> Header | None:
-    """Return the newest header that is whole, None if there is none. OSError."""
-    found: list[Header] = []
+def read_header(control: int) -> RecordsHeader | None:
+    """Return the newest intact header, or None.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    found: list[RecordsHeader] = []
     for offset in (0, _HALF):
         frame = os.pread(control, _HALF, offset)
         if len(frame) < _FRAME.size:
@@ -154,16 +159,23 @@ def read_header(control: int) -> Header | None:
     return max(found, key=lambda header: (header.sequence, header.complete), default=None)
 
 
-def write_header(control: int, header: Header) -> None:
-    """Write the header durably; the one before it is whole until then. OSError."""
+def write_header(control: int, header: RecordsHeader) -> None:
+    """Write the header durably; the previous one stays intact meanwhile.
+
+    Raises:
+        OSError: The disk is full or fails.
+    """
     data = msgspec.msgpack.encode(header)
     _write(control, _FRAME.pack(len(data), zlib.crc32(data)) + data, _HALF if header.complete else 0)
     _sync(control)
 
 
 def reserve(control: int, records: int, chunks: int, marks: int) -> None:
-    """Give rows, marks and both headers blocks of their own, so that a disk that fills up later does not matter where
-    files are overwritten in place. OSError if there is no room.
+    """Allocate the blocks of rows, marks and headers, so that a disk that fills up later does not affect updates in
+    place.
+
+    Raises:
+        OSError: There is no space.
     """
     os.posix_fallocate(control, 0, HEADER_BYTES + records * ROW_BYTES)
     if marks:
@@ -172,87 +184,86 @@ def reserve(control: int, records: int, chunks: int, marks: int) -> None:
 
 
 class StatusTable:
-    """A row for each record, in a file that all processes of a transfer share. Every method may raise OSError."""
+    """Rows of all records, in a file shared by the transfer's processes. Every method may raise OSError."""
 
     def __init__(self, control: int) -> None:
-        """Take the open file."""
+        """Use the open file."""
         self._control = control
 
     def get(self, index: int) -> StatusRow:
-        """Return what is kept of a record."""
+        """Return the row of a record."""
         return _row(os.pread(self._control, ROW_BYTES, HEADER_BYTES + index * ROW_BYTES))
 
     def many(self, index: int, count: int) -> list[StatusRow]:
-        """Return what is kept of records in a row."""
+        """Return the rows of consecutive records."""
         data = os.pread(self._control, count * ROW_BYTES, HEADER_BYTES + index * ROW_BYTES)
         found = [_row(data[at : at + ROW_BYTES]) for at in range(0, len(data), ROW_BYTES)]
         return found + [EMPTY] * (count - len(found))
 
     def states(self, index: int, count: int) -> bytes:
-        """Return the states of records in a row, a byte each: quick, for looking through all of them."""
+        """Return the states of consecutive records, one byte each; fast enough to scan all."""
         return os.pread(self._control, count * ROW_BYTES, HEADER_BYTES + index * ROW_BYTES)[::ROW_BYTES].ljust(
             count, b"\0"
         )
 
     def put(self, index: int, row: StatusRow) -> None:
-        """Keep something of a record."""
-        _write(self._control, _packed(row), HEADER_BYTES + index * ROW_BYTES)
+        """Write the row of a record."""
+        _write(self._control, _pack_row(row), HEADER_BYTES + index * ROW_BYTES)
 
     def put_many(self, index: int, rows: list[StatusRow]) -> None:
-        """Keep something of records in a row."""
-        _write(self._control, b"".join(map(_packed, rows)), HEADER_BYTES + index * ROW_BYTES)
+        """Write the rows of consecutive records."""
+        _write(self._control, b"".join(map(_pack_row, rows)), HEADER_BYTES + index * ROW_BYTES)
 
-    def put_files(self, index: int, state: State, files: Sequence[tuple[int, Copied]]) -> None:
-        """Keep the same state of records in a row, each with its tries and what is known of it."""
-        data = b"".join([_packed_fields(state, tries, copied) for tries, copied in files])
+    def put_files(self, index: int, state: RecordState, files: Sequence[tuple[int, CopiedFile]]) -> None:
+        """Write the same state for consecutive records, each with its tries and properties."""
+        data = b"".join([_pack_fields(state, tries, copied) for tries, copied in files])
         _write(self._control, data, HEADER_BYTES + index * ROW_BYTES)
 
-    def mark(self, index: int, state: State, copied: Copied) -> None:
-        """Keep a state of a record, which does not change how often it was tried."""
+    def mark(self, index: int, state: RecordState, copied: CopiedFile) -> None:
+        """Set the state of a record, keeping its number of tries."""
         self.put(index, StatusRow(state, self.get(index).tries, copied))
 
-    def tried(self, index: int) -> int:
-        """Count another try of a record, and return how many there were."""
+    def count_try(self, index: int) -> int:
+        """Count a try of a record and return the total."""
         row = self.get(index)
         self.put(index, row._replace(tries=min(row.tries + 1, 255)))
         return row.tries + 1
 
     def sync(self) -> None:
-        """Make durable what was put."""
+        """Make all writes durable."""
         _sync(self._control)
 
 
 class Chunks:
-    """Which chunks of a large file are in its temporary file. Every method may raise OSError."""
+    """Chunk marks of a large file. Every method may raise OSError."""
 
     def __init__(self, chunks: int, first: int, count: int, chunk_bytes: int) -> None:
-        """Take the open file and where the file's marks are in it."""
+        """Use the open file and the position of the first mark."""
         self._chunks = chunks
         self._first = first
         self.count = count
         self.chunk_bytes = chunk_bytes
 
     def state(self, number: int) -> ChunkState:
-        """Return what is known of a chunk."""
+        """Return the state of a chunk."""
         return self._mark(number)[0]
 
     def digest(self, number: int) -> bytes:
-        """Return the digest of a chunk, empty if none was taken."""
+        """Return the digest of a chunk, or b"" if none was computed."""
         return self._mark(number)[1]
 
-    def copied(self, number: int, digest: bytes) -> None:
-        """The chunk is written."""
-        self._put(number, ChunkState.COPIED, digest)
+    def mark_copied(self, number: int, digest: bytes) -> None:
+        """Mark a chunk as written."""
+        self._write_mark(number, ChunkState.COPIED, digest)
 
-    def durable(self, numbers: list[int]) -> None:
-        """The chunks are on the disk: to be called after a sync of the temporary file that began when they were
-        COPIED."""
+    def mark_durable(self, numbers: list[int]) -> None:
+        """Mark chunks as durable, after a sync of the temporary file that began when they were COPIED."""
         for number in numbers:
-            self._put(number, ChunkState.DURABLE, self.digest(number))
+            self._write_mark(number, ChunkState.DURABLE, self.digest(number))
         _sync(self._chunks)
 
     def clear(self) -> None:
-        """Forget all of it, for good: a mark that came back would be believed of the next temporary file."""
+        """Clear all marks durably: a mark that reappeared would be trusted for the next temporary file."""
         size_bytes, at = self.count * MARK_BYTES, self._first * MARK_BYTES
         if any(os.pread(self._chunks, size_bytes, at)):
             _write(self._chunks, bytes(size_bytes), at)
@@ -267,7 +278,7 @@ class Chunks:
             return ChunkState.NONE, b""
         return ChunkState(state), digest[:length]
 
-    def _put(self, number: int, state: ChunkState, digest: bytes) -> None:
+    def _write_mark(self, number: int, state: ChunkState, digest: bytes) -> None:
         head = bytes((state, len(digest)))
         padded = digest.ljust(32, b"\0")
         data = _MARK.pack(state, len(digest), 0, zlib.crc32(head + padded), padded)
@@ -275,7 +286,11 @@ class Chunks:
 
 
 def _write(descriptor: int, data: bytes, at: int) -> None:
-    """Write all of it: a disk that is nearly full takes a part first. RecordsFailed."""
+    """Write all bytes; a nearly full disk may first take a part.
+
+    Raises:
+        RecordsFailed: The disk is full or fails.
+    """
     try:
         written = os.pwrite(descriptor, data, at)
         while written < len(data):
@@ -291,13 +306,13 @@ def _sync(descriptor: int) -> None:
         raise RecordsFailed(error.errno, error.strerror) from error
 
 
-def _packed(row: StatusRow) -> bytes:
+def _pack_row(row: StatusRow) -> bytes:
     if row is EMPTY:
         return _NOTHING
-    return _packed_fields(row.state, row.tries, row.copied)
+    return _pack_fields(row.state, row.tries, row.copied)
 
 
-def _packed_fields(state: State, tries: int, copied: Copied) -> bytes:
+def _pack_fields(state: RecordState, tries: int, copied: CopiedFile) -> bytes:
     size, mtime_ns, inode, digest, flags = copied
     head = _HEAD.pack(state, flags, tries, len(digest))
     rest = _REST.pack(size, mtime_ns, inode, digest)
@@ -311,5 +326,5 @@ def _row(data: bytes) -> StatusRow:
     if not state and not tries or zlib.crc32(data[:4] + data[8:]) != checksum:
         return EMPTY
     return StatusRow(
-        _STATES[state], tries, Copied(size, mtime_ns, inode, digest[:length], Flag(flags) if flags else NO_FLAG)
+        _STATES[state], tries, CopiedFile(size, mtime_ns, inode, digest[:length], Flag(flags) if flags else NO_FLAG)
     )

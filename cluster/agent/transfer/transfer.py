@@ -1,6 +1,7 @@
-"""Transfer from its plan to its receipt: plans, has everything copied, makes it durable, removes what is moved.
+"""Transfer from plan to receipt: plans, copies everything, makes it durable and removes moved sources.
 
-Sources of a move go last, when everything is durable at its destination, and only what did not change since."""
+Sources of a move are removed last, when everything is durable at its destination, and only if unchanged.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +14,18 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import PathRefused, is_local, kind_of, opened_parent
+from cluster.agent.files import PathRefused, is_local, kind_of, open_target_parent
 from cluster.agent.transfer import helpers
-from cluster.agent.transfer.errors import Paused, TransferFailed, os_message, root_cause
+from cluster.agent.transfer.errors import TransferFailed, TransferPaused, os_message, root_cause
 from cluster.agent.transfer.fence import discard_all
-from cluster.agent.transfer.file_copy import copy_acls, copy_xattrs, mode_alone, publish, taken, xattrs_of
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, Manifest, Record
-from cluster.agent.transfer.moving import move_by
-from cluster.agent.transfer.options import Item, Options
-from cluster.agent.transfer.plan import STEP_RECORDS, earlier, plan
+from cluster.agent.transfer.file_copy import copy_acls, copy_xattrs, mode_alone, publish, target_exists_error, xattrs_of
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, ManifestRecord, TransferManifest
+from cluster.agent.transfer.options import TransferItem, TransferOptions
+from cluster.agent.transfer.plan import STEP_RECORDS, find_generations, plan
+from cluster.agent.transfer.program_copies import move_by
 from cluster.agent.transfer.programs import Backend, Rclone, Rsync, Template
-from cluster.agent.transfer.rate_limit import Stopped
-from cluster.agent.transfer.receipts import Summed, with_rows, write_lines
+from cluster.agent.transfer.rate_limit import TransferStopped
+from cluster.agent.transfer.receipts import ReceiptBuilder, with_rows, write_lines
 from cluster.agent.transfer.record_paths import (
     PRIVATE_MODE,
     UNRECORDED_MODE,
@@ -36,8 +37,16 @@ from cluster.agent.transfer.record_paths import (
     make_directory,
     remove_left,
 )
-from cluster.agent.transfer.status_table import EMPTY, NO_FLAG, Copied, Flag, RecordsFailed, State, write_header
-from cluster.agent.transfer.transfer_state import POLL_RECORDS, Context, Moved, TransferState
+from cluster.agent.transfer.status_table import (
+    EMPTY,
+    NO_FLAG,
+    CopiedFile,
+    Flag,
+    RecordsFailed,
+    RecordState,
+    write_header,
+)
+from cluster.agent.transfer.transfer_state import POLL_RECORDS, MovedAmounts, TransferContext, TransferState
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system import is_disk_full, sync_file_system
 from replica.model import TransferReceipt
@@ -46,7 +55,12 @@ NATIVE = "native"
 
 
 def _copy_all(transfer: TransferState) -> None:
-    """Copy every pending file by the backend of its item. TransferFailed names the one that cannot be; Fenced."""
+    """Copy every pending file with its item's backend.
+
+    Raises:
+        TransferFailed: A file cannot be copied; the message names it.
+        WriterFenced: A newer attempt owns the destination.
+    """
     for name in dict.fromkeys(item.backend for item in transfer.items):
         if name != NATIVE:
             move_by(transfer, _backend_of(transfer, name))
@@ -54,14 +68,18 @@ def _copy_all(transfer: TransferState) -> None:
 
 
 def _backend_of(transfer: TransferState, name: str) -> Backend:
-    """Return the backend of a name. TransferFailed if there is none."""
+    """Return the named backend.
+
+    Raises:
+        TransferFailed: There is no such backend.
+    """
     if name == "rsync":
         return Rsync(sparse=transfer.options.sparse)
     if name == "rclone":
         return Rclone()
     if name == "template":
         return Template(transfer.options.template, transfer.options.local)
-    raise TransferFailed(f"{name!r} is no backend of this release; use native, rsync, rclone or template")
+    raise TransferFailed(f"the backend {name!r} does not exist; use native, rsync, rclone or template")
 
 
 COPYING: Final = 2
@@ -69,32 +87,39 @@ COMMITTING: Final = 4
 """Phases in the counters (cluster.agent.transfer.progress.PHASES)."""
 
 _PASSING: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.ECONNRESET})
-"""What the kernel says of storage that may be back soon. Not that it is full: what is half done would fill it."""
+"""Errors of storage that may recover. A full disk is excluded: partial files would fill it."""
 
 DIRECTORY_MODE_BITS: Final = 0o3777
-"""What is copied of a directory's mode: set-group-id and sticky say who may do what in it, and run nothing."""
+"""Mode bits copied for directories: set-group-ID and sticky control access there and execute nothing."""
 
 DIRECTORIES_SYNCED_ALONE_MAX: Final = 16
-"""Directories that are synced one by one, count: from there on one sync of their file system costs less."""
+"""Directories synced individually, count: beyond that, one sync of the filesystem costs less."""
 
 
-def resumable(items: Sequence[Item], options: Options, workspace: Workspace) -> bool:
-    """Return whether an earlier attempt at the same transfer left something to go on from. OSError."""
-    return earlier(items, options, workspace) is not None
+def resumable(items: Sequence[TransferItem], options: TransferOptions, workspace: Workspace) -> bool:
+    """Return whether an earlier attempt at the same transfer can be resumed.
+
+    Raises:
+        OSError: The records cannot be read.
+    """
+    return find_generations(items, options, workspace) is not None
 
 
-def run_transfer(items: Sequence[Item], options: Options, context: Context) -> TransferReceipt:
-    """Move the items, and return what was done.
+def run_transfer(items: Sequence[TransferItem], options: TransferOptions, context: TransferContext) -> TransferReceipt:
+    """Move the items and return the receipt; on return everything is durable at the destination.
 
-    On return all of it is durable at the destination. TransferFailed says why not, with `item` and `receipt`; so do
-    Fenced, OSError (the agent's own records) and whatever `context` raises. However it ends, each destination is
-    absent, old or complete.
+    However it ends, each destination is absent, old or complete. Also raises the exceptions of `context`.
+
+    Raises:
+        TransferFailed: A file cannot be moved; the error has `item` and `receipt`.
+        WriterFenced: A newer attempt owns the destination.
+        OSError: The agent's own records cannot be written.
     """
     return _Transfer(items, options, context).run()
 
 
 class _Transfer:
-    def __init__(self, items: Sequence[Item], options: Options, context: Context) -> None:
+    def __init__(self, items: Sequence[TransferItem], options: TransferOptions, context: TransferContext) -> None:
         self._items = items
         self._options = options
         self._context = context
@@ -110,7 +135,7 @@ class _Transfer:
                 with contextlib.suppress(OSError):
                     error.receipt = self._receipt(self._transfer, complete=False)
             raise
-        except (Paused, Stopped):
+        except (TransferPaused, TransferStopped):
             raise
         except BaseException as error:
             self._clean_up(keep=_goes_away(error))
@@ -118,14 +143,14 @@ class _Transfer:
 
     def _run(self) -> TransferReceipt:
         context, options = self._context, self._options
-        claimed = earlier(self._items, options, context.workspace) is not None
+        claimed = find_generations(self._items, options, context.workspace) is not None
         if claimed:
-            # What the earlier attempt left is in its staging directories.
+            # The earlier attempt's files are in its staging directories.
             self._claim()
         planned = plan(self._items, options, context)
         context.planned(planned.amounts)
         if planned.begins:
-            manifest = Manifest(planned.files.manifest, planned.header.manifest_bytes)
+            manifest = TransferManifest(planned.files.manifest, planned.header.manifest_bytes)
             check_collisions(self._items, manifest, planned.begins)
         if not claimed:
             self._claim()
@@ -133,7 +158,7 @@ class _Transfer:
         if options.limit_bytes and planned.header.size_bytes > options.limit_bytes:
             raise TransferFailed(
                 f"the transfers need {planned.header.size_bytes} bytes, the buffer has {options.limit_bytes}; "
-                "ask for more capacity or stage less"
+                "request more capacity or stage less"
             )
         self._transfer = transfer
         transfer.tell(
@@ -156,7 +181,7 @@ class _Transfer:
             _make_links(transfer, planned.links)
             _finish_directories(transfer, planned.directories)
             if planned.absent and not options.partial:
-                # Only now: nobody is to lose the rest for it.
+                # Only now, so that the other files are not lost.
                 number, reason = planned.absent[0]
                 more = f" (and {len(planned.absent) - 1} more)" if len(planned.absent) > 1 else ""
                 raise TransferFailed(f"{reason}{more}; everything else is at its destination", number)
@@ -164,7 +189,7 @@ class _Transfer:
                 transfer.slots.sync()
                 write_header(planned.files.control, msgspec.structs.replace(planned.header, complete=True))
             except RecordsFailed as error:
-                # Everything is durable at its destination. Only a move has to know that for certain later on.
+                # Everything is durable at its destination; only a move has to know that later.
                 if not is_disk_full(error) or any(item.move for item in self._items):
                     raise
         removed = remove_sources(transfer) if any(item.move for item in self._items) else 0
@@ -177,7 +202,7 @@ class _Transfer:
         self._items = [item._replace(staging=self._context.claim(item)) for item in self._items]
 
     def _receipt(self, transfer: TransferState, *, complete: bool, removed: int = 0) -> TransferReceipt:
-        summed = Summed(self._options, transfer.items, complete=complete)
+        summed = ReceiptBuilder(self._options, transfer.items, complete=complete)
         write_lines(self._context.workspace.receipts, transfer.manifest, transfer.slots, summed)
         counters = transfer.counters
         return TransferReceipt(
@@ -207,7 +232,7 @@ class _Transfer:
         )
 
     def _clean_up(self, *, keep: bool) -> None:
-        """Remove the temporary files of what was under way, unless the next attempt goes on with them."""
+        """Remove temporary files in progress, unless the next attempt resumes them."""
         transfer = self._transfer
         if transfer is None or keep:
             return
@@ -229,31 +254,37 @@ class _Transfer:
 
 
 def _under_way(transfer: TransferState) -> set[int]:
-    """Return the records that have temporary files: large ones, and what is left of a batch."""
+    """Return the records that have temporary files: large files and the rest of a batch."""
     found: set[int] = set()
     for base in range(0, transfer.header.records, POLL_RECORDS):
         states = transfer.slots.states(base, min(POLL_RECORDS, transfer.header.records - base))
-        if State.STARTED in states or State.READY in states:
-            found.update(base + at for at, state in enumerate(states) if state in (State.STARTED, State.READY))
+        if RecordState.STARTED in states or RecordState.READY in states:
+            found.update(
+                base + at for at, state in enumerate(states) if state in (RecordState.STARTED, RecordState.READY)
+            )
     return found
 
 
 def _goes_away(error: BaseException) -> bool:
-    """Whether another attempt may well go on from here, and what is half done takes no room that it lacks."""
+    """Return whether another attempt may resume, and partial files do not take the space that it lacks."""
     cause = root_cause(error)
     return isinstance(cause, OSError) and cause.errno in _PASSING
 
 
-def make_top(item: Item, workspace: Workspace) -> None:
-    """Make the directory that a tree goes to, which only its owner may use as yet, unless it is there.
+def make_top(item: TransferItem, workspace: Workspace) -> None:
+    """Create the top directory of a tree with private access, unless it exists.
 
-    That it is this transfer's to give its source's permissions is durable before it can be seen. PathRefused, OSError.
+    That this transfer sets its final permissions is durable before it becomes visible.
+
+    Raises:
+        PathRefused: The directory cannot be created.
+        OSError: A parent directory cannot be read or written.
     """
     target = item.destination
     if not target.parts:
         return
     mine = target._replace(anchor=os.dup(target.anchor))
-    with opened_parent(mine, forbidden=item.destination_barred, create=True) as (directory, name):
+    with open_target_parent(mine, forbidden=item.destination_barred, create=True) as (directory, name):
         try:
             os.stat(name, dir_fd=directory, follow_symlinks=False)
             return
@@ -265,44 +296,47 @@ def make_top(item: Item, workspace: Workspace) -> None:
         except FileExistsError:
             return
         except OSError as error:
-            raise PathRefused(f"the directory {target.path} cannot be made: {os_message(error)}") from error
+            raise PathRefused(f"the directory {target.path} cannot be created: {os_message(error)}") from error
 
 
 def _make_directories(transfer: TransferState, directories: Sequence[int], mode: int) -> None:
-    """Make all directories, so that whoever copies finds them.
+    """Create all directories before copying.
 
-    Which of them are this transfer's own, and get what their sources have, is durable before the first one is made; or
-    their mode says it, where no record can be kept.
+    Which of them belong to this transfer, and get their source's metadata, is durable before the first is created, or
+    is
+    shown by their mode if it cannot be recorded.
     """
     with contextlib.closing(transfer.paths()) as paths:
-        absent: Record | None = None
+        absent: ManifestRecord | None = None
         making = False
         for record in _at(transfer, directories):
             there = None
             if absent is None or not record.lies_in(absent):
                 there = _mode_there(transfer, record, paths)
                 absent = record if there is None else None
-            made = transfer.slots.get(record.index).state is State.MADE or (there is not None and is_unrecorded(there))
+            made = transfer.slots.get(record.index).state is RecordState.MADE or (
+                there is not None and is_unrecorded(there)
+            )
             if not made and not record.path:
                 made = transfer.context.workspace.was_made(os.fsencode(transfer.items[record.item].destination.path))
             elif absent is not None:
                 making = made = True
-            transfer.slots.put(record.index, EMPTY._replace(state=State.MADE if made else State.THERE))
+            transfer.slots.put(record.index, EMPTY._replace(state=RecordState.MADE if made else RecordState.THERE))
         if making:
             transfer.slots.sync()
     with contextlib.closing(transfer.paths()) as paths:
         for record in _at(transfer, directories):
-            if record.path and transfer.slots.get(record.index).state is State.MADE:
-                _, shown = transfer.shown(record)
+            if record.path and transfer.slots.get(record.index).state is RecordState.MADE:
+                _, shown = transfer.display_paths(record)
                 try:
                     make_directory(*paths.destination(record), shown, mode)
                 except (OSError, TransferFailed) as error:
-                    raise transfer.failed(record, error) from error
+                    raise transfer.failure_of(record, error) from error
 
 
-def _mode_there(transfer: TransferState, record: Record, paths: RecordPaths) -> int | None:
-    """Return the mode of the directory that a record goes to, None where there is none; the top of a tree is made."""
-    _, shown = transfer.shown(record)
+def _mode_there(transfer: TransferState, record: ManifestRecord, paths: RecordPaths) -> int | None:
+    """Return the mode of the record's destination directory, or None if missing; the top of a tree is created."""
+    _, shown = transfer.display_paths(record)
     try:
         if not record.path:
             make_top(transfer.items[record.item], transfer.context.workspace)
@@ -317,26 +351,28 @@ def _mode_there(transfer: TransferState, record: Record, paths: RecordPaths) -> 
     except PathRefused as error:
         raise TransferFailed(str(error), record.item) from error
     except (OSError, TransferFailed) as error:
-        raise transfer.failed(record, error) from error
+        raise transfer.failure_of(record, error) from error
 
 
 def _make_links(transfer: TransferState, links: Sequence[int]) -> None:
-    """Make every link that is not there, when all directories are; they are durable when those are.
+    """Create all missing links after the directories, whose sync makes them durable.
 
-    TransferFailed names the one that cannot be; Fenced.
+    Raises:
+        TransferFailed: A link cannot be created; the message names it.
+        WriterFenced: A newer attempt owns the destination.
     """
     with contextlib.closing(transfer.paths()) as paths:
         for record in _at(transfer, links):
-            if transfer.slots.get(record.index).state is not State.DONE:
+            if transfer.slots.get(record.index).state is not RecordState.DONE:
                 try:
                     _make_link(transfer, record, paths)
                 except (OSError, TransferFailed) as error:
-                    raise transfer.failed(record, error) from error
+                    raise transfer.failure_of(record, error) from error
 
 
-def _make_link(transfer: TransferState, record: Record, paths: RecordPaths) -> None:
+def _make_link(transfer: TransferState, record: ManifestRecord, paths: RecordPaths) -> None:
     replace = transfer.options.replace
-    _, shown = transfer.shown(record)
+    _, shown = transfer.display_paths(record)
     directory, name = paths.destination(record)
     _check_link_target(directory, name, shown, replace=replace)
     staging, part = paths.part(record)
@@ -345,8 +381,8 @@ def _make_link(transfer: TransferState, record: Record, paths: RecordPaths) -> N
     try:
         os.utime(part, ns=(record.mtime_ns, record.mtime_ns), dir_fd=staging, follow_symlinks=False)
         status = os.stat(part, dir_fd=staging, follow_symlinks=False)
-        copied = Copied(status.st_size, status.st_mtime_ns, status.st_ino)
-        transfer.slots.mark(record.index, State.READY, copied)
+        copied = CopiedFile(status.st_size, status.st_mtime_ns, status.st_ino)
+        transfer.slots.mark(record.index, RecordState.READY, copied)
         if not replace:
             transfer.slots.sync()
         publish(staging, part, directory, name, shown, replace=replace)
@@ -354,36 +390,36 @@ def _make_link(transfer: TransferState, record: Record, paths: RecordPaths) -> N
         with contextlib.suppress(OSError):
             discard(staging, part)
         raise
-    transfer.slots.mark(record.index, State.DONE, copied)
+    transfer.slots.mark(record.index, RecordState.DONE, copied)
 
 
 def _check_link_target(directory: int, name: bytes, shown: str, *, replace: bool) -> None:
-    """See that a link may take the name."""
+    """Check that a link may be put at the target."""
     try:
         mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return
     if not replace:
-        raise taken(shown)
+        raise target_exists_error(shown)
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
         raise TransferFailed(f"{shown} exists and is a {kind_of(mode)}; a link can only replace a file or a link")
 
 
 def _finish_directories(transfer: TransferState, directories: Sequence[int]) -> None:
-    """Give directories that were made what their sources have, and make all of them durable."""
+    """Set the metadata of created directories and make all directories durable."""
     alone = len(directories) <= DIRECTORIES_SYNCED_ALONE_MAX
     with contextlib.closing(transfer.paths()) as paths:
         for number, record in enumerate(_at(transfer, directories)):
             descriptor = paths.destination_directory(record)
             try:
                 row = transfer.slots.get(record.index)
-                if row.state is State.MADE:
+                if row.state is RecordState.MADE:
                     flags = _set_directory(transfer, record, paths, descriptor)
                     transfer.slots.put(record.index, row._replace(copied=row.copied._replace(flags=flags)))
                 if alone or not is_local(descriptor):
                     os.fsync(descriptor)
             except OSError as error:
-                raise transfer.failed(record, error) from error
+                raise transfer.failure_of(record, error) from error
             if number % STEP_RECORDS == 0:
                 transfer.tell(transfer.counters._replace(directories_done=number))
         if not alone:
@@ -391,20 +427,23 @@ def _finish_directories(transfer: TransferState, directories: Sequence[int]) -> 
     transfer.tell(transfer.counters._replace(directories_done=len(directories)))
 
 
-def _set_directory(transfer: TransferState, record: Record, paths: RecordPaths, descriptor: int) -> Flag:
-    """Give a directory what its source has, and say what it did not take. OSError."""
+def _set_directory(transfer: TransferState, record: ManifestRecord, paths: RecordPaths, descriptor: int) -> Flag:
+    """Copy a directory's metadata; return flags for whatever was lost.
+
+    Raises:
+        OSError: The metadata cannot be set.
+    """
     flags, acls = NO_FLAG, transfer.items[record.item].acls
     mode, source, names = record.mode & DIRECTORY_MODE_BITS, -1, list[str]()
     with contextlib.suppress(TransferFailed):
-        # A source that is gone since has none to give.
+        # A source removed meanwhile has no attributes.
         source = paths.source_directory(record)
         names = xattrs_of(source)
     if names and transfer.options.xattrs:
         flags |= copy_xattrs(source, descriptor, names)
     if names and not acls:
         mode = mode_alone(source, names, mode)
-    # The owner keeps his own permissions, or nobody but root could fill or remove it; the group that the directory
-    # above passes on stays passed on.
+    # Keep the owner's access, without which only root could fill or remove the directory, and an inherited group.
     inherited = os.fstat(descriptor).st_mode & stat.S_ISGID
     os.fchmod(descriptor, mode | inherited | 0o700)
     if names:
@@ -416,20 +455,20 @@ def _set_directory(transfer: TransferState, record: Record, paths: RecordPaths, 
 
 
 def _finish_tops(transfer: TransferState, directories: Sequence[int]) -> None:
-    """Give the tops of trees their times again: the staging directories were removed from them."""
+    """Restore the times of top directories after the staging directories were removed from them."""
     with contextlib.closing(transfer.paths()) as paths:
         for record in _at(transfer, directories):
-            if not record.path and transfer.slots.get(record.index).state is State.MADE:
+            if not record.path and transfer.slots.get(record.index).state is RecordState.MADE:
                 descriptor = paths.destination_directory(record)
                 try:
                     os.utime(descriptor, ns=(record.mtime_ns, record.mtime_ns))
                     os.fsync(descriptor)
                 except OSError as error:
-                    raise transfer.failed(record, error) from error
+                    raise transfer.failure_of(record, error) from error
 
 
 def _sync_file_systems(transfer: TransferState, directories: Sequence[int], paths: RecordPaths) -> None:
-    """Sync every local file system that one of the directories is on: others may be mounted below a destination."""
+    """Sync every local filesystem with one of the directories: others may be mounted below a destination."""
     synced: set[int] = set()
     for record in _at(transfer, directories):
         descriptor = paths.destination_directory(record)
@@ -439,26 +478,28 @@ def _sync_file_systems(transfer: TransferState, directories: Sequence[int], path
             try:
                 sync_file_system(descriptor)
             except OSError as error:
-                raise transfer.failed(record, error) from error
+                raise transfer.failure_of(record, error) from error
 
 
-def _at(transfer: TransferState, paths: Sequence[int]) -> Iterator[Record]:
-    """Yield the records at these places, with signs of life."""
+def _at(transfer: TransferState, paths: Sequence[int]) -> Iterator[ManifestRecord]:
+    """Yield the records at these places, reporting progress."""
     for number, place in enumerate(paths):
         if number % STEP_RECORDS == 0:
             transfer.context.pace.check()
-            transfer.advance(Moved(steps=1))
+            transfer.advance(MovedAmounts(steps=1))
         yield transfer.manifest.at(place)
 
 
 def remove_sources(transfer: TransferState) -> int:
-    """Remove the sources of the items that are moved, and return how many files went.
+    """Remove the sources of moved items and return the number of files.
 
-    A source that changed stays, and so does a directory that still has something in it. TransferFailed if the file
-    system does not let one go: everything is at its destination then.
+    Changed sources and non-empty directories stay.
+
+    Raises:
+        TransferFailed: A source cannot be removed; everything is at its destination by then.
     """
     removed = 0
-    directories: list[Record] = []
+    directories: list[ManifestRecord] = []
     with contextlib.closing(transfer.paths()) as paths:
         for record, row in with_rows(transfer.manifest, transfer.slots):
             if not transfer.items[record.item].move:
@@ -467,13 +508,13 @@ def remove_sources(transfer: TransferState) -> int:
             try:
                 if record.kind == DIRECTORY:
                     directories.append(record)
-                elif record.kind in (FILE, LINK) and row.state is State.DONE:
+                elif record.kind in (FILE, LINK) and row.state is RecordState.DONE:
                     transfer.context.before_removal()
                     removed += _remove(paths, record, row.copied)
             except FileNotFoundError:
                 removed += 1
             except OSError as error:
-                raise transfer.failed(record, error) from error
+                raise transfer.failure_of(record, error) from error
             except TransferFailed as error:
                 if not isinstance(root_cause(error), FileNotFoundError):
                     raise
@@ -482,10 +523,10 @@ def remove_sources(transfer: TransferState) -> int:
     return removed
 
 
-def _remove(paths: RecordPaths, record: Record, copied: Copied) -> int:
+def _remove(paths: RecordPaths, record: ManifestRecord, copied: CopiedFile) -> int:
     directory, name = paths.source(record)
     now = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    # Not the device: it has another number after a boot, and on another machine that goes on with the removal.
+    # Do not compare devices, whose numbers change after a reboot and on another machine that continues the removal.
     if now.st_ino != record.inode:
         return 0
     if record.kind == FILE and (now.st_size, now.st_mtime_ns) != (copied.size, copied.mtime_ns):
@@ -493,7 +534,7 @@ def _remove(paths: RecordPaths, record: Record, copied: Copied) -> int:
     if record.kind == LINK and now.st_mtime_ns != record.mtime_ns:
         return 0
     if not is_there(paths, record, copied):
-        # Somebody took the copy away, so this is the last one.
+        # The copy has disappeared, so the source is the last one.
         return 0
     os.unlink(name, dir_fd=directory)
     return record.kind == FILE

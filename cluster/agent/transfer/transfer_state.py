@@ -1,7 +1,8 @@
-"""State of a transfer: what whoever runs it gives, and what copying needs at hand.
+"""State of a transfer: its context, and the data needed for copying.
 
-That is the manifest and what is still to be done of it, rows, marks, places, counters. It is used as
-it is after a fork: everything in it is a file that processes share, or constant."""
+Contains the manifest with its pending parts, rows, marks, paths and counters. It remains valid after a fork: everything
+in it is constant or a file shared by the processes.
+"""
 
 from __future__ import annotations
 
@@ -14,220 +15,237 @@ import msgspec
 
 from cluster.agent.files import join
 from cluster.agent.transfer.errors import TransferFailed, os_message
-from cluster.agent.transfer.fence import Fenced, is_removed
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, Manifest, Record
-from cluster.agent.transfer.options import Item, Options, chunk_bytes_again
-from cluster.agent.transfer.progress import Counters, nothing
+from cluster.agent.transfer.fence import WriterFenced, is_removed
+from cluster.agent.transfer.manifest import DIRECTORY, FILE, ManifestRecord, TransferManifest
+from cluster.agent.transfer.options import TransferItem, TransferOptions, chunk_bytes_again
+from cluster.agent.transfer.progress import Counters, no_op
 from cluster.agent.transfer.rate_limit import Pace
-from cluster.agent.transfer.record_paths import RecordPaths, overlapping
-from cluster.agent.transfer.status_table import Chunks, Header, RecordsFailed, State, StatusTable
-from cluster.agent.transfer.workspace import Files, Workspace
+from cluster.agent.transfer.record_paths import RecordPaths, find_overlaps
+from cluster.agent.transfer.status_table import Chunks, RecordsFailed, RecordsHeader, RecordState, StatusTable
+from cluster.agent.transfer.workspace import RecordFiles, Workspace
 from cluster.system import Clock
 from replica.model import Stage
 
 
-class Moved(msgspec.Struct, array_like=True, gc=False):
-    """What was done since it was told the last time; negative where it has to be done again. Bytes, and counts."""
+class MovedAmounts(msgspec.Struct, array_like=True, gc=False):
+    """Amounts since the last report; negative if work has to be repeated. Bytes and counts."""
 
     files: int = 0
     size_bytes: int = 0
-    """Of what is at hand now, resumed or not."""
+    """Bytes now available, resumed or not."""
     written_bytes: int = 0
-    """That went to the disk."""
+    """Bytes written to the disk."""
     resumed_bytes: int = 0
     retries: int = 0
     durable_bytes: int = 0
-    """That no other attempt has to move again."""
+    """Bytes that no later attempt has to move."""
     steps: int = 0
-    """Signs of life that move nothing."""
+    """Signs of progress that move nothing."""
     path: bytes = b""
-    """The file that it is at; empty: as before."""
+    """Current file; empty if unchanged."""
 
 
-_COUNTS: Final = Moved.__struct_fields__[:-1]
+_COUNTS: Final = MovedAmounts.__struct_fields__[:-1]
 
 
-class Tally:
-    """Sums up, for all threads of a process; `tell` is called by one of them."""
+class ProgressTally:
+    """Sums amounts from all threads of a process; one of them calls `tell`."""
 
-    def __init__(self, tell: Callable[[Moved], None]) -> None:
-        """Begin with nothing; `tell` is given the sums."""
+    def __init__(self, tell: Callable[[MovedAmounts], None]) -> None:
+        """Begin at zero; `tell` receives the sums."""
         self._tell = tell
         self._lock = threading.Lock()
-        self._sums = Moved()
+        self._sums = MovedAmounts()
 
-    def add(self, more: Moved) -> None:
-        """Count what was done."""
+    def add(self, more: MovedAmounts) -> None:
+        """Add amounts."""
         with self._lock:
             for name in _COUNTS:
                 setattr(self._sums, name, getattr(self._sums, name) + getattr(more, name))
 
     def at(self, path: bytes) -> None:
-        """Say which file it is at."""
+        """Set the current file."""
         self._sums.path = path
 
     def tell(self) -> None:
-        """Pass on what was counted; whatever the other side raises ends the copying."""
+        """Report the sums; an exception from the receiver ends the copying."""
         with self._lock:
-            sums, self._sums = self._sums, Moved()
-        if sums != Moved():
+            sums, self._sums = self._sums, MovedAmounts()
+        if sums != MovedAmounts():
             self._tell(sums)
 
 
-def _beside(item: Item) -> int:
+def _beside(item: TransferItem) -> int:
     return item.staging
 
 
-class Context(NamedTuple):
-    """Context of a transfer, given by whoever runs it."""
+class TransferContext(NamedTuple):
+    """Context of a transfer, given by its caller."""
 
     tag: str
-    """What temporary names begin with, such as `.forebay-7-0123abcd`."""
+    """Prefix of temporary names, for example `.forebay-7-0123abcd`."""
     workspace: Workspace
     clock: Clock
     pace: Pace
     stage: Stage
     attempt: int
-    progress: Callable[[Counters], None] = nothing
-    """Told in the main process how far it is."""
-    at: Callable[[bytes], None] = nothing
-    """Told which file is being moved."""
-    claim: Callable[[Item], int] = _beside
-    """Asked once for each item's staging directory (Item.staging), before the first temporary file: not before it is
-    known that the sources are there, since it makes directories at the destination."""
-    planned: Callable[[Sequence[tuple[int, int]]], None] = nothing
-    """Told the files and bytes of each item before anything is copied; what it raises ends the transfer."""
-    release: Callable[[], None] = nothing
-    """Told when the staging directories are needed no more, before the tops of trees get their times."""
-    before_removal: Callable[[], None] = nothing
-    """Asked before each source is removed: returns while nobody else can have begun with the transfer, and raises what
-    ends this one."""
+    progress: Callable[[Counters], None] = no_op
+    """Receives the progress, in the main process."""
+    at: Callable[[bytes], None] = no_op
+    """Receives the current file."""
+    claim: Callable[[TransferItem], int] = _beside
+    """Returns an item's staging directory (TransferItem.staging), once for each item before the first temporary file.
+    Called
+    only when the sources are known to exist, because it creates directories at the destination.
+    """
+    planned: Callable[[Sequence[tuple[int, int]]], None] = no_op
+    """Receives files and bytes of each item before copying; an exception ends the transfer."""
+    release: Callable[[], None] = no_op
+    """Called when the staging directories are no longer needed, before the times of top directories are set."""
+    before_removal: Callable[[], None] = no_op
+    """Called before each source is removed; blocks while another process may have begun the transfer, or raises to
+    end it.
+    """
 
 
 SMALL_BATCH_FILES: Final = 4096
 SMALL_BATCH_FILES_MIN: Final = 256
-"""Files of one batch, count: what one sync is for, and what a crash may have to copy again. Of few files a batch has
-fewer, so that there is something for everybody."""
+"""Files of one batch, count: the unit of a sync, and the most a crash may repeat. Batches of small transfers are
+smaller,
+so that every helper gets some.
+"""
 
 SMALL_BATCHES: Final = 32
-"""Batches that small files are shared out in at least, count: some for each of a handful of helpers."""
+"""Minimum number of batches that small files are divided into, count: some for each of a few helpers."""
 
 SMALL_BATCH_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of the files of one batch."""
+"""Bytes of the files in one batch."""
 
 POLL_RECORDS: Final = 4096
-"""Records whose rows are read at once."""
+"""Records whose rows are read at a time."""
 
 _OF_DIRECTORIES: Final = 0.75
-"""From this share of a batch on it ends with a directory, if one ends: so that most have all of their files in one."""
+"""Share of a batch from which on it ends with a directory, so that most directories are complete in one batch."""
 
-_PENDING: Final = frozenset({State.NEW, State.STARTED, State.READY})
+_PENDING: Final = frozenset({RecordState.NEW, RecordState.STARTED, RecordState.READY})
 
 
-class Batch(NamedTuple):
-    """Records in a row that are copied together."""
+class RecordBatch(NamedTuple):
+    """Consecutive records that are copied together."""
 
     place: int
-    """Where the first one is in the manifest."""
+    """Place of the first record in the manifest."""
     length: int
-    """Records, of which some may be no files, or done."""
+    """Number of records, some of which may be no files or done."""
     large: bool = False
-    """File that is copied in chunks."""
+    """True for a single file copied in chunks."""
 
 
-def directory_of(record: Record) -> tuple[int, bytes]:
-    """Return the item and the path of the directory that a record lies in."""
+def directory_of(record: ManifestRecord) -> tuple[int, bytes]:
+    """Return the item and path of the directory that contains a record."""
     return record.item, record.path.rpartition(b"/")[0]
 
 
-class Planned(NamedTuple):
-    """What there is to do, and the open files that say so."""
+class TransferPlan(NamedTuple):
+    """Result of planning, with its open files."""
 
-    files: Files
-    header: Header
+    files: RecordFiles
+    header: RecordsHeader
     amounts: tuple[tuple[int, int], ...]
     """Files and bytes of each item."""
     resumed_files: int
     resumed_bytes: int
     same_boot: bool
     directories: Sequence[int]
-    """The places of their records in the manifest."""
+    """Places of the directory records in the manifest."""
     links: Sequence[int] = ()
-    """Those of links that are made again."""
+    """Places of links to recreate."""
     begins: Sequence[int] = ()
-    """The place of the first record of each item; empty if nothing is copied any more."""
+    """Place of each item's first record; empty if nothing remains to be copied."""
     absent: tuple[tuple[int, str], ...] = ()
-    """Items whose source cannot be found, each with the reason: nothing of them is moved."""
+    """Items whose source is missing, each with the reason; nothing of them is moved."""
     is_recorded: bool = True
-    """Whether the next attempt will know of this one."""
+    """True if the next attempt can see these records."""
 
 
 class TransferState:
-    """State of a transfer that all its processes share."""
+    """State of a transfer shared by all its processes."""
 
-    def __init__(self, items: Sequence[Item], options: Options, context: Context, planned: Planned) -> None:
-        """Take what was planned."""
+    def __init__(
+        self, items: Sequence[TransferItem], options: TransferOptions, context: TransferContext, planned: TransferPlan
+    ) -> None:
+        """Use the plan."""
         self.items = items
         self.options = options
         self.context = context
         self.header = planned.header
-        self.manifest = Manifest(planned.files.manifest, planned.header.manifest_bytes)
+        self.manifest = TransferManifest(planned.files.manifest, planned.header.manifest_bytes)
         self.slots = StatusTable(planned.files.control)
         self.same_boot = planned.same_boot
-        """Whether what was only written, not synced, when the checkpoint was made can still be there."""
+        """True if data written but not synced before the checkpoint can still be in memory."""
         self._chunks = planned.files.chunks
-        self._apart = not overlapping(items)
-        """Whether no two items go to the same directories."""
+        self._apart = not find_overlaps(items)
+        """True if no two items share directories."""
         self.written_bytes = 0
         self.counters = Counters(files_total=self.header.files, bytes_total=self.header.size_bytes)
 
     def paths(self) -> RecordPaths:
-        """Return a new finder of directories: one for each process or thread."""
+        """Return a new `RecordPaths`, one for each process or thread."""
         return RecordPaths(self.items, self.context.tag)
 
-    def pending(self, wanted: Callable[[Item], bool] = lambda item: item.backend == "native") -> Iterator[Batch]:
-        """Yield what is to be copied of the items that are wanted, in the manifest's order. OSError."""
+    def pending(
+        self, wanted: Callable[[TransferItem], bool] = lambda item: item.backend == "native"
+    ) -> Iterator[RecordBatch]:
+        """Yield the batches to copy for the wanted items, in manifest order.
+
+        Raises:
+            OSError: The records cannot be read.
+        """
         place, count, files, size_bytes = 0, 0, 0, 0
         states, base = b"", 0
         ahead = (-2, 0)
         chosen = [wanted(item) for item in self.items]
         files_max = min(SMALL_BATCH_FILES, max(SMALL_BATCH_FILES_MIN, self.header.files // SMALL_BATCHES))
-        for at, record in self.manifest.located():
+        for at, record in self.manifest.records_with_places():
             if record.index >= base + len(states):
                 base = record.index
                 states = self.slots.states(base, POLL_RECORDS)
             if record.kind != FILE or not chosen[record.item] or states[record.index - base] not in _PENDING:
                 if record.kind == DIRECTORY:
                     if files >= files_max * _OF_DIRECTORIES:
-                        yield Batch(place, count)
+                        yield RecordBatch(place, count)
                         files = count = size_bytes = 0
                     ahead = (record.index, at)
                 if files:
                     count += 1
                     if count >= POLL_RECORDS:
-                        yield Batch(place, count)
+                        yield RecordBatch(place, count)
                         files = count = size_bytes = 0
                 continue
             if record.is_large:
                 if files:
-                    yield Batch(place, count)
+                    yield RecordBatch(place, count)
                     files = count = size_bytes = 0
-                yield Batch(at, 1, True)
+                yield RecordBatch(at, 1, True)
                 continue
             if not files:
-                # With the directory that it is the first file of: `leaves` wants to see it.
+                # Include the directory if this is its first file, because `leaves` needs it.
                 place, count = (ahead[1], 1) if ahead[0] == record.index - 1 else (at, 0)
             files, count, size_bytes = files + 1, count + 1, size_bytes + record.size
             if files >= files_max or size_bytes >= SMALL_BATCH_BYTES:
-                yield Batch(place, count)
+                yield RecordBatch(place, count)
                 files = count = size_bytes = 0
         if files:
-            yield Batch(place, count)
+            yield RecordBatch(place, count)
 
     def records(
-        self, batch: Batch, wanted: Callable[[Item], bool] = lambda item: item.backend == "native"
-    ) -> list[Record]:
-        """Return the files of a batch that are not done. OSError."""
+        self, batch: RecordBatch, wanted: Callable[[TransferItem], bool] = lambda item: item.backend == "native"
+    ) -> list[ManifestRecord]:
+        """Return the files of a batch that are not done.
+
+        Raises:
+            OSError: The records cannot be read.
+        """
         found = list(self.manifest.records(batch.place, batch.length))
         states = self.slots.states(found[0].index, batch.length) if found else b""
         return [
@@ -239,16 +257,19 @@ class TransferState:
             and wanted(self.items[record.item])
         ]
 
-    def leaves(self, batch: Batch, chosen: Sequence[Record]) -> set[tuple[int, bytes]]:
-        """Return the directories of a batch, each item and path, that this transfer made and that hold nothing but
-        files `chosen` of it. OSError.
+    def leaves(self, batch: RecordBatch, chosen: Sequence[ManifestRecord]) -> set[tuple[int, bytes]]:
+        """Return directories (item and path) of a batch that this transfer created and that contain only `chosen`
+        files.
+
+        Raises:
+            OSError: The records cannot be read.
         """
         if not self._apart:
             return set()
         taken = {record.index for record in chosen}
         found: set[tuple[int, bytes]] = set()
-        under_way: Record | None = None
-        # What follows the batch says whether its last directory ended in it.
+        under_way: ManifestRecord | None = None
+        # The record after the batch shows whether its last directory is complete.
         records = [*self.manifest.records(batch.place, batch.length + 1)]
         states = self.slots.states(records[0].index, len(records)) if records else b""
         for number, record in enumerate(records):
@@ -258,7 +279,7 @@ class TransferState:
             if number == batch.length:
                 break
             if record.kind == DIRECTORY:
-                under_way = record if states[number] == State.MADE and record.path else None
+                under_way = record if states[number] == RecordState.MADE and record.path else None
             elif under_way is not None and record.index not in taken and record.kind == FILE:
                 under_way = None
         else:
@@ -266,45 +287,47 @@ class TransferState:
                 found.add((under_way.item, under_way.path))
         return found
 
-    def chunks(self, record: Record, size_bytes: int | None = None) -> Chunks:
-        """Return the marks of a large file, which has this size by now; None: the one that was planned."""
+    def chunks(self, record: ManifestRecord, size_bytes: int | None = None) -> Chunks:
+        """Return the marks of a large file with this current size; None means the planned size."""
         if size_bytes is None:
             return self.chunks(record, record.size)
         chunk_bytes = chunk_bytes_again(record.size, size_bytes, self.options)
         return Chunks(self._chunks, record.chunk_at, -(-size_bytes // chunk_bytes), chunk_bytes)
 
-    def shown(self, record: Record) -> tuple[str, str]:
-        """Return source and destination as messages name them."""
+    def display_paths(self, record: ManifestRecord) -> tuple[str, str]:
+        """Return source and destination for messages."""
         item = self.items[record.item]
         parts = (os.fsdecode(record.path),) if record.path else ()
         return join(item.source.path, parts), join(item.destination.path, parts)
 
-    def failed(self, record: Record, error: OSError | TransferFailed) -> Exception:
-        """Return what to raise `from error`: a sentence that names both files, or that a newer attempt is here; itself
-        if it is about the agent's records.
+    def failure_of(self, record: ManifestRecord, error: OSError | TransferFailed) -> Exception:
+        """Return the exception to raise `from error`, naming both files or the newer attempt.
+
+        An error of the agent's own records is returned unchanged.
         """
         if isinstance(error, RecordsFailed):
             return error
         if isinstance(error, TransferFailed):
-            # Another one: raised from itself it would have no cause but itself.
+            # A new exception, because one raised from itself would be its own cause.
             return type(error)(str(error), record.item)
-        source, destination = self.shown(record)
+        source, destination = self.display_paths(record)
         staging = self.items[record.item].staging
         if isinstance(error, FileNotFoundError) and staging >= 0 and is_removed(staging):
-            return Fenced(f"a newer attempt has taken over {destination}: this one may not write there any more")
+            return WriterFenced(f"a newer attempt has taken over {destination}; this one may no longer write there")
         return TransferFailed(f"{source} cannot be copied to {destination}: {os_message(error)}", record.item)
 
-    def changed(self, record: Record, tries: int) -> TransferFailed:
-        """Return what is said of a source that changed every time it was read."""
-        source, _ = self.shown(record)
+    def source_changed_error(self, record: ManifestRecord, tries: int) -> TransferFailed:
+        """Return the error for a source that changed in every attempt."""
+        source, _ = self.display_paths(record)
         return TransferFailed(
-            f"{source} changed while it was copied, {tries} times; stage it when nobody writes to it", record.item
+            f"{source} changed during {tries} attempts to copy it; stage it while it is not being written", record.item
         )
 
-    def advance(self, moved: Moved) -> None:
-        """Add to the counters, in the main process. TransferFailed if more was copied than may be.
+    def advance(self, moved: MovedAmounts) -> None:
+        """Add to the counters, in the main process; counted files are durable at their destination.
 
-        Files are durable at their destination.
+        Raises:
+            TransferFailed: More was copied than the limit permits.
         """
         if moved.path:
             self.context.at(moved.path)
@@ -324,12 +347,13 @@ class TransferState:
         self.check_limit(self.counters.bytes_done)
 
     def check_limit(self, needed_bytes: int) -> None:
-        """Raise TransferFailed if that is more than may be copied in all: a source grew since it was planned."""
+        """Raise TransferFailed if the total exceeds the limit, because a source grew after planning."""
         limit_bytes = self.options.limit_bytes
         if limit_bytes and needed_bytes > limit_bytes:
             raise TransferFailed(
                 "a source grew while it was copied: "
-                f"the transfers need more than the {limit_bytes} bytes of the buffer; stage when nobody writes to it"
+                f"the transfers need more than the {limit_bytes} bytes of the buffer; "
+                "stage it while it is not being written"
             )
 
     def tell(self, counters: Counters) -> None:
@@ -337,26 +361,26 @@ class TransferState:
         self.counters = counters
         self.context.progress(counters)
 
-    def at(self, record: Record) -> None:
-        """Say which file is being moved."""
+    def at(self, record: ManifestRecord) -> None:
+        """Set the current file."""
         self.context.at(self.label(record))
 
-    def label(self, record: Record) -> bytes:
-        """Return what is shown of a file that is being moved."""
+    def label(self, record: ManifestRecord) -> bytes:
+        """Return the displayed name of a file."""
         return record.path or os.fsencode(self.items[record.item].source.path)
 
 
-class Shown:
-    """The name of a file for a message that is hardly ever needed."""
+class DisplayPath:
+    """Path of a file for messages, built only when needed."""
 
     __slots__ = ("_record", "_side", "_transfer")
 
-    def __init__(self, transfer: TransferState, record: Record, side: int) -> None:
-        """Of its source, side 0, or of its destination, side 1."""
+    def __init__(self, transfer: TransferState, record: ManifestRecord, side: int) -> None:
+        """Refer to the source (side 0) or the destination (side 1)."""
         self._transfer = transfer
         self._record = record
         self._side = side
 
     def __str__(self) -> str:
-        """Return it."""
-        return self._transfer.shown(self._record)[self._side]
+        """Return the path."""
+        return self._transfer.display_paths(self._record)[self._side]

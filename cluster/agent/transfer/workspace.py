@@ -1,11 +1,13 @@
-"""Where a transfer keeps its records: on the agent's disk, opened before the worker becomes the job's user.
+"""Records of a transfer on the agent's disk, opened before the worker switches to the job's user.
 
-`transfers/JOB.STAGE.{control,manifest,chunks}.{0,1}` are two generations: a new attempt writes the one while it reads
-the other, so that a crash at any point leaves one that is whole; a first attempt has one. `JOB.STAGE.made` names the
-directories at the top of trees that the transfer makes, before it does. `receipts/JOB.ATTEMPT.STAGE` is what it did to
-every file. They belong to the agent: the job's user, whom the worker becomes, can neither open nor change them by name.
+`transfers/JOB.STAGE.{control,manifest,chunks}.{0,1}` are two generations: a new attempt writes one while reading the
+other, so that a crash always leaves one intact; a first attempt has one. `JOB.STAGE.made` lists top directories of
+trees
+before the transfer creates them. `receipts/JOB.ATTEMPT.STAGE` has a line for every file. They belong to the agent: the
+worker, running as the job's user, can neither open nor change them by name.
 
-Where the agent's disk is full, the records are in memory: the transfer is as safe, but cannot go on where it was."""
+If the agent's disk is full, the records are kept in memory: the transfer is equally safe but cannot be resumed.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +23,32 @@ TRANSFERS: Final = "transfers"
 STAGES: Final = ("stage_in", "stage_out")
 
 RECEIPT_FILES_MAX: Final = 4_096
-"""Files of receipts that an agent keeps, count; the oldest go first. One has about 120 bytes for each file moved."""
+"""Receipt files kept by an agent, count; the oldest are removed first. Each has about 120 bytes per file moved."""
 
 RECEIPT_BYTES_MAX: Final = 4 * 1024**3
-"""Bytes of all of them: some thirty million files' worth."""
+"""Total size of receipt files, bytes: about thirty million files."""
 
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS: Final = ("control", "manifest", "chunks")
 
 
-class Files(NamedTuple):
-    """The open files of one generation."""
+class RecordFiles(NamedTuple):
+    """Open files of one generation."""
 
     control: int
-    """A header, and a row for each record."""
+    """Header, and a row for each record."""
     manifest: int
     chunks: int
-    """A mark for each chunk of each large file."""
+    """Marks of the chunks of large files."""
 
 
 class Workspace:
-    """The open files of one transfer."""
+    """Open files of one transfer."""
 
-    def __init__(self, generations: tuple[Files, Files], receipts: int, made: int, *, in_memory: bool) -> None:
-        """Take the descriptors; `close` closes them."""
+    def __init__(
+        self, generations: tuple[RecordFiles, RecordFiles], receipts: int, made: int, *, in_memory: bool
+    ) -> None:
+        """Take ownership of the descriptors."""
         self.generations = generations
         self._made = made
         self._known: set[bytes] = set()
@@ -53,18 +57,22 @@ class Workspace:
 
     @classmethod
     def open(cls, home: int, job: int, attempt: int, stage: str) -> Workspace:
-        """Open or make the files in the agent's open directory; in memory if there is no room for them. OSError."""
+        """Open or create the files in the agent's open directory, or in memory if the disk is full.
+
+        Raises:
+            OSError: The disk fails.
+        """
         with contextlib.ExitStack() as opened:
             try:
                 transfers = _subdirectory(home, TRANSFERS, opened)
                 receipts = _subdirectory(home, RECEIPTS, opened)
                 begun = _is_there(transfers, _name(job, stage, _KINDS[0], 0))
-                first = Files(*(_open(transfers, _name(job, stage, kind, 0), opened) for kind in _KINDS))
+                first = RecordFiles(*(_open(transfers, _name(job, stage, kind, 0), opened) for kind in _KINDS))
                 if begun:
-                    second = Files(*(_open(transfers, _name(job, stage, kind, 1), opened) for kind in _KINDS))
+                    second = RecordFiles(*(_open(transfers, _name(job, stage, kind, 1), opened) for kind in _KINDS))
                 else:
-                    # Nobody goes on from anything, so nothing is read while something else is written.
-                    second = Files(*(_held(_memory(kind), opened) for kind in _KINDS))
+                    # There is nothing to resume, so the second generation is never needed on disk.
+                    second = RecordFiles(*(_close_later(_memory(kind), opened) for kind in _KINDS))
                 made = _open(transfers, _made_name(job, stage), opened)
                 lines = _open(receipts, f"{job}.{attempt}.{stage}", opened)
                 os.fsync(transfers)
@@ -80,13 +88,13 @@ class Workspace:
 
     @classmethod
     def in_memory_only(cls) -> Workspace:
-        """Return one whose files are in memory."""
-        first, second = (Files(*(_memory(kind) for kind in _KINDS)) for _ in (0, 1))
+        """Return a workspace whose files are in memory."""
+        first, second = (RecordFiles(*(_memory(kind) for kind in _KINDS)) for _ in (0, 1))
         return cls((first, second), _memory("receipts"), _memory("made"), in_memory=True)
 
     def note_made(self, path: bytes) -> bool:
-        """Keep that a directory is about to be made, and return whether durably: where there is no room it is kept for
-        this attempt alone.
+        """Record that a directory is about to be created; return False if that is not durable because the disk is
+        full.
         """
         key = _key(path)
         self._known.add(key)
@@ -100,7 +108,11 @@ class Workspace:
         return not self.in_memory
 
     def was_made(self, path: bytes) -> bool:
-        """Return whether an attempt at this transfer kept that it makes the directory. OSError."""
+        """Return whether an attempt at this transfer recorded the directory as its own.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
         if _key(path) in self._known:
             return True
         size_bytes = os.fstat(self._made).st_size
@@ -115,7 +127,11 @@ class Workspace:
 
 
 def forget(home: int, job: int, stages: tuple[str, ...] = STAGES) -> None:
-    """Remove the records of a job's transfers (not its receipts) from the agent's open directory. OSError."""
+    """Remove the records, but not the receipts, of a job's transfers.
+
+    Raises:
+        OSError: A file cannot be removed.
+    """
     with contextlib.ExitStack() as opened:
         try:
             transfers = open_directory(TRANSFERS, dir_fd=home)
@@ -132,7 +148,11 @@ def forget(home: int, job: int, stages: tuple[str, ...] = STAGES) -> None:
 
 
 def prune_receipts(home: int, files_max: int = RECEIPT_FILES_MAX, bytes_max: int = RECEIPT_BYTES_MAX) -> int:
-    """Remove the oldest files of receipts until the others are within the bounds; return how many went. OSError."""
+    """Remove the oldest receipt files until the rest is within the limits; return the number removed.
+
+    Raises:
+        OSError: A file cannot be removed.
+    """
     try:
         receipts = open_directory(RECEIPTS, dir_fd=home)
     except FileNotFoundError:
@@ -185,10 +205,10 @@ def _is_there(directory: int, name: str) -> bool:
 
 
 def _open(directory: int, name: str, opened: contextlib.ExitStack) -> int:
-    return _held(os.open(name, _FLAGS, 0o600, dir_fd=directory), opened)
+    return _close_later(os.open(name, _FLAGS, 0o600, dir_fd=directory), opened)
 
 
-def _held(descriptor: int, opened: contextlib.ExitStack) -> int:
+def _close_later(descriptor: int, opened: contextlib.ExitStack) -> int:
     opened.callback(os.close, descriptor)
     return descriptor
 

@@ -1,9 +1,9 @@
-"""Removal of a buffer with no more rights than its user has, also while the user's processes still move things into it.
+"""Remove a buffer with only its user's rights, even while the user's processes still move files into it.
 
-The user's pass empties the directory. The directory is then taken away from the user by descriptor, so that nothing can
-be moved in any more, and only what is empty is removed: root deletes no file and no directory that the user might not
-have been allowed to delete. What came in between is looked at once more, with the user's rights; what those do not
-remove is kept in a directory that only root can enter, and is reported.
+A first pass, with the user's rights, empties the directory. The agent then takes the directory over by descriptor, so
+that nothing more can be moved in, and removes it only if it is empty. Root thus never deletes a file or directory that
+the user may not have been allowed to delete. Content that arrived in between gets another pass with the user's rights;
+content that remains is kept in a directory only root can enter, and reported.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Final
 
 from cluster.agent.files import KEPT_NAMED_MAX, RemovalFailed, capacity, remove_removable
 from cluster.agent.processes import AccountRefused, account_for, acting_as
-from cluster.agent.worker.work import Work
+from cluster.agent.worker.task import WorkerTask
 from cluster.system import closing, die_with_parent, names_in
 
 PASSES_MAX: Final = 8
-"""How often a buffer is given back to its user and emptied once more, count: a process of the user may be moving files
-into it all the time."""
+"""Limit on passes over one buffer, count: a process of the user may keep moving files into it."""
 
 _PRIVATE: Final = 0o700
 
 
-def remove_as_user(work: Work, parent: int, name: str, *, user: str | None, shown: str) -> list[str]:
-    """Remove the buffer `name` in the open directory `parent`; return what its user may not remove, by name and owner.
+def remove_as_user(work: WorkerTask, parent: int, name: str, *, user: str | None, shown: str) -> list[str]:
+    """Remove the buffer `name` in the open directory `parent`; return paths and owners of what its user may not remove.
 
-    What is kept lies in a directory that is the agent's from then on. A buffer that an earlier attempt took away is
-    given back to `user` for the pass; with None it is removed only if it is empty. Nothing to do if there is no buffer.
+    Kept content lies in a directory owned by the agent. A buffer that an earlier attempt took over is given back to
+    `user`
+    for the pass; with None it is removed only if it is empty. A missing buffer is not an error.
 
     Raises:
-        RemovalFailed: something else failed; the message names it.
-        ImageRefused: the buffer is an image that cannot be mounted.
+        RemovalFailed: Something could not be removed for another reason; the message names it.
+        ImageFailed: The buffer is an image that cannot be mounted.
     """
     try:
         with closing(capacity.open_buffer(parent, name)) as directory:
@@ -45,10 +45,12 @@ def remove_as_user(work: Work, parent: int, name: str, *, user: str | None, show
     return kept
 
 
-def remove_as_operator(work: Work, parent: int, name: str, *, shown: str) -> None:
-    """Remove a buffer with everything that was in it when it was taken away from its user. RemovalFailed, ImageRefused.
+def remove_as_operator(work: WorkerTask, parent: int, name: str, *, shown: str) -> None:
+    """Remove a buffer with everything it held when it was taken from its user. A missing buffer is not an error.
 
-    Nothing to do if there is no buffer.
+    Raises:
+        RemovalFailed: The buffer cannot be removed.
+        ImageFailed: The buffer is an image that cannot be mounted.
     """
     try:
         with closing(capacity.open_buffer(parent, name)) as directory:
@@ -60,8 +62,8 @@ def remove_as_operator(work: Work, parent: int, name: str, *, shown: str) -> Non
     capacity.remove(parent, name, shown=shown)
 
 
-def _empty(work: Work, directory: int, user: str | None, shown: str) -> list[str]:
-    """Empty an open directory as its owner and take it away; return what the owner may not remove."""
+def _empty(work: WorkerTask, directory: int, user: str | None, shown: str) -> list[str]:
+    """Empty an open directory as its owner, then take it over; return paths that the owner may not remove."""
     owner = _owner(work, directory, user)
     for _ in range(PASSES_MAX):
         kept: list[str] = []
@@ -77,8 +79,8 @@ def _empty(work: Work, directory: int, user: str | None, shown: str) -> list[str
     raise RemovalFailed(f"{shown} is filled as fast as it is emptied; end the processes of its user on this node")
 
 
-def _owner(work: Work, directory: int, user: str | None) -> tuple[int, int] | None:
-    """Return the user and group ID that an open directory is emptied with, None if no user is known."""
+def _owner(work: WorkerTask, directory: int, user: str | None) -> tuple[int, int] | None:
+    """Return the user and group ID to empty an open directory with, or None if the user is unknown."""
     status = os.fstat(directory)
     if work.accounts != "switch" or status.st_uid != os.geteuid():
         return status.st_uid, status.st_gid
@@ -89,7 +91,7 @@ def _owner(work: Work, directory: int, user: str | None) -> tuple[int, int] | No
     return None if account is None else (account.uid, account.gid)
 
 
-def _remove_as(work: Work, directory: int, owner: tuple[int, int], shown: str) -> list[str]:
+def _remove_as(work: WorkerTask, directory: int, owner: tuple[int, int], shown: str) -> list[str]:
     try:
         if work.accounts == "switch":
             os.fchown(directory, *owner)
@@ -98,14 +100,14 @@ def _remove_as(work: Work, directory: int, owner: tuple[int, int], shown: str) -
             die_with_parent(work.agent)
             return remove_removable(directory, shown=shown)
     finally:
-        # The kernel forgets it whenever the rights of a process change.
+        # The kernel clears the parent-death signal when credentials change.
         die_with_parent(work.agent)
 
 
-def _take_away(work: Work, directory: int) -> None:
-    """Let nobody but the agent change an open directory. A process that has it open loses its rights, too.
+def _take_away(work: WorkerTask, directory: int) -> None:
+    """Restrict an open directory to the agent, also for processes that have it open.
 
-    The owner goes first: afterwards nobody but the agent can undo the mode, which also cuts off access lists.
+    The owner changes first: afterwards only the agent can change the mode, which also disables access lists.
     """
     if work.accounts == "switch":
         os.fchown(directory, os.geteuid(), os.getegid())

@@ -1,7 +1,8 @@
-"""What a buffer holds, as it is counted for the watch over what jobs write: until there is too much, and no further.
+"""Usage of a buffer, counted until a limit is exceeded, for the watch over jobs.
 
-Files that were removed and that a process of the job still holds open, or has mapped, count as well. Not seen are those
-that only a socket's queue holds, and those of processes outside the job's cgroup.
+Removed files that a process of the job still holds open or mapped count as well. Files held only in a socket's queue,
+or
+by processes outside the job's cgroup, are missed.
 """
 
 from __future__ import annotations
@@ -23,78 +24,86 @@ MIB: Final = 1024**2
 
 INODES_LEAST: Final = 10_000
 INODE_BYTES: Final = 512
-"""Files, directories and links that a job may make in its buffer: one for so many bytes of its capacity, and so many at
-least. File systems have one for 16 KiB as a rule, but most buffers are large and hold few files."""
+"""Inode limit of a buffer: one per INODE_BYTES of its capacity, but at least INODES_LEAST. Filesystems usually provide
+one
+per 16 KiB, but most buffers are large and hold few files.
+"""
 
 PREALLOCATED_TIMES: Final = 2
 PREALLOCATED_BYTES: Final = 64 * MIB
-"""How much may be reserved beyond the ends of files, as a multiple of the capacity and bytes: file systems do that by
-themselves for files that grow, and take it back."""
+"""Space that may be reserved beyond the ends of files, as a multiple of the capacity plus bytes. Filesystems
+preallocate it
+for growing files and release it later.
+"""
 
 
 QUOTA_PART: Final = 16
 QUOTA_BYTES: Final = 4 * MIB
-"""What a file system may count beyond the lengths of files: one part of so many of the capacity, and bytes."""
+"""Allowance for filesystem overhead: this fraction of the capacity (1/QUOTA_PART) plus QUOTA_BYTES."""
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be counted."""
+class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Buffer to count, with its limits."""
 
     path: str
-    """Of the buffer: the agent's own directory, and beneath that nothing that a user can replace."""
+    """Path of the buffer. Users cannot replace any component of it."""
     most_bytes: int
     most_inodes: int
     cgroup: CgroupName | None = None
-    """Of the script; None: there is none, and removed files are not counted."""
+    """Cgroup of the script; None skips removed files."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found, as far as it was counted."""
+    """Result of a count, which may have stopped early at a limit."""
 
     size_bytes: int = 0
-    """Of the files, as far as they have blocks."""
+    """Total size of the files, excluding holes."""
     inodes: int = 0
     excess: str = ""
-    """What there is too much of: bytes, reserved, inodes or depth; empty: nothing."""
+    """Limit exceeded: bytes, reserved, inodes or depth; empty if none."""
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """One buffer to count."""
+class UsageRequest(msgspec.Struct, frozen=True):
+    """Request to count one buffer."""
 
     number: int
-    look: Look
+    look: UsageQuery
 
 
-class Answered(msgspec.Struct, frozen=True):
-    """Answer to an `Asked`, with its number."""
+class UsageReply(msgspec.Struct, frozen=True):
+    """Reply to a `UsageRequest`, with its number."""
 
     number: int
     usage: Usage
     took_s: float
-    """Seconds that counting this buffer took, without those in which others were counted."""
+    """Seconds spent counting this buffer, excluding time spent on others."""
     fault: str = ""
-    """Why it cannot be counted; empty: it was."""
+    """Error that prevented the count; empty if there was none."""
 
 
 def inodes_of(capacity_bytes: int) -> int:
-    """Return how many files, directories and links a job may make in a buffer of so many bytes."""
+    """Return the inode limit of a buffer with this capacity."""
     return max(INODES_LEAST, capacity_bytes // INODE_BYTES)
 
 
 def blocks_of(capacity_bytes: int) -> int:
-    """Return how much of its file system a buffer of so many bytes may take where that is kept by the file system.
+    """Return the quota for a buffer with this capacity, where the filesystem enforces it.
 
-    It counts whole blocks, and those of directories: what fits by the lengths of its files should fit.
+    The filesystem counts whole blocks, including those of directories; files that fit by their lengths should fit.
     """
     return capacity_bytes + capacity_bytes // QUOTA_PART + QUOTA_BYTES
 
 
 SLICE: Final = 1_000
-"""Entries between two pauses of a count: some milliseconds."""
+"""Entries counted between two pauses: some milliseconds."""
 
 
-def measure(look: Look) -> Usage:
-    """Count what is in a buffer, until there is too much. OSError if it cannot be opened."""
+def measure(look: UsageQuery) -> Usage:
+    """Count the content of a buffer until a limit is exceeded.
+
+    Raises:
+        OSError: The buffer cannot be opened.
+    """
     counting = measuring(look)
     while True:
         try:
@@ -104,19 +113,19 @@ def measure(look: Look) -> Usage:
             return usage
 
 
-def measuring(look: Look) -> Generator[None, None, Usage]:
-    """Count what is in a buffer, until there is too much, with a pause after each SLICE of entries.
+def measuring(look: UsageQuery) -> Generator[None, None, Usage]:
+    """Count the content of a buffer until a limit is exceeded, yielding after each SLICE of entries.
 
-    By descriptors and never through a link; what changes meanwhile is counted as it was met.
+    Works on descriptors and follows no link. Concurrent changes may or may not be counted.
 
     Raises:
-        OSError: the buffer cannot be opened.
+        OSError: The buffer cannot be opened.
     """
     size_bytes = reserved_bytes = inodes = met = 0
     seen: set[tuple[int, int]] = set()
     with closing(open_directory(look.path)) as root:
         block, device = os.statvfs(root).f_frsize, os.fstat(root).st_dev
-        for depth, status in _found(root, device, look.cgroup):
+        for depth, status in _entries(root, device, look.cgroup):
             met += 1
             if met % SLICE == 0:
                 yield
@@ -137,7 +146,7 @@ def measuring(look: Look) -> Generator[None, None, Usage]:
     return Usage(size_bytes=size_bytes, inodes=inodes)
 
 
-def _excess(look: Look, size_bytes: int, reserved_bytes: int, inodes: int, depth: int) -> str:
+def _excess(look: UsageQuery, size_bytes: int, reserved_bytes: int, inodes: int, depth: int) -> str:
     if size_bytes > look.most_bytes:
         return "bytes"
     if reserved_bytes > look.most_bytes * PREALLOCATED_TIMES + PREALLOCATED_BYTES:
@@ -147,33 +156,35 @@ def _excess(look: Look, size_bytes: int, reserved_bytes: int, inodes: int, depth
     return "depth" if depth > BUFFER_DEPTH_MAX else ""
 
 
-def _found(root: int, device: int, name: CgroupName | None) -> Iterator[tuple[int, os.stat_result | None]]:
-    """Give everything in an open buffer with its depth, and what was removed and is held; None for what is neither."""
+def _entries(root: int, device: int, name: CgroupName | None) -> Iterator[tuple[int, os.stat_result | None]]:
+    """Yield depth and status of each entry in an open buffer, then of removed files still held; None for other open
+    files.
+    """
     yield from _walk(root, device)
     cgroup = Cgroup.find(name)
     if cgroup is None:
         return
     with closing(cgroup.directory):
         pids = cgroup.pids()
-    for status in removed(pids, os.readlink(f"/proc/self/fd/{root}") + "/"):
+    for status in removed_files(pids, os.readlink(f"/proc/self/fd/{root}") + "/"):
         yield 1, status
 
 
-def removed(pids: Iterable[int], beneath: str) -> Iterator[os.stat_result | None]:
-    """Give the removed files that processes hold open or mapped, and that were beneath a path; None for each other."""
+def removed_files(pids: Iterable[int], beneath: str) -> Iterator[os.stat_result | None]:
+    """Yield the removed files beneath a path that processes hold open or mapped; None for each other file."""
     for pid in pids:
         for kind in ("fd", "map_files"):
-            yield from _held(f"/proc/{pid}/{kind}", beneath)
+            yield from _held_files(f"/proc/{pid}/{kind}", beneath)
 
 
-def _held(directory: str, beneath: str) -> Iterator[os.stat_result | None]:
-    """Give the removed files that a process holds and that were in a buffer; None for each other file."""
-    # The process may end at any time, and one of another user is not this agent's to look at.
+def _held_files(directory: str, beneath: str) -> Iterator[os.stat_result | None]:
+    """Yield the removed files beneath a path that one process holds; None for each other file."""
+    # The process may end at any time, and the agent may not inspect processes of other users.
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             status = None
             with suppress(OSError):
-                # By its name first: a file elsewhere may be of a file system that does not answer.
+                # Check the name first: the filesystem of an unrelated file may hang.
                 where = os.readlink(entry.path)
                 if where.startswith(beneath) and where.endswith(" (deleted)"):
                     status = os.stat(entry.path)
@@ -182,7 +193,7 @@ def _held(directory: str, beneath: str) -> Iterator[os.stat_result | None]:
 
 
 def _walk(root: int, device: int) -> Iterator[tuple[int, os.stat_result]]:
-    """Give everything beneath the open directory, with how deep it lies."""
+    """Yield depth and status of each entry beneath the open directory."""
     stack: list[tuple[int, Iterator[os.DirEntry[str]]]] = [(os.dup(root), os.scandir(root))]
     try:
         while stack:
@@ -195,13 +206,13 @@ def _walk(root: int, device: int) -> Iterator[tuple[int, os.stat_result]]:
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode) and len(stack) <= BUFFER_DEPTH_MAX:
                     below = open_directory(entry.name, dir_fd=directory)
-                    # What is mounted here is not the job's, but subvolumes are, which anybody may make.
+                    # Skip mounted filesystems, but count subvolumes, which any user may create.
                     if status.st_dev == device or subvolumes.is_subvolume(below):
                         stack.append((below, os.scandir(below)))
                     else:
                         os.close(below)
             except OSError:
-                # It is gone, or another kind of thing by now.
+                # The entry was removed or replaced meanwhile.
                 continue
             yield len(stack), status
     finally:

@@ -1,14 +1,14 @@
-"""The operations of a site's own provider, in the agent's worker: which ones make up a stage, and in which order.
+"""Operations of an external provider in the agent's worker, and the order in which a stage runs them.
 
-    persistent destroy_persistent, or create_persistent: one by one before a stage-in or a teardown that has any
+    persistent destroy_persistent or create_persistent, before a stage-in or teardown that needs one
     stage_in   setup data_in real_size paths
-    run        pre_run, then the script with the variables that `paths` gave
+    run        pre_run, then the script with the variables from `paths`
     post_run   post_run
     stage_out  data_out
     teardown   teardown
 
-Each operation is a process of its own that the worker can end (cluster.providers.guard). What `paths` said is kept,
-durably, in calls/<job>/environment.json until the teardown.
+Each operation runs in a process of its own that the worker can end (cluster.providers.guard). The output of `paths` is
+kept durably in calls/<job>/environment.json until teardown.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ import msgspec
 from cluster.agent.files import CALLS, read_bounded, remove_tree, write_durably
 from cluster.agent.messages import failure
 from cluster.agent.processes import AccountRefused, Mode, account_for, cgroup_of_script, kill_job
-from cluster.agent.worker.work import Outcome, Work
+from cluster.agent.worker.task import Outcome, WorkerTask
 from cluster.providers import OperationError, Provider, Subject, log_for, provider_for
 from cluster.system import SystemClock, become_subreaper, closing, open_directory
 from replica.messages import OperationDone
 from replica.model import NO_OPTIONS, NO_STATUS, Order
 
 PRE_RUN: Final = "pre_run"
-"""The stage that an agent makes of the first part of a run; no order names it."""
+"""Internal stage of the agent: the first part of a run. The controller never orders it."""
 
 PERSISTENT_CHANGE: Final = "persistent"
-"""The stage that an agent makes of each persistent buffer to make or remove; no order names it."""
+"""Internal stage of the agent: create or remove one persistent buffer. The controller never orders it."""
 
 ENVIRONMENT: Final = "environment.json"
 
 _PRIVATE: Final = 0o700
 
 
-def perform(work: Work) -> Outcome:
-    """Do what the order asks for with the site's provider; what it says is wrong is a result, too."""
+def perform(work: WorkerTask) -> Outcome:
+    """Carry out the order with the site's provider; provider errors become an `OperationFailed`."""
     order = work.order
     assert order.provision is not None
     become_subreaper()
@@ -69,7 +69,11 @@ def perform(work: Work) -> Outcome:
 
 
 def subject_of(order: Order, accounts: Mode, node: str) -> Subject:
-    """Return what a provider is told of the order's job; AccountRefused if its user has to be known here and is not."""
+    """Return the description of the order's job for a provider.
+
+    Raises:
+        AccountRefused: The agent switches accounts and the user does not exist on this node.
+    """
     uid, gid = _ids(order.user, accounts)
     options = order.options or NO_OPTIONS
     array = order.array
@@ -99,17 +103,17 @@ def subject_of(order: Order, accounts: Mode, node: str) -> Subject:
 
 
 def _ids(user: str, accounts: Mode) -> tuple[int, int]:
-    """Return the user and group id that providers are told: the user's own, or the agent's where he is not known."""
+    """Return the user and group ID for providers: the user's own, or the agent's if the user is unknown here."""
     with contextlib.suppress(KeyError):
         found = pwd.getpwnam(user)
         return found.pw_uid, found.pw_gid
     if accounts == "switch":
-        raise AccountRefused(f"the user {user!r} does not exist on this node; make the account here")
+        raise AccountRefused(f"the user {user!r} does not exist on this node; create the account")
     return os.geteuid(), os.getegid()
 
 
-def _directory(work: Work) -> str:
-    """Return where the files for this job's calls are; only the agent's account can look in."""
+def _directory(work: WorkerTask) -> str:
+    """Create the directory for the job's provider files, accessible only to the agent, and return its path."""
     name = str(work.order.job)
     with closing(open_directory(os.path.join(work.home, CALLS))) as calls:
         with contextlib.suppress(FileExistsError):
@@ -119,9 +123,11 @@ def _directory(work: Work) -> str:
 
 
 def paths_of(calls: int, job: int) -> tuple[tuple[str, str], ...]:
-    """Return the variables that `paths` gave the job; `calls` is the open directory.
+    """Return the variables that `paths` gave the job; `calls` is an open directory.
 
-    FileRefused or msgspec.DecodeError if they are damaged.
+    Raises:
+        FileRefused: The file is too large.
+        msgspec.DecodeError: The file is damaged.
     """
     try:
         directory = open_directory(str(job), dir_fd=calls)
@@ -133,7 +139,11 @@ def paths_of(calls: int, job: int) -> tuple[tuple[str, str], ...]:
 
 
 def forget(calls: int, job: int) -> None:
-    """Remove the files of a job's calls; RemovalFailed if that is not possible."""
+    """Remove the job's provider files.
+
+    Raises:
+        RemovalFailed: A file cannot be removed.
+    """
     remove_tree(calls, str(job), shown=f"{CALLS}/{job}")
 
 
@@ -144,25 +154,25 @@ def _change_persistent(order: Order, provider: Provider, subject: Subject, direc
         provider.create_persistent(subject, wanted, directory)
 
 
-def _stage_in(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
+def _stage_in(work: WorkerTask, provider: Provider, subject: Subject, directory: str) -> Outcome:
     provider.setup(subject, directory)
     provider.data_in(subject, directory)
     size = provider.real_size(subject, directory)
-    # A job that runs no script has no environment, and no node for it.
+    # A job without a script has no environment and no node.
     variables = () if subject.persistent_only else provider.paths(subject, directory)
     with closing(open_directory(directory)) as place:
         write_durably(place, ENVIRONMENT, msgspec.json.encode(variables))
     return OperationDone(size_bytes=size or 0)
 
 
-def _kill_script(work: Work) -> list[int]:
-    """Kill what is left of the job's script; return the ids of what cannot be killed. AccountRefused."""
+def _kill_script(work: WorkerTask) -> list[int]:
+    """Kill remaining processes of the job's script; return the IDs of those that cannot be killed."""
     uid = account_for(work.accounts, work.order.user).uid
     cgroup = cgroup_of_script(work.home, work.order.job)
     return kill_job(f"{work.storage_id}.{work.order.job}", uid, cgroup=cgroup)
 
 
-def _post_run(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
+def _post_run(work: WorkerTask, provider: Provider, subject: Subject, directory: str) -> Outcome:
     left = _kill_script(work)
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
@@ -170,7 +180,7 @@ def _post_run(work: Work, provider: Provider, subject: Subject, directory: str) 
     return OperationDone()
 
 
-def _teardown(work: Work, provider: Provider, subject: Subject, directory: str) -> Outcome:
+def _teardown(work: WorkerTask, provider: Provider, subject: Subject, directory: str) -> Outcome:
     with contextlib.suppress(AccountRefused):
         _kill_script(work)
     provider.teardown(subject, work.order.hurry, directory)

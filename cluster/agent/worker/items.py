@@ -1,15 +1,15 @@
-"""What an order moves: every transfer of it, and every line of its lists, as one item each.
+"""Transfer items of an order: one for each transfer and one for each line of its lists.
 
-The roots, and the buffers that the transfers name, are opened once; items share them, and `RecordPaths` closes them.
+Roots and buffers are opened once and shared by the items; `OrderPaths` closes them.
 
-Lists of files to move (`type=list`): a file outside with one path a line.
+A list (`type=list`) is a file outside the buffer with one path per line:
 
     stage_in    each line is an absolute path outside
     stage_out   each line is a path in a buffer, such as $DW_JOB_STRIPED/out
-    both        the file goes into the directory that is the transfer's destination, under the last part of its path
+    both        the file goes into the transfer's destination directory, under the last component of its path
 
-A line is the whole path, blanks in it and around it included. Empty lines and lines that begin with `#` are skipped: no
-path begins so. Two lines that would become one file are refused, since one would replace the other.
+The whole line is the path, including any blanks. Empty lines and lines that begin with `#` are skipped. Two lines with
+the same last component are rejected, because one file would replace the other.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
 from cluster.agent.files import (
-    Identity,
+    FileIdentity,
     PathRefused,
     Target,
     inside_target,
     kind_of,
-    opened_parent,
+    open_target_parent,
     outside_target,
     split,
     variable_of,
 )
-from cluster.agent.transfer import Item, Kind, TransferFailed
+from cluster.agent.transfer import ItemKind, TransferFailed, TransferItem
 from cluster.system import closing
 from replica.model import (
     NO_CHOICE,
@@ -43,34 +43,36 @@ from replica.model import (
 )
 
 LIST_BYTES_MAX: Final = 32 * 1024 * 1024
-"""A file that lists what to move, bytes: a third of a kilobyte for each of the lines that may be."""
+"""Size limit of a list, bytes: a third of a kilobyte for each permitted line."""
 
 LIST_LINES_MAX: Final = 100_000
-"""Files that one list may name, count: each costs about a kilobyte of memory; more of them are a directory."""
+"""Limit on files in one list, count: each costs about a kilobyte of memory. Stage more as a directory."""
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-class Listed(NamedTuple):
-    """One line: which it is (from 1), the path as it stands there, and its last part."""
+class ListEntry(NamedTuple):
+    """Line number (from 1), path and last path component of a list entry."""
 
     line: int
     path: str
     name: str
 
 
-def read_list(roots: tuple[str, ...], path: str, barred: Identity) -> list[Listed]:
-    """Return what the file at `path`, which must lie beneath one of `roots`, lists.
+def read_list(roots: tuple[str, ...], path: str, barred: FileIdentity) -> list[ListEntry]:
+    """Return the entries of the list at `path`, which must lie beneath one of `roots`.
 
-    PathRefused names the file, and the line, of what cannot be; OSError as the file system has it.
+    Raises:
+        PathRefused: The list is unusable; the message names the file and the line.
+        OSError: The list cannot be read.
     """
     return list(_lines(_content(roots, path, barred), path))
 
 
-def _content(roots: tuple[str, ...], path: str, barred: Identity) -> bytes:
-    with opened_parent(outside_target(roots, path, "a list"), forbidden=barred) as (directory, name):
+def _content(roots: tuple[str, ...], path: str, barred: FileIdentity) -> bytes:
+    with open_target_parent(outside_target(roots, path, "a list"), forbidden=barred) as (directory, name):
         try:
-            # A look first: opening a device or a pipe can do something.
+            # Check the type first: opening a device or a pipe can have side effects.
             _check_kind(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode, path)
             descriptor = os.open(name, _READ, dir_fd=directory)
         except FileNotFoundError as error:
@@ -89,7 +91,7 @@ def _check_kind(mode: int, path: str) -> None:
         raise PathRefused(f"the list {path} is a {kind_of(mode)}; name a regular file")
 
 
-def _lines(data: bytes, path: str) -> Iterator[Listed]:
+def _lines(data: bytes, path: str) -> Iterator[ListEntry]:
     seen: dict[str, int] = {}
     for number, line in enumerate(data.split(b"\n"), start=1):
         text = os.fsdecode(line.removesuffix(b"\r"))
@@ -100,7 +102,7 @@ def _lines(data: bytes, path: str) -> Iterator[Listed]:
         except PathRefused as error:
             raise PathRefused(f"the list {path}, line {number}: {error}") from error
         if not parts or text.endswith("/"):
-            raise PathRefused(f"the list {path}, line {number}: {text!r} names no file; write one file a line")
+            raise PathRefused(f"the list {path}, line {number}: {text!r} does not name a file; write one path per line")
         if parts[-1] in seen:
             raise PathRefused(
                 f"the list {path}, lines {seen[parts[-1]]} and {number}: both would become {parts[-1]!r}; "
@@ -109,32 +111,32 @@ def _lines(data: bytes, path: str) -> Iterator[Listed]:
         if len(seen) >= LIST_LINES_MAX:
             raise PathRefused(f"the list {path} names more than {LIST_LINES_MAX} files; stage a directory instead")
         seen[parts[-1]] = number
-        yield Listed(number, text, parts[-1])
+        yield ListEntry(number, text, parts[-1])
 
 
 SHOWN_CHARACTERS: Final = 200
-"""Characters of a path that the name of a transfer repeats: the failure itself names the whole path."""
+"""Limit on characters of a path in a transfer's label; the error itself names the whole path."""
 
-_KINDS: Final = {TransferKind.FILE: Kind.FILE, TransferKind.DIRECTORY: Kind.DIRECTORY}
+_KINDS: Final = {TransferKind.FILE: ItemKind.FILE, TransferKind.DIRECTORY: ItemKind.DIRECTORY}
 
 
 class Movement(NamedTuple):
-    """One item, and what is special about it."""
+    """Item of a transfer, with its options and the paths as the job's script wrote them."""
 
-    item: Item
+    item: TransferItem
     source: str
-    """As it was asked for, for messages; so is the destination."""
+    """Source path as requested, for messages; likewise the destination."""
     destination: str
     choice: TransferChoice = NO_CHOICE
     persistent: str = ""
-    """The persistent buffer that it goes to; empty for the job's own and for what goes out."""
+    """Persistent buffer that is the destination; empty for the job's own buffer and for stage-out."""
 
 
-class RecordPaths:
-    """Where paths of one order begin, each opened once."""
+class OrderPaths:
+    """Roots of an order's paths, each opened once."""
 
     def __init__(self, order: Order, buffer: int, persistent: Mapping[str, str]) -> None:
-        """`buffer` is the job's own, an open directory; `persistent` are the directories of others, by variable."""
+        """Use the open directory `buffer` as the job's own; `persistent` maps variables to persistent buffers."""
         self._order = order
         self._buffer = buffer
         self._persistent = persistent
@@ -148,23 +150,35 @@ class RecordPaths:
             os.close(self._anchors.popitem()[1])
 
     def outside(self, roots: tuple[str, ...], path: str, what: str) -> Target:
-        """Return where an absolute path lies beneath one of `roots`; PathRefused if it lies beneath none."""
-        return self._shared(outside_target(roots, path, what))
+        """Resolve an absolute path beneath one of `roots`.
+
+        Raises:
+            PathRefused: The path lies beneath none of them.
+        """
+        return self._share_anchor(outside_target(roots, path, what))
 
     def inside(self, path: str) -> Target:
-        """Return where a path such as `$DW_JOB_STRIPED/data` lies; PathRefused if it is in none of the buffers."""
-        return self._shared(inside_target(self._buffer, path, self._persistent))
+        """Resolve a path such as `$DW_JOB_STRIPED/data`.
 
-    def _shared(self, target: Target) -> Target:
-        """Return the target with the anchor that was opened first, which later ones need not be the same as."""
+        Raises:
+            PathRefused: The path lies in no buffer of the order.
+        """
+        return self._share_anchor(inside_target(self._buffer, path, self._persistent))
+
+    def _share_anchor(self, target: Target) -> Target:
+        """Replace the target's anchor by the first one opened for the same root, which may since have been replaced."""
         known = self._anchors.setdefault(target.shown, target.anchor)
         if known != target.anchor:
             os.close(target.anchor)
         return target._replace(anchor=known)
 
 
-def movements(order: Order, paths: RecordPaths, home: Identity) -> list[Movement]:
-    """Return everything that the order moves, in its order; TransferFailed names the transfer that is wrong."""
+def movements(order: Order, paths: OrderPaths, home: FileIdentity) -> list[Movement]:
+    """Return all movements of the order, in its order.
+
+    Raises:
+        TransferFailed: A transfer is invalid; the message names it.
+    """
     special = order.special or NOTHING_SPECIAL
     stage, outgoing = order.stage, order.stage == "stage_out"
     found: list[Movement] = []
@@ -172,7 +186,7 @@ def movements(order: Order, paths: RecordPaths, home: Identity) -> list[Movement
         source, destination = transfer.outside, transfer.inside
         if outgoing:
             source, destination = destination, source
-        with named(stage, source, destination):
+        with label_errors(stage, source, destination):
             item = _item(order, paths, home, _KINDS[transfer.kind], source, destination)
         choice = special.choices[index] if special.choices else NO_CHOICE
         found.append(
@@ -180,26 +194,30 @@ def movements(order: Order, paths: RecordPaths, home: Identity) -> list[Movement
         )
     for index, listed in enumerate(special.lists):
         choice = special.list_choices[index] if special.list_choices else NO_CHOICE
-        with named(stage, listed.source, listed.destination):
-            found += _listed(order, paths, home, listed, choice)
+        with label_errors(stage, listed.source, listed.destination):
+            found += _list_movements(order, paths, home, listed, choice)
     return found
 
 
 def persistent_of(path: str, uses: Sequence[str]) -> str:
-    """Return which of the persistent buffers `uses` a path such as `$DW_PERSISTENT_STRIPED_lake/a` is in, or ""."""
+    """Return the persistent buffer in `uses` that a path such as `$DW_PERSISTENT_STRIPED_lake/a` lies in, or ""."""
     variable = variable_of(path)
     return next((name for name in uses if persistent_variable(name) == variable), "")
 
 
-def _item(order: Order, paths: RecordPaths, home: Identity, kind: Kind, source: str, destination: str) -> Item:
+def _item(
+    order: Order, paths: OrderPaths, home: FileIdentity, kind: ItemKind, source: str, destination: str
+) -> TransferItem:
     if order.stage == "stage_out":
         outside = paths.outside(order.roots, destination, order.stage)
-        return Item(kind, paths.inside(source), outside, destination_barred=home)
-    return Item(kind, paths.outside(order.roots, source, order.stage), paths.inside(destination), source_barred=home)
+        return TransferItem(kind, paths.inside(source), outside, destination_barred=home)
+    return TransferItem(
+        kind, paths.outside(order.roots, source, order.stage), paths.inside(destination), source_barred=home
+    )
 
 
-def _listed(
-    order: Order, paths: RecordPaths, home: Identity, transfer: ListTransfer, choice: TransferChoice
+def _list_movements(
+    order: Order, paths: OrderPaths, home: FileIdentity, transfer: ListTransfer, choice: TransferChoice
 ) -> Iterator[Movement]:
     special = order.special or NOTHING_SPECIAL
     lines = read_list(special.list_roots, transfer.source, home)
@@ -213,18 +231,18 @@ def _listed(
         try:
             below = directory._replace(parts=(*directory.parts, line.name))
             if transfer.outgoing:
-                item = Item(Kind.FILE, paths.inside(line.path), below, destination_barred=home)
+                item = TransferItem(ItemKind.FILE, paths.inside(line.path), below, destination_barred=home)
             else:
                 source = paths.outside(order.roots, line.path, order.stage)
-                item = Item(Kind.FILE, source, below, source_barred=home)
+                item = TransferItem(ItemKind.FILE, source, below, source_barred=home)
         except PathRefused as error:
             raise PathRefused(f"line {line.line} of the list: {error}") from error
         yield Movement(item, line.path, prefix + line.name, choice, persistent)
 
 
 @contextlib.contextmanager
-def named(stage: str, source: str, destination: str) -> Iterator[None]:
-    """Put the name of the transfer before whatever is wrong with it."""
+def label_errors(stage: str, source: str, destination: str) -> Iterator[None]:
+    """Prefix errors with the label of the transfer."""
     try:
         yield
     except (PathRefused, TransferFailed) as error:
@@ -234,7 +252,7 @@ def named(stage: str, source: str, destination: str) -> Iterator[None]:
 
 
 def name_of(stage: str, source: str, destination: str) -> str:
-    """Return how messages name a transfer."""
+    """Return the label of a transfer for messages."""
     return f"{stage} source={_short(source)} destination={_short(destination)}"
 
 

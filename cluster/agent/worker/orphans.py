@@ -1,9 +1,9 @@
-"""Where a transfer may leave temporary files if it is killed, so that they are removed whoever dies.
+"""Record of directories in which a killed transfer may leave temporary files, so that they are removed later.
 
-`leftovers/JOB` is there while a transfer of the job may have left something in a destination: a line of JSON that says
-whose it is and which directories have a staging directory in them (transfer/fence), durable before the
-worker starts. Whoever removes does so as the job's user and beneath the roots of the order: the line is not trusted
-further than the order was."""
+The file `leftovers/JOB` exists while a transfer may have left files at a destination. Its JSON line names the user and
+the directories with a staging directory (transfer/fence), and is durable before the worker starts. Files are removed as
+the job's user and only beneath the order's roots: the file is trusted no further than the order.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Final
 import msgspec
 
 from cluster.agent.files import (
+    FileIdentity,
     FileRefused,
-    Identity,
     PathRefused,
     ReserveFiles,
     Target,
     inside_target,
-    opened,
+    open_target,
     outside_target,
     read_bounded,
     variable_of,
@@ -31,26 +31,26 @@ from cluster.system import names_in
 from replica.model import NOTHING_SPECIAL, PERSISTENT_PREFIX, Order, OrderPlace, TransferKind
 
 SWEEP: Final = "sweep"
-"""What a worker is told to do about it; no order of the controller says that."""
+"""Stage of a worker that removes temporary files; the controller never orders it."""
 
 ANY_ATTEMPT: Final = 2**63 - 1
-"""An attempt that none is newer than: of one's own, all are over when one sweeps."""
+"""Attempt number newer than any other: when a job is swept, all of its attempts have ended."""
 
 
 class Orphans(msgspec.Struct, frozen=True, kw_only=True):
-    """Of whom it is, what it lies beneath, and in which directories."""
+    """User, roots and directories of a transfer's temporary files."""
 
     user: str
     roots: tuple[str, ...]
     directories: tuple[str, ...] = ()
-    """Absolute paths, and such as `$DW_PERSISTENT_STRIPED_lake/a`."""
+    """Absolute paths, or paths such as `$DW_PERSISTENT_STRIPED_lake/a`."""
     uses: tuple[str, ...] = ()
-    """Persistent buffers that such paths may be in."""
+    """Persistent buffers that the paths may refer to."""
     placed: tuple[tuple[str, OrderPlace], ...] = ()
-    """Where those of them lie that are in a place."""
+    """Locations of the persistent buffers on a shared filesystem."""
 
     def covers(self, other: Orphans) -> bool:
-        """Whether everything of another one is in this one."""
+        """Return whether this record includes all of `other`."""
         same = (self.user, self.roots, self.uses) == (other.user, other.roots, other.uses)
         return same and self.placed == other.placed and set(self.directories) >= set(other.directories)
 
@@ -58,13 +58,16 @@ class Orphans(msgspec.Struct, frozen=True, kw_only=True):
 _ORPHANS: Final = msgspec.json.Decoder(Orphans)
 
 
-def tag(job: int, storage_id: str) -> str:
-    """Return what the temporary names of a job begin with; `storage_id` tells nodes and clusters apart."""
+def orphan_tag(job: int, storage_id: str) -> str:
+    """Return the prefix of a job's temporary names; `storage_id` distinguishes nodes and clusters."""
     return f".forebay-{job}-{storage_id[:8]}"
 
 
-def expected(order: Order) -> Orphans:
-    """Return what a transfer may leave outside of the job's own buffer, which its teardown removes anyway."""
+def expected_orphans(order: Order) -> Orphans:
+    """Return the directories outside the job's own buffer in which the order's transfer may leave files.
+
+    Teardown removes the job's own buffer anyway.
+    """
     special = order.special or NOTHING_SPECIAL
     outgoing = order.stage == "stage_out"
     found: dict[str, None] = {}
@@ -80,23 +83,31 @@ def expected(order: Order) -> Orphans:
     )
 
 
-def begin(orphans: int, reserve_files: ReserveFiles, job: int, left: Orphans) -> None:
-    """Make the file for a transfer in the open directory. OSError if the disk does not take it."""
+def record_orphans(orphans: int, reserve_files: ReserveFiles, job: int, left: Orphans) -> None:
+    """Create the job's record in an open directory.
+
+    Raises:
+        OSError: The disk is full or fails.
+    """
     reserve_files.write(orphans, str(job), msgspec.json.encode(left) + b"\n")
 
 
-def forget(orphans: int, reserve_files: ReserveFiles, job: int) -> None:
-    """Nothing can be left of the job's transfers any more."""
+def forget_orphans(orphans: int, reserve_files: ReserveFiles, job: int) -> None:
+    """Delete the job's record after its temporary files have been removed."""
     reserve_files.drop(orphans, str(job))
 
 
 def jobs_with_orphans(orphans: int) -> list[int]:
-    """Return the jobs of which something may be left."""
+    """Return the jobs with a record."""
     return sorted(int(name) for name in names_in(orphans) if name.isdecimal())
 
 
-def read(orphans: int, job: int) -> Orphans | None:
-    """Return what is known of a job, None if nothing can be left of it; FileRefused if the file is damaged."""
+def read_orphans(orphans: int, job: int) -> Orphans | None:
+    """Return the job's record, or None if there is none.
+
+    Raises:
+        FileRefused: The file is damaged.
+    """
     data = read_bounded(orphans, str(job))
     if data is None:
         return None
@@ -109,11 +120,15 @@ def read(orphans: int, job: int) -> Orphans | None:
         ) from error
 
 
-def sweep(claimant: Claimant, left: Orphans, persistent: Mapping[str, str], home: Identity) -> int:
-    """Remove the temporary files of a job, and return how many there were.
+def sweep_orphans(claimant: Claimant, left: Orphans, persistent: Mapping[str, str], home: FileIdentity) -> int:
+    """Remove a job's temporary files and return their number.
 
-    A directory that is gone has nothing in it. One that cannot be looked at keeps no other one from being swept; then
-    PathRefused, FenceFailed or OSError says why.
+    Missing directories are skipped. An error in one directory does not keep the others from being swept.
+
+    Raises:
+        PathRefused: A path is not permitted.
+        FenceFailed: A staging directory cannot be entered.
+        OSError: A directory cannot be read.
     """
     wrong: Exception | None = None
     removed = 0
@@ -121,7 +136,7 @@ def sweep(claimant: Claimant, left: Orphans, persistent: Mapping[str, str], home
         try:
             target = _target(left, path, persistent)
             if target is not None:
-                with opened(target, forbidden=home) as descriptor:
+                with open_target(target, forbidden=home) as descriptor:
                     removed += fence.sweep(descriptor, path, claimant)
                     os.fsync(descriptor)
         except (PathRefused, fence.FenceFailed, OSError) as error:
@@ -132,7 +147,7 @@ def sweep(claimant: Claimant, left: Orphans, persistent: Mapping[str, str], home
 
 
 def _target(left: Orphans, path: str, persistent: Mapping[str, str]) -> Target | None:
-    """Return where a directory is, None if it is gone."""
+    """Resolve a directory; None if it no longer exists."""
     if path.startswith("$"):
         head, _, rest = path.partition("/")
         root = persistent.get(head.strip("${}"), "")

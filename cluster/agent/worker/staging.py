@@ -1,13 +1,12 @@
-"""Stage-in and stage-out: whether what is to be moved fits, moving it, and the commands that stage.
+"""Stage-in and stage-out: capacity check, data transfer, and stage commands.
 
-A transfer has one staging directory in each destination directory. All of them are claimed before anything is moved and
-kept until the end, so that a late agent which goes on from one destination to the next finds a newer attempt in each
-(cluster.agent.transfer.fence).
+A transfer has one staging directory in each destination directory. It claims all of them before moving data and keeps
+them until the end, so a late agent finds a newer attempt in every destination (cluster.agent.transfer.fence).
 
-Commands that stage (`stage_in:COMMAND`, `stage_out:COMMAND`) are run by a shell as the job's user, each ended whole.
-What a command moves is its own affair: nobody knows what it should have moved. So its exit code counts, its last words
-are the failure's message, and after a stage-in what lies in the buffer is counted and held against the capacity. What a
-command left running is ended with it: nothing writes to a buffer that counts as staged, or reads one that is removed.
+A shell runs each stage command (`stage_in:COMMAND`, `stage_out:COMMAND`) as the job's user. Forebay cannot know which
+files a command should have moved. Its exit code decides, and the last line of its output becomes the error message.
+After a stage-in, the content of the buffer is counted and compared with the capacity. When a command ends, all its
+remaining processes are killed: nothing may write to a staged buffer, or read one that is being removed.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ from typing import Final, NamedTuple, Self, cast
 from msgspec.structs import replace
 
 from cluster.agent.files import (
-    Identity,
+    FileIdentity,
     PathRefused,
     Target,
     empty_directory,
     inside_target,
     leads_to,
     open_as_user,
-    opened,
-    opened_parent,
+    open_target,
+    open_target_parent,
 )
 from cluster.agent.transfer import (
     NO_LIMIT_S,
     POLL_S,
     Algorithm,
     Claimant,
-    Context,
-    Item,
-    Kind,
+    ItemKind,
     Links,
-    Options,
-    Stopped,
+    TransferContext,
     TransferFailed,
+    TransferItem,
+    TransferOptions,
+    TransferStopped,
     Verify,
     Workspace,
     end_program,
@@ -53,11 +52,11 @@ from cluster.agent.transfer import (
     file_message,
     is_absence,
     make_top,
-    nothing,
+    no_op,
     resumable,
     run_transfer,
 )
-from cluster.agent.worker.items import Movement, RecordPaths, movements, name_of, named
+from cluster.agent.worker.items import Movement, OrderPaths, label_errors, movements, name_of
 from cluster.providers import NO_LOCAL, Local, guard
 from cluster.system import (
     Clock,
@@ -84,78 +83,100 @@ from replica.model import (
 from replica.values import format_size
 
 _CLUSTER_CHARACTERS: Final = 8
-"""Digits of a cluster's id in the name of a staging directory, count: clusters may share a destination."""
+"""Digits of the cluster ID in a staging directory's name, count: clusters may share a destination."""
 
 
 def claimant_of(cluster: str, job: int, attempt: int, storage_id: str) -> Claimant:
-    """Return who claims for an attempt of a job: `storage_id` is the agent's."""
+    """Return the claimant for an attempt of a job; `storage_id` identifies the agent."""
     return Claimant(f"{cluster[:_CLUSTER_CHARACTERS] or 'alone'}-{job}", attempt, storage_id)
 
 
-class _Claimed(NamedTuple):
+class _Claim(NamedTuple):
     directory: int
     shown: str
     staging: int
 
 
 class Claims:
-    """All of them; as a context manager it closes them, and leaves what is in them to the next attempt."""
+    """Claims on all destination directories of a transfer.
+
+    On exit the context manager closes them but keeps their content for the next attempt.
+    """
 
     def __init__(self, claimant: Claimant) -> None:
-        """Begin with none."""
+        """Begin without claims."""
         self._claimant = claimant
-        self._claimed: dict[tuple[int, tuple[str, ...]], _Claimed] = {}
+        self._claimed: dict[tuple[int, tuple[str, ...]], _Claim] = {}
 
     def __enter__(self) -> Self:
-        """Give itself."""
+        """Return this object."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close what is open."""
+        """Close all claims."""
         while self._claimed:
             claimed = self._claimed.popitem()[1]
             os.close(claimed.staging)
             os.close(claimed.directory)
 
     def add(self, directory: int, shown: str) -> int:
-        """Claim an open directory, and return its staging directory. Fenced, FenceFailed or OSError."""
+        """Claim an open directory and return its staging directory.
+
+        Raises:
+            WriterFenced: A newer attempt owns the destination.
+            FenceFailed: The destination cannot be claimed.
+            OSError: The directory cannot be read or written.
+        """
         return self._claim((directory, ()), os.dup(directory), shown)
 
-    def stage(self, item: Item, workspace: Workspace, *, outgoing: bool = False) -> Item:
-        """Return the item with the staging directory of its destination, which is made if it is missing.
+    def stage(self, item: TransferItem, workspace: Workspace, *, outgoing: bool = False) -> TransferItem:
+        """Return the item with the staging directory of its destination, creating the destination if necessary.
 
-        Its source is looked at first: what is not there makes no directory, and with `outgoing` is for the transfer to
-        say. TransferFailed or PathRefused names what is wrong; Fenced, FenceFailed or OSError.
+        Checks the source first, so that a missing source creates no directory. With `outgoing`, the transfer itself
+        reports a
+        missing source.
+
+        Raises:
+            TransferFailed: The source cannot be read.
+            PathRefused: A path is not permitted.
+            WriterFenced: A newer attempt owns the destination.
+            FenceFailed: The destination cannot be claimed.
+            OSError: The directory cannot be read or written.
         """
         try:
-            look_at(item)
+            require_source(item)
         except (TransferFailed, PathRefused) as error:
             if outgoing and is_absence(error):
                 return item
             raise
         destination, barred = item.destination, item.destination_barred
-        parts = destination.parts if item.kind is Kind.DIRECTORY else destination.parts[:-1]
+        parts = destination.parts if item.kind is ItemKind.DIRECTORY else destination.parts[:-1]
         key = (destination.anchor, parts)
         known = self._claimed.get(key)
         if known is None:
-            if item.kind is Kind.FILE and not destination.parts:
+            if item.kind is ItemKind.FILE and not destination.parts:
                 return item
-            if item.kind is Kind.DIRECTORY:
+            if item.kind is ItemKind.DIRECTORY:
                 make_top(item, workspace)
             target = Target(os.dup(destination.anchor), destination.shown, parts)
-            with opened(target, forbidden=barred, create=True) as directory:
+            with open_target(target, forbidden=barred, create=True) as directory:
                 staging = self._claim(key, os.dup(directory), target.path)
         else:
             staging = known.staging
         return item._replace(staging=staging)
 
     def release(self) -> None:
-        """Remove them, and what is in them: everything was moved, or nobody wants it. OSError or FenceFailed."""
+        """Remove the staging directories with their content, after a complete or a cancelled transfer.
+
+        Raises:
+            OSError: A staging directory cannot be removed.
+            FenceFailed: A staging directory cannot be entered.
+        """
         for claimed in self._claimed.values():
             fence.sweep(claimed.directory, claimed.shown, self._claimant)
 
     def tidy(self) -> None:
-        """Remove those that are empty; what is in the others the next attempt goes on with."""
+        """Remove empty staging directories; the next attempt resumes from the others."""
         with contextlib.suppress(OSError, fence.FenceFailed):
             for claimed in self._claimed.values():
                 fence.tidy(claimed.directory, self._claimant)
@@ -166,17 +187,22 @@ class Claims:
         except BaseException:
             os.close(directory)
             raise
-        self._claimed[key] = _Claimed(directory, shown, staging)
+        self._claimed[key] = _Claim(directory, shown, staging)
         return staging
 
 
-def look_at(item: Item) -> None:
-    """Raise TransferFailed or PathRefused if the item's source is not there."""
+def require_source(item: TransferItem) -> None:
+    """Check that the item's source exists.
+
+    Raises:
+        TransferFailed: The source cannot be read.
+        PathRefused: The path to it is not permitted.
+    """
     source = item.source._replace(anchor=os.dup(item.source.anchor))
-    if item.kind is Kind.DIRECTORY:
-        with opened(source, forbidden=item.source_barred):
+    if item.kind is ItemKind.DIRECTORY:
+        with open_target(source, forbidden=item.source_barred):
             return
-    with opened_parent(source, forbidden=item.source_barred) as (directory, name):
+    with open_target_parent(source, forbidden=item.source_barred) as (directory, name):
         try:
             os.stat(name, dir_fd=directory, follow_symlinks=False)
         except OSError as error:
@@ -186,28 +212,33 @@ def look_at(item: Item) -> None:
 SHELL: Final = "/bin/sh"
 
 
-class Held(NamedTuple):
-    """What lies in a directory."""
+class DirectoryContent(NamedTuple):
+    """Number and total size of the files in a directory."""
 
     files: int
     size_bytes: int
 
 
-class Commands:
-    """The commands of one order, ready to be run by a worker that has become the job's user."""
+class StageCommands:
+    """Stage commands of one order; run by a worker that has switched to the job's user."""
 
     def __init__(
         self, environment: dict[str, str], process: JobProcess, *, clock: Clock, poll: Callable[[int], None]
     ) -> None:
-        """They have `environment` and `process` and no more; `poll` is told the number of each while it runs."""
+        """Use exactly `environment` and `process`; call `poll` with the process ID while a command runs."""
         self._environment = environment
         self._process = process
         self._clock = clock
         self._poll = poll
         self.started_at = self.ended_at = clock.now()
 
-    def run(self, order: Order, home: Identity) -> None:
-        """Run them, one after the other; ProgramFailed or PathRefused says why not."""
+    def run(self, order: Order, home: FileIdentity) -> None:
+        """Run the commands in sequence.
+
+        Raises:
+            ProgramFailed: A command failed.
+            PathRefused: The working directory is not permitted.
+        """
         special = order.special or NOTHING_SPECIAL
         become_subreaper()
         self.started_at = self._clock.now()
@@ -220,7 +251,12 @@ class Commands:
             self.ended_at = self._clock.now()
 
     def _run_one(self, command: str, workdir: int, stage: str) -> None:
-        """Run one command in the open directory; ProgramFailed has its last words. OSError if none can be run."""
+        """Run one command in an open directory.
+
+        Raises:
+            ProgramFailed: The command failed; the message has the last line of its output.
+            OSError: No process can be started.
+        """
 
         def become(returned: int) -> None:
             os.close(returned)
@@ -237,23 +273,25 @@ class Commands:
         end_program(f"the command of {stage}", ran)
 
 
-def held_in(directory: int) -> Held:
-    """Return what the open directory holds: each file once, however many names it has; links count as nothing.
+def measure_content(directory: int) -> DirectoryContent:
+    """Count the files in an open directory; a file with several names counts once, and links count as nothing.
 
-    Nothing is followed. A directory that this user may not look into counts as empty; one that goes while it is looked
-    at, too. TransferFailed for one that is deeper than can be looked into.
+    Follows no links. Directories that are unreadable, or that disappear meanwhile, count as empty.
+
+    Raises:
+        TransferFailed: The directories are nested too deeply.
     """
     try:
-        return _held_in(directory)
+        return _measure_content(directory)
     except (RecursionError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.EMFILE, errno.ENAMETOOLONG):
             raise
         raise TransferFailed(
-            "what lies in the buffer cannot be counted: directories lie too deep in each other"
+            "the content of the buffer cannot be counted: its directories are nested too deeply"
         ) from None
 
 
-def _held_in(directory: int) -> Held:
+def _measure_content(directory: int) -> DirectoryContent:
     files, size_bytes = 0, 0
     seen: set[tuple[int, int]] = set()
     for _, _, names, descriptor in os.fwalk(".", dir_fd=directory, follow_symlinks=False):
@@ -271,7 +309,7 @@ def _held_in(directory: int) -> Held:
                 seen.add(identity)
             files += 1
             size_bytes += status.st_size
-    return Held(files, size_bytes)
+    return DirectoryContent(files, size_bytes)
 
 
 ACCESS_DIRECTORIES: Final = ("striped", "private")
@@ -280,39 +318,41 @@ NO_PERSISTENT: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class TransferRun(NamedTuple):
-    """What moves the data of an operation."""
+    """Setup for moving an operation's data."""
 
-    context: Context
-    """What is planned is the stage's own affair."""
+    context: TransferContext
+    """The stage fills in `planned` and `release` itself."""
     claimant: Claimant
-    home: Identity
-    """The agent's own directory, which no path may lead to."""
+    home: FileIdentity
+    """State directory of the agent, which no path may lead to."""
     persistent: Mapping[str, str] = NO_PERSISTENT
-    """The directories of the persistent buffers that the order uses, by variable."""
-    commands: Commands | None = None
-    """What is run besides; None where the order has no commands."""
-    await_order: Callable[[], None] = nothing
-    """Returns while the order is certain to stand."""
+    """Directories of the persistent buffers in the order, by variable."""
+    commands: StageCommands | None = None
+    """Commands to run after the transfer, or None."""
+    await_order: Callable[[], None] = no_op
+    """Block until the order is confirmed to be current."""
     seen_by_pace: Callable[[], AbstractContextManager[object]] = nullcontext
-    """While it is entered, whatever ends this process from outside is raised by the context's pace, and nowhere else;
-    at its end, too."""
+    """Context in which SIGTERM takes effect only where the transfer checks its pace, and on exit."""
     local: Local = NO_LOCAL
-    """Which programs this machine's configuration lets the site's name."""
+    """Provider programs that this machine's configuration permits."""
     shared: bool = False
-    """Whether the buffer lies in a place, where another mover may have begun with it."""
+    """True if the buffer is on a shared filesystem, where another mover may have begun the stage-in."""
 
 
 def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
-    """Fill the job's buffer (an open directory) from nothing, or go on with what an earlier attempt did, and what the
-    order names of persistent ones. TransferFailed or RemovalFailed says why not.
+    """Fill the job's buffer (an open directory) and the persistent buffers in the order, resuming an earlier attempt.
+
+    Raises:
+        TransferFailed: The data cannot be staged.
+        RemovalFailed: Old content cannot be removed.
     """
     commands = run.commands
     options = _options(order, run.local)
     if has_space(order):
-        # What a command did cannot be told from what it did not.
-        if commands is not None or not _goes_on(order, buffer, run, options):
+        # It is unknown which part of its work an interrupted command has done.
+        if commands is not None or not _is_resumable(order, buffer, run, options):
             if run.shared:
-                _see_empty(buffer, run.claimant)
+                _check_empty(buffer, run.claimant)
             else:
                 empty_directory(buffer, shown="the buffer", lasting=False)
         for name in ACCESS_DIRECTORIES:
@@ -320,19 +360,19 @@ def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
                 os.mkdir(name, 0o700, dir_fd=buffer)
         os.fsync(buffer)
     _check_persistent(buffer, run.persistent)
-    with RecordPaths(order, buffer, run.persistent) as paths:
+    with OrderPaths(order, buffer, run.persistent) as paths:
         moves = movements(order, paths, run.home)
         receipt = _run(order, moves, options, run, buffer if has_space(order) else None)
     os.fsync(buffer)
     if commands is None:
-        return _done(order, moves, receipt, None)
+        return _done_result(order, moves, receipt, None)
     commands.run(order, run.home)
-    done = _done(order, moves, receipt, commands)
-    held = held_in(buffer)
+    done = _done_result(order, moves, receipt, commands)
+    held = measure_content(buffer)
     if capacity_of(order) and held.size_bytes > capacity_of(order):
         raise TransferFailed(
-            f"after the command of stage_in the buffer holds {_size(held.size_bytes)}, and has room for "
-            f"{_size(capacity_of(order))}; ask for more capacity or stage less"
+            f"after the command of stage_in the buffer holds {_size(held.size_bytes)}, but its capacity is "
+            f"{_size(capacity_of(order))}; request more capacity or stage less"
         )
     receipt_now = done.receipt
     if receipt_now is not None and receipt is None:
@@ -341,7 +381,7 @@ def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
 
 
 def _check_persistent(buffer: int, persistent: Mapping[str, str]) -> None:
-    """Raise TransferFailed unless this user may read and enter each persistent buffer: the script would fail there."""
+    """Raise TransferFailed unless this user may read and enter each persistent buffer, which the script needs."""
     for variable in sorted(persistent):
         try:
             os.close(inside_target(buffer, f"${variable}", persistent).anchor)
@@ -349,10 +389,10 @@ def _check_persistent(buffer: int, persistent: Mapping[str, str]) -> None:
             raise TransferFailed(str(error)) from error
 
 
-def _see_empty(buffer: int, claimant: Claimant) -> None:
-    """Raise TransferFailed unless there is nothing in a buffer that another mover may have begun to fill.
+def _check_empty(buffer: int, claimant: Claimant) -> None:
+    """Raise TransferFailed unless a buffer that another mover may have begun to fill is empty.
 
-    It is not emptied: who is late would take away what a later attempt has staged.
+    The buffer is not emptied here, because a late attempt would remove what a newer one has staged.
     """
     for name in names_in(buffer):
         if claimant.may_own(name):
@@ -362,38 +402,42 @@ def _see_empty(buffer: int, claimant: Claimant) -> None:
                 if not names_in(directory):
                     continue
         raise TransferFailed(
-            f"the buffer holds {name}, which no record tells of; release the job to have it staged into a new one"
+            f"the buffer contains {name}, which is not recorded; release the job to stage into a new buffer"
         )
 
 
 def stage_out(order: Order, buffer: int, run: TransferRun) -> OperationDone:
-    """Copy results out of the job's buffer (an open directory) and of persistent ones; TransferFailed says why not.
+    """Copy results from the job's buffer (an open directory) and from persistent buffers.
 
-    Sources are only removed where the order says so, after their copies are durable.
+    Sources are removed only if the order requests it, and only after their copies are durable.
+
+    Raises:
+        TransferFailed: The data cannot be staged out.
     """
-    with RecordPaths(order, buffer, run.persistent) as paths:
+    with OrderPaths(order, buffer, run.persistent) as paths:
         moves = movements(order, paths, run.home)
         receipt = _run(order, moves, _options(order, run.local), run, None)
     if run.commands is not None:
         run.commands.run(order, run.home)
-    return _done(order, moves, receipt, run.commands)
+    return _done_result(order, moves, receipt, run.commands)
 
 
 def capacity_of(order: Order) -> int:
-    """Return how much the buffer may hold, bytes; 0 where that has no bound, or its pool counts something else."""
+    """Return the buffer's capacity in bytes; 0 if it is unlimited or its pool does not count bytes."""
     return order.capacity_bytes if order.pool_is_bytes else 0
 
 
 def has_space(order: Order) -> bool:
-    """Return whether the job has space of its own; else its buffer is an empty directory that only the agent enters."""
+    """Return whether the job has a buffer of its own; otherwise only the agent enters the empty directory."""
     return order.capacity_bytes > 0
 
 
-def check_room(
+def check_capacity(
     order: Order, moves: Sequence[Movement], sizes_bytes: Sequence[int], persistent: Mapping[str, str]
 ) -> None:
-    """Raise TransferFailed unless what is moved fits into the buffers: the job's own, and persistent ones with what
-    they hold already.
+    """Raise TransferFailed unless the data fits into the buffers.
+
+    For persistent buffers, the data they already hold counts too.
     """
     needed: dict[str, int] = {}
     for move, size_bytes in zip(moves, sizes_bytes, strict=True):
@@ -402,7 +446,7 @@ def check_room(
     if capacity_of(order) and own_bytes > capacity_of(order):
         raise TransferFailed(
             f"stage_in needs {_size(own_bytes)}, the buffer has {_size(capacity_of(order))}; "
-            "ask for more capacity or stage less"
+            "request more capacity or stage less"
         )
     granted = dict((order.special or NOTHING_SPECIAL).granted)
     for name, needed_bytes in sorted(needed.items()):
@@ -411,21 +455,21 @@ def check_room(
         with closing(
             os.open(persistent[persistent_variable(name)], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         ) as directory:
-            held_bytes = held_in(directory).size_bytes
+            held_bytes = measure_content(directory).size_bytes
         if held_bytes + needed_bytes > granted[name]:
             raise TransferFailed(
                 f"stage_in needs {_size(needed_bytes)} in the persistent buffer {name}, which has "
-                f"{_size(granted[name])} and holds {_size(held_bytes)}; remove what is not needed, or stage less"
+                f"{_size(granted[name])} and holds {_size(held_bytes)}; remove unneeded files or stage less"
             )
 
 
-def _options(order: Order, local: Local) -> Options:
+def _options(order: Order, local: Local) -> TransferOptions:
     rules = order.rules or DEFAULT_TRANSFER_RULES
     special = order.special or NOTHING_SPECIAL
     limit_bytes = 0
     if order.stage == "stage_in" and capacity_of(order) and len(special.granted) == len(order.uses):
         limit_bytes = capacity_of(order) + sum(granted for _, granted in special.granted)
-    return Options(
+    return TransferOptions(
         verify=Verify[rules.verify.upper()],
         algorithm=cast(Algorithm, rules.algorithm),
         replace=rules.replace,
@@ -438,32 +482,34 @@ def _options(order: Order, local: Local) -> Options:
     )
 
 
-def _goes_on(order: Order, buffer: int, run: TransferRun, options: Options) -> bool:
-    """Return whether an earlier attempt at this stage-in left something to go on from."""
+def _is_resumable(order: Order, buffer: int, run: TransferRun, options: TransferOptions) -> bool:
+    """Return whether an earlier attempt at this stage-in left data to resume from."""
     if not set(ACCESS_DIRECTORIES) <= set(names_in(buffer)):
         return False
-    with RecordPaths(order, buffer, run.persistent) as paths:
+    with OrderPaths(order, buffer, run.persistent) as paths:
         moves = movements(order, paths, run.home)
         items = [_chosen(order, move, backend) for move, backend in zip(moves, backends_of(order, moves), strict=True)]
         return resumable(items, options, run.context.workspace)
 
 
 def _run(
-    order: Order, moves: Sequence[Movement], options: Options, run: TransferRun, buffer: int | None
+    order: Order, moves: Sequence[Movement], options: TransferOptions, run: TransferRun, buffer: int | None
 ) -> TransferReceipt | None:
-    """Move everything; `buffer` is the job's own if that is where it goes. None if there is nothing to move."""
+    """Move all items and return the receipt, or None if there are none. `buffer` is the job's own, if it is a
+    destination.
+    """
     if not moves:
         return None
 
     def planned(amounts: Sequence[tuple[int, int]]) -> None:
         if order.stage == "stage_in":
-            check_room(order, moves, [size_bytes for _, size_bytes in amounts], run.persistent)
+            check_capacity(order, moves, [size_bytes for _, size_bytes in amounts], run.persistent)
 
     with run.seen_by_pace(), Claims(run.claimant) as claims:
         own = -1 if buffer is None else claims.add(buffer, "the buffer")
         items = []
         for move, backend in zip(moves, backends_of(order, moves), strict=True):
-            with named(order.stage, move.source, move.destination):
+            with label_errors(order.stage, move.source, move.destination):
                 item = _chosen(order, move, backend)
                 inside = buffer is not None and not move.persistent
                 if inside:
@@ -471,32 +517,32 @@ def _run(
                 else:
                     items.append(claims.stage(item, run.context.workspace, outgoing=options.outgoing))
         try:
-            # When everything is claimed: a newer attempt is ordered after this moment, and finds the claims.
+            # Wait only now: a newer attempt ordered after this moment finds the claims.
             run.await_order()
             context = run.context._replace(planned=planned, release=claims.release)
             if run.shared:
-                # Another mover that has taken over knows whether all was whole, and may still need what was not.
+                # Another mover may have taken over, and may still need an incomplete source.
                 context = context._replace(before_removal=run.await_order)
             receipt = run_transfer(items, options, context)
         except TransferFailed as error:
             claims.tidy()
-            raise _named(order, moves, error) from error
-        except Stopped:
-            # Nobody wants it any more; Paused leaves it to the next attempt.
+            raise _label_failure(order, moves, error) from error
+        except TransferStopped:
+            # The operation was cancelled. TransferPaused leaves the files to the next attempt instead.
             claims.release()
             raise
     return receipt
 
 
-def _chosen(order: Order, move: Movement, backend: str) -> Item:
-    """Return the item as its directive wants it; a link that is named itself stands for what it leads to beneath the
-    directory that its path begins in. TransferFailed where the site does not allow `links=asis`.
+def _chosen(order: Order, move: Movement, backend: str) -> TransferItem:
+    """Apply the directive's options to an item; if the source itself is a link beneath its root, use the link's target.
+
+    Raises:
+        TransferFailed: The site does not allow `links=asis`.
     """
     choice, rules = move.choice, order.rules or DEFAULT_TRANSFER_RULES
     if choice.links == "asis" and not rules.outside_links:
-        raise TransferFailed(
-            "links=asis is not allowed here (TransferOutsideLinks=no); leave it out, or say links=skip"
-        )
+        raise TransferFailed("links=asis is not allowed here (TransferOutsideLinks=no); omit it or use links=skip")
     links = choice.links or ("keep_all" if rules.outside_links else "keep")
     item = move.item._replace(backend=backend, move=choice.move, links=cast(Links, links))
     item = item._replace(acls=choice.acls)
@@ -504,8 +550,8 @@ def _chosen(order: Order, move: Movement, backend: str) -> Item:
     return item if found is None else item._replace(source=found)
 
 
-def _named(order: Order, moves: Sequence[Movement], error: TransferFailed) -> TransferFailed:
-    """Return the failure with the name of the transfer before it."""
+def _label_failure(order: Order, moves: Sequence[Movement], error: TransferFailed) -> TransferFailed:
+    """Return the failure with the transfer's label as a prefix."""
     message = str(error)
     if error.item is not None:
         move = moves[error.item]
@@ -516,9 +562,9 @@ def _named(order: Order, moves: Sequence[Movement], error: TransferFailed) -> Tr
 
 
 def backends_of(order: Order, moves: Sequence[Movement]) -> list[str]:
-    """Return what moves each of the movements."""
+    """Return the name of the backend for each movement."""
     chosen = default_backend((order.rules or DEFAULT_TRANSFER_RULES).backends)
-    # No other program is told what links lead to.
+    # External programs are not given the targets of links.
     return ["native" if move.choice.links == "follow" else move.choice.backend or chosen for move in moves]
 
 
@@ -527,8 +573,8 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes} bytes" if text.isdecimal() else f"{text} ({size_bytes} bytes)"
 
 
-def _of_command(order: Order, commands: Commands) -> TransferReceipt:
-    """Return the receipt of a stage that was commands alone: what they moved is theirs to know, and not compared."""
+def _command_receipt(order: Order, commands: StageCommands) -> TransferReceipt:
+    """Return the receipt of a stage with only commands, whose files are neither known nor verified."""
     return TransferReceipt(
         stage=Stage[order.stage.upper()],
         attempt=order.attempt,
@@ -540,11 +586,11 @@ def _of_command(order: Order, commands: Commands) -> TransferReceipt:
     )
 
 
-def _done(
-    order: Order, moves: Sequence[Movement], receipt: TransferReceipt | None, commands: Commands | None
+def _done_result(
+    order: Order, moves: Sequence[Movement], receipt: TransferReceipt | None, commands: StageCommands | None
 ) -> OperationDone:
     if receipt is None:
-        return OperationDone(receipt=None if commands is None else _of_command(order, commands))
+        return OperationDone(receipt=None if commands is None else _command_receipt(order, commands))
     backends = dict.fromkeys(backends_of(order, moves) + ([] if commands is None else ["command"]))
     return OperationDone(
         files=receipt.files,

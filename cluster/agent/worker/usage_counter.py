@@ -1,8 +1,8 @@
-"""The process that counts what buffers hold, for the agent's watch over what jobs write.
+"""Process that counts buffer usage for the agent's watch over jobs.
 
-Run as `python -m cluster.agent.worker.usage_counter AGENT` by the agent, whose process id that is. It reads lines of
-JSON (`Asked`) and answers each with a line (`Answered`). It counts the buffers that it was asked about in turn, some
-milliseconds of each, so that one with many files keeps none of the others waiting.
+The agent runs it as `python -m cluster.agent.worker.usage_counter AGENT_PID`. It reads JSON lines (`UsageRequest`) and
+writes one line (`UsageReply`) for each. Buffers are counted alternately, some milliseconds each, so that a large one
+does not delay the others.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Final
 import msgspec
 
 from cluster.agent.limits import BUFFER_NICE, DESCRIPTORS
-from cluster.agent.worker.buffer_usage import Answered, Asked, Usage, measuring
+from cluster.agent.worker.buffer_usage import Usage, UsageReply, UsageRequest, measuring
 from cluster.system import SystemClock, die_with_parent, ignore_hangup, write_all
 
-_ASKED: Final = msgspec.json.Decoder(Asked)
+_ASKED: Final = msgspec.json.Decoder(UsageRequest)
 
 
 class _Count:
-    """One buffer that is being counted."""
+    """Count of one buffer in progress."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: UsageRequest) -> None:
         self._number = asked.number
         self._took_s = 0.0
         self._counting: Generator[None, None, Usage] = measuring(asked.look)
         self._clock = SystemClock()
 
-    def go_on(self) -> Answered | None:
-        """Count a slice; return the answer once all is counted."""
+    def go_on(self) -> UsageReply | None:
+        """Count a slice; return the reply when the count is complete."""
         began_s, usage, fault = self._clock.monotonic_s(), Usage(), ""
         try:
             next(self._counting)
@@ -42,16 +42,16 @@ class _Count:
         except StopIteration as end:
             usage, over = end.value, True
         except FileNotFoundError:
-            # The buffer is gone: nothing is in it.
+            # A deleted buffer is empty.
             over = True
         except OSError as error:
             fault, over = str(error), True
         self._took_s += self._clock.monotonic_s() - began_s
-        return Answered(self._number, usage, self._took_s, fault) if over else None
+        return UsageReply(self._number, usage, self._took_s, fault) if over else None
 
 
 def main(agent: int) -> int:
-    """Answer until there is nothing more to read; return the exit code."""
+    """Serve requests until standard input closes; return the exit code."""
     ignore_hangup()
     die_with_parent(agent)
     os.nice(BUFFER_NICE)

@@ -1,11 +1,12 @@
-"""One operation in its own process: told on standard input, answered on standard output, never outliving its agent.
+"""Worker process: carries out one operation and never outlives its agent.
 
-Run as `python -m cluster.agent.worker.worker` by the agent. What touches a job's files runs as the account that the job
-has here.
+The agent runs it as `python -m cluster.agent.worker.worker`. It reads a `WorkerTask` from standard input and writes an
+`Outcome` to standard output. Code that touches a job's files runs as the job's account on this node.
 
-Persistent buffers of the native provider are a directory each, in the agent's own or in a place, which outlives the
-jobs that use it.
-The owner and its group may read and write it; the owner may change that. Nothing is ever removed through a link."""
+A persistent buffer of the native provider is one directory, on the node or on a shared filesystem, that outlives the
+jobs using it. Its owner and group may read and write it; the owner may change the permissions. Removal never follows a
+link.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from msgspec.structs import replace
 from cluster.agent.files import (
     PERSISTENT,
     FileRefused,
-    ImageRefused,
+    ImageFailed,
     PathRefused,
     PlaceRefused,
     RemovalFailed,
@@ -42,9 +43,9 @@ from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
 from cluster.agent.messages import failure
 from cluster.agent.processes import (
     OPERATION_VARIABLE,
-    Account,
     AccountRefused,
     CgroupTree,
+    UnixAccount,
     account_for,
     become,
     cgroup_of_script,
@@ -54,25 +55,25 @@ from cluster.agent.processes import (
     persistent_variables,
 )
 from cluster.agent.transfer import (
-    Context,
-    Fenced,
     FenceFailed,
     IoWatch,
     Pace,
-    Paused,
     SharedCounters,
-    Stopped,
+    TransferContext,
     TransferFailed,
+    TransferPaused,
+    TransferStopped,
     Workspace,
+    WriterFenced,
     root_cause,
     workspace,
 )
 from cluster.agent.worker import external_provider
 from cluster.agent.worker.buffer_removal import remove_as_operator, remove_as_user
 from cluster.agent.worker.buffer_usage import blocks_of, inodes_of
-from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, sweep, tag
+from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, orphan_tag, sweep_orphans
 from cluster.agent.worker.staging import (
-    Commands,
+    StageCommands,
     TransferRun,
     capacity_of,
     claimant_of,
@@ -80,7 +81,7 @@ from cluster.agent.worker.staging import (
     stage_in,
     stage_out,
 )
-from cluster.agent.worker.work import Outcome, Work
+from cluster.agent.worker.task import Outcome, WorkerTask
 from cluster.system import (
     SystemClock,
     closing,
@@ -96,18 +97,18 @@ from replica.model import CreatePersistent, OrderPlace, PoolUnit, Stage
 from replica.values import name_fault
 
 PERSISTENT_MODE: Final = 0o770
-"""Of the directory of a persistent buffer: its user and their group."""
+"""Mode of a persistent buffer's directory: its user and the user's group have access."""
 
 
 MADE: Final = ".made"
-"""Beside the directories of persistent buffers: which job made each. No buffer's name begins with a dot."""
+"""Directory beside the persistent buffers that records which job created each. Buffer names never begin with a dot."""
 
 CLEARED: Final = ".cleared-"
-"""How the names of directories begin that a buffer of another life left, until they are removed."""
+"""Prefix of directories left by an earlier buffer of the same name, until they are removed."""
 
 
-def _change_persistent(work: Work) -> Outcome:
-    """Destroy and create what the order says, destroying first; return what failed. Repeating it does no harm."""
+def _change_persistent(work: WorkerTask) -> Outcome:
+    """Destroy, then create, the persistent buffers in the order; return the first failure. The change is idempotent."""
     order = work.order
     placed = dict(order.persistent)
     for unwanted in order.destroys:
@@ -140,9 +141,10 @@ def _change_persistent(work: Work) -> Outcome:
     return OperationDone()
 
 
-def _destroy_placed(place: OrderPlace, name: str, work: Work) -> OperationFailed | None:
-    """Remove a persistent buffer from a place. Its directory is of this life of the name alone, so who is late with it
-    finds nothing.
+def _destroy_placed(place: OrderPlace, name: str, work: WorkerTask) -> OperationFailed | None:
+    """Remove a persistent buffer from a shared filesystem.
+
+    Its directory name is never reused, so a late attempt finds nothing.
     """
     shown = f"the persistent buffer {name}"
     try:
@@ -152,12 +154,12 @@ def _destroy_placed(place: OrderPlace, name: str, work: Work) -> OperationFailed
             failed = _remove_persistent(work, parent, directory, path, shown)
             os.fsync(parent)
             return failed
-    except (RemovalFailed, ImageRefused, PlaceRefused) as error:
+    except (RemovalFailed, ImageFailed, PlaceRefused) as error:
         return OperationFailed(str(error), operation="destroy_persistent")
 
 
-def _remove_persistent(work: Work, parent: int, name: str, path: str, shown: str) -> OperationFailed | None:
-    """Remove a persistent buffer: with its owner's rights, or with everything in it if an operator destroys it."""
+def _remove_persistent(work: WorkerTask, parent: int, name: str, path: str, shown: str) -> OperationFailed | None:
+    """Remove a persistent buffer with its owner's rights, or unconditionally if an operator destroys it."""
     options = work.order.options
     if options is not None and options.by_operator:
         remove_as_operator(work, parent, name, shown=shown)
@@ -166,8 +168,8 @@ def _remove_persistent(work: Work, parent: int, name: str, path: str, shown: str
     return None if failed is None else replace(failed, operation="destroy_persistent")
 
 
-def _create_placed(place: OrderPlace, wanted: CreatePersistent, work: Work) -> OperationFailed | None:
-    """Make a persistent buffer in a place; what an earlier attempt, or another mover, has begun is gone on with."""
+def _create_placed(place: OrderPlace, wanted: CreatePersistent, work: WorkerTask) -> OperationFailed | None:
+    """Create a persistent buffer on a shared filesystem, or finish one begun by an earlier attempt or another mover."""
     account = account_for(work.accounts, work.order.user)
     try:
         parent, name = places.open_parent(place, switch=account.switch, make=True)
@@ -185,16 +187,16 @@ def _create_placed(place: OrderPlace, wanted: CreatePersistent, work: Work) -> O
             os.fsync(parent)
     except FileRefused as error:
         return OperationFailed(str(error), final=True, operation="create_persistent")
-    except (PlaceRefused, ImageRefused) as error:
+    except (PlaceRefused, ImageFailed) as error:
         return OperationFailed(str(error), operation="create_persistent")
     except OSError as error:
-        sentence = f"the persistent buffer {wanted.name} cannot be made in place {place.name}: {error.strerror}"
+        sentence = f"the persistent buffer {wanted.name} cannot be created in place {place.name}: {error.strerror}"
         return OperationFailed(sentence, operation="create_persistent")
     return None
 
 
-def _give(directory: int, account: Account) -> None:
-    """Give a persistent buffer to its user, once: whoever comes late leaves alone what the owner has changed since."""
+def _give(directory: int, account: UnixAccount) -> None:
+    """Give a persistent buffer to its user once, so that a late attempt does not undo the owner's changes."""
     if account.switch and os.fstat(directory).st_uid == account.uid:
         return
     os.fchmod(directory, PERSISTENT_MODE)
@@ -202,7 +204,7 @@ def _give(directory: int, account: Account) -> None:
         os.fchown(directory, account.uid, account.gid)
 
 
-def _destroy(parent: int, made: int, name: str, work: Work) -> OperationFailed | None:
+def _destroy(parent: int, made: int, name: str, work: WorkerTask) -> OperationFailed | None:
     try:
         _check(name)
         path = os.path.join(work.home, PERSISTENT, name)
@@ -211,17 +213,17 @@ def _destroy(parent: int, made: int, name: str, work: Work) -> OperationFailed |
             return failed
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=made)
-    except (RemovalFailed, ImageRefused, ValueError) as error:
+    except (RemovalFailed, ImageFailed, ValueError) as error:
         return OperationFailed(str(error), operation="destroy_persistent")
     return None
 
 
-def _create(parent: int, made: int, wanted: CreatePersistent, work: Work) -> OperationFailed | None:
+def _create(parent: int, made: int, wanted: CreatePersistent, work: WorkerTask) -> OperationFailed | None:
     account, name = account_for(work.accounts, work.order.user), wanted.name
     try:
         _check(name)
         if (read_bounded(made, name) or b"").strip() != _maker(work):
-            # What lies there is of a buffer that was forgotten (`forebay buffer clear`), and nobody else's to read.
+            # The directory belongs to a buffer cleared with `forebay buffer clear`; the new owner must not read it.
             _take_away(work, parent, name)
             write_durably(made, name, _maker(work))
         limited = wanted.units == PoolUnit.BYTES.word and wanted.capacity_bytes > 0
@@ -239,60 +241,65 @@ def _create(parent: int, made: int, wanted: CreatePersistent, work: Work) -> Ope
         os.fsync(parent)
     except (ValueError, FileRefused) as error:
         return OperationFailed(str(error), final=True, operation="create_persistent")
-    except (RemovalFailed, ImageRefused) as error:
+    except (RemovalFailed, ImageFailed) as error:
         return OperationFailed(str(error), operation="create_persistent")
     except OSError as error:
-        sentence = f"the persistent buffer {name} cannot be made: {error.strerror}"
+        sentence = f"the persistent buffer {name} cannot be created: {error.strerror}"
         return OperationFailed(sentence, operation="create_persistent")
     return None
 
 
-def _maker(work: Work) -> bytes:
-    """Return who makes a persistent buffer: a job's number is never used again."""
+def _maker(work: WorkerTask) -> bytes:
+    """Return an identifier of the creating job. Job IDs are never reused."""
     return f"{work.cluster} {work.order.job}".encode()
 
 
-def _take_away(work: Work, parent: int, name: str) -> None:
-    """Give a directory a name that nothing is found by, and remove it, but for what its owner may not remove: that lies
-    where nobody but the agent can look. RemovalFailed, OSError.
+def _take_away(work: WorkerTask, parent: int, name: str) -> None:
+    """Rename a directory so that no path leads to it, then remove what its owner may remove.
+
+    The rest stays where only the agent can read it.
+
+    Raises:
+        RemovalFailed: A file cannot be removed.
+        OSError: The directory cannot be renamed.
     """
     gone = f"{CLEARED}{uuid.uuid4().hex}"
     with contextlib.suppress(FileNotFoundError):
         capacity.move(parent, name, gone)
     for left in names_in(parent):
         if left.startswith(CLEARED):
-            shown = f"what an earlier persistent buffer held ({left})"
+            shown = f"the content of an earlier persistent buffer ({left})"
             kept = remove_as_user(work, parent, left, user=None, shown=shown)
             if kept:
                 path = os.path.join(work.home, PERSISTENT, left)
                 print(
-                    f"{path} holds what its owner may not remove, so it is kept: {', '.join(kept)}; "
-                    "give it to its owners, then remove the directory",
+                    f"{path} is kept because its owner may not remove {', '.join(kept)}; "
+                    "return the files to their owners, then remove the directory",
                     file=sys.stderr,
                 )
 
 
-def _remove_as_user(work: Work, parent: int, name: str, path: str, shown: str) -> OperationFailed | None:
-    """Remove a buffer with no more rights than its user has; return what the user may not remove as a failure."""
+def _remove_as_user(work: WorkerTask, parent: int, name: str, path: str, shown: str) -> OperationFailed | None:
+    """Remove a buffer with its user's rights; return a failure if some of its content has to be kept."""
     kept = remove_as_user(work, parent, name, user=work.order.user, shown=shown)
     if not kept:
         return None
     return failure(
-        f"{shown} holds what user {work.order.user} may not remove, so it is kept in {path}: {', '.join(kept)}; "
-        "an operator takes it away on the node and releases the job",
+        f"{shown} is kept in {path} because user {work.order.user} may not remove {', '.join(kept)}; "
+        "an operator must remove it on the node and release the job",
         final=True,
     )
 
 
 def _check(name: str) -> None:
-    """Raise ValueError for what cannot be the name of a directory here; the controller has checked it before."""
+    """Raise ValueError if `name` cannot name a directory here. The controller has already checked it."""
     fault = name_fault(name)
     if fault is not None or "/" in name or name in (".", ".."):
         raise ValueError(f"{name!r} cannot name a persistent buffer: it {fault or 'names another directory'}")
 
 
 EXIT_ENDED = 143
-"""Exit code after SIGTERM, as shells give it: there is no result."""
+"""Exit code after SIGTERM, as shells report it; no result is written."""
 
 
 _LASTING: Final = frozenset(
@@ -308,34 +315,34 @@ _LASTING: Final = frozenset(
         errno.EXDEV,
     }
 )
-"""What the kernel says of a path that is wrong for good."""
+"""Errors for which retrying is pointless."""
 
 
-def perform(work: Work) -> Outcome:
-    """Do the operation and return its result; what is wrong with it is a result too."""
+def perform(work: WorkerTask) -> Outcome:
+    """Carry out the operation and return its result; errors become an `OperationFailed`."""
     try:
         if work.order.provision is not None and work.order.stage != SWEEP:
             return external_provider.perform(work)
         return _OPERATIONS[work.order.stage](work)
     except TransferFailed as error:
         return failure(str(error), final=is_final(error), receipt=error.receipt)
-    except (AccountRefused, PathRefused, RemovalFailed, ImageRefused, Fenced, FenceFailed, PlaceRefused) as error:
+    except (AccountRefused, PathRefused, RemovalFailed, ImageFailed, WriterFenced, FenceFailed, PlaceRefused) as error:
         return failure(str(error), final=is_final(error))
     except OSError as error:
         traceback.print_exc()
-        # What happens to the job's files is a failure of its own, with their names: this is about the agent's records.
+        # Failures of the job's files are handled above and name the files. This one concerns the agent's own records.
         where = f" ({error.filename})" if error.filename else ""
-        remedy = "; make room on its disk" if is_disk_full(error) else ""
+        remedy = "; free space on its disk" if is_disk_full(error) else ""
         return failure(
             f"{work.order.stage} failed: {error.strerror or error}{where} in the agent's directory {work.home}{remedy}"
         )
 
 
 def is_final(error: BaseException) -> bool:
-    """Return whether trying again by itself is of no use: somebody has to put right what is wrong first.
+    """Return whether automatic retries are pointless because an operator or user must first fix the cause.
 
-    A full disk, an I/O error or a source that changes may go away; a source that does not exist, or may not be read, or
-    needs more than the buffer has, does not.
+    A full disk, an I/O error or a changing source is transient. A missing or unreadable source, or data larger than the
+    buffer, is not.
     """
     cause = root_cause(error)
     if isinstance(cause, OSError):
@@ -343,18 +350,18 @@ def is_final(error: BaseException) -> bool:
     return type(cause) in (AccountRefused, PathRefused, TransferFailed, FenceFailed)
 
 
-def _parent(work: Work, *, make: bool = False) -> tuple[int, str]:
+def _parent(work: WorkerTask, *, make: bool = False) -> tuple[int, str]:
     return places.open_parent_of(work.home, work.order, switch=work.accounts == "switch", make=make)
 
 
-def _records(work: Work, home: int) -> int:
-    """Return a descriptor of what the records of transfers are kept in: of a place those of each attempt."""
+def _records(work: WorkerTask, home: int) -> int:
+    """Open the directory that holds the transfer records; on a shared filesystem each attempt has its own."""
     if work.order.place is None:
         return os.dup(home)
     return places.open_records(work.order.place, work.order.attempt)
 
 
-def _stage_in(work: Work) -> Outcome:
+def _stage_in(work: WorkerTask) -> Outcome:
     account = account_for(work.accounts, work.order.user)
     home = open_directory(work.home)
     buffers, name = _parent(work, make=True)
@@ -365,13 +372,13 @@ def _stage_in(work: Work) -> Outcome:
     control = control if capacity_bytes else capacity.WATCH
     try:
         capacity.make(buffers, name, control, blocks_of(capacity_bytes))
-        # A buffer that was made just now has nothing of an earlier attempt in it.
+        # A new buffer holds nothing from an earlier attempt.
         workspace.forget(home, work.order.job, ("stage_in",))
     except FileExistsError:
         pass
     buffer = capacity.open_buffer(buffers, name)
     os.fchmod(buffer, 0o700)
-    # Of a place, whichever mover does it: the same again.
+    # On a shared filesystem every mover must derive the same seed.
     seed = _marker(work) if work.order.place is None else f"{work.order.place.identity}.{work.order.place.directory}"
     capacity.hold(buffer, control, seed, blocks_of(capacity_bytes))
     if account.switch and has_space(work.order):
@@ -382,7 +389,7 @@ def _stage_in(work: Work) -> Outcome:
     return stage_in(work.order, buffer, run._replace(commands=_commands(work, account)))
 
 
-def _stage_out(work: Work) -> Outcome:
+def _stage_out(work: WorkerTask) -> Outcome:
     account = account_for(work.accounts, work.order.user)
     home = open_directory(work.home)
     try:
@@ -396,8 +403,8 @@ def _stage_out(work: Work) -> Outcome:
     return stage_out(work.order, buffer, run._replace(commands=_commands(work, account)))
 
 
-def _commands(work: Work, account: Account) -> Commands | None:
-    """Return the commands of the order, if it has any."""
+def _commands(work: WorkerTask, account: UnixAccount) -> StageCommands | None:
+    """Return the order's stage commands, or None if it has none."""
     order = work.order
     if order.special is None or not order.special.commands:
         return None
@@ -416,11 +423,11 @@ def _commands(work: Work, account: Account) -> Commands | None:
         shared.write(counters._replace(steps=counters.steps + 1))
 
     watch = IoWatch(alive, _pace or Pace(-1, shared, SystemClock()))
-    return Commands(environment, work.process, clock=SystemClock(), poll=watch.poll)
+    return StageCommands(environment, work.process, clock=SystemClock(), poll=watch.poll)
 
 
-def _sweep(work: Work) -> Outcome:
-    """Remove what a killed transfer left, as the user whose it is."""
+def _sweep(work: WorkerTask) -> Outcome:
+    """Remove temporary files of a killed transfer, as the user who owns them."""
     account = account_for(work.accounts, work.order.user)
     home = open_directory(work.home)
     identity = identity_of(home)
@@ -428,24 +435,24 @@ def _sweep(work: Work) -> Outcome:
     assert work.left is not None
     everything = claimant_of(work.cluster, work.order.job, ANY_ATTEMPT, work.storage_id)
     variables = persistent_variables(work.home, work.left.uses, work.left.placed)
-    return OperationDone(files=sweep(everything, work.left, variables, identity))
+    return OperationDone(files=sweep_orphans(everything, work.left, variables, identity))
 
 
-def _become(account: Account, work: Work, *descriptors: int) -> None:
+def _become(account: UnixAccount, work: WorkerTask, *descriptors: int) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     become(account, work.process)
-    # Becoming another user clears it.
+    # The kernel clears the parent-death signal when credentials change.
     die_with_parent(work.agent)
 
 
-def _carrier(work: Work, home: int) -> TransferRun:
-    """Return what moves the data; made while this is still the agent's account: its records are the agent's."""
+def _carrier(work: WorkerTask, home: int) -> TransferRun:
+    """Return the transfer setup. Call it before switching accounts: the agent owns the records."""
     order, shared = work.order, SharedCounters(work.progress)
     with closing(_records(work, home)) as records:
         kept = Workspace.open(records, order.job, order.attempt, order.stage)
-    context = Context(
-        tag=tag(order.job, work.storage_id),
+    context = TransferContext(
+        tag=orphan_tag(order.job, work.storage_id),
         workspace=kept,
         clock=SystemClock(),
         progress=shared.write,
@@ -458,7 +465,7 @@ def _carrier(work: Work, home: int) -> TransferRun:
     persistent = persistent_variables(work.home, order.uses, order.persistent)
     for name, place in order.persistent:
         if name in order.uses:
-            # Something else may be mounted where it lies.
+            # Fail if another filesystem is mounted at the path of the shared filesystem.
             os.close(places.open_place(place))
     run = TransferRun(
         context, claimant, identity_of(home), persistent, local=work.local, shared=order.place is not None
@@ -466,7 +473,7 @@ def _carrier(work: Work, home: int) -> TransferRun:
     return run if _pace is None else run._replace(await_order=_pace.await_order, seen_by_pace=_seen_by_pace)
 
 
-def _post_run(work: Work) -> Outcome:
+def _post_run(work: WorkerTask) -> Outcome:
     account = account_for(work.accounts, work.order.user)
     left = _end_scripts(work, account.uid)
     if left:
@@ -475,10 +482,10 @@ def _post_run(work: Work) -> Outcome:
     return OperationDone()
 
 
-def _teardown(work: Work) -> Outcome:
-    """Remove the buffer with the rights of its user: what is in it that he may not remove is kept, and said.
+def _teardown(work: WorkerTask) -> Outcome:
+    """Remove the buffer with its user's rights; report files that the user may not remove and keep them.
 
-    By descriptors and never through a link.
+    Works on descriptors and never follows a link.
     """
     buffers, name = _parent(work, make=True)
     uid = _owner(work, buffers, name)
@@ -498,18 +505,18 @@ def _teardown(work: Work) -> Outcome:
     return OperationDone()
 
 
-def _end_scripts(work: Work, uid: int) -> list[int]:
-    """End whatever lives of the job's scripts; return the ids of what cannot be killed.
+def _end_scripts(work: WorkerTask, uid: int) -> list[int]:
+    """Kill all remaining processes of the job's scripts; return the IDs of those that cannot be killed.
 
-    All processes of the machine are looked at only where something of the job's may be outside of its cgroups.
+    Scans every process of the machine only if some of the job's may be outside its cgroups.
     """
     if work.cgroups:
         return CgroupTree(work.cgroups).end_scripts(work.order.job)
     return kill_job(_marker(work), uid, cgroup=cgroup_of_script(work.home, work.order.job))
 
 
-def _owner(work: Work, buffers: int, name: str) -> int | None:
-    """Return whose processes to look for: the account may have been removed since, the buffer still knows its owner."""
+def _owner(work: WorkerTask, buffers: int, name: str) -> int | None:
+    """Return the user ID of the job's processes. If the account no longer exists, use the owner of the buffer."""
     try:
         return account_for(work.accounts, work.order.user).uid
     except AccountRefused:
@@ -520,7 +527,7 @@ def _owner(work: Work, buffers: int, name: str) -> int | None:
         return None
 
 
-def _marker(work: Work) -> str:
+def _marker(work: WorkerTask) -> str:
     return f"{work.storage_id}.{work.order.job}"
 
 
@@ -535,27 +542,27 @@ _OPERATIONS = {
 
 
 _pace: Pace | None = None
-"""What the transfer may do, for the handler of a signal."""
+"""Pace of the running transfer, for the signal handler."""
 
 
 _is_seen_by_pace = False
-"""Whether SIGTERM only tells the pace."""
+"""True while SIGTERM is only passed to the pace."""
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    # Once is enough: a second one must not interrupt whatever unwinds.
+    # Ignore further signals, which would interrupt the cleanup.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if _pace is not None:
-        _pace.end(Stopped)
+        _pace.end(TransferStopped)
         if _is_seen_by_pace:
             return
         _pace.check()
-    raise Stopped
+    raise TransferStopped
 
 
 @contextlib.contextmanager
 def _seen_by_pace() -> Iterator[None]:
-    """Have SIGTERM seen where the transfer asks its pace, so that nothing is left half done where data is moved."""
+    """Let SIGTERM take effect only where the transfer checks its pace, so that data is never left half moved."""
     global _is_seen_by_pace
     assert _pace is not None
     _is_seen_by_pace = True
@@ -567,26 +574,26 @@ def _seen_by_pace() -> Iterator[None]:
 
 
 def _allow_descriptors() -> None:
-    """Let as many files be open as an order may need: two for each of its destinations."""
+    """Raise the limit of open files to what an order may need: two for each destination."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-_WORKS: Final = msgspec.json.Decoder(Work)
-"""Made when this is loaded, as the fork server does once: msgspec looks through types for 10 ms."""
+_WORKS: Final = msgspec.json.Decoder(WorkerTask)
+"""Built at import, once in the fork server: msgspec needs 10 ms to inspect the types."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read the work, do it, write the result; return the exit code.
+    """Read the task, carry it out and write the result; return the exit code.
 
-    An argument is the number of a descriptor through which this process enters its cgroup before it does anything.
+    Each argument is a descriptor through which this process enters its cgroup before doing anything else.
     """
     try:
         ignore_hangup()
         signal.signal(signal.SIGTERM, _end)
-        # Ctrl-C in a terminal is for the agent, which ends its workers itself.
+        # Ctrl-C in a terminal is meant for the agent, which ends its workers itself.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for entrance in arguments:
             join(int(entrance))
@@ -600,7 +607,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         write_all(sys.stdout.fileno(), msgspec.json.encode(outcome))
         return 0
-    except (Stopped, Paused):
+    except (TransferStopped, TransferPaused):
         return EXIT_ENDED
 
 

@@ -13,17 +13,17 @@ import msgspec
 from cluster.agent.files import BUFFERS, PERSISTENT, PathRefused, PlaceRefused
 from cluster.agent.processes import AccountRefused, account_for, become
 from cluster.agent.receipts import (
-    Kept,
-    Source,
+    ReceiptSource,
+    StoredReceipt,
     algorithm_of,
     differences,
     digest_of_lines,
-    in_place,
-    kept,
-    on_node,
-    opened,
+    list_receipts,
+    node_sources,
+    open_receipt,
+    place_sources,
 )
-from cluster.agent.transfer import Algorithm, Difference, raw_lines, read_lines
+from cluster.agent.transfer import Algorithm, ReceiptDifference, raw_lines, read_lines
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import Session, session
@@ -147,9 +147,10 @@ def agent_receipt(
     if as_user is not None and not recheck:
         raise bad_input("--as-user says who reads the destinations, and nothing is to be read", "add --recheck")
     try:
-        sources = on_node(home, job) if filesystem is None else in_place(filesystem, current.config().cluster.name, job)
+        cluster = current.config().cluster.name
+        sources = node_sources(home, job) if filesystem is None else place_sources(filesystem, cluster, job)
         which = _which(home, sources, job, stage, attempt)
-        with opened(which) as descriptor:
+        with open_receipt(which) as descriptor:
             wanted = digest or _in_ledger(current, which)
             algorithm = given or _algorithm(wanted) or "xxh3-128"
             found = digest_of_lines(descriptor, algorithm)
@@ -205,8 +206,10 @@ def _algorithm(digest: str | None) -> Algorithm | None:
         raise bad_input(str(error), "forebay transfer receipt JOB shows it") from error
 
 
-def _which(home: Path, sources: list[Source], job: int, stage: str | None, attempt: int | None) -> Kept:
-    found = [one for one in kept(sources, job) if stage in (None, one.stage) and attempt in (None, one.attempt)]
+def _which(home: Path, sources: list[ReceiptSource], job: int, stage: str | None, attempt: int | None) -> StoredReceipt:
+    found = [
+        one for one in list_receipts(sources, job) if stage in (None, one.stage) and attempt in (None, one.attempt)
+    ]
     if not found:
         what = f" of {stage}" if stage else ""
         number = f" of attempt {attempt}" if attempt else ""
@@ -219,7 +222,7 @@ def _which(home: Path, sources: list[Source], job: int, stage: str | None, attem
     return found[-1]
 
 
-def _in_ledger(current: Session, which: Kept) -> str:
+def _in_ledger(current: Session, which: StoredReceipt) -> str:
     """Return the digest that the ledger has, empty with a remark if nobody can be asked."""
     try:
         answer = current.read(ops.LIST_RECEIPTS, id=which.job, stage=which.stage, attempt=which.attempt)
@@ -229,7 +232,9 @@ def _in_ledger(current: Session, which: Kept) -> str:
     return answer.receipts[-1].digest if answer.receipts else ""
 
 
-def _differences(which: Kept, descriptor: int, algorithm: Algorithm, user: str | None) -> list[Difference]:
+def _differences(
+    which: StoredReceipt, descriptor: int, algorithm: Algorithm, user: str | None
+) -> list[ReceiptDifference]:
     try:
         if user is not None:
             become(account_for("switch", user), JobProcess())
@@ -273,11 +278,11 @@ def _show(descriptor: int) -> None:
 
 
 def _show_json(
-    which: Kept,
+    which: StoredReceipt,
     descriptor: int,
     digest: str,
     proven: bool,
-    differing: list[Difference],
+    differing: list[ReceiptDifference],
     rechecked: bool,
 ) -> None:
     """Write one object, a line at a time: there may be millions."""

@@ -28,11 +28,11 @@ from cluster.config import (
     HOSTS_NAME,
     OPERATOR_NAME,
     Config,
+    FileOwner,
     Founding,
     FoundingRefused,
-    Owner,
     PoolSpec,
-    found,
+    create_site,
     guide_of,
     hosts_of,
 )
@@ -174,7 +174,7 @@ def init(
             founder=_founder(),
             **fields,
         )
-        config = found(directory, founding, clock=SystemClock())
+        config = create_site(directory, founding, clock=SystemClock())
     except FoundingRefused as error:
         sentence, _, remedy = str(error).partition("; ")
         raise bad_input(sentence, remedy or "see forebay cluster init --help") from error
@@ -260,7 +260,7 @@ def _is_account(name: str) -> bool:
     return True
 
 
-def _owner(account: str) -> Owner:
+def _owner(account: str) -> FileOwner:
     """Return the numbers of an account; Failure if there is none of the name."""
     try:
         found = pwd.getpwnam(account)
@@ -270,7 +270,7 @@ def _owner(account: str) -> Owner:
             "make it first, or leave the option out",
             place="--replica-account",
         ) from None
-    return Owner(found.pw_uid, found.pw_gid)
+    return FileOwner(found.pw_uid, found.pw_gid)
 
 
 def _closed_to_others(directory: Path) -> Path | None:

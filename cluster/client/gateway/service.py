@@ -24,7 +24,7 @@ from aiohttp import web
 from cluster.client.attempt import ATTEMPT_HEADER, AttemptFailed, AttemptView
 from cluster.client.calls import ENDPOINTS_MAX, REDIRECT_STATUSES, redirection
 from cluster.client.exchange import Exchange
-from cluster.config import Access
+from cluster.config import AccessConfig
 from cluster.schemas import BODY_BYTES_MAX, USER_HEADER, ErrorAnswer, ErrorView
 from cluster.security import NAME_RULE, TlsFiles, is_name
 from cluster.system import OVERFLOW_UID, Address, Clock, account_of, peer_account, short_path
@@ -145,7 +145,7 @@ class _Server(HttpServer):
 class Gateway:
     """Listens at a path of this machine and speaks to the replicas."""
 
-    def __init__(self, config: Access, files: TlsFiles, path: Path, clock: Clock) -> None:
+    def __init__(self, config: AccessConfig, files: TlsFiles, path: Path, clock: Clock) -> None:
         """`files`: the gateway's own certificate; TlsRefused if they cannot be used."""
         self._path = path
         self._replicas = list(config.endpoints)

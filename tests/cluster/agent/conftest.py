@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.home.home import Home
-from cluster.agent.operation import Settings
+from cluster.agent.operation import AgentSettings
 from cluster.agent.replica_choice import AgentClient, ReplicaChoice
+from cluster.agent.runtime.state_directory import StateDirectory
 from cluster.agent.service import Agent
 from cluster.client import Client
 from cluster.config.config import Config
@@ -158,7 +158,7 @@ class Site:
     async def serving(self) -> AsyncIterator[ControllerDouble]:
         """Give a controller and a registered agent in the test's own loop: for what no agent's end has a part in."""
         own, clock, stop = self.config.agent("n1"), SystemClock(), asyncio.Event()
-        settings = Settings(
+        settings = AgentSettings(
             node="n1",
             accounts=own.mode,
             copy_rate_bytes_s=own.copy_rate_bytes_s,
@@ -168,7 +168,7 @@ class Site:
         )
         controller = ControllerDouble(self.config)
         await controller.start()
-        with closing(Home(self.home, own.mode, clock, images=own.buffer_image != "none")) as home:
+        with closing(StateDirectory(self.home, own.mode, clock, images=own.buffer_image != "none")) as home:
             home.fork_server.start()
             home.fork_server.await_ready()
             async with Client.from_config(self.config, "n1", deadline_s=5) as client:

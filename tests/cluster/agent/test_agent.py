@@ -399,7 +399,7 @@ def test_a_second_agent_in_the_same_directory_is_refused_by_name(site: Site) -> 
     async def story() -> None:
         async with site.running():
             assert await site.ended(site.start_agent()) == 1
-            assert "another agent works in this directory" in shown(site.directory / "agent.log")
+            assert "another agent uses this directory" in shown(site.directory / "agent.log")
 
     asyncio.run(story())
 
@@ -494,7 +494,7 @@ def test_an_agent_with_somebody_elses_certificate_ends_by_name(site: Site) -> No
         try:
             assert await site.ended(site.start_agent()) == 1
             said = shown(site.directory / "agent.log")
-            assert "the controller refused agent n1: agent n2 may not act for node n1" in said
+            assert "the controller rejected agent n1: agent n2 may not act for node n1" in said
         finally:
             await controller.stop()
 
@@ -544,7 +544,7 @@ def test_the_log_is_sentences_with_a_job_in_front(site: Site) -> None:
             assert " INFO cluster.agent.activities: job 7: stage_in attempt 3 begins\n" in said
             assert " INFO cluster.agent.activities: job 7: stage_in attempt 3 done: 1 file, 3 MiB\n" in said
             assert "job 8: stage_in attempt 1 failed: stage_in source=" in said
-            assert "does not exist; it is not tried again by itself\n" in said
+            assert "does not exist; it is not retried automatically\n" in said
             assert "job 9: run attempt 2 ended: FAILED, exit code 5\n" in said
             assert not re.search(r"\w+\(\w+=|<[A-Z]", said), said
 
@@ -652,7 +652,7 @@ def test_the_start_and_the_end_of_a_short_script_ride_in_one_report(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow this machine is.
-    monkeypatch.setattr("cluster.agent.home.home.START_GATHER_S", 600.0)
+    monkeypatch.setattr("cluster.agent.runtime.state_directory.START_GATHER_S", 600.0)
 
     async def story() -> None:
         async with site.serving() as controller:

@@ -14,10 +14,10 @@ from typing import Any, Final
 import pytest
 
 from cluster.agent.files.places import mark
-from cluster.agent.processes import Account, account_for, acting_as
+from cluster.agent.processes import UnixAccount, account_for, acting_as
 from cluster.agent.worker import buffer_removal, worker
 from cluster.agent.worker.external_provider import PERSISTENT_CHANGE
-from cluster.agent.worker.work import Outcome, Work
+from cluster.agent.worker.task import Outcome, WorkerTask
 from cluster.system import closing, open_directory
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.orders import OrderPlace
@@ -66,7 +66,7 @@ class Attack:
 
     def __init__(self, node: Node, kind: str) -> None:
         self.node, self.kind = node, kind
-        self.user: Account = account_for("switch", USER)
+        self.user: UnixAccount = account_for("switch", USER)
         top = node.directory / "bb"
         top.mkdir()
         top.chmod(0o711)
@@ -103,7 +103,7 @@ class Attack:
         order = self.node.order(stage, **fields)
         home = str(self.node.home.path)
         return worker.perform(
-            Work(order=order, home=home, storage_id="0" * 32, accounts="switch", progress=-1, agent=os.getppid())
+            WorkerTask(order=order, home=home, storage_id="0" * 32, accounts="switch", progress=-1, agent=os.getppid())
         )
 
     def move_in(self, buffer: int) -> str:
@@ -172,7 +172,7 @@ def test_nothing_can_be_moved_in_once_root_removes(attack: Attack, monkeypatch: 
     with acting_as(attack.user.uid, attack.user.gid):
         held = open_directory(attack.buffer) if attack.kind != CLEAR else -1
 
-    def take_and_attack(work: Work, directory: int) -> None:
+    def take_and_attack(work: WorkerTask, directory: int) -> None:
         really(work, directory)
         # A process that has had it open all the time, and one that gets at it anew.
         refused.extend(attack.move_in(buffer) for buffer in (held, directory) if buffer >= 0)

@@ -15,10 +15,10 @@ import pytest
 
 from cluster.agent.files import places
 from cluster.agent.files.places import sync_written
-from cluster.agent.home import buffer_syncs
-from cluster.agent.home.buffer_syncs import BufferSync, BufferSyncs
-from cluster.agent.operation import Operation
+from cluster.agent.operation import WorkerOperation
 from cluster.agent.processes import ENDED, SYNCED
+from cluster.agent.runtime import buffer_syncs
+from cluster.agent.runtime.buffer_syncs import BufferSync, BufferSyncs
 from cluster.agent.scripts import ScriptOrder, remove_record, supervisor
 from replica.messages.commands import OperationDone, ScriptEnded
 from replica.model.job_states import JobState
@@ -45,7 +45,7 @@ def told(node: Node, story: Callable[[], Any]) -> Any:
 
 
 async def operate(node: Node, stage: str) -> object:
-    return await Operation(node.home, node.order(stage), node.settings).run()
+    return await WorkerOperation(node.home, node.order(stage), node.settings).run()
 
 
 def test_post_run_has_no_process_where_the_supervisor_did_what_there_is_to_do_and_only_once(

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from cluster.agent.capacity_watch import rest_s
 from cluster.agent.limits import WATCH_REST_TIMES, WATCH_S
-from cluster.agent.worker import Answered, Asked, buffer_usage
+from cluster.agent.worker import UsageReply, UsageRequest, buffer_usage
 from cluster.agent.worker.buffer_usage import (
     PREALLOCATED_BYTES,
     PREALLOCATED_TIMES,
     SLICE,
-    Look,
     Usage,
+    UsageQuery,
     inodes_of,
     measure,
 )
@@ -56,7 +56,7 @@ def test_a_script_that_writes_more_than_its_buffer_may_hold_is_ended_and_told_wh
             ended = await controller.result(7, 2)
             assert isinstance(ended, ScriptEnded)
             assert (ended.result, ended.signal) == (JobState.FAILED, 9)
-            assert told in ended.message and "ask for more capacity" in ended.message
+            assert told in ended.message and "request more capacity" in ended.message
 
     asyncio.run(story())
 
@@ -94,10 +94,10 @@ def test_removed_files_that_a_process_of_the_cgroup_holds_are_counted_once(tmp_p
             second.close()
         path.unlink()
         other.unlink()
-        found = [one for one in buffer_usage.removed([os.getpid(), 2**22], f"{tmp_path}/") if one is not None]
+        found = [one for one in buffer_usage.removed_files([os.getpid(), 2**22], f"{tmp_path}/") if one is not None]
         assert {one.st_size for one in found} == {MIB} and len({one.st_ino for one in found}) == 1
         assert not elsewhere.closed
-    assert not [one for one in buffer_usage.removed([os.getpid()], f"{tmp_path}/") if one is not None]
+    assert not [one for one in buffer_usage.removed_files([os.getpid()], f"{tmp_path}/") if one is not None]
 
 
 def test_a_buffer_with_many_files_keeps_no_other_waiting_to_be_counted(tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_a_buffer_with_many_files_keeps_no_other_waiting_to_be_counted(tmp_path:
         stdout=subprocess.PIPE,
         cwd=ROOT,
     )
-    looks = [Look(path=str(path), most_bytes=2**60, most_inodes=2**60) for path in (many, tmp_path / "gone", few)]
-    lines = b"".join(msgspec.json.encode(Asked(number, one)) + b"\n" for number, one in enumerate(looks))
+    looks = [UsageQuery(path=str(path), most_bytes=2**60, most_inodes=2**60) for path in (many, tmp_path / "gone", few)]
+    lines = b"".join(msgspec.json.encode(UsageRequest(number, one)) + b"\n" for number, one in enumerate(looks))
     with process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(lines)
         process.stdin.flush()
-        answers = [msgspec.json.decode(process.stdout.readline(), type=Answered) for _ in looks]
+        answers = [msgspec.json.decode(process.stdout.readline(), type=UsageReply) for _ in looks]
         process.stdin.close()
     assert process.returncode == 0
     assert [(answer.number, answer.usage.inodes, answer.fault) for answer in answers] == [
@@ -134,14 +134,14 @@ def test_a_buffer_that_cannot_be_counted_costs_the_others_nothing(tmp_path: Path
     process = subprocess.run(
         [sys.executable, "-m", "cluster.agent.worker.usage_counter", str(os.getpid())],
         input=b"".join(
-            msgspec.json.encode(Asked(number, Look(path=str(path), most_bytes=1, most_inodes=1))) + b"\n"
+            msgspec.json.encode(UsageRequest(number, UsageQuery(path=str(path), most_bytes=1, most_inodes=1))) + b"\n"
             for number, path in enumerate((tmp_path / "file", tmp_path))
         ),
         stdout=subprocess.PIPE,
         cwd=ROOT,
         check=True,
     )
-    first, second = (msgspec.json.decode(line, type=Answered) for line in process.stdout.splitlines())
+    first, second = (msgspec.json.decode(line, type=UsageReply) for line in process.stdout.splitlines())
     assert (first.number, bool(first.fault)) == (0, True)
     assert (second.number, second.fault, second.usage.inodes) == (1, "", 1)
 
@@ -156,7 +156,7 @@ def test_counts_rest_for_no_longer_one_and_take_a_small_part_of_a_processor_toge
 
 
 def look(directory: Path, most_bytes: int = 2**60, most_inodes: int = 2**60) -> Usage:
-    return measure(Look(path=str(directory), most_bytes=most_bytes, most_inodes=most_inodes))
+    return measure(UsageQuery(path=str(directory), most_bytes=most_bytes, most_inodes=most_inodes))
 
 
 trees = st.recursive(

@@ -16,9 +16,9 @@ import pytest
 
 from cluster.agent.transfer import fence, helpers, record_paths
 from cluster.agent.transfer.progress import SharedCounters
-from cluster.agent.transfer.rate_limit import Control
+from cluster.agent.transfer.rate_limit import TransferControl
 from cluster.agent.worker import staging, worker
-from cluster.agent.worker.work import Work
+from cluster.agent.worker.task import WorkerTask
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.orders import Order
 
@@ -38,14 +38,14 @@ class Bench:
         self.results.mkdir(parents=True)
         for name in "ab":
             (self.results / name).write_bytes(name.encode() * 5000)
-        self._control = Control()
+        self._control = TransferControl()
         self._progress = SharedCounters.create()
 
     def close(self) -> None:
         self._control.close()
         os.close(self._progress)
 
-    def work(self) -> Work:
+    def work(self) -> WorkerTask:
         transfers = tuple(
             Transfer(TransferKind.FILE, str(self.outside / name), f"$DW_JOB_STRIPED/{name}") for name in "ab"
         )
@@ -59,7 +59,7 @@ class Bench:
             transfers=transfers,
             roots=(str(self.outside),),
         )
-        return Work(
+        return WorkerTask(
             order=order,
             home=str(self.home),
             storage_id="0123456789abcdef",

@@ -16,7 +16,6 @@ from typing import Final
 import msgspec
 import pytest
 
-from cluster.agent.home import Home
 from cluster.agent.limits import SUPERVISOR_LAUNCHES_MAX
 from cluster.agent.processes import (
     AUTO,
@@ -31,6 +30,7 @@ from cluster.agent.processes import (
     open_tree,
 )
 from cluster.agent.processes.environment import account_for
+from cluster.agent.runtime import StateDirectory
 from cluster.agent.scripts.record import ScriptOrder, create_record
 from cluster.agent.service import NOT_PROMISED
 from cluster.system import boot_id, open_directory
@@ -304,7 +304,7 @@ def test_an_agent_whose_cgroup_is_none_does_not_start_where_one_is_demanded(site
     site.configure(more=f'cgroup = "{site.directory}"')
     agent = site.start_agent()
     assert agent.wait(60) == 1
-    assert f"{site.directory} is no cgroup (v2)" in (site.directory / "agent.log").read_text()
+    assert f"{site.directory} is not a cgroup (v2)" in (site.directory / "agent.log").read_text()
 
 
 class OldCgroup(Cgroup):
@@ -479,7 +479,7 @@ def test_the_end_of_a_jobs_scripts_is_the_end_of_no_other_jobs(
 def test_all_processes_are_looked_at_for_each_job_that_may_have_some_outside_of_its_cgroups(
     tmp_path: Path, earlier: str, held: bool
 ) -> None:
-    with closing(Home(tmp_path / "n1", "own")) as home:
+    with closing(StateDirectory(tmp_path / "n1", "own")) as home:
         (home.path / "buffers" / "7").mkdir()
         (home.path / "steps" / "8").mkdir()
         if held:
@@ -498,5 +498,5 @@ def test_all_processes_are_looked_at_for_each_job_that_may_have_some_outside_of_
 
 
 def test_a_home_without_cgroups_says_why(tmp_path: Path) -> None:
-    with closing(Home(tmp_path / "n1", "own")) as home:
+    with closing(StateDirectory(tmp_path / "n1", "own")) as home:
         assert home.hold_processes("none") == 'cgroup = "none" is configured' and home.cgroups is None

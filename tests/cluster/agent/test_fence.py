@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cluster.agent.transfer import fence
-from cluster.agent.transfer.fence import Claimant, Fenced, FenceFailed, claim, sweep, tidy
+from cluster.agent.transfer.fence import Claimant, FenceFailed, WriterFenced, claim, sweep, tidy
 
 A, B = "a" * 32, "b" * 32
 
@@ -98,7 +98,7 @@ def test_a_late_agent_can_neither_write_nor_put_in_place_what_it_wrote(destinati
     newest.publish("half")
     assert not fence.is_removed(newest.staging)
     assert (destination / "result").read_text() == "new"
-    with pytest.raises(Fenced, match="attempt 4 writes to .*attempt 3 is not the newest any more"):
+    with pytest.raises(WriterFenced, match="attempt 4 writes to .*attempt 3 is no longer the newest"):
         Attempt(destination, 3, A)
     assert sweep(newest.directory, "out", newest.who) == 0
     assert os.listdir(destination) == ["result"]
@@ -108,7 +108,7 @@ def test_a_late_agent_can_neither_write_nor_put_in_place_what_it_wrote(destinati
 
 def test_of_two_agents_with_the_same_attempt_the_second_gives_way(destination: Path) -> None:
     first = Attempt(destination, 3, B)
-    with pytest.raises(Fenced, match="another agent carries out the same attempt 3"):
+    with pytest.raises(WriterFenced, match="another agent carries out the same attempt 3"):
         Attempt(destination, 3, A)
     first.write("half", "first")
     first.publish("half")
@@ -138,7 +138,7 @@ def test_in_whatever_order_attempts_come_the_first_of_the_newest_is_the_only_one
     for attempt, owner in order:
         try:
             alive.append(Attempt(destination, attempt, owner))
-        except Fenced:
+        except WriterFenced:
             continue
     able = {(one.who.attempt, one.who.owner) for one in alive if not fence.is_removed(one.staging)}
     first_of_newest = next(owner for attempt, owner in order if attempt == 5)
@@ -150,7 +150,7 @@ def test_in_whatever_order_attempts_come_the_first_of_the_newest_is_the_only_one
 def race(place: Path, barrier: threading.Barrier, claimed: list[Attempt], attempt: int, owner: str) -> None:
     """Claim at the same moment as others."""
     barrier.wait()
-    with contextlib.suppress(Fenced):
+    with contextlib.suppress(WriterFenced):
         claimed.append(Attempt(place, attempt, owner))
 
 
@@ -166,13 +166,13 @@ def test_an_agent_that_claims_between_anothers_looks_is_not_joined_by_it(
     def looked(*directory: Any) -> list[Any]:
         found = look(*directory)
         if next(count) == looks:
-            with contextlib.suppress(Fenced):
+            with contextlib.suppress(WriterFenced):
                 between.append(Attempt(destination, 4, other))
         return found
 
     monkeypatch.setattr(fence, "_present", looked)
     alive: list[Attempt] = []
-    with contextlib.suppress(Fenced):
+    with contextlib.suppress(WriterFenced):
         alive.append(Attempt(destination, 4, one))
     alive += between
     assert len([each for each in alive if not fence.is_removed(each.staging)]) == 1
@@ -249,7 +249,7 @@ def plant_unusable(what: str, home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["a link", "a file", "open to others", "somebody else's"])
 def test_a_directory_that_others_could_change_is_not_used(destination: Path, tmp_path: Path, what: str) -> None:
     plant_unusable(what, destination / ".forebay-0123abcd-7", tmp_path)
-    with pytest.raises(FenceFailed, match="remove it, the name is Forebay's"):
+    with pytest.raises(FenceFailed, match="remove it, because Forebay reserves the name"):
         Attempt(destination, 3, A)
     assert not (tmp_path / "elsewhere").exists() or not os.listdir(tmp_path / "elsewhere")
 
@@ -328,7 +328,7 @@ def test_attempts_find_each_other_whatever_the_mode_of_the_destination_was_meanw
             alive[0].write("half", "most of it")
     assert [fence.is_removed(one.staging) for one in alive] == [True, True, False]
     for attempt, owner in ((1, A), (2, B), (3, A)):
-        with pytest.raises(Fenced):
+        with pytest.raises(WriterFenced):
             Attempt(tmp_path, attempt, owner)
     assert sweep(alive[2].directory, "out", alive[2].who) == 0
     assert os.listdir(tmp_path) == []

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.processes import OPERATION_VARIABLE, ForkServer, Process, forking, job_processes
-from cluster.agent.worker import Answered, Asked, Look, Usage
+from cluster.agent.processes import OPERATION_VARIABLE, ChildProcess, ForkServer, forking, job_processes
+from cluster.agent.worker import Usage, UsageQuery, UsageReply, UsageRequest
 from cluster.system import fields_of
 from replica.messages import ScriptEnded, ScriptStarted
 from replica.model import JobState
@@ -41,7 +41,7 @@ class Counter:
             held.callback(os.close, asked)
             self.answers, answered = os.pipe2(os.O_CLOEXEC)
             held.callback(os.close, answered)
-            self.process: Process = server.spawn(
+            self.process: ChildProcess = server.spawn(
                 COUNTER,
                 (str(os.getpid()),),
                 descriptors=(),
@@ -54,9 +54,9 @@ class Counter:
             )
 
     def count(self, directory: Path) -> Usage:
-        look = Look(path=str(directory), most_bytes=2**40, most_inodes=2**40)
-        os.write(self.asks, msgspec.json.encode(Asked(1, look)) + b"\n")
-        return msgspec.json.decode(os.read(self.answers, 4096), type=Answered).usage
+        look = UsageQuery(path=str(directory), most_bytes=2**40, most_inodes=2**40)
+        os.write(self.asks, msgspec.json.encode(UsageRequest(1, look)) + b"\n")
+        return msgspec.json.decode(os.read(self.answers, 4096), type=UsageReply).usage
 
     def end(self) -> int:
         """Let it come to its own end and return how it ended."""
@@ -75,7 +75,7 @@ def server() -> Iterator[ForkServer]:
     fork_server.close()
 
 
-def is_forked(process: Process) -> bool:
+def is_forked(process: ChildProcess) -> bool:
     return isinstance(process, forking.ForkedProcess)
 
 
@@ -83,7 +83,7 @@ def proc(pid: int, name: str) -> bytes:
     return Path(f"/proc/{pid}/{name}").read_bytes()
 
 
-def seen(process: Process) -> dict[str, object]:
+def seen(process: ChildProcess) -> dict[str, object]:
     """What /proc says of a process that runs, and that its start decides."""
     pid = process.pid
     fields = fields_of(pid)

@@ -18,12 +18,12 @@ import pytest
 
 from cluster.agent.files import durable
 from cluster.agent.files.durable import ReserveFiles, read_bounded, reserve, write_durably
-from cluster.agent.home.home import DiskFullRetry, GivenUp, Home, Outbox
 from cluster.agent.limits import DISK_FULL_WARNING_S, RESERVE_BYTES, RESERVE_FILES
-from cluster.agent.operation import Operation, Settings
+from cluster.agent.operation import AgentSettings, WorkerOperation
+from cluster.agent.runtime.state_directory import DiskFullRetry, ReportOutbox, RetryAbandoned, StateDirectory
 from cluster.agent.script_run import ScriptRun
 from cluster.agent.scripts.record import ScriptRecord
-from cluster.agent.scripts.supervisor import insist
+from cluster.agent.scripts.supervisor import retry_write
 from cluster.agent.service import Agent
 from cluster.schemas.agents import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
@@ -38,7 +38,7 @@ from tests.clocks import ManualClock
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of, shown
 
-OWN = Settings(node="n1", accounts="own", kill_wait_s=1.0)
+OWN = AgentSettings(node="n1", accounts="own", kill_wait_s=1.0)
 
 
 class Disk:
@@ -74,8 +74,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    with contextlib.closing(Home(tmp_path / "n1", "own")) as made:
+def home(tmp_path: Path) -> Iterator[StateDirectory]:
+    with contextlib.closing(StateDirectory(tmp_path / "n1", "own")) as made:
         yield made
 
 
@@ -111,22 +111,24 @@ def test_the_longest_report_there_can_be_fits_into_a_spare_file() -> None:
         assert len(msgspec.json.encode(report)) <= RESERVE_BYTES
 
 
-def test_results_go_on_through_a_full_disk_for_ever_because_acknowledged_ones_come_back(home: Home, disk: Disk) -> None:
+def test_results_go_on_through_a_full_disk_for_ever_because_acknowledged_ones_come_back(
+    home: StateDirectory, disk: Disk
+) -> None:
     async def story() -> None:
-        outbox = Outbox(home.outbox, SystemClock(), home.reserve_files)
+        outbox = ReportOutbox(home.outbox, SystemClock(), home.reserve_files)
         disk.full = True
         for job in range(3 * RESERVE_FILES):
             outbox.add(job, 1, "post_run", OperationDone())
-            assert Outbox(home.outbox, SystemClock(), home.reserve_files).reports() == outbox.reports()
+            assert ReportOutbox(home.outbox, SystemClock(), home.reserve_files).reports() == outbox.reports()
             assert outbox.acknowledge(outbox.batch()[0].command_id) is not None
         assert len(home.reserve_files) == RESERVE_FILES and os.listdir(home.outbox) == []
 
     asyncio.run(story())
 
 
-def test_spare_files_that_are_used_up_are_made_again_when_there_is_room(home: Home, disk: Disk) -> None:
+def test_spare_files_that_are_used_up_are_made_again_when_there_is_room(home: StateDirectory, disk: Disk) -> None:
     async def story() -> None:
-        outbox = Outbox(home.outbox, SystemClock(), home.reserve_files)
+        outbox = ReportOutbox(home.outbox, SystemClock(), home.reserve_files)
         disk.full = True
         for job in range(RESERVE_FILES):
             outbox.add(job, 1, "post_run", OperationDone())
@@ -169,14 +171,12 @@ def test_who_waits_for_room_says_so_once_a_minute_and_goes_on_when_there_is_some
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return "done"
 
-    monkeypatch.setattr("cluster.agent.home.home.DISK_FULL_RETRY_S_MAX", 0.001)
-    monkeypatch.setattr("cluster.agent.home.home.DISK_FULL_RETRY_S", 0.001)
+    monkeypatch.setattr("cluster.agent.runtime.state_directory.DISK_FULL_RETRY_S_MAX", 0.001)
+    monkeypatch.setattr("cluster.agent.runtime.state_directory.DISK_FULL_RETRY_S", 0.001)
     assert asyncio.run(room.keep_trying("a result", act, asyncio.Event())) == "done"
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert (
-        warnings == ["/n1: No space left on device: a result waits until there is room; make some, nothing is lost"] * 3
-    )
-    assert caplog.records[-1].getMessage() == "/n1: there is room again"
+    assert warnings == ["/n1: No space left on device: a result waits for space; free some, nothing is lost"] * 3
+    assert caplog.records[-1].getMessage() == "/n1: there is space again"
 
 
 def test_what_has_nothing_to_do_with_room_is_not_waited_for_and_what_is_unwanted_gives_up() -> None:
@@ -190,14 +190,14 @@ def test_what_has_nothing_to_do_with_room_is_not_waited_for_and_what_is_unwanted
     room, unwanted = DiskFullRetry("/n1", ManualClock()), asyncio.Event()
     with pytest.raises(OSError, match="broken"):
         asyncio.run(room.keep_trying("x", broken, unwanted))
-    with pytest.raises(GivenUp):
+    with pytest.raises(RetryAbandoned):
         asyncio.run(room.keep_trying("x", full, unwanted))
 
 
 class Watching:
     """A controller that answers every poll at once and looks, for each report, whether it is on the disk."""
 
-    def __init__(self, home: Home, orders: tuple[Order, ...]) -> None:
+    def __init__(self, home: StateDirectory, orders: tuple[Order, ...]) -> None:
         self._home = home
         self._orders = orders
         self.polls = 0
@@ -216,7 +216,7 @@ class Watching:
         return PollAnswer(revision=5, orders=self._orders)
 
     async def report(self, node: str, request: ReportsRequest) -> ReportsAnswer:
-        kept = Outbox(os.dup(self._home.outbox), SystemClock(), self._home.reserve_files).reports()
+        kept = ReportOutbox(os.dup(self._home.outbox), SystemClock(), self._home.reserve_files).reports()
         self.early.extend(report for report in request.reports if report not in kept)
         for report in request.reports:
             self.reports.put_nowait(report)
@@ -231,7 +231,7 @@ class Watching:
 
 
 @contextlib.asynccontextmanager
-async def running(home: Home, controller: Watching):  # type: ignore[no-untyped-def]
+async def running(home: StateDirectory, controller: Watching):  # type: ignore[no-untyped-def]
     """An agent at work."""
     stop = asyncio.Event()
     task = asyncio.create_task(Agent(home, OWN, 2, controller, SystemClock()).run(stop))
@@ -243,7 +243,7 @@ async def running(home: Home, controller: Watching):  # type: ignore[no-untyped-
         await task
 
 
-def without_spares(home: Home, disk: Disk) -> None:
+def without_spares(home: StateDirectory, disk: Disk) -> None:
     """Use up every spare file, and let there be no room for more."""
     disk.full = True
     for number in range(RESERVE_FILES):
@@ -251,7 +251,7 @@ def without_spares(home: Home, disk: Disk) -> None:
 
 
 def test_a_result_that_finds_no_room_is_kept_and_reported_once_it_is_durable_while_the_agent_polls_on(
-    home: Home, disk: Disk
+    home: StateDirectory, disk: Disk
 ) -> None:
     async def story() -> None:
         controller = Watching(home, (order(7, "post_run"),))
@@ -270,7 +270,7 @@ def test_a_result_that_finds_no_room_is_kept_and_reported_once_it_is_durable_whi
 
 
 def test_a_result_that_waits_for_room_does_not_keep_the_agent_from_ending_and_its_script_is_reported_by_the_next(
-    home: Home, disk: Disk, tmp_path: Path
+    home: StateDirectory, disk: Disk, tmp_path: Path
 ) -> None:
     script = order(7, "run", script=script_of("exit 5"), workdir=str(tmp_path), roots=(str(tmp_path),))
 
@@ -294,12 +294,12 @@ def test_a_result_that_waits_for_room_does_not_keep_the_agent_from_ending_and_it
     asyncio.run(story())
 
 
-async def prepared(home: Home, script: Order) -> None:
+async def prepared(home: StateDirectory, script: Order) -> None:
     """Make the record of a script while there is room."""
     ScriptRun(home, script, OWN, lambda: None)._create()
 
 
-async def until_ended(home: Home, job: int) -> None:
+async def until_ended(home: StateDirectory, job: int) -> None:
     """Wait for the status of a script, which only the file system tells."""
     while True:
         record = ScriptRecord(home.steps, job)
@@ -312,7 +312,7 @@ async def until_ended(home: Home, job: int) -> None:
 
 
 def test_a_script_that_finds_no_room_waits_and_is_cancelled_without_having_run_if_nobody_wants_it(
-    home: Home, disk: Disk, tmp_path: Path
+    home: StateDirectory, disk: Disk, tmp_path: Path
 ) -> None:
     async def story() -> None:
         script = order(7, "run", script=script_of("echo ran > ran"), workdir=str(tmp_path), roots=(str(tmp_path),))
@@ -333,7 +333,7 @@ def test_a_script_that_finds_no_room_waits_and_is_cancelled_without_having_run_i
 
 
 def test_the_start_of_a_script_that_finds_no_room_is_reported_once_when_there_is_some(
-    home: Home, tmp_path: Path
+    home: StateDirectory, tmp_path: Path
 ) -> None:
     told: list[str] = []
 
@@ -348,7 +348,7 @@ def test_the_start_of_a_script_that_finds_no_room_is_reported_once_when_there_is
 
 
 def test_an_operation_takes_a_spare_file_for_its_lock_and_gives_it_back(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def opening(path: object, flags: int, *rest: object, dir_fd: int | None = None) -> int:
         if dir_fd == home.operations and flags & os.O_CREAT:
@@ -357,7 +357,7 @@ def test_an_operation_takes_a_spare_file_for_its_lock_and_gives_it_back(
 
     opened = os.open
     monkeypatch.setattr(os, "open", opening)
-    assert asyncio.run(Operation(home, order(7, "teardown"), OWN).run()) == OperationDone()
+    assert asyncio.run(WorkerOperation(home, order(7, "teardown"), OWN).run()) == OperationDone()
     assert os.listdir(home.operations) == [] and len(home.reserve_files) == RESERVE_FILES
 
 
@@ -382,14 +382,14 @@ def test_a_supervisor_writes_its_status_however_long_that_takes_and_whoever_want
         if len(tries) < 4:
             raise OSError(errno.ENOSPC, "full")
 
-    assert insist(write, unless_ended=False) and len(tries) == 4
+    assert retry_write(write, unless_ended=False) and len(tries) == 4
     signal.sigtimedwait({signal.SIGTERM}, 0)
 
     def refuse() -> None:
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         raise OSError(errno.ENOSPC, "full")
 
-    assert not insist(refuse, unless_ended=True)
+    assert not retry_write(refuse, unless_ended=True)
 
 
 # A disk that is really full
@@ -517,7 +517,7 @@ def test_an_agent_that_starts_for_the_first_time_on_a_full_disk_waits_for_room(s
 
     async def story() -> None:
         agent = site.start_agent()
-        while "the agent's directory waits until there is room" not in shown(site.directory / "agent.log"):
+        while "the agent's directory waits for space" not in shown(site.directory / "agent.log"):
             await asyncio.sleep(0.05)
         assert agent.poll() is None
         agent.terminate()

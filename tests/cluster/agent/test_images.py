@@ -14,7 +14,7 @@ import pytest
 
 from cluster.agent.files import capacity, images
 from cluster.agent.files.removal import RemovalFailed
-from cluster.agent.home.home import AgentFailed, Home
+from cluster.agent.runtime.state_directory import AgentFailed, StateDirectory
 from cluster.agent.worker.buffer_usage import blocks_of
 from cluster.system import closing, names_in, open_directory
 from replica.messages.commands import OperationDone, ScriptEnded
@@ -34,7 +34,7 @@ def parent(tmp_path: Path) -> Iterator[int]:
     with closing(open_directory(place)) as directory:
         try:
             images.probe(directory)
-        except images.ImageRefused as error:
+        except images.ImageFailed as error:
             pytest.skip(f"no images here: {error}")
         try:
             yield directory
@@ -274,7 +274,7 @@ def test_an_agent_that_cannot_have_images_does_not_start(
 
         monkeypatch.setattr(images, "_mount", refused)
     with pytest.raises(AgentFailed, match='buffer_image = "ext4": .*(root|mkfs.ext4|cannot be mounted|no image)'):
-        Home(tmp_path / "n1", "own", images=True)
+        StateDirectory(tmp_path / "n1", "own", images=True)
 
 
 def test_the_structures_are_those_of_the_kernels_header() -> None:

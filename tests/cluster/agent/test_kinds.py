@@ -11,7 +11,7 @@ import pytest
 
 from cluster.agent.files.paths import PathRefused, identity_of
 from cluster.agent.worker.items import LIST_LINES_MAX, read_list
-from cluster.agent.worker.staging import held_in
+from cluster.agent.worker.staging import measure_content
 from cluster.system.descriptors import open_directory
 from cluster.system.processes import all_pids, environment_variables
 from replica.messages.commands import OperationDone, OperationFailed
@@ -85,7 +85,7 @@ def test_a_line_that_cannot_be_fails_the_transfer_by_its_number_and_leaves_nothi
                     (f"{site.sources}/../n1/storage-id", "line 2: "),
                     (f"{site.sources}/gone", "gone does not exist"),
                     (f"{site.sources}/sub/a", "lines 1 and 2: both would become 'a'"),
-                    (f"{site.sources}/sub/", "names no file"),
+                    (f"{site.sources}/sub/", "does not name a file"),
                     ("relative", "not an absolute path"),
                 ),
                 start=1,
@@ -219,7 +219,7 @@ def test_a_command_that_fills_the_buffer_beyond_its_capacity_fails(site: Site) -
             commands = ('head -c 3000 /dev/zero >"$DW_JOB_STRIPED/x"; ln "$DW_JOB_STRIPED/x" "$DW_JOB_STRIPED/y"',)
             order = site.order(7, 1, "stage_in", capacity_bytes=2000, special=special(site, commands=commands))
             result = await failed(controller, order)
-            assert "the buffer holds 3KB (3000 bytes), and has room for 2KB (2000 bytes)" in result.message
+            assert "the buffer holds 3KB (3000 bytes), but its capacity is 2KB (2000 bytes)" in result.message
             again = msgspec.structs.replace(order, attempt=2, capacity_bytes=3000)
             assert (await done(controller, again)).size_bytes == 3000
 
@@ -309,7 +309,7 @@ def test_a_site_program_moves_what_the_rules_say_and_the_receipt_names_it(site: 
             assert (inside(site) / "d" / "a").read_text() == "x"
             liar = msgspec.structs.replace(rules, template="/bin/true {source} {destination}")
             result_2 = await failed(controller, site.order(8, 1, "stage_in", transfers=(coming,), rules=liar))
-            assert "template said that it was done, but did not copy" in result_2.message
+            assert "template reported success but did not copy" in result_2.message
 
     asyncio.run(story())
 
@@ -356,5 +356,5 @@ def test_each_file_counts_once_and_links_count_nothing(tmp_path: Path) -> None:
     os.link(tmp_path / "d" / "a", tmp_path / "b")
     (tmp_path / "l").symlink_to("/etc")
     descriptor = open_directory(tmp_path)
-    assert held_in(descriptor) == (1, 100)
+    assert measure_content(descriptor) == (1, 100)
     os.close(descriptor)

@@ -20,15 +20,15 @@ import msgspec
 import pytest
 
 from cluster.agent.files.places import mark
-from cluster.agent.home.home import Home
-from cluster.agent.home.worker_watchdog import Handle
-from cluster.agent.operation import Operation, Settings
-from cluster.agent.processes import Process
+from cluster.agent.operation import AgentSettings, WorkerOperation
+from cluster.agent.processes import ChildProcess
 from cluster.agent.processes.environment import Mode
+from cluster.agent.runtime.state_directory import StateDirectory
+from cluster.agent.runtime.worker_watchdog import Handle
 from cluster.agent.script_run import ScriptRun
 from cluster.agent.scripts.record import RESUME, SUSPEND, ScriptRecord
 from cluster.agent.service import Agent
-from cluster.agent.worker.work import Outcome
+from cluster.agent.worker.task import Outcome
 from cluster.providers import Local
 from cluster.schemas.agents import PollRequest, RegisterRequest, Report, ReportsRequest
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
@@ -51,8 +51,8 @@ class Node:
         self.directory = directory
         self.accounts: Mode = accounts
         local = Local(allowed_programs=("/bin/sh",))
-        self.settings = Settings(node="n1", accounts=accounts, kill_wait_s=1.0, local=local)
-        self.home = Home(directory / "n1", accounts)
+        self.settings = AgentSettings(node="n1", accounts=accounts, kill_wait_s=1.0, local=local)
+        self.home = StateDirectory(directory / "n1", accounts)
         self.work = directory / "work"
         self.work.mkdir()
         self.started: list[int] = []
@@ -72,7 +72,7 @@ class Node:
         found: list[str] = []
         spawn = self.home.fork_server.spawn
 
-        def noting(module: str, *arguments: Any, **options: Any) -> Process:
+        def noting(module: str, *arguments: Any, **options: Any) -> ChildProcess:
             found.append(module)
             return spawn(module, *arguments, **options)
 
@@ -81,7 +81,7 @@ class Node:
 
     def operate(self, stage: str, **fields: object) -> Outcome | None:
         async def story() -> Outcome | None:
-            return await Operation(self.home, self.order(stage, **fields), self.settings).run()
+            return await WorkerOperation(self.home, self.order(stage, **fields), self.settings).run()
 
         return asyncio.run(story())
 
@@ -124,9 +124,9 @@ def shared() -> Iterator[Node]:
 
 REFUSED = {
     "no #! line": ("echo x\n", {}, 126, "has no #! line"),
-    "no interpreter": ("#!/no/such/interpreter\n", {}, 127, "the interpreter that the script"),
+    "no interpreter": ("#!/no/such/interpreter\n", {}, 127, "the interpreter in the script"),
     "workdir missing": ("#!/bin/sh\n", {"workdir": "{work}/gone"}, 126, "gone cannot be entered on this node: No such"),
-    "workdir the agent's": ("#!/bin/sh\n", {"workdir": "{work}/../n1/steps"}, 126, "has a '..' in it"),
+    "workdir the agent's": ("#!/bin/sh\n", {"workdir": "{work}/../n1/steps"}, 126, "contains '..'"),
     "workdir in the agent's": ("#!/bin/sh\n", {"workdir": "{home}/steps"}, 126, "is the agent's own directory"),
     "workdir a link to the agent's": ("#!/bin/sh\n", {"workdir": "{work}/home/steps"}, 126, "is the agent's own"),
     "output in the agent's": ("#!/bin/sh\n", {"output": "{home}/out"}, 126, "is the agent's own directory"),
@@ -134,7 +134,7 @@ REFUSED = {
     "output a directory": ("#!/bin/sh\n", {"output": "{work}/"}, 126, "names a directory"),
     "error in the agent's": ("#!/bin/sh\n", {"error": "{home}/out"}, 126, "is the agent's own directory"),
     "error a pipe": ("#!/bin/sh\n", {"error": "{work}/pipe"}, 126, "the output file"),
-    "output upwards": ("#!/bin/sh\n", {"output": "../out"}, 126, "has a '..' in it"),
+    "output upwards": ("#!/bin/sh\n", {"output": "../out"}, 126, "contains '..'"),
     "output a pipe": ("#!/bin/sh\n", {"output": "pipe"}, 126, "the output file"),
     "output a link": ("#!/bin/sh\n", {"output": "link"}, 126, "the output file"),
 }  # fmt: skip
@@ -292,8 +292,8 @@ def test_an_operation_waits_until_the_worker_of_an_earlier_agent_is_gone(node: N
     async def story() -> None:
         with (node.directory / "n1" / "operations" / "7").open("w") as former:
             fcntl.flock(former, fcntl.LOCK_EX)
-            waiting = Operation(node.home, node.order("stage_in"), Settings(node="n1", accounts="own"))
-            given_up = Operation(node.home, node.order("stage_in"), Settings(node="n1", accounts="own"))
+            waiting = WorkerOperation(node.home, node.order("stage_in"), AgentSettings(node="n1", accounts="own"))
+            given_up = WorkerOperation(node.home, node.order("stage_in"), AgentSettings(node="n1", accounts="own"))
             tasks = [asyncio.create_task(operation.run()) for operation in (waiting, given_up)]
             given_up.end()
             assert await tasks[1] is None
@@ -345,7 +345,7 @@ def test_orders_of_an_older_revision_end_nothing(node: Node) -> None:
 
     async def story() -> None:
         controller, stop = Scripted(), asyncio.Event()
-        agent = Agent(node.home, Settings(node="n1", accounts="own"), 2, controller, SystemClock())
+        agent = Agent(node.home, AgentSettings(node="n1", accounts="own"), 2, controller, SystemClock())
         running = asyncio.create_task(agent.run(stop))
         try:
             async with asyncio.timeout(20):
@@ -522,7 +522,7 @@ def test_with_switched_accounts_a_persistent_buffer_in_a_place_is_its_user_s_fro
     gone["place"] = msgspec.structs.replace(own, directory="test/10.1")
     failed = shared.operate("stage_in", **gone)
     assert isinstance(failed, OperationFailed) and failed.final and failed.operation == "destroy_persistent"
-    assert "holds what user nobody may not remove" in failed.message and not (directory / "in").exists()
+    assert "because user nobody may not remove" in failed.message and not (directory / "in").exists()
     (kept,) = directory.rglob("thesis")
     shutil.rmtree(kept.parent)
     assert not theirs.exists()
@@ -549,8 +549,8 @@ def test_a_teardown_as_root_removes_what_the_jobs_user_could_and_names_what_it_k
     shutil.chown(striped / "mine", "nobody")
     failed = shared.operate("teardown", attempt=2)
     assert isinstance(failed, OperationFailed) and failed.final
-    assert "holds what user nobody may not remove, so it is kept" in failed.message
-    assert "private (of user 0)" in failed.message and "an operator takes it away" in failed.message
+    assert "is kept in" in failed.message
+    assert "private (of user 0)" in failed.message and "an operator must remove it" in failed.message
     (kept,) = (shared.directory / "n1" / "buffers" / "7").rglob("thesis")
     assert kept.read_text() == "the only copy" and not (striped / "mine").exists()
     shutil.rmtree(kept.parent)
@@ -603,7 +603,7 @@ class _Supervisor:
     """A supervisor that does nothing but be told."""
 
     def __init__(self) -> None:
-        self.over, self.told = False, list[int]()
+        self.has_ended, self.told = False, list[int]()
         self.is_slow = False
         """Whether it has not taken the signals that it was sent last."""
 
@@ -626,7 +626,7 @@ class _Beginning:
     def __init__(self, looks: int) -> None:
         self._looks = looks
 
-    def started(self) -> int | None:
+    def started_process(self) -> int | None:
         self._looks -= 1
         return None if self._looks >= 0 else 1
 

@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 from cluster.agent.files.durable import FileRefused
-from cluster.agent.home.home import Home
-from cluster.agent.operation import Operation, Settings
+from cluster.agent.operation import AgentSettings, WorkerOperation
 from cluster.agent.processes.environment import Mode
+from cluster.agent.runtime.state_directory import StateDirectory
 from cluster.agent.worker import orphans
-from cluster.agent.worker.orphans import Orphans, tag
-from cluster.agent.worker.work import Outcome
+from cluster.agent.worker.orphans import Orphans, orphan_tag
+from cluster.agent.worker.task import Outcome
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.orders import Order
@@ -37,7 +37,7 @@ class Place:
 
     def __init__(self, directory: Path, accounts: Mode) -> None:
         self.accounts: Mode = accounts
-        self.home = Home(directory / "n1", accounts)
+        self.home = StateDirectory(directory / "n1", accounts)
         self.outside = directory / "out"
         self.outside.mkdir()
         self.left = directory / "n1" / "leftovers"
@@ -53,7 +53,9 @@ class Place:
 
     def operate(self, stage: str, **fields: object) -> Outcome | None:
         return asyncio.run(
-            Operation(self.home, self.order(stage, **fields), Settings(node="n1", accounts=self.accounts)).run()
+            WorkerOperation(
+                self.home, self.order(stage, **fields), AgentSettings(node="n1", accounts=self.accounts)
+            ).run()
         )
 
     def fill(self, size_bytes: int) -> None:
@@ -64,7 +66,7 @@ class Place:
     def record(self, *directories: Path) -> None:
         """Record directories as an operation does."""
         left = Orphans(user="nobody", roots=(str(self.outside),), directories=tuple(map(str, directories)))
-        orphans.begin(self.home.leftovers, self.home.reserve_files, 7, left)
+        orphans.record_orphans(self.home.leftovers, self.home.reserve_files, 7, left)
 
     def part(self, directory: Path, *, job: int = 7, attempt: int = 3, storage_id: str = "") -> Path:
         """Make a temporary file in a staging directory."""
@@ -99,8 +101,10 @@ def worker_of(parent: int) -> int | None:
 async def killed_stage_out(place: Place) -> Outcome | None:
     """Let a worker be killed while it copies, and return the result."""
     running = asyncio.create_task(
-        Operation(
-            place.home, place.order("stage_out"), Settings(node="n1", accounts="own", copy_rate_bytes_s=SLOW_BYTES_S)
+        WorkerOperation(
+            place.home,
+            place.order("stage_out"),
+            AgentSettings(node="n1", accounts="own", copy_rate_bytes_s=SLOW_BYTES_S),
         ).run()
     )
     while not parts_of(place.outside):
@@ -158,7 +162,7 @@ def test_the_agent_removes_what_was_left_when_the_order_is_gone(site: Site) -> N
             shutil.rmtree(site.home / "buffers" / "7")
             site.start_agent()
             # It is said last.
-            said = "removed 1 temporary file of a transfer that was ended"
+            said = "removed 1 temporary file of an ended transfer"
             while said not in shown(site.directory / "agent.log"):
                 await asyncio.sleep(0.01)
             assert parts_of(site.destinations) == [] and os.listdir(site.home / "leftovers") == []
@@ -174,7 +178,7 @@ def test_only_temporary_files_of_this_job_and_this_node_are_removed(place: Place
         place.part(place.outside, storage_id="f" * 32),
         place.outside / "data",
         place.outside / ".forebay-alone-7" / "mine",
-        place.outside / f"{tag(7, place.home.storage_id)}{'0' * 16}.part.keep",
+        place.outside / f"{orphan_tag(7, place.home.storage_id)}{'0' * 16}.part.keep",
     }
     for path in kept:
         path.write_text("x")
@@ -218,7 +222,7 @@ def test_a_record_whose_directory_is_gone_or_was_never_written_is_nothing(place:
 def test_a_damaged_record_is_named_and_stops_no_teardown(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     (place.left / "7").write_bytes(b"{")
     with pytest.raises(FileRefused, match=r"leftovers/7 is damaged .* and then this file"):
-        orphans.read(place.home.leftovers, 7)
+        orphans.read_orphans(place.home.leftovers, 7)
     assert isinstance(place.operate("teardown"), OperationDone)
     assert "leftovers/7 is damaged" in caplog.text
 

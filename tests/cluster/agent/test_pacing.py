@@ -11,9 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.transfer.errors import Paused
+from cluster.agent.transfer.errors import TransferPaused
 from cluster.agent.transfer.progress import Counters, SharedCounters
-from cluster.agent.transfer.rate_limit import BURST_S, POLL_S, STEP_BYTES_MIN, UNLIMITED, Control, Pace, Stopped
+from cluster.agent.transfer.rate_limit import (
+    BURST_S,
+    POLL_S,
+    STEP_BYTES_MIN,
+    UNLIMITED,
+    Pace,
+    TransferControl,
+    TransferStopped,
+)
 from cluster.system.clock import SystemClock
 from tests.clocks import ManualClock
 
@@ -22,7 +30,7 @@ class Harness:
     """A transfer's pace by a clock that only its waits move."""
 
     def __init__(self) -> None:
-        self.control = Control()
+        self.control = TransferControl()
         self.descriptor = SharedCounters.create()
         self.shared = SharedCounters(self.descriptor)
         self.clock = ManualClock()
@@ -115,7 +123,7 @@ def test_a_rate_of_0_pauses_until_it_is_another_and_the_pause_is_a_sign_of_life(
     assert seen == list(range(1, 1001))
 
 
-@pytest.mark.parametrize(("resuming", "kind"), [(False, Stopped), (True, Paused)])
+@pytest.mark.parametrize(("resuming", "kind"), [(False, TransferStopped), (True, TransferPaused)])
 @pytest.mark.parametrize("rate", [UNLIMITED, 0, 1])
 def test_who_is_told_to_stop_stops_at_once_at_any_rate(
     harness: Harness, resuming: bool, kind: type[BaseException], rate: int
@@ -131,7 +139,7 @@ def test_who_is_told_to_stop_stops_at_once_at_any_rate(
 
 
 def test_who_waits_for_a_rate_is_stopped_within_a_look() -> None:
-    control, descriptor = Control(), SharedCounters.create()
+    control, descriptor = TransferControl(), SharedCounters.create()
     shared = SharedCounters(descriptor)
     pace = Pace(control.descriptor, shared, SystemClock())
     control.rate_bytes_s = 0
@@ -140,7 +148,7 @@ def test_who_waits_for_a_rate_is_stopped_within_a_look() -> None:
     def move() -> None:
         try:
             pace.take(1)
-        except Stopped as error:
+        except TransferStopped as error:
             ended.append(error)
 
     thread = threading.Thread(target=move)
@@ -165,7 +173,7 @@ def test_without_a_limit_nothing_is_waited_for_or_cut(harness: Harness) -> None:
 
 
 def test_a_transfer_cannot_change_its_own_rate() -> None:
-    control = Control()
+    control = TransferControl()
     with pytest.raises(PermissionError):
         mmap.mmap(control.descriptor, mmap.PAGESIZE)
     with pytest.raises(PermissionError):

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from cluster.agent.activities import _is_found_again
 from cluster.agent.files.durable import FileRefused, ReserveFiles, read_bounded, write_durably
 from cluster.agent.files.removal import RemovalFailed, remove_tree
-from cluster.agent.home import home as outbox_module
-from cluster.agent.home.home import AgentFailed, Home, Outbox
 from cluster.agent.limits import FILE_BYTES_MAX
 from cluster.agent.messages import failure
 from cluster.agent.processes.cgroups import CgroupName
-from cluster.agent.processes.environment import Account, AccountRefused, account_for, environment_of, output_path
-from cluster.agent.reconcile import Cancel, End, Forget, Known, Start, plan
+from cluster.agent.processes.environment import AccountRefused, UnixAccount, account_for, environment_of, output_path
+from cluster.agent.reconcile import CancelScript, EndActivity, ForgetActivity, KnownActivity, StartActivity, plan
+from cluster.agent.runtime import state_directory as outbox_module
+from cluster.agent.runtime.state_directory import AgentFailed, ReportOutbox, StateDirectory
 from cluster.agent.scripts.record import ScriptOrder, create_record
 from cluster.agent.transfer.progress import Rate
 from cluster.schemas.command_ids import instant_of
@@ -55,21 +55,24 @@ def test_every_pair_of_activity_and_order_has_exactly_one_answer() -> None:
         None,
         *(order(attempt=a, stage=s, cancel=c) for a in (1, 2, 3) for s in ("run", "teardown") for c in (False, True)),
     ]
-    activities = [None, *(Known(2, stage, finished) for stage in ("run", "teardown") for finished in (False, True))]
+    activities = [
+        None,
+        *(KnownActivity(2, stage, finished) for stage in ("run", "teardown") for finished in (False, True)),
+    ]
     for wanted, known in itertools.product(orders, activities):
         steps = plan([] if wanted is None else [wanted], {} if known is None else {1: known})
         if known is None:
-            assert steps == ([] if wanted is None else [Start(wanted)])
+            assert steps == ([] if wanted is None else [StartActivity(wanted)])
         elif wanted is not None and (wanted.attempt, wanted.stage) == (known.attempt, known.stage):
             ends = wanted.cancel and wanted.stage == "run" and not known.finished
-            assert steps == ([Cancel(1)] if ends else [])
+            assert steps == ([CancelScript(1)] if ends else [])
         elif wanted is not None and wanted.attempt < known.attempt:
             assert steps == []
         elif known.finished:
-            assert steps == [Forget(1), *([] if wanted is None else [Start(wanted)])]
+            assert steps == [ForgetActivity(1), *([] if wanted is None else [StartActivity(wanted)])]
         else:
             # What is not wanted any more ends first; what is wanted starts when that is gone.
-            assert steps == [End(1)]
+            assert steps == [EndActivity(1)]
 
 
 @given(
@@ -79,16 +82,16 @@ def test_every_pair_of_activity_and_order_has_exactly_one_answer() -> None:
 def test_no_job_is_started_while_it_has_an_activity(pairs: list[tuple[int, int]], going: dict[int, int]) -> None:
     steps = plan(
         [order(job, attempt) for job, attempt in pairs],
-        {job: Known(attempt, "stage_in", False) for job, attempt in going.items()},
+        {job: KnownActivity(attempt, "stage_in", False) for job, attempt in going.items()},
     )
-    started = [step.order.job for step in steps if isinstance(step, Start)]
+    started = [step.order.job for step in steps if isinstance(step, StartActivity)]
     assert not set(started) & set(going) and len(started) == len(set(started))
 
 
-def outbox_in(directory: Path, clock: ManualClock) -> Outbox:
+def outbox_in(directory: Path, clock: ManualClock) -> ReportOutbox:
     reserve_files = directory.parent / "spare"
     reserve_files.mkdir(exist_ok=True)
-    return Outbox(open_directory(directory), clock, ReserveFiles(open_directory(reserve_files)))
+    return ReportOutbox(open_directory(directory), clock, ReserveFiles(open_directory(reserve_files)))
 
 
 def test_reports_outlive_the_agent_in_their_order_until_they_are_acknowledged(tmp_path: Path) -> None:
@@ -240,25 +243,25 @@ def test_all_of_a_record_is_durable_before_it_has_its_name(tmp_path: Path, monke
 
 
 def test_a_home_has_one_agent_and_one_storage_id_for_ever(tmp_path: Path) -> None:
-    home = Home(tmp_path / "n1", "own")
+    home = StateDirectory(tmp_path / "n1", "own")
     for removed in ((), ("lock",)):
         for name in removed:
             (tmp_path / "n1" / name).unlink()
-        with pytest.raises(AgentFailed, match="another agent works in this directory"):
-            Home(tmp_path / "n1", "own")
+        with pytest.raises(AgentFailed, match="another agent uses this directory"):
+            StateDirectory(tmp_path / "n1", "own")
     storage_id = home.storage_id
     assert stat.S_IMODE((tmp_path / "n1").stat().st_mode) == 0o700
     home.close()
-    again = Home(tmp_path / "n1", "own")
+    again = StateDirectory(tmp_path / "n1", "own")
     assert again.storage_id == storage_id
     again.close()
     (tmp_path / "n1" / "buffers" / "7").mkdir()
     (tmp_path / "n1" / "storage-id").unlink()
-    with pytest.raises(AgentFailed, match="there are buffers but no storage-id"):
-        Home(tmp_path / "n1", "own")
+    with pytest.raises(AgentFailed, match="storage-id is missing although there are buffers"):
+        StateDirectory(tmp_path / "n1", "own")
     (tmp_path / "n1" / "storage-id").write_text("nonsense")
     with pytest.raises(AgentFailed, match="does not hold 32 hexadecimal digits"):
-        Home(tmp_path / "n1", "own")
+        StateDirectory(tmp_path / "n1", "own")
 
 
 def test_a_file_is_written_whole_and_a_huge_one_is_not_read(tmp_path: Path) -> None:
@@ -319,7 +322,7 @@ def test_a_tree_is_removed_without_following_links_whatever_its_depth_and_modes(
     os.close(parent)
 
 
-ACCOUNT = Account("alice", 1000, 1000, "/home/alice", "/bin/bash", False)
+ACCOUNT = UnixAccount("alice", 1000, 1000, "/home/alice", "/bin/bash", False)
 
 
 def test_the_environment_is_clean_and_what_forebay_promises_cannot_be_forged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +410,7 @@ def test_the_output_file_is_where_the_order_says_its_symbols_replaced_before(out
 def test_a_user_who_does_not_exist_or_is_root_is_refused_by_name_where_accounts_are_switched() -> None:
     with pytest.raises(AccountRefused, match="the user 'nobody-at-all' does not exist on this node"):
         account_for("switch", "nobody-at-all")
-    with pytest.raises(AccountRefused, match="the user 'root' is root here"):
+    with pytest.raises(AccountRefused, match="the user 'root' is root on this node"):
         account_for("switch", pwd.getpwuid(0).pw_name)
     own = account_for("own", "nobody-at-all")
     assert (own.uid, own.switch) == (os.geteuid(), False)

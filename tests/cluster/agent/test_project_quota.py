@@ -65,9 +65,9 @@ def project(directory: Path) -> int:
         return project_quota.project_of(opened)
 
 
-def held(home: Path, number: int) -> project_quota.Held:
+def held(home: Path, number: int) -> project_quota.QuotaUsage:
     with closing(open_directory(home)) as opened:
-        return project_quota.held(opened, number)
+        return project_quota.read_usage(opened, number)
 
 
 WRITES: Final = {
@@ -136,7 +136,7 @@ def test_what_is_taken_out_of_its_project_by_its_owner_is_seen_by_the_watch(site
             assert isinstance(ended, ScriptEnded)
             if ended.exit_code == 1:
                 pytest.skip("chattr cannot change projects here")
-            assert ended.result is JobState.FAILED and "ask for more capacity" in ended.message
+            assert ended.result is JobState.FAILED and "request more capacity" in ended.message
 
     asyncio.run(story())
 

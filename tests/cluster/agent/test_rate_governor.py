@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.rate_governor import DEMAND_BYTES_S_MIN, Claim, RateGovernor, fill, share_out
+from cluster.agent.rate_governor import DEMAND_BYTES_S_MIN, RateClaim, RateGovernor, fill, share_out
 from cluster.agent.transfer.progress import Counters, SharedCounters
-from cluster.agent.transfer.rate_limit import UNLIMITED, Control
+from cluster.agent.transfer.rate_limit import UNLIMITED, TransferControl
 from replica.model.transfers import RateShares
 
 # Bytes per second: what is smaller than any normal number has no tenth digit to be compared.
@@ -36,7 +36,7 @@ def test_filling_gives_everybody_what_he_wants_or_the_same_and_keeps_nothing_bac
 
 limits = st.one_of(st.just(math.inf), st.integers(0, 10**10).map(float))
 claims = st.builds(
-    Claim,
+    RateClaim,
     user=st.sampled_from(["alice", "bob", "carol"]),
     transfer=limits,
     of_user=limits,
@@ -48,7 +48,7 @@ claims = st.builds(
 @settings(max_examples=300)
 @given(wanted=st.lists(claims, max_size=7), data=st.data())
 def test_no_limit_is_exceeded_whoever_shares_it_and_a_pause_is_only_where_a_limit_is_0(
-    wanted: list[Claim], data: st.DataObject
+    wanted: list[RateClaim], data: st.DataObject
 ) -> None:
     of_node = data.draw(limits)
     of_user = {user: data.draw(limits) for user in ("alice", "bob", "carol")}
@@ -72,7 +72,7 @@ class Transfer:
     """One that the governor holds."""
 
     def __init__(self) -> None:
-        self.control = Control()
+        self.control = TransferControl()
         self.descriptor = SharedCounters.create()
         self.counters = SharedCounters(self.descriptor)
 
@@ -84,7 +84,7 @@ class Transfer:
         """Let it have moved so much since the last time."""
         self.counters.write(Counters(bytes_done=self.counters.read().bytes_done + size_bytes))
         if held:
-            self.counters.waited()
+            self.counters.count_wait()
 
     def close(self) -> None:
         self.counters.close()

@@ -47,10 +47,10 @@ def test_a_replica_that_is_added_or_removed_moves_only_its_own_agents_and_to_all
 
 def test_who_is_a_member_is_learned_and_the_file_stays_the_last_resort() -> None:
     one = choice("n1", A, B)
-    one.learned([C, D])
+    one.set_members([C, D])
     assert set(one.order[:2]) == {C, D}
     assert set(one.order[2:]) == {A, B}
-    one.learned([])
+    one.set_members([])
     assert set(one.order[:2]) == {C, D}
 
 
@@ -59,11 +59,11 @@ def test_an_agent_moves_within_the_time_that_it_was_told_and_comes_back_later(dr
     clock = ManualClock(Instant(1))
     one = choice("n1", A, B, C, clock=clock, draw=draw)
     best, second, third = one.order
-    one.answered(best, spread_s)
-    assert one.failed(best) == pytest.approx(draw * min(spread_s, SPREAD_S_MAX))
+    one.note_answer(best, spread_s)
+    assert one.note_failure(best) == pytest.approx(draw * min(spread_s, SPREAD_S_MAX))
     assert one.order == (second, third, best)
     # The next one is away, too: it has waited once already where it is the same event that the others see.
-    one.failed(second)
+    one.note_failure(second)
     assert one.order[0] == third
     clock.advance(AWAY_S[1] + 1)
     assert one.order == (best, second, third)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from cluster.agent.processes.environment import Account, environment_of
+from cluster.agent.processes.environment import UnixAccount, environment_of
 from cluster.cli.submission.request import packed
 from replica.messages.commands import ScriptEnded
 from replica.model.job_states import JobState
@@ -92,7 +92,7 @@ def test_a_script_knows_its_tasks_and_the_cpus_of_each(tasks: int, cpus: int, ea
         job=7, attempt=1, stage="run", user="alice", name="x", workdir="/w", cpus=cpus,
         options=JobOptions(tasks=tasks, exclusive=True, input="i", signal="2"),
     )  # fmt: skip
-    account = Account("alice", 1000, 1000, "/home/alice", "/bin/bash", False)
+    account = UnixAccount("alice", 1000, 1000, "/home/alice", "/bin/bash", False)
     found = environment_of(wanted, account, buffer="", node="n1", marker="m")
     for name in ("SLURM_NTASKS", "FOREBAY_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE"):
         assert found[name] == str(tasks)

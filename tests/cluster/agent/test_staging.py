@@ -21,13 +21,13 @@ from cluster.agent.files.paths import identity_of, inside_target
 from cluster.agent.transfer import plan
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.progress import SharedCounters
-from cluster.agent.transfer.rate_limit import Control
-from cluster.agent.transfer.transfer_state import Context
+from cluster.agent.transfer.rate_limit import TransferControl
+from cluster.agent.transfer.transfer_state import TransferContext
 from cluster.agent.transfer.workspace import Workspace
 from cluster.agent.worker.items import persistent_of
-from cluster.agent.worker.orphans import tag
+from cluster.agent.worker.orphans import orphan_tag
 from cluster.agent.worker.staging import NO_PERSISTENT, TransferRun, claimant_of, stage_in, stage_out
-from cluster.agent.worker.work import Work
+from cluster.agent.worker.task import WorkerTask
 from cluster.agent.worker.worker import is_final
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
@@ -76,8 +76,8 @@ class Bench:
     ) -> OperationDone:
         buffer, home = open_directory(self.buffer), open_directory(self.home)
         workspace = Workspace.open(home, order.job, order.attempt, order.stage)
-        context = Context(
-            tag(order.job, STORAGE_ID), workspace, SystemClock(), Unpaced(), Stage.STAGE_IN, order.attempt
+        context = TransferContext(
+            orphan_tag(order.job, STORAGE_ID), workspace, SystemClock(), Unpaced(), Stage.STAGE_IN, order.attempt
         )
         try:
             claimant = claimant_of("", order.job, order.attempt, STORAGE_ID)
@@ -214,7 +214,7 @@ def test_where_the_site_says_so_a_link_out_of_a_tree_fails_a_stage_in_and_is_lef
     bench.rules = STRICT
     plant(bench.outside / "d", {"a": b"a"})
     make_link(bench.outside / "d" / "odd")
-    with pytest.raises(TransferFailed, match="d/odd is a symbolic link to '/etc/passwd', outside of what is staged"):
+    with pytest.raises(TransferFailed, match="d/odd is a symbolic link to '/etc/passwd', outside the staged tree"):
         bench.stage_in(Transfer(DIRECTORY, str(bench.outside / "d"), "$DW_JOB_STRIPED/d"))
     assert tree_of(bench.buffer) == {"striped": None, "private": None}
     bench.fill(a="a")
@@ -222,7 +222,7 @@ def test_where_the_site_says_so_a_link_out_of_a_tree_fails_a_stage_in_and_is_lef
     done = bench.stage_out(Transfer(DIRECTORY, str(bench.outside / "o"), "$DW_JOB_STRIPED"))
     assert tree_of(bench.outside / "o") == {"a": b"a"}
     assert done.receipt is not None
-    why = "a symbolic link to /etc/passwd, outside of what is staged"
+    why = "a symbolic link to /etc/passwd, outside the staged tree"
     assert done.receipt.left_out_first == (LeftOut("odd", why),)
 
 
@@ -235,7 +235,7 @@ def test_a_virtualenv_is_staged_both_ways_and_runs_where_it_arrives(bench: Bench
     choices = (TransferChoice(links=links),)
     there = Transfer(DIRECTORY, str(bench.outside / "venv"), "$DW_JOB_STRIPED/venv")
     if links == "keep" or not allowed:
-        why = "not allowed here" if links == "asis" else "outside of what is staged"
+        why = "not allowed here" if links == "asis" else "outside the staged tree"
         with pytest.raises(TransferFailed, match=why):
             bench.stage_in(there, choices=choices)
         return
@@ -380,7 +380,7 @@ def test_a_path_that_does_not_lie_beneath_a_root_is_refused_by_name(bench: Bench
 )
 def test_a_path_that_is_not_in_the_buffer_is_refused_by_name(bench: Bench, inside: str) -> None:
     (bench.outside / "a").write_text("a")
-    with pytest.raises(TransferFailed, match="is not a path in the buffer|has a '..' in it"):
+    with pytest.raises(TransferFailed, match="is not a path in the buffer|contains '..'"):
         bench.stage_in(Transfer(FILE, str(bench.outside / "a"), inside))
 
 
@@ -431,7 +431,7 @@ def test_the_agents_own_directory_is_nobodys_source_or_destination(tmp_path: Pat
 def test_a_tree_that_is_too_deep_is_refused_by_name(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "DIRECTORY_DEPTH_MAX", 3)
     (bench.outside / "1" / "2" / "3" / "4").mkdir(parents=True)
-    with pytest.raises(TransferFailed, match="1/2/3/4 lies more than 3 directories deep"):
+    with pytest.raises(TransferFailed, match="1/2/3/4 is nested more than 3 directories deep"):
         bench.stage_in(Transfer(DIRECTORY, str(bench.outside / "1"), "$DW_JOB_STRIPED"))
 
 
@@ -470,10 +470,10 @@ class Worker:
     def __init__(self, bench: Bench, transfers: list[Transfer], rate_bytes_s: int) -> None:
         self._progress = SharedCounters.create()
         self._counters = SharedCounters(self._progress)
-        self._control = Control()
+        self._control = TransferControl()
         self._control.rate_bytes_s = rate_bytes_s or -1
         order = msgspec.structs.replace(bench.order(*transfers), stage="stage_out")
-        work = Work(
+        work = WorkerTask(
             order=order,
             home=str(bench.home),
             storage_id=STORAGE_ID,

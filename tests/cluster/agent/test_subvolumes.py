@@ -17,7 +17,7 @@ import pytest
 from cluster.agent.files import capacity, subvolumes
 from cluster.agent.files.removal import remove_removable, remove_tree
 from cluster.agent.processes import acting_as
-from cluster.agent.worker.buffer_usage import Look, blocks_of, measure
+from cluster.agent.worker.buffer_usage import UsageQuery, blocks_of, measure
 from cluster.system import closing, names_in, open_directory
 from replica.messages.commands import OperationDone, ScriptEnded
 from replica.model.buffers import Transfer, TransferKind
@@ -170,7 +170,7 @@ def test_what_a_job_writes_into_a_subvolume_of_its_own_is_seen_by_the_watch(site
             await controller.order(site.order(7, 2, "run", script=script, capacity_bytes=MIB, time_limit_s=600))
             ended = await controller.result(7, 2)
             assert isinstance(ended, ScriptEnded)
-            assert ended.result is JobState.FAILED and "ask for more capacity" in ended.message
+            assert ended.result is JobState.FAILED and "request more capacity" in ended.message
             await controller.order(site.order(7, 3, "teardown", capacity_bytes=MIB))
             assert isinstance(await controller.result(7, 3), OperationDone)
             assert not os.listdir(quotas / "buffers")
@@ -189,7 +189,7 @@ def test_a_btrfs_without_quotas_is_watched_and_the_log_says_why(site: Site, btrf
             assert isinstance(await controller.result(7, 1), OperationDone)
 
     asyncio.run(story())
-    assert "`btrfs quota enable` gives it some" in (site.directory / "agent.log").read_text()
+    assert "see `btrfs quota enable`" in (site.directory / "agent.log").read_text()
 
 
 def snapshot(source: Path, parent: Path, name: str) -> None:
@@ -256,5 +256,5 @@ def test_the_watch_counts_what_lies_in_subvolumes_of_the_job(btrfs: Path) -> Non
         subvolumes.create(directory, "out")
     (buffer / "out" / "big").write_bytes(os.urandom(3 * MIB))
     os.sync()
-    assert measure(Look(path=str(buffer), most_bytes=MIB, most_inodes=100)).excess == "bytes"
-    assert measure(Look(path=str(buffer), most_bytes=8 * MIB, most_inodes=1)).excess == "inodes"
+    assert measure(UsageQuery(path=str(buffer), most_bytes=MIB, most_inodes=100)).excess == "bytes"
+    assert measure(UsageQuery(path=str(buffer), most_bytes=8 * MIB, most_inodes=1)).excess == "inodes"

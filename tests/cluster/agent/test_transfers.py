@@ -19,9 +19,9 @@ import pytest
 from cluster.agent import operation as operations
 from cluster.agent import rate_loop
 from cluster.agent.activities import Activities
-from cluster.agent.home.home import Home, Outbox
-from cluster.agent.operation import Operation, Settings
-from cluster.agent.worker.work import Outcome
+from cluster.agent.operation import AgentSettings, WorkerOperation
+from cluster.agent.runtime.state_directory import ReportOutbox, StateDirectory
+from cluster.agent.worker.task import Outcome
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, OperationReached
 from replica.model.buffers import Transfer, TransferKind
@@ -41,7 +41,7 @@ class Node:
     """An agent's home with a buffer in it, and places that nodes share."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        self.home = Home(directory / name, "own")
+        self.home = StateDirectory(directory / name, "own")
         self.outside = directory / "shared"
         self.outside.mkdir(exist_ok=True)
         self.striped = directory / name / "buffers" / "7" / "striped"
@@ -56,8 +56,10 @@ class Node:
         }  # fmt: skip
         return Order(**(standard | fields))  # type: ignore[arg-type]
 
-    def operation(self, stage: str = "stage_out", **fields: object) -> Operation:
-        return Operation(self.home, self.order(stage, **fields), Settings(node="n1", accounts="own", cluster="c" * 32))
+    def operation(self, stage: str = "stage_out", **fields: object) -> WorkerOperation:
+        return WorkerOperation(
+            self.home, self.order(stage, **fields), AgentSettings(node="n1", accounts="own", cluster="c" * 32)
+        )
 
     def operate(self, stage: str = "stage_out", **fields: object) -> Outcome | None:
         return asyncio.run(self.operation(stage, **fields).run())
@@ -70,7 +72,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made.home.close()
 
 
-async def until_it_moves(operation: Operation, more_than: int = 0) -> None:
+async def until_it_moves(operation: WorkerOperation, more_than: int = 0) -> None:
     """Wait until an operation has moved so many bytes."""
     while operation.counters().bytes_done <= more_than:
         await asyncio.sleep(0.01)
@@ -133,7 +135,7 @@ def test_a_pause_is_no_standing_still_but_a_process_that_does_nothing_is(node: N
     stall_s, failed = asyncio.run(asyncio.wait_for(stopped(), DEADLINE_S))
     assert isinstance(failed, OperationFailed) and not failed.final
     assert f"stage_out made no progress for {stall_s} s and was ended: 0 of 1 file, " in failed.message
-    assert "it was at data" in failed.message and failed.message.endswith("; the buffer is kept")
+    assert "current file: data" in failed.message and failed.message.endswith("; the buffer is kept")
     assert (node.striped / "data").exists()
 
 
@@ -278,7 +280,7 @@ def test_a_file_system_below_the_destination_is_refused_by_name_and_for_good(nod
     everything = Transfer(TransferKind.DIRECTORY, str(node.outside), "$DW_JOB_STRIPED")
     failed = node.operate(transfers=(everything,))
     assert isinstance(failed, OperationFailed) and failed.final
-    assert "system than the directory that the transfer goes to" in failed.message
+    assert "is not on the filesystem of the transfer's destination directory" in failed.message
     assert os.listdir(small_disk) == [] and os.listdir(node.outside) == ["out"]
 
 
@@ -305,7 +307,7 @@ def test_a_job_may_have_more_destinations_than_files_may_be_open_by_default(
 
 
 @contextlib.asynccontextmanager
-async def claimed(operation: Operation, out: Path) -> AsyncIterator[asyncio.Task[Outcome | None]]:
+async def claimed(operation: WorkerOperation, out: Path) -> AsyncIterator[asyncio.Task[Outcome | None]]:
     """Give an operation that has claimed its destination and waits for its rate."""
     running = asyncio.create_task(operation.run())
     while not operation.waits:
@@ -416,7 +418,9 @@ def test_a_dead_mount_stops_neither_a_cancel_nor_the_agent_nor_the_jobs_of_other
         assert "a process of an earlier operation of job 7 has not ended: process " in waiting.message
         assert (node.striped / "data").exists()
         other = node.order("stage_in", job=8, transfers=())
-        assert isinstance(await Operation(node.home, other, Settings(node="n1", accounts="own")).run(), OperationDone)
+        assert isinstance(
+            await WorkerOperation(node.home, other, AgentSettings(node="n1", accounts="own")).run(), OperationDone
+        )
         # A cancel is not kept waiting either.
         cancelled = node.operation(attempt=3)
         running = asyncio.create_task(cancelled.run())
@@ -439,8 +443,8 @@ def test_when_too_much_hangs_no_more_is_moved_but_teardowns_go_on(
 
     async def story() -> None:
         clock = SystemClock()
-        outbox = Outbox(node.home.outbox, clock, node.home.reserve_files)
-        activities = Activities(node.home, outbox, Settings(node="n1", accounts="own"), clock)
+        outbox = ReportOutbox(node.home.outbox, clock, node.home.reserve_files)
+        activities = Activities(node.home, outbox, AgentSettings(node="n1", accounts="own"), clock)
         orders = (node.order(), node.order("teardown", job=8, transfers=()))
         for _ in range(2):
             activities.reconcile(orders)
@@ -450,4 +454,4 @@ def test_when_too_much_hangs_no_more_is_moved_but_teardowns_go_on(
         await activities.stop()
 
     asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
-    assert caplog.text.count("no more data is moved on this node") == 1
+    assert caplog.text.count("this node moves no data until") == 1

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.home import worker_watchdog
-from cluster.agent.home.worker_watchdog import Bounds, End, Hung, see_through, whereabouts
 from cluster.agent.limits import KILL_WAIT_S, POLLS_PER_STALL, WORKER_GRACE_S
+from cluster.agent.runtime import worker_watchdog
+from cluster.agent.runtime.worker_watchdog import HungWorkers, WorkerEnd, WorkerLimits, kernel_location, supervise
 from cluster.system.processes import start_time
 from tests.cluster.agent.double import DEADLINE_S
 
@@ -42,13 +42,13 @@ def start(program: str) -> tuple[subprocess.Popen[bytes], bytes]:
 
 
 def see(
-    worker: subprocess.Popen[bytes], bounds: Bounds, *, end: bool = False, signs: Callable[[], object] = lambda: 0
-) -> End:
-    async def story() -> End:
+    worker: subprocess.Popen[bytes], bounds: WorkerLimits, *, end: bool = False, signs: Callable[[], object] = lambda: 0
+) -> WorkerEnd:
+    async def story() -> WorkerEnd:
         ending = asyncio.Event()
         if end:
             ending.set()
-        return await see_through(worker, 7, ending, bounds, Hung(), signs=signs, stop=lambda: None)
+        return await supervise(worker, 7, ending, bounds, HungWorkers(), signs=signs, stop=lambda: None)
 
     return asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
 
@@ -60,13 +60,13 @@ def test_what_is_cancelled_is_over_within_a_second_by_the_bounds_themselves() ->
 @pytest.mark.parametrize("program", [OBEDIENT, STUBBORN, STOPPED])
 def test_whatever_a_worker_does_it_is_ended_when_nobody_wants_it(program: str) -> None:
     worker, _ = start(program)
-    assert see(worker, Bounds(), end=True) == End()
+    assert see(worker, WorkerLimits(), end=True) == WorkerEnd()
     assert worker.returncode is not None and worker.returncode < 0
 
 
 def test_a_worker_that_takes_too_long_is_ended_and_it_is_said() -> None:
     worker, _ = start(OBEDIENT)
-    assert see(worker, Bounds(limit_s=0.2)) == End("took longer than 0.2 s")
+    assert see(worker, WorkerLimits(limit_s=0.2)) == WorkerEnd("took longer than 0.2 s")
     assert worker.returncode is not None
 
 
@@ -80,13 +80,13 @@ def test_a_worker_that_stands_still_is_ended_and_one_that_advances_is_not() -> N
         alive.append(min(next(looks), 20))
         return alive[-1]
 
-    assert see(worker, Bounds(stall_s=0.4), signs=signs) == End("made no progress for 0.4 s")
+    assert see(worker, WorkerLimits(stall_s=0.4), signs=signs) == WorkerEnd("made no progress for 0.4 s")
     assert len(alive) > 24 and alive.count(20) >= POLLS_PER_STALL
 
 
 def test_a_worker_that_ends_by_itself_is_no_matter_of_time() -> None:
     worker, _ = start("print('ready')")
-    assert see(worker, Bounds(limit_s=30, stall_s=30)) == End()
+    assert see(worker, WorkerLimits(limit_s=30, stall_s=30)) == WorkerEnd()
     assert worker.returncode == 0
 
 
@@ -96,7 +96,7 @@ def test_helpers_end_with_their_worker_however_it_ends() -> None:
         helper = int(line)
         if not end:
             worker.kill()
-        assert see(worker, Bounds(), end=end) == End()
+        assert see(worker, WorkerLimits(), end=end) == WorkerEnd()
         # It is somebody else's child now, and may take a moment to be gone.
         while start_time(helper) is not None:
             os.sched_yield()
@@ -111,9 +111,9 @@ def test_a_worker_that_no_signal_ends_is_left_to_itself_and_known(
     worker, _ = start(STUBBORN)
 
     async def story() -> None:
-        hung, ending = Hung(), asyncio.Event()
+        hung, ending = HungWorkers(), asyncio.Event()
         ending.set()
-        end = await see_through(worker, 7, ending, Bounds(grace_s=0.05), hung, signs=lambda: 0, stop=lambda: None)
+        end = await supervise(worker, 7, ending, WorkerLimits(grace_s=0.05), hung, signs=lambda: 0, stop=lambda: None)
         assert end.hangs.startswith(f"process {worker.pid} is ") and not end.late
         assert len(hung) == 1 and hung.of(7) == [worker.pid] and hung.of(8) == []
         worker.kill()
@@ -131,9 +131,9 @@ def test_a_helper_that_no_signal_ends_is_known_though_its_worker_has_ended(monke
     helper = int(line)
 
     async def story() -> None:
-        hung, ending = Hung(), asyncio.Event()
+        hung, ending = HungWorkers(), asyncio.Event()
         worker.kill()
-        end = await see_through(worker, 7, ending, Bounds(), hung, signs=lambda: 0, stop=lambda: None)
+        end = await supervise(worker, 7, ending, WorkerLimits(), hung, signs=lambda: 0, stop=lambda: None)
         assert end.hangs.startswith(f"process {helper} is ") and not end.late
         assert hung.of(7) == [helper]
         os.kill(helper, signal.SIGKILL)
@@ -150,9 +150,9 @@ def test_an_agent_that_ends_does_not_wait_for_what_hangs(monkeypatch: pytest.Mon
     worker, _ = start(STUBBORN)
 
     async def story() -> None:
-        hung, ending = Hung(), asyncio.Event()
+        hung, ending = HungWorkers(), asyncio.Event()
         ending.set()
-        await see_through(worker, 7, ending, Bounds(grace_s=0.05), hung, signs=lambda: 0, stop=lambda: None)
+        await supervise(worker, 7, ending, WorkerLimits(grace_s=0.05), hung, signs=lambda: 0, stop=lambda: None)
         await hung.let_go()
 
     asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
@@ -163,9 +163,9 @@ def test_an_agent_that_ends_does_not_wait_for_what_hangs(monkeypatch: pytest.Mon
 
 def test_where_a_process_is_is_said_in_words(tmp_path: Path) -> None:
     worker, _ = start(STOPPED)
-    while (said := whereabouts(worker.pid)).startswith(f"process {worker.pid} is running"):
+    while (said := kernel_location(worker.pid)).startswith(f"process {worker.pid} is running"):
         os.sched_yield()
     assert said.startswith(f"process {worker.pid} is stopped")
     worker.kill()
     worker.wait()
-    assert whereabouts(worker.pid) == f"process {worker.pid} is running"
+    assert kernel_location(worker.pid) == f"process {worker.pid} is running"

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from cluster.cli.app import cli
 from cluster.cli.session import Session
 from cluster.config.config import Config
-from cluster.config.new_site import API_PORT_OFFSET, Founding, found
+from cluster.config.new_site import API_PORT_OFFSET, Founding, create_site
 from cluster.schemas.jobs import ErrorAnswer, ErrorView
 from cluster.security.identity import identify
 from cluster.security.tls import server_context
@@ -77,7 +77,7 @@ def serving(directory: Path) -> Iterator[Double]:
         listener.bind(("127.0.0.1", 0))
         port = int(listener.getsockname()[1])
         founding = Founding(name="demo", replicas=1, agents=1, base_port=port - API_PORT_OFFSET, users=("alice",))
-        double = Double(found(directory, founding, clock=SystemClock()))
+        double = Double(create_site(directory, founding, clock=SystemClock()))
         loop = asyncio.new_event_loop()
         started = threading.Event()
 

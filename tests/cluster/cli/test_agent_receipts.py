@@ -12,9 +12,9 @@ import pytest
 from click.testing import Result
 
 from cluster.agent.files.places import mark, open_records
-from cluster.agent.transfer.options import Algorithm, Options
+from cluster.agent.transfer.options import Algorithm, TransferOptions
 from cluster.agent.transfer.transfer import run_transfer
-from cluster.agent.transfer.transfer_state import Context
+from cluster.agent.transfer.transfer_state import TransferContext
 from cluster.agent.transfer.workspace import Workspace
 from cluster.cli.exits import ExitCode
 from cluster.schemas.transfers import ReceiptsAnswer
@@ -50,9 +50,9 @@ def moved(
     home = open_directory(harness.home)
     workspace = Workspace.open(home, job, attempt, stage)
     try:
-        options: Options = msgspec.structs.replace(SMALL, algorithm=algorithm)
+        options: TransferOptions = msgspec.structs.replace(SMALL, algorithm=algorithm)
         return run_transfer(
-            [harness.item()], options, Context(TAG, workspace, SystemClock(), Unpaced(), Stage.STAGE_OUT, 1)
+            [harness.item()], options, TransferContext(TAG, workspace, SystemClock(), Unpaced(), Stage.STAGE_OUT, 1)
         )
     finally:
         workspace.close()
@@ -172,7 +172,7 @@ def moved_in_place(harness: Harness, place: OrderPlace, attempt: int, stage: str
     workspace = Workspace.open(records, 510, attempt, stage)
     try:
         kind = Stage[stage.upper()]
-        context = Context(TAG, workspace, SystemClock(), Unpaced(), kind, attempt)
+        context = TransferContext(TAG, workspace, SystemClock(), Unpaced(), kind, attempt)
         return run_transfer([harness.item()], SMALL, context)
     finally:
         workspace.close()

@@ -10,7 +10,7 @@ from cluster.cli.commands.member import Agreement, Comparison, ReplicaStatus, co
 from cluster.cli.exits import ExitCode
 from cluster.client import Client
 from cluster.config.config import Config, ReplicaConfig
-from cluster.config.new_site import Founding, found
+from cluster.config.new_site import Founding, create_site
 from cluster.schemas.jobs import DigestsAnswer
 from cluster.system.clock import SystemClock
 from tests.cluster.cli.double import forebay
@@ -76,7 +76,7 @@ def test_ledgers_that_differ_up_to_one_entry_are_named_although_the_states_agree
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     founding = Founding(name="demo", replicas=3, agents=1, base_port=20000)
-    return found(tmp_path_factory.mktemp("three"), founding, clock=SystemClock())
+    return create_site(tmp_path_factory.mktemp("three"), founding, clock=SystemClock())
 
 
 @pytest.mark.parametrize("third", [SAME, OTHER])

@@ -10,7 +10,7 @@ from click.testing import Result
 from cluster.cli.commands.certificate import EXPIRY_NOTICE_DAYS
 from cluster.cli.exits import ExitCode
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, found
+from cluster.config.new_site import Founding, create_site
 from cluster.security.identity import Role
 from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS
 from cluster.security.tls import client_context, server_context
@@ -24,7 +24,9 @@ DAY = 24 * 3600 * MICROSECONDS_PER_SECOND
 
 @pytest.fixture(scope="module")
 def founded(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    return found(tmp_path_factory.mktemp("site"), Founding(replicas=1, agents=1, users=("alice",)), clock=SystemClock())
+    return create_site(
+        tmp_path_factory.mktemp("site"), Founding(replicas=1, agents=1, users=("alice",)), clock=SystemClock()
+    )
 
 
 def listed(config: Config, **options: Any) -> dict[str, str]:
@@ -124,7 +126,7 @@ def test_without_the_authoritys_key_nothing_is_issued_and_the_remedy_says_where(
 
 
 def test_the_authority_of_another_cluster_issues_nothing_for_this_one(founded: Config, tmp_path: Path) -> None:
-    other = found(tmp_path / "other", Founding(replicas=1, agents=0), clock=SystemClock())
+    other = create_site(tmp_path / "other", Founding(replicas=1, agents=0), clock=SystemClock())
     (other.file.parent / "forebay.toml").write_text(founded.file.read_text())
     result = issued(Config.load(other.file), "heidi", "user")
     assert result.exit_code == ExitCode.BAD_INPUT and "is of cluster" in result.stderr

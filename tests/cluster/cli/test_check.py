@@ -15,7 +15,7 @@ import pytest
 
 from cluster.cli.exits import ExitCode
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, found
+from cluster.config.new_site import Founding, create_site
 from cluster.security import server_context
 from cluster.system.clock import SystemClock
 from tests.cluster.cli.double import forebay
@@ -29,7 +29,7 @@ def config(tmp_path: Path) -> Config:
     founding = Founding(
         named=hosts, nodes=(("n1", "127.0.0.1"),), accounts=accounts, base_port=free_ports(14)[0], users=("alice",)
     )
-    found(tmp_path / "site", founding, clock=SystemClock())
+    create_site(tmp_path / "site", founding, clock=SystemClock())
     return Config.load(tmp_path / "site" / "hosts" / "127.0.0.1" / "forebay.toml")
 
 

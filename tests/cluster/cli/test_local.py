@@ -122,7 +122,7 @@ def test_init_tells_root_that_root_may_not_submit(
     founded = typed("cluster", "init", str(tmp_path / "first"))
     assert founded.exit_code == 0
     config = Config.load(tmp_path / "first" / "forebay.toml")
-    monkeypatch.setattr("cluster.cli.commands.local.found", lambda *_, **__: config)
+    monkeypatch.setattr("cluster.cli.commands.local.create_site", lambda *_, **__: config)
     monkeypatch.setattr("cluster.cli.commands.local.os.geteuid", lambda: user_id)
     assert ("root may not submit" in typed("cluster", "init", str(tmp_path / "c"), *words).stderr) == warned
 
@@ -196,9 +196,7 @@ def test_an_agent_starts_only_as_the_account_that_its_configuration_is_for(
         config.check_accounts(config.agent("n1"), user_id)
     assert str(refused.value).startswith(f"{file} line {at + 1}, column ")
     assert "agent[1].accounts: found" in str(refused.value)
-    remedy = (
-        "or 'own-as-root' if whoever submits may be root here" if user_id == 0 else "run it as root, or write 'own'"
-    )
+    remedy = "or 'own-as-root' if every user may be root here" if user_id == 0 else "run it as root, or write 'own'"
     assert remedy in str(refused.value)
     # The programs ask it, before they start anything.
     monkeypatch.setattr("os.geteuid", lambda: user_id)

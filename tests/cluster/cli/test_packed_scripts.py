@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.agent.scripts.record import unpacked
+from cluster.agent.scripts.record import unpack_script
 from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.submission.request import Prepared, packed, prepare
 from replica.grammar.directives import read_request
@@ -47,7 +47,7 @@ def decided(script: str) -> Refusal | int:
 @given(SCRIPTS)
 def test_a_packed_script_is_unpacked_as_it_was_and_its_directives_stay_where_they_are(script: str) -> None:
     found = packed(script, "job.sh")
-    assert unpacked(found) == script
+    assert unpack_script(found) == script
     head, rest = split_packed(found) or ("", "")
     assert script.startswith(head.removesuffix("\n")) and found.startswith(head) and rest
     directives = [(at, line) for at, line in enumerate(script.split("\n")) if line.startswith("#DW")]
@@ -59,7 +59,7 @@ def test_a_packed_script_is_unpacked_as_it_was_and_its_directives_stay_where_the
 
 @given(SCRIPTS)
 def test_a_script_that_is_not_packed_stays_as_it_is(script: str) -> None:
-    assert unpacked(script) == script and script_bytes_max(script) == SCRIPT_BYTES_MAX
+    assert unpack_script(script) == script and script_bytes_max(script) == SCRIPT_BYTES_MAX
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_script_that_is_not_packed_stays_as_it_is(script: str) -> None:
 )  # fmt: skip
 def test_what_only_looks_packed_runs_as_it_is(rest: str) -> None:
     script = f"#!/bin/sh{PACKED_MARK}{rest}\n"
-    assert unpacked(script) == script
+    assert unpack_script(script) == script
 
 
 @pytest.mark.parametrize("rest", ['"' * 9, "\x01" * 9, "a b", "a\nb"])
@@ -83,7 +83,7 @@ def test_what_is_longer_once_it_is_sent_has_the_bound_of_every_script(rest: str)
 def test_no_more_is_unpacked_than_may_be_submitted() -> None:
     bomb = base64.b85encode(lzma.compress(bytes(64 * 1024 * 1024))).decode()
     script = f"#!/bin/sh{PACKED_MARK}{bomb}\n"
-    assert len(bomb) < PACKED_SCRIPT_BYTES_MAX and unpacked(script) == script
+    assert len(bomb) < PACKED_SCRIPT_BYTES_MAX and unpack_script(script) == script
 
 
 def long_script() -> str:
@@ -103,14 +103,14 @@ def test_a_script_of_four_megabytes_is_accepted_and_runs_as_it_was_written() -> 
     sent = prepared.fields["script"]
     assert len(sent) <= PACKED_SCRIPT_BYTES_MAX and prepared.fields["cpus"] == 2
     assert msgspec.json.encode(sent)[1:-1].decode().count("\\") == sent.count("\n"), "nothing of it is escaped"
-    assert unpacked(sent) == script
+    assert unpack_script(sent) == script
     assert isinstance(decided(sent), int)
     assert read_request(sent, "").request == read_request(script[:4096], "").request
 
 
 def test_a_long_script_of_comments_alone_is_accepted() -> None:
     script = "#!/bin/sh\n" + "# text of a generated script\n" * 140_000
-    assert unpacked(submitted(script).fields["script"]) == script
+    assert unpack_script(submitted(script).fields["script"]) == script
 
 
 def test_a_long_script_that_cannot_be_compressed_is_rejected_with_both_bounds() -> None:

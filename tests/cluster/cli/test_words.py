@@ -18,7 +18,7 @@ from cluster.cli.exits import ExitCode
 from cluster.cli.global_options import GlobalOption
 from cluster.cli.session import DEADLINE_S, in_commands
 from cluster.config.config import Config
-from cluster.config.new_site import API_PORT_OFFSET, Founding, found
+from cluster.config.new_site import API_PORT_OFFSET, Founding, create_site
 from cluster.schemas import JobsAnswer, NodesAnswer
 from cluster.system.clock import SystemClock
 from tests.cluster.cli.double import Double, forebay, on_a_terminal
@@ -306,7 +306,7 @@ def typed_for(words: tuple[str, ...], file: Path) -> list[str]:
 def nobody(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """A cluster of three replicas of which none runs."""
     founding = Founding(replicas=3, agents=1, base_port=free_ports(API_PORT_OFFSET + 3)[0])
-    return found(tmp_path_factory.mktemp("nobody") / "site", founding, clock=SystemClock())
+    return create_site(tmp_path_factory.mktemp("nobody") / "site", founding, clock=SystemClock())
 
 
 @pytest.mark.parametrize("words", ASKING, ids=" ".join)

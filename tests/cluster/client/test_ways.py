@@ -17,9 +17,9 @@ from cluster.client import ways
 from cluster.client.attempt import AttemptFailed
 from cluster.client.gateway.service import GatewayRefused, listen_at
 from cluster.client.ways import GatewayWay, connected, own_way
-from cluster.config.access import Access
+from cluster.config.access import AccessConfig
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, found
+from cluster.config.new_site import Founding, create_site
 from cluster.config.toml import ConfigError
 from cluster.security.files import TlsFiles, TlsRefused
 from cluster.security.identity import Role
@@ -33,22 +33,22 @@ STRANGER = 4_242
 
 @pytest.fixture(scope="module")
 def founded(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    return found(tmp_path_factory.mktemp("site"), Founding(replicas=1, agents=1, founder=ME), clock=SystemClock())
+    return create_site(tmp_path_factory.mktemp("site"), Founding(replicas=1, agents=1, founder=ME), clock=SystemClock())
 
 
 @pytest.fixture
-def config(founded: Config, fast_path: Path) -> Access:
+def config(founded: Config, fast_path: Path) -> AccessConfig:
     table = msgspec.structs.replace(founded.access, socket=fast_path / "run" / "gateway.sock")
     return msgspec.structs.replace(founded, access=table)
 
 
 @pytest.fixture
-def listening(config: Access) -> Iterator[socket.socket]:
+def listening(config: AccessConfig) -> Iterator[socket.socket]:
     with listen_at(config.access.socket) as found:
         yield found
 
 
-def test_who_has_no_way_is_told_each_that_there_might_be(config: Access) -> None:
+def test_who_has_no_way_is_told_each_that_there_might_be(config: AccessConfig) -> None:
     with pytest.raises(ConfigError) as refused:
         own_way(config)
     told = str(refused.value)
@@ -58,13 +58,13 @@ def test_who_has_no_way_is_told_each_that_there_might_be(config: Access) -> None
     assert "forebay run gateway" in told and "--identity" in told
 
 
-def test_a_machine_without_munged_says_so(config: Access, tmp_path: Path) -> None:
+def test_a_machine_without_munged_says_so(config: AccessConfig, tmp_path: Path) -> None:
     table = msgspec.structs.replace(config.access, munge=True, munge_socket=tmp_path / "none")
     with pytest.raises(ConfigError, match="munged makes no credential"):
         own_way(msgspec.structs.replace(config, access=table))
 
 
-def test_the_gateway_comes_before_the_certificate_of_ones_own_name(founded: Config, config: Access) -> None:
+def test_the_gateway_comes_before_the_certificate_of_ones_own_name(founded: Config, config: AccessConfig) -> None:
     at = SystemClock().now()
     authority = load_authority(founded.tls.authority.parent)
     files = issue(authority, founded.tls.certificates, role=Role.USER, name=ME, at=at)
@@ -81,7 +81,7 @@ def test_the_gateway_comes_before_the_certificate_of_ones_own_name(founded: Conf
 
 @pytest.mark.usefixtures("listening")
 def test_a_service_of_a_stranger_is_refused_and_nothing_is_said_to_it(
-    config: Access, monkeypatch: pytest.MonkeyPatch
+    config: AccessConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = GatewayWay(config.access.socket, frozenset({STRANGER}))
     with pytest.raises(AttemptFailed, match=f"is run by {ME}"):
@@ -97,12 +97,12 @@ def test_a_service_of_a_stranger_is_refused_and_nothing_is_said_to_it(
 
 
 @pytest.mark.usefixtures("listening")
-def test_a_second_gateway_does_not_take_the_path_of_the_first(config: Access) -> None:
+def test_a_second_gateway_does_not_take_the_path_of_the_first(config: AccessConfig) -> None:
     with pytest.raises(GatewayRefused, match="another gateway listens"):
         listen_at(config.access.socket)
 
 
-def test_what_is_no_socket_is_left_where_it_is(config: Access) -> None:
+def test_what_is_no_socket_is_left_where_it_is(config: AccessConfig) -> None:
     config.access.socket.parent.mkdir(exist_ok=True)
     config.access.socket.write_text("mine")
     with pytest.raises(GatewayRefused, match="is no socket"):
@@ -146,7 +146,7 @@ def test_a_mistake_in_access_is_refused_with_its_place(founded: Config, tmp_path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_who_gets_the_configuration_after_it_was_read_runs_no_gateway(founded: Config, config: Access) -> None:
+def test_who_gets_the_configuration_after_it_was_read_runs_no_gateway(founded: Config, config: AccessConfig) -> None:
     assert 0 in ways._owners(config)
     os.chown(founded.file, 12_345, -1)
     try:
@@ -157,7 +157,7 @@ def test_who_gets_the_configuration_after_it_was_read_runs_no_gateway(founded: C
 
 
 def test_a_socket_that_everybody_may_use_is_never_made_so_by_its_name(
-    config: Access, monkeypatch: pytest.MonkeyPatch
+    config: AccessConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between bind and chmod another account could give the name to a link, and root would open its target to all."""
 

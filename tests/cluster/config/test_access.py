@@ -5,27 +5,27 @@ from pathlib import Path
 import pytest
 
 from cluster.config import access, config
-from cluster.config.access import Access
+from cluster.config.access import AccessConfig
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, found
-from cluster.config.reading import read_access
+from cluster.config.discovery import read_access
+from cluster.config.new_site import Founding, create_site
 from cluster.config.toml import ConfigError
 from cluster.system.clock import SystemClock
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Config:
-    return found(tmp_path, Founding(name="demo", replicas=3, agents=2), clock=SystemClock())
+    return create_site(tmp_path, Founding(name="demo", replicas=3, agents=2), clock=SystemClock())
 
 
 def test_a_client_knows_every_table_that_a_replica_does() -> None:
-    assert set(access._File.__struct_fields__) == set(config._File.__struct_fields__)
+    assert set(access._AccessFile.__struct_fields__) == set(config._ConfigFile.__struct_fields__)
 
 
 def test_a_client_reads_the_same_as_a_replica(site: Config) -> None:
     read = read_access(site.file)
-    assert type(read) is Access
-    for field in Access.__struct_fields__:
+    assert type(read) is AccessConfig
+    for field in AccessConfig.__struct_fields__:
         assert getattr(read, field) == getattr(site, field)
     assert (read.endpoints, read.tls_files("operator")) == (site.endpoints, site.tls_files("operator"))
 

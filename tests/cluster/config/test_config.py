@@ -306,7 +306,7 @@ def test_any_table_is_a_configuration_or_an_error_that_names_a_key(values: dict[
         f"{quote(key)} = {quote(v) if isinstance(v, str) else str(v).lower()}\n" for key, v in values.items()
     )
     with pytest.raises(ConfigError) as caught:
-        config_module._read(Path("x.toml"), Document(Path("x.toml"), lines))
+        config_module._read_config(Path("x.toml"), Document(Path("x.toml"), lines))
     assert caught.value.key
 
 
@@ -420,7 +420,11 @@ def test_witnesses_are_read_and_a_majority_of_them_is_needed_where_nothing_else_
         ("users", "http://127.0.0.1:7601"),
     ]
     assert config.witnesses[1].authority == file.parent / "users.pem" and config.witnesses[0].authority is None
-    assert (config.witnesses_needed, config.checkpoints.needed(3), config.checkpoints.needed(5)) == (2, 2, 3)
+    assert (
+        config.witnesses_needed,
+        config.checkpoints.required_cosignatures(3),
+        config.checkpoints.required_cosignatures(5),
+    ) == (2, 2, 3)
     file.write_text(TEXT + WITNESS + "[checkpoints]\nwitnesses_needed = 1\n")
     assert Config.load(file).witnesses_needed == 1
 
@@ -429,13 +433,13 @@ def test_witnesses_are_read_and_a_majority_of_them_is_needed_where_nothing_else_
     ("old", "new", "key", "sentence"),
     [
         ("https://witness", "http://witness", "witness[1].url", "is another machine"),
-        ("https://witness", "ftp://witness", "witness[1].url", "no prefix of HTTPS"),
-        ("https://witness", "https://a:b@witness", "witness[1].url", "no prefix of HTTPS"),
-        (":7600/", ":7600/?a=b", "witness[1].url", "no prefix of HTTPS"),
-        (":7600/", ":76000/", "witness[1].url", "no prefix of HTTPS"),
-        (":7600/", ":7600/\\u00e4", "witness[1].url", "no prefix of HTTPS"),
-        ("w2+01b4f9f5", "w2+01b4f9f4", "witness[2].key", "no key of a witness"),
-        ("w2+01b4f9f5+BA", "w2+01b4f9f5+AQ", "witness[2].key", "no key of a witness"),
+        ("https://witness", "ftp://witness", "witness[1].url", "not an HTTPS prefix"),
+        ("https://witness", "https://a:b@witness", "witness[1].url", "not an HTTPS prefix"),
+        (":7600/", ":7600/?a=b", "witness[1].url", "not an HTTPS prefix"),
+        (":7600/", ":76000/", "witness[1].url", "not an HTTPS prefix"),
+        (":7600/", ":7600/\\u00e4", "witness[1].url", "not an HTTPS prefix"),
+        ("w2+01b4f9f5", "w2+01b4f9f4", "witness[2].key", "not a witness key"),
+        ("w2+01b4f9f5+BA", "w2+01b4f9f5+AQ", "witness[2].key", "not a witness key"),
         ("http://127.0.0.1:7601", "https://witness.example.org:7600", "witness[2].url", "taken by witness[1]"),
         ('name = "users"', 'name = "security"', "witness[2].name", "taken by"),
         ("[[witness]]", "[checkpoints]\nwitnesses_needed = 3\n[[witness]]", "checkpoints.witnesses_needed", "found 3"),

@@ -10,7 +10,7 @@ import pytest
 from cluster.config import new_site as founding_module
 from cluster.config.accounts import SOCKET
 from cluster.config.config import Config
-from cluster.config.new_site import FIRST_START_NAME, Founding, FoundingRefused, Owner, PoolSpec, found
+from cluster.config.new_site import FIRST_START_NAME, FileOwner, Founding, FoundingRefused, PoolSpec, create_site
 from cluster.security.certificates import certificate_of
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
@@ -23,7 +23,7 @@ CLOCK = SystemClock()
 
 def test_a_new_cluster_loads_and_everybody_in_it_has_a_usable_certificate(tmp_path: Path) -> None:
     directory = tmp_path / "deep" / "demo"
-    config = found(directory, Founding(users=("alice",)), clock=CLOCK)
+    config = create_site(directory, Founding(users=("alice",)), clock=CLOCK)
     assert config == Config.load(directory / "forebay.toml")
     assert [replica.name for replica in config.replicas] == ["r1", "r2", "r3"]
     assert config.replica("r2").peer == Address("127.0.0.1", 7402)
@@ -42,7 +42,7 @@ def test_each_host_gets_what_it_needs_and_no_key_of_another(tmp_path: Path) -> N
     asked = Founding(
         named=(("r1", "10.0.0.1"), ("r2", "b.test"), ("r3", "b.test")), nodes=(("n7", "10.0.0.1"), ("n8", "c.test"))
     )
-    config = found(tmp_path, asked, clock=CLOCK)
+    config = create_site(tmp_path, asked, clock=CLOCK)
     assert [str(replica.api) for replica in config.replicas] == ["10.0.0.1:7411", "b.test:7411", "b.test:7412"]
     assert [agent.name for agent in config.agents] == ["n7", "n8"]
     for host, names in (("10.0.0.1", ["n7", "r1"]), ("b.test", ["r2", "r3"]), ("c.test", ["n8"])):
@@ -65,7 +65,7 @@ def test_each_host_gets_what_it_needs_and_no_key_of_another(tmp_path: Path) -> N
 
 def test_on_named_hosts_nobody_is_an_operator_without_a_certificate(tmp_path: Path) -> None:
     asked = Founding(named=(("r1", "a.test"),), founder="alan", accounts="switch")
-    config = found(tmp_path, asked, clock=CLOCK)
+    config = create_site(tmp_path, asked, clock=CLOCK)
     assert (config.access.operators, config.access.socket) == ((), SOCKET)
 
 
@@ -82,7 +82,7 @@ def test_the_script_of_a_bundle_gives_services_their_files_and_allows_one_start_
     )  # fmt: skip
     mask = os.umask(0o077)
     try:
-        found(etc, asked, clock=CLOCK)
+        create_site(etc, asked, clock=CLOCK)
     finally:
         os.umask(mask)
     said = {}
@@ -120,7 +120,7 @@ def test_the_script_of_a_bundle_starts_nothing_where_a_check_fails(tmp_path: Pat
         (programs / name).write_text(f'#!/bin/sh\necho "${{0##*/}}"\nexit {code}\n')
         (programs / name).chmod(0o755)
     asked = Founding(named=(("r1", "a.test"),), nodes=(("n1", "b.test"),), data=tmp_path / "var", account="replicas")
-    found(etc, asked, clock=CLOCK)
+    create_site(etc, asked, clock=CLOCK)
     bundle = etc / "hosts" / "b.test"
     script = (bundle / "NEXT").read_text().replace("/etc/forebay", str(bundle))
     environment = {"PATH": f"{programs}:/usr/bin:/bin"}
@@ -130,10 +130,10 @@ def test_the_script_of_a_bundle_starts_nothing_where_a_check_fails(tmp_path: Pat
 
 
 def test_services_whose_data_would_lie_beside_their_keys_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FoundingRefused, match="say --data-directory /var/lib/forebay"):
-        found(tmp_path, Founding(named=(("r1", "a.test"),), account="forebay"), clock=CLOCK)
+    with pytest.raises(FoundingRefused, match="use --data-directory /var/lib/forebay"):
+        create_site(tmp_path, Founding(named=(("r1", "a.test"),), account="forebay"), clock=CLOCK)
     with pytest.raises(FoundingRefused, match="cannot name an account"):
-        found(tmp_path, Founding(named=(("r1", "a.test"),), account="a b", data=tmp_path), clock=CLOCK)
+        create_site(tmp_path, Founding(named=(("r1", "a.test"),), account="a b", data=tmp_path), clock=CLOCK)
 
 
 @pytest.mark.parametrize(
@@ -143,16 +143,16 @@ def test_services_whose_data_would_lie_beside_their_keys_are_refused(tmp_path: P
         ((("r1", ".."),), (), "neither an IP address nor a host name"),
         ((("r1", "a"),), (("n1", "../x"),), "neither an IP address nor a host name"),
         ((("../r1", "a"),), (), "cannot name a replica"),
-        ((("r1", "a"),), (("r1", "b"),), "is there twice"),
+        ((("r1", "a"),), (("r1", "b"),), "is used twice"),
         ((("operator", "a"),), (), "cannot name a replica"),
-        ((), (("n1", "a"),), "say --host NAME=HOST"),
+        ((), (("n1", "a"),), "use --host NAME=HOST"),
     ],
 )
 def test_hosts_that_cannot_be_are_refused_and_nothing_is_left(
     tmp_path: Path, hosts: tuple[tuple[str, str], ...], nodes: tuple[tuple[str, str], ...], said: str
 ) -> None:
     with pytest.raises(FoundingRefused, match=said):
-        found(tmp_path, Founding(named=hosts, nodes=nodes), clock=CLOCK)
+        create_site(tmp_path, Founding(named=hosts, nodes=nodes), clock=CLOCK)
     assert not list(tmp_path.iterdir())
 
 
@@ -170,7 +170,7 @@ def test_every_option_reaches_the_configuration(tmp_path: Path) -> None:
         destination_roots=(Path("/out"), Path("/tmp")),
         allow_root=True,
     )
-    config = found(tmp_path, asked, clock=CLOCK)
+    config = create_site(tmp_path, asked, clock=CLOCK)
     assert config.cluster.name == "site"
     assert [str(replica.api) for replica in config.replicas] == [f"localhost:{9010 + i}" for i in range(5)]
     assert [(agent.cpus, agent.accounts) for agent in config.agents] == [(7, "switch")] * 3
@@ -184,7 +184,7 @@ def test_every_option_reaches_the_configuration(tmp_path: Path) -> None:
 
 
 def test_each_replica_has_its_own_host_in_file_and_certificate(tmp_path: Path) -> None:
-    config = found(tmp_path, Founding(hosts=("10.0.0.1", "10.0.0.2", "head3.example.org")), clock=CLOCK)
+    config = create_site(tmp_path, Founding(hosts=("10.0.0.1", "10.0.0.2", "head3.example.org")), clock=CLOCK)
     assert [str(replica.peer) for replica in config.replicas] == [
         "10.0.0.1:7401", "10.0.0.2:7402", "head3.example.org:7403",
     ]  # fmt: skip
@@ -194,20 +194,20 @@ def test_each_replica_has_its_own_host_in_file_and_certificate(tmp_path: Path) -
 
 def test_data_elsewhere_is_where_replicas_and_agents_look_for_it(tmp_path: Path) -> None:
     data = tmp_path / "var"
-    config = found(tmp_path / "etc", Founding(data=data), clock=CLOCK)
+    config = create_site(tmp_path / "etc", Founding(data=data), clock=CLOCK)
     assert sorted(path.name for path in (tmp_path / "etc").iterdir()) == ["forebay.toml", "tls"]
     assert sorted(path.name for path in data.iterdir()) == ["r1", "r2", "r3"]
     assert config.storage.directory == data and config.agents[1].directory == data / "n2"
     assert (data / "r2" / FIRST_START_NAME).exists()
-    with pytest.raises(FoundingRefused, match="r1 is there already"):
-        found(tmp_path / "other", Founding(data=data), clock=CLOCK)
+    with pytest.raises(FoundingRefused, match="r1 exists"):
+        create_site(tmp_path / "other", Founding(data=data), clock=CLOCK)
     assert not (tmp_path / "other" / "tls").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_an_account_of_the_replicas_has_their_keys_and_directories_and_no_other(tmp_path: Path) -> None:
-    config = found(
-        tmp_path / "etc", Founding(data=tmp_path / "var", owner=Owner(4711, 4712), founder="alan"), clock=CLOCK
+    config = create_site(
+        tmp_path / "etc", Founding(data=tmp_path / "var", owner=FileOwner(4711, 4712), founder="alan"), clock=CLOCK
     )
     tls = config.tls.certificates
     assert (tls.stat().st_uid, tls.stat().st_gid, stat.S_IMODE(tls.stat().st_mode)) == (os.geteuid(), 4712, 0o750)
@@ -223,7 +223,7 @@ def test_an_account_of_the_replicas_has_their_keys_and_directories_and_no_other(
 
 
 def test_two_clusters_have_two_ids(tmp_path: Path) -> None:
-    first, second = (found(tmp_path / name, Founding(replicas=1, agents=0), clock=CLOCK) for name in ("a", "b"))
+    first, second = (create_site(tmp_path / name, Founding(replicas=1, agents=0), clock=CLOCK) for name in ("a", "b"))
     assert first.cluster.id != second.cluster.id
 
 
@@ -231,7 +231,7 @@ def test_two_clusters_have_two_ids(tmp_path: Path) -> None:
 def test_a_directory_with_a_cluster_is_left_as_it_is(tmp_path: Path, there: str) -> None:
     (tmp_path / there).mkdir()
     with pytest.raises(FoundingRefused, match=f"{there} is there already"):
-        found(tmp_path, Founding(), clock=CLOCK)
+        create_site(tmp_path, Founding(), clock=CLOCK)
     assert [path.name for path in tmp_path.rglob("*")] == [there]
 
 
@@ -241,10 +241,10 @@ def test_an_interrupted_init_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(founding_module, "_write_text", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        found(tmp_path, Founding(), clock=CLOCK)
+        create_site(tmp_path, Founding(), clock=CLOCK)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
-    found(tmp_path, Founding(), clock=CLOCK)
+    create_site(tmp_path, Founding(), clock=CLOCK)
 
 
 def test_an_init_removes_what_it_made_and_not_what_has_got_its_name(
@@ -262,7 +262,7 @@ def test_an_init_removes_what_it_made_and_not_what_has_got_its_name(
 
     monkeypatch.setattr(founding_module, "_write_text", swapped)
     with pytest.raises(KeyboardInterrupt):
-        found(tmp_path, Founding(), clock=CLOCK)
+        create_site(tmp_path, Founding(), clock=CLOCK)
     (thesis,) = tmp_path.rglob("thesis")
     assert thesis.read_text() == "the only copy" and list((tmp_path / "aside").iterdir()) == []
 
@@ -279,10 +279,10 @@ def test_an_init_removes_what_it_made_and_not_what_has_got_its_name(
         (Founding(hosts=("a", "b")), "2 hosts for 3 replicas are not possible; name one for all, or one for each"),
         (Founding(hosts=("a", "b", "c d")), "neither an IP address nor a host name"),
         (Founding(data=Path("data")), "the data directory 'data' is not absolute"),
-        (Founding(users=("n1",)), "'n1': the name is taken"),
-        (Founding(users=("operator",)), "'operator': the name is taken"),
-        (Founding(users=("ca",)), "'ca': the name is taken"),
-        (Founding(users=("a", "a")), "'a': the name is taken"),
+        (Founding(users=("n1",)), "the user name 'n1' is taken"),
+        (Founding(users=("operator",)), "the user name 'operator' is taken"),
+        (Founding(users=("ca",)), "the user name 'ca' is taken"),
+        (Founding(users=("a", "a")), "the user name 'a' is taken"),
         (Founding(users=("../a",)), "cannot name a user"),
         (Founding(source_roots=(Path("data"),)), "'data' is not absolute"),
         (Founding(name="a b"), "cluster.name: found 'a b'"),
@@ -294,7 +294,7 @@ def test_an_init_removes_what_it_made_and_not_what_has_got_its_name(
 )
 def test_what_cannot_be_founded_is_refused_and_leaves_nothing(tmp_path: Path, asked: Founding, sentence: str) -> None:
     with pytest.raises(FoundingRefused) as caught:
-        found(tmp_path, asked, clock=CLOCK)
+        create_site(tmp_path, asked, clock=CLOCK)
     assert sentence in str(caught.value)
     assert ".init" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.reading import CONFIG_NAME, config_places, find_config
+from cluster.config.discovery import CONFIG_NAME, config_places, find_config
 from cluster.config.toml import ConfigError
 
 

@@ -44,7 +44,7 @@ def test_a_replica_finds_the_others_anew_and_keeps_its_own_row_and_its_storage(
     own, other = config.replica("r1"), config.replica("r2")
     reload, used = reloader(config)
     asyncio.run(reload.reload())
-    assert not used and "nothing that applies at once" in caplog.text
+    assert not used and "nothing to apply" in caplog.text
     changed(
         config,
         (f'"{other.peer}"', '"10.0.0.2:7401"'),
@@ -57,8 +57,8 @@ def test_a_replica_finds_the_others_anew_and_keeps_its_own_row_and_its_storage(
     (found,) = used
     assert (found.members["r2"], found.replica("r1")) == ("10.0.0.2:7401", own)
     assert (found.limits.commands_per_minute, found.storage) == (7, config.storage)
-    assert "changes of [[replica]], [storage] count from the next start of r1 on" in caplog.text
-    assert "changes of [[pool]] do nothing" in caplog.text
+    assert "changes of [[replica]], [storage] take effect when r1 restarts" in caplog.text
+    assert "changes of [[pool]] have no effect" in caplog.text
     assert "[[replica]], [limits] apply from now on" in caplog.text
     # An agent has nothing to do with most of that.
     caplog.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.providers.job_table import FIELDS, INFINITE16, NICE_OFFSET, NO_VAL, NO_VAL16, Field
+from cluster.providers.job_table import FIELDS, INFINITE16, NICE_OFFSET, NO_VAL, NO_VAL16, JobField
 
 NAMES = {NO_VAL: "NO_VAL", NO_VAL16: "NO_VAL16", INFINITE16: "INFINITE16", NICE_OFFSET: "NICE_OFFSET"}
 
@@ -14,11 +14,11 @@ def render() -> str:
     return "\n".join(["| field | type | releases | value |", "|---|---|---|---|", *rows])
 
 
-def _releases(field: Field) -> str:
+def _releases(field: JobField) -> str:
     return f"{field.since} to {field.until}" if field.until else f"from {field.since}"
 
 
-def _value(field: Field) -> str:
+def _value(field: JobField) -> str:
     if callable(field.value):
         return "the job's"
     if field.value is None:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from cluster.providers import OperationError, PoolReport
-from cluster.providers.calls import Calls, TooManyCalls, changes, foreign_bytes
+from cluster.providers.calls import ProviderCalls, TooManyCalls, changes, foreign_bytes
 from cluster.providers.limits import CALLS_IDLE_MAX, CALLS_MAX, CALLS_WAITING_MAX
 from cluster.providers.private_directory import PREFIX
 from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
@@ -49,7 +49,7 @@ def request(programs: Programs, *actions: str, operation: str = "process", timeo
 @story
 async def test_validation_pools_and_status_are_answered_by_a_worker_that_is_kept(programs: Programs) -> None:
 
-    calls, before = Calls(), set(descendants(os.getpid()))
+    calls, before = ProviderCalls(), set(descendants(os.getpid()))
     assert (await calls.ask(request(programs), 30)).failed == ""
     worker = set(descendants(os.getpid())) - before
     assert len(worker) == 1
@@ -68,7 +68,7 @@ async def test_validation_pools_and_status_are_answered_by_a_worker_that_is_kept
 @story
 async def test_many_questions_are_asked_by_a_few_workers_and_too_many_are_refused(programs: Programs) -> None:
 
-    calls, before = Calls(), set(descendants(os.getpid()))
+    calls, before = ProviderCalls(), set(descendants(os.getpid()))
     tasks = [
         asyncio.create_task(calls.ask(request(programs, "process:sleep:600"), 600))
         for _ in range(CALLS_MAX + CALLS_WAITING_MAX)
@@ -88,7 +88,7 @@ async def test_many_questions_are_asked_by_a_few_workers_and_too_many_are_refuse
 @pytest.mark.parametrize("action", ["spin", "fork:600", "deaf:600"])
 def test_a_validation_that_hangs_is_over_at_its_time(programs: Programs, action: str) -> None:
     async def ask() -> None:
-        calls = Calls()
+        calls = ProviderCalls()
         try:
             with pytest.raises(OperationError) as raised:
                 await calls.ask(request(programs, f"process:{action}", timeout_s=1), 1)
@@ -103,7 +103,7 @@ def test_a_validation_that_hangs_is_over_at_its_time(programs: Programs, action:
 @story
 async def test_a_worker_that_is_killed_fails_its_question_and_the_next_one_is_answered(programs: Programs) -> None:
 
-    calls, before = Calls(), set(descendants(os.getpid()))
+    calls, before = ProviderCalls(), set(descendants(os.getpid()))
     asked = asyncio.create_task(calls.ask(request(programs, "process:sleep:600"), 600))
     while not programs.calls():
         await asyncio.sleep(0.02)

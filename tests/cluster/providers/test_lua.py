@@ -72,10 +72,10 @@ def test_a_job_without_a_pool_is_set_up_with_null_and_size_zero_and_its_real_siz
     [
         ("fail:no_space", "no space"),
         ("code:3", "slurm_bb_setup returned 3 and no message"),
-        ("table", "slurm_bb_setup returned a second value that is no string"),
-        ("flag", "slurm_bb_setup returned a second value that is no string"),
-        ("none", "slurm_bb_setup returned a first value that is no number; return slurm.SUCCESS or slurm.ERROR"),
-        ("yes", "slurm_bb_setup returned a first value that is no number"),
+        ("table", "slurm_bb_setup returned a second value that is not a string"),
+        ("flag", "slurm_bb_setup returned a second value that is not a string"),
+        ("none", "slurm_bb_setup returned a first value that is not a number; return slurm.SUCCESS or slurm.ERROR"),
+        ("yes", "slurm_bb_setup returned a first value that is not a number"),
         ("word:no_space", "no space"),
         ("raise:broken", ": broken"),
         ("leave", "slurm_bb_setup ended with code 7 before it returned"),
@@ -174,14 +174,14 @@ def text_of(programs: Programs, expression: str) -> str:
         ("slurm.to_json({})", "[]"),
         ("slurm.to_json({[3] = 'c', [2] = 'b', [1] = 'a'})", '["a","b","c"]'),
         ("slurm.to_json({[1.5] = 1, b = 2})", '{"1.5":1,"b":2}'),
-        ("select(2, pcall(slurm.to_json, {[true] = 1}))", "a key is neither text nor number"),
+        ("select(2, pcall(slurm.to_json, {[true] = 1}))", "a key is neither a string nor a number"),
         ("slurm.to_json({[1] = 'a', [3] = 'c'})", '{"1":"a","3":"c"}'),
         ('slurm.from_json(\'{"a": [1, {"b": null}, "x"]}\').a[3]', "x"),
         ("slurm.from_json('18446744073709551615')", "1.844674407371e+19"),
         ("slurm.from_json(slurm.to_json({n = 2 ^ 31 | 0})).n", "2147483648"),
-        ("select(2, pcall(slurm.from_json, '{'))", "the text is no JSON: Input data was truncated; correct it"),
-        ("select(2, pcall(slurm.to_json, print))", "the value has no JSON: a function is in it"),
-        ("select(2, pcall(slurm.to_json, {0 / 0}))", "the value has no JSON: a number is not finite"),
+        ("select(2, pcall(slurm.from_json, '{'))", "the string is not JSON: Input data was truncated"),
+        ("select(2, pcall(slurm.to_json, print))", "the value cannot be JSON: it contains a function"),
+        ("select(2, pcall(slurm.to_json, {0 / 0}))", "the value cannot be JSON: a number is not finite"),
         ("select(2, pcall(slurm.to_yaml, {}))", "slurm.to_yaml has no YAML library here: use JSON instead"),
         ("select('#', slurm.get_qos_priority('normal'))", "0"),
         ("slurm.CLUSTER_NAME", "demo"),
@@ -194,7 +194,8 @@ def test_the_functions_and_constants_of_slurm(programs: Programs, expression: st
 
 
 @pytest.mark.parametrize(
-    ("depth", "text"), [(16, "[" * 16 + "1" + "]" * 16), (17, "the value has no JSON: it has more than")]
+    ("depth", "text"),
+    [(16, "[" * 16 + "1" + "]" * 16), (17, "the value cannot be JSON: its tables are nested more than")],
 )
 def test_tables_within_tables_are_bounded_as_in_slurm(programs: Programs, depth: int, text: str) -> None:
     nested = (
@@ -205,7 +206,7 @@ def test_tables_within_tables_are_bounded_as_in_slurm(programs: Programs, depth:
 
 def test_a_table_that_holds_itself_has_no_json(programs: Programs) -> None:
     loop = "(function() local t = {} t.t = t return select(2, pcall(slurm.to_json, t)) end)()"
-    assert "it has more than 16 tables within tables" in text_of(programs, loop)
+    assert "its tables are nested more than 16 deep" in text_of(programs, loop)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +231,7 @@ def test_what_is_logged_is_formatted(
 def test_precompiled_lua_is_refused(programs: Programs) -> None:
     programs.script.write_bytes(b"\x1bLua" + bytes(40))
     assert (
-        "is precompiled Lua, which is not run; write the script as text"
+        "is precompiled Lua, which is not supported; provide the script as text"
         in failure_of(programs, "setup", programs.subject()).message
     )
 
@@ -328,7 +329,7 @@ def test_the_real_size_is_what_the_function_returned(programs: Programs, said: s
 
 def test_a_real_size_that_is_none_fails(programs: Programs) -> None:
     programs.variables["SITE_SIZE"] = "-5"
-    assert "slurm_bb_real_size returned no size" in failure_of(programs, "real_size", programs.subject()).message
+    assert "slurm_bb_real_size did not return a size" in failure_of(programs, "real_size", programs.subject()).message
 
 
 def test_pools_and_status_are_what_the_script_says(programs: Programs) -> None:
@@ -360,12 +361,12 @@ def test_what_a_pool_leaves_out_is_what_slurm_takes_it_for(
 @pytest.mark.parametrize(
     ("pools", "message"),
     [
-        ("{", "not the JSON"),
-        ('{"pools": 1}', "not the JSON"),
+        ("{", "not valid JSON"),
+        ('{"pools": 1}', "not valid JSON"),
         ('{"pools": [{"id": "a", "quantity": -1}]}', "quantity -1"),
         ('{"pools": [{"id": "a", "quantity": 1, "granularity": -1}]}', "granularity -1"),
-        ('{"pools": [{"quantity": 1}]}', "not the JSON"),
-        ('{"pools": [{"id": "a", "quantity": "1"}]}', "not the JSON"),
+        ('{"pools": [{"quantity": 1}]}', "not valid JSON"),
+        ('{"pools": [{"id": "a", "quantity": "1"}]}', "not valid JSON"),
         ('{"pools": [{"id": "a/b", "quantity": 1}]}', "the id of a pool"),
         ('{"pools": [{"id": "a", "quantity": 1}, {"id": "a", "quantity": 1}]}', "twice"),
         (

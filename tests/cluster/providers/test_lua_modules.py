@@ -81,7 +81,7 @@ def test_every_operation_runs_with_every_release(programs: Programs, version: st
     [
         ("fail:no_space", "no space"),
         ("code:3", "returned 3 and no message"),
-        ("none", "returned a first value that is no number"),
+        ("none", "returned a first value that is not a number"),
         ("raise:broken", ": broken"),
         ("leave", "ended with code 7 before it returned"),
     ],
@@ -105,7 +105,7 @@ def test_precompiled_lua_is_refused_by_every_release(programs: Programs, version
     programs.lua_version = version
     for head in (b"", b"#!/bin/lua\n"):
         programs.script.write_bytes(head + b"\x1bLua" + bytes(40))
-        with pytest.raises(OperationError, match="is precompiled Lua, which is not run"):
+        with pytest.raises(OperationError, match="is precompiled Lua, which is not supported"):
             programs.provider("lua").setup(programs.subject(), str(programs.directory))
 
 
@@ -219,7 +219,7 @@ def c_module(directory: Path, version: str) -> Path:
     [
         ("file", "others may write to {file}; take that from them with chmod go-w"),
         ("directory", "others may write to {directory}; take that from them with chmod go-w"),
-        ("closed", "it lies below {directory}, where this service keeps what others wrote; put it elsewhere"),
+        ("closed", "it is below {directory}, where this service stores data of others; move it elsewhere"),
     ],
 )
 def test_a_module_that_others_could_change_is_not_loaded(
@@ -273,7 +273,7 @@ def test_a_module_that_is_there_for_another_release_is_named_with_the_key_to_set
     monkeypatch.setattr("cluster.providers.lua_modules.LUA_DIRECTORIES", (str(tmp_path),))
     error = require(programs, "only")
     assert "module 'only' not found" in error
-    assert 'the module is there for Lua 5.3: set lua_version = "5.3" in [provider] of forebay.toml' in error
+    assert 'the module exists for Lua 5.3: set lua_version = "5.3" in [provider] of forebay.toml' in error
     programs.lua_version = "5.3"
     assert require(programs, "only") == "5"
     assert "is there for" not in require(programs, "no_such_module")

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from cluster.agent.transfer.errors import TransferFailed
-from cluster.config.new_site import Founding, found
+from cluster.config.new_site import Founding, create_site
 from cluster.providers import Local, OperationError, Provider, Subject, provider_for
 from cluster.system.clock import SystemClock
 from replica.grammar.settings import KEYS, Key, Kind
@@ -99,7 +99,9 @@ def test_a_program_that_only_replicated_configuration_names_is_not_run(site: Sit
     path = site.write(site.directory / "opt" / "program")
     said = site.run(path, Local())
     assert not site.ran.exists()
-    assert any(f"{path} is not run on this machine, whose forebay.toml does not name it" in one for one in said), said
+    assert any(
+        f"{path} may not be run on this machine, because its forebay.toml does not name it" in one for one in said
+    ), said
     site.run(path, Local(allowed_programs=(str(path),)))
     assert site.ran.exists()
 
@@ -113,7 +115,7 @@ def test_nothing_in_the_directory_of_an_agent_or_a_replica_is_run_whoever_names_
         path = site.directory / "elsewhere" / "calls" / "7" / "script"
     said = site.run(path, Local(allowed_programs=(str(path),), closed=(str(home),)))
     assert not site.ran.exists()
-    assert any("where this service keeps what others wrote" in one for one in said), said
+    assert any("where this service stores data of others" in one for one in said), said
 
 
 @pytest.mark.parametrize("which", ["program", "directory", "directory above"])
@@ -127,7 +129,7 @@ def test_nothing_that_others_can_change_is_run_whoever_names_it(site: Site, whic
 
 
 def test_a_machine_closes_the_directories_of_all_who_may_run_on_it(tmp_path: Path) -> None:
-    config = found(tmp_path / "site", Founding(), clock=SystemClock())
+    config = create_site(tmp_path / "site", Founding(), clock=SystemClock())
     (tmp_path / "site" / "n1").mkdir()
     local = config.provider_here(tmp_path / "later")
     names = {os.path.relpath(path, tmp_path) for path in local.closed}

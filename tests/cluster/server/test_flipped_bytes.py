@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, found
+from cluster.config.new_site import Founding, create_site
 from cluster.server.storage import StorageRefused, member_note, note_forgotten, open_storage
 from cluster.system.clock import SystemClock
 from replica.decide.decide import decide
@@ -52,7 +52,7 @@ AGENTLESS = Founding(agents=0)
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, str]:
     """A replica that joined as r1#2, with applied entries, a tail, snapshots and a part of one; and what it holds."""
-    config = found(tmp_path_factory.mktemp("site") / "site", AGENTLESS, clock=SystemClock())
+    config = create_site(tmp_path_factory.mktemp("site") / "site", AGENTLESS, clock=SystemClock())
     member_note(config, "r1").write_text("r1#2\n")
     storage = open_storage(config, "r1")
     journal, state = storage.journal, EMPTY
@@ -196,7 +196,7 @@ def _outcome(config: Config, truth: str) -> int:
 
 
 def test_a_replica_that_noted_that_it_forgot_its_promises_is_never_opened_again(tmp_path: Path) -> None:
-    config = found(tmp_path / "site", AGENTLESS, clock=SystemClock())
+    config = create_site(tmp_path / "site", AGENTLESS, clock=SystemClock())
     open_storage(config, "r1").close()
     note_forgotten(config, "r1", "r1 lost what it promised; run `forebay cluster replace r1`")
     for _ in range(2):

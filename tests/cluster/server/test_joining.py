@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, found
+from cluster.config.new_site import Founding, create_site
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.serve import EXIT_STORAGE_REFUSED, EXIT_USAGE, Refused, main, run
@@ -21,7 +21,7 @@ JOINING = '\n[[replica]]\nname = "r4"\npeer = "127.0.0.1:7404"\napi = "127.0.0.1
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     """Three founders, and r4, which the cluster adds as r4#6."""
-    config = found(tmp_path / "site", Founding(agents=0), clock=SystemClock())
+    config = create_site(tmp_path / "site", Founding(agents=0), clock=SystemClock())
     directory = config.tls.certificates
     authority = load_authority(directory)
     issue(authority, directory, role=Role.REPLICA, name="r4", addresses=["127.0.0.1"], at=SystemClock().now())

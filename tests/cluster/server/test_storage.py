@@ -8,7 +8,7 @@ import lmdb
 import pytest
 
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, found
+from cluster.config.new_site import Founding, create_site
 from cluster.server.storage import (
     FORGOTTEN_NAME,
     StorageRefused,
@@ -28,7 +28,7 @@ from wal.sectors import BLOCK_BYTES
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return found(tmp_path / "site", Founding(), clock=SystemClock())
+    return create_site(tmp_path / "site", Founding(), clock=SystemClock())
 
 
 @pytest.mark.parametrize("lost", ["wal", "the whole directory"])

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, found
+from cluster.config.new_site import Founding, create_site
 from cluster.server.storage import (
     FORGOTTEN_NAME,
     SUPERSEDED_NAME,
@@ -66,7 +66,7 @@ class Site(msgspec.Struct):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    config = found(tmp_path_factory.mktemp("site") / "site", Founding(agents=0), clock=SystemClock())
+    config = create_site(tmp_path_factory.mktemp("site") / "site", Founding(agents=0), clock=SystemClock())
     member_note(config, "r1").write_text(f"{IDENTITY}\n")
     command = FoundCluster(config.cluster.id, config.cluster.name, config.policy, config.pools)
     outcome = decide(EMPTY, Request(b"", CONTROLLER, command), Instant(1))

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.config.new_site import Founding, found
+from cluster.config.new_site import Founding, create_site
 from cluster.slurm import SITE_SCRIPT, checks
 from cluster.slurm import install as installing
 from cluster.slurm.checks import NoSlurm, SlurmSettings, read_slurm_conf
@@ -496,7 +496,7 @@ def test_slurmuser_is_judged_as_the_kernel_does() -> None:
 )
 def test_what_slurmuser_may_not_read_is_named(tmp_path: Path, closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
-    config = found(site, Founding(replicas=1, agents=1), clock=SystemClock())
+    config = create_site(site, Founding(replicas=1, agents=1), clock=SystemClock())
     program = site / "program"
     program.write_text("#!/bin/sh\n")
     account = pwd.getpwuid(os.geteuid())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.cli.files import write_whole
-from cluster.config.new_site import Founding, found
+from cluster.config.new_site import Founding, create_site
 from cluster.system import SystemClock, make_private_directory, name_beside, new_private_file, replace_private
 
 
@@ -45,7 +45,7 @@ def test_a_directory_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
 
 
 def test_a_new_site_shows_others_only_certificates(tmp_path: Path) -> None:
-    found(tmp_path / "site", Founding(), clock=SystemClock())
+    create_site(tmp_path / "site", Founding(), clock=SystemClock())
     seen = modes(tmp_path)
     assert "site/forebay.toml" in seen
     readable = {name for name, mode in seen.items() if mode & 0o077}

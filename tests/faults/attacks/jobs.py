@@ -59,13 +59,13 @@ ENDLESS: Final = "while :; do sleep 0.1; done"
 """What a script does that was not ended: it would wait for its time limit."""
 
 WRITES: Final = {
-    "300MiB": ("dd if=/dev/zero of=big bs=1M count=300 2>/dev/null", "or more, and may hold 1 MiB"),
-    "20000-files": ("i=0; while [ $i -lt 20000 ]; do : > $i; i=$((i+1)); done", "may hold 10"),
-    "removed": ("exec 3>gone; rm gone; dd if=/dev/zero bs=1M count=30 >&3 2>/dev/null", "or more, and may hold 1 MiB"),
-    "reserved": (": > reserved; fallocate -n -l 300M reserved", "of blocks, though its files are smaller"),
+    "300MiB": ("dd if=/dev/zero of=big bs=1M count=300 2>/dev/null", "(limit: 1 MiB)"),
+    "20000-files": ("i=0; while [ $i -lt 20000 ]; do : > $i; i=$((i+1)); done", "(limit for 1 MiB: 10"),
+    "removed": ("exec 3>gone; rm gone; dd if=/dev/zero bs=1M count=30 >&3 2>/dev/null", "(limit: 1 MiB)"),
+    "reserved": (": > reserved; fallocate -n -l 300M reserved", "of blocks, although its files are smaller"),
     "deep": (
         f"i=0; while [ $i -le {BUFFER_DEPTH_MAX} ]; do mkdir d; cd -P d; i=$((i+1)); done",
-        "so deep in each other",
+        "nested too deeply",
     ),
 }
 """What a script writes into a buffer of 1 MiB, and what it is told."""

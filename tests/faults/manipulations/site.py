@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cluster.api.past.follower import Follower
 from cluster.config.config import Config
-from cluster.config.new_site import Founding, PoolSpec, found
+from cluster.config.new_site import Founding, PoolSpec, create_site
 from cluster.consensus import Seals
 from cluster.security.proofs import Checkpoint, Signature, VerifierKey, write_note
 from cluster.server.storage import first_start_mark
@@ -256,7 +256,7 @@ def found_site(directory: Path) -> Site:
         pools=(PoolSpec("fast", "96MiB", "1MiB", True),),
         users=("alice",),
     )
-    config = found(directory / "site", founding, clock=SystemClock())
+    config = create_site(directory / "site", founding, clock=SystemClock())
     config = msgspec.structs.replace(
         config, storage=msgspec.structs.replace(config.storage, map_size_bytes=MAP_SIZE_BYTES)
     )

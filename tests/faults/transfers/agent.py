@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import msgspec
 
-from cluster.agent.home.home import Home
-from cluster.agent.operation import Settings
+from cluster.agent.operation import AgentSettings
+from cluster.agent.runtime.state_directory import StateDirectory
 from cluster.agent.service import Agent
 from cluster.schemas.agents import PollRequest, RegisterRequest, ReportsRequest
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
@@ -102,11 +102,11 @@ async def work(home: Path, desk: Path) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     clock = SystemClock()
-    opened = Home(home, "own", clock)
+    opened = StateDirectory(home, "own", clock)
     try:
-        await Agent(opened, Settings(node="n1", accounts="own"), os.cpu_count() or 1, FileController(desk), clock).run(
-            stop
-        )
+        await Agent(
+            opened, AgentSettings(node="n1", accounts="own"), os.cpu_count() or 1, FileController(desk), clock
+        ).run(stop)
     finally:
         opened.close()
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cluster.agent.limits import WORKER_GRACE_S
-from cluster.agent.operation import Operation
-from cluster.agent.worker.work import Outcome
+from cluster.agent.operation import WorkerOperation
+from cluster.agent.worker.task import Outcome
 from cluster.system.processes import descendants, send
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.orders import SpecialTransfers
@@ -187,8 +187,8 @@ class Bench(NamedTuple):
             raise Broken(f"{self.mover.name}, {self.stage}, {self.way} at call {where!r}: {error}") from error
         return took_s
 
-    def _ender(self, ended: list[tuple[float, str]], *, wait_s: float) -> Callable[[Operation], Any]:
-        async def end(operation: Operation) -> None:
+    def _ender(self, ended: list[tuple[float, str]], *, wait_s: float) -> Callable[[WorkerOperation], Any]:
+        async def end(operation: WorkerOperation) -> None:
             while not self.tracer.hits:
                 await asyncio.sleep(0.002)
             if self.way in (STOPPED, STALLED):

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.agent.home.home import Home
-from cluster.agent.operation import Operation, Settings
+from cluster.agent.operation import AgentSettings, WorkerOperation
 from cluster.agent.processes.environment import Mode
+from cluster.agent.runtime.state_directory import StateDirectory
 from cluster.agent.transfer.progress import Counters
-from cluster.agent.worker.work import Outcome
+from cluster.agent.worker.task import Outcome
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.orders import Order
@@ -121,7 +121,7 @@ class Harness:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o755)
         self.accounts: Mode = accounts
-        self.home = Home(directory / "node", self.accounts)
+        self.home = StateDirectory(directory / "node", self.accounts)
         self.source = directory / "source" if source is None else source
         self.destination = directory / "destination" if destination is None else destination
         self.outside = directory / "outside"
@@ -170,11 +170,15 @@ class Harness:
         return Order(**{**standard, **fields})
 
     async def run_transfer(
-        self, order: Order, *, end_after_s: float = 0.0, beside: Callable[[Operation], Awaitable[None]] | None = None
+        self,
+        order: Order,
+        *,
+        end_after_s: float = 0.0,
+        beside: Callable[[WorkerOperation], Awaitable[None]] | None = None,
     ) -> Outcome | None:
         """Have an order carried out, and end it after a time if one is named; None if it was ended. What is done
         `beside` it is cancelled when it is over."""
-        operation = Operation(self.home, order, Settings(node="n1", accounts=self.accounts))
+        operation = WorkerOperation(self.home, order, AgentSettings(node="n1", accounts=self.accounts))
         with self._worker():
             running = asyncio.ensure_future(operation.run())
             if beside is not None:

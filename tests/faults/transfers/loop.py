@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import msgspec
 
 from cluster.agent.worker import worker
-from cluster.agent.worker.work import Outcome, Work
+from cluster.agent.worker.task import Outcome, WorkerTask
 from cluster.system.descriptors import write_all
 from replica.messages.commands import OperationDone, OperationFailed
 from tests.faults.tracing import Tracer
@@ -144,9 +144,9 @@ def relink(one: str, other: str, target: str) -> None:
 def main() -> int:
     """Go round until there were enough swaps or an escape."""
     task = msgspec.json.decode(sys.argv[1].encode(), type=Task)
-    work = msgspec.json.decode(sys.stdin.buffer.read(), type=Work)
+    work = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerTask)
     os.umask(0o022)
-    perform: Callable[[Work], Outcome] = perform_unprotected if task.reference else worker.perform
+    perform: Callable[[WorkerTask], Outcome] = perform_unprotected if task.reference else worker.perform
     swapper = Tracer(Path("/"), Path(task.plan), fresh=False)
     guarded = contents(task.watched)
     tally = Tally()

@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from cluster.agent.worker.work import Work
+from cluster.agent.worker.task import WorkerTask
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import TransferKind
 
@@ -46,7 +46,7 @@ def copy(kind: TransferKind, source: str, destination: str) -> int:
     return size_bytes
 
 
-def perform(work: Work) -> OperationDone | OperationFailed:
+def perform(work: WorkerTask) -> OperationDone | OperationFailed:
     """Do a stage-in or a stage-out, and nothing else."""
     buffer = os.path.join(work.home, "buffers", str(work.order.job))
     try:
@@ -66,7 +66,7 @@ def perform(work: Work) -> OperationDone | OperationFailed:
 
 def main() -> int:
     """Read the work as the real worker does, do it, say so."""
-    work = msgspec.json.decode(sys.stdin.buffer.read(), type=Work)
+    work = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerTask)
     sys.stdout.buffer.write(msgspec.json.encode(perform(work)))
     return 0
 

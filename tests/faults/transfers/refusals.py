@@ -83,7 +83,7 @@ def check_words(outcome: object) -> None:
     """Check that a failure is a sentence about a file, and not a program that fell over."""
     if not isinstance(outcome, OperationFailed):
         raise Broken(f"there is no outcome: {outcome!r}")
-    if "before it had a result" in outcome.message or "Traceback" in outcome.message:
+    if "before it returned a result" in outcome.message or "Traceback" in outcome.message:
         raise Broken(f"the worker fell over: {outcome.message}")
     if not any(mark in outcome.message for mark in ("/", "$", "(", "the buffer")):
         raise Broken(f"no file is named: {outcome.message}")

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.agent.operation import Operation
-from cluster.agent.worker.work import Outcome
+from cluster.agent.operation import WorkerOperation
+from cluster.agent.worker.task import Outcome
 from replica.messages.commands import OperationDone, OperationFailed
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.transfers import TransferRules
@@ -104,7 +104,7 @@ async def hang(harness: Harness, server: DyingServer, *, cancelled: bool) -> tup
     became of it, how long it took to be over, and which process hangs."""
     hung_s = [0.0]
 
-    async def beside(operation: Operation) -> None:
+    async def beside(operation: WorkerOperation) -> None:
         while not server.stuck.is_set():
             await asyncio.sleep(0.005)
         hung_s[0] = time.monotonic()
@@ -195,7 +195,7 @@ def kept_out(harness: Harness, server: DyingServer) -> None:
 async def hang_only(harness: Harness, server: DyingServer) -> None:
     """Stage in until it hangs, and cancel it; it stays known."""
 
-    async def beside(operation: Operation) -> None:
+    async def beside(operation: WorkerOperation) -> None:
         while not server.stuck.is_set():
             await asyncio.sleep(0.005)
         operation.end()

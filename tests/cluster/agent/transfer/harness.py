@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.agent.files.paths import Identity, Target
-from cluster.agent.transfer.options import Item, Kind, Options
-from cluster.agent.transfer.progress import Counters, nothing
+from cluster.agent.files.paths import FileIdentity, Target
+from cluster.agent.transfer.options import ItemKind, TransferItem, TransferOptions
+from cluster.agent.transfer.progress import Counters, no_op
 from cluster.agent.transfer.rate_limit import Pace
-from cluster.agent.transfer.receipts import Line, read_lines
+from cluster.agent.transfer.receipts import ReceiptLine, read_lines
 from cluster.agent.transfer.transfer import run_transfer
-from cluster.agent.transfer.transfer_state import Context
+from cluster.agent.transfer.transfer_state import TransferContext
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
@@ -22,7 +22,7 @@ from replica.model.transfers import TransferReceipt
 
 TAG = ".forebay-7-0123abcd"
 
-SMALL = Options(chunk_bytes=4096, large_bytes=16384)
+SMALL = TransferOptions(chunk_bytes=4096, large_bytes=16384)
 """Files of 16 KiB count as large, so that a test of chunks costs nothing."""
 
 
@@ -47,9 +47,9 @@ class Harness:
         self._open: list[int] = []
         self.told: list[Counters] = []
         self.pace: Pace = Unpaced()
-        self.planned: Callable[[], object] = nothing
+        self.planned: Callable[[], object] = no_op
         """Called between the walk and the copying."""
-        self.before_removal: Callable[[], object] = nothing
+        self.before_removal: Callable[[], object] = no_op
         """Called before each source is removed."""
         self.attempt = 0
 
@@ -66,16 +66,16 @@ class Harness:
 
     def item(
         self,
-        kind: Kind = Kind.DIRECTORY,
+        kind: ItemKind = ItemKind.DIRECTORY,
         source: Path | None = None,
         destination: Path | None = None,
         *,
-        barred: Identity | None = None,
+        barred: FileIdentity | None = None,
         staging: int = -1,
         move: bool = False,
-    ) -> Item:
+    ) -> TransferItem:
         """Return an item; of whole source to whole destination if nothing else is said."""
-        return Item(
+        return TransferItem(
             kind,
             self.target(source or self.source),
             self.target(destination or self.destination),
@@ -97,14 +97,14 @@ class Harness:
             workspace.close()
             os.close(home)
 
-    def carry(self, items: Sequence[Item] | None = None, options: Options = SMALL) -> TransferReceipt:
+    def carry(self, items: Sequence[TransferItem] | None = None, options: TransferOptions = SMALL) -> TransferReceipt:
         """Carry as the next attempt."""
         self.told = []
         with self.workspace() as workspace:
             return run_transfer(
                 [self.item()] if items is None else items,
                 options,
-                Context(
+                TransferContext(
                     TAG,
                     workspace,
                     SystemClock(),
@@ -117,7 +117,7 @@ class Harness:
                 ),
             )
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[ReceiptLine]:
         """Return the receipt lines of the last attempt."""
         descriptor = os.open(self.home / "receipts" / f"7.{self.attempt}.stage_out", os.O_RDONLY)
         try:

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
-from cluster.agent.transfer.options import Kind, Options, Verify
-from cluster.agent.transfer.rate_limit import Stopped
+from cluster.agent.transfer.options import ItemKind, TransferOptions, Verify
+from cluster.agent.transfer.rate_limit import TransferStopped
 from cluster.agent.transfer.record_paths import part_name
 from cluster.providers import Local
 from cluster.system.processes import all_pids, environment_variables
@@ -31,7 +31,7 @@ COPY = "/bin/cp -aT {source} {destination}"
 """A site's program that does what it should."""
 
 
-def options(**changed: object) -> Options:
+def options(**changed: object) -> TransferOptions:
     made = msgspec.structs.replace(SMALL, **({"template": COPY} | changed))
     return msgspec.structs.replace(made, local=Local(allowed_programs=tuple(made.template.split()[:1])))
 
@@ -100,7 +100,7 @@ def _beside(harness: Harness) -> Path:
 def test_a_single_file_goes_alone_and_replaces_the_old_one_at_once(harness: Harness, backend: str) -> None:
     plant(harness.source, {"a": b"new", "b": b"not asked for"})
     plant(harness.destination, {"z": b"old"})
-    item = harness.item(Kind.FILE, harness.source / "a", harness.destination / "z")._replace(backend=backend)
+    item = harness.item(ItemKind.FILE, harness.source / "a", harness.destination / "z")._replace(backend=backend)
     harness.carry([item], options())
     assert tree_of(harness.destination) == {"z": b"new"}
 
@@ -109,7 +109,7 @@ def test_a_single_file_goes_alone_and_replaces_the_old_one_at_once(harness: Harn
 def test_what_is_there_stays_where_nothing_may_be_replaced(harness: Harness, backend: str) -> None:
     plant(harness.source, {"a": b"new"})
     plant(harness.destination, {"a": b"old"})
-    with pytest.raises(TransferFailed, match="exists already and is not to be replaced"):
+    with pytest.raises(TransferFailed, match="exists and may not be replaced"):
         harness.carry([harness.item()._replace(backend=backend)], options(replace=False))
     assert (harness.destination / "a").read_bytes() == b"old"
 
@@ -128,15 +128,15 @@ def test_each_item_has_its_own_backend_in_one_transfer(harness: Harness) -> None
 
 
 LIES: dict[str, tuple[str, str]] = {
-    "copies nothing": ("exit 0", "it is not there"),
-    "leaves one out": ('cp -aT "$1" "$2"; rm "$2/b"', "b: it is not there"),
-    "cuts one short": ('cp -aT "$1" "$2"; truncate -s 2 "$2/b"', "b: it has 2 bytes there instead of 5"),
-    "makes one longer": ('cp -aT "$1" "$2"; echo x >>"$2/b"', "b: it has 7 bytes there instead of 5"),
-    "changes a byte": ('cp -aT "$1" "$2"; printf hellO >"$2/b"', "b: its contents are others there"),
-    "makes links": ('ln -s "$1b" "$2/b"; cp "$1/a" "$2/a"', "b: it is a symbolic link there"),
-    "makes second names": ('ln "$1/b" "$2/b"; cp "$1/a" "$2/a"', "b: it is a second name of another file there"),
-    "makes pipes": ('mkfifo "$2/b"; cp "$1/a" "$2/a"', "b: it is a named pipe there"),
-    "makes directories": ('mkdir "$2/b"; cp "$1/a" "$2/a"', "b: it is a directory there"),
+    "copies nothing": ("exit 0", "the copy does not exist"),
+    "leaves one out": ('cp -aT "$1" "$2"; rm "$2/b"', "b: the copy does not exist"),
+    "cuts one short": ('cp -aT "$1" "$2"; truncate -s 2 "$2/b"', "b: the copy has 2 bytes instead of 5"),
+    "makes one longer": ('cp -aT "$1" "$2"; echo x >>"$2/b"', "b: the copy has 7 bytes instead of 5"),
+    "changes a byte": ('cp -aT "$1" "$2"; printf hellO >"$2/b"', "b: the content of the copy differs"),
+    "makes links": ('ln -s "$1b" "$2/b"; cp "$1/a" "$2/a"', "b: the copy is a symbolic link"),
+    "makes second names": ('ln "$1/b" "$2/b"; cp "$1/a" "$2/a"', "b: the copy is a hard link to another file"),
+    "makes pipes": ('mkfifo "$2/b"; cp "$1/a" "$2/a"', "b: the copy is a named pipe"),
+    "makes directories": ('mkdir "$2/b"; cp "$1/a" "$2/a"', "b: the copy is a directory"),
 }
 
 
@@ -148,7 +148,7 @@ def test_no_program_is_believed_by_its_exit_code(harness: Harness, lie: str) -> 
     template = script(harness, text)
     with pytest.raises(ReadBackFailed) as failed:
         harness.carry([harness.item()._replace(backend="template")], options(template=template))
-    assert "template said that it was done, but did not copy" in str(failed.value) and says in str(failed.value)
+    assert "template reported success but did not copy" in str(failed.value) and says in str(failed.value)
     assert (harness.destination / "b").read_bytes() == b"old" and (harness.source / "b").read_bytes() == b"hello"
     receipt = harness.carry([harness.item()._replace(backend="template")], options())
     assert receipt.files == 2 and tree_of(harness.destination) == tree_of(harness.source) and not harness.parts()
@@ -191,7 +191,7 @@ class Ending:
 
     def check(self) -> None:
         if self._there():
-            raise Stopped
+            raise TransferStopped
 
     def step_bytes(self, most: int, /) -> int:
         return most
@@ -209,7 +209,7 @@ def test_a_program_is_ended_with_all_that_it_started_when_the_transfer_ends(
     template = script(harness, f"(trap '' TERM; setsid sleep 600) & touch {started}; sleep 600")
     harness.pace = Ending(started.exists)
     began_s = time.monotonic()
-    with pytest.raises(Stopped):
+    with pytest.raises(TransferStopped):
         harness.carry([harness.item()._replace(backend="template")], options(template=template))
     wanted = f"FOREBAY_OPERATION={marker}".encode()
     assert [pid for pid in all_pids() if pid != os.getpid() and wanted in environment_variables(pid)] == []
@@ -246,7 +246,7 @@ def test_what_a_program_writes_is_taken_from_the_rate(harness: Harness) -> None:
 @needs_rsync
 @needs_rclone
 def test_rclone_refuses_a_name_that_it_cannot_be_told_of(harness: Harness) -> None:
-    for name, says in (("line\nbreak", "has a line break"), (os.fsdecode(b"\xff"), "is not UTF-8")):
+    for name, says in (("line\nbreak", "contains a line break"), (os.fsdecode(b"\xff"), "is not UTF-8")):
         (harness.source / name).write_bytes(b"x")
         with pytest.raises(TransferFailed, match=f"its name {says}; use backend=native"):
             harness.carry([harness.item()._replace(backend="rclone")], options())
@@ -303,7 +303,7 @@ def test_what_is_left_out_of_a_tree_is_missed_by_nobody_and_never_removed_at_its
 @pytest.mark.parametrize("backend", ["native", *BACKENDS])
 def test_what_is_no_file_and_is_named_itself_is_refused_whoever_moves_it(harness: Harness, backend: str) -> None:
     os.mkfifo(harness.source / "pipe")
-    item = harness.item(Kind.FILE, harness.source / "pipe", harness.destination / "pipe")._replace(backend=backend)
+    item = harness.item(ItemKind.FILE, harness.source / "pipe", harness.destination / "pipe")._replace(backend=backend)
     with pytest.raises(TransferFailed, match="source/pipe is a named pipe; only regular files and directories"):
         harness.carry([item], options())
     assert tree_of(harness.destination) == {}

@@ -14,18 +14,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.agent.files import removal
-from cluster.agent.transfer import fence, file_copy, small
+from cluster.agent.transfer import fence, file_copy, small_files
 from cluster.agent.transfer import transfer_state as transfer
 from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.fence import BATCH_SUFFIX, BatchDirectory, Claimant, Fenced
-from cluster.agent.transfer.options import Item, Options, Verify
-from cluster.agent.transfer.status_table import State, StatusTable
+from cluster.agent.transfer.fence import BATCH_SUFFIX, BatchDirectory, Claimant, WriterFenced
+from cluster.agent.transfer.options import TransferItem, TransferOptions, Verify
+from cluster.agent.transfer.status_table import RecordState, StatusTable
 from cluster.system import processes
 from cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.harness import TAG, Harness, plant, tree_of
 
-OPTIONS = Options(chunk_bytes=4096, large_bytes=16384, streams=1)
+OPTIONS = TransferOptions(chunk_bytes=4096, large_bytes=16384, streams=1)
 OWNER = "a" * 32
 TREE: dict[str, object] = {
     "few": {"f": b"1"},
@@ -40,12 +40,12 @@ LEAVES = {"full", "inner/below"}
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a batch directory for two files."""
-    monkeypatch.setattr(small, "GROUPED_FILES_MIN", 2)
-    monkeypatch.setattr(small, "BATCH_DIRECTORY_FILES_MIN", 2)
+    monkeypatch.setattr(small_files, "GROUPED_FILES_MIN", 2)
+    monkeypatch.setattr(small_files, "BATCH_DIRECTORY_FILES_MIN", 2)
 
 
 @contextmanager
-def claimed(harness: Harness, attempt: int = 1) -> Iterator[Item]:
+def claimed(harness: Harness, attempt: int = 1) -> Iterator[TransferItem]:
     """Give the item of the whole harness, with a staging directory as an agent claims it; tidied up at the end."""
     directory = open_directory(harness.destination)
     who = Claimant("0123abcd-7", attempt, OWNER)
@@ -58,7 +58,7 @@ def claimed(harness: Harness, attempt: int = 1) -> Iterator[Item]:
         os.close(directory)
 
 
-def run_transfer(harness: Harness, attempt: int = 1, options: Options = OPTIONS) -> Any:
+def run_transfer(harness: Harness, attempt: int = 1, options: TransferOptions = OPTIONS) -> Any:
     with claimed(harness, attempt) as item:
         return harness.carry([item], options)
 
@@ -89,7 +89,7 @@ def test_new_directories_of_small_files_appear_whole_and_others_file_by_file(
     (harness.source / "full").chmod(0o751)
     (harness.source / "full" / "f1").chmod(0o640)
     found = taken(monkeypatch)
-    options = Options(large_bytes=16384, chunk_bytes=4096, verify=verify, replace=replace, streams=1)
+    options = TransferOptions(large_bytes=16384, chunk_bytes=4096, verify=verify, replace=replace, streams=1)
     receipt = run_transfer(harness, options=options)
     assert set(found) == LEAVES and receipt.complete
     assert tree_of(harness.destination) == tree_of(harness.source)
@@ -224,7 +224,7 @@ def test_whatever_the_tree_and_the_batches_everything_arrives_and_what_was_there
 def test_killed_at_any_call_no_file_is_partial_and_the_next_attempt_ends_right_and_leaves_nothing(
     fast_path: Path, streams: int
 ) -> None:
-    options = Options(chunk_bytes=4096, large_bytes=16384, streams=streams)
+    options = TransferOptions(chunk_bytes=4096, large_bytes=16384, streams=streams)
 
     def prepared(name: str) -> Harness:
         (fast_path / name).mkdir()
@@ -254,14 +254,14 @@ def test_killed_at_any_call_no_file_is_partial_and_the_next_attempt_ends_right_a
 def test_a_shelf_is_not_taken_over_and_goes_with_the_attempt_that_made_it(harness: Harness) -> None:
     with claimed(harness, 3) as late:
         batch_directory = BatchDirectory(late.staging, TAG, 0, 1, whole=True)
-        os.close(os.open("a", os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened()))
+        os.close(os.open("a", os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.descriptor()))
         os.close(os.open("half", os.O_CREAT | os.O_WRONLY, dir_fd=late.staging))
         with claimed(harness, 4) as newest:
             assert os.listdir(newest.staging) == ["half"]
             os.unlink("half", dir_fd=newest.staging)
-        assert fence.is_removed(late.staging) and fence.is_removed(batch_directory.opened())
+        assert fence.is_removed(late.staging) and fence.is_removed(batch_directory.descriptor())
         with pytest.raises(FileNotFoundError):
-            os.open("b", os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened())
+            os.open("b", os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.descriptor())
         batch_directory.close()
     assert harness.parts() == []
 
@@ -276,10 +276,10 @@ def test_a_shelf_that_is_being_removed_cannot_take_a_place_with_what_is_left_of_
     with claimed(harness, 3) as late:
         batch_directory = BatchDirectory(late.staging, TAG, 0, 1, whole=True)
         for name in "abc":
-            os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened()))
+            os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.descriptor()))
 
         def half_way(directory: int, *, shown: str, lasting: bool) -> None:
-            os.unlink("b", dir_fd=batch_directory.opened())
+            os.unlink("b", dir_fd=batch_directory.descriptor())
             with pytest.raises(FileNotFoundError):
                 batch_directory.takes_place(above, b"d", replaced)
             tried.append(shown)
@@ -304,8 +304,8 @@ def test_whoever_lost_the_destination_while_it_wrote_on_a_shelf_is_fenced_and_pu
         really(descriptor)
         os.close(fence.claim(directory, "there", Claimant("0123abcd-7", 9, "b" * 32)))
 
-    monkeypatch.setattr(small, "sync_file_system", lose)
-    with pytest.raises(Fenced):
+    monkeypatch.setattr(small_files, "sync_file_system", lose)
+    with pytest.raises(WriterFenced):
         run_transfer(harness)
     assert tree_of(harness.destination / "full") == {}
     os.close(directory)
@@ -319,10 +319,10 @@ def test_what_killed_helpers_left_on_shelves_is_removed_when_the_transfer_fails(
     def die(*_: object, **__: object) -> None:
         os._exit(9)
 
-    monkeypatch.setattr(small, "sync_file_system", die)
+    monkeypatch.setattr(small_files, "sync_file_system", die)
     with claimed(harness) as item:
         with pytest.raises(TransferFailed, match="a helper process of the transfer"):
-            harness.carry([item], Options(large_bytes=16384, chunk_bytes=4096, streams=2))
+            harness.carry([item], TransferOptions(large_bytes=16384, chunk_bytes=4096, streams=2))
         assert os.listdir(item.staging) == []
     assert harness.parts() == []
 
@@ -331,8 +331,8 @@ def test_shelves_that_the_same_attempt_left_are_emptied_before_they_are_used(har
     with claimed(harness) as item:
         for whole in (True, False):
             batch_directory = BatchDirectory(item.staging, TAG, 0, 1, whole=whole)
-            assert os.listdir(batch_directory.opened()) == []
-            os.close(os.open("a", os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.opened()))
+            assert os.listdir(batch_directory.descriptor()) == []
+            os.close(os.open("a", os.O_CREAT | os.O_WRONLY, dir_fd=batch_directory.descriptor()))
             batch_directory.close()
         fence.discard_all(item.staging)
         assert os.listdir(item.staging) == []
@@ -358,22 +358,22 @@ def test_no_shelf_takes_its_place_before_what_is_on_it_is_durable_and_none_is_do
         return file_copy.create_part(directory, part, mode)
 
     def took(batch_directory: BatchDirectory, above: int, name: bytes, replaced: int) -> bool:
-        inode = os.fstat(batch_directory.opened()).st_ino
+        inode = os.fstat(batch_directory.descriptor()).st_ino
         assert inode not in unsynced
         unsynced.add(inode)
         placed.add(inode)
         return takes_place(batch_directory, above, name, replaced)
 
-    def put(table: StatusTable, index: int, state: State, files: Any) -> None:
-        if state is State.DONE:
+    def put(table: StatusTable, index: int, state: RecordState, files: Any) -> None:
+        if state is RecordState.DONE:
             done.append(len(files))
             assert not placed & unsynced
         else:
             assert not unsynced - placed
         put_files(table, index, state, files)
 
-    monkeypatch.setattr(small, "sync_file_system", synced)
-    monkeypatch.setattr(small, "create_part", created)
+    monkeypatch.setattr(small_files, "sync_file_system", synced)
+    monkeypatch.setattr(small_files, "create_part", created)
     monkeypatch.setattr(BatchDirectory, "takes_place", took)
     monkeypatch.setattr(StatusTable, "put_files", put)
     run_transfer(harness)

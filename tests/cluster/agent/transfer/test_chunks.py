@@ -11,20 +11,20 @@ import pytest
 import xxhash
 
 from cluster.agent.files import kernel
-from cluster.agent.transfer import large
+from cluster.agent.transfer import large_file
 from cluster.agent.transfer.digests import combine
 from cluster.agent.transfer.errors import TransferFailed, root_cause
-from cluster.agent.transfer.large import Pouring
-from cluster.agent.transfer.options import Kind, Options, Verify
+from cluster.agent.transfer.large_file import ChunkCopy
+from cluster.agent.transfer.options import ItemKind, TransferOptions, Verify
 from tests.cluster.agent.transfer.harness import SMALL, Harness
 
 CHUNK_BYTES = 8192
 
 
-def options_of(**others: object) -> Options:
+def options_of(**others: object) -> TransferOptions:
     """Return options under which files of 16 KiB are large."""
     given = {"chunk_bytes": CHUNK_BYTES, "large_bytes": 16384, **others}
-    return Options(**given)  # type: ignore[arg-type]
+    return TransferOptions(**given)  # type: ignore[arg-type]
 
 
 def pattern(size_bytes: int) -> bytes:
@@ -38,10 +38,10 @@ def digest_in_chunks(data: bytes, chunk_bytes: int = CHUNK_BYTES) -> bytes:
     return combine("xxh3-128", chunk_bytes, [xxhash.xxh3_128_digest(part) for part in parts])
 
 
-def carried(harness: Harness, data: bytes, options: Options) -> Path:
+def carried(harness: Harness, data: bytes, options: TransferOptions) -> Path:
     """Carry one file of these bytes; return the destination."""
     (harness.source / "f").write_bytes(data)
-    harness.carry([harness.item(Kind.FILE, harness.source / "f", harness.destination / "f")], options)
+    harness.carry([harness.item(ItemKind.FILE, harness.source / "f", harness.destination / "f")], options)
     return harness.destination / "f"
 
 
@@ -57,8 +57,8 @@ def test_a_large_file_arrives_whole_with_the_digest_of_its_chunks_whatever_its_l
     disk: Harness, monkeypatch: pytest.MonkeyPatch, streams: int, past_the_cache: bool
 ) -> None:
     if not past_the_cache:
-        monkeypatch.setattr(large, "open_direct", lambda *_: None)
-    monkeypatch.setattr(large, "BLOCK_BYTES", 4096)
+        monkeypatch.setattr(large_file, "open_direct", lambda *_: None)
+    monkeypatch.setattr(large_file, "BLOCK_BYTES", 4096)
     for size_bytes in (16384, 16385, 16384 + 4095, 5 * CHUNK_BYTES - 1, 5 * CHUNK_BYTES, 5 * CHUNK_BYTES + 513):
         data = pattern(size_bytes)
         found = carried(disk, data, options_of(streams=streams))
@@ -84,7 +84,7 @@ def test_a_file_system_that_refuses_writes_past_the_cache_gets_them_through_it(
             raise OSError(errno.EINVAL, "not like this")
         return really_write(descriptor, data, at)
 
-    monkeypatch.setattr(large, "open_direct", opened)
+    monkeypatch.setattr(large_file, "open_direct", opened)
     monkeypatch.setattr(os, "pwrite", refuse)
     data = pattern(5 * CHUNK_BYTES + 100)
     assert carried(disk, data, options_of()).read_bytes() == data
@@ -93,14 +93,14 @@ def test_a_file_system_that_refuses_writes_past_the_cache_gets_them_through_it(
 
 def test_holes_stay_holes_and_the_digest_is_that_of_the_bytes(disk: Harness) -> None:
     size_bytes = 64 * 1024 * 1024
-    options = Options(chunk_bytes=1024 * 1024, large_bytes=16384)
+    options = TransferOptions(chunk_bytes=1024 * 1024, large_bytes=16384)
     source = disk.source / "f"
     with source.open("wb") as file:
         for at in (0, 5 * 1024 * 1024 + 4096, size_bytes - 10):
             file.seek(at)
             file.write(b"here I am"[: size_bytes - at])
         file.truncate(size_bytes)
-    receipt = disk.carry([disk.item(Kind.FILE, source, disk.destination / "f")], options)
+    receipt = disk.carry([disk.item(ItemKind.FILE, source, disk.destination / "f")], options)
     found = disk.destination / "f"
     assert found.read_bytes() == source.read_bytes()
     assert found.stat().st_blocks * 512 <= source.stat().st_blocks * 512 + 65536
@@ -112,7 +112,7 @@ def test_a_file_of_nothing_but_holes_takes_no_time_for_its_length(disk: Harness)
     source = disk.source / "f"
     source.touch()
     os.truncate(source, 64 * 1024**3)
-    receipt = disk.carry([disk.item(Kind.FILE, source, disk.destination / "f")], Options())
+    receipt = disk.carry([disk.item(ItemKind.FILE, source, disk.destination / "f")], TransferOptions())
     assert receipt.written_bytes == 0 and receipt.size_bytes == 64 * 1024**3
     assert (disk.destination / "f").stat().st_blocks == 0
 
@@ -125,7 +125,7 @@ def test_shared_blocks_are_digested_where_they_were_put_and_nowhere_else(
         os.pwrite(writing, os.pread(reading, 1 << 20, 0), 0)
         return True
 
-    monkeypatch.setattr(large, "clone", clone)
+    monkeypatch.setattr(large_file, "clone", clone)
     data = pattern(5 * CHUNK_BYTES + 7)
     assert carried(harness, data, options_of(verify=verify)).read_bytes() == data
     [line] = harness.lines()
@@ -137,7 +137,7 @@ def test_shared_blocks_are_digested_where_they_were_put_and_nowhere_else(
         os.pwrite(writing, b"!", 100)
         return True
 
-    monkeypatch.setattr(large, "clone", wrong)
+    monkeypatch.setattr(large_file, "clone", wrong)
     carried(harness, pattern(6 * CHUNK_BYTES), options_of(verify=verify))
     assert harness.lines()[0].digest != digest_in_chunks(pattern(6 * CHUNK_BYTES)).hex()
 
@@ -146,7 +146,7 @@ def test_shared_blocks_are_digested_where_they_were_put_and_nowhere_else(
 def test_a_file_server_copies_by_itself_only_where_no_digest_is_wanted(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, verify: Verify
 ) -> None:
-    monkeypatch.setattr(large, "is_local", lambda _: False)
+    monkeypatch.setattr(large_file, "is_local", lambda _: False)
     data = pattern(5 * CHUNK_BYTES + 7)
     assert carried(harness, data, options_of(verify=verify)).read_bytes() == data
     [line] = harness.lines()
@@ -160,7 +160,7 @@ def test_where_the_kernel_does_not_copy_the_bytes_are_read_and_written(
     def refuse(*_: object) -> int:
         raise OSError(errno.EXDEV, "not between these")
 
-    monkeypatch.setattr(large, "is_local", lambda _: False)
+    monkeypatch.setattr(large_file, "is_local", lambda _: False)
     monkeypatch.setattr(os, "copy_file_range", refuse)
     data = pattern(5 * CHUNK_BYTES + 7)
     assert carried(harness, data, options_of(verify=Verify.SIZE)).read_bytes() == data
@@ -171,17 +171,17 @@ def test_where_the_kernel_does_not_copy_the_bytes_are_read_and_written(
 def test_a_chunk_that_storage_gives_back_wrong_is_written_again_and_then_right(
     disk: Harness, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    really, flips = Pouring._write, iter([True])
+    really, flips = ChunkCopy._write, iter([True])
 
-    def flip(pouring: Pouring, data: memoryview, at: int) -> None:
+    def flip(pouring: ChunkCopy, data: memoryview, at: int) -> None:
         if at == number * CHUNK_BYTES and next(flips, False):
             data = memoryview(bytes([data[0] ^ 1]) + bytes(data[1:]))
         really(pouring, data, at)
 
-    monkeypatch.setattr(Pouring, "_write", flip)
+    monkeypatch.setattr(ChunkCopy, "_write", flip)
     data = pattern(5 * CHUNK_BYTES)
     (disk.source / "f").write_bytes(data)
-    item = disk.item(Kind.FILE, disk.source / "f", disk.destination / "f")
+    item = disk.item(ItemKind.FILE, disk.source / "f", disk.destination / "f")
     receipt = disk.carry([item], options_of(verify=Verify.READ_BACK))
     assert (disk.destination / "f").read_bytes() == data
     assert receipt.retries == 1 and next(flips, None) is None
@@ -197,13 +197,15 @@ def test_a_failed_sync_leaves_nothing_that_is_believed_later(harness: Harness, m
 
     data = pattern(5 * CHUNK_BYTES)
     with monkeypatch.context() as broken:
-        broken.setattr(large.os, "fsync", fail)
+        broken.setattr(large_file.os, "fsync", fail)
         with pytest.raises(TransferFailed, match="Input/output error") as raised:
             carried(harness, data, options_of())
     cause = root_cause(raised.value)
     assert isinstance(cause, OSError) and cause.errno == errno.EIO
     assert not (harness.destination / "f").exists()
-    receipt = harness.carry([harness.item(Kind.FILE, harness.source / "f", harness.destination / "f")], options_of())
+    receipt = harness.carry(
+        [harness.item(ItemKind.FILE, harness.source / "f", harness.destination / "f")], options_of()
+    )
     assert receipt.resumed_bytes == 0 and (harness.destination / "f").read_bytes() == data
 
 
@@ -241,7 +243,7 @@ def test_room_that_is_not_there_is_known_before_anything_is_copied(
         assert size_bytes == 5 * CHUNK_BYTES
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(large, "allocate", full)
+    monkeypatch.setattr(large_file, "allocate", full)
     with pytest.raises(TransferFailed, match="No space left on device"):
         carried(harness, pattern(5 * CHUNK_BYTES), options_of())
     assert max((told.bytes_done for told in harness.told), default=0) == 0

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.agent.transfer import file_copy, record_paths
-from cluster.agent.transfer.errors import Paused, SourceChanged, TransferFailed, root_cause
-from cluster.agent.transfer.fence import Fenced
-from cluster.agent.transfer.options import Options
+from cluster.agent.transfer.errors import SourceChanged, TransferFailed, TransferPaused, root_cause
+from cluster.agent.transfer.fence import WriterFenced
+from cluster.agent.transfer.options import TransferOptions
 from cluster.agent.transfer.status_table import Flag
 from cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.harness import TAG, Harness, plant, tree_of
@@ -71,7 +71,7 @@ def test_extended_attributes_of_users_are_copied_and_others_are_not(tmp_path: Pa
     harness.carry()
     for name in ("a", "large"):
         assert os.getxattr(harness.destination / name, "user.origin") == b"detector \xff"
-    harness.carry([harness.item(destination=harness.destination / "x")], Options(xattrs=False))
+    harness.carry([harness.item(destination=harness.destination / "x")], TransferOptions(xattrs=False))
     assert os.listxattr(harness.destination / "x" / "a") == []
     harness.close()
 
@@ -97,21 +97,21 @@ def test_attributes_that_the_destination_does_not_take_are_said_to_be_lost(
 def test_what_may_not_be_replaced_is_refused_by_name_and_stays(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, size: int, without_the_call: bool
 ) -> None:
-    options = Options(chunk_bytes=4096, large_bytes=16384, replace=False)
+    options = TransferOptions(chunk_bytes=4096, large_bytes=16384, replace=False)
     (harness.source / "a").write_bytes(b"n" * size)
     (harness.destination / "a").write_bytes(b"old")
-    with pytest.raises(TransferFailed, match="destination/a exists already and is not to be replaced; remove it") as e:
+    with pytest.raises(TransferFailed, match="destination/a exists and may not be replaced; remove it") as e:
         harness.carry(options=options)
     assert max(told.bytes_done for told in harness.told) == 0, "it is known before anything is copied"
     assert not isinstance(root_cause(e.value), OSError)
     assert tree_of(harness.destination) == {"a": b"old"}
     # It appears between the look and the rename.
     monkeypatch.setattr(file_copy, "check_target", lambda *_, **__: None)
-    for module in ("small", "large"):
+    for module in ("small_files", "large_file"):
         monkeypatch.setattr(f"cluster.agent.transfer.{module}.check_target", lambda *_, **__: None)
     if without_the_call:
         monkeypatch.setattr(file_copy, "_libc", _Without())
-    with pytest.raises(TransferFailed, match="destination/a exists already"):
+    with pytest.raises(TransferFailed, match="destination/a exists and may not be replaced"):
         harness.carry(options=options)
     assert tree_of(harness.destination) == {"a": b"old"}
     (harness.destination / "a").unlink()
@@ -123,15 +123,15 @@ def test_what_may_not_be_replaced_is_refused_by_name_and_stays(
 def test_a_crash_between_a_second_name_and_the_removal_of_the_first_leaves_no_temporary_file(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    options = Options(chunk_bytes=4096, large_bytes=16384, replace=False)
+    options = TransferOptions(chunk_bytes=4096, large_bytes=16384, replace=False)
     (harness.source / "a").write_bytes(b"n" * size)
 
     def crash(*_: object, **__: object) -> None:
-        raise Paused
+        raise TransferPaused
 
     monkeypatch.setattr(file_copy, "_libc", _Without())
     monkeypatch.setattr(os, "unlink", crash)
-    with pytest.raises(Paused):
+    with pytest.raises(TransferPaused):
         harness.carry(options=options)
     monkeypatch.undo()
     assert len(harness.parts()) == 1 and (harness.destination / "a").exists()
@@ -201,14 +201,14 @@ def test_temporary_files_are_made_in_the_staging_directory_and_one_that_was_take
         names.append(part)
         return real(directory, part)
 
-    for module in ("small", "large"):
+    for module in ("small_files", "large_file"):
         monkeypatch.setattr(f"cluster.agent.transfer.{module}.create_part", seen)
     item = harness.item(staging=descriptor)
     assert harness.carry([item]).files == 1
     assert names and list(staging.iterdir()) == []
     (harness.destination / "a").unlink()
     staging.rmdir()
-    with pytest.raises(Fenced, match="a newer attempt has taken over .*destination/a"):
+    with pytest.raises(WriterFenced, match="a newer attempt has taken over .*destination/a"):
         harness.carry([item])
     assert tree_of(harness.destination) == {}
     os.close(descriptor)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer.options import Kind, Options
+from cluster.agent.transfer.options import ItemKind, TransferOptions
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.harness import Harness, plant, tree_of
 
@@ -40,7 +40,7 @@ def check(harness: Harness) -> None:
 
 @pytest.mark.parametrize("streams", [1, 2])
 def test_killed_at_any_call_nothing_is_partial_and_the_next_attempt_ends_right(fast_path: Path, streams: int) -> None:
-    options = Options(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, streams=streams)
+    options = TransferOptions(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, streams=streams)
     (fast_path / "count").mkdir()
     harness = prepared(fast_path / "count")
     total = calls_of(lambda: harness.carry(options=options))
@@ -63,7 +63,7 @@ def test_killed_at_any_call_nothing_is_partial_and_the_next_attempt_ends_right(f
 
 
 def test_a_file_that_may_not_be_replaced_is_complete_after_a_crash_and_not_refused_as_taken(fast_path: Path) -> None:
-    options = Options(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, replace=False, streams=1)
+    options = TransferOptions(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, replace=False, streams=1)
     number, over = 1, False
     while not over:
         directory = fast_path / str(number)
@@ -81,7 +81,7 @@ def test_a_file_that_may_not_be_replaced_is_complete_after_a_crash_and_not_refus
 @pytest.mark.parametrize("copied", [1, 3, 5])
 def test_a_large_file_goes_on_where_it_was_and_copies_one_chunk_again_at_most(harness: Harness, copied: int) -> None:
     (harness.source / "large").write_bytes(LARGE)
-    item = harness.item(Kind.FILE, harness.source / "large", harness.destination / "large")
+    item = harness.item(ItemKind.FILE, harness.source / "large", harness.destination / "large")
 
     class Power:
         """Fails in the middle of a chunk."""
@@ -102,11 +102,11 @@ def test_a_large_file_goes_on_where_it_was_and_copies_one_chunk_again_at_most(ha
     child = os.fork()
     if not child:
         harness.pace = Power()
-        harness.carry([item], Options(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, streams=1))
+        harness.carry([item], TransferOptions(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, streams=1))
         os._exit(0)
     os.waitpid(child, 0)
     harness.attempt = 1
-    receipt = harness.carry([item], Options(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, streams=1))
+    receipt = harness.carry([item], TransferOptions(chunk_bytes=CHUNK, large_bytes=4 * CHUNK, streams=1))
     assert (harness.destination / "large").read_bytes() == LARGE
     assert receipt.written_bytes <= len(LARGE) - (copied - 1) * CHUNK
     assert receipt.resumed_bytes >= (copied - 1) * CHUNK

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.transfer import large, small, status_table, transfer
-from cluster.agent.transfer.options import Options
-from cluster.agent.transfer.status_table import HEADER_BYTES, ROW_BYTES, Chunks, State
+from cluster.agent.transfer import large_file, small_files, status_table, transfer
+from cluster.agent.transfer.options import TransferOptions
+from cluster.agent.transfer.status_table import HEADER_BYTES, ROW_BYTES, Chunks, RecordState
 from tests.cluster.agent.transfer.harness import Harness, plant, tree_of
 
 CHUNK_BYTES = 4096
@@ -39,7 +39,7 @@ class Disk:
         monkeypatch.setattr(os, "rename", self._rename)
         monkeypatch.setattr(os, "fchmod", self._fchmod)
         monkeypatch.setattr(os, "mkdir", self._mkdir)
-        for module in (small, transfer):
+        for module in (small_files, transfer):
             monkeypatch.setattr(module, "sync_file_system", self._sync_all)
         self.control = 0
 
@@ -56,18 +56,18 @@ class Disk:
     def _promise(self, data: bytes, offset: int) -> None:
         """Look at what a record says in the moment that it is written."""
         if offset < HEADER_BYTES:
-            header = status_table.msgspec.msgpack.decode(data[8:], type=status_table.Header)
+            header = status_table.msgspec.msgpack.decode(data[8:], type=status_table.RecordsHeader)
             if header.complete:
                 self.promised.append("complete")
                 assert self._unsafe() == set(), "the transfer is said to be complete"
             return
         for at in range(0, len(data), ROW_BYTES):
             row = status_table._row(bytes(data[at : at + ROW_BYTES]))
-            if row.state in (State.READY, State.DONE):
+            if row.state in (RecordState.READY, RecordState.DONE):
                 inode = row.copied.inode
                 self.promised.append(row.state.name)
                 assert inode not in self.dirty, f"{row.state.name}, and the data is not durable"
-                if row.state is State.DONE:
+                if row.state is RecordState.DONE:
                     assert self.names[inode] not in self.dirty, "DONE, and the name is not durable"
 
     def _unsafe(self) -> set[int]:
@@ -116,7 +116,7 @@ def test_no_name_is_given_before_its_data_and_nothing_is_promised_before_both_ar
     plant(harness.source, {"d": {f"f{number}": b"x" * number for number in range(files)}, "large": bytes(20000)})
     plant(harness.source, {f"e{number}": {"a": b"a"} for number in range(20 if files > 1 else 2)})
     disk = Disk(harness, monkeypatch)
-    receipt = harness.carry(options=Options(chunk_bytes=4096, large_bytes=16384, streams=1, replace=replace))
+    receipt = harness.carry(options=TransferOptions(chunk_bytes=4096, large_bytes=16384, streams=1, replace=replace))
     assert receipt.files == len(list(filter(os.path.isfile, harness.source.rglob("*"))))
     assert disk.promised.count("DONE") == disk.promised.count("READY") == receipt.files
     assert disk.promised[-1] == "complete"
@@ -139,7 +139,7 @@ def test_the_manifest_is_durable_before_anything_is_written_to_the_destination(
         real(*arguments)
 
     monkeypatch.setattr(transfer, "_make_directories", first)
-    harness.carry(options=Options(streams=1))
+    harness.carry(options=TransferOptions(streams=1))
     assert seen == [set()]
 
 
@@ -167,7 +167,7 @@ def test_no_chunk_is_marked_as_durable_before_a_sync_that_began_after_it_was_wri
 ) -> None:
     plant(harness.source, {"large": bytes(range(256)) * 256})
     unsynced, marked = set[int](), list[int]()
-    pwrite, durable = os.pwrite, Chunks.durable
+    pwrite, durable = os.pwrite, Chunks.mark_durable
 
     def is_part(descriptor: int) -> bool:
         return os.readlink(f"/proc/self/fd/{descriptor}").endswith(".part")
@@ -195,10 +195,10 @@ def test_no_chunk_is_marked_as_durable_before_a_sync_that_began_after_it_was_wri
     monkeypatch.setattr(os, "pwrite", write)
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, syncing(getattr(os, name)))
-    monkeypatch.setattr(Chunks, "durable", mark)
-    monkeypatch.setattr(large, "SETTLE_S", 0.0)
-    monkeypatch.setattr(large, "clone", lambda *_: False)
+    monkeypatch.setattr(Chunks, "mark_durable", mark)
+    monkeypatch.setattr(large_file, "SETTLE_S", 0.0)
+    monkeypatch.setattr(large_file, "clone", lambda *_: False)
     harness.pace = pace = WaitsForAMark()
-    harness.carry(options=Options(chunk_bytes=CHUNK_BYTES, large_bytes=16384, streams=1))
+    harness.carry(options=TransferOptions(chunk_bytes=CHUNK_BYTES, large_bytes=16384, streams=1))
     assert marked
     assert tree_of(harness.destination) == tree_of(harness.source)

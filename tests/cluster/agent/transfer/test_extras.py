@@ -9,8 +9,8 @@ import pytest
 import xxhash
 
 from cluster.agent.transfer import manifest
-from cluster.agent.transfer.manifest import Attribute, Extra, Manifest, ManifestWriter, Record
-from cluster.agent.transfer.options import Options, chunks_of
+from cluster.agent.transfer.manifest import Attribute, Extra, ManifestRecord, ManifestWriter, TransferManifest
+from cluster.agent.transfer.options import TransferOptions, chunks_of
 from cluster.agent.transfer.plan import Walk
 from tests.cluster.agent.transfer.harness import SMALL, Harness, tree_of
 
@@ -26,13 +26,13 @@ def sparse(path: Path, segments: int) -> None:
         file.truncate(2 * segments * PAGE)
 
 
-def walked(harness: Harness, options: Options = SMALL) -> dict[bytes, Record]:
+def walked(harness: Harness, options: TransferOptions = SMALL) -> dict[bytes, ManifestRecord]:
     """Return the records as they come back out of a manifest."""
     descriptor = os.memfd_create("manifest")
     writer = ManifestWriter(descriptor)
     for record in Walk([harness.item()], options).records():
         writer.add(record, chunks_of(record.size, options))
-    found = {record.path: record for record in Manifest(descriptor, writer.seal().manifest_bytes).records()}
+    found = {record.path: record for record in TransferManifest(descriptor, writer.seal().manifest_bytes).records()}
     os.close(descriptor)
     return found
 
@@ -67,7 +67,7 @@ def test_the_manifest_has_the_attributes_of_large_files_and_digests_of_long_valu
 def test_attributes_that_nobody_wants_copied_are_not_looked_for(harness: Harness) -> None:
     (harness.source / "large").write_bytes(os.urandom(20000))
     os.setxattr(harness.source / "large", "user.a", b"v")
-    assert walked(harness, Options(chunk_bytes=4096, large_bytes=16384, xattrs=False))[b"large"].extra is None
+    assert walked(harness, TransferOptions(chunk_bytes=4096, large_bytes=16384, xattrs=False))[b"large"].extra is None
 
 
 @pytest.mark.parametrize("segments", [0, 1, 3])
@@ -116,7 +116,7 @@ def test_a_frame_of_files_with_all_that_they_may_have_can_be_read_again() -> Non
     descriptor = os.memfd_create("manifest")
     writer = ManifestWriter(descriptor)
     for number in range(40):
-        writer.add(Record(number, 0, 0, b"p" * 4000, 2**62, 1, 1, 1, 2**62, 1, 1, 1, 2**40, full), 0)
-    read = list(Manifest(descriptor, writer.seal().manifest_bytes).records())
+        writer.add(ManifestRecord(number, 0, 0, b"p" * 4000, 2**62, 1, 1, 1, 2**62, 1, 1, 1, 2**40, full), 0)
+    read = list(TransferManifest(descriptor, writer.seal().manifest_bytes).records())
     assert [record.index for record in read] == list(range(40)) and all(record.extra == full for record in read)
     os.close(descriptor)

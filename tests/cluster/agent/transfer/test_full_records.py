@@ -14,7 +14,7 @@ import pytest
 
 from cluster.agent.transfer import receipts, status_table
 from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.options import Options
+from cluster.agent.transfer.options import TransferOptions
 from cluster.agent.transfer.record_paths import is_unrecorded
 from cluster.agent.transfer.status_table import RecordsFailed, StatusTable
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
@@ -24,7 +24,7 @@ TREE: dict[str, object] = {
     "d": {f"f{n}": b"%d" % n for n in range(6)},
     "large": bytes(range(256)) * 90,
 }
-ONE = Options(chunk_bytes=4096, large_bytes=16384, streams=1)
+ONE = TransferOptions(chunk_bytes=4096, large_bytes=16384, streams=1)
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_write_that_is_taken_in_part_is_gone_on_with(monkeypatch: pytest.Monke
     table, pwrite = StatusTable(control), os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: pwrite(descriptor, bytes(data)[:7], at))
     wanted = [
-        status_table.StatusRow(status_table.State.DONE, number, status_table.Copied(number, 2, 3))
+        status_table.StatusRow(status_table.RecordState.DONE, number, status_table.CopiedFile(number, 2, 3))
         for number in range(5)
     ]
     table.put_many(0, wanted)
@@ -169,6 +169,6 @@ def test_lines_that_cannot_be_made_durable_for_want_of_room_are_not_kept(
     with monkeypatch.context() as patched:
         patched.setattr(receipts.os, "fsync", full)
         descriptor = os.memfd_create("lines")
-        assert not receipts._written(descriptor, bytearray(b"line\n"), durably=True)
+        assert not receipts._write_block(descriptor, bytearray(b"line\n"), durably=True)
         assert os.fstat(descriptor).st_size == 0
         os.close(descriptor)

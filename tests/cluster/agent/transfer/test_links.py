@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from cluster.agent.files.links import LINKS_MAX, leads_to
 from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.options import Kind
+from cluster.agent.transfer.options import ItemKind
 from cluster.agent.transfer.plan import stays_inside
 from replica.model.transfers import LeftOut
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant
@@ -132,7 +132,7 @@ def test_a_link_is_made_once_and_found_again_by_the_next_attempt(harness: Harnes
 def test_a_link_replaces_a_file_or_a_link_and_nothing_else_and_only_where_it_may(harness: Harness) -> None:
     (harness.source / "l").symlink_to("x")
     (harness.destination / "l").write_bytes(b"old")
-    with pytest.raises(TransferFailed, match="destination/l exists already and is not to be replaced"):
+    with pytest.raises(TransferFailed, match="destination/l exists and may not be replaced"):
         harness.carry(options=replace(SMALL, replace=False))
     harness.carry()
     assert os.readlink(harness.destination / "l") == "x"
@@ -145,10 +145,10 @@ def test_a_link_replaces_a_file_or_a_link_and_nothing_else_and_only_where_it_may
 
 def test_a_link_out_of_the_tree_fails_what_goes_in_and_is_left_out_of_what_goes_out(harness: Harness) -> None:
     (harness.source / "l").symlink_to(secret(harness))
-    with pytest.raises(TransferFailed, match="source/l is a symbolic link to .*secret', outside of what is staged"):
+    with pytest.raises(TransferFailed, match="source/l is a symbolic link to .*secret', outside the staged tree"):
         harness.carry()
     receipt = harness.carry(options=OUT)
-    why = f"a symbolic link to {harness.directory}/secret, outside of what is staged"
+    why = f"a symbolic link to {harness.directory}/secret, outside the staged tree"
     assert receipt.left_out_first == (LeftOut("l", why),) and os.listdir(harness.destination) == []
 
 
@@ -165,8 +165,8 @@ def test_links_that_are_followed_arrive_as_what_they_lead_to_and_circles_are_lef
     assert (arrived / "data" / "f").read_bytes() == (arrived / "one").read_bytes() == b"f"
     assert receipt.files == 3 and not (arrived / "data").is_symlink()
     assert receipt.left_out_first == (
-        LeftOut("d/up", "a symbolic link to .., which it lies in itself"),
-        LeftOut("gone", "a symbolic link to nowhere, which leads to nothing beneath the directories that may be used"),
+        LeftOut("d/up", "a symbolic link to .., which contains the link itself"),
+        LeftOut("gone", "a symbolic link to nowhere, which has no target in the permitted directories"),
     )
 
 
@@ -201,7 +201,10 @@ def test_links_that_were_moved_go_from_the_source_and_those_that_were_left_out_s
 
 def test_what_is_not_there_fails_at_the_end_and_partial_leaves_it_out(harness: Harness) -> None:
     (harness.source / "a").write_bytes(b"a")
-    items = [harness.item(Kind.FILE, harness.source / "gone", harness.destination / "gone"), harness.item(move=True)]
+    items = [
+        harness.item(ItemKind.FILE, harness.source / "gone", harness.destination / "gone"),
+        harness.item(move=True),
+    ]
     with pytest.raises(TransferFailed, match="source/gone does not exist; everything else is at its destination"):
         harness.carry(items, OUT)
     assert (harness.source / "a").exists() and (harness.destination / "a").read_bytes() == b"a"

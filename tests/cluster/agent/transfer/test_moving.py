@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from cluster.agent.transfer import transfer
-from cluster.agent.transfer.errors import Paused
-from cluster.agent.transfer.options import Kind, Options
-from cluster.agent.transfer.progress import nothing
+from cluster.agent.transfer.errors import TransferPaused
+from cluster.agent.transfer.options import ItemKind, TransferOptions
+from cluster.agent.transfer.progress import no_op
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
@@ -32,8 +32,8 @@ def test_what_is_moved_is_gone_from_the_source_and_whole_at_the_destination(harn
 def test_only_items_that_say_so_are_moved(harness: Harness) -> None:
     plant(harness.source, TREE)
     items = [
-        harness.item(Kind.FILE, harness.source / "a", harness.destination / "a", move=True),
-        harness.item(Kind.DIRECTORY, harness.source / "d", harness.destination / "d"),
+        harness.item(ItemKind.FILE, harness.source / "a", harness.destination / "a", move=True),
+        harness.item(ItemKind.DIRECTORY, harness.source / "d", harness.destination / "d"),
     ]
     assert harness.carry(items).removed_files == 1
     assert sorted(tree_of(harness.source)) == ["d", "d/b", "d/e", "d/e/c", "large"]
@@ -89,7 +89,7 @@ def _paused_after(removals: int) -> Callable[[], None]:
 
     def before_removal() -> None:
         if next(left, None) is None:
-            raise Paused
+            raise TransferPaused
 
     return before_removal
 
@@ -98,7 +98,7 @@ def test_no_source_is_removed_while_somebody_else_may_have_begun(harness: Harnes
     plant(harness.source, TREE)
     before = tree_of(harness.source)
     harness.before_removal = _paused_after(2)
-    with pytest.raises(Paused):
+    with pytest.raises(TransferPaused):
         harness.carry([harness.item(move=True)])
     assert len([data for data in tree_of(harness.source).values() if data is not None]) == 2
     assert tree_of(harness.destination) == before
@@ -111,9 +111,9 @@ def test_another_machine_finishes_a_removal_although_it_numbers_the_device_diffe
     (harness.source / "link").symlink_to("a")
     before = tree_of(harness.source)
     harness.before_removal = _paused_after(2)
-    with pytest.raises(Paused):
+    with pytest.raises(TransferPaused):
         harness.carry([harness.item(move=True)])
-    harness.before_removal = nothing
+    harness.before_removal = no_op
     look = os.stat
 
     def elsewhere(*args: Any, **kwargs: Any) -> os.stat_result:
@@ -131,7 +131,7 @@ def test_another_machine_finishes_a_removal_although_it_numbers_the_device_diffe
 def test_a_move_that_is_killed_at_any_call_loses_nothing_and_is_finished_by_the_next_attempt(
     fast_path: Path, part: int
 ) -> None:
-    options = Options(chunk_bytes=4096, large_bytes=16384, streams=1)
+    options = TransferOptions(chunk_bytes=4096, large_bytes=16384, streams=1)
 
     def prepared(name: str) -> tuple[Harness, object, object]:
         (fast_path / name).mkdir()
@@ -161,6 +161,6 @@ def test_a_move_that_is_killed_at_any_call_loses_nothing_and_is_finished_by_the_
 
 def test_a_source_directory_that_cannot_be_removed_stays_without_a_failure(harness: Harness) -> None:
     plant(harness.source, {"d": {"a": b"a"}})
-    item = harness.item(Kind.DIRECTORY, harness.source / "d", harness.destination / "d", move=True)
+    item = harness.item(ItemKind.DIRECTORY, harness.source / "d", harness.destination / "d", move=True)
     assert harness.carry([item], SMALL).removed_files == 1
     assert os.listdir(harness.source / "d") == []

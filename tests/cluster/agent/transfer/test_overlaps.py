@@ -12,8 +12,8 @@ import pytest
 from cluster.agent.processes import acting_as
 from cluster.agent.transfer.errors import TransferFailed
 from cluster.agent.transfer.fence import Claimant, is_home
-from cluster.agent.transfer.options import Item, Kind
-from cluster.agent.transfer.record_paths import overlapping
+from cluster.agent.transfer.options import ItemKind, TransferItem
+from cluster.agent.transfer.record_paths import find_overlaps
 from cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
@@ -54,7 +54,7 @@ def test_trees_are_merged_if_no_two_files_have_one_path_and_else_nothing_is_copi
         for number in range(random.choice((2, 2, 3))):
             source, destination = harness.source / str(number), random.choice(DESTINATIONS)
             plant(source, make_tree(random, 2))
-            items.append(harness.item(Kind.DIRECTORY, source, harness.destination / destination))
+            items.append(harness.item(ItemKind.DIRECTORY, source, harness.destination / destination))
             trees.append((destination, tree_of(source)))
         expected = model_of(trees)
         counts[expected is None] += 1
@@ -72,7 +72,7 @@ def test_trees_are_merged_if_no_two_files_have_one_path_and_else_nothing_is_copi
 
 def test_of_two_files_with_one_destination_neither_is_copied_and_both_are_named(harness: Harness) -> None:
     plant(harness.source, {"a": b"a" * 100, "b": b"b" * 200})
-    items = [harness.item(Kind.FILE, harness.source / name, harness.destination / "c") for name in "ab"]
+    items = [harness.item(ItemKind.FILE, harness.source / name, harness.destination / "c") for name in "ab"]
     with pytest.raises(TransferFailed, match="source/a and .*source/b have the same destination .*/c; give") as caught:
         harness.carry(items, SMALL)
     assert caught.value.item == 1
@@ -82,8 +82,8 @@ def test_of_two_files_with_one_destination_neither_is_copied_and_both_are_named(
 def test_the_same_file_may_go_to_one_destination_twice(harness: Harness) -> None:
     plant(harness.source, {"d": {"a": b"a"}})
     items = [
-        harness.item(Kind.DIRECTORY, harness.source / "d", harness.destination),
-        harness.item(Kind.FILE, harness.source / "d" / "a", harness.destination / "a"),
+        harness.item(ItemKind.DIRECTORY, harness.source / "d", harness.destination),
+        harness.item(ItemKind.FILE, harness.source / "d" / "a", harness.destination / "a"),
     ]
     harness.carry(items, SMALL)
     assert tree_of(harness.destination) == {"a": b"a"}
@@ -93,21 +93,21 @@ def test_links_with_different_targets_and_one_destination_are_rejected(harness: 
     plant(harness.source, {"one": {"a": b"a"}, "two": {"b": b"b"}})
     (harness.source / "one" / "l").symlink_to("a")
     (harness.source / "two" / "l").symlink_to("b")
-    items = [harness.item(Kind.DIRECTORY, harness.source / name, harness.destination) for name in ("one", "two")]
+    items = [harness.item(ItemKind.DIRECTORY, harness.source / name, harness.destination) for name in ("one", "two")]
     with pytest.raises(TransferFailed, match="one/l and .*two/l have the same destination"):
         harness.carry(items, SMALL)
 
 
 def test_destinations_are_compared_as_the_kernel_knows_them(harness: Harness) -> None:
     plant(harness.destination, {"striped": {}})
-    below = harness.item(Kind.FILE, harness.source / "a", harness.destination / "striped" / "a")
+    below = harness.item(ItemKind.FILE, harness.source / "a", harness.destination / "striped" / "a")
     anchor = os.open(harness.destination / "striped", os.O_RDONLY | os.O_DIRECTORY)
     try:
         target = below.destination._replace(anchor=anchor, shown="$DW_JOB_STRIPED", parts=())
-        tree = Item(Kind.DIRECTORY, below.source, target)
-        assert set(overlapping([below, tree])) == {0, 1}
+        tree = TransferItem(ItemKind.DIRECTORY, below.source, target)
+        assert set(find_overlaps([below, tree])) == {0, 1}
         other = below._replace(destination=below.destination._replace(parts=("destination", "striped-2", "a")))
-        assert overlapping([tree, other]) == {}
+        assert find_overlaps([tree, other]) == {}
     finally:
         os.close(anchor)
 

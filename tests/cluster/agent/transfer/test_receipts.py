@@ -12,8 +12,8 @@ import pytest
 
 from cluster.agent.transfer.digests import combine, hasher
 from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.options import Options, Verify
-from cluster.agent.transfer.receipts import LEFT_OUT_NAMED_MAX, Difference, read_lines, recheck
+from cluster.agent.transfer.options import TransferOptions, Verify
+from cluster.agent.transfer.receipts import LEFT_OUT_NAMED_MAX, ReceiptDifference, read_lines, recheck
 from replica.model.transfers import LeftOut
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
@@ -66,7 +66,7 @@ def test_the_digest_is_of_the_lines_and_tells_contents_names_and_their_boundarie
 @pytest.mark.parametrize("algorithm", ["xxh3-128", "blake3"])
 def test_every_level_moves_the_same_and_says_which_it_was(harness: Harness, verify: Verify, algorithm: str) -> None:
     plant(harness.source, {"a": b"a", "large": LARGE})
-    options = Options(chunk_bytes=4096, large_bytes=16384, verify=verify, algorithm=algorithm)  # type: ignore[arg-type]
+    options = TransferOptions(chunk_bytes=4096, large_bytes=16384, verify=verify, algorithm=algorithm)  # type: ignore[arg-type]
     receipt = harness.carry(options=options)
     assert tree_of(harness.destination) == tree_of(harness.source)
     assert (receipt.verify, receipt.algorithm) == (verify.word, algorithm)
@@ -100,7 +100,7 @@ def test_a_failure_says_what_was_moved_and_what_was_not(harness: Harness, monkey
     plant(harness.source, {f"f{number:02}": b"x" for number in range(20)})
     (harness.destination / "f10").mkdir()
     with pytest.raises(TransferFailed, match="destination/f10 exists and is a directory") as caught:
-        harness.carry(options=Options(streams=1))
+        harness.carry(options=TransferOptions(streams=1))
     receipt = caught.value.receipt
     assert receipt is not None and caught.value.item == 0
     assert (receipt.complete, receipt.files + receipt.left_out) == (False, 20)
@@ -141,9 +141,9 @@ def test_a_device_in_a_tree_is_left_out_and_named(harness: Harness) -> None:
 def test_a_file_source_beyond_the_limit_is_refused_before_anything_is_copied(harness: Harness) -> None:
     plant(harness.source, {"a": b"a" * 600, "b": b"b" * 425})
     with pytest.raises(TransferFailed, match="need 1025 bytes, the buffer has 1024"):
-        harness.carry(options=Options(limit_bytes=1024))
+        harness.carry(options=TransferOptions(limit_bytes=1024))
     assert tree_of(harness.destination) == {}
-    assert harness.carry(options=Options(limit_bytes=1025)).size_bytes == 1025
+    assert harness.carry(options=TransferOptions(limit_bytes=1025)).size_bytes == 1025
 
 
 def odd(directory: Path) -> None:
@@ -182,9 +182,9 @@ def test_a_bit_that_flips_at_rest_is_found_by_the_receipts_wherever_it_is(harnes
     ]
     (harness.destination / "a").unlink()
     (harness.destination / "a").symlink_to("/etc/passwd")
-    assert Difference(
+    assert ReceiptDifference(
         str(harness.destination / "a"),
-        f"{harness.destination}/a is a symbolic link; links are not followed: name or copy the file that it points to",
+        f"{harness.destination}/a is a symbolic link; links are not followed: name the file that it points to",
     ) in list(recheck(descriptor, items, "xxh3-128"))
     os.close(descriptor)
 

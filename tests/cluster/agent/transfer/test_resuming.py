@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from cluster.agent.files.durable import RECEIPTS
-from cluster.agent.transfer import large, plan
+from cluster.agent.transfer import large_file, plan
 from cluster.agent.transfer import workspace as workspace_module
-from cluster.agent.transfer.errors import Paused, TransferFailed
-from cluster.agent.transfer.manifest import Record
-from cluster.agent.transfer.options import Kind, Options, Verify
-from cluster.agent.transfer.progress import nothing
-from cluster.agent.transfer.rate_limit import Stopped
+from cluster.agent.transfer.errors import TransferFailed, TransferPaused
+from cluster.agent.transfer.manifest import ManifestRecord
+from cluster.agent.transfer.options import ItemKind, TransferOptions, Verify
+from cluster.agent.transfer.progress import no_op
+from cluster.agent.transfer.rate_limit import TransferStopped
 from cluster.agent.transfer.status_table import Chunks, ChunkState
 from cluster.agent.transfer.transfer import resumable
 from cluster.agent.transfer.workspace import TRANSFERS, Workspace, forget, prune_receipts
@@ -25,7 +25,7 @@ from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 CHUNK = 4096
 LARGE = bytes(range(256)) * 16 * 6
-ONE = Options(chunk_bytes=CHUNK, large_bytes=16384, streams=1)
+ONE = TransferOptions(chunk_bytes=CHUNK, large_bytes=16384, streams=1)
 
 
 class Ends:
@@ -84,11 +84,11 @@ def test_the_marks_of_what_a_large_file_became_are_not_believed_of_what_it_was(
         os.rename(aside, harness.source / "large")
 
     harness.planned = swap
-    end_in_the_large_file(harness, Paused())
+    end_in_the_large_file(harness, TransferPaused())
     os.rename(first, harness.source / "large")
-    harness.planned = nothing
+    harness.planned = no_op
     # As on a file system whose renames change no time.
-    monkeypatch.setattr(Record, "is_as", lambda this, that: (this.size, this.inode) == (that.size, that.inode))
+    monkeypatch.setattr(ManifestRecord, "is_as", lambda this, that: (this.size, this.inode) == (that.size, that.inode))
     assert harness.carry(options=ONE).resumed_bytes == 0
     assert tree_of(harness.destination) == {"large": LARGE}
 
@@ -109,8 +109,8 @@ def test_what_was_copied_of_what_a_file_became_is_copied_again_when_it_is_what_i
     harness.carry()
     assert tree_of(harness.destination) == {"small": b"other"}
     os.rename(first, small)
-    harness.planned = nothing
-    monkeypatch.setattr(Record, "is_as", lambda this, that: (this.size, this.inode) == (that.size, that.inode))
+    harness.planned = no_op
+    monkeypatch.setattr(ManifestRecord, "is_as", lambda this, that: (this.size, this.inode) == (that.size, that.inode))
     harness.carry()
     assert tree_of(harness.destination) == {"small": b"first"}
 
@@ -131,7 +131,7 @@ def test_what_changed_on_either_side_is_copied_again_and_nothing_else_is(harness
     assert (after["same"], receipt.resumed_files) == (before["same"], 1)
 
 
-@pytest.mark.parametrize("error", [Paused(), Stopped()])
+@pytest.mark.parametrize("error", [TransferPaused(), TransferStopped()])
 def test_a_large_file_that_was_paused_goes_on_in_the_same_temporary_file(
     harness: Harness, error: BaseException
 ) -> None:
@@ -173,7 +173,7 @@ def end_with(harness: Harness, error: OSError, after_bytes: int = 3 * CHUNK) -> 
 
 def test_chunks_that_are_not_what_they_were_are_copied_again_whatever_their_marks_say(harness: Harness) -> None:
     (harness.source / "large").write_bytes(LARGE)
-    end_in_the_large_file(harness, Paused())
+    end_in_the_large_file(harness, TransferPaused())
     (part,) = harness.parts()
     with part.open("r+b") as file:
         file.write(b"not what was written")
@@ -186,15 +186,15 @@ def test_chunks_that_are_not_what_they_were_are_copied_again_whatever_their_mark
 def test_a_chunk_without_a_digest_is_believed_until_the_node_is_booted_again(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, rebooted: bool
 ) -> None:
-    options = Options(chunk_bytes=CHUNK, large_bytes=16384, streams=1, verify=Verify.SIZE)
-    monkeypatch.setattr(large, "is_local", lambda _: False)
-    monkeypatch.setattr(large, "clone", lambda *_: False)
-    monkeypatch.setattr(large, "SETTLE_S", 10**9)
+    options = TransferOptions(chunk_bytes=CHUNK, large_bytes=16384, streams=1, verify=Verify.SIZE)
+    monkeypatch.setattr(large_file, "is_local", lambda _: False)
+    monkeypatch.setattr(large_file, "clone", lambda *_: False)
+    monkeypatch.setattr(large_file, "SETTLE_S", 10**9)
     (harness.source / "large").write_bytes(LARGE)
-    harness.pace = Ends(3 * CHUNK, Paused())
-    with pytest.raises(Paused):
+    harness.pace = Ends(3 * CHUNK, TransferPaused())
+    with pytest.raises(TransferPaused):
         harness.carry(options=options)
-    harness.pace = Ends(10**9, Paused())
+    harness.pace = Ends(10**9, TransferPaused())
     if rebooted:
         # What was written and not synced went with the power.
         monkeypatch.setattr(plan, "boot_id", lambda: "another boot")
@@ -207,7 +207,7 @@ def test_a_chunk_without_a_digest_is_believed_until_the_node_is_booted_again(
 
 def test_another_file_under_the_temporary_name_is_not_gone_on_with(harness: Harness) -> None:
     (harness.source / "large").write_bytes(LARGE)
-    end_in_the_large_file(harness, Paused())
+    end_in_the_large_file(harness, TransferPaused())
     believe_what_was_copied(harness)
     (part,) = harness.parts()
     data = part.read_bytes()
@@ -223,16 +223,16 @@ def believe_what_was_copied(harness: Harness) -> None:
     for path in (harness.home / TRANSFERS).glob("*.chunks.*"):
         descriptor = os.open(path, os.O_RDWR)
         chunks = Chunks(descriptor, 0, 6, CHUNK)
-        chunks.durable([number for number in range(6) if chunks.state(number) is ChunkState.COPIED])
+        chunks.mark_durable([number for number in range(6) if chunks.state(number) is ChunkState.COPIED])
         os.close(descriptor)
 
 
 def test_what_is_durable_is_not_even_read_again(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     (harness.source / "large").write_bytes(LARGE)
-    end_in_the_large_file(harness, Paused())
+    end_in_the_large_file(harness, TransferPaused())
     believe_what_was_copied(harness)
     read: list[int] = []
-    monkeypatch.setattr("cluster.agent.transfer.large.digest_of", lambda *_: read.append(1) or b"")
+    monkeypatch.setattr("cluster.agent.transfer.large_file.digest_of", lambda *_: read.append(1) or b"")
     receipt = harness.carry(options=ONE)
     assert (harness.destination / "large").read_bytes() == LARGE
     assert receipt.resumed_bytes >= 2 * CHUNK and read == []
@@ -240,7 +240,7 @@ def test_what_is_durable_is_not_even_read_again(harness: Harness, monkeypatch: p
 
 def test_a_source_that_changed_meanwhile_is_copied_from_its_start(harness: Harness) -> None:
     (harness.source / "large").write_bytes(LARGE)
-    end_in_the_large_file(harness, Paused())
+    end_in_the_large_file(harness, TransferPaused())
     (harness.source / "large").write_bytes(LARGE[::-1])
     receipt = harness.carry(options=ONE)
     assert (harness.destination / "large").read_bytes() == LARGE[::-1]
@@ -249,7 +249,7 @@ def test_a_source_that_changed_meanwhile_is_copied_from_its_start(harness: Harne
 
 def test_the_temporary_file_of_a_source_that_is_gone_is_removed(harness: Harness) -> None:
     plant(harness.source, {"d": {"large": LARGE}, "a": b"a"})
-    end_in_the_large_file(harness, Paused(), 2 * CHUNK)
+    end_in_the_large_file(harness, TransferPaused(), 2 * CHUNK)
     assert len(harness.parts()) == 1
     (harness.source / "d" / "large").unlink()
     assert harness.carry(options=ONE).files == 1
@@ -268,7 +268,7 @@ def test_what_the_source_no_longer_has_goes_from_a_destination_that_is_owned_and
         (harness.source / name).unlink()
     for name in ("d/e", "d"):
         (harness.source / name).rmdir()
-    harness.carry(options=Options(chunk_bytes=4096, large_bytes=16384, owned=owned))
+    harness.carry(options=TransferOptions(chunk_bytes=4096, large_bytes=16384, owned=owned))
     expected: dict[str, bytes | None] = {"a": b"a", "mine": b"mine", "z": b"changed by somebody"}
     kept = {} if owned else {"d": None, "d/b": b"b", "d/e": None, "d/e/c": b"c"}
     assert tree_of(harness.destination) == expected | kept
@@ -282,7 +282,7 @@ def test_other_items_or_options_are_another_transfer(harness: Harness) -> None:
     for items, known in (([harness.item(destination=harness.destination / "x")], True), ([harness.item()], False)):
         with harness.workspace() as workspace:
             assert resumable(items, SMALL, workspace) is known
-    blake = Options(chunk_bytes=4096, large_bytes=16384, algorithm="blake3")
+    blake = TransferOptions(chunk_bytes=4096, large_bytes=16384, algorithm="blake3")
     receipt = harness.carry([harness.item(destination=harness.destination / "x")], blake)
     assert (receipt.resumed_files, receipt.digest.partition(":")[0]) == (0, "blake3")
 
@@ -389,5 +389,5 @@ def test_records_in_memory_are_closed_like_others() -> None:
 
 def test_a_single_file_is_resumed_like_one_of_a_tree(harness: Harness) -> None:
     (harness.source / "a").write_bytes(b"a")
-    item = harness.item(Kind.FILE, harness.source / "a", harness.destination / "b")
+    item = harness.item(ItemKind.FILE, harness.source / "a", harness.destination / "b")
     assert (harness.carry([item], SMALL).resumed_files, harness.carry([item], SMALL).resumed_files) == (0, 1)

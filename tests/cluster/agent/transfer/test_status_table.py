@@ -18,10 +18,10 @@ from cluster.agent.transfer.status_table import (
     ROW_BYTES,
     Chunks,
     ChunkState,
-    Copied,
+    CopiedFile,
     Flag,
-    Header,
-    State,
+    RecordsHeader,
+    RecordState,
     StatusRow,
     StatusTable,
     read_header,
@@ -30,14 +30,14 @@ from cluster.agent.transfer.status_table import (
 
 digests = st.one_of(st.just(b""), st.binary(min_size=16, max_size=16), st.binary(min_size=32, max_size=32))
 copies = st.builds(
-    Copied,
+    CopiedFile,
     st.integers(0, 2**64 - 1),
     st.integers(-(2**63), 2**63 - 1),
     st.integers(0, 2**64 - 1),
     digests,
     st.integers(0, 63).map(Flag),
 )
-table = st.builds(StatusRow, st.sampled_from(list(State)[1:]), st.integers(0, 255), copies)
+table = st.builds(StatusRow, st.sampled_from(list(RecordState)[1:]), st.integers(0, 255), copies)
 
 
 @pytest.fixture(name="file")
@@ -47,13 +47,13 @@ def open_file() -> Iterator[int]:
     os.close(descriptor)
 
 
-def header(sequence: int = 1, **fields: object) -> Header:
+def header(sequence: int = 1, **fields: object) -> RecordsHeader:
     standard = {
         "sequence": sequence, "items": (("file", b"/a\xff", b"/b"),), "items_digest": b"d" * 16, "boot": "b",
         "shape": (1, 2, "xxh3-128", 2), "records": 3, "files": 2, "directories": 1, "left_out": 0, "size_bytes": 9,
         "manifest_bytes": 100, "manifest_digest": b"m" * 16, "chunks": 0,
     }  # fmt: skip
-    return Header(**standard | fields)  # type: ignore[arg-type]
+    return RecordsHeader(**standard | fields)  # type: ignore[arg-type]
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,9 +88,9 @@ def test_a_slot_with_a_flipped_bit_counts_as_empty(row: StatusRow, bit: int) -> 
 def test_a_mark_with_a_flipped_bit_counts_as_none(bit: int, digest: bytes) -> None:
     file = os.memfd_create("marks")
     chunks = Chunks(file, 3, 2, 4096)
-    chunks.copied(1, digest)
+    chunks.mark_copied(1, digest)
     assert (chunks.state(1), chunks.digest(1)) == (ChunkState.COPIED, digest)
-    chunks.durable([1])
+    chunks.mark_durable([1])
     assert (chunks.state(1), chunks.digest(1)) == (ChunkState.DURABLE, digest)
     at = 4 * MARK_BYTES * 8 + bit
     _flip(file, at)
@@ -105,7 +105,7 @@ def test_marks_of_one_file_are_cleared_and_those_of_others_stay(file: int) -> No
     before, mine, after = Chunks(file, 0, 2, 1), Chunks(file, 2, 3, 1), Chunks(file, 5, 1, 1)
     for chunks in (before, mine, after):
         for number in range(chunks.count):
-            chunks.copied(number, b"d" * 16)
+            chunks.mark_copied(number, b"d" * 16)
     mine.clear()
     states = [chunks.state(number) for chunks in (before, mine, after) for number in range(chunks.count)]
     assert states == [ChunkState.COPIED] * 2 + [ChunkState.NONE] * 3 + [ChunkState.COPIED]
@@ -113,13 +113,13 @@ def test_marks_of_one_file_are_cleared_and_those_of_others_stay(file: int) -> No
 
 def test_tries_are_counted_and_kept_whatever_becomes_of_the_record(file: int) -> None:
     kept = StatusTable(file)
-    assert [kept.tried(4), kept.tried(4)] == [1, 2]
-    kept.mark(4, State.STARTED, Copied(0, 0, 99))
-    kept.mark(4, State.READY, Copied(1, 2, 3))
-    kept.mark(4, State.DONE, Copied(1, 2, 3))
-    assert kept.get(4) == StatusRow(State.DONE, 2, Copied(1, 2, 3))
+    assert [kept.count_try(4), kept.count_try(4)] == [1, 2]
+    kept.mark(4, RecordState.STARTED, CopiedFile(0, 0, 99))
+    kept.mark(4, RecordState.READY, CopiedFile(1, 2, 3))
+    kept.mark(4, RecordState.DONE, CopiedFile(1, 2, 3))
+    assert kept.get(4) == StatusRow(RecordState.DONE, 2, CopiedFile(1, 2, 3))
     for _ in range(300):
-        kept.tried(4)
+        kept.count_try(4)
     assert kept.get(4).tries == 255
 
 

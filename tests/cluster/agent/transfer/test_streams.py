@@ -8,11 +8,11 @@ import signal
 
 import pytest
 
-from cluster.agent.transfer import file_copy, helpers, small, transfer_state
-from cluster.agent.transfer.errors import Paused, SourceChanged, TransferFailed, root_cause
-from cluster.agent.transfer.options import Options, Verify
-from cluster.agent.transfer.rate_limit import Stopped
-from cluster.agent.transfer.small import SmallFiles
+from cluster.agent.transfer import file_copy, helpers, small_files, transfer_state
+from cluster.agent.transfer.errors import SourceChanged, TransferFailed, TransferPaused, root_cause
+from cluster.agent.transfer.options import TransferOptions, Verify
+from cluster.agent.transfer.rate_limit import TransferStopped
+from cluster.agent.transfer.small_files import SmallFiles
 from cluster.agent.worker.worker import is_final
 from cluster.system.processes import descendants, sync_file_system
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
@@ -49,7 +49,7 @@ def nobody_is_left() -> bool:
 
 @pytest.mark.parametrize("count", [1, 2, 6])
 def test_a_crowd_of_files_arrives_whole_however_many_helpers_there_are(crowd: Harness, count: int) -> None:
-    receipt = crowd.carry(options=Options(chunk_bytes=4096, large_bytes=16384, streams=count))
+    receipt = crowd.carry(options=TransferOptions(chunk_bytes=4096, large_bytes=16384, streams=count))
     assert tree_of(crowd.destination) == tree_of(crowd.source)
     size_bytes = sum(path.stat().st_size for path in crowd.source.rglob("*") if path.is_file())
     assert (receipt.files, receipt.size_bytes, receipt.written_bytes) == (271, size_bytes, size_bytes)
@@ -58,7 +58,7 @@ def test_a_crowd_of_files_arrives_whole_however_many_helpers_there_are(crowd: Ha
 
 
 def test_helpers_say_the_same_of_every_file_as_one_process_does(crowd: Harness) -> None:
-    one_process = Options(chunk_bytes=4096, large_bytes=16384, streams=1)
+    one_process = TransferOptions(chunk_bytes=4096, large_bytes=16384, streams=1)
     alone = crowd.carry([crowd.item(destination=crowd.directory / "alone")], one_process).digest
     lines = crowd.lines()
     together = crowd.carry([crowd.item(destination=crowd.directory / "again")], SMALL)
@@ -72,7 +72,7 @@ def test_no_file_of_a_group_gets_its_name_before_its_file_system_was_synced(
     done: list[tuple[str, bytes]] = []
     really_write, really_sync, really_publish = SmallFiles._write, sync_file_system, file_copy.publish
 
-    def write(files: SmallFiles, record: small.Record) -> object:
+    def write(files: SmallFiles, record: small_files.ManifestRecord) -> object:
         written = really_write(files, record)
         done.append(("write", written.part))
         return written
@@ -85,11 +85,11 @@ def test_no_file_of_a_group_gets_its_name_before_its_file_system_was_synced(
         done.append(("publish", part))
         really_publish(staging, part, *others, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(small, "GROUPED_FILES_MIN", 1)
+    monkeypatch.setattr(small_files, "GROUPED_FILES_MIN", 1)
     monkeypatch.setattr(SmallFiles, "_write", write)
-    monkeypatch.setattr(small, "sync_file_system", sync)
-    monkeypatch.setattr(small, "publish", publish)
-    crowd.carry(options=Options(large_bytes=1 << 20, streams=1))
+    monkeypatch.setattr(small_files, "sync_file_system", sync)
+    monkeypatch.setattr(small_files, "publish", publish)
+    crowd.carry(options=TransferOptions(large_bytes=1 << 20, streams=1))
     unsynced: set[bytes] = set()
     published = 0
     for what, part in done:
@@ -106,7 +106,7 @@ def test_no_file_of_a_group_gets_its_name_before_its_file_system_was_synced(
     assert done[-1] == ("sync", b"")
 
 
-@pytest.mark.parametrize("files", [1, small.GROUPED_FILES_MIN - 1])
+@pytest.mark.parametrize("files", [1, small_files.GROUPED_FILES_MIN - 1])
 def test_a_few_files_are_synced_one_by_one_and_the_file_system_is_left_alone(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, files: int
 ) -> None:
@@ -121,7 +121,7 @@ def test_a_few_files_are_synced_one_by_one_and_the_file_system_is_left_alone(
         raise AssertionError("the whole file system was synced for a few files")
 
     plant(harness.source, {f"f{number}": b"x" for number in range(files)})
-    monkeypatch.setattr(small, "sync_file_system", never)
+    monkeypatch.setattr(small_files, "sync_file_system", never)
     monkeypatch.setattr(os, "fsync", count)
     harness.carry()
     assert len(synced) >= files + 1
@@ -138,11 +138,11 @@ def test_where_a_file_systems_sync_is_not_certain_each_file_is_synced(
         synced.append(descriptor)
         really(descriptor)
 
-    plant(harness.source, {f"f{number}": b"x" for number in range(3 * small.GROUPED_FILES_MIN)})
-    monkeypatch.setattr(small, "is_local", lambda _: False)
+    plant(harness.source, {f"f{number}": b"x" for number in range(3 * small_files.GROUPED_FILES_MIN)})
+    monkeypatch.setattr(small_files, "is_local", lambda _: False)
     monkeypatch.setattr(os, "fsync", count)
     harness.carry()
-    assert len(synced) >= 3 * small.GROUPED_FILES_MIN + 1
+    assert len(synced) >= 3 * small_files.GROUPED_FILES_MIN + 1
     assert tree_of(harness.destination) == tree_of(harness.source)
 
 
@@ -150,9 +150,9 @@ def test_a_sync_that_fails_puts_nothing_in_place(crowd: Harness, monkeypatch: py
     def fail(_: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(small, "sync_file_system", fail)
+    monkeypatch.setattr(small_files, "sync_file_system", fail)
     with pytest.raises(TransferFailed, match="Input/output error") as raised:
-        crowd.carry(options=Options(large_bytes=1 << 20))
+        crowd.carry(options=TransferOptions(large_bytes=1 << 20))
     assert not is_final(raised.value)
     assert [path for path in crowd.destination.rglob("*") if path.is_file()] == []
     assert nobody_is_left()
@@ -174,7 +174,7 @@ def test_what_fails_in_a_helper_fails_the_transfer_as_it_would_have_here(
 ) -> None:
     really = SmallFiles._write
 
-    def fail(files: SmallFiles, record: small.Record) -> object:
+    def fail(files: SmallFiles, record: small_files.ManifestRecord) -> object:
         if record.path == b"d3/f07":
             raise error
         return really(files, record)
@@ -204,8 +204,8 @@ def test_a_helper_that_is_killed_fails_the_transfer_and_the_next_attempt_ends_it
         really(staging, part, directory, name, *others, **named)  # type: ignore[arg-type]
 
     with monkeypatch.context() as deadly:
-        deadly.setattr(small, "publish", killed)
-        with pytest.raises(TransferFailed, match="was killed by SIGKILL; try again") as raised:
+        deadly.setattr(small_files, "publish", killed)
+        with pytest.raises(TransferFailed, match="was killed by SIGKILL; retry the transfer") as raised:
             crowd.carry()
     assert not is_final(raised.value) and nobody_is_left()
     for path in crowd.destination.rglob("*"):
@@ -238,7 +238,7 @@ class Ending:
         return most
 
 
-@pytest.mark.parametrize("error", [Stopped(), Paused()], ids=["stopped", "paused"])
+@pytest.mark.parametrize("error", [TransferStopped(), TransferPaused()], ids=["stopped", "paused"])
 @pytest.mark.parametrize("looks", [30, 90])
 def test_a_stop_that_a_helper_sees_ends_everybody_and_no_destination_is_partial(
     crowd: Harness, error: BaseException, looks: int
@@ -260,14 +260,14 @@ def test_helpers_that_are_ended_with_their_parent_remove_what_they_were_writing(
 
     advance = transfer_state.TransferState.advance
 
-    def interrupted(transfer: transfer_state.TransferState, moved: transfer_state.Moved) -> None:
+    def interrupted(transfer: transfer_state.TransferState, moved: transfer_state.MovedAmounts) -> None:
         if moved.written_bytes:
             raise Interrupted
         advance(transfer, moved)
 
     monkeypatch.setattr(transfer_state.TransferState, "advance", interrupted)
     with pytest.raises(Interrupted):
-        crowd.carry(options=Options(large_bytes=1 << 20))
+        crowd.carry(options=TransferOptions(large_bytes=1 << 20))
     assert nobody_is_left() and crowd.parts() == []
 
 
@@ -285,18 +285,18 @@ def test_without_room_for_another_process_everything_is_copied_here(
 def test_a_small_file_that_storage_gives_back_wrong_is_written_once_more(
     crowd: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, wrong = small.digest_on_disk, iter([b"something else"])
+    really, wrong = small_files.digest_on_disk, iter([b"something else"])
 
-    def digest(descriptor: int, algorithm: small.Algorithm) -> bytes:
+    def digest(descriptor: int, algorithm: small_files.Algorithm) -> bytes:
         return next(wrong, None) or really(descriptor, algorithm)
 
-    monkeypatch.setattr(small, "digest_on_disk", digest)
-    receipt = crowd.carry(options=Options(large_bytes=1 << 20, streams=1, verify=Verify.READ_BACK))
+    monkeypatch.setattr(small_files, "digest_on_disk", digest)
+    receipt = crowd.carry(options=TransferOptions(large_bytes=1 << 20, streams=1, verify=Verify.READ_BACK))
     assert receipt.retries == 1 and tree_of(crowd.destination) == tree_of(crowd.source)
 
 
 def test_runs_are_the_same_numbers_without_gaps() -> None:
     for numbers in ([], [3], [1, 2, 3], [1, 3, 4, 9], [5, 6, 8]):
-        runs = small._runs(numbers)
+        runs = small_files._runs(numbers)
         assert [number for run in runs for number in run] == numbers
         assert all(first.stop < second.start for first, second in zip(runs, runs[1:], strict=False))

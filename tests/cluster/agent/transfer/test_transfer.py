@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.transfer import small
+from cluster.agent.transfer import small_files
 from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed, root_cause
-from cluster.agent.transfer.options import Kind, Options, Verify
-from cluster.agent.transfer.progress import nothing
+from cluster.agent.transfer.options import ItemKind, TransferOptions, Verify
+from cluster.agent.transfer.progress import no_op
 from cluster.agent.transfer.receipts import read_lines, recheck
-from cluster.agent.transfer.small import READ_AT_ONCE_BYTES, READ_BYTES
+from cluster.agent.transfer.small_files import READ_AT_ONCE_BYTES, READ_BYTES
 from cluster.providers import Local
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
@@ -53,7 +53,7 @@ def test_a_tree_arrives_as_it_was_with_small_files_and_large_ones(fast_path: Pat
 
 def test_one_file_goes_to_a_name_and_the_directories_on_the_way_are_made(harness: Harness) -> None:
     (harness.source / "a").write_bytes(b"data")
-    item = harness.item(Kind.FILE, harness.source / "a", harness.destination / "x" / "y" / "b")
+    item = harness.item(ItemKind.FILE, harness.source / "a", harness.destination / "x" / "y" / "b")
     assert harness.carry([item]).files == 1
     assert tree_of(harness.destination) == {"x": None, "x/y": None, "x/y/b": b"data"}
 
@@ -87,7 +87,7 @@ def test_a_source_that_changes_once_is_read_again_and_one_that_keeps_changing_is
     assert (harness.destination / "log").read_bytes() == b"0+"
     log.write_bytes(b"0")
     harness.pace = Writes(log, 99)
-    with pytest.raises(TransferFailed, match="source/log changed while it was copied, 2 times") as caught:
+    with pytest.raises(TransferFailed, match="source/log changed during 2 attempts to copy it") as caught:
         harness.carry()
     assert isinstance(root_cause(caught.value), SourceChanged)
     assert tree_of(harness.destination) == {"log": b"0+"}
@@ -97,11 +97,11 @@ def test_a_source_that_changes_once_is_read_again_and_one_that_keeps_changing_is
 def test_a_file_that_grows_while_it_is_read_is_read_again_also_where_its_times_do_not_tell(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, size_bytes: int
 ) -> None:
-    monkeypatch.setattr(small, "check_unchanged", lambda *_: None)
+    monkeypatch.setattr(small_files, "check_unchanged", lambda *_: None)
     log = harness.source / "log"
     log.write_bytes(bytes(size_bytes))
     harness.pace = Writes(log, 1)
-    receipt = harness.carry(options=Options(large_bytes=4 * READ_BYTES, streams=1))
+    receipt = harness.carry(options=TransferOptions(large_bytes=4 * READ_BYTES, streams=1))
     assert (receipt.retries, receipt.size_bytes) == (1, size_bytes + 1)
     assert (harness.destination / "log").read_bytes() == bytes(size_bytes) + b"+"
 
@@ -114,7 +114,7 @@ def test_a_large_source_that_changes_is_planned_again_and_one_that_keeps_changin
     assert (receipt.size_bytes, receipt.retries) == (20001, 1)
     assert tree_of(harness.destination) == tree_of(harness.source) and not harness.parts()
     harness.pace = Writes(log, 99)
-    with pytest.raises(TransferFailed, match="source/log changed while it was copied, 2 times") as caught:
+    with pytest.raises(TransferFailed, match="source/log changed during 2 attempts to copy it") as caught:
         harness.carry()
     assert isinstance(root_cause(caught.value), SourceChanged)
     assert tree_of(harness.destination) == {"log": bytes(20000) + b"+"} and not harness.parts()
@@ -153,7 +153,7 @@ def test_a_large_file_that_became_another_between_the_walk_and_its_copy_arrives_
     (line,) = (line for line in read_lines(descriptor) if line.path == "b")
     assert line.size == len(became) and -(-line.size // line.chunk_bytes) <= 5
     os.close(descriptor)
-    harness.planned = nothing
+    harness.planned = no_op
     again = harness.carry(items, options)
     assert again.resumed_files == 2 and tree_of(harness.destination) == tree_of(harness.source)
 
@@ -170,16 +170,16 @@ def test_what_a_large_file_grew_to_is_held_against_the_limit_before_it_takes_roo
     assert set(tree_of(harness.destination)) <= {"a"} and not harness.parts()
 
 
-@pytest.mark.parametrize(("size", "module"), [(3, "small"), (20000, "large")])
+@pytest.mark.parametrize(("size", "module"), [(3, "small_files"), (20000, "large_file")])
 def test_what_does_not_read_back_as_it_was_written_is_refused_by_name_and_not_put_in_place(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, size: int, module: str
 ) -> None:
     (harness.source / "result").write_bytes(bytes(size))
     (harness.destination / "result").write_bytes(b"old")
-    options = Options(chunk_bytes=4096, large_bytes=16384, verify=Verify.READ_BACK)
+    options = TransferOptions(chunk_bytes=4096, large_bytes=16384, verify=Verify.READ_BACK)
     monkeypatch.setattr(f"cluster.agent.transfer.{module}.digest_on_disk", lambda *_: b"another digest")
-    monkeypatch.setattr("cluster.agent.transfer.large.open_direct", lambda *_: None)
-    with pytest.raises(ReadBackFailed, match="destination/result does not hold what was read from .*source/result"):
+    monkeypatch.setattr("cluster.agent.transfer.large_file.open_direct", lambda *_: None)
+    with pytest.raises(ReadBackFailed, match="destination/result differs from the data read from .*source/result"):
         harness.carry(options=options)
     assert tree_of(harness.destination) == {"result": b"old"}
     monkeypatch.undo()
@@ -192,7 +192,7 @@ def test_what_grows_past_the_limit_while_it_is_copied_is_refused(harness: Harnes
         (harness.source / name).write_bytes(bytes(500))
     harness.pace = Writes(harness.source / "b", 1)
     with pytest.raises(TransferFailed, match="the transfers need more than the 1000 bytes of the buffer"):
-        harness.carry(options=Options(limit_bytes=1000))
+        harness.carry(options=TransferOptions(limit_bytes=1000))
 
 
 def test_counters_only_grow_to_the_totals_and_steps_show_life_while_nothing_moves(harness: Harness) -> None:
@@ -222,7 +222,7 @@ def test_an_empty_tree_and_empty_files_arrive(harness: Harness) -> None:
 def test_what_is_wrong_with_one_of_many_items_says_which(harness: Harness) -> None:
     (harness.source / "a").write_bytes(b"a")
     items = [
-        harness.item(Kind.FILE, harness.source / name, harness.destination / name) for name in ("a", "missing", "a")
+        harness.item(ItemKind.FILE, harness.source / name, harness.destination / name) for name in ("a", "missing", "a")
     ]
     with pytest.raises(TransferFailed, match="source/missing does not exist") as caught:
         harness.carry(items)
@@ -238,9 +238,9 @@ def test_no_symbolic_link_on_the_way_is_followed_on_either_side(harness: Harness
     (harness.source / "link").symlink_to(harness.directory / "secret")
     (harness.destination / "link").symlink_to(harness.directory / "secret")
     with pytest.raises(TransferFailed, match="source/link is a symbolic link, not a directory"):
-        harness.carry([harness.item(Kind.FILE, harness.source / "link" / "a", harness.destination / "a")])
+        harness.carry([harness.item(ItemKind.FILE, harness.source / "link" / "a", harness.destination / "a")])
     with pytest.raises(TransferFailed, match="destination/link is a symbolic link, not a directory"):
-        harness.carry([harness.item(Kind.FILE, harness.source / "a", harness.destination / "link" / "a")])
+        harness.carry([harness.item(ItemKind.FILE, harness.source / "a", harness.destination / "link" / "a")])
     (harness.source / "link").unlink()
     plant(harness.source, {"link": {"a": b"mine"}})
     with pytest.raises(TransferFailed, match="destination/link exists and is a symbolic link"):

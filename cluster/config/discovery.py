@@ -1,4 +1,4 @@
-"""Where the configuration is found, and how much of it is read: what a client needs, or all of it."""
+"""Discovery of the configuration file, and reading as much of it as a client needs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from cluster.config.access import Access
+from cluster.config.access import AccessConfig
 from cluster.config.toml import ConfigError
 from cluster.system import UntrustedFile, open_trusted
 
 CONFIG_NAME: Final = "forebay.toml"
-"""Name of the file wherever it is looked for."""
+"""File name in every location searched."""
 
 _NAME_IT: Final = "name it with --config if you trust its owner"
 
 SYSTEM_DIRECTORY: Final = Path("/etc/forebay")
-"""Where a machine has it for all of its users."""
+"""Machine-wide directory of the configuration."""
 
 
 def config_places(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTORY) -> Iterator[Path]:
-    """Yield where a configuration is looked for that nobody names: here, then the user's own, then the machine's."""
+    """Yield the default locations: the working directory, the user's own, then the machine's."""
     yield Path(CONFIG_NAME)
     home = environment.get("XDG_CONFIG_HOME") or os.path.join(environment.get("HOME", ""), ".config")
     if os.path.isabs(home):
@@ -32,12 +32,15 @@ def config_places(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTOR
 
 
 def find_config(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTORY) -> Path:
-    """Return the first of these that is there; ConfigError where none is, or another account could have put it there.
+    """Return the first default location with a file.
 
-    Who changes into a directory of another account has not named what lies in it: a configuration says whom a command
-    trusts, and sends what it is given to. A link is no such file: its target would be trusted for the owner that it
-    has, whatever the author of the link wants read. Since only root and this account can change what leads to the
-    file, it is the same one when it is read.
+    A user who enters another account's directory has not chosen the file in it, yet a configuration determines which
+    servers
+    a command trusts. Links are rejected, because the target would be trusted for its owner, whatever the link's author
+    intends. Only root and this account can change the resolved path, so the file is the same when it is read.
+
+    Raises:
+        ConfigError: There is no file, or another account could have put it there.
     """
     places = list(config_places(environment, system))
     for place in places:
@@ -48,7 +51,7 @@ def find_config(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTORY)
         directory = os.path.realpath(place.parent)
 
         def refuse_shared(status: os.stat_result, shown: str, directory: str = directory) -> None:
-            # Anybody may put a hard link there to a file of root.
+            # Any user may create a hard link to root's file in a shared directory.
             if shown == directory and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise UntrustedFile(f"others may write to {shown}", "take that from them with chmod go-w")
 
@@ -71,12 +74,16 @@ def find_config(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTORY)
     )
 
 
-def read_access(path: Path) -> Access:
-    """Return where the cluster is; ConfigError names file, key, what was found and what would be right."""
-    access = Access.glance(path)
+def read_access(path: Path) -> AccessConfig:
+    """Return the client's part of a configuration.
+
+    Raises:
+        ConfigError: The file is invalid; the message names file, key, value and remedy.
+    """
+    access = AccessConfig.read_if_valid(path)
     if access is None:
         from cluster.config.config import Config
 
-        # Whatever is wrong is said there.
+        # Let the full check report the error.
         return Config.load(path)
     return access

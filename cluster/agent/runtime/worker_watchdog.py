@@ -1,7 +1,7 @@
-"""Seeing a worker through to its end: its time, its signs of life, and ending it within a second, whatever it hangs in.
+"""Supervision of workers: time limits, progress checks, and termination within a second.
 
-A process that waits in the kernel for a file system that is gone cannot be ended by any signal. It is left to itself
-then, and known (`Hung`): the agent goes on, and what needs the same job's files waits for the lock that it holds.
+No signal ends a process that waits in the kernel for an unavailable filesystem. Such a process is recorded
+(`HungWorkers`) and left alone; the agent continues, and operations on the same job's files wait for its lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from cluster.agent.limits import KILL_WAIT_S, POLLS_PER_STALL, WORKER_GRACE_S
-from cluster.agent.processes import Process
+from cluster.agent.processes import ChildProcess
 from cluster.system import about, all_pids, fields_of
 
 logger = logging.getLogger(__name__)
@@ -24,47 +24,47 @@ logger = logging.getLogger(__name__)
 _STATES: Final = {b"D": "in a call that no signal ends", b"T": "stopped", b"Z": "dead"}
 
 
-class Bounds(NamedTuple):
-    """When a worker is late."""
+class WorkerLimits(NamedTuple):
+    """Time limits of a worker."""
 
     limit_s: float | None = None
-    """How long it may take, seconds; None: as long as it likes."""
+    """Total time, seconds; None for no limit."""
     stall_s: float | None = None
-    """How long it may show no sign of life, seconds; None: as long as it likes."""
+    """Longest time without progress, seconds; None for no limit."""
     grace_s: float = WORKER_GRACE_S
-    """How long it may take to end when it is told to, seconds."""
+    """Time to exit after SIGTERM, seconds."""
 
 
-class End(NamedTuple):
-    """How a worker came to its end."""
+class WorkerEnd(NamedTuple):
+    """Outcome of supervising a worker."""
 
     late: str = ""
-    """Why it was ended: "took longer than 5 s", "made no progress for 5 s"; empty if it was not, or nobody wants it."""
+    """Reason for ending it, for example "took longer than 5 s"; empty if it was not late."""
     hangs: str = ""
-    """Where it hangs in the kernel, if it did not even end then."""
+    """Kernel location of a process that did not even end when killed; empty if all ended."""
 
 
-class Hung:
-    """Workers that could not be ended: they hang in the kernel until what they wait for comes back."""
+class HungWorkers:
+    """Workers that cannot be killed because they hang in the kernel."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without processes."""
         self._waiting: dict[asyncio.Task[None], tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def of(self, job: int) -> list[int]:
-        """Return the process ids of those of a job."""
+        """Return the process IDs recorded for a job."""
         return sorted(pid for owner, pid in self._waiting.values() if owner == job)
 
-    def take(self, job: int, handle: Handle, pid: int, process: Process | None = None) -> None:
-        """Wait for the end of a process beside everything else; takes the handle. `process` if it is a child."""
+    def take(self, job: int, handle: Handle, pid: int, process: ChildProcess | None = None) -> None:
+        """Wait for a process in the background; takes ownership of the handle. `process` is given for a child."""
         task = asyncio.get_running_loop().create_task(self._wait(job, handle, pid, process), name=f"hung {pid}")
         self._waiting[task] = (job, pid)
         task.add_done_callback(self._waiting.pop)
 
-    async def _wait(self, job: int, handle: Handle, pid: int, process: Process | None) -> None:
+    async def _wait(self, job: int, handle: Handle, pid: int, process: ChildProcess | None) -> None:
         try:
             await handle.wait()
             if process is not None:
@@ -74,8 +74,9 @@ class Hung:
             handle.close()
 
     async def take_what_stays(self, job: int, pids: Iterable[int]) -> str:
-        """Wait KILL_WAIT_S for processes that were killed, which need not be children, and know those that stay; return
-        where these are, or nothing."""
+        """Wait KILL_WAIT_S for killed processes, which need not be children, and record the remaining ones; return
+        their locations.
+        """
         handles: dict[int, Handle] = {}
         for pid in pids:
             with contextlib.suppress(OSError):
@@ -84,35 +85,39 @@ class Hung:
             await asyncio.wait([asyncio.ensure_future(handle.wait(KILL_WAIT_S)) for handle in handles.values()])
         where = []
         for pid, handle in handles.items():
-            if handle.over:
+            if handle.has_ended:
                 handle.close()
             else:
-                where.append(whereabouts(pid))
+                where.append(kernel_location(pid))
                 self.take(job, handle, pid)
         return "; ".join(where)
 
     async def let_go(self) -> None:
-        """Wait for none of them any more: the agent ends, and they are others' children."""
+        """Stop waiting: the agent stops, and the processes become children of another process."""
         tasks = list(self._waiting)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def see_through(
-    worker: Process,
+async def supervise(
+    worker: ChildProcess,
     job: int,
     ending: asyncio.Event,
-    bounds: Bounds,
-    hung: Hung,
+    bounds: WorkerLimits,
+    hung: HungWorkers,
     *,
     signs: Callable[[], object],
     stop: Callable[[], None],
-) -> End:
-    """Wait for a worker, ending it and its process group when it is late or `ending` is set.
+) -> WorkerEnd:
+    """Wait for a worker; end it with its process group when it is late or `ending` is set.
 
-    `signs` returns something that changes while it advances, `stop` tells it to stop before it is signalled. The worker
-    leads a process group of its own. OSError if it cannot be watched; it is killed then.
+    `signs` returns a value that changes with progress. `stop` asks the worker to stop before it is signalled. The
+    worker
+    must lead its own process group.
+
+    Raises:
+        OSError: The worker cannot be watched, and was killed.
     """
     try:
         handle = Handle(worker.pid)
@@ -122,34 +127,34 @@ async def see_through(
         raise
     try:
         late = await _wait(handle, ending, bounds, signs)
-        orderly = handle.over and _exit_code(worker.pid) == 0
-        if not handle.over:
+        orderly = handle.has_ended and _exit_code(worker.pid) == 0
+        if not handle.has_ended:
             stop()
             handle.send(signal.SIGTERM)
             await handle.wait(bounds.grace_s)
-        if not handle.over:
+        if not handle.has_ended:
             _kill_group(worker.pid)
             await handle.wait(KILL_WAIT_S)
     except BaseException:
         _kill_group(worker.pid)
         handle.close()
         raise
-    if not handle.over:
-        where = whereabouts(worker.pid)
+    if not handle.has_ended:
+        where = kernel_location(worker.pid)
         hung.take(job, handle, worker.pid, worker)
-        return End(late, where)
+        return WorkerEnd(late, where)
     handle.close()
     try:
-        # Not reaped yet, so its number still means its group: helpers that outlived it, and may hang where it did not.
+        # The worker is not reaped yet, so its ID still identifies its group: kill helpers that outlived it or hang.
         _kill_group(worker.pid)
         where = "" if orderly else await hung.take_what_stays(job, _members(worker.pid))
     finally:
         worker.wait()
-    return End(late, where)
+    return WorkerEnd(late, where)
 
 
-async def _wait(handle: Handle, ending: asyncio.Event, bounds: Bounds, signs: Callable[[], object]) -> str:
-    """Wait until the worker has ended, is to be ended (both return nothing) or is late, and return why it is late."""
+async def _wait(handle: Handle, ending: asyncio.Event, bounds: WorkerLimits, signs: Callable[[], object]) -> str:
+    """Wait until the worker ends or `ending` is set, and return ""; or until it is late, and return the reason."""
     loop = asyncio.get_running_loop()
     begun_s = alive_s = loop.time()
     seen = signs()
@@ -177,8 +182,10 @@ async def _wait(handle: Handle, ending: asyncio.Event, bounds: Bounds, signs: Ca
         wanted.cancel()
 
 
-def whereabouts(pid: int) -> str:
-    """Return where a process is: `process 12 is in a call that no signal ends (rpc_wait_bit_killable)`."""
+def kernel_location(pid: int) -> str:
+    """Describe the location of a process, for example `process 12 is in a call that no signal ends
+    (rpc_wait_bit_killable)`.
+    """
     fields = fields_of(pid)
     state = "running" if fields is None else _STATES.get(fields[0], "running")
     where = ""
@@ -188,14 +195,14 @@ def whereabouts(pid: int) -> str:
 
 
 def _exit_code(child: int) -> int:
-    """Return how a child that has ended did so, and leave it to be reaped; negative for a signal."""
+    """Return the exit code of an ended child without reaping it; negative for a signal."""
     found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     assert found is not None
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def _members(leader: int) -> list[int]:
-    """Return the living processes of a group."""
+    """Return the living processes of a process group."""
     found = []
     for pid in all_pids():
         fields = fields_of(pid)
@@ -210,47 +217,51 @@ def _kill_group(leader: int) -> None:
 
 
 class Handle:
-    """A process held by a descriptor: it can be waited for and signalled, and never comes to mean another one."""
+    """Process held by a pidfd, so that it can be awaited and signalled even if its ID is reused."""
 
     def __init__(self, pid: int) -> None:
-        """Hold the process; ProcessLookupError if there is none."""
+        """Open the process.
+
+        Raises:
+            ProcessLookupError: There is no such process.
+        """
         self._descriptor = os.pidfd_open(pid)
         self._pid = pid
         self._over = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().add_reader(self._descriptor, self._ended)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._on_exit)
 
-    def _ended(self) -> None:
+    def _on_exit(self) -> None:
         asyncio.get_running_loop().remove_reader(self._descriptor)
         if not self._over.done():
             self._over.set_result(None)
 
     @property
-    def over(self) -> bool:
-        """Whether the process is known to have ended."""
+    def has_ended(self) -> bool:
+        """True once the process is known to have ended."""
         return self._over.done()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; False if it lives on after `timeout_s` seconds."""
+        """Wait for the process to end; return False after `timeout_s` seconds."""
         done, _ = await asyncio.wait({self._over}, timeout=timeout_s)
         return bool(done)
 
     def send(self, number: signal.Signals) -> None:
-        """Signal it; nothing happens if it has ended."""
+        """Send a signal, unless the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptor, number)
 
     def awaits(self, *numbers: signal.Signals) -> bool:
-        """Return whether it has not taken all of these signals that it was sent: those that wait are taken by their
-        numbers, and not in their order.
+        """Return whether any of these signals is still pending. The kernel delivers pending signals by number, not
+        in order.
         """
         with contextlib.suppress(OSError):
             with open(f"/proc/{self._pid}/status", "rb") as file:
                 found = re.search(rb"^ShdPnd:\s*([0-9a-f]+)$", file.read(), re.MULTILINE)
-            # While it is not known to have ended, the number is its own.
+            # Until the process is known to have ended, its ID is its own.
             return found is not None and any(int(found[1], 16) >> number - 1 & 1 for number in numbers)
         return False
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the handle."""
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)

@@ -1,9 +1,9 @@
-"""Syncs of jobs' buffers by those who supervised their scripts, so that post-run needs no process of its own.
+"""Buffer syncs performed by script supervisors, so that post-run needs no worker.
 
-A supervisor that has written down how its script ended, with nothing of it left, says ENDED on its pipe, syncs the file
-system of the job's buffer, says SYNCED, and ends. That is all that post-run is to see to. A supervisor of an earlier
-agent has nobody to say it to, and one that was killed says nothing: post-run has a worker then, as when a sync takes
-long, or hangs, since only a worker is timed and ended.
+After recording the script's result, with none of its processes left, a supervisor writes ENDED to its pipe, syncs the
+filesystem of the buffer, writes SYNCED and exits. That is all post-run has to do. A supervisor started by an earlier
+agent has no reader, and a killed one writes nothing; post-run then uses a worker. It does so too if the sync is slow or
+hangs, because only workers are timed and killed.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ import asyncio
 import os
 from typing import Any
 
-from cluster.agent.home.worker_watchdog import Handle
 from cluster.agent.limits import SYNC_WAIT_S
-from cluster.agent.processes import ENDED, SYNCED, Process
+from cluster.agent.processes import ENDED, SYNCED, ChildProcess
+from cluster.agent.runtime.worker_watchdog import Handle
 
 
 class BufferSync:
-    """What one supervisor says of its end, and its own end."""
+    """Pipe messages and exit of one supervisor."""
 
-    def __init__(self, told: int, child: Process) -> None:
-        """Listen to it; takes the descriptor of the pipe. `child` is waited for in `follow`."""
+    def __init__(self, told: int, child: ChildProcess) -> None:
+        """Start reading; takes ownership of the descriptor. `follow` waits for `child`."""
         self.ended = asyncio.Event()
-        """The status of the script is written, and nothing of it is left."""
+        """Set once the script's result is recorded and none of its processes are left."""
         self._told = told
         self._child = child
         self._synced: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         os.set_blocking(told, False)
-        asyncio.get_running_loop().add_reader(told, self._read)
+        asyncio.get_running_loop().add_reader(told, self._read_status)
 
     def has_ended(self) -> bool:
-        """Whether it has said by now that the script has ended."""
+        """Return whether the supervisor has reported the script's end."""
         if not self._synced.done():
-            self._read()
+            self._read_status()
         return self.ended.is_set()
 
-    def _read(self) -> None:
+    def _read_status(self) -> None:
         try:
             said = os.read(self._told, 16)
         except BlockingIOError:
@@ -55,10 +55,7 @@ class BufferSync:
             os.close(self._told)
 
     async def wait(self, ending: asyncio.Event) -> bool:
-        """Return whether the buffer is synced, at once where that is known, else within SYNC_WAIT_S seconds.
-
-        No later than `ending` is set.
-        """
+        """Return whether the buffer is synced; wait for it at most SYNC_WAIT_S seconds, or until `ending` is set."""
         if not self._synced.done():
             given_up = asyncio.ensure_future(ending.wait())
             waits: set[asyncio.Future[Any]] = {self._synced, given_up}
@@ -67,7 +64,7 @@ class BufferSync:
         return self._synced.done() and self._synced.result()
 
     async def follow(self) -> None:
-        """Wait for the end of the supervisor, and let it go as a child."""
+        """Wait for the supervisor to exit and reap it."""
         if self._child.poll() is not None:
             return
         handle = Handle(self._child.pid)
@@ -78,20 +75,22 @@ class BufferSync:
             handle.close()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop reading."""
         self._settle(False)
 
 
 class BufferSyncs:
-    """Syncs that are under way or were not asked for yet, one a job."""
+    """Buffer syncs in progress or not yet queried, by job."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without syncs."""
         self._by_job: dict[int, BufferSync] = {}
         self._following: set[asyncio.Task[None]] = set()
 
     def take(self, job: int, sync: BufferSync) -> None:
-        """Keep what the supervisor of a script that has ended says, until post-run asks; wait for its end beside it."""
+        """Keep the messages of an ended script's supervisor until post-run needs them, and reap it in the
+        background.
+        """
         self.forget(job)
         self._by_job[job] = sync
         task = asyncio.get_running_loop().create_task(sync.follow(), name=f"sync {job}")
@@ -99,7 +98,7 @@ class BufferSyncs:
         task.add_done_callback(self._following.discard)
 
     async def is_done(self, job: int, ending: asyncio.Event) -> bool:
-        """Return whether the supervisor of the job's last script synced its buffer; it is asked once."""
+        """Return whether the supervisor of the job's last script synced its buffer; can be called once per sync."""
         sync = self._by_job.pop(job, None)
         if sync is None:
             return False
@@ -109,13 +108,13 @@ class BufferSyncs:
             sync.close()
 
     def forget(self, job: int) -> None:
-        """Whatever was synced, something else has been done with the buffer since, or will be."""
+        """Discard a job's sync because its buffer has changed since, or will."""
         sync = self._by_job.pop(job, None)
         if sync is not None:
             sync.close()
 
     async def let_go(self) -> None:
-        """Listen to nobody any more: the agent ends, and they end by themselves."""
+        """Stop reading: the agent stops, and the supervisors exit by themselves."""
         for job in tuple(self._by_job):
             self.forget(job)
         following = list(self._following)

@@ -1,4 +1,6 @@
-"""Moving by a program, a batch at a time: run it, compare what it left, run it again for the rest, put it in place."""
+"""Transfers by external programs, in batches: run the program, verify its output, rerun it for the rest, put files
+in place.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +11,35 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from cluster.agent.files import PathRefused, RemovalFailed, join, kind_of, opened, remove_tree
+from cluster.agent.files import PathRefused, RemovalFailed, join, kind_of, open_target, remove_tree
 from cluster.agent.limits import COPY_TRIES_MAX
 from cluster.agent.transfer.digests import READ_BYTES, combine, digest_of, digest_on_disk
 from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed
 from cluster.agent.transfer.file_copy import check_target, check_unchanged, open_source, publish, set_metadata
-from cluster.agent.transfer.manifest import Record
-from cluster.agent.transfer.options import Algorithm, Item, Kind, Verify
-from cluster.agent.transfer.programs import Backend, Job, run_program
+from cluster.agent.transfer.manifest import ManifestRecord
+from cluster.agent.transfer.options import Algorithm, ItemKind, TransferItem, Verify
+from cluster.agent.transfer.programs import Backend, CopyJob, run_program
 from cluster.agent.transfer.record_paths import RecordPaths, enter, part_name
-from cluster.agent.transfer.status_table import Copied, Flag, State
-from cluster.agent.transfer.transfer_state import Batch, Moved, TransferState
+from cluster.agent.transfer.status_table import CopiedFile, Flag, RecordState
+from cluster.agent.transfer.transfer_state import MovedAmounts, RecordBatch, TransferState
 from cluster.system import closing, open_directory, sync_file_system
 
 
 class Scratch:
-    """Scratch directory, while it is used; what is left in it goes when it is removed."""
+    """Scratch directory in use; its remaining content goes when it is removed."""
 
-    def __init__(self, transfer: TransferState, record: Record, paths: RecordPaths) -> None:
-        """Make or find that of the record's item, which `record` is the first of. OSError."""
+    def __init__(self, transfer: TransferState, record: ManifestRecord, paths: RecordPaths) -> None:
+        """Create or open the scratch directory of an item, whose first record is `record`.
+
+        Raises:
+            OSError: The directory cannot be created.
+        """
         number = record.item
         self._parent = os.dup(paths.part(record)[0])
         self._name = os.fsdecode(part_name(transfer.context.tag, b"%d:scratch" % number))
         self.shown = join(transfer.items[number].destination.path, (self._name,))
         self.is_old = False
-        """Whether an earlier attempt left something in it, maybe."""
+        """True if an earlier attempt may have left files in it."""
         try:
             try:
                 os.mkdir(self._name, 0o700, dir_fd=self._parent)
@@ -45,19 +51,24 @@ class Scratch:
             raise
 
     def remove(self) -> None:
-        """Remove it with everything in it. RemovalFailed."""
+        """Remove the directory with its content.
+
+        Raises:
+            RemovalFailed: A file cannot be removed.
+        """
         remove_tree(self._parent, self._name, shown=self.shown)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the descriptors."""
         os.close(self.descriptor)
         os.close(self._parent)
 
     @contextlib.contextmanager
     def holding(self, path: bytes) -> Iterator[tuple[int, bytes]]:
-        """Give the open directory in which a file of the program lies, and its name there; never through a link.
+        """Yield the open directory of a file written by the program, and its name in it; follows no link.
 
-        TransferFailed if there is no such directory.
+        Raises:
+            TransferFailed: There is no such directory.
         """
         *above, name = path.split(b"/")
         current, shown = os.dup(self.descriptor), self.shown
@@ -72,7 +83,12 @@ class Scratch:
             os.close(current)
 
     def discard_unlike(self, path: bytes, size_bytes: int, mtime_ns: int) -> None:
-        """Remove a file unless it has this size and this time. OSError, RemovalFailed."""
+        """Remove a file unless it has this size and time.
+
+        Raises:
+            OSError: The file cannot be read.
+            RemovalFailed: The file cannot be removed.
+        """
         with contextlib.suppress(FileNotFoundError, TransferFailed), self.holding(path) as (directory, name):
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
             if (status.st_size, status.st_mtime_ns) == (size_bytes, mtime_ns):
@@ -80,7 +96,12 @@ class Scratch:
         self.discard(path)
 
     def discard(self, path: bytes) -> None:
-        """Remove a file of the program, or what it made in its place. OSError, RemovalFailed."""
+        """Remove a file written by the program, or anything in its place.
+
+        Raises:
+            OSError: The file cannot be removed.
+            RemovalFailed: A directory in its place cannot be removed.
+        """
         with contextlib.suppress(FileNotFoundError, TransferFailed), self.holding(path) as (directory, name):
             try:
                 os.unlink(name, dir_fd=directory)
@@ -91,25 +112,31 @@ class Scratch:
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-class NotCopied(Exception):
-    """What a program left is not the file that it was told to copy; the message is a clause that says how."""
+class CopyMismatch(Exception):
+    """The program's output is not a correct copy; the message is a clause that describes the difference."""
 
 
-class Checked(NamedTuple):
-    """A file that was compared and has its metadata, but is not durable yet."""
+class CheckedFile(NamedTuple):
+    """Verified file with its metadata, not yet durable."""
 
-    record: Record
-    copied: Copied
+    record: ManifestRecord
+    copied: CopiedFile
 
 
-def check(transfer: TransferState, record: Record, path: bytes, scratch: Scratch, paths: RecordPaths) -> Checked:
-    """Compare one file with its source and the manifest, and give it its metadata.
+def check(
+    transfer: TransferState, record: ManifestRecord, path: bytes, scratch: Scratch, paths: RecordPaths
+) -> CheckedFile:
+    """Compare a file with its source and the manifest, and set its metadata.
 
-    NotCopied or ReadBackFailed if it is not what it should be, SourceChanged if the source was written to;
-    TransferFailed, OSError.
+    Raises:
+        CopyMismatch: The program's output is not a correct copy.
+        ReadBackFailed: The data on disk differs.
+        SourceChanged: The source was modified.
+        TransferFailed: The file cannot be put at its destination.
+        OSError: A file cannot be read.
     """
     options = transfer.options
-    source, shown = transfer.shown(record)
+    source, shown = transfer.display_paths(record)
     check_target(*paths.destination(record), shown, replace=options.replace)
     reading, status = open_source(*paths.source(record), source)
     with closing(reading):
@@ -117,80 +144,98 @@ def check(transfer: TransferState, record: Record, path: bytes, scratch: Scratch
             size = os.fstat(writing).st_size
             check_unchanged(reading, status)
             if size != status.st_size:
-                raise NotCopied(f"it has {size} bytes there instead of {status.st_size}")
+                raise CopyMismatch(f"the copy has {size} bytes instead of {status.st_size}")
             digest = b""
             if options.verify >= Verify.DIGEST:
                 digest = _digest(transfer, record, reading)
                 if _digest(transfer, record, writing) != digest:
-                    raise NotCopied("its contents are others there")
+                    raise CopyMismatch("the content of the copy differs")
                 check_unchanged(reading, status)
             flags = set_metadata(reading, writing, status, options, acls=transfer.items[record.item].acls)
             if options.verify >= Verify.READ_BACK:
                 os.fsync(writing)
                 if _digest(transfer, record, writing, on_disk=True) != digest:
-                    raise ReadBackFailed(f"{shown} does not hold what was read from {source}; check the disk")
+                    raise ReadBackFailed(f"{shown} differs from the data read from {source}; check the disk")
             if os.fstat(writing).st_blocks * 512 < size:
                 flags |= Flag.SPARSE
-            return Checked(record, Copied(size, status.st_mtime_ns, os.fstat(writing).st_ino, digest, flags))
+            return CheckedFile(record, CopiedFile(size, status.st_mtime_ns, os.fstat(writing).st_ino, digest, flags))
 
 
 def sync(path: bytes, scratch: Scratch) -> None:
-    """Make one file durable. OSError."""
+    """Make one file durable.
+
+    Raises:
+        OSError: The sync failed.
+    """
     with scratch.holding(path) as (directory, name):
         with closing(os.open(name, _READ, dir_fd=directory)) as descriptor:
             os.fsync(descriptor)
 
 
-def place(transfer: TransferState, record: Record, path: bytes, scratch: Scratch, paths: RecordPaths) -> None:
-    """Give a durable file its name; its directory is to be synced. TransferFailed, OSError."""
-    _, shown = transfer.shown(record)
+def place(transfer: TransferState, record: ManifestRecord, path: bytes, scratch: Scratch, paths: RecordPaths) -> None:
+    """Rename a durable file to its final name; the caller syncs the directory.
+
+    Raises:
+        TransferFailed: The name is taken.
+        OSError: The file cannot be renamed.
+    """
+    _, shown = transfer.display_paths(record)
     directory, name = paths.destination(record)
     with scratch.holding(path) as (holding, part):
         publish(holding, part, directory, name, shown, replace=transfer.options.replace)
 
 
 def _open(scratch: Scratch, path: bytes, source: os.stat_result) -> int:
-    """Return a descriptor of what the program left. NotCopied if it is no file of its own."""
+    """Open a file written by the program.
+
+    Raises:
+        CopyMismatch: It is not a regular file of its own.
+    """
     with scratch.holding(path) as (directory, name):
         try:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
-            raise NotCopied("it is not there") from None
+            raise CopyMismatch("the copy does not exist") from None
         if not stat.S_ISREG(status.st_mode):
-            raise NotCopied(f"it is a {kind_of(status.st_mode)} there")
+            raise CopyMismatch(f"the copy is a {kind_of(status.st_mode)}")
         descriptor = os.open(name, _READ, dir_fd=directory)
         status = os.fstat(descriptor)
     if status.st_nlink != 1 or (status.st_dev, status.st_ino) == (source.st_dev, source.st_ino):
         os.close(descriptor)
-        raise NotCopied("it is a second name of another file there")
+        raise CopyMismatch("the copy is a hard link to another file")
     return descriptor
 
 
-def _digest(transfer: TransferState, record: Record, descriptor: int, *, on_disk: bool = False) -> bytes:
-    """Return the digest of a file as Forebay's own copying takes it. What it takes to read is progress, too."""
+def _digest(transfer: TransferState, record: ManifestRecord, descriptor: int, *, on_disk: bool = False) -> bytes:
+    """Return a file's digest as computed by the native backend; reading counts as progress."""
     algorithm: Algorithm = transfer.options.algorithm
     take = digest_on_disk if on_disk else digest_of
     if not record.is_large:
-        transfer.advance(Moved(steps=1))
+        transfer.advance(MovedAmounts(steps=1))
         return take(descriptor, algorithm)
     size = os.fstat(descriptor).st_size
     chunk_bytes = transfer.chunks(record, size).chunk_bytes
     digests = []
     for offset in range(0, size, chunk_bytes):
         transfer.context.pace.check()
-        transfer.advance(Moved(steps=1 + chunk_bytes // READ_BYTES))
+        transfer.advance(MovedAmounts(steps=1 + chunk_bytes // READ_BYTES))
         digests.append(take(descriptor, algorithm, offset, chunk_bytes))
     return combine(algorithm, chunk_bytes, digests)
 
 
 SYNCED_ALONE_MAX: Final = 16
-"""Files that are synced one by one, count: from there on one sync of their file system costs less."""
+"""Files synced individually, count: beyond that, one sync of the filesystem costs less."""
 
 
 def move_by(transfer: TransferState, backend: Backend) -> None:
-    """Move every pending file whose item is the backend's. TransferFailed names the one that cannot be; Fenced."""
+    """Move every pending file whose item uses the backend.
 
-    def wanted(item: Item) -> bool:
+    Raises:
+        TransferFailed: A file cannot be moved; the message names it.
+        WriterFenced: A newer attempt owns the destination.
+    """
+
+    def wanted(item: TransferItem) -> bool:
         return item.backend == backend.name
 
     with contextlib.closing(transfer.paths()) as paths:
@@ -201,7 +246,7 @@ def move_by(transfer: TransferState, backend: Backend) -> None:
                     mover.move(number, records)
             mover.finish()
         except Exception:
-            # What is half done would be begun again anyway, and takes room that may be what is lacking.
+            # Partial files would be copied again anyway, and may use the space that is missing.
             with contextlib.suppress(TransferFailed):
                 mover.finish()
             raise
@@ -209,14 +254,14 @@ def move_by(transfer: TransferState, backend: Backend) -> None:
             mover.close()
 
 
-def _by_item(transfer: TransferState, batch: Batch, wanted: object) -> Iterator[tuple[int, list[Record]]]:
+def _by_item(transfer: TransferState, batch: RecordBatch, wanted: object) -> Iterator[tuple[int, list[ManifestRecord]]]:
     assert callable(wanted)
     for number, records in groupby(transfer.records(batch, wanted), key=lambda record: record.item):
         yield number, list(records)
 
 
 class _Mover:
-    """Items of one backend, one after the other, each with its scratch directory."""
+    """Moves items of one backend one at a time, each with its scratch directory."""
 
     def __init__(self, transfer: TransferState, backend: Backend, paths: RecordPaths) -> None:
         self._transfer = transfer
@@ -225,8 +270,8 @@ class _Mover:
         self._scratch: Scratch | None = None
         self._item = -1
 
-    def move(self, number: int, records: Sequence[Record]) -> None:
-        """Move files of one item, all of them or none that is not whole."""
+    def move(self, number: int, records: Sequence[ManifestRecord]) -> None:
+        """Move files of one item."""
         transfer, first = self._transfer, records[0]
         transfer.at(first)
         try:
@@ -241,10 +286,14 @@ class _Mover:
         except RemovalFailed as error:
             raise TransferFailed(str(error)) from error
         except (OSError, TransferFailed, PathRefused) as error:
-            raise self._failed(first, error) from error
+            raise self._failure_of(first, error) from error
 
     def finish(self) -> None:
-        """Remove the scratch directory of the item before. TransferFailed if that is not possible."""
+        """Remove the scratch directory of the previous item.
+
+        Raises:
+            TransferFailed: The directory cannot be removed.
+        """
         if self._scratch is None:
             return
         try:
@@ -254,46 +303,48 @@ class _Mover:
         self.close()
 
     def close(self) -> None:
-        """Close it, and leave what is in it to the next attempt."""
+        """Close the scratch directory and leave its content to the next attempt."""
         if self._scratch is not None:
             self._scratch.close()
         self._scratch, self._item = None, -1
 
-    def _move(self, source: int, records: Sequence[Record], *, run: bool) -> None:
+    def _move(self, source: int, records: Sequence[ManifestRecord], *, run: bool) -> None:
         assert self._scratch is not None
         transfer, scratch = self._transfer, self._scratch
-        left: Sequence[Record] = records
+        left: Sequence[ManifestRecord] = records
         wrong: Exception | None = None
         if scratch.is_old and not self._backend.at_once:
-            # Half a file of a killed attempt: rclone, told not to look at what changes, goes by the size that this had.
+            # A killed attempt may have left half a file, which rclone would accept by its expected size.
             for record in records:
                 scratch.discard_unlike(self._path(record), record.size, record.mtime_ns)
         for tried in range(COPY_TRIES_MAX):
             if run or tried:
                 names = [self._path(record) for record in left]
-                job = Job(source, scratch.descriptor, names, transfer.items[records[0].item].kind is Kind.DIRECTORY)
+                job = CopyJob(
+                    source, scratch.descriptor, names, transfer.items[records[0].item].kind is ItemKind.DIRECTORY
+                )
                 run_program(transfer, self._backend.name, self._backend.call(job), job)
-            good: list[Checked] = []
-            bad: list[Record] = []
+            good: list[CheckedFile] = []
+            bad: list[ManifestRecord] = []
             for record in left:
                 try:
                     good.append(check(transfer, record, self._path(record), scratch, self._paths))
-                except (SourceChanged, ReadBackFailed, NotCopied) as error:
+                except (SourceChanged, ReadBackFailed, CopyMismatch) as error:
                     wrong = wrong if bad else error
                     bad.append(record)
-                    transfer.slots.tried(record.index)
-                    # What is wrong with it may be what the program takes for right: size and time.
+                    transfer.slots.count_try(record.index)
+                    # The program may judge a wrong file by its size and time and skip it.
                     scratch.discard(self._path(record))
                 except (OSError, TransferFailed) as error:
-                    raise self._failed(record, error) from error
+                    raise self._failure_of(record, error) from error
             self._put_in_place(good)
             if not bad:
                 return
-            transfer.advance(Moved(retries=len(bad)))
+            transfer.advance(MovedAmounts(retries=len(bad)))
             left = bad
         raise self._wrong(left[0], wrong)
 
-    def _put_in_place(self, good: Sequence[Checked]) -> None:
+    def _put_in_place(self, good: Sequence[CheckedFile]) -> None:
         assert self._scratch is not None
         transfer, scratch, paths = self._transfer, self._scratch, self._paths
         if not good:
@@ -304,22 +355,22 @@ class _Mover:
         else:
             sync_file_system(scratch.descriptor)
         for record, copied in good:
-            transfer.slots.mark(record.index, State.READY, copied)
+            transfer.slots.mark(record.index, RecordState.READY, copied)
         if not transfer.options.replace:
             transfer.slots.sync()
         for record, _ in good:
             try:
                 place(transfer, record, self._path(record), scratch, paths)
             except (OSError, TransferFailed) as error:
-                raise self._failed(record, error) from error
+                raise self._failure_of(record, error) from error
         self._sync_directories(good)
         for record, copied in good:
-            transfer.slots.mark(record.index, State.DONE, copied)
-            transfer.advance(Moved(files=1, size_bytes=copied.size, written_bytes=copied.size))
+            transfer.slots.mark(record.index, RecordState.DONE, copied)
+            transfer.advance(MovedAmounts(files=1, size_bytes=copied.size, written_bytes=copied.size))
         transfer.slots.sync()
 
-    def _sync_directories(self, good: Sequence[Checked]) -> None:
-        """Make the new names durable."""
+    def _sync_directories(self, good: Sequence[CheckedFile]) -> None:
+        """Sync the directories of new names."""
         last = b"\0"
         for record, _ in good:
             parent = record.path.rpartition(b"/")[0]
@@ -328,41 +379,39 @@ class _Mover:
             last = parent
 
     @contextlib.contextmanager
-    def _source(self, record: Record) -> Iterator[int]:
-        """Give the open directory that names are beneath: a tree's own, or the one that a file is in."""
+    def _source(self, record: ManifestRecord) -> Iterator[int]:
+        """Yield the open directory that names are relative to: the tree's own, or the parent of a file."""
         item = self._transfer.items[record.item]
-        if item.kind is Kind.FILE:
+        if item.kind is ItemKind.FILE:
             yield self._paths.source(record)[0]
             return
         target = item.source._replace(anchor=os.dup(item.source.anchor))
-        with opened(target, forbidden=item.source_barred) as directory:
+        with open_target(target, forbidden=item.source_barred) as directory:
             yield directory
 
-    def _path(self, record: Record) -> bytes:
-        """Return what the program calls a file."""
+    def _path(self, record: ManifestRecord) -> bytes:
+        """Return the name of a file for the program."""
         return record.path or os.fsencode(self._transfer.items[record.item].source.parts[-1])
 
-    def _check_name(self, record: Record) -> None:
+    def _check_name(self, record: ManifestRecord) -> None:
         fault = self._backend.fault(self._path(record))
         if fault is not None:
-            source, _ = self._transfer.shown(record)
-            raise TransferFailed(
-                f"{self._backend.name} cannot be told of {source!r}: its name {fault}; use backend=native"
-            )
+            source, _ = self._transfer.display_paths(record)
+            raise TransferFailed(f"{self._backend.name} cannot copy {source!r}: its name {fault}; use backend=native")
 
-    def _failed(self, record: Record, error: OSError | TransferFailed | PathRefused) -> Exception:
+    def _failure_of(self, record: ManifestRecord, error: OSError | TransferFailed | PathRefused) -> Exception:
         if isinstance(error, PathRefused):
             return TransferFailed(str(error), record.item)
-        return self._transfer.failed(record, error)
+        return self._transfer.failure_of(record, error)
 
-    def _wrong(self, record: Record, wrong: Exception | None) -> Exception:
-        """Return what is said of a file that was wrong every time."""
+    def _wrong(self, record: ManifestRecord, wrong: Exception | None) -> Exception:
+        """Return the error for a file that was wrong in every attempt."""
         if isinstance(wrong, SourceChanged):
-            return self._transfer.changed(record, COPY_TRIES_MAX)
-        source, _ = self._transfer.shown(record)
+            return self._transfer.source_changed_error(record, COPY_TRIES_MAX)
+        source, _ = self._transfer.display_paths(record)
         os_message = (
             str(wrong)
             if isinstance(wrong, ReadBackFailed)
-            else f"{self._backend.name} said that it was done, but did not copy {source}: {wrong}"
+            else f"{self._backend.name} reported success but did not copy {source}: {wrong}"
         )
         return ReadBackFailed(os_message, record.item)

@@ -1,10 +1,10 @@
-"""Large file, copied in chunks, resumed from the marks of an earlier attempt.
+"""Copy of one large file in chunks, resumable from the marks of an earlier attempt.
 
-The chunks are moved by threads: each stream has one at a time, and a digest of each is taken. Python gives its lock up
-while the kernel reads and writes and while a long digest is taken, so threads are enough here. What is written goes
-past the page cache where the file system lets it. Measured, that is as fast as writing through the cache at its best
-and several times faster where memory is short; it leaves the node's memory to its jobs, and a sync has nothing left to
-write."""
+Threads move the chunks: each stream handles one at a time and computes its digest. Python releases its lock during
+reads, writes and long digests, so threads suffice. Writes bypass the page cache where the filesystem permits.
+Measured, this is as fast as cached writes at best and several times faster when memory is short; it leaves the node's
+memory to its jobs, and a sync has nothing left to write.
+"""
 
 from __future__ import annotations
 
@@ -32,63 +32,66 @@ from cluster.agent.transfer.file_copy import (
     publish,
     set_metadata,
 )
-from cluster.agent.transfer.manifest import Record
+from cluster.agent.transfer.manifest import ManifestRecord
 from cluster.agent.transfer.options import Verify
 from cluster.agent.transfer.record_paths import RecordPaths, discard
-from cluster.agent.transfer.status_table import Chunks, ChunkState, Copied, Flag, State, StatusRow
-from cluster.agent.transfer.transfer_state import Moved, Tally, TransferState
+from cluster.agent.transfer.status_table import Chunks, ChunkState, CopiedFile, Flag, RecordState, StatusRow
+from cluster.agent.transfer.transfer_state import MovedAmounts, ProgressTally, TransferState
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
-"""Bytes that a stream reads, digests and writes at once: measured, 1 MiB costs more calls, and more gains nothing."""
+"""Bytes that a stream reads, digests and writes at a time: measured, 1 MiB needs more calls and larger blocks gain
+nothing.
+"""
 
 ALIGNED_BYTES: Final = 4096
-"""What offsets and lengths past the page cache are multiples of: no disk in use has larger sectors."""
+"""Alignment of direct I/O, bytes: no disk in use has larger sectors."""
 
 POLL_S: Final = 0.1
-"""Seconds between two polls of the thread that waits for the streams: how old the progress that is shown may be."""
+"""Seconds between two checks of the streams: the age of the displayed progress."""
 
 SETTLE_S: Final = 0.5
-"""Seconds between two syncs of what is written so far: what a power cut may cost, besides what is under way."""
+"""Seconds between two syncs of written data: the loss in a power failure, besides data in transit."""
 
 _ZEROS: Final = memoryview(bytes(1024 * 1024))
 _NO_KERNEL_COPY: Final = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM})
 
 
-class Way(Enum):
-    """How the bytes of a chunk get to where they belong."""
+class CopyMethod(Enum):
+    """Method of moving the bytes of a chunk."""
 
     WRITE = "write"
-    """Read, digested, and the very same bytes written."""
+    """Read, digest, and write the same bytes."""
     KERNEL = "kernel"
-    """copy_file_range(2): no digest is taken."""
+    """copy_file_range(2), without a digest."""
     CLONED = "cloned"
-    """They are there already, in blocks that are shared with the source: only digested."""
+    """Blocks are shared with the source; only compute the digest."""
 
 
-class _Abandoned(Exception):
+class _StreamAbandoned(Exception):
     """Another stream failed."""
 
 
 class SyncFailed(Exception):
-    """What was written is not on the disk, and nothing says which part of it. `__cause__` is the OSError."""
+    """A sync failed, so it is unknown which data is on disk. `__cause__` is the OSError."""
 
 
-class Pouring:
-    """Moves the chunks of one file from one open file into another."""
+class ChunkCopy:
+    """Moves the chunks of one open file to another."""
 
     def __init__(
         self,
         transfer: TransferState,
-        record: Record,
+        record: ManifestRecord,
         chunks: Chunks,
         reading: int,
         writing: int,
         direct: int | None,
-        way: Way,
-        tally: Tally,
+        way: CopyMethod,
+        tally: ProgressTally,
     ) -> None:
-        """Take the record as the file is now, its marks, and open descriptors, which stay the caller's. `direct` is
-        `writing` past the page cache.
+        """Use the record with the file's current size, its marks and open descriptors, which stay the caller's.
+
+        `direct` is `writing` opened without the page cache.
         """
         self._transfer = transfer
         self._record = record
@@ -103,15 +106,21 @@ class Pouring:
         self._lock = threading.Lock()
         self._written: list[int] = []
         self.moved_bytes = 0
-        """What was counted of the file: to be taken back if it has to be moved again."""
+        """Bytes counted as moved, to be subtracted if the file is moved again."""
         self.durable_bytes = 0
-        """What was counted of it as durable."""
+        """Bytes counted as durable."""
         self.kernel_copied = False
         self.differing: list[int] = []
-        """Chunks that storage does not give back as they were written."""
+        """Chunks that differ when read back."""
 
     def run(self) -> None:
-        """Move what is not there yet. SourceChanged, SyncFailed, OSError, or what the pace raises."""
+        """Move the missing chunks. Also raises the exceptions of the pace.
+
+        Raises:
+            SourceChanged: The source was modified.
+            SyncFailed: Written data may be lost.
+            OSError: A read or write failed.
+        """
         settled_s = self._transfer.context.clock.monotonic_s()
 
         def settle() -> None:
@@ -124,12 +133,16 @@ class Pouring:
         self._each(self._move, settle)
 
     def read_back(self) -> list[int]:
-        """Return the chunks of which storage gives back something else than was written. OSError."""
+        """Return the chunks that differ when read back from storage.
+
+        Raises:
+            OSError: A chunk cannot be read.
+        """
         self.differing = []
         self._each(self._compare, lambda: None)
         return sorted(self.differing)
 
-    # The threads.
+    # Threads.
 
     def _each(self, work: Callable[[int, memoryview], None], meanwhile: Callable[[], None]) -> None:
         numbers = iter(range(self._chunks.count))
@@ -139,7 +152,7 @@ class Pouring:
 
         def stream() -> None:
             try:
-                # Not closed by hand: what is raised below still refers to parts of it.
+                # Never closed explicitly: exceptions below still refer to parts of it.
                 block = memoryview(mmap.mmap(-1, BLOCK_BYTES))
                 while not stopping.is_set():
                     with self._lock:
@@ -147,7 +160,7 @@ class Pouring:
                     if number is None:
                         break
                     work(number, block)
-            except _Abandoned:
+            except _StreamAbandoned:
                 pass
             except BaseException as error:
                 failures.append(error)
@@ -162,7 +175,7 @@ class Pouring:
         try:
             started = _start(threads)
             if not started:
-                # Then one after the other.
+                # Copy sequentially in this thread.
                 started = 1
                 stream()
             while len(ended) < started:
@@ -181,7 +194,7 @@ class Pouring:
             raise failures[0]
 
     def _settle(self) -> None:
-        """Make durable what was written, and then the marks that say so."""
+        """Sync the written chunks, then mark them as durable."""
         with self._lock:
             numbers, self._written = self._written, []
         if not numbers:
@@ -190,17 +203,17 @@ class Pouring:
             os.fdatasync(self._writing)
         except OSError as error:
             raise SyncFailed from error
-        self._chunks.durable(numbers)
+        self._chunks.mark_durable(numbers)
         self._keep(numbers)
 
     def _keep(self, numbers: Sequence[int]) -> None:
-        """Count chunks that no other attempt has to move again."""
+        """Count chunks that no later attempt has to move."""
         size_bytes = sum(end - begin for begin, end in map(self._range, numbers))
         with self._lock:
             self.durable_bytes += size_bytes
-        self._tally.add(Moved(durable_bytes=size_bytes))
+        self._tally.add(MovedAmounts(durable_bytes=size_bytes))
 
-    # One chunk.
+    # Single chunks.
 
     def _range(self, number: int) -> tuple[int, int]:
         begin = number * self._chunks.chunk_bytes
@@ -212,12 +225,12 @@ class Pouring:
         if state is ChunkState.DURABLE or (state is ChunkState.COPIED and self._is_there(number, begin, end)):
             with self._lock:
                 self.moved_bytes += end - begin
-            self._tally.add(Moved(size_bytes=end - begin, resumed_bytes=end - begin))
+            self._tally.add(MovedAmounts(size_bytes=end - begin, resumed_bytes=end - begin))
             if state is ChunkState.DURABLE:
                 self._keep([number])
             return
-        digest = self._pour(begin, end, block, whole=state is not ChunkState.NONE)
-        self._chunks.copied(number, digest)
+        digest = self._copy_range(begin, end, block, whole=state is not ChunkState.NONE)
+        self._chunks.mark_copied(number, digest)
         with self._lock:
             self._written.append(number)
 
@@ -227,10 +240,10 @@ class Pouring:
             return self._transfer.same_boot
         return digest_of(self._writing, self._transfer.options.algorithm, begin, end - begin) == known
 
-    def _pour(self, begin: int, end: int, block: memoryview, *, whole: bool) -> bytes:
-        """Move a chunk and return its digest, empty if none was taken.
+    def _copy_range(self, begin: int, end: int, block: memoryview, *, whole: bool) -> bytes:
+        """Move a chunk and return its digest, or b"" if none was computed.
 
-        `whole`: something wrong may be in it, also where the source has holes.
+        `whole` copies holes too, because the destination may contain wrong data there.
         """
         taken = hasher(self._transfer.options.algorithm)
         for is_data, start, stop in self._segments(begin, end) if self._sparse and not whole else [(True, begin, end)]:
@@ -241,14 +254,14 @@ class Pouring:
                 for at in range(start, stop, len(_ZEROS)):
                     taken.update(_ZEROS[: min(len(_ZEROS), stop - at)])
                 self._count(stop - start, 0)
-            elif self._way is Way.KERNEL and self._kernel_copies(start, stop):
+            elif self._way is CopyMethod.KERNEL and self._kernel_copies(start, stop):
                 self.kernel_copied = True
             else:
                 self._copy(start, stop, block, taken)
         return b"" if self.kernel_copied else taken.digest()
 
     def _copy(self, at: int, end: int, block: memoryview, taken: Hasher) -> None:
-        source = self._writing if self._way is Way.CLONED else self._reading
+        source = self._writing if self._way is CopyMethod.CLONED else self._reading
         while at < end:
             step = self._take(end - at)
             filled = 0
@@ -258,7 +271,7 @@ class Pouring:
                     raise SourceChanged
                 filled += got
             taken.update(block[:step])
-            if self._way is Way.CLONED:
+            if self._way is CopyMethod.CLONED:
                 self._count(step, 0)
             else:
                 self._write(block[:step], at)
@@ -282,7 +295,7 @@ class Pouring:
             data, at = data[written:], at + written
 
     def _kernel_copies(self, at: int, end: int) -> bool:
-        """Have the kernel, or a file server, copy; False if it does not, and then nothing of this was counted."""
+        """Let the kernel or a file server copy; return False, with nothing counted, if it cannot."""
         first = True
         while at < end:
             step = self._take(end - at)
@@ -291,7 +304,7 @@ class Pouring:
             except OSError as error:
                 if error.errno not in _NO_KERNEL_COPY or not first:
                     raise
-                self._way = Way.WRITE
+                self._way = CopyMethod.WRITE
                 return False
             if not copied:
                 raise SourceChanged
@@ -302,7 +315,7 @@ class Pouring:
 
     def _take(self, most: int) -> int:
         if self._stopping.is_set():
-            raise _Abandoned
+            raise _StreamAbandoned
         pace = self._transfer.context.pace
         step = pace.step_bytes(min(most, BLOCK_BYTES))
         if step > ALIGNED_BYTES:
@@ -313,12 +326,12 @@ class Pouring:
     def _count(self, size_bytes: int, written_bytes: int) -> None:
         with self._lock:
             self.moved_bytes += size_bytes
-        self._tally.add(Moved(size_bytes=size_bytes, written_bytes=written_bytes))
+        self._tally.add(MovedAmounts(size_bytes=size_bytes, written_bytes=written_bytes))
 
     # Holes.
 
     def _segments(self, begin: int, end: int) -> Iterator[tuple[bool, int, int]]:
-        """Yield the parts of a chunk: (whether there is data, begin, end)."""
+        """Yield the segments of a chunk as (is data, begin, end)."""
         at = begin
         while at < end:
             data = _seek(self._reading, at, os.SEEK_DATA, end)
@@ -372,13 +385,13 @@ class Pouring:
 
     def _poll(self) -> None:
         if self._stopping.is_set():
-            raise _Abandoned
+            raise _StreamAbandoned
         self._transfer.context.pace.check()
-        self._tally.add(Moved(steps=1))
+        self._tally.add(MovedAmounts(steps=1))
 
 
 def _start(threads: list[threading.Thread]) -> int:
-    """Start threads, and return how many there may be: a user's processes and threads are limited together."""
+    """Start the threads and return how many started: processes and threads of a user share one limit."""
     for number, thread in enumerate(threads):
         try:
             thread.start()
@@ -388,31 +401,36 @@ def _start(threads: list[threading.Thread]) -> int:
 
 
 def _seek(descriptor: int, at: int, how: int, end: int) -> int:
-    """Return where the next data or hole begins, `end` at most."""
+    """Return the start of the next data or hole, at most `end`."""
     try:
         return min(os.lseek(descriptor, at, how), end)
     except OSError as error:
         if error.errno == errno.ENXIO:
             return end
         if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-            # A file system without holes.
+            # The filesystem does not report holes.
             return at if how == os.SEEK_DATA else end
         raise
 
 
 def quietly_close(descriptors: Iterable[int | None]) -> None:
-    """Close what is open of them."""
+    """Close the descriptors that are not None."""
     for descriptor in descriptors:
         if descriptor is not None:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
 
-def copy_file(transfer: TransferState, record: Record, paths: RecordPaths, tally: Tally) -> None:
-    """Copy one large file, once more if it changes or storage gives it back wrong.
+def copy_file(transfer: TransferState, record: ManifestRecord, paths: RecordPaths, tally: ProgressTally) -> None:
+    """Copy one large file, a second time if it changes or reads back incorrectly. Also raises the exceptions of the
+    pace.
 
-    What it has become since the walk is what is copied: only a file that goes on changing fails. TransferFailed,
-    OSError, SourceChanged, or what the pace raises.
+    Copies the file's current content; only a file that keeps changing fails.
+
+    Raises:
+        TransferFailed: The file cannot be copied.
+        SourceChanged: The source keeps changing.
+        OSError: A read or write failed.
     """
     tally.at(transfer.label(record))
     for tried in range(1, COPY_TRIES_MAX + 1):
@@ -421,21 +439,23 @@ def copy_file(transfer: TransferState, record: Record, paths: RecordPaths, tally
             attempt.run()
             return
         except (SourceChanged, ReadBackFailed):
-            transfer.slots.tried(record.index)
-            tally.add(Moved(size_bytes=-attempt.moved_bytes, durable_bytes=-attempt.durable_bytes, retries=1))
+            transfer.slots.count_try(record.index)
+            tally.add(MovedAmounts(size_bytes=-attempt.moved_bytes, durable_bytes=-attempt.durable_bytes, retries=1))
             if tried == COPY_TRIES_MAX:
                 raise
 
 
 class _Attempt:
-    def __init__(self, transfer: TransferState, record: Record, paths: RecordPaths, tally: Tally) -> None:
+    def __init__(
+        self, transfer: TransferState, record: ManifestRecord, paths: RecordPaths, tally: ProgressTally
+    ) -> None:
         self._transfer = transfer
         self._record = record
-        """As it is now, once its source is open."""
+        """Record with the current size, once the source is open."""
         self._paths = paths
         self._tally = tally
         self._planned = self._chunks = transfer.chunks(record)
-        self._source_shown, self._shown = transfer.shown(record)
+        self._source_shown, self._shown = transfer.display_paths(record)
         self.moved_bytes = self.durable_bytes = 0
 
     def run(self) -> None:
@@ -454,26 +474,27 @@ class _Attempt:
             self._start_over(staging, part)
             raise
         except SyncFailed as failure:
-            # Nothing says which part of it is on the disk.
+            # It is unknown which part is on disk.
             self._start_over(staging, part)
             assert isinstance(failure.__cause__, OSError)
             raise failure.__cause__ from None
         finally:
             quietly_close((reading, writing))
-        transfer.slots.mark(record.index, State.READY, copied)
+        transfer.slots.mark(record.index, RecordState.READY, copied)
         if not transfer.options.replace:
             transfer.slots.sync()
         publish(staging, part, directory, name, self._shown, replace=transfer.options.replace)
         os.fsync(directory)
-        transfer.slots.mark(record.index, State.DONE, copied)
+        transfer.slots.mark(record.index, RecordState.DONE, copied)
         transfer.slots.sync()
-        self._tally.add(Moved(files=1, durable_bytes=record.size - self.durable_bytes))
+        self._tally.add(MovedAmounts(files=1, durable_bytes=record.size - self.durable_bytes))
         self._tally.tell()
 
-    def _plan_again(self, status: os.stat_result, staging: int, part: bytes) -> Record:
-        """Take the file as it has become since the walk: from its beginning, since all marks are of what was planned.
+    def _plan_again(self, status: os.stat_result, staging: int, part: bytes) -> ManifestRecord:
+        """Restart with the file's current size, since all marks refer to the planned one.
 
-        TransferFailed if there is no room for what it has grown to.
+        Raises:
+            TransferFailed: The file has outgrown the limit.
         """
         transfer, planned = self._transfer, self._record
         transfer.check_limit(transfer.header.size_bytes - planned.size + status.st_size)
@@ -492,18 +513,18 @@ class _Attempt:
         """Return the temporary file of an earlier attempt, or a new one."""
         table, index, record = self._transfer.slots, self._record.index, self._record
         row = table.get(index)
-        if row.state is State.STARTED:
+        if row.state is RecordState.STARTED:
             writing = open_part(staging, part, row.copied.inode)
             if writing is not None:
                 return writing
         writing = create_part(staging, part)
         try:
             self._chunks.clear()
-            # Size and time say what the marks are of: the manifest may say something else.
-            started = Copied(record.size, record.mtime_ns, os.fstat(writing).st_ino)
-            table.put(index, StatusRow(State.STARTED, row.tries, started))
+            # Size and time identify what the marks refer to; the manifest may differ.
+            started = CopiedFile(record.size, record.mtime_ns, os.fstat(writing).st_ino)
+            table.put(index, StatusRow(RecordState.STARTED, row.tries, started))
         except OSError:
-            # No record leads to it.
+            # Remove it, since no record refers to it.
             with contextlib.suppress(OSError):
                 discard(staging, part)
             quietly_close((writing,))
@@ -515,22 +536,22 @@ class _Attempt:
             discard(staging, part)
         self._planned.clear()
 
-    def _fill(self, reading: int, status: os.stat_result, writing: int, staging: int, part: bytes) -> Copied:
+    def _fill(self, reading: int, status: os.stat_result, writing: int, staging: int, part: bytes) -> CopiedFile:
         options, record = self._transfer.options, self._record
         way = self._way(reading, writing)
         direct: int | None = None
         try:
-            if way is not Way.CLONED:
-                if not record.is_sparse and way is Way.WRITE:
+            if way is not CopyMethod.CLONED:
+                if not record.is_sparse and way is CopyMethod.WRITE:
                     allocate(writing, record.size)
                 os.ftruncate(writing, record.size)
-                direct = open_direct(staging, part, writing) if way is Way.WRITE else None
-            pouring = Pouring(self._transfer, record, self._chunks, reading, writing, direct, way, self._tally)
+                direct = open_direct(staging, part, writing) if way is CopyMethod.WRITE else None
+            pouring = ChunkCopy(self._transfer, record, self._chunks, reading, writing, direct, way, self._tally)
             try:
-                if way is not Way.CLONED or options.verify >= Verify.DIGEST:
+                if way is not CopyMethod.CLONED or options.verify >= Verify.DIGEST:
                     pouring.run()
                 else:
-                    self._tally.add(Moved(size_bytes=record.size))
+                    self._tally.add(MovedAmounts(size_bytes=record.size))
             finally:
                 self.moved_bytes, self.durable_bytes = pouring.moved_bytes, pouring.durable_bytes
             check_unchanged(reading, status)
@@ -545,25 +566,25 @@ class _Attempt:
             written = os.fstat(writing)
             if written.st_size != record.size:
                 raise ReadBackFailed(f"{self._shown} has {written.st_size} bytes instead of {record.size}")
-            return Copied(record.size, status.st_mtime_ns, written.st_ino, self._digest(), flags)
+            return CopiedFile(record.size, status.st_mtime_ns, written.st_ino, self._digest(), flags)
         finally:
             quietly_close((direct,))
 
-    def _way(self, reading: int, writing: int) -> Way:
-        """Share blocks if that is possible; let a file server copy by itself if no digest is wanted; else write."""
+    def _way(self, reading: int, writing: int) -> CopyMethod:
+        """Choose a method: clone if possible, let a file server copy if no digest is needed, otherwise write."""
         if all(self._chunks.state(number) is ChunkState.NONE for number in range(min(2, self._chunks.count))) and clone(
             reading, writing
         ):
-            return Way.CLONED
+            return CopyMethod.CLONED
         if self._transfer.options.verify >= Verify.DIGEST or is_local(writing):
-            return Way.WRITE
-        return Way.KERNEL
+            return CopyMethod.WRITE
+        return CopyMethod.KERNEL
 
-    def _read_back(self, pouring: Pouring) -> None:
+    def _read_back(self, pouring: ChunkCopy) -> None:
         differing = pouring.read_back()
         if differing:
             raise ReadBackFailed(
-                f"{self._shown} does not hold what was read from {self._source_shown}: "
+                f"{self._shown} differs from the data read from {self._source_shown}: "
                 f"{len(differing)} of {self._chunks.count} chunks differ on the disk; check the disk"
             )
 
@@ -572,9 +593,9 @@ class _Attempt:
         return combine(self._transfer.options.algorithm, self._chunks.chunk_bytes, digests) if all(digests) else b""
 
 
-def _flags(way: Way, pouring: Pouring, record: Record) -> Flag:
+def _flags(way: CopyMethod, pouring: ChunkCopy, record: ManifestRecord) -> Flag:
     flags = Flag(0)
-    if way is Way.CLONED:
+    if way is CopyMethod.CLONED:
         flags |= Flag.REFLINKED
     if pouring.kernel_copied:
         flags |= Flag.KERNEL_COPIED

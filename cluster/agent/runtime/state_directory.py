@@ -1,22 +1,22 @@
-"""The directory of an agent: what it holds, whose it is, and that only one agent works in it.
+"""State directory of an agent: its content, its lock and its report outbox.
 
-lock          held by the agent that works here
-storage-id    made once: another one means that the data is another disk's
-buffers/JOB/  striped and private: what the job sees
-buffers/.images/JOB.ext4  what is mounted there, where buffers are images; persistent ones likewise
-operations/JOB  held by the worker of the job's operation while it lives
+lock          held by the running agent
+storage-id    created once; a different ID means that the data belongs to another disk
+buffers/JOB/  striped and private: the directories the job sees
+buffers/.images/JOB.ext4  image mounted on the buffer, if buffers are images; likewise for persistent ones
+operations/JOB  held by the worker of the job's operation while it runs
 steps/JOB/    one run of one script (cluster.agent.script_run)
 outbox/       results that the controller has not acknowledged
-spare/        room for results and locks when the disk is full (cluster.agent.files.durable)
-leftovers/JOB  where a transfer may leave something if it is killed (cluster.agent.worker.orphans)
-transfers/JOB.STAGE.*  what a transfer has done, for its next attempt (cluster.agent.transfer.workspace)
-receipts/JOB.ATTEMPT.STAGE  a line for each file that was moved
-cgroup        where this agent's cgroups are, for the next one
+spare/        reserve files for results and locks on a full disk (cluster.agent.files.durable)
+leftovers/JOB  where a killed transfer may leave files (cluster.agent.worker.orphans)
+transfers/JOB.STAGE.*  progress of a transfer, for its next attempt (cluster.agent.transfer.workspace)
+receipts/JOB.ATTEMPT.STAGE  one line for each file that was moved
+cgroup        location of this agent's cgroups, for the next agent
 
-The outbox has results on disk before they are sent, and they are sent until they are acknowledged. A report is
-idempotent by (job, attempt): sent twice, the second is refused as stale, which acknowledges it too. While the disk is
-full, reports are written into reserve files, which come back when they are acknowledged. Whatever else needs room waits
-until there is some, and says so once a minute: the agent goes on meanwhile.
+Results are durable in the outbox before they are sent, and are resent until acknowledged. A report is idempotent by
+(job, attempt): the controller rejects a duplicate as stale, which acknowledges it too. While the disk is full, reports
+use reserve files, which are reused after acknowledgement. Everything else waits for space, with a warning once a
+minute, while the agent keeps running.
 """
 
 from __future__ import annotations
@@ -45,17 +45,15 @@ from cluster.agent.files import (
     SPARE,
     STEPS,
     TEMPORARY_SUFFIX,
-    Identity,
-    ImageRefused,
+    FileIdentity,
+    ImageFailed,
     ReserveFiles,
     capacity,
     identity_of,
-    is_no_room,
+    is_resource_exhausted,
     read_bounded,
     write_durably,
 )
-from cluster.agent.home.buffer_syncs import BufferSyncs
-from cluster.agent.home.worker_watchdog import Hung
 from cluster.agent.limits import (
     COMMAND_AGE_S_MAX,
     DISK_FULL_RETRY_S,
@@ -74,6 +72,8 @@ from cluster.agent.processes import (
     cgroup_of_script,
     open_tree,
 )
+from cluster.agent.runtime.buffer_syncs import BufferSyncs
+from cluster.agent.runtime.worker_watchdog import HungWorkers
 from cluster.schemas import Report, instant_of, new_command_id
 from cluster.system import Clock, SystemClock, names_in, open_directory
 from replica.messages import ScriptStarted
@@ -84,84 +84,84 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class GivenUp(Exception):
-    """What waited for room is not wanted any more."""
+class RetryAbandoned(Exception):
+    """Raised when an operation waiting for disk space is no longer needed."""
 
 
 class DiskFullRetry:
-    """The room on the disk of one agent, as those see it who need some."""
+    """Retries on one agent's full disk."""
 
     def __init__(self, shown: str, clock: Clock) -> None:
-        """Begin with no complaint; `shown` names the disk."""
+        """Begin without warnings; `shown` names the disk in log lines."""
         self._shown = shown
         self._clock = clock
         self._warned_s: float | None = None
 
     async def keep_trying(self, what: str, act: Callable[[], _T], given_up: asyncio.Event) -> _T:
-        """Return what `act` returns as soon as there is room for it; `what` is what waits, in words.
+        """Call `act` until there is space for it and return its result; `what` describes it in log lines.
 
-        GivenUp once `given_up` is set; OSError that has nothing to do with room.
+        Raises:
+            RetryAbandoned: `given_up` was set.
+            OSError: The error has another cause than exhausted resources.
         """
         wait_s = DISK_FULL_RETRY_S
         while not given_up.is_set():
             try:
                 result = act()
             except OSError as error:
-                if not is_no_room(error):
+                if not is_resource_exhausted(error):
                     raise
                 self.warn(what, error)
             else:
-                self.found()
+                self.note_space_available()
                 return result
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(given_up.wait(), wait_s)
             wait_s = min(DISK_FULL_RETRY_S_MAX, 2 * wait_s)
-        raise GivenUp
+        raise RetryAbandoned
 
     def warn(self, what: str, error: OSError) -> None:
-        """Say that `what` has to wait, unless something of the kind was said within the last minute."""
+        """Log that `what` has to wait, at most once a minute."""
         now_s = self._clock.monotonic_s()
         if self._warned_s is None or now_s - self._warned_s >= DISK_FULL_WARNING_S:
             self._warned_s = now_s
-            logger.warning(
-                "%s: %s: %s waits until there is room; make some, nothing is lost", self._shown, error.strerror, what
-            )
+            logger.warning("%s: %s: %s waits for space; free some, nothing is lost", self._shown, error.strerror, what)
 
-    def found(self) -> None:
-        """There was room for something."""
+    def note_space_available(self) -> None:
+        """Log the end of a shortage."""
         if self._warned_s is not None:
             self._warned_s = None
-            logger.info("%s: there is room again", self._shown)
+            logger.info("%s: there is space again", self._shown)
 
 
 _CGROUP: Final = "cgroup"
 _STORAGE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _PRIVATE: Final = 0o700
 _PASSABLE: Final = 0o711
-"""Mode of what a job's user has to pass through, without listing it, on the way to his own buffer."""
+"""Mode of directories that a job's user must traverse, without listing them, to reach the buffer."""
 
 
 class AgentFailed(Exception):
-    """The agent cannot work; the message is a sentence that names the file and the remedy."""
+    """Fatal error of an agent; the message names the file and the remedy."""
 
 
-class Home:
-    """An agent's directory, opened and locked."""
+class StateDirectory:
+    """Open and locked state directory of an agent."""
 
     def __init__(self, path: Path, accounts: Mode, clock: Clock | None = None, *, images: bool = False) -> None:
-        """Open the directory, making it if need be; AgentFailed if another agent works in it or it cannot be used.
+        """Open the directory, creating it if necessary. `images` makes each new buffer an image.
 
-        `images`: whether each buffer that is made is to be one.
-
-        OSError if there is no room for what has to be made.
+        Raises:
+            AgentFailed: Another agent uses the directory, or it is unusable.
+            OSError: There is no space for the files to create.
         """
         self._open: list[int] = []
         self.fork_server = ForkServer(clock)
-        """What makes workers and supervisors: new interpreters, until it is told to start."""
+        """Starts workers and supervisors; until `start`, each is a new interpreter."""
         try:
             path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
             self.path = Path(os.path.realpath(path))
-            """Absolute and without links: what a job's environment names."""
+            """Absolute path without links, as in a job's environment."""
             self.descriptor = self._keep(open_directory(self.path))
             self._lock()
             mode = _PASSABLE if accounts == "switch" else _PRIVATE
@@ -175,18 +175,18 @@ class Home:
             self.persistent = self._subdirectory(PERSISTENT, mode)
             self.storage_id = self._storage_id()
             self.capacity_control = self._find_control(images)
-            """What holds buffers to their capacity; they are watched whatever it is."""
-            self.hung = Hung()
+            """Mechanism that enforces the capacity of buffers; they are watched in any case."""
+            self.hung = HungWorkers()
             self.buffer_syncs = BufferSyncs()
             self.cgroups: CgroupTree | None = None
-            """Where processes of jobs are held; None: they are found by listing alone."""
+            """Cgroups for the processes of jobs; None if processes are only found by listing."""
             self._loose: frozenset[int] = frozenset()
-            """Jobs of which something may live elsewhere: an earlier agent had other cgroups, or none."""
+            """Jobs that may have processes elsewhere, because an earlier agent used other cgroups or none."""
             self.disk_full = DiskFullRetry(str(self.path), clock or SystemClock())
             self.reserve_files = ReserveFiles(self._subdirectory(SPARE, _PRIVATE))
         except OSError as error:
             self.close()
-            if is_no_room(error):
+            if is_resource_exhausted(error):
                 raise
             raise AgentFailed(f"{path}: the agent's directory cannot be used: {error.strerror}") from error
         except BaseException:
@@ -194,14 +194,17 @@ class Home:
             raise
 
     @property
-    def identity(self) -> Identity:
-        """What the kernel knows the directory by: jobs may not name files in it."""
+    def identity(self) -> FileIdentity:
+        """Device and inode of the directory: jobs may not name files in it."""
         return identity_of(self.descriptor)
 
     def hold_processes(self, where: str) -> str:
-        """Have cgroups for the processes of jobs, and return nothing, or why there are none; `where` as `open_tree`.
+        """Set up cgroups for jobs; return "" or the reason why there are none. `where` is as for `open_tree`.
 
-        What earlier agents left in theirs is ended, but for the scripts of which there is a record. OSError.
+        Processes in an earlier agent's cgroups are killed, except for recorded scripts.
+
+        Raises:
+            OSError: The location of the cgroups cannot be recorded.
         """
         scripts = [int(name) for name in names_in(self.steps) if name.isdecimal()]
         refused = ""
@@ -225,15 +228,15 @@ class Home:
         return refused
 
     def cgroups_of(self, job: int) -> str:
-        """Return the tree of cgroups that all of a job's scripts live in; empty if something may live elsewhere."""
+        """Return the cgroup tree that contains all of a job's scripts; empty if some processes may be outside."""
         return "" if self.cgroups is None or job in self._loose else self.cgroups.path
 
     def marker(self, job: int) -> str:
-        """Return what marks the processes of a job of this agent."""
+        """Return the marker of a job's processes."""
         return f"{self.storage_id}.{job}"
 
     def close(self) -> None:
-        """Give the directory up; the lock is free afterwards."""
+        """Close the directory and release the lock."""
         self.fork_server.close()
         while self._open:
             os.close(self._open.pop())
@@ -243,8 +246,9 @@ class Home:
         return descriptor
 
     def _lock(self) -> None:
-        # The file can be removed while it is held, the directory cannot: its lock is the one that counts. It is taken
-        # on a descriptor of its own, which no helper is given: a helper must not hold it when the agent is dead.
+        # The lock file can be removed while it is held, so the lock on the directory counts. It uses a descriptor of
+        # its own that
+        # no helper inherits, because a helper must not hold it after the agent's death.
         directory = self._keep(open_directory(".", dir_fd=self.descriptor))
         file = self._keep(
             os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.descriptor)
@@ -254,7 +258,7 @@ class Home:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise AgentFailed(
-                f"{self.path}: another agent works in this directory; end it, or give this one its own"
+                f"{self.path}: another agent uses this directory; stop it, or configure another directory"
             ) from None
 
     def _subdirectory(self, name: str, mode: int) -> int:
@@ -268,7 +272,7 @@ class Home:
                 os.unlink(entry, dir_fd=descriptor)
         return descriptor
 
-    def _find_control(self, images: bool) -> capacity.Control:
+    def _find_control(self, images: bool) -> capacity.CapacityControl:
         for parent in (self.buffers, self.persistent):
             for fault in capacity.see_all_mounted(parent):
                 logger.error("%s: %s", self.path, fault)
@@ -276,7 +280,7 @@ class Home:
             return capacity.find_control(self.buffers)
         try:
             return capacity.hold_by_images(self.buffers)
-        except ImageRefused as error:
+        except ImageFailed as error:
             raise AgentFailed(f'{self.path}: buffer_image = "ext4": {error}; or write "none"') from error
 
     def _storage_id(self) -> str:
@@ -284,41 +288,46 @@ class Home:
         if data is None:
             if names_in(self.buffers):
                 raise AgentFailed(
-                    f"{self.path}: there are buffers but no storage-id; "
-                    "put the file back, or empty buffers/ if the data may go"
+                    f"{self.path}: storage-id is missing although there are buffers; "
+                    "restore the file, or empty buffers/ if the data can be lost"
                 )
             data = uuid.uuid4().hex.encode() + b"\n"
             write_durably(self.descriptor, "storage-id", data)
         text = data.decode("ascii", "replace").strip()
         if _STORAGE_ID.fullmatch(text) is None:
-            raise AgentFailed(f"{self.path}/storage-id does not hold 32 hexadecimal digits; put the right file back")
+            raise AgentFailed(
+                f"{self.path}/storage-id does not contain 32 hexadecimal digits; restore the original file"
+            )
         return text
 
 
 _SYNCED: Final = "json"
 _UNSYNCED: Final = "unsynced"
-"""How the names of reports end: of those that are durable before they are sent, and of those that are found again after
-a power cut."""
+"""Suffixes of report files: durable before they are sent, and recoverable after a power failure by other means."""
 
 _REPORT_NAME: Final = re.compile(rf"([0-9]{{20}})\.({_SYNCED}|{_UNSYNCED})", re.ASCII)
 
 
-class Outbox:
-    """The reports of an agent, in the order in which they were made."""
+class ReportOutbox:
+    """Reports of an agent that are not yet acknowledged, in order."""
 
     def __init__(self, directory: int, clock: Clock, reserve_files: ReserveFiles) -> None:
-        """Read what is in the open directory; AgentFailed names a file that cannot be read."""
+        """Load the reports in an open directory.
+
+        Raises:
+            AgentFailed: A report is damaged; the message names the file.
+        """
         self._directory = directory
         self._spares = reserve_files
         self._clock = clock
         self._reports: dict[int, Report] = {}
         self._names: dict[int, str] = {}
         self.changed = asyncio.Event()
-        """Set while there may be something to send."""
+        """Set while there may be reports to send."""
         for name in sorted(names_in(directory)):
             found = _REPORT_NAME.fullmatch(name)
             if found is None:
-                # Lent and not used: it comes back.
+                # Return an unused reserve file.
                 if name.endswith(RESERVE_SUFFIX):
                     reserve_files.drop(directory, name)
                 continue
@@ -332,7 +341,7 @@ class Outbox:
                     continue
                 raise AgentFailed(
                     f"outbox/{name} is damaged ({error}); the disk may be failing: "
-                    "move the file away, and its operation is ordered again"
+                    "move the file away; its operation will be ordered again"
                 ) from error
             self._names[int(found.group(1))] = name
         self._next = max(self._reports, default=0) + 1
@@ -343,15 +352,16 @@ class Outbox:
         return len(self._reports)
 
     def reports(self) -> list[Report]:
-        """Return everything that is not acknowledged, oldest first."""
+        """Return all unacknowledged reports, oldest first."""
         return list(self._reports.values())
 
     def add(self, job: int, attempt: int, stage: str, result: object, *, lasting: bool = True) -> None:
-        """Keep a result until it is acknowledged; durable on return, if it is to be `lasting`.
+        """Store a result until it is acknowledged; durable on return if `lasting`.
 
-        One that is not outlives this agent, and a power cut perhaps: what it says has to be found again then.
+        A result that is not lasting survives the agent but perhaps not a power failure; it must be recoverable then.
 
-        OSError if the disk does not take it: nothing is kept then, and the same may be added again.
+        Raises:
+            OSError: The disk is full or fails; nothing is stored and the call can be repeated.
         """
         report = msgspec.convert(
             {
@@ -371,16 +381,15 @@ class Outbox:
         self._reports[number] = report
         self._names[number] = name
         if isinstance(report.result, ScriptStarted):
-            # The next one takes it along, if it comes soon.
+            # Wait briefly, so that the script's end can go in the same request.
             with contextlib.suppress(RuntimeError):
                 asyncio.get_running_loop().call_later(START_GATHER_S, self.changed.set)
                 return
         self.changed.set()
 
     def batch(self) -> list[Report]:
-        """Return the oldest reports for one request.
-
-        An id that the controller would find too old is replaced by a new one.
+        """Return the oldest reports for one request, with new command IDs where the controller would reject the old
+        ones.
         """
         chosen: list[Report] = []
         for number in sorted(self._reports)[:REPORTS_PER_REQUEST_MAX]:
@@ -392,10 +401,10 @@ class Outbox:
         return chosen
 
     def acknowledge(self, command_id: str) -> Report | None:
-        """Drop the report that was sent with this id and return it; None if there is none."""
+        """Remove and return the report sent under this ID; None if there is none."""
         for number, report in self._reports.items():
             if report.command_id == command_id:
-                # Not synced: a report that comes back after a crash is refused as stale.
+                # No sync is needed: a report that reappears after a crash is rejected as stale.
                 self._spares.drop(self._directory, self._names.pop(number))
                 del self._reports[number]
                 return report
