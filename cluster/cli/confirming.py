@@ -1,4 +1,4 @@
-"""What is asked before something is destroyed: on a terminal; --yes answers, and nobody is asked elsewhere."""
+"""Confirmation before a command destroys something: asked on a terminal, given by --yes elsewhere."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ YES_OPTION = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 
 
 def can_ask() -> bool:
-    """Say whether somebody sits at a terminal who can be asked."""
+    """Return whether standard input is a terminal."""
     return sys.stdin.isatty()
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on the terminal and return if it is to be done; Failure if not, or if nobody can be asked without `yes`."""
+    """Ask on the terminal, unless `yes`.
+
+    Raises:
+        Failure: if the answer is no, or if there is no terminal.
+    """
     if yes:
         return
     if not can_ask():
-        raise bad_input(f"there is no terminal to ask at: {question}", "answer with --yes")
+        raise bad_input(f"refusing without confirmation: {question}", "add --yes")
     if not click.confirm(question, err=True):
-        raise Failure(ExitCode.INTERRUPTED, "it was not confirmed", "nothing was changed")
+        raise Failure(ExitCode.INTERRUPTED, "not confirmed", "nothing was changed")
 
 
 def destroys(question: str) -> Callable[[Decorated], Decorated]:
-    """Return what has a command ask first, and gives it --yes; `{name}` in the question is what was typed for NAME."""
+    """Return a decorator that adds --yes to a command and asks first; `{name}` in the question is its argument NAME."""
 
     def decorate(function: Decorated) -> Decorated:
         @YES_OPTION

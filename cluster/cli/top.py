@@ -158,7 +158,7 @@ def picture(seen: Seen, height: int, trouble: str = "", old_s: float | None = No
         Line(""),
         *_replicas(overview),
         Line(""),
-        *_shortened(list(_needs(overview)), NEEDS_MAX, overview.needs_count, "things need somebody"),
+        *_shortened(list(_needs(overview)), NEEDS_MAX, overview.needs_count, "items that need attention"),
         Line(""),
         *_shortened([_pool(row) for row in seen.pools.pools], POOLS_MAX, len(seen.pools.pools), "pools"),
         Line(""),
@@ -194,7 +194,7 @@ def _replicas(overview: OverviewAnswer) -> Iterator[Line]:
 
 def _needs(overview: OverviewAnswer) -> Iterator[Line]:
     if not overview.needs:
-        yield Line("Nothing needs anybody.", "green")
+        yield Line("No action needed.", "green")
     for row in overview.needs:
         remedy = f"   -> {plain(row.remedy)}" if row.remedy else ""
         yield Line(f"! {plain(row.subject)}: {plain(row.sentence)}{remedy}", "yellow")

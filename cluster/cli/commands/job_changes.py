@@ -13,7 +13,7 @@ from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.group import exit_with, report
 from cluster.cli.session import exit_code_of, failure_of, session
 from cluster.cli.submission import Context, read_change, settings_of
-from cluster.cli.text import show_json
+from cluster.cli.text import job_number, show_json
 from cluster.client import ApiError, Client, error_of_view
 from cluster.schemas import (
     JOB_FIELDS,
@@ -161,7 +161,7 @@ _OVER: Final = frozenset(state.name for state in ENDED)
 def _waits(job: JobView) -> Failure:
     return Failure(
         ExitCode.REFUSED,
-        f"job {job.job_id} is on node {job.node}, which is DOWN: the change is recorded, and has no effect yet",
+        f"job {job_number(job)} is on node {job.node}, which is DOWN: the change is recorded, and has no effect yet",
         f"it takes effect when the node returns, or is declared lost by an operator: forebay node lost {job.node}",
     )
 

@@ -193,7 +193,7 @@ def remove(name: str, as_json: bool) -> None:
 @click.command("replace")
 @NAME
 @JSON_OPTION
-@destroys("Give up the data of the replica {name}, which comes back as somebody new?")
+@destroys("Give up the data of the replica {name}, which rejoins with a new ID?")
 def replace(name: str, as_json: bool) -> None:
     """Let a replica that lost its data rejoin (operators).
 

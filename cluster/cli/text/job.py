@@ -99,7 +99,7 @@ def _lines(job: JobView, more: JobDetailsView, now: Instant, zone: Zone, uid: Ui
     if more.mail_types:
         types = ",".join(word.upper() for word in more.mail_types)
         yield _pairs(MailUser=more.mail_user or job.user, MailType=types)
-    own: dict[str, str | int | None] = {"Hold": job.hold or "none", "Attempt": job.attempt}
+    own: dict[str, str | int | None] = {"Hold": job.hold or "none"}
     if job.burst_buffer is not None:
         own["BurstBufferPool"] = job.pool
         own["BurstBufferCapacity"] = size(job.capacity_bytes) if job.capacity_bytes else "none"

@@ -128,8 +128,8 @@ def pools_table(pools: Iterable[PoolView]) -> Listing:
             "OUT-OF-SERVICE",
             "GRANULARITY",
             "BUFFERS",
-            "CAPACITY-BY",
-            "PLACE",
+            "QUOTA-METHOD",
+            "FILESYSTEM",
         ),
         (
             (
@@ -207,7 +207,7 @@ def buffers_table(buffers: Iterable[BufferView]) -> Listing:
 def nodes_table(nodes: Iterable[NodeView]) -> Listing:
     """Return the listing of nodes."""
     return table(
-        ("NODE", "STATE", "CPUS", "JOBS", "LAST-CONTACT", "ENDS-BY", "CAPACITY-BY", "REASON"),
+        ("NODE", "STATE", "CPUS", "JOBS", "LAST-CONTACT", "KILL-METHOD", "QUOTA-METHOD", "REASON"),
         (
             (
                 node.name,

@@ -538,7 +538,7 @@ def test_nothing_is_removed_before_somebody_has_said_yes(site: Site, archives: t
     named = [word for one in archives for word in ("--archive", one)]
     words = ("audit", "prune", "--data", site.home, "--keys", site.keys, *named, "--below", BELOW)
     refused = typed(*words)
-    assert refused.exit_code == ExitCode.BAD_INPUT and "answer with --yes" in refused.stderr
+    assert refused.exit_code == ExitCode.BAD_INPUT and "add --yes" in refused.stderr
     assert answer(typed(*words, "--dry-run", "--json"))["entries"] > 0
 
 

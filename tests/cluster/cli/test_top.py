@@ -77,7 +77,7 @@ def test_everything_that_matters_is_on_it() -> None:
         assert part in text, part
     assert "NO ANSWER" not in text
     idle = "\n".join(line.text for line in picture(seen(), 40))
-    assert "Nothing needs anybody." in idle and "Nothing is moved now." in idle
+    assert "No action needed." in idle and "Nothing is moved now." in idle
 
 
 def test_what_waits_for_somebody_comes_before_what_gets_on() -> None:
@@ -103,7 +103,7 @@ def test_a_picture_fits_its_terminal_and_counts_what_it_leaves_out(
         return
     text = [line.text for line in lines]
     for count, first, what in (
-        (needs + more_needs if needs else 0, "! ", "things need somebody"),
+        (needs + more_needs if needs else 0, "! ", "items that need attention"),
         (pools, "p", "pools"),
         (transfers + more, tuple(f"{number:>8} " for number in range(40)), "transfers"),
     ):
@@ -157,7 +157,7 @@ def ends(terminal: int, process: "subprocess.Popen[bytes]") -> int:
 def test_it_draws_again_says_when_nobody_answers_and_leaves_the_terminal_as_it_was(double: Double, how: str) -> None:
     with running(double) as (ours, theirs, process):
         before = termios.tcgetattr(theirs)
-        until(ours, b"Nothing needs anybody.", 2)
+        until(ours, b"No action needed.", 2)
         assert not termios.tcgetattr(theirs)[3] & termios.ICANON, "keys arrive as they are pressed"
         double.refuse("GET", "/v1/overview", 503, "not_leader", "there is no leader now")
         until(ours, b"NO ANSWER")

@@ -145,7 +145,7 @@ def test_without_a_terminal_it_is_refused_before_anybody_is_asked_unless_yes_is_
     typed = (*words, *DESTROYS[words])
     refused = forebay(double.config, *typed)
     assert (refused.exit_code, refused.stdout, double.asked) == (ExitCode.BAD_INPUT, "", [])
-    assert "answer with --yes" in refused.stderr and "?" in refused.stderr.splitlines()[0]
+    assert "add --yes" in refused.stderr and "?" in refused.stderr.splitlines()[0]
     forebay(double.config, *typed, "--yes")
     assert [one.method for one in double.asked] == ["POST"]
 
@@ -165,7 +165,7 @@ def test_on_a_terminal_it_asks_and_does_what_is_answered(double: Double, words: 
 def test_the_former_authority_is_believed_until_yes_is_said(double: Double) -> None:
     authority = double.config.tls.authority.read_bytes()
     refused = forebay(double.config, "cert", "retire-authority")
-    assert refused.exit_code == ExitCode.BAD_INPUT and "answer with --yes" in refused.stderr
+    assert refused.exit_code == ExitCode.BAD_INPUT and "add --yes" in refused.stderr
     retired = forebay(double.config, "cert", "retire-authority", "--yes", "--json")
     assert msgspec.json.decode(retired.stdout)["retired"] == 0
     assert double.config.tls.authority.read_bytes() == authority
