@@ -31,24 +31,24 @@ from cluster.audit.opening import progress_of as _progress
 from cluster.audit.opening import sentences as _sentences
 from cluster.audit.proving import NotProven, proof_of
 from cluster.audit.recovering import recover_command, restore_command
-from cluster.audit.redecide import Redecided
+from cluster.audit.redecide import RedecidingReplay
 from cluster.audit.redecide_text import first_words, show_redecided
 from cluster.audit.release import BadTree, Release, ReleaseFailed
 from cluster.audit.release_fold import fold_with
 from cluster.audit.replay import (
-    finished,
+    finish_replay,
     fold,
     from_image,
     from_nothing,
     replay,
 )
 from cluster.audit.replay_in_parts import replay_in_parts
-from cluster.audit.report import Source, page_of, read_jobs, read_window
+from cluster.audit.report import ReportSource, page_of, read_jobs, read_window
 from cluster.audit.whatif import (
     BadChange,
-    ChangeRefused,
-    Changes,
+    ChangeRejected,
     Edge,
+    ScenarioChanges,
     TooManyJobs,
     WhatIf,
     WindowRefused,
@@ -286,7 +286,7 @@ def replay_ledger(options: dict[str, Any]) -> None:
             ledger = ledger.as_of_now()
             replayed = from_nothing() if start is None else from_image(ledger, start)
             compared = fold_with(release, ledger, replayed, progress)
-            replayed = finished(ledger, replayed)
+            replayed = finish_replay(ledger, replayed)
     state, digest, digests = replayed.state, replayed.state_digest.hex(), replayed.digests
     found = {
         "revision": state.revision,
@@ -336,9 +336,9 @@ def redecide(options: dict[str, Any]) -> None:
         ledger = running.as_of_now()
         path = options["from_snapshot"]
         start = from_nothing() if path is None else from_image(ledger, load_snapshot(path))
-        deciding = Redecided(start, _since(ledger, options["since"]), release)
+        deciding = RedecidingReplay(start, _since(ledger, options["since"]), release)
         fold(ledger, deciding, ledger.applied_index, progress)
-        finished(ledger, deciding)
+        finish_replay(ledger, deciding)
         states_differ = deciding.finish()
     show_redecided(deciding, options["release"], states_differ, as_json=options["as_json"])
     grave = deciding.grave
@@ -500,7 +500,7 @@ def whatif(options: dict[str, Any]) -> None:
     page: Path | None = options["html"]
     try:
         read = None if policy is None else read_settings(policy)
-        changes = Changes(read, options["settings"], settings_of)
+        changes = ScenarioChanges(read, options["settings"], settings_of)
     except BadChange as error:
         raise bad_input(str(error), error.remedy, place="--set") from error
     with _ledger(options) as running, _progress("reading") as reads, _progress("replaying") as replays:
@@ -512,7 +512,7 @@ def whatif(options: dict[str, Any]) -> None:
             raise Failure(ExitCode.NOT_FOUND, str(error), error.remedy) from error
         except TooManyJobs as error:
             raise Failure(ExitCode.REFUSED, str(error), "let the window be shorter") from error
-        except ChangeRefused as error:
+        except ChangeRejected as error:
             refusal = error.refusal
             raise bad_input(refusal.sentence, refusal.remedy, place=refusal.place or "--set") from error
     if page is not None:
@@ -590,7 +590,7 @@ def _past(place: str, text: str | None) -> int | None:
     return None if text is None else converted(text, read, place)
 
 
-def _made_by(options: dict[str, Any], source: Source) -> str:
+def _made_by(options: dict[str, Any], source: ReportSource) -> str:
     """Return the command that makes a report again: with the window that it has, whatever the ledger gets meanwhile."""
     directory = _directory(options)
     window = [f"--from={format_instant(Instant(source.from_us))}", f"--to={format_instant(Instant(source.to_us))}"]

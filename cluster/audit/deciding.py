@@ -18,7 +18,7 @@ Ask = Callable[[SpeculativeState, int], Request | None]
 """The command that the entry at this place of a batch settled, from what is settled of it; None: it is not decided."""
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class CommandOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a command leads to: events, or a refusal, or `fault` where deciding it raised."""
 
     events: tuple[Event, ...] = ()
@@ -26,9 +26,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     fault: str = ""
 
 
-def recorded(entry: Entry) -> Outcome:
+def recorded_outcome(entry: Entry) -> CommandOutcome:
     """Return what the ledger says that a command led to."""
-    return Outcome(entry.events, entry.refusal)
+    return CommandOutcome(entry.events, entry.refusal)
 
 
 class Deciding:
@@ -38,7 +38,7 @@ class Deciding:
         self.state = state
         self._planner = Planner()
 
-    def settle(self, batch: Batch, ask: Ask) -> list[Outcome | None]:
+    def settle(self, batch: Batch, ask: Ask) -> list[CommandOutcome | None]:
         """Settle the next batch, and return what each command of it leads to that is asked for.
 
         The batch must be of the present revision. LedgerViolation where it cannot be settled.
@@ -46,7 +46,7 @@ class Deciding:
         if batch.at < self.state.at:
             raise LedgerViolation(f"the clock of revision {batch.base} goes back from {self.state.at} to {batch.at}")
         growing = SpeculativeState(self.state, batch.at)
-        found: list[Outcome | None] = []
+        found: list[CommandOutcome | None] = []
         for place, entry in enumerate(batch.entries):
             request = ask(growing, place)
             found.append(None if request is None else self._decided(growing, request))
@@ -55,16 +55,16 @@ class Deciding:
         self.state = growing.state()
         return found
 
-    def _decided(self, growing: SpeculativeState, request: Request) -> Outcome:
+    def _decided(self, growing: SpeculativeState, request: Request) -> CommandOutcome:
         try:
             if isinstance(request.command, RunSchedulingPass):
-                return Outcome(self._planner.events_of_pass(growing))
+                return CommandOutcome(self._planner.events_of_pass(growing))
             facts = growing.facts if is_by_key(request.command) else growing.state()
             decision = decide(facts, request, growing.at)
         except Exception as error:
             # As a leader, which answers such a command and goes on.
-            return Outcome(fault=f"{type(error).__name__}: {error}")
-        return Outcome(refusal=decision) if isinstance(decision, Refusal) else Outcome(decision.events)
+            return CommandOutcome(fault=f"{type(error).__name__}: {error}")
+        return CommandOutcome(refusal=decision) if isinstance(decision, Refusal) else CommandOutcome(decision.events)
 
 
 def in_turn(requests: Sequence[Request | None]) -> Ask:

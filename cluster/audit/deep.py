@@ -8,7 +8,16 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from cluster.api.past import Follower
-from cluster.audit.replay import Progress, Replayed, ReplayFailed, failing_at, finished, fold, from_image, from_nothing
+from cluster.audit.replay import (
+    Progress,
+    ReplayFailed,
+    ReplayFold,
+    failing_at,
+    finish_replay,
+    fold,
+    from_image,
+    from_nothing,
+)
 from cluster.security.proofs import Checkpoint, NoteRefused, parse_checkpoint, parse_note
 from cluster.server.tlog import (
     CHECKPOINT_NAME,
@@ -26,7 +35,7 @@ from wal import Gap, IndexPosition, JobIndex, JobIndexBroken, Ledger, LedgerBrok
 MADE_ANEW = "remove that directory: the replica makes it anew"
 
 
-class Found(NamedTuple):
+class SnapshotCheck(NamedTuple):
     """A snapshot of a replica, of `entry`. `proven`: it was compared; else it stands for history that is not held."""
 
     path: Path
@@ -43,7 +52,7 @@ class Deep(NamedTuple):
     state_digest: bytes
     digests_recorded: int
     digests_compared: int
-    snapshots: tuple[Found, ...]
+    snapshots: tuple[SnapshotCheck, ...]
 
 
 def snapshots_in(directory: Path) -> list[tuple[int, Path]]:
@@ -64,7 +73,7 @@ def verify_deep(
     for; LedgerBroken and SnapshotRefused for what cannot be read.
     """
     ledger = ledger.as_of_now()
-    folding, found = from_nothing(every_digest=True), list[Found]()
+    folding, found = from_nothing(every_digest=True), list[SnapshotCheck]()
     recorded = compared = 0
     missing = [(gap.first_index, gap.last_index) for gap in gaps]
     for index, path in snapshots:
@@ -87,9 +96,9 @@ def verify_deep(
         elif index >= missing[0][1]:
             recorded, compared = recorded + folding.digests.recorded, compared + folding.digests.compared
             folding = from_image(ledger, image, every_digest=True)
-        found.append(Found(path, index, digest, is_before))
+        found.append(SnapshotCheck(path, index, digest, is_before))
     fold(ledger, folding, ledger.applied_index, progress)
-    end = finished(ledger, folding)
+    end = finish_replay(ledger, folding)
     recorded, compared = recorded + end.digests.recorded, compared + end.digests.compared
     return Deep(end.state_digest, recorded, compared, tuple(found))
 
@@ -122,7 +131,7 @@ def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> IndexPosit
                 (ledger.row_at(hole.first_index - 1).revision, ledger.row_at(hole.last_index).revision)
                 for hole in following.holes
             ]
-            for job in merged(stored.jobs(), made.jobs()):
+            for job in merge(stored.jobs(), made.jobs()):
                 says, should = (
                     [
                         row
@@ -194,12 +203,12 @@ def _signed_in(home: Path) -> list[tuple[Path, Checkpoint]]:
     return found
 
 
-def merged(first: Iterable[int], second: Iterable[int]) -> Iterator[int]:
+def merge(first: Iterable[int], second: Iterable[int]) -> Iterator[int]:
     """Yield what is in either of two ascending rows, each once."""
     return (number for number, _ in groupby(heapq.merge(first, second)))
 
 
-def _compare(folded: Replayed, path: Path, chain_digest: bytes, digest: bytes) -> None:
+def _compare(folded: ReplayFold, path: Path, chain_digest: bytes, digest: bytes) -> None:
     if chain_digest != folded.ledger_digest:
         raise ReplayFailed(folded.last_index, f"{path} is of another ledger: {chain_digest.hex()} is not its digest")
     if digest != folded.state_digest:

@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 
-from cluster.audit.deciding import Deciding, Outcome, in_turn, recorded
+from cluster.audit.deciding import CommandOutcome, Deciding, in_turn, recorded_outcome
 from cluster.audit.rebuild import REBUILDERS, rebuilt
 from cluster.audit.release import Release
 from cluster.audit.release_fold import tables_that_differ
-from cluster.audit.replay import Replayed
+from cluster.audit.replay import ReplayFold
 from replica.fold import SpeculativeState
 from replica.messages import Batch, Event, Request, job_of
 from replica.messages import commands as c
@@ -66,7 +66,7 @@ _ALLOCATES: Final = (
 )  # fmt: skip
 
 
-def deviation(before: Outcome, after: Outcome) -> Deviation | None:
+def deviation(before: CommandOutcome, after: CommandOutcome) -> Deviation | None:
     """Return how two outcomes of a command differ; None where they are the same."""
     if before == after:
         return None
@@ -92,7 +92,7 @@ def _without_texts(event: Event) -> Event:
     return msgspec.structs.replace(event, **texts) if texts else event
 
 
-class Tally(msgspec.Struct):
+class CommandCounts(msgspec.Struct):
     """What came of the commands of a kind, counts."""
 
     same: int = 0
@@ -103,7 +103,7 @@ class Tally(msgspec.Struct):
     """Commands that were refused or changed nothing: no event says what they were."""
 
 
-class Difference(msgspec.Struct, frozen=True):
+class DecisionDifference(msgspec.Struct, frozen=True):
     """A decision that comes out otherwise. `here`: whether this release decides as the ledger has it, where another
     one was asked and it is one of the first.
     """
@@ -115,20 +115,20 @@ class Difference(msgspec.Struct, frozen=True):
     command: str
     actor: str
     deviation: Deviation
-    ledger: Outcome
-    decided: Outcome
+    ledger: CommandOutcome
+    decided: CommandOutcome
     here: bool | None = None
 
 
-class Redecided(Replayed):
+class RedecidingReplay(ReplayFold):
     """A replay that decides again what was decided from a moment on."""
 
-    def __init__(self, start: Replayed, is_due: Callable[[Batch], bool], release: Release | None = None) -> None:
+    def __init__(self, start: ReplayFold, is_due: Callable[[Batch], bool], release: Release | None = None) -> None:
         """Begin where `start` stands; `is_due`: whether decisions of a batch are looked at, from there on all are."""
         super().__init__(start.state, start.last_index, start.ledger_digest, None, every_digest=False)
-        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self.tallies: defaultdict[str, CommandCounts] = defaultdict(CommandCounts)
         self.by_deviation: Counter[Deviation] = Counter()
-        self.differences: list[Difference] = []
+        self.differences: list[DecisionDifference] = []
         self.first_revision = 0
         """The first one that was looked at, 0 for none."""
         self._is_due, self._release = is_due, release
@@ -139,10 +139,10 @@ class Redecided(Replayed):
         """What the other release is deciding now."""
 
     @property
-    def total(self) -> Tally:
+    def total(self) -> CommandCounts:
         """What came of all commands."""
         rows = [msgspec.structs.astuple(tally) for tally in self.tallies.values()]
-        return Tally(*map(sum, zip(*rows, strict=True)))
+        return CommandCounts(*map(sum, zip(*rows, strict=True)))
 
     @property
     def rebuilt_share(self) -> float:
@@ -152,7 +152,7 @@ class Redecided(Replayed):
         return rebuilt / (rebuilt + total.not_rebuilt) if rebuilt + total.not_rebuilt else 1.0
 
     @property
-    def grave(self) -> Difference | None:
+    def grave(self) -> DecisionDifference | None:
         """The first decision by which something else would have happened."""
         return next((one for one in self.differences if one.deviation.is_grave), None)
 
@@ -212,9 +212,9 @@ class Redecided(Replayed):
             self._ask()
         return tables_that_differ(table_digests(self.state), self._release.digests())
 
-    def _compare(self, asked: "_Asked", outcomes: Sequence[Outcome | None]) -> None:
+    def _compare(self, asked: "_Asked", outcomes: Sequence[CommandOutcome | None]) -> None:
         for place, (entry, outcome) in enumerate(zip(asked.batch.entries, outcomes, strict=True)):
-            tally, ledger = self.tallies[entry.command], recorded(entry)
+            tally, ledger = self.tallies[entry.command], recorded_outcome(entry)
             if outcome is None:
                 if entry.events:
                     tally.not_rebuilt += 1
@@ -231,13 +231,13 @@ class Redecided(Replayed):
                 continue
             job = next((job for event in (*ledger.events, *outcome.events) if (job := job_of(event))), None)
             self.differences.append(
-                Difference(
+                DecisionDifference(
                     asked.index, asked.batch.base + place + 1, asked.batch.at, job, entry.command, str(entry.actor),
                     found, ledger, outcome, self._here(asked, place, ledger),
                 )
             )  # fmt: skip
 
-    def _here(self, asked: "_Asked", place: int, ledger: Outcome) -> bool | None:
+    def _here(self, asked: "_Asked", place: int, ledger: CommandOutcome) -> bool | None:
         """Return whether this release decides as the ledger has it, where another one was asked; None for most."""
         if self._release is None or len(self.differences) >= DECIDED_HERE_MAX:
             return None

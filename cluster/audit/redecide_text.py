@@ -7,8 +7,8 @@ import click
 import msgspec
 
 from cluster.api.render import record_event
-from cluster.audit.deciding import Outcome
-from cluster.audit.redecide import Deviation, Difference, Redecided, lacking
+from cluster.audit.deciding import CommandOutcome
+from cluster.audit.redecide import DecisionDifference, Deviation, RedecidingReplay, lacking
 from cluster.cli.text import fields_table, moment, show, show_json, table
 from cluster.system import format_instant
 from replica.messages import Event
@@ -22,7 +22,9 @@ _HERE: Final = {None: "", True: "; this release decides as the ledger has it", F
 Json = dict[str, Any]
 
 
-def show_redecided(done: Redecided, release: Path | None, states_differ: tuple[str, ...], *, as_json: bool) -> None:
+def show_redecided(
+    done: RedecidingReplay, release: Path | None, states_differ: tuple[str, ...], *, as_json: bool
+) -> None:
     """Print what came of it; `states_differ`: the tables of the state that another release has otherwise at the end."""
     if as_json:
         show_json(_as_json(done, release, states_differ))
@@ -52,7 +54,7 @@ def show_redecided(done: Redecided, release: Path | None, states_differ: tuple[s
         click.echo(f"\n{total.different - len(shown)} more are not shown here")
 
 
-def first_words(one: Difference) -> str:
+def first_words(one: DecisionDifference) -> str:
     """Return which decision differs, and how, in a line."""
     job = "" if one.job is None else f", job {one.job}"
     at = moment(format_instant(one.at))
@@ -61,11 +63,11 @@ def first_words(one: Difference) -> str:
     )
 
 
-def _lacking(done: Redecided) -> dict[str, str]:
+def _lacking(done: RedecidingReplay) -> dict[str, str]:
     return lacking(kind for kind, tally in sorted(done.tallies.items()) if tally.not_rebuilt)
 
 
-def _words(outcome: Outcome) -> str:
+def _words(outcome: CommandOutcome) -> str:
     if outcome.fault:
         return plain(f"cannot be decided: {outcome.fault}")
     if outcome.refusal is not None:
@@ -79,7 +81,7 @@ def _event_words(event: Event) -> str:
     return plain(" ".join([record["event"], *(f"{name}={value}" for name, value in said)]))
 
 
-def _as_json(done: Redecided, release: Path | None, states_differ: tuple[str, ...]) -> Json:
+def _as_json(done: RedecidingReplay, release: Path | None, states_differ: tuple[str, ...]) -> Json:
     found: Json = {
         "entries": done.entries,
         "first_index": done.first_index,
@@ -99,7 +101,7 @@ def _as_json(done: Redecided, release: Path | None, states_differ: tuple[str, ..
     return found
 
 
-def _difference(one: Difference) -> Json:
+def _difference(one: DecisionDifference) -> Json:
     found: Json = {
         "index": one.index,
         "revision": one.revision,
@@ -114,7 +116,7 @@ def _difference(one: Difference) -> Json:
     return found if one.here is None else {**found, "decided_here_as_in_ledger": one.here}
 
 
-def _outcome(outcome: Outcome) -> Json:
+def _outcome(outcome: CommandOutcome) -> Json:
     refusal = outcome.refusal
     return {
         "events": [record_event(event) for event in outcome.events],

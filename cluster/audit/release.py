@@ -13,7 +13,7 @@ from typing import IO, Final
 
 import msgspec
 
-from cluster.audit.deciding import Outcome
+from cluster.audit.deciding import CommandOutcome
 from cluster.system import python_of
 from replica.messages import Actor, Command, Request, kind_of
 from replica.messages import commands as c
@@ -43,7 +43,7 @@ class GivenCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     command: msgspec.Raw
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class WorkerHello(msgspec.Struct, frozen=True, tag="hello"):
     """What the worker says first: where it was found."""
 
     dialogue: int
@@ -51,7 +51,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     feature_level: int
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin"):
+class LoadState(msgspec.Struct, frozen=True, tag="begin"):
     """Begin with a state: the slices of its image; none: with nothing."""
 
     slices: tuple[tuple[int, bytes], ...]
@@ -64,7 +64,7 @@ class Fold(msgspec.Struct, frozen=True, tag="fold"):
     commands: tuple[tuple[GivenCommand | None, ...], ...]
 
 
-class Digests(msgspec.Struct, frozen=True, tag="digests"):
+class AskDigests(msgspec.Struct, frozen=True, tag="digests"):
     """Say the digest of each table of the state."""
 
 
@@ -76,8 +76,8 @@ class Back(msgspec.Struct, frozen=True, tag="back"):
     """Go back to the state that was remembered."""
 
 
-class Folded(msgspec.Struct, frozen=True, tag="folded"):
-    """What came of a Fold: outcomes by batch and place, each an `Outcome`, encoded; nothing of what was not decided."""
+class FoldResult(msgspec.Struct, frozen=True, tag="folded"):
+    """Results of a Fold: encoded `CommandOutcome`s by batch and position, empty if not decided."""
 
     outcomes: tuple[tuple[bytes, ...], ...]
 
@@ -88,22 +88,22 @@ class TableDigests(msgspec.Struct, frozen=True, tag="table_digests"):
     tables: Mapping[str, bytes]
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class WorkerDone(msgspec.Struct, frozen=True, tag="done"):
     """What was asked for is so."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):
     """What was asked for is not possible for that release: a sentence."""
 
     sentence: str
 
 
-Question = Begin | Fold | Digests | Mark | Back
-Answer = Hello | Folded | TableDigests | Done | Failed
+Question = LoadState | Fold | AskDigests | Mark | Back
+Answer = WorkerHello | FoldResult | TableDigests | WorkerDone | WorkerFailed
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _answers: Final = msgspec.msgpack.Decoder(Answer)
-_outcomes: Final = msgspec.msgpack.Decoder(Outcome)
+_outcomes: Final = msgspec.msgpack.Decoder(CommandOutcome)
 
 
 class ReleaseFailed(Exception):
@@ -136,13 +136,13 @@ def read_frame(file: IO[bytes]) -> bytes | None:
     return data
 
 
-def said(request: Request) -> GivenCommand:
+def given_command(request: Request) -> GivenCommand:
     """Return a request as it goes over the pipe."""
     command = msgspec.Raw(_encoder.encode(request.command))
     return GivenCommand(request.id, request.actor, kind_of(request.command), command)
 
 
-def understood(one: GivenCommand) -> Request:
+def request_of(one: GivenCommand) -> Request:
     """Return a request that came over the pipe. LookupError, msgspec.MsgspecError where this release has no such."""
     kind: type[Command] = c.KINDS[one.kind]
     return Request(one.id, one.actor, msgspec.msgpack.decode(one.command, type=kind))
@@ -157,12 +157,12 @@ def slices_of(state: State) -> tuple[tuple[int, bytes], ...]:
     return tuple((piece.section, piece.payload) for piece in to_sections(image))
 
 
-def _known(outcome: bytes) -> Outcome:
+def _known(outcome: bytes) -> CommandOutcome:
     """Return an outcome that came over the pipe; where this release does not know the events, that is what it says."""
     try:
         return _outcomes.decode(outcome)
     except msgspec.MsgspecError as error:
-        return Outcome(fault=f"it leads to what this release does not know: {error}")
+        return CommandOutcome(fault=f"it leads to what this release does not know: {error}")
 
 
 class Release:
@@ -198,9 +198,13 @@ class Release:
         except BaseException:
             self.__exit__()
             raise
-        if not isinstance(hello, Hello) or hello.dialogue != DIALOGUE or Path(hello.tree) != self.tree:
+        if not isinstance(hello, WorkerHello) or hello.dialogue != DIALOGUE or Path(hello.tree) != self.tree:
             self.__exit__()
-            where = f"its packages are those of {hello.tree}" if isinstance(hello, Hello) else "it says something else"
+            where = (
+                f"its packages are those of {hello.tree}"
+                if isinstance(hello, WorkerHello)
+                else "it says something else"
+            )
             raise ReleaseFailed(f"the release in {self.tree} cannot be asked: {where}")
         return self
 
@@ -214,18 +218,20 @@ class Release:
 
     def begin(self, state: State) -> None:
         """Have it begin with a state."""
-        self._ask(Begin(slices_of(state)))
+        self._ask(LoadState(slices_of(state)))
 
     def send(self, batches: Iterable[tuple[bytes, Sequence[Request | None]]]) -> None:
         """Have it settle batches, as the ledger has them, and decide their commands; `outcomes` returns what came."""
         batches = list(batches)
-        commands = tuple(tuple(None if one is None else said(one) for one in requests) for _, requests in batches)
+        commands = tuple(
+            tuple(None if one is None else given_command(one) for one in requests) for _, requests in batches
+        )
         self._send(Fold(tuple(data for data, _ in batches), commands))
 
-    def outcomes(self) -> list[list[Outcome | None]]:
+    def outcomes(self) -> list[list[CommandOutcome | None]]:
         """Return what came of the batches that were sent last."""
         answer = self._answer()
-        assert isinstance(answer, Folded), answer
+        assert isinstance(answer, FoldResult), answer
         return [[_known(one) if one else None for one in batch] for batch in answer.outcomes]
 
     def fold(self, entries: Iterable[bytes]) -> None:
@@ -235,7 +241,7 @@ class Release:
 
     def digests(self) -> Mapping[str, bytes]:
         """Return what state it has come to, as `replica.state.table_digests` does."""
-        answer = self._ask(Digests())
+        answer = self._ask(AskDigests())
         assert isinstance(answer, TableDigests), answer
         return answer.tables
 
@@ -267,7 +273,7 @@ class Release:
             raise ReleaseFailed(f"the release in {self.tree} cannot be understood: {error}") from error
         if answer is None:
             raise self._ended()
-        if isinstance(answer, Failed):
+        if isinstance(answer, WorkerFailed):
             raise ReleaseFailed(f"the release in {self.tree} cannot go on: {answer.sentence}")
         return answer
 

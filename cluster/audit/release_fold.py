@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cluster.audit.release import Release
-from cluster.audit.replay import Progress, Replayed, ReplayFailed, ReplayRefused
+from cluster.audit.replay import Progress, ReplayFailed, ReplayFold, ReplayRefused
 from replica.state import table_digests
 from wal import Ledger, LedgerEntry
 
@@ -13,7 +13,7 @@ COMPARED_BYTES: Final = 8 << 20
 """What is folded between two comparisons of states at most, count and bytes: each comparison walks over all jobs."""
 
 
-def fold_with(release: Release, ledger: Ledger, replaying: Replayed, progress: Progress | None = None) -> int:
+def fold_with(release: Release, ledger: Ledger, replaying: ReplayFold, progress: Progress | None = None) -> int:
     """Fold a ledger to its end here and there; return how often the states were compared, and were the same.
 
     ReplayFailed with the first entry after which they are not; the errors of `replay`, and ReleaseFailed.
@@ -43,7 +43,9 @@ def tables_that_differ(here: Mapping[str, bytes], there: Mapping[str, bytes]) ->
     return tuple(sorted(table for table in {*here, *there} if here.get(table) != there.get(table)))
 
 
-def _first(release: Release, before: Replayed, entries: Sequence[LedgerEntry], differ: tuple[str, ...]) -> ReplayFailed:
+def _first(
+    release: Release, before: ReplayFold, entries: Sequence[LedgerEntry], differ: tuple[str, ...]
+) -> ReplayFailed:
     """Return the failure of the first of the entries after which the states differ; after the last one they do."""
     same, other = 0, len(entries)
     while other - same > 1:

@@ -48,7 +48,7 @@ def failing_at(index: int) -> Iterator[None]:
         raise ReplayFailed(index, f"its events cannot have been decided: {type(error).__name__}: {error}") from error
 
 
-class Counts(NamedTuple):
+class EntryCounts(NamedTuple):
     """How many entries were read, by kind, and how many digests of states they record and how many were compared."""
 
     batches: int
@@ -58,7 +58,7 @@ class Counts(NamedTuple):
     compared: int
 
 
-class Replayed:
+class ReplayFold:
     """What a replay has come to. `entries` is how many were read, of them `batches`, `no_ops` and `void_batches`;
     `digests` are those that the ledger records of its states, compared on the way.
     """
@@ -70,11 +70,11 @@ class Replayed:
         self.at_revision = at_revision
         self.batches = self.no_ops = self.void_batches = 0
 
-    def counts(self) -> Counts:
+    def counts(self) -> EntryCounts:
         """Return what was read."""
-        return Counts(self.batches, self.no_ops, self.void_batches, self.digests.recorded, self.digests.compared)
+        return EntryCounts(self.batches, self.no_ops, self.void_batches, self.digests.recorded, self.digests.compared)
 
-    def add(self, before: Counts) -> None:
+    def add(self, before: EntryCounts) -> None:
         """Count what somebody else has read, just before this one's beginning."""
         self.batches += before.batches
         self.no_ops += before.no_ops
@@ -83,7 +83,7 @@ class Replayed:
         self.digests.recorded += before.recorded
         self.digests.compared += before.compared
 
-    def branch(self) -> "Replayed":
+    def branch(self) -> "ReplayFold":
         """Return another one that goes on from here by itself."""
         other = copy.copy(self)
         other.history = self.history.branch()
@@ -164,7 +164,7 @@ def replay(
     start: Image | None = None,
     at_revision: int | None = None,
     progress: Progress | None = None,
-) -> Replayed:
+) -> ReplayFold:
     """Fold the ledger from nothing, or from a snapshot's image, up to `at_revision` or to its end.
 
     The end is that of the moment at which it begins: a replica that runs goes on beside it. `progress(done index, last
@@ -182,7 +182,7 @@ def replay(
 
 def _replayed(
     ledger: Ledger, start: Image | None, at_revision: int | None, progress: Progress | None, *, every_digest: bool
-) -> Replayed:
+) -> ReplayFold:
     if start is None:
         replaying = from_nothing(at_revision, every_digest=every_digest)
     else:
@@ -190,15 +190,17 @@ def _replayed(
     if at_revision is not None and at_revision < replaying.state.revision:
         raise ReplayRefused(f"revision {at_revision} lies before revision {replaying.state.revision} of the snapshot")
     fold(ledger, replaying, ledger.applied_index, progress)
-    return finished(ledger, replaying)
+    return finish_replay(ledger, replaying)
 
 
-def from_nothing(at_revision: int | None = None, *, every_digest: bool = False) -> Replayed:
+def from_nothing(at_revision: int | None = None, *, every_digest: bool = False) -> ReplayFold:
     """Return a replay that begins with the first entry."""
-    return Replayed(EMPTY, 0, b"", at_revision, every_digest=every_digest)
+    return ReplayFold(EMPTY, 0, b"", at_revision, every_digest=every_digest)
 
 
-def from_image(ledger: Ledger, image: Image, at_revision: int | None = None, *, every_digest: bool = False) -> Replayed:
+def from_image(
+    ledger: Ledger, image: Image, at_revision: int | None = None, *, every_digest: bool = False
+) -> ReplayFold:
     """Return a replay that begins behind a snapshot; ReplayRefused, ReplayFailed where that is not of this ledger."""
     if image.index > ledger.applied_index:
         raise ReplayRefused(
@@ -207,10 +209,10 @@ def from_image(ledger: Ledger, image: Image, at_revision: int | None = None, *, 
     known = next(iter(ledger.read(image.index, limit=1)), None)
     if known is not None and known.index == image.index and known.digest != image.chain_digest:
         raise ReplayFailed(image.index, "the snapshot's digest of the ledger is not that of this ledger")
-    return Replayed(image.state, image.index, image.chain_digest, at_revision, every_digest=every_digest)
+    return ReplayFold(image.state, image.index, image.chain_digest, at_revision, every_digest=every_digest)
 
 
-def fold(ledger: Ledger, replaying: Replayed, last_index: int, progress: Progress | None = None) -> None:
+def fold(ledger: Ledger, replaying: ReplayFold, last_index: int, progress: Progress | None = None) -> None:
     """Fold up to an entry, or to the moment that was asked for; the errors of `replay`."""
     while replaying.last_index < last_index and not replaying.arrived:
         before = replaying.last_index
@@ -227,7 +229,7 @@ def fold(ledger: Ledger, replaying: Replayed, last_index: int, progress: Progres
             progress(replaying.last_index, ledger.applied_index)
 
 
-def finished(ledger: Ledger, replaying: Replayed) -> Replayed:
+def finish_replay(ledger: Ledger, replaying: ReplayFold) -> ReplayFold:
     """Return a replay that has come to its end, once what it came to is checked; the errors of `replay`."""
     with failing_at(replaying.last_index):
         state = replaying.state
@@ -244,7 +246,7 @@ def finished(ledger: Ledger, replaying: Replayed) -> Replayed:
     return replaying
 
 
-def _compare(ledger: Ledger, replaying: Replayed) -> None:
+def _compare(ledger: Ledger, replaying: ReplayFold) -> None:
     revision: Revision | int = ledger.applied_revision
     if revision != replaying.state.revision:
         raise ReplayFailed(

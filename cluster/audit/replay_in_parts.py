@@ -21,12 +21,12 @@ from typing import Any, Final, NamedTuple
 from cluster.audit.deep import snapshots_in
 from cluster.audit.replay import (
     READ_ENTRIES,
-    Counts,
+    EntryCounts,
     Progress,
-    Replayed,
     ReplayFailed,
+    ReplayFold,
     ReplayRefused,
-    finished,
+    finish_replay,
     fold,
     from_image,
     from_nothing,
@@ -65,7 +65,7 @@ FAILURES: Final = (
 """How a part can fail."""
 
 
-class Kept(NamedTuple):
+class StateFile(NamedTuple):
     """A state that the replica keeps in a file: of entry `index`, after `revision`."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
@@ -83,20 +83,20 @@ def states_beside(directory: Path) -> list[tuple[int, Path]]:
     return snapshots_in(home / "index" / "states") + snapshots_in(home / "snapshots")
 
 
-def seams(ledger: Ledger, states: Sequence[tuple[int, Path]], *, first: int, last: int, parts: int) -> list[Kept]:
+def seams(ledger: Ledger, states: Sequence[tuple[int, Path]], *, first: int, last: int, parts: int) -> list[StateFile]:
     """Return the states at which a fold of the revisions `first` to `last` is cut into so many parts at most, in their
     order: those nearest to parts of one size, and none that would make a part too small to be worth a process.
     """
-    known: dict[int, Kept] = {}
+    known: dict[int, StateFile] = {}
     for index, path in states:
         try:
             revision = ledger.row_at(index).revision if 0 < index <= ledger.applied_index else 0
         except LedgerBroken:
             continue
         if first + PART_COMMANDS <= revision <= last - PART_COMMANDS:
-            known[revision] = Kept(index, revision, path)
+            known[revision] = StateFile(index, revision, path)
     parts = min(parts, PARTS_MAX, (last - first) // PART_COMMANDS)
-    found: list[Kept] = []
+    found: list[StateFile] = []
     for number in range(1, parts):
         wanted = first + (last - first) * number // parts
         nearest = min(known, key=lambda revision: abs(revision - wanted), default=None)
@@ -114,7 +114,7 @@ def replay_in_parts(
     processes: int,
     progress: Progress | None = None,
     doubt: Callable[[str], None],
-) -> Replayed:
+) -> ReplayFold:
     """Do what `replay` does of the ledger in a directory, in so many processes at most; `start`: a snapshot's file.
 
     `doubt` is called with why it is folded again in one. Raises what `replay` raises, and SnapshotRefused.
@@ -136,10 +136,10 @@ def _in_parts(
     ledger: Ledger,
     directory: Path,
     start: Path | None,
-    cuts: Sequence[Kept],
+    cuts: Sequence[StateFile],
     at_revision: int | None,
     progress: Progress | None,
-) -> Replayed:
+) -> ReplayFold:
     """Fold the last part here and the others in processes; raises _PartFailed, and what `replay` raises."""
     begins = [start, *(cut.path for cut in cuts[:-1])]
     with _started(directory, [(begin, cut.index) for begin, cut in zip(begins, cuts, strict=True)]) as parts:
@@ -152,8 +152,8 @@ def _in_parts(
             if end["end"] != following:
                 raise _PartFailed(f"the state in {cut.path} is not what the ledger comes to")
         for end in ends:
-            replaying.add(Counts(**end["counts"]))
-        return finished(ledger, replaying)
+            replaying.add(EntryCounts(**end["counts"]))
+        return finish_replay(ledger, replaying)
 
 
 class _Part:
@@ -226,7 +226,7 @@ class _Shown:
         self._progress(self._here + sum(part.folded for part in self._parts), self._last)
 
 
-def _stand(replaying: Replayed) -> list[str | int]:
+def _stand(replaying: ReplayFold) -> list[str | int]:
     """Return what two parts must agree on where they meet: entry, digest of the ledger, digest of the state."""
     return [replaying.last_index, replaying.ledger_digest.hex(), replaying.state_digest.hex()]
 

@@ -7,24 +7,24 @@ from typing import IO, Final
 
 import msgspec
 
-from cluster.audit.deciding import Deciding, Outcome, in_turn
+from cluster.audit.deciding import CommandOutcome, Deciding, in_turn
 from cluster.audit.release import (
     DIALOGUE,
     Answer,
+    AskDigests,
     Back,
-    Begin,
-    Digests,
-    Done,
-    Failed,
     Fold,
-    Folded,
+    FoldResult,
     GivenCommand,
-    Hello,
+    LoadState,
     Mark,
     Question,
     TableDigests,
+    WorkerDone,
+    WorkerFailed,
+    WorkerHello,
     read_frame,
-    understood,
+    request_of,
     write_frame,
 )
 from cluster.system import collect_for_a_reader
@@ -48,17 +48,17 @@ class Worker:
     def answer(self, question: Question) -> Answer:
         """Do what a question asks for. Raises what a ledger or an image is refused with."""
         match question:
-            case Begin(slices):
+            case LoadState(slices):
                 self._deciding = Deciding(_state_of(slices))
             case Fold(entries, commands):
-                return Folded(tuple(self._folded(entries, commands)))
-            case Digests():
+                return FoldResult(tuple(self._folded(entries, commands)))
+            case AskDigests():
                 return TableDigests(table_digests(self._deciding.state))
             case Mark():
                 self._marked = self._deciding.state
             case Back():
                 self._deciding = Deciding(self._marked)
-        return Done()
+        return WorkerDone()
 
     def _folded(
         self, entries: tuple[bytes, ...], commands: tuple[tuple[GivenCommand | None, ...], ...]
@@ -75,12 +75,12 @@ class Worker:
             requests: list[Request | None] = [None] * len(batch.entries)
             for place, one in enumerate(given):
                 try:
-                    requests[place] = None if one is None else understood(one)
+                    requests[place] = None if one is None else request_of(one)
                 except (LookupError, msgspec.MsgspecError) as error:
                     unknown[place] = f"this release knows no such command: {error}"
             outcomes = self._deciding.settle(batch, in_turn(requests))
             for place, fault in unknown.items():
-                outcomes[place] = Outcome(fault=fault)
+                outcomes[place] = CommandOutcome(fault=fault)
             yield tuple(b"" if one is None else _encoder.encode(one) for one in outcomes)
 
 
@@ -97,13 +97,13 @@ def _state_of(slices: tuple[tuple[int, bytes], ...]) -> State:
 def serve(reads: IO[bytes], writes: IO[bytes]) -> None:
     """Answer one question after the other until there is none."""
     tree = Path(sys.modules[State.__module__].__file__ or "").resolve().parents[2]
-    write_frame(writes, Hello(DIALOGUE, str(tree), features.FEATURE_LEVEL_KNOWN))
+    write_frame(writes, WorkerHello(DIALOGUE, str(tree), features.FEATURE_LEVEL_KNOWN))
     worker = Worker()
     while (data := read_frame(reads)) is not None:
         try:
             answer = worker.answer(_questions.decode(data))
         except (CodecError, ReleaseNeeded, LedgerViolation, ImageRejected, msgspec.MsgspecError) as error:
-            answer = Failed(str(error))
+            answer = WorkerFailed(str(error))
         write_frame(writes, answer)
 
 

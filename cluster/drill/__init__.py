@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.drill.channel import Channel
+    from cluster.drill.channel import HelperChannel
     from cluster.drill.messages import (
         AGENTS,
         DURATION_S_MAX,
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
         NOT_DONE,
         PROTOCOL,
         RENEW_EVERY_S,
-        Answer,
-        Begin,
-        End,
+        BeginRequest,
+        EndRequest,
+        HelperAnswer,
         HelperRefused,
-        Look,
-        Renew,
+        LookRequest,
+        RenewRequest,
     )
 else:
     __getattr__ = shown(
         __name__,
         """
-        channel: Channel
+        channel: HelperChannel
         messages: AGENTS DURATION_S_MAX LEASE_S NEEDS NOT_DONE PROTOCOL RENEW_EVERY_S
-        messages: Answer Begin End HelperRefused Look Renew
+        messages: HelperAnswer BeginRequest EndRequest HelperRefused LookRequest RenewRequest
         """,
     )

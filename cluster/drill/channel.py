@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.drill.messages import ANSWERS, JSON, LINE_BYTES_MAX, PROTOCOL, Answer, Ask, HelperRefused
+from cluster.drill.messages import ANSWERS, JSON, LINE_BYTES_MAX, PROTOCOL, Ask, HelperAnswer, HelperRefused
 from cluster.security import HELPER_HOST, TlsFiles, client_context, identify
 from cluster.system import Address
 
@@ -19,7 +19,7 @@ ANSWER_S: Final = 60.0
 CONNECT_S: Final = 5.0
 
 
-class Channel:
+class HelperChannel:
     """One connection; asks one thing after the other."""
 
     def __init__(self, name: str, cluster_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -29,7 +29,7 @@ class Channel:
         self._turn = asyncio.Lock()
 
     @classmethod
-    async def open(cls, name: str, address: Address, tls: TlsFiles, cluster_id: str) -> Channel:
+    async def open(cls, name: str, address: Address, tls: TlsFiles, cluster_id: str) -> HelperChannel:
         """Connect to the helper of that name; HelperRefused where it is not there, or somebody else is. TlsRefused."""
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -53,7 +53,7 @@ class Channel:
             raise HelperRefused(f"at {address} is {shown}, not helper {name}", "see [[helper]] in forebay.toml")
         return cls(name, cluster_id, reader, writer)
 
-    async def ask(self, ask: Ask) -> Answer:
+    async def ask(self, ask: Ask) -> HelperAnswer:
         """Return the answer, which is `done`; HelperRefused."""
         async with self._turn:
             try:

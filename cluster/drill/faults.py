@@ -41,7 +41,7 @@ FDINFO_BYTES_MAX: Final = 64 * 1024
 """What is read about one descriptor of a process, bytes."""
 
 
-class Process(msgspec.Struct, frozen=True):
+class TargetProcess(msgspec.Struct, frozen=True):
     """One process, so that another with its id is never taken for it."""
 
     pid: int
@@ -99,7 +99,7 @@ class Undo(msgspec.Struct, frozen=True):
     drill: int
     target: str
     fault: Fault
-    process: Process | None = None
+    process: TargetProcess | None = None
 
 
 class Machine(Protocol):
@@ -110,11 +110,11 @@ class Machine(Protocol):
         """Whether somebody else may start a process again, and is given the time for it."""
         ...
 
-    def holder(self, directory: str) -> Process | None:
+    def holder(self, directory: str) -> TargetProcess | None:
         """Return the process that holds the lock of a directory, None if nobody does."""
         ...
 
-    def signal(self, process: Process, number: signal.Signals) -> bool:
+    def signal(self, process: TargetProcess, number: signal.Signals) -> bool:
         """Signal exactly this process; False if it is gone."""
         ...
 
@@ -154,7 +154,7 @@ def of_target(drill: int, target: str, fault: Fault, machine: Machine) -> Undo:
     return Undo(drill, target, fault, running(target, fault.directory, machine))
 
 
-def running(target: str, directory: str, machine: Machine) -> Process:
+def running(target: str, directory: str, machine: Machine) -> TargetProcess:
     """Return the process of a target, which works in a directory; HelperRefused where it is not there."""
     process = machine.holder(directory)
     if process is None:
@@ -163,7 +163,7 @@ def running(target: str, directory: str, machine: Machine) -> Process:
 
 
 def do(undo: Undo, machine: Machine) -> None:
-    """Do the fault; HelperRefused, OSError. What a part of it has done, `undone` undoes."""
+    """Do the fault; HelperRefused, OSError. What a part of it has done, `undo_fault` undoes."""
     match undo.fault:
         case Stop() | Kill():
             assert undo.process is not None
@@ -178,7 +178,7 @@ def do(undo: Undo, machine: Machine) -> None:
             machine.throttle(undo.fault.group, undo.fault.bound)
 
 
-def undone(undo: Undo, machine: Machine) -> None:
+def undo_fault(undo: Undo, machine: Machine) -> None:
     """Undo the fault, however much of it was done; HelperRefused, OSError where the machine does not do that."""
     match undo.fault:
         case Stop():
@@ -218,7 +218,7 @@ class ThisMachine:
         """Whether a service manager may start a process again: `forebay cluster up` does so only when it is asked."""
         return self._up is None
 
-    def holder(self, directory: str) -> Process | None:
+    def holder(self, directory: str) -> TargetProcess | None:
         """Return the process that holds the lock of a directory, None if nobody does."""
         try:
             place = os.stat(directory)
@@ -227,10 +227,10 @@ class ThisMachine:
         for pid in all_pids():
             start = start_time(pid)
             if start is not None and _locks(pid, (place.st_dev, place.st_ino)):
-                return Process(pid, start, boot_id()) if start_time(pid) == start else None
+                return TargetProcess(pid, start, boot_id()) if start_time(pid) == start else None
         return None
 
-    def signal(self, process: Process, number: signal.Signals) -> bool:
+    def signal(self, process: TargetProcess, number: signal.Signals) -> bool:
         """Signal exactly this process; False if it is gone."""
         if process.boot != boot_id():
             return False

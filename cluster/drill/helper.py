@@ -23,16 +23,16 @@ from cluster.drill.messages import (
     JSON,
     LEASE_S,
     LINE_BYTES_MAX,
-    Answer,
     Ask,
-    Begin,
-    End,
+    BeginRequest,
+    EndRequest,
+    HelperAnswer,
     HelperRefused,
-    Look,
-    Renew,
+    LookRequest,
+    RenewRequest,
 )
-from cluster.drill.performer import Assignment
-from cluster.drill.record import Record
+from cluster.drill.performer import FaultAssignment
+from cluster.drill.record import UndoRecord
 from cluster.schemas.drills import DrillAnswer
 from cluster.security import Credentials, Identity, NotIdentified, Role, certificate_of, certificate_shown
 from cluster.system import Clock, free_bytes
@@ -65,7 +65,7 @@ Spawn = Callable[..., Awaitable[asyncio.subprocess.Process]]
 class UnderWay:
     """A fault that a process does."""
 
-    def __init__(self, ask: Begin, who: Identity, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, ask: BeginRequest, who: Identity, process: asyncio.subprocess.Process) -> None:
         self.ask: Final = ask
         self.who: Final = who
         self.until_s = float("inf")
@@ -141,7 +141,7 @@ class Helper:
 
     def _settle(self) -> str:
         """Undo what was left, waiting for whoever is at it; return what that was, in a sentence."""
-        record = Record(self._directory, wait=True)
+        record = UndoRecord(self._directory, wait=True)
         try:
             undo = record.settle(ThisMachine(self._up))
         finally:
@@ -167,7 +167,7 @@ class Helper:
                 writer.write(JSON.encode(await self._answered(line, who)) + b"\n")
                 await writer.drain()
         except HelperRefused as error:
-            writer.write(JSON.encode(Answer(done=False, sentence=error.sentence, remedy=error.remedy)) + b"\n")
+            writer.write(JSON.encode(HelperAnswer(done=False, sentence=error.sentence, remedy=error.remedy)) + b"\n")
         except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError) as error:
             LOGGER.debug("a connection ended: %s", error)
         finally:
@@ -189,32 +189,32 @@ class Helper:
             raise HelperRefused(f"{CONNECTIONS_MAX} others ask this helper", "ask again in a moment")
         return shown.identity
 
-    async def _answered(self, line: bytes, who: Identity) -> Answer:
+    async def _answered(self, line: bytes, who: Identity) -> HelperAnswer:
         try:
             ask = ASKS.decode(line)
         except msgspec.MsgspecError as error:
-            return Answer(
+            return HelperAnswer(
                 done=False, sentence=f"that is not understood: {error}", remedy="use the same release here and there"
             )
         try:
             return await self._do(ask, who)
         except HelperRefused as error:
-            return Answer(done=False, sentence=error.sentence, remedy=error.remedy)
+            return HelperAnswer(done=False, sentence=error.sentence, remedy=error.remedy)
         except OSError as error:
-            return Answer(
+            return HelperAnswer(
                 done=False, sentence=f"the machine of helper {self._me.name} says: {error}", remedy="see its log"
             )
 
-    async def _do(self, ask: Ask, who: Identity) -> Answer:
+    async def _do(self, ask: Ask, who: Identity) -> HelperAnswer:
         match ask:
-            case Look():
+            case LookRequest():
                 return await self._look(ask)
-            case Begin():
+            case BeginRequest():
                 async with self._beginning:
                     return await self._begin(ask, who)
-            case Renew():
+            case RenewRequest():
                 return self._renew(self._mine(ask.drill, who))
-            case End():
+            case EndRequest():
                 return await self._end(self._mine(ask.drill, who))
 
     def _mine(self, drill: int, who: Identity) -> UnderWay:
@@ -227,7 +227,7 @@ class Helper:
 
     # ---- what is asked
 
-    async def _look(self, ask: Look) -> Answer:
+    async def _look(self, ask: LookRequest) -> HelperAnswer:
         self._check_hours()
         if self._under_way is not None:
             raise HelperRefused(f"drill {self._under_way.ask.drill} is under way here", "wait for its end")
@@ -237,7 +237,7 @@ class Helper:
         if isinstance(fault, Fill):
             figures["free_bytes"] = free_bytes(Path(fault.directory))
         starts = "up" if self._up is not None else ("command" if self._config.drill.start else "")
-        return Answer(done=True, figures=figures, starts=starts)
+        return HelperAnswer(done=True, figures=figures, starts=starts)
 
     def _check_hours(self) -> None:
         # A site means its own hours, not those of UTC.
@@ -248,7 +248,7 @@ class Helper:
                 f"helper {self._me.name} does nothing {hours} (never)", "come again outside of these hours"
             )
 
-    async def _begin(self, ask: Begin, who: Identity) -> Answer:
+    async def _begin(self, ask: BeginRequest, who: Identity) -> HelperAnswer:
         self._check_hours()
         if self._under_way is not None:
             raise HelperRefused(f"drill {self._under_way.ask.drill} is under way here", "wait for its end")
@@ -268,7 +268,7 @@ class Helper:
         one = self._under_way = UnderWay(ask, who, process)
         self._done.add(ask.drill)
         self._watching = asyncio.get_running_loop().create_task(self._watch(one))
-        one.tell(JSON.encode(Assignment(ask.drill, ask.target, fault, LEASE_S, ask.duration_s)).decode())
+        one.tell(JSON.encode(FaultAssignment(ask.drill, ask.target, fault, LEASE_S, ask.duration_s)).decode())
         try:
             async with asyncio.timeout(BEGIN_S):
                 said = await asyncio.shield(one.begun)
@@ -281,9 +281,9 @@ class Helper:
             raise HelperRefused(sentence or "the process that does it has ended", remedy or "see the log of the helper")
         one.until_s = self._clock.monotonic_s() + ask.duration_s
         LOGGER.warning("drill %d: %s of %s, by %s", ask.drill, ask.scenario, ask.target, who)
-        return Answer(done=True)
+        return HelperAnswer(done=True)
 
-    async def _check_under_way(self, ask: Begin, who: Identity) -> None:
+    async def _check_under_way(self, ask: BeginRequest, who: Identity) -> None:
         """Refuse what the cluster does not know as under way; HelperRefused."""
         try:
             drill = await self._known(ask.drill)
@@ -309,13 +309,13 @@ class Helper:
             remedy = f"another operator: forebay drill confirm {ask.drill}"
             raise HelperRefused(f"helper {self._me.name} wants another operator to agree (require_second)", remedy)
 
-    def _renew(self, one: UnderWay) -> Answer:
+    def _renew(self, one: UnderWay) -> HelperAnswer:
         now_s = self._clock.monotonic_s()
         until_s = min(now_s + LEASE_S, one.until_s)
         one.tell(f"lease {until_s!r}")
-        return Answer(done=True, figures={"left_us": max(0, round((until_s - now_s) * MICROSECONDS_PER_SECOND))})
+        return HelperAnswer(done=True, figures={"left_us": max(0, round((until_s - now_s) * MICROSECONDS_PER_SECOND))})
 
-    async def _end(self, one: UnderWay) -> Answer:
+    async def _end(self, one: UnderWay) -> HelperAnswer:
         one.tell("end")
         try:
             async with asyncio.timeout(END_S):
@@ -324,7 +324,7 @@ class Helper:
             why = f"it is not undone after {END_S:g} s"
         if why:
             raise HelperRefused(why, f"see the log of helper {self._me.name}")
-        return Answer(done=True)
+        return HelperAnswer(done=True)
 
     async def _watch(self, one: UnderWay) -> None:
         """Follow the process to its end, and undo what it has left."""

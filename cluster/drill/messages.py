@@ -52,14 +52,14 @@ Word = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)
 Number = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
-class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="look", tag_field="ask"):
+class LookRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="look", tag_field="ask"):
     """Would this be done here? Nothing is."""
 
     scenario: Word
     target: Word
 
 
-class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin", tag_field="ask"):
+class BeginRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin", tag_field="ask"):
     """Do it, for `duration_s` at most from when it is done."""
 
     drill: Number
@@ -69,22 +69,22 @@ class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin"
     duration_s: Annotated[int, msgspec.Meta(ge=1, le=DURATION_S_MAX)]
 
 
-class Renew(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="renew", tag_field="ask"):
+class RenewRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="renew", tag_field="ask"):
     """Whoever carries the drill out is still there."""
 
     drill: Number
 
 
-class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="end", tag_field="ask"):
+class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="end", tag_field="ask"):
     """Undo it now."""
 
     drill: Number
 
 
-Ask = Look | Begin | Renew | End
+Ask = LookRequest | BeginRequest | RenewRequest | EndRequest
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HelperAnswer(msgspec.Struct, frozen=True):
     """What came of it. Not `done`: `sentence` says why, `remedy` what would be right."""
 
     done: bool
@@ -107,5 +107,5 @@ class HelperRefused(Exception):
 
 
 ASKS: Final = msgspec.json.Decoder(Ask)
-ANSWERS: Final = msgspec.json.Decoder(Answer)
+ANSWERS: Final = msgspec.json.Decoder(HelperAnswer)
 JSON: Final = msgspec.json.Encoder()

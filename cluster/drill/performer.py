@@ -22,7 +22,7 @@ import msgspec
 
 from cluster.drill.faults import Fault, ThisMachine, of_target
 from cluster.drill.messages import HelperRefused
-from cluster.drill.record import Busy, Record
+from cluster.drill.record import Busy, UndoRecord
 from cluster.system import Clock, SystemClock, ignore_hangup
 
 LINE_BYTES_MAX: Final = 256 * 1024
@@ -32,7 +32,7 @@ EXIT_OK: Final = 0
 EXIT_REFUSED: Final = 1
 
 
-class Assignment(msgspec.Struct, frozen=True):
+class FaultAssignment(msgspec.Struct, frozen=True):
     """What one process is to do."""
 
     drill: int
@@ -108,9 +108,9 @@ def run(arguments: list[str]) -> int:
     ignore_hangup()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     lines, machine = Lines(sys.stdin.fileno()), ThisMachine(chosen.up)
-    assignment = msgspec.json.decode(lines.next(LINE_S) or "", type=Assignment)
+    assignment = msgspec.json.decode(lines.next(LINE_S) or "", type=FaultAssignment)
     try:
-        record = Record(chosen.directory)
+        record = UndoRecord(chosen.directory)
     except (Busy, OSError) as error:
         return _refused(str(error), "wait until it is undone")
     try:

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.drill.faults import Machine, Undo, do, undone
+from cluster.drill.faults import Machine, Undo, do, undo_fault
 from cluster.system import closing, make_private_directory, open_directory, write_all
 
 RECORD: Final = "undo.json"
@@ -24,7 +24,7 @@ class Busy(Exception):
     """Somebody else works on the record: whoever does the fault, or undoes it."""
 
 
-class Record:
+class UndoRecord:
     """The record of one helper, held: nobody else does or undoes anything of it meanwhile."""
 
     def __init__(self, directory: Path, *, wait: bool = False) -> None:
@@ -89,6 +89,6 @@ class Record:
         """Undo what is to be undone, and return what that was. HelperRefused, OSError; ValueError as `read`."""
         undo = self.read()
         if undo is not None:
-            undone(undo, machine)
+            undo_fault(undo, machine)
             self.remove()
         return undo

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from cluster.drill.faults import IO_MAX, Process, Throttle
+from cluster.drill.faults import IO_MAX, TargetProcess, Throttle
 from cluster.drill.messages import HelperRefused
 from cluster.system import cgroup_of, descendants
 
@@ -24,7 +24,7 @@ ACCOUNTING: Final = "write IOAccounting=yes into the unit of the replica, or ena
 OF_ITS_OWN: Final = "start each replica as a service of its own, as the units of the packages do"
 
 
-def throttle_of(process: Process, home: Path) -> Throttle:
+def throttle_of(process: TargetProcess, home: Path) -> Throttle:
     """Return what makes the disk of a directory slow for a process; HelperRefused."""
     try:
         group = cgroup_of(process.pid)

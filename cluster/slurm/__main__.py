@@ -16,7 +16,7 @@ from cluster.security import TlsRefused, until_valid
 from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, report_served
 from cluster.slurm.calls import CALL_S
 from cluster.slurm.checks import certificate_fault
-from cluster.slurm.files import DirectoryRefused, Files
+from cluster.slurm.files import DirectoryRefused, SlurmFiles
 from cluster.system import EXIT_CONFIGURATION, SystemClock, begin_logging, leave_when_terminated, say_at_last
 from cluster.system.eventloop import stop_on_signals
 
@@ -59,7 +59,7 @@ async def _serve(chosen: argparse.Namespace) -> None:
     if not await until_valid(access.tls_files(chosen.name).certificate, clock, stop):
         return
     host = socket.gethostname()
-    files = Files(chosen.run, host, away=chosen.when_away)
+    files = SlurmFiles(chosen.run, host, away=chosen.when_away)
     async with Client.from_config(access, chosen.name, deadline_s=CALL_S) as client:
         reloader = Reloader(
             access, chosen.name, read=read_access, applies=("replicas",), restarts=("cluster", "tls"),

@@ -25,12 +25,12 @@ from typing import Any, Final
 from cluster.client import ApiError, Client
 from cluster.schemas import external_jobs as g
 from cluster.schemas import new_command_id, operations
-from cluster.slurm.calls import FUNCTIONS, NO_TEXT, QUESTIONS, STAGE_IN, Answer, Calls, sentence
-from cluster.slurm.fifos import Fifos, Request
-from cluster.slurm.files import RENEW_S, Files, is_listed, session_of, session_of_persistent, uptime_s
-from cluster.slurm.metrics import Metrics
+from cluster.slurm.calls import FUNCTIONS, NO_TEXT, QUESTIONS, STAGE_IN, Answer, PluginCalls, sentence
+from cluster.slurm.fifos import FifoRequest, Fifos
+from cluster.slurm.files import RENEW_S, SlurmFiles, is_listed, session_of, session_of_persistent, uptime_s
+from cluster.slurm.metrics import BridgeMetrics
 from cluster.slurm.reconciler import Reconciler
-from cluster.slurm.slurmctld import Looked, array_of, look, owner_of
+from cluster.slurm.slurmctld import SlurmView, array_of, look, owner_of
 from cluster.system import READY, Clock, closing, new_private_file, open_private_file, tell_manager
 from cluster.system.eventloop import Identities
 from replica.values import MICROSECONDS_PER_SECOND
@@ -116,14 +116,14 @@ class Bridge:
     def __init__(
         self,
         leader: Client,
-        files: Files,
+        files: SlurmFiles,
         cluster: str,
         host: str,
         clock: Clock,
         *,
         state: Path | None = None,
         metrics_file: Path | None = None,
-        ask: Callable[[], Awaitable[Looked | str]] = look,
+        ask: Callable[[], Awaitable[SlurmView | str]] = look,
         ask_owner: Callable[[str], Awaitable[int | str]] = owner_of,
         ask_array: Callable[[str], Awaitable[str | None]] = array_of,
         on_served: Callable[[], None] = lambda: None,
@@ -140,8 +140,8 @@ class Bridge:
         self._clock = clock
         self._directory = files.directory
         self._fifos = Fifos(files.directory, self._asked)
-        self._calls = Calls(leader, files, cluster, clock, ask_owner, state=state, ask_array=ask_array)
-        self._metrics, self._metrics_file = Metrics(), metrics_file
+        self._calls = PluginCalls(leader, files, cluster, clock, ask_owner, state=state, ask_array=ask_array)
+        self._metrics, self._metrics_file = BridgeMetrics(), metrics_file
         self._reconciler = Reconciler(leader, cluster, clock, self._metrics, ask, self._pool_names)
         self._calls.is_stuck = lambda job: job in self._reconciler.stuck
         self._identities = Identities(clock)
@@ -343,7 +343,7 @@ class Bridge:
         self._later(name, task, function, arguments)
         return function, arguments, ("wait", str(self._fifos.calls / name))
 
-    def _asked(self, request: Request) -> None:
+    def _asked(self, request: FifoRequest) -> None:
         """Begin a call that came through a FIFO; who comes when there are too many finds no answer, and asks again."""
         if len(self._answering) >= CALLS_MAX:
             return

@@ -21,7 +21,14 @@ from typing import Any, Final, TypeVar
 from cluster.client import ApiError, Client
 from cluster.schemas import Operation, TransferView, WhyView, new_command_id, operations
 from cluster.schemas import external_jobs as g
-from cluster.slurm.files import Files, Session, linked_script, make_directory, session_of_persistent, uptime_s
+from cluster.slurm.files import (
+    BufferSession,
+    SlurmFiles,
+    linked_script,
+    make_directory,
+    session_of_persistent,
+    uptime_s,
+)
 from cluster.slurm.slurmctld import array_of, owner_of
 from cluster.slurm.stage_ins import NEXT_S, POLLED_AGAIN_S, StageIns
 from cluster.system import Clock
@@ -91,16 +98,16 @@ Answer = tuple[str, str]
 _T = TypeVar("_T")
 
 
-_Perform = Callable[["Calls", list[str], str], Awaitable[Answer]]
+_Perform = Callable[["PluginCalls", list[str], str], Awaitable[Answer]]
 
 
-class Calls:
+class PluginCalls:
     """The functions that slurmscriptd calls."""
 
     def __init__(
         self,
         leader: Client,
-        files: Files,
+        files: SlurmFiles,
         cluster: str,
         clock: Clock,
         ask_owner: Callable[[str], Awaitable[int | str]] = owner_of,
@@ -273,7 +280,7 @@ class Calls:
             )
 
         now_s = self._clock.now() // MICROSECONDS_PER_SECOND
-        self._files.setup_begins(Session(job, int(job), uid, size, now_s))
+        self._files.setup_begins(BufferSession(job, int(job), uid, size, now_s))
         failed = False
         try:
             last, phase = await self._last(job)
@@ -622,24 +629,24 @@ def sentence(error: ApiError) -> str:
 _FUNCTIONS: Final[dict[str, _Perform]] = {
     method.__name__: method
     for method in (
-        Calls.setup,
-        Calls.data_in,
-        Calls.begin_data_in,
-        Calls.test_data_in,
-        Calls.pre_run,
-        Calls.post_run,
-        Calls.data_out,
-        Calls.begin_data_out,
-        Calls.test_data_out,
-        Calls.teardown,
-        Calls.create_persistent,
-        Calls.destroy_persistent,
-        Calls.job_process,
-        Calls.get_status,
+        PluginCalls.setup,
+        PluginCalls.data_in,
+        PluginCalls.begin_data_in,
+        PluginCalls.test_data_in,
+        PluginCalls.pre_run,
+        PluginCalls.post_run,
+        PluginCalls.data_out,
+        PluginCalls.begin_data_out,
+        PluginCalls.test_data_out,
+        PluginCalls.teardown,
+        PluginCalls.create_persistent,
+        PluginCalls.destroy_persistent,
+        PluginCalls.job_process,
+        PluginCalls.get_status,
     )
 }
-_OF_NAMES: Final = frozenset({Calls.create_persistent, Calls.destroy_persistent})
-_WITHOUT_JOB: Final = frozenset({Calls.job_process, Calls.get_status})
+_OF_NAMES: Final = frozenset({PluginCalls.create_persistent, PluginCalls.destroy_persistent})
+_WITHOUT_JOB: Final = frozenset({PluginCalls.job_process, PluginCalls.get_status})
 
 FUNCTIONS: Final = frozenset(_FUNCTIONS)
 """Their names."""

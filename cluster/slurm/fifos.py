@@ -39,7 +39,7 @@ _NAME: Final = re.compile(r"([0-9]{1,3})\.[a-z_]{1,32}\.([0-9]{1,10}|-)", re.ASC
 _OPEN: Final = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Request(NamedTuple):
+class FifoRequest(NamedTuple):
     """A call that came through a FIFO; what is not UTF-8 in its texts is in surrogates."""
 
     name: str
@@ -52,7 +52,7 @@ class Request(NamedTuple):
 class Fifos:
     """The FIFOs of one bridge, in its directory."""
 
-    def __init__(self, run: Path, take: Callable[[Request], None]) -> None:
+    def __init__(self, run: Path, take: Callable[[FifoRequest], None]) -> None:
         """`take` is given each request, and answers it through `opened`."""
         self._requests, self._slots, self.calls = run / "requests", run / "slots", run / "calls"
         self._take = take
@@ -141,7 +141,7 @@ class Fifos:
             LOGGER.warning("a request names no FIFO: %r", name[:80])
             return
         self._make_slot(int(found[1]))
-        self._take(Request(name, function, words, self._script(name)))
+        self._take(FifoRequest(name, function, words, self._script(name)))
 
     def _script(self, name: str) -> str:
         """Return the script that came with a request, and remove it; empty for none."""

@@ -64,7 +64,7 @@ def uptime_s() -> float:
         return float(file.read().split()[0])
 
 
-class Session(NamedTuple):
+class BufferSession(NamedTuple):
     """One buffer as burst_buffer/datawarp lists it: `token` is the job's number, or a persistent buffer's name."""
 
     token: str
@@ -109,26 +109,26 @@ def is_listed(external_job: ExternalJobView) -> bool:
     return external_job.phase in SESSIONS and _JOB.fullmatch(external_job.job) is not None
 
 
-def session_of(external_job: ExternalJobView) -> Session:
+def session_of(external_job: ExternalJobView) -> BufferSession:
     """Return the session of an external job."""
     created = _second(external_job.submit_time)
-    return Session(external_job.job, int(external_job.job), external_job.uid, external_job.size, created)
+    return BufferSession(external_job.job, int(external_job.job), external_job.uid, external_job.size, created)
 
 
-def session_of_persistent(buffer: PersistentView, uid: int) -> Session | None:
+def session_of_persistent(buffer: PersistentView, uid: int) -> BufferSession | None:
     """Return the session of a persistent buffer, None of one that Slurm cannot know: not made, or in no place."""
     if buffer.state not in ("allocated", "deleting") or buffer.path is None or not _PERSISTENT.fullmatch(buffer.name):
         return None
     created = _second(buffer.create_time)
     number = PERSISTENT_ID | buffer.number & (PERSISTENT_ID - 1)
-    return Session(buffer.name, number, uid, buffer.size, created)
+    return BufferSession(buffer.name, number, uid, buffer.size, created)
 
 
 class DirectoryRefused(Exception):
     """A directory that others than the bridge's account could change: what is wrong, and what to do."""
 
 
-class Files:
+class SlurmFiles:
     """The directory of the bridge, private to its account."""
 
     def __init__(self, directory: Path, host: str, *, away: str = "refuse") -> None:
@@ -154,7 +154,7 @@ class Files:
         self._parts = directory / PARTS
         self._compiled = secrets.token_hex(8)
         """What slurmctld calls its compiled parts by: those of an earlier bridge may be of another release."""
-        self._listed: dict[str, Session] = {}
+        self._listed: dict[str, BufferSession] = {}
         self._setting_up: dict[str, int] = {}
         """Jobs whose setup is under way -> how many calls: Slurm counts them from then on, whatever Forebay knows."""
         self._known: dict[str, str] = {}
@@ -226,7 +226,7 @@ class Files:
 
     # Sessions: one file each, so that a change costs the same however many there are
 
-    def setup_begins(self, session: Session) -> None:
+    def setup_begins(self, session: BufferSession) -> None:
         """Have a job listed from here on: Slurm counts it, whatever Forebay knows yet; OSError."""
         self._setting_up[session.token] = self._setting_up.get(session.token, 0) + 1
         self._leaving_s.pop(session.token, None)
@@ -274,7 +274,7 @@ class Files:
         elif external_job.job not in self._setting_up:
             self._unlist(external_job.job)
 
-    def made(self, session: Session) -> None:
+    def made(self, session: BufferSession) -> None:
         """List a persistent buffer; OSError."""
         self._list(session)
 
@@ -283,7 +283,7 @@ class Files:
         if _PERSISTENT.fullmatch(name):
             self._unlist(name)
 
-    def _list(self, session: Session) -> None:
+    def _list(self, session: BufferSession) -> None:
         self._since.add(session.token)
         known = self._listed.get(session.token)
         if known is not None and (known.uid, known.size_bytes) == (session.uid, session.size_bytes):
@@ -313,7 +313,7 @@ class Files:
         for external_job in wanted.values():
             self.staged(external_job)
 
-    def list_all(self, sessions: Iterable[Session], *, whole: bool = True, unsure: Iterable[str] = ()) -> None:
+    def list_all(self, sessions: Iterable[BufferSession], *, whole: bool = True, unsure: Iterable[str] = ()) -> None:
         """Have these sessions, and those listed since `ask` or being set up; `whole` as in `reconcile`, and nothing is
         said of the tokens in `unsure`.
         """

@@ -107,7 +107,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return f"Include {self.conf / FRAGMENT}"
 
 
-class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WrittenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of a manifest."""
 
     path: str
@@ -115,11 +115,11 @@ class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of what it may hold: while files are being replaced, of what was there as well."""
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class InstallManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was written, and which directories were made for it."""
 
     plugin: str
-    files: tuple[Written, ...] = ()
+    files: tuple[WrittenFile, ...] = ()
     directories: tuple[str, ...] = ()
 
 
@@ -320,16 +320,16 @@ def install(layout: Layout, slurm: SlurmSettings) -> list[Path]:
     missing = _missing(layout.programs) if layout.named_programs else []
     if missing:
         directories = list(dict.fromkeys((*directories, *missing)))
-    during = Manifest(
+    during = InstallManifest(
         plugin=layout.plugin,
         files=tuple(
-            Written(str(path), tuple(dict.fromkeys((*before.get(str(path), ()), content.sha256))))
+            WrittenFile(str(path), tuple(dict.fromkeys((*before.get(str(path), ()), content.sha256))))
             for path, content in made.items()
         ),
         directories=tuple(directories),
     )
     after = msgspec.structs.replace(
-        during, files=tuple(Written(str(path), (content.sha256,)) for path, content in made.items())
+        during, files=tuple(WrittenFile(str(path), (content.sha256,)) for path, content in made.items())
     )
     manifest = layout.conf / MANIFEST
     new: list[Path] = []
@@ -362,7 +362,7 @@ def _missing(directory: Path) -> list[str]:
     return [str(one) for one in (directory, *directory.parents) if not one.exists()]
 
 
-def _undo(conf: Path, known: Manifest, changed: Mapping[Path, Content], new: list[Path]) -> None:
+def _undo(conf: Path, known: InstallManifest, changed: Mapping[Path, Content], new: list[Path]) -> None:
     """Have things as they were before anything was put in its place."""
     manifest = conf / MANIFEST
     for path in (manifest, *changed):
@@ -406,23 +406,23 @@ def _settle(path: Path) -> None:
     sync_directory(path.parent)
 
 
-def _encoded(manifest: Manifest) -> Content:
+def _encoded(manifest: InstallManifest) -> Content:
     return Content(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", _READABLE)
 
 
-def _manifest(conf: Path) -> Manifest:
+def _manifest(conf: Path) -> InstallManifest:
     """Return what was written by an earlier call; InstallRefused where the manifest cannot be read."""
     path = conf / MANIFEST
     try:
         with path.open("rb") as file:
             data = file.read(MANIFEST_BYTES_MAX)
     except FileNotFoundError:
-        return Manifest(plugin="")
+        return InstallManifest(plugin="")
     except OSError as error:
         raise InstallRefused(f"{path}: cannot be read ({error.strerror})") from error
     remedy = "put the right one back, or remove by hand what Forebay wrote, and it"
     try:
-        known = msgspec.json.decode(data, type=Manifest)
+        known = msgspec.json.decode(data, type=InstallManifest)
     except msgspec.MsgspecError as error:
         raise InstallRefused(f"{path}: is no manifest of Forebay ({error}); {remedy}") from error
     # SlurmUser may be able to change it, and root removes what it names.
@@ -444,14 +444,14 @@ _NAMES: Final = frozenset(
 # Removing -------------------------------------------------------------------------------------------------------------
 
 
-class Removed(msgspec.Struct, frozen=True):
+class RemovalResult(msgspec.Struct, frozen=True):
     """What `remove` did: files that are gone, and those that stay since somebody changed them."""
 
     gone: tuple[Path, ...]
     kept: tuple[Path, ...]
 
 
-def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> Removed:
+def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> RemovalResult:
     """Remove exactly what was written; nothing where nothing is left. InstallRefused, OSError.
 
     Refused while slurm.conf still includes the fragment or names the plugin: slurmctld would not start again; and while
@@ -461,7 +461,7 @@ def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> Removed:
     if not known.files:
         # Who was ended before the first manifest was in its place left nothing else.
         _beside(conf / MANIFEST).unlink(missing_ok=True)
-        return Removed((), ())
+        return RemovalResult((), ())
     reasons = []
     if slurm.buffers == f"burst_buffer/{known.plugin}":
         reasons.append(
@@ -495,4 +495,4 @@ def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> Removed:
     _beside(manifest).unlink(missing_ok=True)
     manifest.unlink()
     sync_directory(conf)
-    return Removed(tuple(gone), tuple(kept))
+    return RemovalResult(tuple(gone), tuple(kept))

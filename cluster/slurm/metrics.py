@@ -15,7 +15,7 @@ CALL_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0, 10_
 """Bounds of the histogram of calls, seconds: from one commit to a stage-in of hours."""
 
 
-class Metrics:
+class BridgeMetrics:
     """The counters of one bridge."""
 
     def __init__(self) -> None:

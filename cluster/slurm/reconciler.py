@@ -18,8 +18,8 @@ from typing import Final
 from cluster.client import ApiError, Client
 from cluster.schemas import external_jobs as g
 from cluster.schemas import new_command_id, operations
-from cluster.slurm.metrics import Metrics
-from cluster.slurm.slurmctld import Looked
+from cluster.slurm.metrics import BridgeMetrics
+from cluster.slurm.slurmctld import SlurmView
 from cluster.system import Clock, about, tell_manager
 
 LOGGER = logging.getLogger(__name__)
@@ -62,8 +62,8 @@ class Reconciler:
         leader: Client,
         cluster: str,
         clock: Clock,
-        metrics: Metrics,
-        ask: Callable[[], Awaitable[Looked | str]],
+        metrics: BridgeMetrics,
+        ask: Callable[[], Awaitable[SlurmView | str]],
         pools: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
         """`ask` asks slurmctld; see `cluster.slurm.slurmctld.look`. `pools` returns the names of Forebay's pools, None
@@ -198,7 +198,7 @@ class Reconciler:
         self._metrics.missed.inc()
 
 
-def _lost(looked: Looked, phases: Mapping[str, str]) -> dict[str, str]:
+def _lost(looked: SlurmView, phases: Mapping[str, str]) -> dict[str, str]:
     """Return the pending jobs whose stage-in slurmctld has lost, and what it has lost. `phases`: of external jobs.
 
     A slurmctld that was killed, or whose place another took, forgets buffers that it had not written down yet, and

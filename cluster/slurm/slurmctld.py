@@ -40,14 +40,14 @@ _BUFFER = re.compile(r"^ *JobID=(?:[0-9]+[_+][0-9]+\()?([0-9]+)\)? (.*?)State=([
 _POOL = re.compile(r"\bPool=(\S+)")
 
 
-class Shown(NamedTuple):
+class SqueueRow(NamedTuple):
     """One row of squeue: the abbreviated state, and the reason."""
 
     state: str
     reason: str
 
 
-class Looked(NamedTuple):
+class SlurmView(NamedTuple):
     """One look at slurmctld."""
 
     jobs: frozenset[str]
@@ -66,7 +66,7 @@ class Looked(NamedTuple):
     """Numbers of jobs with a buffer -> its pool, where slurmctld names one."""
 
 
-async def look() -> Looked | str:
+async def look() -> SlurmView | str:
     """Return what slurmctld says, or why it says nothing."""
     # Buffers first: a job that ends meanwhile is then missed by neither.
     buffers = await _said(_BUFFERS)
@@ -78,7 +78,7 @@ async def look() -> Looked | str:
     listing = buffers.decode("utf-8", "replace")
     held = parsed_buffers(listing)
     going_on = parsed_jobs(jobs.decode("utf-8", "replace"))
-    return Looked(
+    return SlurmView(
         jobs=frozenset(going_on.keys() | held.keys()),
         buffers=held,
         over=frozenset(held.keys() - going_on.keys()),
@@ -125,11 +125,11 @@ def parsed_type(text: str) -> str:
     return found[1] if found and found[1] != "(null)" else ""
 
 
-def parsed_jobs(text: str) -> dict[str, Shown]:
+def parsed_jobs(text: str) -> dict[str, SqueueRow]:
     """Return the jobs that have not finished, with their states and reasons as squeue prints them."""
     rows = (line.split(maxsplit=2) for line in text.splitlines())
     return {
-        row[0]: Shown(row[1], row[2].strip() if len(row) > 2 else "")
+        row[0]: SqueueRow(row[1], row[2].strip() if len(row) > 2 else "")
         for row in rows
         if len(row) >= 2 and row[0].isdigit() and row[1].isupper() and row[1] not in ENDED
     }

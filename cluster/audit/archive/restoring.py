@@ -30,14 +30,14 @@ from wal import (
 )
 
 
-class Restored(NamedTuple):
+class RestoreResult(NamedTuple):
     """What was brought: the tree up to `tree_size` entries; the entries before `below` stay in the archive."""
 
     tree_size: int
     below: int
 
 
-def restore(env: Environment, home: Path, archive: Archive, *, progress: Progress) -> Restored:
+def restore(env: Environment, home: Path, archive: Archive, *, progress: Progress) -> RestoreResult:
     """Give a stopped replica's directory the first entries and the tree of what lies in an archive; durable on return.
 
     NotArchived where nothing is missing, or the archive ends too early. SegmentBroken, LedgerBroken, StorageFailed;
@@ -65,7 +65,7 @@ def restore(env: Environment, home: Path, archive: Archive, *, progress: Progres
         if one.first_index <= gap.last_index
     )
     authorise(env, PrunedRange(below, segments))
-    return Restored(tree.size, below)
+    return RestoreResult(tree.size, below)
 
 
 def _gap(ledger: Ledger, archive: Archive) -> Gap:

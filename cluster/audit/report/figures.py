@@ -13,7 +13,7 @@ COLUMNS: Final = 600
 """Into how many pieces a window is cut: no picture is finer, and nothing that is kept of a window is longer."""
 
 
-class PoolUse(msgspec.Struct, frozen=True):
+class PoolUsage(msgspec.Struct, frozen=True):
     """What a pool had and what was held of it: steps, each until the next. In each column of the window the first,
     the last, the smallest and the greatest step are kept.
     """
@@ -24,14 +24,14 @@ class PoolUse(msgspec.Struct, frozen=True):
     """(at_us, held, in service, in all)"""
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class PendingJobs(msgspec.Struct, frozen=True):
     """How many jobs were pending for which reason, as the scheduler would have said it then."""
 
     at_us: int
     jobs: dict[str, int]
 
 
-class Bar(msgspec.Struct, frozen=True):
+class StateBar(msgspec.Struct, frozen=True):
     """One stay of a job: in `burst_buffer_state`, or in `state` where it has no buffer; `to_us` None: still there."""
 
     state: str
@@ -64,7 +64,7 @@ class JobBars(msgspec.Struct, frozen=True):
     size_bytes: int
     result: str
     waited_us: int
-    bars: tuple[Bar, ...]
+    bars: tuple[StateBar, ...]
     left_out: int = 0
 
 
@@ -81,7 +81,7 @@ class Term(msgspec.Struct, frozen=True):
     silent_us: int | None
 
 
-class Transfer(msgspec.Struct, frozen=True):
+class TransferFigures(msgspec.Struct, frozen=True):
     """One transfer's receipt."""
 
     job: int
@@ -95,7 +95,7 @@ class Transfer(msgspec.Struct, frozen=True):
     to_us: int
 
 
-class Source(msgspec.Struct, frozen=True):
+class ReportSource(msgspec.Struct, frozen=True):
     """What the figures were taken from: a window of one ledger, by which anybody can make them again."""
 
     cluster_id: str
@@ -109,12 +109,12 @@ class Source(msgspec.Struct, frozen=True):
     state_digest: str
 
 
-class Report(msgspec.Struct, frozen=True):
+class WindowReport(msgspec.Struct, frozen=True):
     """All figures of a window. Lists of jobs and transfers are bounded: `jobs_left_out`, `transfers_left_out`."""
 
-    source: Source
-    pools: tuple[PoolUse, ...]
-    waiting: tuple[Waiting, ...]
+    source: ReportSource
+    pools: tuple[PoolUsage, ...]
+    waiting: tuple[PendingJobs, ...]
     jobs: tuple[JobBars, ...]
     jobs_left_out: int
     terms: tuple[Term, ...]
@@ -123,5 +123,5 @@ class Report(msgspec.Struct, frozen=True):
     """Commands settled in each column of the window, count."""
     moved: dict[str, tuple[int, ...]]
     """Node -> bytes moved in each column, as if each transfer had gone at its mean rate."""
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[TransferFigures, ...]
     transfers_left_out: int

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from cluster.api.render import job_words
-from cluster.audit.replay import Progress, Replayed
-from cluster.audit.report.window import Watched, Window, watch
+from cluster.audit.replay import Progress, ReplayFold
+from cluster.audit.report.window import Window, WindowReplay, watch
 from cluster.system import format_instant
 from replica.messages import Batch, JobPurged
 from replica.state import State
@@ -58,10 +58,10 @@ def read_jobs(
     return watch(ledger, snapshots, _Jobs, from_us=from_us, to_us=to_us, progress=progress).rows()
 
 
-class _Jobs(Watched):
+class _Jobs(WindowReplay):
     """The jobs of a window."""
 
-    def __init__(self, start: Replayed, window: Window) -> None:
+    def __init__(self, start: ReplayFold, window: Window) -> None:
         super().__init__(start, window)
         self._purged: dict[int, JobRow] = {}
 

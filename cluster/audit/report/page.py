@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-from cluster.audit.report.figures import COLUMNS, Bar, JobBars, PoolUse, Report, Waiting
+from cluster.audit.report.figures import COLUMNS, JobBars, PendingJobs, PoolUsage, StateBar, WindowReport
 from cluster.cli.text import format_span
 from cluster.schemas.page import Bar as Drawn
 from cluster.schemas.page import Frame, Layer, bars, details, html_table, key, lines, moment, page, stacked
@@ -57,7 +57,7 @@ KIND_COLOURS: Final = dict(
 )
 
 
-def page_of(report: Report, command: str) -> str:
+def page_of(report: WindowReport, command: str) -> str:
     """Return the page as HTML; `command` makes it again."""
     source = report.source
     frame = Frame(source.from_us, source.to_us)
@@ -76,7 +76,7 @@ def page_of(report: Report, command: str) -> str:
     return page(title, parts, KIND_COLOURS)
 
 
-def _jobs(report: Report, frame: Frame) -> Iterable[str]:
+def _jobs(report: WindowReport, frame: Frame) -> Iterable[str]:
     yield "<h2>Jobs</h2>"
     if report.jobs_left_out:
         yield f"<p>The {len(report.jobs)} that waited longest; {report.jobs_left_out} more are not drawn.</p>"
@@ -104,22 +104,22 @@ def _jobs(report: Report, frame: Frame) -> Iterable[str]:
     yield details(html_table(("job", "name", "user", "pool", "size", "pending", "stays", "became"), rows))
 
 
-def _length(bar: Bar, frame: Frame) -> int:
+def _length(bar: StateBar, frame: Frame) -> int:
     return (frame.to_us if bar.to_us is None else bar.to_us) - bar.from_us
 
 
-def _bar_title(job: JobBars, bar: Bar, frame: Frame) -> str:
+def _bar_title(job: JobBars, bar: StateBar, frame: Frame) -> str:
     why = f" ({', '.join(bar.reasons)})" if bar.reasons else ""
     begun = moment(bar.from_us)[11:]
     return f"{job.job} {job.name}: {bar.word}{why} from {begun}, {format_span(_length(bar, frame))}"
 
 
-def _waiting(report: Report, frame: Frame) -> Iterable[str]:
+def _waiting(report: WindowReport, frame: Frame) -> Iterable[str]:
     yield "<h2>Pending jobs, by why they waited</h2>"
     yield from waiting_picture(report.waiting, frame)
 
 
-def waiting_picture(waiting: Sequence[Waiting], frame: Frame) -> Iterable[str]:
+def waiting_picture(waiting: Sequence[PendingJobs], frame: Frame) -> Iterable[str]:
     """Yield how many jobs were pending for which reason, as a picture and as its table."""
     totals: dict[str, int] = {}
     for seen in waiting:
@@ -138,7 +138,7 @@ def waiting_picture(waiting: Sequence[Waiting], frame: Frame) -> Iterable[str]:
     yield details(html_table(("at", *columns), rows))
 
 
-def _pools(report: Report, frame: Frame) -> Iterable[str]:
+def _pools(report: WindowReport, frame: Frame) -> Iterable[str]:
     for pool in report.pools:
         yield f"<h2>Pool {escape(pool.name)}</h2>"
         most = max((max(held, total) for _, held, _, total in pool.steps), default=0) or 1
@@ -160,12 +160,12 @@ def _pools(report: Report, frame: Frame) -> Iterable[str]:
         yield details(html_table(("at", "held", "in service", "in all"), rows))
 
 
-def amount(pool: PoolUse, units: int) -> str:
+def amount(pool: PoolUsage, units: int) -> str:
     """Return so many units of a pool for people."""
     return format_size(units) if pool.unit == "bytes" else f"{units}"
 
 
-def _terms(report: Report, frame: Frame) -> Iterable[str]:
+def _terms(report: WindowReport, frame: Frame) -> Iterable[str]:
     yield "<h2>Leaders' terms, and commands settled</h2>"
     if report.terms_left_out:
         yield f"<p>The last {len(report.terms)}; {report.terms_left_out} more are not drawn.</p>"
@@ -192,7 +192,7 @@ def _terms(report: Report, frame: Frame) -> Iterable[str]:
     yield details(html_table(("term", "first entry", "from", "to", "entries", "nothing before it for"), rows))
 
 
-def _transfers(report: Report, frame: Frame) -> Iterable[str]:
+def _transfers(report: WindowReport, frame: Frame) -> Iterable[str]:
     yield "<h2>Bytes moved, by node</h2>"
     if not report.moved:
         yield "<p>No transfer ended in this window.</p>"

@@ -10,17 +10,17 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from cluster.audit.replay import Progress, Replayed, ReplayRefused, fold, from_image, from_nothing
+from cluster.audit.replay import Progress, ReplayFold, ReplayRefused, fold, from_image, from_nothing
 from cluster.audit.report.figures import (
     COLUMNS,
-    Bar,
     JobBars,
-    PoolUse,
-    Report,
-    Source,
+    PendingJobs,
+    PoolUsage,
+    ReportSource,
+    StateBar,
     Term,
-    Transfer,
-    Waiting,
+    TransferFigures,
+    WindowReport,
 )
 from replica.messages import Batch, TransferRecorded, jobs_of
 from replica.model import JobState
@@ -52,7 +52,7 @@ _LAST_ENTRIES: Final = 1_024
 
 
 Item = TypeVar("Item")
-Seen = TypeVar("Seen", bound="Watched")
+Seen = TypeVar("Seen", bound="WindowReplay")
 
 
 class Window(NamedTuple):
@@ -75,7 +75,7 @@ def read_window(
     to_us: int | None,
     jobs: Iterable[int] = (),
     progress: Progress | None = None,
-) -> Report:
+) -> WindowReport:
     """Return the figures of a window; where no beginning or no end is given, those of the ledger.
 
     Begins with the newest of `snapshots` (entry, file) that is older than the window, else with nothing. ReplayRefused
@@ -96,7 +96,7 @@ def read_window(
 def watch(
     ledger: Ledger,
     snapshots: Sequence[tuple[int, Path]],
-    begin: Callable[[Replayed, Window], Seen],
+    begin: Callable[[ReplayFold, Window], Seen],
     *,
     from_us: int | None,
     to_us: int | None,
@@ -129,7 +129,7 @@ def _time(entry: LedgerEntry) -> Instant:
     return decode_batch(entry.data).at if kind_of(entry.data) is EntryKind.BATCH else NEVER
 
 
-def _start(ledger: Ledger, snapshots: Sequence[tuple[int, Path]], window: Window) -> Replayed:
+def _start(ledger: Ledger, snapshots: Sequence[tuple[int, Path]], window: Window) -> ReplayFold:
     for index, path in reversed(snapshots):
         try:
             if index > ledger.applied_index or inspect_snapshot(path).at >= window.from_us:
@@ -145,7 +145,7 @@ class _Life:
 
     def __init__(self, name: str, user: str, pool: str, size_bytes: int) -> None:
         self.name, self.user, self.pool, self.size_bytes = name, user, pool, size_bytes
-        self.bars: list[Bar] = []
+        self.bars: list[StateBar] = []
         self.left_out = 0
         self.waited_us = 0
         self.is_now: tuple[str, str | None, int] | None = None
@@ -167,7 +167,7 @@ class _Life:
             self.left_out += 1
             return
         state, buffer, attempt = was
-        self.bars.append(Bar(state, buffer, self.since_us, at_us, attempt, tuple(self.reasons)))
+        self.bars.append(StateBar(state, buffer, self.since_us, at_us, attempt, tuple(self.reasons)))
 
     def ended(self, job: int, result: str, end_us: int) -> JobBars:
         """Return the job as it was seen; what it still is at the end of the window has no end."""
@@ -215,7 +215,7 @@ class _Most(Generic[Item]):
         return [item for _, item in sorted(self._kept, key=lambda kept: kept[0], reverse=True)]
 
 
-class PoolSteps:
+class PoolColumns:
     """A pool's steps: of each column the first, the last, the smallest and the greatest."""
 
     def __init__(self, unit: str) -> None:
@@ -246,10 +246,10 @@ def _held(step: tuple[int, int, int, int]) -> int:
     return step[1]
 
 
-class Watched(Replayed):
+class WindowReplay(ReplayFold):
     """A replay that shows what happens in a window to whoever derives from it, and ends behind the window."""
 
-    def __init__(self, start: Replayed, window: Window) -> None:
+    def __init__(self, start: ReplayFold, window: Window) -> None:
         super().__init__(start.state, start.last_index, start.ledger_digest, None, every_digest=False)
         self._window = window
         self._now_us = 0
@@ -295,23 +295,23 @@ class Watched(Replayed):
         raise NotImplementedError
 
 
-class _Walk(Watched):
+class _Walk(WindowReplay):
     """All figures of a window."""
 
-    def __init__(self, start: Replayed, window: Window, jobs: frozenset[int]) -> None:
+    def __init__(self, start: ReplayFold, window: Window, jobs: frozenset[int]) -> None:
         super().__init__(start, window)
         self._jobs = jobs
         self._lives: dict[int, _Life] = {}
         self._over: _Most[JobBars] = _Most(len(jobs) or JOBS_SHOWN_MAX)
-        self._pools: dict[str, PoolSteps] = {}
-        self._waiting: list[Waiting] = []
+        self._pools: dict[str, PoolColumns] = {}
+        self._waiting: list[PendingJobs] = []
         self._next_look = 0
         self._index: SchedulingIndex | None = None
         self._terms: list[Term] = []
         self._terms_left_out = 0
         self._commands = [0] * COLUMNS
         self._moved: dict[str, list[int]] = {}
-        self._transfers: _Most[Transfer] = _Most(TRANSFERS_MAX)
+        self._transfers: _Most[TransferFigures] = _Most(TRANSFERS_MAX)
         self._first_revision = 0
 
     def begins(self, state: State) -> None:
@@ -379,7 +379,7 @@ class _Walk(Watched):
         if begun == NEVER or ended == NEVER or ended < begun:
             return
         stage = receipt.stage.name.lower()
-        made = Transfer(
+        made = TransferFigures(
             event.job,
             event.node,
             stage,
@@ -406,7 +406,7 @@ class _Walk(Watched):
             pool = state.pools[name]
             steps = self._pools.get(name)
             if steps is None:
-                steps = self._pools[name] = PoolSteps(pool.unit.word)
+                steps = self._pools[name] = PoolColumns(pool.unit.word)
             in_service = max(0, pool.quantity_bytes - pool.out_of_service_bytes)
             steps.add(column, at_us, (state.held_bytes.get(name, 0), in_service, pool.quantity_bytes))
         for name in self._pools:
@@ -423,14 +423,14 @@ class _Walk(Watched):
             reasons[reason] += 1
             if (life := self._lives.get(job)) is not None and len(life.reasons) < 20:
                 life.reasons[reason] = None
-        self._waiting.append(Waiting(at_us, dict(sorted(reasons.items()))))
+        self._waiting.append(PendingJobs(at_us, dict(sorted(reasons.items()))))
 
-    def report(self, cluster_id: str) -> Report:
+    def report(self, cluster_id: str) -> WindowReport:
         """Return what was noted."""
         state, last_index, digest = self.end
         for job_id, life in sorted(self._lives.items()):
             self._keep(life.ended(job_id, "", self._window.to_us))
-        source = Source(
+        source = ReportSource(
             cluster_id=cluster_id,
             cluster=state.name,
             from_us=self._window.from_us,
@@ -441,9 +441,9 @@ class _Walk(Watched):
             ledger_digest=digest.hex(),
             state_digest=state_digest(state).hex(),
         )
-        return Report(
+        return WindowReport(
             source=source,
-            pools=tuple(PoolUse(name, steps.unit, steps.steps()) for name, steps in sorted(self._pools.items())),
+            pools=tuple(PoolUsage(name, steps.unit, steps.steps()) for name, steps in sorted(self._pools.items())),
             waiting=tuple(self._waiting),
             jobs=_by_job(self._over.items()),
             jobs_left_out=self._over.left_out,

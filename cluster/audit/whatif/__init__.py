@@ -1,8 +1,8 @@
 """A window of the ledger gone through again, with something changed: what would have been, beside what was."""
 
-from cluster.audit.whatif.changes import BadChange, ChangeRefused, Changes
+from cluster.audit.whatif.changes import BadChange, ChangeRejected, ScenarioChanges
 from cluster.audit.whatif.comparison import MOVED_MAX, what_if
-from cluster.audit.whatif.figures import Calibration, Figures, Fit, Moved, PoolFigures, Waits, WhatIf
+from cluster.audit.whatif.figures import Calibration, Figures, Fit, MovedJob, PoolFigures, Waits, WhatIf
 from cluster.audit.whatif.page import what_if_page
 from cluster.audit.whatif.recorded import Edge, WindowRefused
 from cluster.audit.whatif.services import TooManyJobs
@@ -12,12 +12,12 @@ __all__ = [
     "MOVED_MAX",
     "BadChange",
     "Calibration",
-    "ChangeRefused",
-    "Changes",
+    "ChangeRejected",
+    "ScenarioChanges",
     "Edge",
     "Figures",
     "Fit",
-    "Moved",
+    "MovedJob",
     "PoolFigures",
     "TooManyJobs",
     "Waits",

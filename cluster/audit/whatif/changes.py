@@ -37,7 +37,7 @@ class BadChange(ValueError):
         self.remedy = remedy
 
 
-class ChangeRefused(Exception):
+class ChangeRejected(Exception):
     """What was to be changed is refused where the window begins."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -57,7 +57,7 @@ class PoolChange:
         return {"+": known + amount, "-": known - amount}.get(self.sign, amount)
 
 
-class Changes:
+class ScenarioChanges:
     """All that is to be changed."""
 
     def __init__(
@@ -131,11 +131,11 @@ class Changes:
                 quantity = change.quantity(pool.quantity_bytes, pool.unit)
             except SizeError as error:
                 refusal = Refusal(RefusalCode.INVALID_FIELD, error.sentence, error.remedy, f"Pool={name}")
-                raise ChangeRefused(refusal) from error
+                raise ChangeRejected(refusal) from error
             if quantity < 0:
                 sentence = f"pool {name} has only {format_amount(pool.quantity_bytes, pool.unit)}"
                 refusal = Refusal(RefusalCode.INVALID_FIELD, sentence, "take away less", f"Pool={name}")
-                raise ChangeRefused(refusal)
+                raise ChangeRejected(refusal)
             yield OPERATOR, c.ChangePool(name, quantity=quantity)
         yield from self._nodes_made(state)
 
@@ -146,7 +146,7 @@ class Changes:
         cpus = Counter(node.cpus for node in state.nodes.values() if not node.is_mover)
         if not cpus:
             sentence = "there are no nodes yet, so nobody knows what more of them would be like"
-            raise ChangeRefused(
+            raise ChangeRejected(
                 Refusal(RefusalCode.UNKNOWN_NODE, sentence, "let the window begin later", f"Nodes=+{self._nodes}")
             )
         usual = max(cpus.items(), key=lambda one: (one[1], one[0]))[0]

@@ -11,12 +11,12 @@ from typing import Final
 
 from cluster.audit.replay import Progress
 from cluster.audit.report import Window
-from cluster.audit.whatif.changes import Changes
-from cluster.audit.whatif.figures import ROUGH_SHARE, Calibration, Fit, Moved, Source, WhatIf
-from cluster.audit.whatif.observed import SAMPLES, Known, Observed
+from cluster.audit.whatif.changes import ScenarioChanges
+from cluster.audit.whatif.figures import ROUGH_SHARE, Calibration, Fit, MovedJob, WhatIf, WhatIfSource
+from cluster.audit.whatif.observed import SAMPLES, ObservedJob, WindowFigures
 from cluster.audit.whatif.recorded import Edge, Moment, end_of, read_services, repeat
 from cluster.audit.whatif.replaying import FOREVER, PASS_LAG_US, Replaying
-from cluster.audit.whatif.replaying import changed as changed_here
+from cluster.audit.whatif.replaying import apply_changes as changed_here
 from replica.state import State
 from replica.values import Instant
 from wal import Ledger
@@ -47,7 +47,7 @@ def what_if(
     snapshots: Sequence[tuple[int, Path]],
     first: Edge,
     last: Edge,
-    changes: Changes,
+    changes: ScenarioChanges,
     policy: str = "",
     progress: Progress | None = None,
     again: Progress | None = None,
@@ -60,9 +60,9 @@ def what_if(
     ledger = ledger.as_of_now()
     to_us = end_of(ledger, last)
 
-    def begin(state: State, from_us: int) -> Observed:
+    def begin(state: State, from_us: int) -> WindowFigures:
         changed_here(state, Instant(from_us), changes)  # what cannot be changed is said before all is read
-        return Observed(state, Window(from_us, to_us))
+        return WindowFigures(state, Window(from_us, to_us))
 
     reading = read_services(ledger, snapshots, first, last, begin, progress)
     recorded = reading.observed
@@ -84,7 +84,7 @@ def what_if(
     gaining = nlargest(MOVED_MAX, (one for one in moved if one.gain_us > 0), key=lambda one: (one.gain_us, -one.job))
     losing = nlargest(MOVED_MAX, (one for one in moved if one.gain_us < 0), key=lambda one: (-one.gain_us, -one.job))
     return WhatIf(
-        source=Source(
+        source=WhatIfSource(
             cluster_id=ledger.cluster_id,
             cluster=state.name,
             from_us=window.from_us,
@@ -135,12 +135,12 @@ class _Showing:
             world.show(moment, pass_at)
 
 
-def _known_there(world: Replaying) -> Mapping[int, Known]:
+def _known_there(world: Replaying) -> Mapping[int, ObservedJob]:
     """Return the jobs of a world by their numbers in the ledger."""
     return {world.number_there(job): known for job, known in world.observed.jobs.items()}
 
 
-def _fit(recorded: Observed, replayed: Replaying, until_us: int) -> Fit:
+def _fit(recorded: WindowFigures, replayed: Replaying, until_us: int) -> Fit:
     """Compare the starts up to where the ledger ends."""
     found = _known_there(replayed)
     starts = identical = 0
@@ -157,15 +157,15 @@ def _fit(recorded: Observed, replayed: Replaying, until_us: int) -> Fit:
     return Fit(starts, identical, identical / starts if starts else 1.0, int(median(off)) if off else 0)
 
 
-def _calibration(recorded: Observed, unchanged: Replaying, by_times: Replaying, until_us: int) -> Calibration:
+def _calibration(recorded: WindowFigures, unchanged: Replaying, by_times: Replaying, until_us: int) -> Calibration:
     fits = _fit(recorded, unchanged, until_us), _fit(recorded, by_times, until_us)
     return Calibration(*fits, unchanged.decisions, unchanged.same, any(fit.share < ROUGH_SHARE for fit in fits))
 
 
-def _moved(recorded: Observed, unchanged: Replaying, changed: Replaying) -> list[Moved]:
+def _moved(recorded: WindowFigures, unchanged: Replaying, changed: Replaying) -> list[MovedJob]:
     to_us = recorded.window.to_us
     before, after = _known_there(unchanged), _known_there(changed)
-    found: list[Moved] = []
+    found: list[MovedJob] = []
     for job in sorted(before.keys() | after.keys()):
         one, other = before.get(job), after.get(job)
         one_us, other_us = 0 if one is None else one.started_us, 0 if other is None else other.started_us
@@ -174,7 +174,7 @@ def _moved(recorded: Observed, unchanged: Replaying, changed: Replaying) -> list
             continue
         was = recorded.jobs.get(job)
         found.append(
-            Moved(
+            MovedJob(
                 job=job,
                 name=known.name,
                 user=known.user,

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.audit.report import PoolUse, Waiting
+from cluster.audit.report import PendingJobs, PoolUsage
 
 ROUGH_SHARE: Final = 0.95
 """A calibration in which a smaller share of the starts is where it was is rough."""
@@ -35,7 +35,7 @@ class PoolFigures(msgspec.Struct, frozen=True):
     peak: int
     mean_share: float
     peak_share: float
-    use: PoolUse
+    use: PoolUsage
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class Figures(msgspec.Struct, frozen=True):
     pools: tuple[PoolFigures, ...]
     makespan_us: int
     """From the beginning of the window to the last end of a job in it; 0 where none ended."""
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[PendingJobs, ...]
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ class Calibration(msgspec.Struct, frozen=True):
     """Whether fewer than ROUGH_SHARE of the starts are identical, in either."""
 
 
-class Moved(msgspec.Struct, frozen=True):
+class MovedJob(msgspec.Struct, frozen=True):
     """A job that starts at another time than it does in the replay in which nothing was changed. None: not in the
     window.
     """
@@ -109,7 +109,7 @@ class Moved(msgspec.Struct, frozen=True):
     """By how much it starts earlier; one that does not start counts as starting at the end of the window."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class WhatIfSource(msgspec.Struct, frozen=True):
     """The window that was replayed, by which anybody can do it again."""
 
     cluster_id: str
@@ -125,7 +125,7 @@ class Source(msgspec.Struct, frozen=True):
 class WhatIf(msgspec.Struct, frozen=True):
     """All figures, side by side; `changed` is None where nothing was to be changed."""
 
-    source: Source
+    source: WhatIfSource
     changes: tuple[str, ...]
     assumptions: tuple[str, ...]
     calibration: Calibration
@@ -135,9 +135,9 @@ class WhatIf(msgspec.Struct, frozen=True):
     earlier: int
     """Jobs that start earlier than where nothing was changed."""
     later: int
-    gaining: tuple[Moved, ...]
+    gaining: tuple[MovedJob, ...]
     """Those that gain most, bounded."""
-    losing: tuple[Moved, ...]
+    losing: tuple[MovedJob, ...]
     left_out: dict[str, int]
     """What is in the ledger and was not replayed, by kind of command."""
     unproven: dict[str, int]

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.audit.report import PoolSteps, PoolUse, Waiting, Window
+from cluster.audit.report import PendingJobs, PoolColumns, PoolUsage, Window
 from cluster.audit.whatif.figures import Figures, PoolFigures, Waits
 from cluster.audit.whatif.services import touched_by
 from replica.messages import Event
@@ -28,7 +28,7 @@ REASONS_MAX: Final = 100
 """Reasons that are listed of why jobs waited, count: those of failed operations have the words of what failed."""
 
 
-class Known(msgspec.Struct, gc=False):
+class ObservedJob(msgspec.Struct, gc=False):
     """One job as it is noted; 0 for what has not happened in the window."""
 
     name: str
@@ -43,14 +43,14 @@ class _Pool:
     """What is held of one pool, summed over time."""
 
     def __init__(self, unit: str) -> None:
-        self.steps = PoolSteps(unit)
+        self.steps = PoolColumns(unit)
         self.held = self.in_service = 0
         self.held_us = self.served_us = self.since_us = 0
         self.peak = 0
         self.peak_share = 0.0
 
 
-class Observed:
+class WindowFigures:
     """A world from the beginning of a window on."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Observed:
         are asked why they wait.
         """
         self.window = window
-        self.jobs: dict[int, Known] = {}
+        self.jobs: dict[int, ObservedJob] = {}
         """Every job that was there, by its number in this world."""
         self.submitted = 0
         self.refused = 0
@@ -69,7 +69,7 @@ class Observed:
         self._keeps_index = index is None
         self._index = SchedulingIndex(state) if index is None else index
         self._pools: dict[str, _Pool] = {}
-        self._waiting: list[Waiting] = []
+        self._waiting: list[PendingJobs] = []
         self._next_sample = 0 if samples else SAMPLES
         self._sampled: tuple[int, Mapping[int, str]] = (window.from_us, {})
         self._waits: defaultdict[str, dict[int, int]] = defaultdict(dict)
@@ -77,7 +77,7 @@ class Observed:
         """Jobs that had started before the window: their starts do not count."""
         for job_id in sorted(state.unfinished):
             job = state.jobs[job_id]
-            self.jobs[job_id] = Known(job.request.name, job.request.user, job.submitted_at)
+            self.jobs[job_id] = ObservedJob(job.request.name, job.request.user, job.submitted_at)
             if job.started_at:
                 self._ran.add(job_id)
         self._note_pools(state)
@@ -102,7 +102,7 @@ class Observed:
             case e.JobSubmitted() | e.ExternalJobSetUp():
                 for job_id in e.jobs_of(event):
                     self.submitted += 1
-                    self.jobs[job_id] = Known(event.request.name, event.request.user, now_us)
+                    self.jobs[job_id] = ObservedJob(event.request.name, event.request.user, now_us)
             case e.RunStarted() | e.ExternalJobRunBegan():
                 known = self.jobs.get(event.job)
                 if known is not None and not known.started_us and event.job not in self._ran:
@@ -157,7 +157,7 @@ class Observed:
             reasons = {job: str(verdict.reason) for job, verdict in verdicts.items()}
             self._count_waits(at_us)
             self._sampled = at_us, reasons
-            self._waiting.append(Waiting(at_us, dict(sorted(Counter(reasons.values()).items()))))
+            self._waiting.append(PendingJobs(at_us, dict(sorted(Counter(reasons.values()).items()))))
         self._next_sample = last + 1
 
     def _count_waits(self, now_us: int) -> None:
@@ -210,7 +210,7 @@ class Observed:
             peak=noted.peak,
             mean_share=noted.held_us / noted.served_us if noted.served_us else 0.0,
             peak_share=noted.peak_share,
-            use=PoolUse(name, noted.steps.unit, noted.steps.steps()),
+            use=PoolUsage(name, noted.steps.unit, noted.steps.steps()),
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from html import escape
 
 from cluster.audit.report import KIND_COLOURS, amount, waiting_picture
-from cluster.audit.whatif.figures import Moved, WhatIf
+from cluster.audit.whatif.figures import MovedJob, WhatIf
 from cluster.audit.whatif.text import (
     MOVED_HEADS,
     calibration_words,
@@ -74,7 +74,7 @@ def _waiting(found: WhatIf, frame: Frame) -> Iterator[str]:
         yield from waiting_picture(world.waiting, frame)
 
 
-def _moved(title: str, count: int, jobs: Iterable[Moved], frame: Frame) -> Iterator[str]:
+def _moved(title: str, count: int, jobs: Iterable[MovedJob], frame: Frame) -> Iterator[str]:
     named = list(jobs)
     if not named:
         return

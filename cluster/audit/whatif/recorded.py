@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from cluster.audit.rebuild import REBUILDERS, WALKING, Led
-from cluster.audit.replay import Progress, Replayed, fold, from_image, from_nothing
-from cluster.audit.whatif.observed import Observed
+from cluster.audit.replay import Progress, ReplayFold, fold, from_image, from_nothing
+from cluster.audit.whatif.observed import WindowFigures
 from cluster.audit.whatif.services import Services, is_external_job_step
 from cluster.system import format_instant
 from replica.decide import decide, is_by_key
@@ -88,7 +88,7 @@ class Edge(NamedTuple):
         return "the beginning" if self.at_us is None else str(format_instant(Instant(self.at_us)))
 
 
-class Kind(IntEnum):
+class ItemKind(IntEnum):
     """What an item of a moment is."""
 
     PASS = 1
@@ -103,10 +103,10 @@ class Kind(IntEnum):
     """Something was settled that cannot be asked for again: its events are taken as they are."""
 
 
-class Item(NamedTuple):
+class RecordedItem(NamedTuple):
     """One command of a moment: what the ledger has of it, and the command as far as it could be made again."""
 
-    kind: Kind
+    kind: ItemKind
     entry: Entry
     command: Command | None = None
 
@@ -122,18 +122,18 @@ class Moment(NamedTuple):
     entry: int
     at: Instant
     term: int
-    items: Sequence[Item]
+    items: Sequence[RecordedItem]
 
     @property
     def has_pass(self) -> bool:
         """Whether a pass of the scheduler is in it."""
-        return any(item.kind is Kind.PASS for item in self.items)
+        return any(item.kind is ItemKind.PASS for item in self.items)
 
 
-class _Walk(Replayed):
+class _Walk(ReplayFold):
     """A fold of the ledger that shows a window to whoever derives from it, and ends behind it."""
 
-    def __init__(self, start: Replayed, first: Edge, last: Edge) -> None:
+    def __init__(self, start: ReplayFold, first: Edge, last: Edge) -> None:
         super().__init__(start.state, start.last_index, start.ledger_digest, None, every_digest=False)
         self._first, self._last = first, last
         self._term = 0
@@ -178,21 +178,23 @@ class _Walk(Replayed):
         raise NotImplementedError
 
 
-class Reading(_Walk):
+class WindowReading(_Walk):
     """The first reading: service times, and the figures of what was."""
 
-    def __init__(self, start: Replayed, first: Edge, last: Edge, observe: Callable[[State, int], Observed]) -> None:
+    def __init__(
+        self, start: ReplayFold, first: Edge, last: Edge, observe: Callable[[State, int], WindowFigures]
+    ) -> None:
         super().__init__(start, first, last)
         self.services = Services()
         self._observe = observe
-        self.observed: Observed | None = None
-        self.start: Replayed = start
+        self.observed: WindowFigures | None = None
+        self.start: ReplayFold = start
         """Where the window begins: the second reading and each replay begin there, too."""
         self.from_us = 0
 
     def begins(self, index: int, batch: Batch) -> None:
         """Take note of the state in which the window begins."""
-        self.start = Replayed(self.state, self.last_index, self.ledger_digest, None, every_digest=False)
+        self.start = ReplayFold(self.state, self.last_index, self.ledger_digest, None, every_digest=False)
         at_us = self._first.at_us
         self.from_us = int(batch.at) if at_us is None else max(at_us, int(self.state.at))
         self.services.begins(self.state, self.from_us)
@@ -212,7 +214,7 @@ class Reading(_Walk):
 class Repeating(_Walk):
     """The second reading: each batch as a moment, with the commands in it made again."""
 
-    def __init__(self, start: Replayed, first: Edge, last: Edge, show: Callable[[Moment], None]) -> None:
+    def __init__(self, start: ReplayFold, first: Edge, last: Edge, show: Callable[[Moment], None]) -> None:
         super().__init__(start, first, last)
         self._show = show
         self.left_out = Counter[str]()
@@ -226,7 +228,7 @@ class Repeating(_Walk):
     def saw(self, index: int, batch: Batch) -> None:
         """Settle a batch, and show it."""
         growing = SpeculativeState(self.state, batch.at)
-        items: list[Item] = []
+        items: list[RecordedItem] = []
         for entry in batch.entries:
             item = self._item(growing, entry)
             if item is not None:
@@ -235,18 +237,20 @@ class Repeating(_Walk):
         self.state = growing.state()
         self._show(Moment(index, batch.at, self._term, items))
 
-    def _item(self, growing: SpeculativeState, entry: Entry) -> Item | None:
+    def _item(self, growing: SpeculativeState, entry: Entry) -> RecordedItem | None:
         if not entry.events or entry.command in LEFT_ALONE:
             return None
         if entry.command == PASS:
-            return Item(Kind.PASS, entry)
+            return RecordedItem(ItemKind.PASS, entry)
         if entry.command == "report_operation":
-            return Item(Kind.REPORT, entry)
+            return RecordedItem(ItemKind.REPORT, entry)
         command = None if entry.command == RECOVERY else self._made_again(growing, entry)
         if command is not None:
-            return Item(Kind.EXTERNAL_JOB if is_external_job_step(entry) else Kind.COMMAND, entry, command)
+            return RecordedItem(
+                ItemKind.EXTERNAL_JOB if is_external_job_step(entry) else ItemKind.COMMAND, entry, command
+            )
         if all(job_of(event) is None for event in entry.events):
-            return Item(Kind.FACT, entry)
+            return RecordedItem(ItemKind.FACT, entry)
         self.left_out[entry.command] += 1
         return None
 
@@ -281,16 +285,16 @@ def read_services(
     snapshots: Sequence[tuple[int, Path]],
     first: Edge,
     last: Edge,
-    observe: Callable[[State, int], Observed],
+    observe: Callable[[State, int], WindowFigures],
     progress: Progress | None = None,
-) -> Reading:
+) -> WindowReading:
     """Return a window as it was read for the first time.
 
     Begins with the newest of `snapshots` (entry, file) that is older than the window, else with nothing. WindowRefused
     for a window that there is not, ReplayRefused where it is not held here; the other errors of `replay`.
     """
     _check(ledger, first, last)
-    reading = Reading(_start(ledger, snapshots, first), first, last, observe)
+    reading = WindowReading(_start(ledger, snapshots, first), first, last, observe)
     fold(ledger, reading, ledger.applied_index, progress)
     if not reading.has_begun or reading.observed is None:
         raise WindowRefused(f"nothing was settled from {first} on", _what_there_is(ledger))
@@ -301,7 +305,7 @@ def read_services(
 
 def repeat(
     ledger: Ledger,
-    reading: Reading,
+    reading: WindowReading,
     first: Edge,
     last: Edge,
     show: Callable[[Moment], None],
@@ -350,7 +354,7 @@ def end_of(ledger: Ledger, last: Edge) -> int:
     return int(instant_of(entry.data) or 0)
 
 
-def _start(ledger: Ledger, snapshots: Sequence[tuple[int, Path]], first: Edge) -> Replayed:
+def _start(ledger: Ledger, snapshots: Sequence[tuple[int, Path]], first: Edge) -> ReplayFold:
     for index, path in reversed(snapshots):
         try:
             if index > ledger.applied_index:

@@ -26,15 +26,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cluster.audit.report import Window
-from cluster.audit.whatif.changes import ChangeRefused, Changes
-from cluster.audit.whatif.observed import Observed
-from cluster.audit.whatif.recorded import PASS, Item, Kind, Moment
+from cluster.audit.whatif.changes import ChangeRejected, ScenarioChanges
+from cluster.audit.whatif.observed import WindowFigures
+from cluster.audit.whatif.recorded import PASS, ItemKind, Moment, RecordedItem
 from cluster.audit.whatif.services import (
     CANCEL_US,
     INTERRUPTED_US,
     Answer,
     Lane,
-    Service,
+    RecordedService,
     Services,
     Work,
     answer_in,
@@ -65,14 +65,14 @@ FOREVER: Final = 1 << 62
 """Later than anything."""
 
 
-def changed(state: State, at: Instant, changes: Changes) -> SpeculativeState:
+def apply_changes(state: State, at: Instant, changes: ScenarioChanges) -> SpeculativeState:
     """Return a state with the changes made, as a batch that is not closed; ChangeRefused for what there cannot be."""
     growing = SpeculativeState(state, Instant(max(state.at, at)))
     for actor, command in changes.commands(state):
         facts = growing.facts if is_by_key(command) else growing.state()
         decision = decide(facts, Request(b"", actor, command), growing.at)
         if isinstance(decision, Refusal):
-            raise ChangeRefused(decision)
+            raise ChangeRejected(decision)
         growing.add(Entry(b"", actor, kind_of(command), decision.events))
     return growing
 
@@ -88,7 +88,7 @@ class _Due(NamedTuple):
 class _Operation:
     """A work that is under way in this world."""
 
-    def __init__(self, work: Work, service: Service | None, *, in_place: bool) -> None:
+    def __init__(self, work: Work, service: RecordedService | None, *, in_place: bool) -> None:
         self.work, self.service, self.in_place = work, service, in_place
         self.due: deque[_Due] = deque()
         """What is still to be said."""
@@ -113,7 +113,7 @@ class Replaying:
         state: State,
         services: Services,
         window: Window,
-        changes: Changes | None = None,
+        changes: ScenarioChanges | None = None,
         *,
         by_times: bool = False,
     ) -> None:
@@ -126,7 +126,7 @@ class Replaying:
         """Decisions of the ledger that were taken again in their places, and those that came to the same."""
         self._services, self._changes = services, changes
         self._index = SchedulingIndex(state)
-        self.observed = Observed(state, window, self._index, samples=not by_times)
+        self.observed = WindowFigures(state, window, self._index, samples=not by_times)
         self._noted = 0
         self._doing: dict[Lane, _Operation] = {}
         self._taken: dict[Lane, dict[int, int]] = {}
@@ -149,7 +149,7 @@ class Replaying:
         self._begin(touched=sorted(state.unfinished), index=0, at=window.from_us)
         if changes is not None:
             self._differs = True
-            self._close(changed(state, Instant(window.from_us), changes), None)
+            self._close(apply_changes(state, Instant(window.from_us), changes), None)
 
     # From moment to moment --------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Replaying:
             self._assume(lane, doing, at)
         return doing
 
-    def _known(self, lane: Lane, stage: int) -> list[Service]:
+    def _known(self, lane: Lane, stage: int) -> list[RecordedService]:
         """Return what was seen of a stage of a job, in the order in which it was."""
         of_job = self._services.by_job.get(self._there.get(lane.job, lane.job), ())
         return [one for one in of_job if one.stage == stage]
@@ -424,25 +424,25 @@ class Replaying:
 
     # What the ledger has ----------------------------------------------------------------------------------------------
 
-    def _take(self, growing: SpeculativeState, moment: Moment, item: Item) -> None:
+    def _take(self, growing: SpeculativeState, moment: Moment, item: RecordedItem) -> None:
         """Take one item of the ledger."""
         match item.kind:
-            case Kind.PASS:
+            case ItemKind.PASS:
                 events = self._events_of_pass(growing)
                 if events:
                     growing.add(Entry(b"", CONTROLLER, PASS, events))
                 self._compare(item, events)
-            case Kind.FACT:
+            case ItemKind.FACT:
                 with suppress(LookupError, LedgerViolation):  # it may be about what is not here
                     growing.add(Entry(b"", item.entry.actor, item.entry.command, item.entry.events))
-            case Kind.REPORT:
+            case ItemKind.REPORT:
                 self._take_report(growing, moment, item)
-            case Kind.EXTERNAL_JOB:
+            case ItemKind.EXTERNAL_JOB:
                 self._take_external_job_step(growing, moment, item)
-            case Kind.COMMAND:
+            case ItemKind.COMMAND:
                 self._take_command(growing, moment, item)
 
-    def _compare(self, item: Item, events: Sequence[Event]) -> None:
+    def _compare(self, item: RecordedItem, events: Sequence[Event]) -> None:
         self.decisions += 1
         if tuple(events) == item.entry.events:
             self.same += 1
@@ -459,20 +459,20 @@ class Replaying:
         doing.said += 1
         return True
 
-    def _take_report(self, growing: SpeculativeState, moment: Moment, item: Item) -> None:
+    def _take_report(self, growing: SpeculativeState, moment: Moment, item: RecordedItem) -> None:
         lane = Lane(self._here.get(item.job, item.job), False)
         doing = self._doing.get(lane)
         answer = None if doing is None else answer_in(doing.stage, item.entry.events)
         if doing is not None and answer is not None and self._is_in_place(moment, doing):
             self._compare(item, self._say(growing, lane, doing, answer))
 
-    def _take_external_job_step(self, growing: SpeculativeState, moment: Moment, item: Item) -> None:
+    def _take_external_job_step(self, growing: SpeculativeState, moment: Moment, item: RecordedItem) -> None:
         lane = Lane(self._here.get(item.job, item.job), True)
         doing = self._doing.get(lane)
         if doing is not None and item.command is not None and self._is_in_place(moment, doing):
             self._compare(item, self._settle(growing, item.entry.actor, item.command))
 
-    def _take_command(self, growing: SpeculativeState, moment: Moment, item: Item) -> None:
+    def _take_command(self, growing: SpeculativeState, moment: Moment, item: RecordedItem) -> None:
         command = self._as_it_is_here(growing, moment, item)
         if command is not None and self._changes is not None:
             command = self._changes.adjusted(command)
@@ -484,7 +484,7 @@ class Replaying:
             self.observed.refused += 1
         self._number(item.entry.events, events)
 
-    def _as_it_is_here(self, growing: SpeculativeState, moment: Moment, item: Item) -> Command | None:
+    def _as_it_is_here(self, growing: SpeculativeState, moment: Moment, item: RecordedItem) -> Command | None:
         """Return a command with the numbers that its jobs have here; None where there is nothing to ask for."""
         command = item.command
         if not self._differs:

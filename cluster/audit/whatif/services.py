@@ -152,7 +152,7 @@ def is_end(answer: Answer) -> bool:
     return not isinstance(answer, c.ScriptStarted | c.PersistentChanged)
 
 
-class Service(msgspec.Struct, frozen=True, gc=False):
+class RecordedService(msgspec.Struct, frozen=True, gc=False):
     """One service as it was seen. `index`: the entry that it began with, 0 where it was before the window."""
 
     stage: int
@@ -198,7 +198,7 @@ class Services:
     """The services of a window by job, in the order in which they began, and what is usual of each kind."""
 
     def __init__(self) -> None:
-        self.by_job: dict[int, list[Service]] = {}
+        self.by_job: dict[int, list[RecordedService]] = {}
         self._seen: dict[Lane, _Seen] = {}
         self._answers: dict[Answer, Answer] = {}
         """Each answer once: most say the same."""
@@ -276,7 +276,7 @@ class Services:
         is_ended = bool(answers) and is_end(answers[-1][2]) and seen.cut_us < 0
         if lane.job not in self.by_job and len(self.by_job) >= JOBS_MAX:
             raise TooManyJobs(f"more than {JOBS_MAX} jobs did something in this window")
-        made = Service(stage, seen.index, answers, lasted_us, is_ended, seen.cut_us)
+        made = RecordedService(stage, seen.index, answers, lasted_us, is_ended, seen.cut_us)
         self.by_job.setdefault(lane.job, []).append(made)
         if made.has_worked and not lane.is_scheduler:
             job = state.jobs.get(lane.job)

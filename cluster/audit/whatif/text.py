@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from cluster.audit.report import amount
-from cluster.audit.whatif.figures import Figures, Moved, PoolFigures, Waits, WhatIf
+from cluster.audit.whatif.figures import Figures, MovedJob, PoolFigures, Waits, WhatIf
 from cluster.cli.text import fields_table, format_span, show, table
 from cluster.schemas.page import moment
 from replica.values import plain
@@ -129,7 +129,7 @@ def left_out_words(found: WhatIf) -> list[str]:
 MOVED_HEADS: Final = ("JOBID", "NAME", "USER", "SUBMIT", "RECORDED", "UNCHANGED", "CHANGED", "EARLIER-BY")
 
 
-def moved_row(job: Moved) -> tuple[str | int, ...]:
+def moved_row(job: MovedJob) -> tuple[str | int, ...]:
     """Return the cells of a job that starts at another time."""
     return (
         job.job,

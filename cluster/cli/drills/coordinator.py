@@ -36,7 +36,7 @@ from cluster.cli.drills.scenarios import SCENARIOS, Scenario
 from cluster.cli.drills.stop_conditions import CONTROL_S, COPY_STATUS_S, LOOK_S, STATUS_S, Goals, Stops, during
 from cluster.cli.exits import Failure
 from cluster.client import ApiError, Client
-from cluster.drill import RENEW_EVERY_S, Begin, Channel, End, HelperRefused, Renew
+from cluster.drill import RENEW_EVERY_S, BeginRequest, EndRequest, HelperChannel, HelperRefused, RenewRequest
 from cluster.schemas import Command
 from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer, EndDrillRequest, StartDrillRequest
@@ -442,7 +442,7 @@ class Coordinator:
         self._stops.spared = frozenset({plan.target})
         tasks = list[asyncio.Task[None]]()
         try:
-            begin = Begin(drill, plan.id, plan.scenario, plan.target, plan.hold_s + DURATION_MORE_S)
+            begin = BeginRequest(drill, plan.id, plan.scenario, plan.target, plan.hold_s + DURATION_MORE_S)
             await channel.ask(begin)
             seen.done_s = self._clock.monotonic_s()
             tasks.append(asyncio.create_task(self._renew(channel, drill)))
@@ -450,7 +450,7 @@ class Coordinator:
             tasks.append(asyncio.create_task(self._observe_nodes(plan, seen)))
             self._tell(f"{plan.target} {scenario.fault_for(plan.hold_s)}")
             await self._while_well(plan.hold_s)
-            await channel.ask(End(drill))
+            await channel.ask(EndRequest(drill))
             self._tell("the fault is undone")
         finally:
             for task in tasks:
@@ -462,11 +462,11 @@ class Coordinator:
         await self._back(plan.target, scenario, seen)
         self._stops.spared = frozenset()
 
-    async def _renew(self, channel: Channel, drill: int) -> None:
+    async def _renew(self, channel: HelperChannel, drill: int) -> None:
         try:
             while True:
                 await asyncio.sleep(RENEW_EVERY_S)
-                await channel.ask(Renew(drill))
+                await channel.ask(RenewRequest(drill))
         except HelperRefused as error:
             self._stops.stop(f"the fault ended before its time: {error}")
 
@@ -575,10 +575,10 @@ def lease_of(goals: Goals) -> int:
     return round(goals.abort_after_us / MICROSECONDS_PER_SECOND) + LEASE_MORE_S
 
 
-async def _undone(channel: Channel, drill: int) -> None:
+async def _undone(channel: HelperChannel, drill: int) -> None:
     """Have a fault undone that may be, and give the connection up."""
     with contextlib.suppress(HelperRefused):
-        await channel.ask(End(drill))
+        await channel.ask(EndRequest(drill))
     await channel.close()
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from cluster.cli.drills.preconditions import Site
 from cluster.config import Config
-from cluster.drill import Answer, Channel, HelperRefused, Look
+from cluster.drill import HelperAnswer, HelperChannel, HelperRefused, LookRequest
 from cluster.security import certificate_of, client_context, valid_until
 from cluster.system import Address, Clock
 from replica.values import MICROSECONDS_PER_SECOND
@@ -65,20 +65,20 @@ class Machines:
             halt=self.halted,
         )
 
-    async def channel(self, target: str) -> Channel:
+    async def channel(self, target: str) -> HelperChannel:
         """Return a connection to the helper of a target's machine; HelperRefused."""
         helper = self._config.helper_of(target)
         if helper is None:
             remedy = "add [[helper]] with it among its targets to forebay.toml, and run it on that machine"
             raise HelperRefused(f"no helper is for {target}", remedy)
-        return await Channel.open(helper.name, helper.address, self._tls, self._config.cluster.id)
+        return await HelperChannel.open(helper.name, helper.address, self._tls, self._config.cluster.id)
 
-    async def look(self, scenario: str, target: str) -> tuple[Answer | str, float]:
+    async def look(self, scenario: str, target: str) -> tuple[HelperAnswer | str, float]:
         """Return what the helper says to a plan, or why there is nothing, and how far its clock is off, seconds."""
         try:
             channel = await self.channel(target)
             try:
-                answer = await channel.ask(Look(scenario, target))
+                answer = await channel.ask(LookRequest(scenario, target))
             finally:
                 await channel.close()
         except HelperRefused as error:

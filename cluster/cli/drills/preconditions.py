@@ -14,7 +14,7 @@ from cluster.cli.commands.member import by_point
 from cluster.cli.drills.copies.room import COPIES, Room, backup_fault, release_fault
 from cluster.cli.drills.scenarios import AWAY_S, HOLD_S, NODE_DOWN_MORE_S, SCENARIOS, Scenario
 from cluster.client import ATTEMPT_S
-from cluster.drill import DURATION_S_MAX, Answer
+from cluster.drill import DURATION_S_MAX, HelperAnswer
 from cluster.schemas import DigestsAnswer, MembersAnswer, NodeView, StatusView
 from cluster.schemas.drills import DrillsAnswer, DrillView
 from replica.values import format_size
@@ -74,7 +74,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs whose results are being moved."""
     certificates_s: dict[str, float] = {}
     """For how long the certificates are valid that were shown, seconds, by whose they are."""
-    helper: Answer | str = ""
+    helper: HelperAnswer | str = ""
     """What the target's helper said to a question; or why there is nothing from it, a sentence and a remedy."""
     helper_clock_s: float = 0.0
     """How far its clock is off."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from cluster.audit.replay import ReplayFailed, finished, from_nothing
+from cluster.audit.replay import ReplayFailed, finish_replay, from_nothing
 from cluster.cli.exits import ExitCode
 from replica.messages import ReleaseNeeded
 from replica.state import StateDiffers
@@ -29,7 +29,7 @@ SEED = 35
 
 
 class Folded(NamedTuple):
-    """What `finished` asks of a ledger, of one that agrees with whatever it leads to."""
+    """What `finish_replay` asks of a ledger, of one that agrees with whatever it leads to."""
 
     applied_revision: int
     applied_digest: bytes
@@ -121,7 +121,7 @@ def refusal_of(history: list[bytes]) -> str:
     try:
         for entry in entries:
             replaying.take(entry)
-        finished(Folded(entries[-1].revision, entries[-1].digest), replaying)  # type: ignore[arg-type]
+        finish_replay(Folded(entries[-1].revision, entries[-1].digest), replaying)  # type: ignore[arg-type]
     except (ReplayFailed, StateDiffers, ReleaseNeeded) as error:
         return str(error)
     return ""

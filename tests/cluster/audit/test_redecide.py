@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cluster.audit.deciding import Outcome
-from cluster.audit.redecide import Deviation, Redecided, deviation
+from cluster.audit.deciding import CommandOutcome
+from cluster.audit.redecide import Deviation, RedecidingReplay, deviation
 from cluster.audit.replay import from_nothing
 from cluster.cli.exits import ExitCode
 from replica.messages import commands as c
@@ -118,7 +118,7 @@ def test_no_decision_of_a_simulated_cluster_comes_out_otherwise(seed: int) -> No
     # Inside of the simulation, which has bounds of its own: answers are kept for seconds there.
     with Simulated(seed) as world:
         assert world.run_seed().violations == ()
-        deciding = Redecided(from_nothing(), lambda batch: True)
+        deciding = RedecidingReplay(from_nothing(), lambda batch: True)
         for index, point in enumerate(world.oracle.points[1:], start=1):
             deciding.take(LedgerEntry(index, point.term, point.data, b"", 0, point.revision))
         assert deciding.state == world.oracle.state
@@ -245,27 +245,35 @@ HELD, FREED = e.JobHeld(1, Hold.USER, "because"), e.JobReleased(2)
 @pytest.mark.parametrize(
     ("ledger", "decided", "expected"),
     [
-        (Outcome((HELD,)), Outcome((HELD,)), None),
-        (Outcome((HELD, FREED)), Outcome((FREED, HELD)), Deviation.ORDER),
-        (Outcome((HELD,)), Outcome((e.JobHeld(1, Hold.USER, "so"),)), Deviation.REASON),
-        (Outcome((HELD,)), Outcome((e.JobHeld(1, Hold.ADMIN, "because"),)), Deviation.EVENTS),
-        (Outcome((HELD,)), Outcome(()), Deviation.EVENTS),
-        (Outcome((e.RunOrdered(1, "n1", 1),)), Outcome((e.RunOrdered(1, "n2", 1),)), Deviation.ALLOCATION),
-        (Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")), Outcome((HELD,)), Deviation.REFUSAL),
+        (CommandOutcome((HELD,)), CommandOutcome((HELD,)), None),
+        (CommandOutcome((HELD, FREED)), CommandOutcome((FREED, HELD)), Deviation.ORDER),
+        (CommandOutcome((HELD,)), CommandOutcome((e.JobHeld(1, Hold.USER, "so"),)), Deviation.REASON),
+        (CommandOutcome((HELD,)), CommandOutcome((e.JobHeld(1, Hold.ADMIN, "because"),)), Deviation.EVENTS),
+        (CommandOutcome((HELD,)), CommandOutcome(()), Deviation.EVENTS),
         (
-            Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")),
-            Outcome(refusal=Refusal(RefusalCode.UNKNOWN_JOB, "a", "b")),
+            CommandOutcome((e.RunOrdered(1, "n1", 1),)),
+            CommandOutcome((e.RunOrdered(1, "n2", 1),)),
+            Deviation.ALLOCATION,
+        ),
+        (
+            CommandOutcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")),
+            CommandOutcome((HELD,)),
             Deviation.REFUSAL,
         ),
         (
-            Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")),
-            Outcome(refusal=Refusal(RefusalCode.WRONG_STATE, "c", "b")),
+            CommandOutcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")),
+            CommandOutcome(refusal=Refusal(RefusalCode.UNKNOWN_JOB, "a", "b")),
+            Deviation.REFUSAL,
+        ),
+        (
+            CommandOutcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")),
+            CommandOutcome(refusal=Refusal(RefusalCode.WRONG_STATE, "c", "b")),
             Deviation.WORDS,
         ),
-        (Outcome((HELD,)), Outcome(fault="KeyError: 7"), Deviation.REFUSAL),
+        (CommandOutcome((HELD,)), CommandOutcome(fault="KeyError: 7"), Deviation.REFUSAL),
     ],
 )
 def test_a_difference_is_classed_by_what_would_have_happened(
-    ledger: Outcome, decided: Outcome, expected: Deviation | None
+    ledger: CommandOutcome, decided: CommandOutcome, expected: Deviation | None
 ) -> None:
     assert deviation(ledger, decided) == expected

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cluster.audit import replay_in_parts as parts
-from cluster.audit.replay import Replayed, replay
+from cluster.audit.replay import ReplayFold, replay
 from cluster.audit.replay_in_parts import fold_part, replay_in_parts, seams
 from cluster.cli.exits import ExitCode
 from replica.messages import events as e
@@ -74,12 +74,12 @@ def settling(made: Made) -> list[int]:
     return found[1:-2]
 
 
-def in_one(made: Made, at_revision: int | None = None) -> Replayed:
+def in_one(made: Made, at_revision: int | None = None) -> ReplayFold:
     with Environment.open_readonly(made.directory / "wal") as environment:
         return replay(Ledger(environment), at_revision=at_revision)
 
 
-def in_parts(made: Made, processes: int, at_revision: int | None = None) -> tuple[Replayed, list[str]]:
+def in_parts(made: Made, processes: int, at_revision: int | None = None) -> tuple[ReplayFold, list[str]]:
     """Return what a replay in parts comes to, and why it was made in one."""
     doubts: list[str] = []
     with Environment.open_readonly(made.directory / "wal") as environment:
@@ -94,7 +94,7 @@ def in_parts(made: Made, processes: int, at_revision: int | None = None) -> tupl
     return found, doubts
 
 
-def what(replayed: Replayed) -> tuple[Any, ...]:
+def what(replayed: ReplayFold) -> tuple[Any, ...]:
     return replayed.state, replayed.ledger_digest, replayed.first_index, replayed.last_index, replayed.counts()
 
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from cluster.api.render import job_words
-from cluster.audit.report import COLUMNS, Bar, Report, page_of, read_window
+from cluster.audit.report import COLUMNS, StateBar, WindowReport, page_of, read_window
 from cluster.audit.report.page import KIND_COLOURS, KINDS
 from cluster.audit.report.window import BARS_MAX, Window
 from cluster.cli.exits import ExitCode
@@ -56,18 +56,18 @@ def lived(replica: Path) -> Lived:
     return found
 
 
-def _report(replica: Path, *words: object) -> Report:
+def _report(replica: Path, *words: object) -> WindowReport:
     done = typed("audit", "report", "--data", replica, "--json", *words)
     assert done.exit_code == 0, done.output
-    return msgspec.json.decode(done.stdout, type=Report)
+    return msgspec.json.decode(done.stdout, type=WindowReport)
 
 
 @pytest.fixture(scope="module")
-def whole(replica: Path) -> Report:
+def whole(replica: Path) -> WindowReport:
     return _report(replica)
 
 
-def _columns(lived: Lived, report: Report) -> dict[int, list[State]]:
+def _columns(lived: Lived, report: WindowReport) -> dict[int, list[State]]:
     window = Window(report.source.from_us, report.source.to_us)
     found: dict[int, list[State]] = {}
     for at_us, state in lived:
@@ -76,7 +76,7 @@ def _columns(lived: Lived, report: Report) -> dict[int, list[State]]:
 
 
 def test_the_steps_of_a_pool_have_the_last_and_the_extremes_of_each_column_of_the_window(
-    lived: Lived, whole: Report
+    lived: Lived, whole: WindowReport
 ) -> None:
     window = Window(whole.source.from_us, whole.source.to_us)
     assert {pool.name for pool in whole.pools} == {name for _, state in lived for name in state.pools}
@@ -95,7 +95,7 @@ def test_the_steps_of_a_pool_have_the_last_and_the_extremes_of_each_column_of_th
             carried = seen[-1]
 
 
-def test_what_is_in_service_and_in_all_is_the_pools_own(lived: Lived, whole: Report) -> None:
+def test_what_is_in_service_and_in_all_is_the_pools_own(lived: Lived, whole: WindowReport) -> None:
     last = lived[-1][1]
     for pool in whole.pools:
         known = last.pools.get(pool.name, Pool(pool.name, 0, 1))
@@ -103,7 +103,7 @@ def test_what_is_in_service_and_in_all_is_the_pools_own(lived: Lived, whole: Rep
         assert pool.steps[-1][1:] == (last.held_bytes.get(pool.name, 0), served, known.quantity_bytes)
 
 
-def test_the_stays_of_a_job_follow_each_other_and_are_what_the_job_was(lived: Lived, whole: Report) -> None:
+def test_the_stays_of_a_job_follow_each_other_and_are_what_the_job_was(lived: Lived, whole: WindowReport) -> None:
     assert not whole.jobs_left_out
     by_job = {job.job: job for job in whole.jobs}
     requeued = {
@@ -133,7 +133,7 @@ def test_the_stays_of_a_job_follow_each_other_and_are_what_the_job_was(lived: Li
     assert seen > 1_000
 
 
-def test_jobs_that_are_over_have_their_results_and_the_others_go_on(lived: Lived, whole: Report) -> None:
+def test_jobs_that_are_over_have_their_results_and_the_others_go_on(lived: Lived, whole: WindowReport) -> None:
     last = lived[-1][1]
     for job in whole.jobs:
         assert (job.bars[-1].to_us is None) == (job.job in last.unfinished)
@@ -141,7 +141,7 @@ def test_jobs_that_are_over_have_their_results_and_the_others_go_on(lived: Lived
             assert job.result == last.jobs[job.job].state.name
 
 
-def test_each_look_at_the_queue_counts_all_pending_jobs(lived: Lived, whole: Report) -> None:
+def test_each_look_at_the_queue_counts_all_pending_jobs(lived: Lived, whole: WindowReport) -> None:
     by_time: dict[int, list[State]] = {}
     for at_us, state in lived:
         by_time.setdefault(at_us, []).append(state)
@@ -154,14 +154,14 @@ def test_each_look_at_the_queue_counts_all_pending_jobs(lived: Lived, whole: Rep
     assert len(whole.waiting) <= COLUMNS
 
 
-def test_commands_and_terms_are_those_of_the_ledger(lived: Lived, whole: Report) -> None:
+def test_commands_and_terms_are_those_of_the_ledger(lived: Lived, whole: WindowReport) -> None:
     assert sum(whole.commands) == lived[-1][1].revision - whole.source.first_revision + 1
     assert [term.term for term in whole.terms] == [1, 2]
     assert whole.source.last_revision == lived[-1][1].revision
 
 
 def test_a_window_that_begins_with_a_snapshot_says_what_the_whole_fold_says_of_it(
-    replica: Path, whole: Report, tmp_path: Path
+    replica: Path, whole: WindowReport, tmp_path: Path
 ) -> None:
     bare = tmp_path / "r1"
     shutil.copytree(replica / "wal", bare / "wal")
@@ -173,7 +173,7 @@ def test_a_window_that_begins_with_a_snapshot_says_what_the_whole_fold_says_of_i
     assert ours.source.last_revision == whole.source.last_revision
 
 
-def test_a_window_that_ends_before_the_ledger_ends_there(lived: Lived, replica: Path, whole: Report) -> None:
+def test_a_window_that_ends_before_the_ledger_ends_there(lived: Lived, replica: Path, whole: WindowReport) -> None:
     middle = lived[len(lived) // 2][0]
     with Environment.open_readonly(replica / "wal") as environment:
         report = read_window(Ledger(environment), (), from_us=None, to_us=middle)
@@ -183,7 +183,7 @@ def test_a_window_that_ends_before_the_ledger_ends_there(lived: Lived, replica: 
     assert all(bar.from_us <= middle for job in report.jobs for bar in job.bars)
 
 
-def test_named_jobs_alone_are_drawn(replica: Path, whole: Report) -> None:
+def test_named_jobs_alone_are_drawn(replica: Path, whole: WindowReport) -> None:
     chosen = [whole.jobs[3], whole.jobs[40]]
     report = _report(replica, *(f"--job={job.job}" for job in chosen))
     assert list(report.jobs) == chosen
@@ -270,7 +270,7 @@ class _Page(HTMLParser):
         self._in_title = False
 
 
-def test_each_bar_of_the_page_is_a_stay_at_its_place(whole: Report) -> None:
+def test_each_bar_of_the_page_is_a_stay_at_its_place(whole: WindowReport) -> None:
     page, frame = _Page(page_of(whole, "made")), Frame(whole.source.from_us, whole.source.to_us)
     drawn = [bar for bar in page.bars if not bar[1].startswith("term ")]
     stays = [(job, bar) for job in whole.jobs for bar in job.bars]
@@ -287,10 +287,10 @@ def test_each_bar_of_the_page_is_a_stay_at_its_place(whole: Report) -> None:
 def test_every_stay_has_a_colour() -> None:
     words = [None, *(state.word for state in BufferState)]
     for state, word in product(JobState, words):
-        assert KINDS[Bar(state.name, word, 0, 1, 1).word] in KIND_COLOURS
+        assert KINDS[StateBar(state.name, word, 0, 1, 1).word] in KIND_COLOURS
 
 
-def test_a_page_asks_nobody_for_anything(whole: Report) -> None:
+def test_a_page_asks_nobody_for_anything(whole: WindowReport) -> None:
     text = page_of(whole, "made")
     page = _Page(text)
     assert page.policy.startswith("default-src 'none'")
@@ -299,7 +299,7 @@ def test_a_page_asks_nobody_for_anything(whole: Report) -> None:
     assert not re.search(r"url\(|@import|https?:", text)
 
 
-def test_names_of_users_are_text_whatever_they_hold(whole: Report) -> None:
+def test_names_of_users_are_text_whatever_they_hold(whole: WindowReport) -> None:
     evil = '</title><script>alert(1)</script><img src=x onerror="alert(1)">&amp;'
     job = msgspec.structs.replace(whole.jobs[0], name=evil, user=evil, pool=evil)
     pool = msgspec.structs.replace(whole.pools[0], name=evil)
@@ -376,7 +376,7 @@ CHROMIUM = shutil.which("chromium")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: scripts/install-backends --browser")
-def test_a_browser_draws_the_bars_where_the_figures_say_without_a_network(whole: Report, tmp_path: Path) -> None:
+def test_a_browser_draws_the_bars_where_the_figures_say_without_a_network(whole: WindowReport, tmp_path: Path) -> None:
     jobs = sorted(whole.jobs, key=lambda job: -max(_share(whole, bar) for bar in job.bars))[:12]
     page = tmp_path / "page.html"
     page.write_text(page_of(msgspec.structs.replace(whole, jobs=tuple(jobs), waiting=(), pools=(), terms=()), "made"))
@@ -410,7 +410,7 @@ def test_a_browser_draws_the_bars_where_the_figures_say_without_a_network(whole:
         assert sum(_longest(row, colour) > widest * 0.9 for row in rows) >= BAR - 3
 
 
-def _share(report: Report, bar: Any) -> float:
+def _share(report: WindowReport, bar: Any) -> float:
     end_us = report.source.to_us if bar.to_us is None else bar.to_us
     return float(end_us - bar.from_us) / (report.source.to_us - report.source.from_us)
 

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.audit.deep import snapshots_in
-from cluster.audit.whatif import Changes, Edge, Moved, WhatIf, comparison, what_if, what_if_page
+from cluster.audit.whatif import Edge, MovedJob, ScenarioChanges, WhatIf, comparison, what_if, what_if_page
 from cluster.cli.exits import ExitCode
 from replica.grammar import Setting
 from replica.messages import commands as c
@@ -122,12 +122,12 @@ class Both(NamedTuple):
 
 
 @contextmanager
-def every_move_listed() -> Iterator[list[list[Moved]]]:
+def every_move_listed() -> Iterator[list[list[MovedJob]]]:
     """Keep all jobs that moved, and not only those that moved most."""
-    kept: list[list[Moved]] = []
+    kept: list[list[MovedJob]] = []
     original = comparison._moved
 
-    def moved(*worlds: Any) -> list[Moved]:
+    def moved(*worlds: Any) -> list[MovedJob]:
         kept.append(original(*worlds))
         return kept[-1]
 
@@ -140,7 +140,7 @@ def every_move_listed() -> Iterator[list[list[Moved]]]:
 
 def asked(directory: Path, world: World, *changes: str, to: int | None = FAR, first: Edge | None = None) -> Both:
     with ledger_of(directory, world) as ledger, every_move_listed() as moves:
-        found = what_if(ledger, [], first or Edge(), Edge(at_us=to), Changes(None, changes))
+        found = what_if(ledger, [], first or Edge(), Edge(at_us=to), ScenarioChanges(None, changes))
     recorded: dict[int, float] = {}
     for batch in world.ledger:
         for entry in batch.entries:
@@ -206,7 +206,7 @@ def test_a_simulated_cluster_is_what_it_was_also_by_service_times_alone(seed: in
         history = [(point.term, point.data) for point in simulated.oracle.points[1:]]
     made = written(tmp_path, history)
     with Environment.open_readonly(made.directory / "wal") as environment:
-        found = what_if(Ledger(environment), [], Edge(), Edge(), Changes())
+        found = what_if(Ledger(environment), [], Edge(), Edge(), ScenarioChanges())
         assert found.recorded == found.unchanged
         assert found.calibration.decisions == found.calibration.same > 80
         assert found.recorded.started > 5
@@ -214,7 +214,7 @@ def test_a_simulated_cluster_is_what_it_was_also_by_service_times_alone(seed: in
         assert times.identical == times.starts == found.recorded.started
         assert not found.calibration.is_rough
         # A change of nothing that matters: passes come when they came, so each job starts when it did.
-        other = what_if(Ledger(environment), [], Edge(), Edge(), Changes(None, ["MaxPasses=9"]))
+        other = what_if(Ledger(environment), [], Edge(), Edge(), ScenarioChanges(None, ["MaxPasses=9"]))
         assert (other.earlier, other.later, other.changed) == (0, 0, other.unchanged)
 
 
@@ -461,7 +461,9 @@ def test_a_window_is_the_same_whether_a_snapshot_is_there_or_not(golden: Path) -
     with Environment.open_readonly(golden / "wal") as environment:
         ledger = Ledger(environment)
         first = Edge(revision=inspect(snapshots[-1][1]).revision + 3)
-        found = [what_if(ledger, held, first, Edge(), Changes(None, ["Pool=fast:+1TiB"])) for held in ([], snapshots)]
+        found = [
+            what_if(ledger, held, first, Edge(), ScenarioChanges(None, ["Pool=fast:+1TiB"])) for held in ([], snapshots)
+        ]
     assert found[0] == found[1]
     assert found[0].changed != found[0].unchanged
 

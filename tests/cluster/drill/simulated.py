@@ -21,13 +21,13 @@ from cluster.cli.drills.prober import Report
 from cluster.cli.drills.scenarios import SCENARIOS
 from cluster.client import ApiError, Client
 from cluster.config import Config
-from cluster.drill import Answer, HelperRefused
+from cluster.drill import HelperAnswer, HelperRefused
 from cluster.drill.channel import ANSWER_S
-from cluster.drill.faults import Cut, Fault, Fill, Kill, Process, Stop, Throttle, of_target
+from cluster.drill.faults import Cut, Fault, Fill, Kill, Stop, TargetProcess, Throttle, of_target
 from cluster.drill.helper import Helper
 from cluster.drill.messages import JSON
-from cluster.drill.performer import Assignment, Lease
-from cluster.drill.record import Busy, Record
+from cluster.drill.performer import FaultAssignment, Lease
+from cluster.drill.record import Busy, UndoRecord
 from cluster.schemas import NodesAnswer, TransferAnswer
 from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer, DrillProbeAnswer, DrillsAnswer
@@ -78,10 +78,10 @@ class SimMachine:
         self.is_running, self.is_stopped = True, False
         self.tables, self.files = set[str](), set[str]()
 
-    def holder(self, directory: str) -> Process | None:
-        return Process(self.pid, self.pid, "boot") if self.is_running else None
+    def holder(self, directory: str) -> TargetProcess | None:
+        return TargetProcess(self.pid, self.pid, "boot") if self.is_running else None
 
-    def signal(self, process: Process, number: signal.Signals) -> bool:
+    def signal(self, process: TargetProcess, number: signal.Signals) -> bool:
         self.world.step(f"{number.name}")
         if not self.is_running or process.pid != self.pid:
             return False
@@ -155,7 +155,7 @@ class SimProcess:
         self.stdout = asyncio.StreamReader(loop=helper)
         self.over = helper.create_future()
         self.input = asyncio.StreamReader(loop=self.loop)
-        self.record: Record | None = None
+        self.record: UndoRecord | None = None
         self.is_over = False
         self.loop.call_soon(lambda: self.loop.create_task(self._run()))
 
@@ -186,9 +186,9 @@ class SimProcess:
     async def _run(self) -> None:
         """Be `cluster.drill.performer.run`, without the operating system."""
         world = self.world
-        assignment = msgspec.json.decode(await self.input.readline(), type=Assignment)
+        assignment = msgspec.json.decode(await self.input.readline(), type=FaultAssignment)
         try:
-            record = self.record = Record(self.directory)
+            record = self.record = UndoRecord(self.directory)
             assert record.settle(world.machine) is None
             record.begin(of_target(assignment.drill, assignment.target, assignment.fault, world.machine), world.machine)
             self.say("done")
@@ -421,7 +421,7 @@ class Simulated:
             raise HelperRefused("helper h1 does not answer", "start it")
         return self
 
-    async def ask(self, ask: Any) -> Answer:
+    async def ask(self, ask: Any) -> HelperAnswer:
         """Be the connection to the helper."""
         self._check_alive()
         name = type(ask).__name__
@@ -442,7 +442,7 @@ class Simulated:
                     await asyncio.sleep(0.2)
                 if not future.done():
                     raise HelperRefused("helper h1 does not answer", "see its log")
-                answer: Answer = future.result()
+                answer: HelperAnswer = future.result()
         except TimeoutError as error:
             raise HelperRefused("helper h1 does not answer (in time)", "see its log") from error
         if not answer.done:
@@ -504,7 +504,7 @@ class Simulated:
         """What is left of the fault, and what is still to be undone."""
         yield from filter(None, (self.machine.fault,))
         try:
-            record = Record(self.config.drill.directory / "h1")
+            record = UndoRecord(self.config.drill.directory / "h1")
         except Busy:
             yield "somebody is at it"
             return

@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from cluster.config import Config, DrillConfig, HelperConfig
-from cluster.drill import Channel, HelperRefused, Look, faults
+from cluster.drill import HelperChannel, HelperRefused, LookRequest, faults
 from cluster.drill import allowed as module
 from cluster.drill.allowed import fault_of
 from cluster.drill.faults import Cut, Fill, disk_fault, nft_fault
-from cluster.drill.messages import JSON, Answer
+from cluster.drill.messages import JSON, HelperAnswer
 from cluster.drill.performer import Lease, Lines, wait_for_end
 from cluster.system import Address, SystemClock
 from tests.cluster.harness import make_cluster, story
@@ -98,7 +98,7 @@ def test_only_a_file_system_that_others_do_not_need_is_filled(
 @story
 async def test_a_helper_of_an_earlier_release_is_named_before_anything_is_done() -> None:
     reader = asyncio.StreamReader()
-    reader.feed_data(JSON.encode(Answer(done=True, protocol=0)) + b"\n")
+    reader.feed_data(JSON.encode(HelperAnswer(done=True, protocol=0)) + b"\n")
 
     class Writer:
         def write(self, data: bytes) -> None:
@@ -107,9 +107,9 @@ async def test_a_helper_of_an_earlier_release_is_named_before_anything_is_done()
         async def drain(self) -> None:
             pass
 
-    channel = Channel("h1", "1f", reader, Writer())  # type: ignore[arg-type]
+    channel = HelperChannel("h1", "1f", reader, Writer())  # type: ignore[arg-type]
     with pytest.raises(HelperRefused, match="helper h1 is of an earlier release; update it"):
-        await channel.ask(Look("leader-hang", "r1"))
+        await channel.ask(LookRequest("leader-hang", "r1"))
 
 
 def lasted_s(said: bytes, lease_s: float, duration_s: float, *, gone: bool = False) -> float:

@@ -13,9 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.drill import faults as module
-from cluster.drill.faults import Cut, Fault, Fill, Kill, Process, Stop, ThisMachine, Throttle, do, of_target, undone
+from cluster.drill.faults import (
+    Cut,
+    Fault,
+    Fill,
+    Kill,
+    Stop,
+    TargetProcess,
+    ThisMachine,
+    Throttle,
+    do,
+    of_target,
+    undo_fault,
+)
 from cluster.drill.messages import HelperRefused
-from cluster.drill.record import Busy, Record
+from cluster.drill.record import Busy, UndoRecord
 from cluster.system import start_time
 from tests.cluster.drill.held import holding, state_of
 
@@ -30,7 +42,7 @@ class World:
     """A machine on which things can be broken; it dies at a step: each thing has one before, one after."""
 
     def __init__(self) -> None:
-        self.process: Process | None = Process(7, 1, "boot")
+        self.process: TargetProcess | None = TargetProcess(7, 1, "boot")
         self.stopped = False
         self.tables = set[str]()
         self.files = set[str]()
@@ -44,11 +56,11 @@ class World:
         if self.steps == self.dies_at:
             raise Died
 
-    def holder(self, directory: str) -> Process | None:
+    def holder(self, directory: str) -> TargetProcess | None:
         self.step()
         return self.process
 
-    def signal(self, process: Process, number: signal.Signals) -> bool:
+    def signal(self, process: TargetProcess, number: signal.Signals) -> bool:
         self.step()
         if process != self.process:
             return False
@@ -87,7 +99,7 @@ class World:
     def start(self, name: str, command: tuple[str, ...]) -> None:
         self.step()
         if self.process is None:
-            self.process = Process(8, 2, "boot")
+            self.process = TargetProcess(8, 2, "boot")
         self.step()
 
     def rest(self, length_s: float) -> None:
@@ -98,7 +110,7 @@ class World:
         return self.process is not None and self.bound == "before" and not (self.stopped or self.tables or self.files)
 
 
-class Steps(Record):
+class Steps(UndoRecord):
     """The record, whose every change is a step, too."""
 
     world: World
@@ -145,7 +157,7 @@ def test_whoever_does_a_fault_and_dies_at_whichever_step_leaves_what_undoes_it(k
         with pytest.raises(Died):
             perform(directory, world, FAULTS[kind])
         world.dies_at = NEVER
-        record = Record(directory)
+        record = UndoRecord(directory)
         record.settle(world)
         assert world.is_whole, f"died at step {dies_at}"
         assert record.read() is None and record.settle(world) is None
@@ -180,14 +192,14 @@ def test_a_fault_that_fails_is_undone_at_once(tmp_path: Path) -> None:
             super().cut(rules)
             raise HelperRefused("nft does not take the rules", "see its output")
 
-    world, record = Failing(), Record(tmp_path)
+    world, record = Failing(), UndoRecord(tmp_path)
     with pytest.raises(HelperRefused, match="does not take"):
         record.begin(of_target(3, "r1", FAULTS["cut"], world), world)
     assert world.is_whole and record.read() is None
 
 
 def test_nothing_is_done_to_who_does_not_run_and_nothing_is_written_down(tmp_path: Path) -> None:
-    world, record = World(), Record(tmp_path)
+    world, record = World(), UndoRecord(tmp_path)
     world.process = None
     with pytest.raises(HelperRefused, match="r1 does not run"):
         record.begin(of_target(3, "r1", FAULTS["stop"], world), world)
@@ -195,15 +207,15 @@ def test_nothing_is_done_to_who_does_not_run_and_nothing_is_written_down(tmp_pat
 
 
 def test_one_at_a_time_works_on_a_record_and_what_cannot_be_read_is_not_thrown_away(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+    record = UndoRecord(tmp_path)
     with pytest.raises(Busy):
-        Record(tmp_path)
+        UndoRecord(tmp_path)
     (tmp_path / "undo.json").write_text('{"drill": "x"}')
     with pytest.raises(ValueError, match="undo that, and remove it"):
         record.settle(World())
     assert (tmp_path / "undo.json").exists()
     record.close()
-    Record(tmp_path).close()
+    UndoRecord(tmp_path).close()
 
 
 # ---- for real
@@ -237,14 +249,17 @@ def test_a_process_that_has_the_id_of_the_target_and_another_start_is_not_signal
     machine = ThisMachine()
     found = machine.holder(str(directory))
     assert found is not None
-    for other in (Process(found.pid, found.start + 1, found.boot), Process(found.pid, found.start, "another boot")):
+    for other in (
+        TargetProcess(found.pid, found.start + 1, found.boot),
+        TargetProcess(found.pid, found.start, "another boot"),
+    ):
         assert not machine.signal(other, signal.SIGSTOP)
     undo = of_target(1, "r1", Stop(str(directory)), machine)
     do(undo, machine)
     while state_of(process.pid) != "T":
         pass
-    undone(undo, machine)
-    undone(undo, machine)
+    undo_fault(undo, machine)
+    undo_fault(undo, machine)
     while state_of(process.pid) == "T":
         pass
 

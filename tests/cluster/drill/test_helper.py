@@ -15,10 +15,18 @@ from msgspec.structs import replace
 
 from cluster.client import ApiError
 from cluster.config import Config, ConfigError, DrillConfig, HelperConfig
-from cluster.drill import Answer, Begin, Channel, End, HelperRefused, Look, Renew
+from cluster.drill import (
+    BeginRequest,
+    EndRequest,
+    HelperAnswer,
+    HelperChannel,
+    HelperRefused,
+    LookRequest,
+    RenewRequest,
+)
 from cluster.drill import helper as module
 from cluster.drill.helper import Helper
-from cluster.drill.record import Record
+from cluster.drill.record import UndoRecord
 from cluster.schemas.drills import DrillAnswer
 from cluster.security import Credentials, TlsFiles
 from cluster.system import Address, SystemClock
@@ -30,7 +38,7 @@ DRILL = DrillAnswer(
     revision=9, drill=3, scenario="leader-hang", target="r1", by="operator", verdict="under way", began=None,
     until=None, plan="f003ad4d",
 )  # fmt: skip
-BEGIN = Begin(3, "f003ad4d", "leader-hang", "r1", 30)
+BEGIN = BeginRequest(3, "f003ad4d", "leader-hang", "r1", 30)
 
 
 @pytest.fixture
@@ -78,9 +86,9 @@ class Started:
             stop.set()
             await running
 
-    async def channel(self, who: str = "operator") -> Channel:
+    async def channel(self, who: str = "operator") -> HelperChannel:
         helper = self.config.helpers[0]
-        return await Channel.open("h1", helper.address, self.files(who), self.config.cluster.id)
+        return await HelperChannel.open("h1", helper.address, self.files(who), self.config.cluster.id)
 
     async def refused(self, ask: Any, who: str = "operator") -> str:
         """Return the sentence and the remedy with which something is refused, which asks nothing of any process."""
@@ -91,7 +99,7 @@ class Started:
         return f"{error.value.sentence}; {error.value.remedy}"
 
     def is_settled(self) -> bool:
-        record = Record(self.config.drill.directory / "h1", wait=True)
+        record = UndoRecord(self.config.drill.directory / "h1", wait=True)
         try:
             return record.read() is None
         finally:
@@ -115,20 +123,24 @@ async def test_a_fault_lasts_for_as_long_as_it_is_renewed_and_is_undone_when_tha
 ) -> None:
     started = Started(machine)
     async with started.serving():
-        assert (await (await started.channel()).ask(Look("leader-hang", "r1"))).done
+        assert (await (await started.channel()).ask(LookRequest("leader-hang", "r1"))).done
         assert state_of(r1) != "T" and started.asked == 0, "who looks does nothing"
         channel = await started.channel()
         await channel.ask(BEGIN)
         await until(r1, stopped=True)
-        answer: Answer = await channel.ask(Renew(3))
+        answer: HelperAnswer = await channel.ask(RenewRequest(3))
         assert 0 < answer.figures["left_us"] <= 3_000_000
-        assert await started.refused(Look("leader-hang", "r1")) == "drill 3 is under way here; wait for its end"
-        assert (await started.refused(Renew(3), "dora")).startswith("nothing of drill 3 by drill dora is under way")
+        assert await started.refused(LookRequest("leader-hang", "r1")) == "drill 3 is under way here; wait for its end"
+        assert (await started.refused(RenewRequest(3), "dora")).startswith(
+            "nothing of drill 3 by drill dora is under way"
+        )
         assert (await started.refused(replace(BEGIN, drill=4))).startswith("drill 3 is under way here")
-        await channel.ask(End(3))
+        await channel.ask(EndRequest(3))
         await until(r1, stopped=False)
         assert started.is_settled()
-        assert (await started.refused(Renew(3))).startswith("nothing of drill 3 by operator operator is under way here")
+        assert (await started.refused(RenewRequest(3))).startswith(
+            "nothing of drill 3 by operator operator is under way here"
+        )
         assert (await started.refused(BEGIN)).startswith("drill 3 was here already")
 
 
@@ -155,7 +167,7 @@ async def test_a_fault_is_over_after_its_time_however_often_it_is_renewed(machin
         await channel.ask(replace(BEGIN, duration_s=1))
         with pytest.raises(HelperRefused, match="its lease has ended"):
             while True:
-                await channel.ask(Renew(3))
+                await channel.ask(RenewRequest(3))
                 await asyncio.sleep(0.01)
         await until(r1, stopped=False)
 
@@ -222,7 +234,7 @@ def test_what_the_cluster_does_not_know_as_under_way_is_refused_before_anything_
     run()
 
 
-HERE: dict[str, tuple[Begin, dict[str, Any], str]] = {
+HERE: dict[str, tuple[BeginRequest, dict[str, Any], str]] = {
     "nothing is allowed": (BEGIN, {"allow": ()}, "the machine of helper h1 does not allow process faults"),
     "another kind is allowed": (
         replace(BEGIN, scenario="disk-full"),
@@ -263,7 +275,7 @@ def test_what_the_machine_does_not_allow_is_refused_before_anything_is_touched(
             assert state_of(r1) != "T" and started.is_settled()
             if why != "no second":
                 assert started.asked == 0, "the cluster is not asked for what is not done anyway"
-                assert (await started.refused(Look(ask.scenario, ask.target))).startswith(sentence)
+                assert (await started.refused(LookRequest(ask.scenario, ask.target))).startswith(sentence)
 
     run()
 
@@ -275,7 +287,7 @@ async def test_once_another_operator_has_agreed_it_is_done(machine: Config, r1: 
     async with started.serving():
         channel = await started.channel()
         await channel.ask(BEGIN)
-        await channel.ask(End(3))
+        await channel.ask(EndRequest(3))
 
 
 @story
@@ -318,7 +330,7 @@ async def test_a_helper_that_is_missing_or_somebody_else_is_named(machine: Confi
     async with started.serving():
         helper = machine.helpers[0]
         with pytest.raises(HelperRefused, match="is helper h1, not helper h2"):
-            await Channel.open("h2", helper.address, started.files("operator"), machine.cluster.id)
+            await HelperChannel.open("h2", helper.address, started.files("operator"), machine.cluster.id)
 
 
 @story
@@ -326,7 +338,7 @@ async def test_what_an_earlier_helper_left_is_undone_before_the_next_one_listens
     from cluster.drill.faults import Stop, ThisMachine, of_target
 
     real = ThisMachine()
-    record = Record(machine.drill.directory / "h1")
+    record = UndoRecord(machine.drill.directory / "h1")
     record.begin(of_target(2, "r1", Stop(str(machine.wal_directory("r1"))), real), real)
     record.close()
     await until(r1, stopped=True)

@@ -15,7 +15,7 @@ from cluster.cli.drills.scenarios import SCENARIOS
 from cluster.config import Config, DrillConfig, HelperConfig
 from cluster.drill import LEASE_S
 from cluster.drill import helper as helping
-from cluster.drill.record import Record
+from cluster.drill.record import UndoRecord
 from cluster.system import Address
 from tests.cluster.drill.simulated import PROBE_S, RESTART_S, VICTIMS, Simulated
 
@@ -42,7 +42,7 @@ def world(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Co
     for name in ("PROBE_EVERY_S", "READ_EVERY_S"):
         monkeypatch.setattr(probes, name, PROBE_S)
     # One thread: who would wait there for the record comes again instead.
-    monkeypatch.setattr(helping, "Record", lambda directory, wait: Record(directory))
+    monkeypatch.setattr(helping, "UndoRecord", lambda directory, wait: UndoRecord(directory))
     drill = DrillConfig(allow=("process", "network", "disk"), directory=tmp_path)
     targets = ("r1", "r2", "n1")
     return replace(config, helpers=(HelperConfig("h1", Address("127.0.0.1", 7431), targets),), drill=drill)

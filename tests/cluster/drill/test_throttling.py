@@ -17,13 +17,13 @@ from cluster.config import DrillConfig
 from cluster.drill import HelperRefused
 from cluster.drill import throttling as module
 from cluster.drill.allowed import fault_of
-from cluster.drill.faults import IO_MAX, Process, ThisMachine, Throttle, of_target
-from cluster.drill.record import Record
+from cluster.drill.faults import IO_MAX, TargetProcess, ThisMachine, Throttle, of_target
+from cluster.drill.record import UndoRecord
 from cluster.drill.throttling import NONE, WRITES_PER_S, throttle_of
 from tests.cluster.drill.held import holding
 from tests.cluster.drill.test_allowed import three as three
 
-ME = Process(os.getpid(), 0, "")
+ME = TargetProcess(os.getpid(), 0, "")
 PLACES = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 UNIFIED = next((place for place in PLACES if (place / "cgroup.controllers").exists()), None)
 
@@ -46,7 +46,7 @@ def test_a_bound_is_put_on_writes_to_its_disk_alone_and_what_was_there_is_put_ba
     (group / IO_MAX).write_text("8:16 rbps=1 wbps=max riops=max wiops=max\n8:0 rbps=max wbps=7 riops=max wiops=max\n")
     fault = throttle_of(ME, tmp_path)
     assert fault == Throttle(str(group), bound, "8:0 rbps=max wbps=7 riops=max wiops=max")
-    record, machine = Record(tmp_path / "record"), ThisMachine()
+    record, machine = UndoRecord(tmp_path / "record"), ThisMachine()
     (group / IO_MAX).write_text("")
     record.begin(of_target(3, "r1", fault, machine), machine)
     assert (group / IO_MAX).read_text() == bound
@@ -170,10 +170,10 @@ def test_a_write_to_a_slow_disk_takes_its_time_and_none_once_it_is_undone(own_gr
     try:
         (own_group / "cgroup.procs").write_text(str(writer.pid))
         machine = ThisMachine()
-        fault = throttle_of(Process(writer.pid, 0, ""), tmp_path)
+        fault = throttle_of(TargetProcess(writer.pid, 0, ""), tmp_path)
         machine.throttle(fault.group, fault.bound)
         assert takes_s(20) > 10 / WRITES_PER_S
         machine.throttle(fault.group, fault.before)
-        assert throttle_of(Process(writer.pid, 0, ""), tmp_path) == fault, "nothing of it is left"
+        assert throttle_of(TargetProcess(writer.pid, 0, ""), tmp_path) == fault, "nothing of it is left"
     finally:
         writer.communicate()

@@ -13,8 +13,8 @@ from typing import Any, cast
 from cluster.client import Client
 from cluster.slurm import script_text
 from cluster.slurm.bridge import Bridge
-from cluster.slurm.files import Files
-from cluster.slurm.slurmctld import Looked
+from cluster.slurm.files import SlurmFiles
+from cluster.slurm.slurmctld import SlurmView
 from cluster.system import SystemClock
 from tests.cluster.harness import until
 from tests.cluster.slurm.leader import GRAIN, LeaderDouble
@@ -44,7 +44,7 @@ class Host:
         self.owners: dict[str, int] = {}
         self.arrays: dict[str, str] = {}
         """Numbers of tasks -> those of their job arrays, as slurmctld would say."""
-        self.slurm: Looked | str = "slurmctld does not answer"
+        self.slurm: SlurmView | str = "slurmctld does not answer"
         self.script = directory / "script"
         self.script.write_text(SCRIPT)
         self.lua = directory / "burst_buffer.lua"
@@ -58,7 +58,7 @@ class Host:
         """Return the job array of a task."""
         return self.arrays.get(job)
 
-    async def look(self) -> Looked | str:
+    async def look(self) -> SlurmView | str:
         """What slurmctld says."""
         return self.slurm
 
@@ -66,7 +66,7 @@ class Host:
     async def bridge(self, **options: Any) -> AsyncIterator[Bridge]:
         stop = asyncio.Event()
         state, on_served = options.pop("state", None), options.pop("on_served", lambda: None)
-        files = Files(self.run, "head1", **options)
+        files = SlurmFiles(self.run, "head1", **options)
         bridge = Bridge(
             cast(Client, self.leader), files, "token", "head1", SystemClock(),
             state=state, ask=self.look, ask_owner=self.owner, ask_array=self.array,

@@ -21,8 +21,8 @@ from cluster.slurm import calls as calls_module
 from cluster.slurm import fifos
 from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token, report_served
 from cluster.slurm.fifos import SLOTS
-from cluster.slurm.files import VARIABLES, DirectoryRefused, Files, uptime_s
-from cluster.slurm.slurmctld import Looked
+from cluster.slurm.files import VARIABLES, DirectoryRefused, SlurmFiles, uptime_s
+from cluster.slurm.slurmctld import SlurmView
 from cluster.system import SystemClock
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import SCRIPT, UID, Host
@@ -170,7 +170,7 @@ async def test_a_slot_of_a_caller_that_was_ended_comes_back(host: Host, monkeypa
     now_s = 1000.0
     monkeypatch.setattr(fifos, "uptime_s", lambda: now_s)
     host.run.mkdir()
-    taken: list[fifos.Request] = []
+    taken: list[fifos.FifoRequest] = []
     mine = fifos.Fifos(host.run, taken.append)
     mine.start()
     for slot in range(1, SLOTS + 1):
@@ -327,7 +327,7 @@ async def test_a_call_on_a_host_without_a_bridge_waits_for_one(host: Host) -> No
 async def test_one_bridge_runs_in_a_directory(host: Host) -> None:
     async with host.bridge():
         with pytest.raises(BridgeRefused, match="another bridge runs in"):
-            files = Files(host.run, "head1")
+            files = SlurmFiles(host.run, "head1")
             await Bridge(cast(Client, host.leader), files, "token", "head1", SystemClock()).run(asyncio.Event())
 
 
@@ -367,7 +367,7 @@ def test_a_directory_that_others_could_change_is_none_for_a_bridge(tmp_path: Pat
     else:
         run = Path("/")
     with pytest.raises(DirectoryRefused, match="others than SlurmUser could change it"):
-        Files(run, "head1")
+        SlurmFiles(run, "head1")
     assert how == "owner" or not list(run.iterdir())
 
 
@@ -473,7 +473,7 @@ async def test_bbstat_tells_how_far_a_transfer_is_and_neither_paths_nor_users(ho
 
 @story
 async def test_bbstat_tells_that_slurm_never_starts_a_job(host: Host) -> None:
-    lost = Looked(frozenset({"42"}), {}, staging_in=frozenset({"42"}), pending=frozenset({"42"}))
+    lost = SlurmView(frozenset({"42"}), {}, staging_in=frozenset({"42"}), pending=frozenset({"42"}))
     async with host.bridge() as bridge:
         host.slurm = lost
         for _ in range(2):
@@ -484,7 +484,7 @@ async def test_bbstat_tells_that_slurm_never_starts_a_job(host: Host) -> None:
 
 
 def test_what_is_staged_while_all_external_jobs_are_asked_for_keeps_its_variables(tmp_path: Path) -> None:
-    files = Files(tmp_path, "head1")
+    files = SlurmFiles(tmp_path, "head1")
     staged = ExternalJobView(scheduler="slurm", job="42", epoch=1, phase="staged-in", path="/bb/c/7.1")
     files.ask()
     files.staged(staged)

@@ -20,7 +20,17 @@ from cluster.config.new_site import Founding, create_site
 from cluster.slurm import SITE_SCRIPT, checks
 from cluster.slurm import install as installing
 from cluster.slurm.checks import NoSlurm, SlurmSettings, read_slurm_conf
-from cluster.slurm.install import FRAGMENT, MANIFEST, SCRIPT, UNIT, InstallRefused, Layout, Removed, install, obstacles
+from cluster.slurm.install import (
+    FRAGMENT,
+    MANIFEST,
+    SCRIPT,
+    UNIT,
+    InstallRefused,
+    Layout,
+    RemovalResult,
+    install,
+    obstacles,
+)
 from cluster.slurm.slurmctld import parsed_type
 from cluster.system.clock import SystemClock
 from tests.fuzzing.external_jobs import interpreters
@@ -57,7 +67,7 @@ class SlurmHost:
     def install(self) -> list[Path]:
         return install(self.layout, read_slurm_conf(self.conf))
 
-    def remove(self) -> Removed:
+    def remove(self) -> RemovalResult:
         return installing.remove(self.conf, read_slurm_conf(self.conf))
 
     def findings(self) -> list[str]:
@@ -101,7 +111,7 @@ def test_what_was_written_and_nothing_else_is_removed(host: SlurmHost) -> None:
         installing.remove(host.conf, read_slurm_conf(host.conf), f"burst_buffer/{plugin}")
     assert set(host.remove().gone) == set(written)
     assert host.tree() == before
-    assert host.remove() == Removed((), ())
+    assert host.remove() == RemovalResult((), ())
 
 
 def test_a_script_of_the_sites_own_is_kept_and_handed_its_jobs(tmp_path: Path) -> None:
@@ -310,7 +320,7 @@ def test_a_changed_file_is_neither_replaced_nor_removed(host: SlurmHost) -> None
     removed = host.remove()
     assert removed.kept == (kept,) and set(removed.gone) == set(written[1:])
     assert kept.read_bytes() == b"mine\n"
-    assert host.remove() == Removed((), ())
+    assert host.remove() == RemovalResult((), ())
 
 
 def test_a_burst_buffer_conf_of_the_site_stays_and_is_judged(host: SlurmHost) -> None:

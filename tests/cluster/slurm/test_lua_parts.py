@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.slurm import PARTS, script_text, submission_check
-from cluster.slurm.files import Files, uptime_s
+from cluster.slurm.files import SlurmFiles, uptime_s
 from tests.cluster.slurm.leader import LeaderDouble
 from tests.fuzzing.external_jobs import INTERPRETERS, interpreters
 
@@ -38,7 +38,7 @@ class SlurmctldHost:
 
     def bridge(self, users: dict[str, list[int]] | None = None) -> None:
         """Write what a bridge that starts writes."""
-        files = Files(self.run, "head1")
+        files = SlurmFiles(self.run, "head1")
         files.publish()
         files.renew(LeaderDouble()._site(), uptime_s(), "10:03", users)
 

@@ -11,15 +11,15 @@ import pytest
 
 from cluster.client import Client
 from cluster.slurm import slurmctld
-from cluster.slurm.metrics import Metrics
+from cluster.slurm.metrics import BridgeMetrics
 from cluster.slurm.reconciler import FORGOTTEN, LEFT, Reconciler, stuck_status
-from cluster.slurm.slurmctld import STAGING_OUT, Looked, Shown, parsed_buffers, parsed_jobs, parsed_pools
+from cluster.slurm.slurmctld import STAGING_OUT, SlurmView, SqueueRow, parsed_buffers, parsed_jobs, parsed_pools
 from cluster.system import SystemClock
 from replica.operations import ExternalJobPhase
 from tests.cluster.harness import story
 from tests.cluster.slurm.leader import LeaderDouble
 
-NOBODY = Looked(frozenset(), {})
+NOBODY = SlurmView(frozenset(), {})
 
 
 class Books:
@@ -27,20 +27,20 @@ class Books:
 
     def __init__(self) -> None:
         self.leader = LeaderDouble()
-        self.slurm: Looked | str = NOBODY
-        self.metrics = Metrics()
+        self.slurm: SlurmView | str = NOBODY
+        self.metrics = BridgeMetrics()
         self.pools: frozenset[str] | None = None
         self.reconciler = Reconciler(
             cast(Client, self.leader), "token", SystemClock(), self.metrics, self.ask, lambda: self.pools
         )
 
-    async def ask(self) -> Looked | str:
+    async def ask(self) -> SlurmView | str:
         return self.slurm
 
     def external_job(self, phase: str, job: str = "42", epoch: int = 1) -> None:
         self.leader.external_jobs[job] = {"phase": phase, "epoch": epoch, "size": 1}
 
-    async def looks(self, *answers: Looked | str) -> None:
+    async def looks(self, *answers: SlurmView | str) -> None:
         for answer in answers:
             self.slurm = answer
             await self.reconciler.look()
@@ -50,9 +50,9 @@ AT_WORK = [
     "waiting", "set-up", "staging-in", "stage-in-failed", "staged-in", "running", "post-run", "staging-out",
     "stage-out-failed",
 ]  # fmt: skip
-WITH_BUFFER = Looked(frozenset({"42"}), {"42": "staged-in"})
-OVER = Looked(frozenset({"42"}), {"42": "allocated"}, frozenset({"42"}))
-PENDING = Looked(frozenset({"42"}), {})
+WITH_BUFFER = SlurmView(frozenset({"42"}), {"42": "staged-in"})
+OVER = SlurmView(frozenset({"42"}), {"42": "allocated"}, frozenset({"42"}))
+PENDING = SlurmView(frozenset({"42"}), {})
 
 
 @story
@@ -89,7 +89,7 @@ async def test_results_that_slurm_has_not_asked_for_in_two_looks_after_the_run_a
     jobs = parsed_jobs(f"42 {state}\n")
     staging_out = frozenset(job for job, shown in jobs.items() if shown.state == STAGING_OUT)
     # As a slurmctld shows its buffer that was started again.
-    ended = Looked(frozenset(jobs), {"42": "allocated"}, staging_out=staging_out)
+    ended = SlurmView(frozenset(jobs), {"42": "allocated"}, staging_out=staging_out)
     books.external_job(phase.value)
     await books.looks(ended, WITH_BUFFER, ended)
     assert ("stage_out_external_job", "42") not in books.leader.asked
@@ -99,14 +99,14 @@ async def test_results_that_slurm_has_not_asked_for_in_two_looks_after_the_run_a
     assert books.leader.forgotten == []
     # Slurm goes on counting the buffer, which is over here: nobody misses it.
     del books.leader.external_jobs["42"]
-    believed = Looked(frozenset({"42"}), {"42": "post-run"}, staging_out=staging_out)
+    believed = SlurmView(frozenset({"42"}), {"42": "post-run"}, staging_out=staging_out)
     await books.looks(believed, believed, believed)
     assert (books.leader.missed == []) is exported
 
 
 @story
 @pytest.mark.parametrize("between", [WITH_BUFFER, PENDING, "slurmctld does not answer"])
-async def test_one_look_never_suffices_and_silence_is_no_look(between: Looked | str) -> None:
+async def test_one_look_never_suffices_and_silence_is_no_look(between: SlurmView | str) -> None:
     books = Books()
     books.external_job("staged-in")
     await books.looks(NOBODY, between)
@@ -161,11 +161,11 @@ async def test_a_buffer_in_a_pool_of_the_sites_own_script_is_nobodys_loss() -> N
     assert books.leader.missed == [("42", "staged-in")]
 
 
-STAGING = Looked(frozenset({"42"}), {}, staging_in=frozenset({"42"}), pending=frozenset({"42"}))
+STAGING = SlurmView(frozenset({"42"}), {}, staging_in=frozenset({"42"}), pending=frozenset({"42"}))
 """As after SIGKILL: slurmctld has the state of the job, and no record of its buffer."""
 
 RECORDED = STAGING._replace(buffers={"42": "staging-in"})
-TEARING_DOWN = Looked(frozenset({"42"}), {"42": "teardown"}, pending=frozenset({"42"}))
+TEARING_DOWN = SlurmView(frozenset({"42"}), {"42": "teardown"}, pending=frozenset({"42"}))
 """As after a takeover: the teardown has ended, and the new slurmctld does not know."""
 
 
@@ -256,8 +256,8 @@ def test_jobs_that_are_over_are_not_known_and_those_that_stage_out_are() -> None
     text += "14 TO\n15 S\n\nsqueue: error\n"
     found = parsed_jobs(text)
     assert found.keys() == {"7", "8", "9", "10", "15"}
-    assert found["7"] == Shown("PD", "BurstBufferStageIn")
-    assert found["9"] == Shown("SO", "burst_buffer/lua: Stage-out in progress") and found["8"].reason == ""
+    assert found["7"] == SqueueRow("PD", "BurstBufferStageIn")
+    assert found["9"] == SqueueRow("SO", "burst_buffer/lua: Stage-out in progress") and found["8"].reason == ""
 
 
 def test_buffers_are_read_as_scontrol_prints_them() -> None:
@@ -310,7 +310,7 @@ async def test_a_look_tells_jobs_that_go_on_from_those_that_are_over_and_those_t
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     found = await slurmctld.look()
-    assert isinstance(found, Looked)
+    assert isinstance(found, SlurmView)
     assert (found.jobs, found.over, found.staging_out) == ({"8", "9", "11", "20", "21", "22"}, {"11"}, {"9"})
     assert (found.staging_in, found.pending, found.pools) == ({"20"}, {"20", "21", "22"}, {"9": "p", "11": "p"})
     assert found.buffers == {"9": "allocated", "11": "allocated"}

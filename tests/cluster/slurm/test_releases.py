@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm.files import Files, uptime_s
+from cluster.slurm.files import SlurmFiles, uptime_s
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import Host
 from tests.cluster.slurm.releases import RELEASES, Value
@@ -66,7 +66,7 @@ async def test_slurm_hears_how_a_stage_ended_and_not_that_it_began(host: Host) -
 
 
 def test_where_slurm_passes_the_user_one_who_is_not_allowed_is_rejected_at_submission(host: Host) -> None:
-    files = Files(host.run, "head1")
+    files = SlurmFiles(host.run, "head1")
     files.publish()
     files.renew(host.leader._site(), uptime_s(), "10:03", {"allow": [1001]})
     rejected = (0, "") if host.release.name == "22.05" else (-1, "User not found in AllowUsers")

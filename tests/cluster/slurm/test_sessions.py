@@ -16,7 +16,7 @@ from cluster.schemas.external_jobs import ExternalJobView
 from cluster.slurm import calls
 from cluster.slurm import files as module
 from cluster.slurm.bridge import Bridge
-from cluster.slurm.files import LEAVING_S, LEFT_S, Files, Session, session_of
+from cluster.slurm.files import LEAVING_S, LEFT_S, BufferSession, SlurmFiles, session_of
 from replica.operations import ExternalJobPhase
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import UID, Host
@@ -56,7 +56,7 @@ def tokens(run: Path) -> list[str]:
 
 
 def test_a_session_has_its_size_by_its_instance_and_its_owner_by_number(tmp_path: Path) -> None:
-    files = Files(tmp_path / "run", "head1")
+    files = SlurmFiles(tmp_path / "run", "head1")
     files.heard(external_job("42", "staged-in"))
     files.heard(external_job("43", "running"))
     sessions = {row["token"]: row for row in shown(tmp_path / "run", "sessions")}
@@ -74,7 +74,7 @@ def test_a_session_has_its_size_by_its_instance_and_its_owner_by_number(tmp_path
 def test_what_slurm_counts_is_listed_and_nothing_else_is(
     tmp_path: Path, before: ExternalJobPhase | None, phase: ExternalJobPhase
 ) -> None:
-    files = Files(tmp_path / "run", "head1")
+    files = SlurmFiles(tmp_path / "run", "head1")
     if before is not None:
         files.heard(external_job("42", before.value))
     files.heard(external_job("42", phase.value))
@@ -82,8 +82,8 @@ def test_what_slurm_counts_is_listed_and_nothing_else_is(
 
 
 def test_a_list_that_was_asked_for_before_something_changed_does_not_undo_it(tmp_path: Path) -> None:
-    files = Files(tmp_path / "run", "head1")
-    ended, begun, gone = (Session(token, 1, 1000, GRAIN, 0) for token in ("1", "2", "3"))
+    files = SlurmFiles(tmp_path / "run", "head1")
+    ended, begun, gone = (BufferSession(token, 1, 1000, GRAIN, 0) for token in ("1", "2", "3"))
     files.list_all([ended, gone])
     files.ask()
     files.heard(external_job("1", "lingering"))
@@ -99,9 +99,9 @@ def test_a_list_that_was_asked_for_before_something_changed_does_not_undo_it(tmp
 
 
 def test_what_is_being_set_up_is_listed_though_forebay_knows_nothing_of_it(tmp_path: Path) -> None:
-    files, listed = Files(tmp_path / "run", "head1"), tmp_path / "run" / "sessions"
+    files, listed = SlurmFiles(tmp_path / "run", "head1"), tmp_path / "run" / "sessions"
     for _ in range(2):  # as Slurm may ask again while its first call waits
-        files.setup_begins(Session("42", 42, 1000, GRAIN, 0))
+        files.setup_begins(BufferSession("42", 42, 1000, GRAIN, 0))
     files.heard(external_job("42", "none", 0))
     files.ask()
     files.list_all([])
@@ -178,7 +178,7 @@ def test_what_is_torn_down_is_listed_as_young_until_slurm_has_heard_of_it(
 ) -> None:
     at_s = 1000.0
     monkeypatch.setattr(module, "uptime_s", lambda: at_s)
-    files, listed = Files(tmp_path / "run", "head1"), tmp_path / "run" / "sessions"
+    files, listed = SlurmFiles(tmp_path / "run", "head1"), tmp_path / "run" / "sessions"
 
     def look(*external_jobs: ExternalJobView) -> list[str]:
         files.ask()
@@ -211,7 +211,7 @@ def test_what_is_torn_down_is_listed_as_young_until_slurm_has_heard_of_it(
     at_s += LEFT_S + 1
     assert look(failed) == ["44"]
     # Its number is used again meanwhile.
-    again = Session("44", 44, 1000, GRAIN, 2_000_000_001)
+    again = BufferSession("44", 44, 1000, GRAIN, 2_000_000_001)
     files.teardown_begins("44", 2_000_000_000)
     files.setup_begins(again)
     files.teardown_read("44", done=True)

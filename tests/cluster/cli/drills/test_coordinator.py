@@ -27,7 +27,7 @@ from cluster.cli.drills.report import page_of
 from cluster.cli.drills.stop_conditions import OF_COPIES, OF_MEMBERS, OF_WRITES, Goals, Seen, Stops
 from cluster.cli.exits import ExitCode, Failure
 from cluster.client import ApiError, Client
-from cluster.drill import Answer, Begin, End, HelperRefused, Renew
+from cluster.drill import BeginRequest, EndRequest, HelperAnswer, HelperRefused, RenewRequest
 from cluster.schemas import NodesAnswer, TransferAnswer, TransfersAnswer
 from cluster.schemas import operations as ops
 from cluster.schemas.drills import DrillAnswer, DrillLockView, DrillProbeAnswer, DrillsAnswer, EndDrillRequest
@@ -198,24 +198,24 @@ class MachinesDouble:
     async def certificates_s(self) -> dict[str, float]:
         return WELL.certificates_s
 
-    async def look(self, scenario: str, target: str) -> tuple[Answer | str, float]:
+    async def look(self, scenario: str, target: str) -> tuple[HelperAnswer | str, float]:
         return f"{scenario} of {target}; so", 0.0
 
     async def channel(self, target: str) -> MachinesDouble:
         return self
 
-    async def ask(self, ask: Any) -> Answer:
+    async def ask(self, ask: Any) -> HelperAnswer:
         await asyncio.sleep(0)
         if self.refuses is not None and isinstance(ask, self.refuses):
             raise HelperRefused("it does not", "so")
         self.asked.append(ask)
-        if isinstance(ask, Begin):
+        if isinstance(ask, BeginRequest):
             self.broken = True
             self.on_begin()
-        if isinstance(ask, End):
+        if isinstance(ask, EndRequest):
             self.broken = False
             self.on_end()
-        return Answer(done=True)
+        return HelperAnswer(done=True)
 
     async def close(self) -> None:
         pass
@@ -486,8 +486,8 @@ async def test_a_fault_is_begun_renewed_and_undone_and_others_lead_meanwhile(clu
     found = await held(cluster, machines)
     assert found.verdict == "passed", found.sentence
     kinds = [type(ask) for ask in machines.asked]
-    assert kinds[0] is Begin and kinds.count(Renew) >= 3 and kinds[-1] is End
-    assert machines.asked[0] == Begin(3, "1", "leader-hang", "r1", 1 + DURATION_MORE_S)
+    assert kinds[0] is BeginRequest and kinds.count(RenewRequest) >= 3 and kinds[-1] is EndRequest
+    assert machines.asked[0] == BeginRequest(3, "1", "leader-hang", "r1", 1 + DURATION_MORE_S)
     assert found.figures["held_us"] >= 1_000_000 and found.figures["target_back_us"] >= 0
 
 
@@ -541,7 +541,7 @@ def test_what_does_not_come_as_it_should_fails_it(cluster: ClusterDouble, why: s
 HELPER_STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], str]] = {
     **STOPS,
     "the lease ends": (
-        lambda cluster, machines: setattr(machines, "refuses", Renew),
+        lambda cluster, machines: setattr(machines, "refuses", RenewRequest),
         "the fault ended before its time: it does not; so",
     ),
 }
@@ -575,7 +575,7 @@ async def test_who_ends_it_from_the_keyboard_has_the_fault_undone(cluster: Clust
 @story
 async def test_a_helper_that_refuses_ends_the_drill_and_says_why(cluster: ClusterDouble) -> None:
     machines = MachinesDouble(cluster)
-    machines.refuses = Begin
+    machines.refuses = BeginRequest
     found = await held(cluster, machines)
     assert (found.verdict, found.sentence) == ("aborted", f"its helper: it does not; so{NOTHING_CHECKED}")
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cluster.cli.drills.copies.room import Room
 from cluster.cli.drills.preconditions import BY_HAND, MIB, Found, Plan, Wanted, not_automatic, plan_of
 from cluster.cli.drills.scenarios import SCENARIOS
-from cluster.drill import NEEDS, Answer
+from cluster.drill import NEEDS, HelperAnswer
 from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, NodeView, StatusView
 from cluster.schemas.drills import DrillLockView, DrillsAnswer, DrillView
 from replica.model import SCENARIOS as KNOWN
@@ -53,7 +53,7 @@ WELL = Found(
         for name, jobs in (("n1", (4,)), ("n2", (5, 6)), ("n3", ()))
     ),
     certificates_s={"root": 30 * 86_400.0, "r1": 30 * 86_400.0},
-    helper=Answer(done=True),
+    helper=HelperAnswer(done=True),
     room=Room(directory="/tmp", snapshot_bytes=MIB, free_bytes=1024 * MIB, memory_bytes=1024 * MIB),
 )  # fmt: skip
 
