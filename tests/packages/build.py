@@ -33,13 +33,16 @@ from tests.packages.manual import pages
 from tests.repo.tree import PACKAGES, ROOT, repository_files
 
 HOME: Final = Path("usr/lib/forebay")
-SITE: Final = HOME / "lib/python3.11/site-packages"
+PYTHON_VERSION: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+"""The interpreter that the packages are for: that of .venv, which must be the distribution's own."""
+
+SITE: Final = HOME / f"lib/python{PYTHON_VERSION}/site-packages"
 UNITS: Final = Path("lib/systemd/system")
 SOURCES: Final = ROOT / "packaging" / "debian"
 MAINTAINER: Final = "The Forebay authors <forebay@localhost>"
 
-PYTHON: Final = (3, 11)
-"""The interpreter of Debian 12: compiled modules in what is installed must be of it."""
+PYTHONS: Final = ((3, 11), (3, 14))
+"""The oldest and the newest interpreter supported: Debian 12 has the first, 13 has 3.13, sid the last."""
 
 SUMMARIES: Final = {
     "forebay-client": "command line of Forebay, and the application that its services run",
@@ -55,11 +58,17 @@ DESCRIPTION: Final = """\
 COMPRESSION: Final = ("-Zxz", "-z2")
 """How dpkg-deb compresses: xz at its own default takes six times as long for a fifth less."""
 
-DEPENDS: Final = "python3 (>= 3.11), python3 (<< 3.12), libc6 (>= 2.34)"
+DEPENDS: Final = f"python3 (>= {PYTHON_VERSION}), python3 (<< 3.{sys.version_info.minor + 1}), libc6 (>= 2.34)"
+"""What is installed has compiled modules, so it is for one interpreter: each suite has a build of its own."""
 
 
 class BuildRefused(Exception):
     """The packages cannot be built from this; a sentence with the remedy."""
+
+
+def is_supported() -> bool:
+    """Return whether packages can be built for the interpreter that runs."""
+    return PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]
 
 
 def runtime(root: str = "forebay") -> list[Distribution]:
@@ -158,8 +167,8 @@ def build(
     compression: tuple[str, ...] = COMPRESSION,
 ) -> list[Path]:
     """Build the four packages, or `only` some, into `output`; `at` is the second of all their files."""
-    if sys.version_info[:2] != PYTHON:
-        raise BuildRefused(f"these packages are for Python 3.11, and .venv has {sys.version.split()[0]}")
+    if not is_supported():
+        raise BuildRefused(f"packages are built with Python 3.11 to 3.14, and .venv has {sys.version.split()[0]}")
     date = datetime.fromtimestamp(at, UTC)
     made = []
     for package in only:

@@ -17,7 +17,7 @@ from cluster.cli.app import cli
 from cluster.cli.exits import SERVE_MEANINGS
 from cluster.client.gateway import __main__ as gateway
 from cluster.config.accounts import SOCKET
-from tests.packages.build import PYTHON, SOURCES, SUMMARIES, build, runtime
+from tests.packages.build import PYTHON_VERSION, SOURCES, SUMMARIES, build, is_supported, runtime
 from tests.packages.document import USER, documented, sampled
 from tests.packages.image import documented as image_commands
 from tests.packages.manual import pages
@@ -73,7 +73,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pac
     yield {path.name.partition("_")[0]: read(path) for path in made}
 
 
-pytestmark = pytest.mark.skipif(sys.version_info[:2] != PYTHON, reason="the packages are for Debian 12's Python")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="packages are built with Python 3.11 to 3.14")
 
 
 def test_nothing_is_installed_outside_of_forebay_s_own_places(packages: dict[str, Package]) -> None:
@@ -115,17 +115,18 @@ def test_files_are_root_s_nobody_else_writes_them_and_all_are_of_one_second(pack
 def test_the_client_holds_every_file_of_the_tree_and_each_package_that_it_runs_with(
     packages: dict[str, Package],
 ) -> None:
-    site = "/usr/lib/forebay/lib/python3.11/site-packages/"
+    site = f"/usr/lib/forebay/lib/python{PYTHON_VERSION}/site-packages/"
     files = packages["forebay-client"].files
     missing = [str(path) for path in repository_files() if path.parts[0] in PACKAGES and site + str(path) not in files]
     assert missing == []
     names = {found.metadata["Name"].lower() for found in runtime()}
     assert {"aiohttp", "cryptography", "lmdb", "msgspec", "pysyncobj", "uvloop"} <= names
     assert not names & {"pytest", "mypy", "hypothesis", "ruff", "hatchling", "setuptools", "pip"}
+    tag = sys.implementation.cache_tag
     uncompiled = [
         path for path in files
         if path.startswith(site) and path.endswith(".py")
-        and f"{os.path.dirname(path)}/__pycache__/{os.path.basename(path)[:-3]}.cpython-311.pyc" not in files
+        and f"{os.path.dirname(path)}/__pycache__/{os.path.basename(path)[:-3]}.{tag}.pyc" not in files
     ]  # fmt: skip
     assert uncompiled == [], "a service that may not write there would compile it at each start"
 
@@ -140,7 +141,9 @@ def test_two_builds_are_the_same_byte_for_byte(packages: dict[str, Package], tmp
 def test_the_services_need_the_client_of_their_own_version(packages: dict[str, Package]) -> None:
     for name in SERVICES:
         assert "forebay-client (= 1.2.3)" in packages[name].control
-    assert "python3 (<< 3.12)" in packages["forebay-client"].control
+    major, minor = sys.version_info[:2]
+    control = packages["forebay-client"].control
+    assert f"python3 (>= {major}.{minor}), python3 (<< {major}.{minor + 1})" in control
 
 
 def setting(unit: str, key: str) -> list[str]:

@@ -61,3 +61,51 @@ def test_an_interpreter_that_is_too_old_is_named_with_what_is_needed(tree: Path,
     assert result.returncode == 1
     assert "Python 3.9.2" in result.stderr
     assert "3.11 or newer" in result.stderr
+
+
+STUB_PYTHON = """\
+#!/bin/sh
+# In place of the interpreter and of .venv/bin/python: pip cannot compile until the file "compiler" exists.
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  *" install "*" requirements.lock")
+    [ -e "{bin}/compiler" ] && exit 0
+    echo "error: command 'x86_64-linux-gnu-gcc' failed: No such file or directory"
+    exit 1 ;;
+esac
+"""
+STUB_APT = '#!/bin/sh\necho "$*" >> "{bin}/installed"\n{then}\n'
+
+
+def set_up_without_wheel(tree: Path, stubs: Path, *, then: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run scripts/setup where a package must be compiled; `then` is what installing Debian packages does."""
+    stubs.mkdir(exist_ok=True)
+    stub_programs = {"python": STUB_PYTHON, "apt-get": STUB_APT, "id": "#!/bin/sh\necho 0\n"}
+    for name, text in stub_programs.items():
+        (stubs / name).write_text(text.format(bin=stubs, then=then.format(bin=stubs)), encoding="utf-8")
+        (stubs / name).chmod(0o755)
+    result = set_up(tree, PYTHON=str(stubs / "python"), PATH=f"{stubs}:{os.environ['PATH']}")
+    installed = stubs / "installed"
+    return result, installed.read_text(encoding="utf-8").splitlines() if installed.exists() else []
+
+
+def test_a_compiler_is_installed_where_a_package_has_no_wheel_for_this_python(tree: Path, tmp_path: Path) -> None:
+    result, installed = set_up_without_wheel(tree, tmp_path / "bin", then='touch "{bin}/compiler"')
+    assert result.returncode == 0, result.stderr
+    assert any(line.endswith("gcc libc6-dev python3-dev") for line in installed)
+
+
+def test_a_package_that_cannot_be_compiled_is_reported_with_the_remedy(tree: Path, tmp_path: Path) -> None:
+    result, _ = set_up_without_wheel(tree, tmp_path / "bin", then="true")
+    assert result.returncode == 1
+    assert "no wheel for" in result.stderr
+    assert "install gcc and Python's headers" in result.stderr
+
+
+def test_no_compiler_is_installed_where_every_package_has_a_wheel(tree: Path, tmp_path: Path) -> None:
+    stubs = tmp_path / "bin"
+    stubs.mkdir()
+    (stubs / "compiler").touch()
+    result, installed = set_up_without_wheel(tree, stubs, then="true")
+    assert result.returncode == 0, result.stderr
+    assert not [line for line in installed if "gcc" in line]
