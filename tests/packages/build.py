@@ -260,7 +260,7 @@ def committed_at() -> int:
 def main() -> int:
     """Build what the command line asks for."""
     released = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    parser = argparse.ArgumentParser(prog="scripts/package", description="Build Forebay's Debian packages.")
+    parser = argparse.ArgumentParser(prog="scripts/package", description="Build packages for this machine's Debian.")
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="where the packages are put")
     parser.add_argument("--version", default=released, help="of the packages, for Debian")
     chosen = parser.parse_args()

@@ -65,13 +65,11 @@ def test_an_interpreter_that_is_too_old_is_named_with_what_is_needed(tree: Path,
 
 STUB_PYTHON = """\
 #!/bin/sh
-# In place of the interpreter and of .venv/bin/python: pip cannot compile until the file "compiler" exists.
+# In place of the interpreter and of .venv/bin/python: nothing is compiled until the file "compiler" exists.
 case "$*" in
   "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-  *" install "*" requirements.lock")
-    [ -e "{bin}/compiler" ] && exit 0
-    echo "error: command 'x86_64-linux-gnu-gcc' failed: No such file or directory"
-    exit 1 ;;
+  *Python.h*) [ -e "{bin}/compiler" ] ;;
+  *" install "*" requirements.lock") [ -e "{bin}/compiler" ] || {{ echo "Failed to build immutables"; exit 1; }} ;;
 esac
 """
 STUB_APT = '#!/bin/sh\necho "$*" >> "{bin}/installed"\n{then}\n'
