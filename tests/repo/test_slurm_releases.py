@@ -105,11 +105,17 @@ def test_a_later_result_replaces_that_of_the_same_row_release_and_plugin(tmp_pat
 
 
 def test_the_table_tells_passed_from_failed_and_from_not_run() -> None:
-    shown = table([_result("mass", size=1000), _result("mass", "26.05", version="26.05.5-1", outcome="failed")])
+    shown = table(
+        [
+            _result("mass", size=1000),
+            _result("mass", "26.05", version="26.05.5-1", outcome="failed", cause="job 3\nis held"),
+        ]
+    )
     *_, row = (line for line in shown.splitlines() if line.startswith("| mass "))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     failed = "failed, 2026-11-27 (1)"
     assert cells == ["mass", "not run", "not run", "2026-11-27 (1000)", "not run", failed, "not run"]
+    assert shown.endswith("\nFailures:\n\n- mass, 26.05 lua: `job 3 is held`\n")
     assert "24.11: 24.11.5-4 (Debian trixie, SlurmUser root); 26.05: 26.05.5-1 (Debian sid, SlurmUser root)" in shown
 
 

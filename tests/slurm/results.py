@@ -83,7 +83,13 @@ def table(results: Iterable[Result] | None = None) -> str:
         if mine:
             found, users = (", ".join(sorted(some)) for some in ({r.version for r in mine}, {r.user for r in mine}))
             versions.append(f"{release}: {found} (Debian {RELEASES[release].suite}, SlurmUser {users})")
-    return "\n".join(lines) + "\n\nVersions: " + "; ".join(versions) + ".\n"
+    failures = [
+        f"- {result.row}, {result.release} {result.plugin}: `{' '.join(result.cause.split())}`"
+        for _, result in sorted(known.items())
+        if result.outcome != PASSED
+    ]
+    text = "\n".join(lines) + "\n\nVersions: " + "; ".join(versions) + ".\n"
+    return text + ("\nFailures:\n\n" + "\n".join(failures) + "\n" if failures else "")
 
 
 def _cell(result: Result | None) -> str:
