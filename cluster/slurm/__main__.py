@@ -1,4 +1,4 @@
-"""What `forebay run bridge` becomes: the bridge in the foreground."""
+"""Command `forebay run bridge`: runs the bridge in the foreground."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from cluster.system.eventloop import stop_on_signals
 EXIT_FAILED: Final = 1
 
 SERVED_S: Final = 10.0
-"""Seconds after which a bridge counts as started though no leader answers: slurmctld is started after it."""
+"""Seconds after which a bridge counts as started without a leader: slurmctld starts after it."""
 
 
 def run(arguments: list[str]) -> int:
-    """Read the command line and the configuration, and be the bridge; return the exit code."""
+    """Run the bridge; return the exit code."""
     leave_when_terminated()
     parser = argparse.ArgumentParser(prog="forebay run bridge", description="Run the bridge to a slurmctld.")
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")

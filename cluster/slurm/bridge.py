@@ -1,9 +1,9 @@
-"""The bridge between a slurmctld's host and the leader: files for slurmctld, FIFOs and a socket for what may wait.
+"""Bridge between slurmctld's host and the leader: files for slurmctld, FIFOs and a socket for calls that may wait.
 
-burst_buffer.lua asks and is answered through FIFOs, and so does dw_wlm_cli for a job. forebay-bb asks by a Unix socket;
-a call that is not over at once is answered with the path of a FIFO. The bridge holds FIFOs open; who asked reads, and
-costs no process. When the bridge ends, however it ends, the reader finds the end of the file and asks the next one:
-calls are repeats.
+burst_buffer.lua, and dw_wlm_cli for a job, send requests and read replies through FIFOs. forebay-bb uses a Unix socket;
+a call that does not finish at once is answered with the path of a FIFO. The bridge holds the FIFOs open, so a waiting
+caller costs no process. When the bridge ends, for any reason, its readers reach the end of the file and call the next
+bridge: calls are repeatable.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ from replica.values import MICROSECONDS_PER_SECOND
 LOGGER = logging.getLogger(__name__)
 
 AT_ONCE_S: Final = 0.25
-"""How long a call may take to be answered at once rather than with a FIFO, seconds: several commits."""
+"""Seconds within which a call is answered directly rather than through a FIFO: several commits."""
 
 REQUEST_BYTES_MAX: Final = 16 * 1024
-"""Bytes of one request by the socket."""
+"""Limit of one socket request, bytes."""
 
 REQUEST_S: Final = 10.0
-"""Seconds in which a request must be here: it is sent in one go by a process on this host."""
+"""Seconds within which a request must arrive: a process on this host sends it in one piece."""
 
 ANSWER_BYTES_MAX: Final = 32 * 1024
-"""Bytes of one answer: less than a pipe holds."""
+"""Limit of one reply, bytes: less than the capacity of a pipe."""
 
 CALLS_MAX: Final = 8_192
-"""FIFOs at a time, count: one a buffer job that stages. Who comes then asks again."""
+"""FIFOs at a time, count: one for each buffer job that stages. Further callers retry."""
 
 READ_S: Final = 30.0
-"""Seconds that a FIFO with its answer waits to be read: its reader was ended, or reads at once."""
+"""Seconds for which a FIFO with a reply waits for its reader, which was killed or reads at once."""
 
 LOOK_S: Final = 0.02
-"""Seconds between two looks whether an answer was read; twice as long each time, up to a second."""
+"""Seconds between two checks for a read reply; doubled each time, up to a second."""
 
 LIST_EVERY: Final = 5
-"""Renewals of files between two looks at all external jobs: what a bridge on another host staged."""
+"""File renewals between two lists of all external jobs, which show jobs staged by a bridge on another host."""
 
 SITE_S: Final = 5.0
-"""Seconds that the question for the site may take: it is asked again every RENEW_S anyway."""
+"""Timeout of the request for the site's settings, seconds: it is repeated every RENEW_S."""
 
 SHORTEN_MAX: Final = 60
-"""Requests at a time, count, that are being read or answered at once."""
+"""Requests being read or answered directly at a time, count."""
 
 
 class BridgeRefused(Exception):
-    """A bridge that may not be one: what is wrong, and what to do, in a sentence."""
+    """Bridge that must not run; the message says why and how to correct it."""
 
 
 def cluster_token(state: Path) -> str:
-    """Return the word that tells this Slurm from others, kept beside its state, which all its hosts share; OSError."""
+    """Return the token that identifies this Slurm, kept in its state directory, which all its hosts share; OSError."""
     path = state / "forebay.cluster"
     with contextlib.suppress(FileExistsError):
         beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -86,9 +86,7 @@ def cluster_token(state: Path) -> str:
 
 
 def keep_token(state: Path, token: str) -> None:
-    """Put the word back where it was taken away with the rest of the state: these external jobs are of this Slurm
-    still.
-    """
+    """Restore the token if it was removed with the rest of the state: the external jobs still belong to this Slurm."""
     path = state / "forebay.cluster"
     if path.exists():
         return
@@ -111,7 +109,7 @@ def _write_token(beside: Path, token: str) -> None:
 
 
 class Bridge:
-    """One bridge in its directory."""
+    """Bridge in its directory."""
 
     def __init__(
         self,
@@ -128,9 +126,11 @@ class Bridge:
         ask_array: Callable[[str], Awaitable[str | None]] = array_of,
         on_served: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ask` asks slurmctld for its jobs, `ask_owner` for the uid of one's user, `ask_array` for the job array of a
-        task. `state` is StateSaveLocation, where the word `cluster` is kept; `metrics_file` is where counters are
-        written, None: nowhere. `on_served` is called when a slurmctld would find pools, and perhaps again.
+        """Create it.
+
+        `ask` returns slurmctld's jobs, `ask_owner` the uid of a job's user, `ask_array` the job array of a task.
+        `state` is StateSaveLocation, which holds the token `cluster`. Counters are written to `metrics_file`, if given.
+        `on_served` is called, perhaps repeatedly, when slurmctld would find pools.
         """
         self._leader = leader
         self._files = files
@@ -153,7 +153,7 @@ class Bridge:
         self._on_served = on_served
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set; BridgeRefused, OSError. Leaves no FIFO, no socket and no task behind."""
+        """Serve until `stop` is set; BridgeRefused, OSError. Leaves no FIFO, socket or task behind."""
         with self._locked(), contextlib.ExitStack() as stack:
             self._files.publish()
             stack.callback(self._fifos.stop)
@@ -167,8 +167,8 @@ class Bridge:
                     for ended in done - {stopping}:
                         ended.result()
                 finally:
-                    # Who waits for an answer first: he finds the end of the file, and asks the next bridge. The end of
-                    # a call would be an answer, that a later one came.
+                    # Waiting callers first: they reach the end of the file and call the next bridge. The end of a call
+                    # would be taken for the reply "superseded by a later call".
                     await _ended(self._answering)
                     await _ended({renewing, comparing, stopping, *self._under_way.values()})
 
@@ -196,7 +196,7 @@ class Bridge:
                 self._calls.site = site
                 if count % LIST_EVERY == 0:
                     await self._list()
-                # After the first list: who finds pools finds what is in them.
+                # After the first list, so that slurmctld finds the pools and their content together.
                 self._files.renew(site, asked_s, self._moment(), await self._users(site))
                 if count == 0:
                     self._on_served()
@@ -214,7 +214,7 @@ class Bridge:
             await asyncio.sleep(max(0.0, RENEW_S - (uptime_s() - asked_s)))
 
     async def _list(self) -> None:
-        """Have the files of all external jobs as they are; ApiError, OSError."""
+        """Update the files of all external jobs; ApiError, OSError."""
         self._files.ask()
         asked_s = uptime_s()
         listed = await self._leader.call(operations.LIST_EXTERNAL_JOBS, live="yes", deadline_s=SITE_S)
@@ -227,7 +227,7 @@ class Bridge:
         for one in made:
             uid = uids.get(one.user)
             if uid is None:
-                unsure.append(one.name)  # of a user whom this host did not know in time
+                unsure.append(one.name)  # this host did not resolve its user in time
             elif (session := session_of_persistent(one, uid)) is not None:
                 sessions.append(session)
         self._files.list_all(sessions, whole=whole, unsure=unsure)
@@ -245,7 +245,7 @@ class Bridge:
             self._metrics_file = None
 
     async def _register(self) -> None:
-        """Say whose external jobs these are; BridgeRefused where another Slurm has this name."""
+        """Register the external jobs' Slurm; BridgeRefused if another Slurm uses this name."""
         request = g.RegisterSchedulerRequest(
             command_id=new_command_id(self._clock), cluster=self._cluster, address=self._host
         )
@@ -258,16 +258,16 @@ class Bridge:
         self._registered = True
 
     def _pool_names(self) -> frozenset[str] | None:
-        """Return the names of Forebay's pools, None while the leader has not sent them."""
+        """Return the names of Forebay's pools, None until the leader has sent them."""
         site = self._calls.site
         return None if site is None else frozenset(pool.name for pool in site.pools)
 
     def _moment(self) -> str:
-        """Return the time of day that people of this host read."""
+        """Return the local time of day for display."""
         return f"{datetime.datetime.fromtimestamp(self._clock.now() // MICROSECONDS_PER_SECOND):%H:%M}"  # noqa: DTZ006
 
     async def _users(self, site: g.SchedulerSiteAnswer) -> dict[str, list[int]]:
-        """Return the numbers of users who alone may, or may not, ask for a buffer; what is unknown is left to setup."""
+        """Return the uids of the users who are allowed or denied buffers; unknown users are left to setup."""
         found: dict[str, list[int]] = {}
         for word, names in (("allow", site.allow_users), ("deny", site.deny_users)):
             if not names:
@@ -285,7 +285,7 @@ class Bridge:
         path = self._directory / "socket"
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Never reachable with other permissions: the directory is this account's alone, and so is the socket.
+        # Never reachable with wider permissions: directory and socket are private to this account.
         before = os.umask(0o177)
         try:
             listener.bind(str(path))
@@ -299,7 +299,7 @@ class Bridge:
             path.unlink(missing_ok=True)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request: its words, between zero bytes, up to the end."""
+        """Answer one request: its words, separated by zero bytes, up to the end of the stream."""
         answering = asyncio.current_task()
         assert answering is not None
         self._answering.add(answering)
@@ -317,16 +317,16 @@ class Bridge:
                     function, words, (word, text) = await self._settle(asked)
             writer.write(_encoded(word, text))
             await writer.drain()
-            # Who was ended meanwhile has closed its end, and nothing could be sent.
+            # A killed caller has closed its end; nothing can be sent.
             if word not in _NO_ANSWER and not writer.is_closing():
                 self._calls.answered(function, words, word)
         except (OSError, TimeoutError, asyncio.CancelledError):
-            pass  # who asked was ended, or the bridge is: nobody else waits for this task
+            pass  # the caller or the bridge was ended: no other task waits for this one
         finally:
             writer.close()
 
     async def _settle(self, asked: bytes) -> tuple[str, list[str], Answer]:
-        """Return the function that is asked for, its words, and its answer, or where that will be read."""
+        """Return the requested function, its arguments, and its reply or the FIFO where the reply will be."""
         fields = asked.split(b"\0")
         try:
             words = [field.decode() for field in fields]
@@ -344,7 +344,7 @@ class Bridge:
         return function, arguments, ("wait", str(self._fifos.calls / name))
 
     def _asked(self, request: FifoRequest) -> None:
-        """Begin a call that came through a FIFO; who comes when there are too many finds no answer, and asks again."""
+        """Start a call that came through a FIFO; if there are too many, the caller finds no reply and retries."""
         if len(self._answering) >= CALLS_MAX:
             return
         try:
@@ -356,7 +356,7 @@ class Bridge:
             self._later(request.name, task, request.function, request.words)
 
     def _begin(self, function: str, arguments: list[str], script: str) -> asyncio.Task[Answer]:
-        """Return the task of a call: the one that is under way, or a new one, which ends what the job waited for."""
+        """Return the task of a call, a pending one or a new one; a new one ends earlier waits of the job."""
         key = (function, *arguments, script)
         known = self._under_way.get(key)
         if known is not None and not known.done():
@@ -364,7 +364,7 @@ class Bridge:
         earlier: list[asyncio.Task[Answer]] = []
         if function not in QUESTIONS and arguments:
             for other, one in self._under_way.items():
-                # What is left of the stage-in of a cancelled job comes beside its teardown.
+                # The remaining calls of a cancelled job's stage-in run beside its teardown.
                 if function in STAGE_IN and other[0] == "teardown":
                     continue
                 if other[1:2] == (arguments[0],) and other[0] not in QUESTIONS:
@@ -391,8 +391,8 @@ class Bridge:
         return task
 
     def _later(self, name: str, task: asyncio.Task[Answer], function: str, words: list[str]) -> None:
-        """Have a call's answer read from a FIFO, unless its caller has gone."""
-        # For both directions: opening it for writing alone would wait for the reader, and the reader for the writer.
+        """Have a call's reply read from a FIFO, unless its caller has ended."""
+        # Open in both directions: opening for writing only would wait for the reader, and the reader for the writer.
         descriptor = self._fifos.opened(name)
         if descriptor is None:
             return
@@ -418,11 +418,11 @@ class Bridge:
 
 
 _NO_ANSWER: Final = ("wait", "again")
-"""Words of an answer that somebody reads elsewhere, or asks for again."""
+"""First words of replies that are read elsewhere or requested again."""
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes | None:
-    """Return all that is sent, or None where it is too much."""
+    """Return the whole request, or None if it is too long."""
     asked = bytearray()
     while part := await reader.read(64 * 1024):
         asked += part
@@ -432,7 +432,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes | None:
 
 
 def _peer(writer: asyncio.StreamWriter) -> int:
-    """Return the uid of who asks, as the kernel knows it."""
+    """Return the uid of the caller, from the kernel."""
     connection = writer.get_extra_info("socket")
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
@@ -447,7 +447,7 @@ async def _refused(sentence: str) -> Answer:
 
 
 async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, and wait for their ends."""
+    """Cancel tasks and wait for their ends."""
     tasks = set(tasks)
     for task in tasks:
         task.cancel()
@@ -465,10 +465,10 @@ def _outcome(task: asyncio.Task[Answer]) -> Answer:
 
 
 def _unread(descriptor: int) -> int:
-    """Return how many bytes a FIFO holds."""
+    """Return the number of bytes in a FIFO."""
     return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0])
 
 
 def report_served() -> None:
-    """Tell the service manager that this process serves."""
+    """Notify the service manager that this process serves."""
     tell_manager(READY)

@@ -1,9 +1,9 @@
-"""What each function of Slurm's burst-buffer plugins comes to, as calls to the leader.
+"""Functions of Slurm's burst-buffer plugins, as calls to the leader.
 
-Every call is a repeat or a no-op by where its external job stands (replica/decide/external_jobs), so it is sent again
-until somebody answers, with a new command id or the old one. Of the calls of one job the later one wins: it ends the
-wait of an earlier one. On another host, where the backup slurmctld calls, that is what the epoch is for: each call asks
-first which one there is, and means no other however late it comes.
+Depending on the phase of its external job (replica/decide/external_jobs), every call is a repeat or a no-op. So it is
+resent until a replica answers, with a new command ID or the old one. Of two calls for one job the later one wins and
+ends the wait of the earlier one. Across hosts, when the backup slurmctld calls, the epoch decides: each call first
+reads the current epoch and refers to no other, however late it arrives.
 """
 
 from __future__ import annotations
@@ -47,27 +47,28 @@ from replica.values import (
 LOGGER = logging.getLogger(__name__)
 
 POLL_S: Final = 25
-"""Seconds that one question about an external job waits at the leader."""
+"""Seconds for which one query of an external job waits at the leader."""
 
 CALL_S: Final = 10.0
-"""Seconds that one call may take beside its own wait, before it is sent again."""
+"""Timeout of one call beyond its own wait, seconds; then it is resent."""
 
 RETRY_S: Final = 1.0
-"""Seconds between two rounds to a cluster that does not answer: the client backs off within each."""
+"""Seconds between two rounds to a cluster that does not answer; the client backs off within each."""
 
 HOLD_S: Final = 10
-"""Seconds that a question whether a stage has ended waits for its end: Slurm sleeps PollInterval after each `busy`."""
+"""Seconds for which a query of a stage waits for its end: Slurm sleeps PollInterval after each `busy`."""
 
 NOT_NOW: Final = frozenset({401, 408, 429})
-"""Refusals below 500 that may be over soon: certificates and limits change. All others are the external job's own."""
+"""Rejections below 500 that may be temporary: certificates and limits change.
 
-EPOCH_S: Final = 2.0
-"""Seconds in which the leader says which epoch of an external job there is; then the one is meant that was heard of
-last.
+Others concern the external job itself.
 """
 
+EPOCH_S: Final = 2.0
+"""Seconds within which the leader returns the epoch of an external job; after that the last known one is used."""
+
 WARM_S: Final = 5.0
-"""Seconds in which the epoch that was heard of is the one that is meant: no other host takes over that fast."""
+"""Seconds for which a known epoch counts as current: no other host takes over that fast."""
 
 NO_TEXT: Final = "the job's script is not UTF-8; write it as UTF-8"
 
@@ -75,25 +76,25 @@ KNOWN_MAX: Final = 100_000
 """External jobs whose last epoch is remembered, count: more than Slurm has buffer jobs."""
 
 ALIVE: Final = frozenset({"waiting", "set-up", "staging-in", "stage-in-failed", "staged-in"})
-"""Phases of an epoch that was set up and has not run: a setup of the same is a repeat."""
+"""Phases of an epoch that was set up and has not run: another setup of it is a repeat."""
 
 CASE_OVER: Final = frozenset({"none", "over", "lingering", "parked"})
-"""Phases in which Slurm has nothing more to do with a buffer: what is parked is for people."""
+"""Phases in which Slurm has finished with a buffer: retained buffers are for users and operators."""
 
 STUCK: Final = "slurmctld has lost the stage-in of job {0}, and never starts it; run: scancel {0}\n"
-"""What `scontrol show bbstat` adds for a job that is stuck."""
+"""Text in `scontrol show bbstat` for a stuck job."""
 
 SETUP_WAIT_S: Final = 20
-"""Seconds that a persistent buffer waits for space where the leader has not said how long a setup does."""
+"""Seconds for which a persistent buffer waits for space if the leader has not sent the limit of a setup."""
 
 FIRST_LOOK_S: Final = 0.05
-"""Seconds after which it is asked again how far a persistent buffer is: a commit and an agent's report."""
+"""Seconds before the first query of a persistent buffer's progress: a commit and an agent's report."""
 
 LOOK_S_MAX: Final = 2.0
-"""Seconds between two such questions at most: each is twice as long after the last."""
+"""Longest interval between two such queries, seconds: each interval is twice the previous one."""
 
 Answer = tuple[str, str]
-"""A word (`ok`, `fail`, `busy`) and a text."""
+"""Status word (`ok`, `fail`, `busy`) and text."""
 
 _T = TypeVar("_T")
 
@@ -102,7 +103,7 @@ _Perform = Callable[["PluginCalls", list[str], str], Awaitable[Answer]]
 
 
 class PluginCalls:
-    """The functions that slurmscriptd calls."""
+    """Functions called by slurmscriptd."""
 
     def __init__(
         self,
@@ -115,8 +116,10 @@ class PluginCalls:
         state: Path | None = None,
         ask_array: Callable[[str], Awaitable[str | None]] = array_of,
     ) -> None:
-        """`cluster` is what all hosts of this Slurm say when they register; `state` is StateSaveLocation. `ask_owner`
-        returns the uid of a job's user there, `ask_array` the number of a task's job array.
+        """Create it.
+
+        `cluster` identifies this Slurm in the registrations of all its hosts; `state` is StateSaveLocation. `ask_owner`
+        returns the uid of a job's user, `ask_array` the job array of a task.
         """
         self._ask_owner = ask_owner
         self._state = state
@@ -128,14 +131,14 @@ class PluginCalls:
         self._said = ""
         self._stage_ins = StageIns()
         self._epochs: dict[str, tuple[int, float]] = {}
-        """Of each external job the last one that was heard of, and the uptime at that time, seconds."""
+        """Last known epoch of each external job, and the uptime at which it was learned, seconds."""
         self.site: g.SchedulerSiteAnswer | None = None
-        """What the leader said last of this site; None until it did."""
+        """Site settings last sent by the leader; None before the first."""
         self.is_stuck: Callable[[str], bool] = lambda _: False
-        """Whether slurmctld will never start a job; see `cluster.slurm.reconciler`."""
+        """Predicate for jobs that slurmctld will never start; see `cluster.slurm.reconciler`."""
 
     async def perform(self, function: str, words: list[str], script: str) -> Answer:
-        """Perform one function with its arguments; never raises what the cluster or the caller did wrong."""
+        """Perform one function with its arguments; errors of the cluster or the caller are replies, not exceptions."""
         perform = _FUNCTIONS.get(function)
         if perform is None:
             return "fail", f"forebay: there is no function {function[:48]!r}"
@@ -151,7 +154,7 @@ class PluginCalls:
                 answer = "ok", ""
                 if not self._stage_ins.is_leaving(job):
                     answer = await self._answer(perform, words, script)
-                # Of a job that is cancelled meanwhile nothing has failed.
+                # A cancelled job reports no failure.
                 return ("ok", "") if self._stage_ins.is_leaving(job) else answer
         return await self._answer(perform, words, script)
 
@@ -162,7 +165,7 @@ class PluginCalls:
             return "fail", sentence(error)
 
     async def _told(self, operation: Operation[Any, _T], make: Callable[..., Any] | None, **parameters: Any) -> _T:
-        """Perform an operation until somebody answers; ApiError for what is refused for good."""
+        """Perform an operation until a replica answers; ApiError for permanent rejections."""
         wait_s = parameters.get("wait_s") or 0
         while True:
             request = None if make is None else make(command_id=new_command_id(self._clock), cluster=self._cluster)
@@ -184,7 +187,7 @@ class PluginCalls:
     async def _tell(
         self, operation: Operation[Any, g.ExternalJobAnswer], job: str, *phases: str, **fields: Any
     ) -> g.ExternalJobAnswer:
-        """Send a command, and return the external job as soon as it is in none of these phases; ApiError."""
+        """Send a command, and return the external job once it has left these phases; ApiError."""
         epoch, heard_s = self._epochs.get(job, (0, -math.inf))
         if uptime_s() - heard_s > WARM_S:
             epoch, _ = await self._last(job)
@@ -194,7 +197,7 @@ class PluginCalls:
     async def _after(
         self, operation: Operation[Any, g.ExternalJobAnswer], make: Callable[..., Any], job: str, *phases: str
     ) -> g.ExternalJobAnswer:
-        # The command itself waits: a question after it would cost as much as the command.
+        # The command itself waits: a separate query would cost as much as the command.
         waits = {"wait_s": POLL_S, "while": ",".join(phases)} if phases else {}
         external_job = await self._told(operation, make, job=job, **waits)
         while external_job.phase in phases:
@@ -203,10 +206,9 @@ class PluginCalls:
         return external_job
 
     async def _last(self, job: str) -> tuple[int, str]:
-        """Return the last epoch of an external job as the call begins, 0 for none, and its phase, empty where nobody
-        says it.
+        """Return an external job's last epoch at the start of the call, 0 for none, and its phase, empty if unknown.
 
-        Asked of the leader; while none answers, what was heard of last. What another host begins is not meant.
+        Queried from the leader, otherwise the last known one. Epochs that another host starts later are not meant.
         """
         try:
             external_job = await self._leader.call(operations.SHOW_EXTERNAL_JOB, job=job, deadline_s=EPOCH_S)
@@ -218,23 +220,21 @@ class PluginCalls:
         return external_job.epoch, external_job.phase
 
     def heard(self, external_job: g.ExternalJobView) -> None:
-        """Remember which epoch of an external job there is, and list it while Slurm counts it; OSError."""
+        """Remember an external job's epoch, and list the job while Slurm counts it; OSError."""
         self._files.heard(external_job)
         self.remember(external_job)
 
     def answered(self, function: str, words: list[str], word: str) -> None:
-        """Note that Slurm has the answer to a call; OSError."""
+        """Note that Slurm has read the reply to a call; OSError."""
         if function == "teardown" and words:
             self._files.teardown_read(words[0], done=word == "ok")
         if words and (function in STAGE_IN or function == "setup"):
             self._stage_ins.answered(words[0], _NEXT_S.get((function, word), 0.0))
 
     def remember(self, external_job: g.ExternalJobView, asked_s: float | None = None) -> None:
-        """Remember which epoch of an external job there is; `asked_s`: the uptime when that was asked, None: it is
-        fresh.
-        """
+        """Remember an external job's epoch; `asked_s`: uptime at which the query was sent, None for a fresh reply."""
         known = self._epochs.get(external_job.job)
-        # A list that was asked for before a setup was answered knows nothing of that setup.
+        # A list requested before a setup was answered does not show that setup.
         if known is not None and asked_s is not None and known[1] >= asked_s:
             return
         if external_job.phase in ("none", "over"):
@@ -245,10 +245,10 @@ class PluginCalls:
     async def _show(self, job: str) -> g.ExternalJobAnswer:
         return await self._told(operations.SHOW_EXTERNAL_JOB, None, job=job)
 
-    # In the order of a job's life
+    # Functions in the order of a job's life
 
     async def setup(self, words: list[str], script: str) -> Answer:
-        """`job, uid, gid, pool, size, script`: have the space; waits as long as the leader lets it wait."""
+        """Reserve the buffer's space (`job, uid, gid, pool, size, script`); waits as long as the leader allows."""
         size = _size(words[4]) if len(words) == 5 else None
         if size is None or not all(words[at].isdigit() for at in (1, 2)):
             return "fail", "forebay: setup needs job, uid, gid, pool, size and script"
@@ -292,23 +292,24 @@ class PluginCalls:
             failed = True
             raise
         finally:
-            # Where the bridge ends, Slurm goes on counting.
+            # If the bridge ends, Slurm keeps counting the job.
             self._files.setup_ends(job, failed=failed)
         return ("fail", external_job.message or f"the buffer is {external_job.phase}") if failed else ("ok", "")
 
     async def _job_files(self, job: str, script: str) -> str:
-        """Make what Slurm has not made of a task of a job array, and return the script; OSError."""
+        """Create the files that Slurm omits for a task of a job array, and return the script; OSError."""
         if self._state is None:
             return script
         make_directory(self._state, job)
         return script or await linked_script(self._state, job, self._ask_array)
 
     def _has_none(self, script: str) -> bool:
-        """Whether a job only makes or removes persistent buffers: Slurm asks for those by name, and it is no
-        external job.
+        """Return whether a job only creates or deletes persistent buffers.
+
+        Slurm handles those by name, so the job is no external job.
         """
         try:
-            # Where Slurm has a word of its own (lua), nothing else asks for anything.
+            # With a directive of Slurm's own (lua), only its lines request a buffer.
             if (
                 self.site is not None
                 and read_external_job_request(script, directive=self.site.directive).request is not None
@@ -320,7 +321,7 @@ class PluginCalls:
         return asked is not None and bool(asked.creates or asked.destroys) and not (asked.capacity_bytes or asked.uses)
 
     def _miscounted(self, pool: str, size: int, script: str) -> str:
-        """Return why Slurm's books and the directives are not of the same; empty where they are, or nobody knows."""
+        """Return why Slurm's request differs from the directives; empty if they agree or it is unknown."""
         if self.site is None:
             return ""
         try:
@@ -331,8 +332,8 @@ class PluginCalls:
         if asked is None or found is None:
             return ""
         wanted = round_up(asked.capacity_bytes, found.granularity)
-        # Who works with persistent buffers alone asks for nothing of any pool, and Slurm names its default one.
-        # Without pool= datawarp charges its own default pool, and that one is meant.
+        # A job that uses only persistent buffers requests nothing from any pool, and Slurm passes its default pool.
+        # Without pool=, datawarp charges its own default pool, and that one is meant.
         if (asked.pool or pool, wanted) == (pool, size) or wanted == size == 0:
             return ""
         return (
@@ -341,20 +342,20 @@ class PluginCalls:
         )
 
     async def data_in(self, words: list[str], script: str) -> Answer:
-        """`job`, perhaps its script: stage in, and wait until all is there."""
+        """Stage in (`job`, perhaps its script), and wait for the end."""
         if script and self._has_none(script):
             return "ok", ""
         return self._staged(await self._tell(operations.STAGE_IN_EXTERNAL_JOB, words[0], "set-up", "staging-in"))
 
     async def begin_data_in(self, words: list[str], script: str) -> Answer:
-        """`job`: stage in; `test_data_in` asks how far it is."""
+        """Start a stage-in (`job`); `test_data_in` returns its progress."""
         external_job = await self._tell(operations.STAGE_IN_EXTERNAL_JOB, words[0])
         if external_job.phase in ("set-up", "staging-in"):
             return "ok", ""
         return self._staged(external_job)
 
     async def test_data_in(self, words: list[str], script: str) -> Answer:
-        """`job`: whether all is there; waits a while for it."""
+        """Return whether the stage-in has finished (`job`); waits a while for it."""
         external_job = await self._told(
             operations.SHOW_EXTERNAL_JOB, None, job=words[0], wait_s=HOLD_S, **{"while": "set-up,staging-in"}
         )
@@ -363,40 +364,40 @@ class PluginCalls:
     def _staged(self, external_job: g.ExternalJobAnswer) -> Answer:
         if external_job.phase not in ("staged-in", "running"):
             return "fail", external_job.message or f"the buffer is {external_job.phase}"
-        # Before Slurm knows: `paths` must find it.
+        # Before Slurm gets the reply: `paths` must find the file.
         self._files.staged(external_job)
         return "ok", ""
 
     async def pre_run(self, words: list[str], script: str) -> Answer:
-        """`job`: the run begins."""
+        """Note that the run begins (`job`)."""
         external_job = await self._tell(operations.BEGIN_EXTERNAL_JOB_RUN, words[0])
-        # post-run: slurmctld was killed before it had written down that the job ran, and has it run again.
+        # post-run: slurmctld was killed before it recorded the run, and runs the job again.
         began = external_job.phase in ("running", "post-run")
         return ("ok", "") if began else ("fail", external_job.message or f"the buffer is {external_job.phase}")
 
     async def post_run(self, words: list[str], script: str) -> Answer:
-        """`job`: the run has ended."""
+        """Note that the run has ended (`job`)."""
         await self._tell(operations.END_EXTERNAL_JOB_RUN, words[0])
         return "ok", ""
 
     async def data_out(self, words: list[str], script: str) -> Answer:
-        """`job`: export the results, and wait until they are."""
+        """Export the results (`job`), and wait for the end."""
         return _exported(await self._tell(operations.STAGE_OUT_EXTERNAL_JOB, words[0], "post-run", "staging-out"))
 
     async def begin_data_out(self, words: list[str], script: str) -> Answer:
-        """`job`: export the results; `test_data_out` asks how far it is."""
+        """Start the export of the results (`job`); `test_data_out` returns its progress."""
         external_job = await self._tell(operations.STAGE_OUT_EXTERNAL_JOB, words[0])
         return ("ok", "") if external_job.phase in ("post-run", "staging-out") else _exported(external_job)
 
     async def test_data_out(self, words: list[str], script: str) -> Answer:
-        """`job`: whether the results are exported; waits a while for it."""
+        """Return whether the results are exported (`job`); waits a while for it."""
         external_job = await self._told(
             operations.SHOW_EXTERNAL_JOB, None, job=words[0], wait_s=HOLD_S, **{"while": "post-run,staging-out"}
         )
         return ("busy", "") if external_job.phase in ("post-run", "staging-out") else _exported(external_job)
 
     async def teardown(self, words: list[str], script: str) -> Answer:
-        """`job, hurry`: be done with the buffer."""
+        """Tear the buffer down (`job, hurry`)."""
         self._files.teardown_begins(words[0], self._clock.now() // MICROSECONDS_PER_SECOND)
         hurry = words[1:2] == ["true"]
         async with self._stage_ins.leaving(words[0]):
@@ -407,10 +408,10 @@ class PluginCalls:
         self._files.gone(words[0])
         return "ok", ""
 
-    # Persistent buffers, which Slurm asks for by name
+    # Persistent buffers, which Slurm addresses by name
 
     async def create_persistent(self, words: list[str], script: str) -> Answer:
-        """`name, uid, pool, size, access, type`: have it made; waits for space as long as a setup does."""
+        """Create a persistent buffer (`name, uid, pool, size, access, type`); waits for space as long as a setup."""
         size = _size(words[3]) if len(words) > 3 else None
         if size is None or not words[1].isdigit():
             return "fail", "forebay: create_persistent needs a name, a user, a pool and a size"
@@ -431,7 +432,7 @@ class PluginCalls:
             made = await self._told(operations.MAKE_PERSISTENT, wanted, name=name)
             session = session_of_persistent(made, owner["uid"])
             if made.state == "allocated" and session is not None:
-                # Before Slurm hears of it: it looks for the session at once.
+                # Before Slurm gets the reply: it looks for the session at once.
                 self._files.made(session)
                 return "ok", "created"
             setup_wait_s = SETUP_WAIT_S if self.site is None else self.site.setup_wait_s
@@ -442,7 +443,7 @@ class PluginCalls:
             look_s = min(LOOK_S_MAX, 2 * look_s)
 
     async def destroy_persistent(self, words: list[str], script: str) -> Answer:
-        """`name, job, hurry`: have it removed for the user of that job, and wait until it is."""
+        """Delete a persistent buffer for the user of a job (`name, job, hurry`), and wait for the end."""
         name, job = words[0], words[1] if len(words) > 1 else ""
         if not (job.isascii() and job.isdigit() and len(job) <= 10):
             return "fail", f"whose job asks for the removal of {name} is not known: the path of its script says it"
@@ -464,17 +465,17 @@ class PluginCalls:
             look_s = min(LOOK_S_MAX, 2 * look_s)
 
     async def _owner(self, uid: int) -> dict[str, Any] | str:
-        """Return user, uid and gid as requests name them, or why not."""
+        """Return user, uid and gid as requests contain them, or the fault."""
         try:
             account = await asyncio.to_thread(pwd.getpwuid, uid)
         except KeyError:
             return f"this host knows no user with the number {uid}"
         return {"user": account.pw_name, "uid": uid, "gid": account.pw_gid}
 
-    # At any time
+    # Functions at any time
 
     async def job_process(self, words: list[str], script: str) -> Answer:
-        """A script: whether its directives can be read (datawarp; lua does it by itself)."""
+        """Check that a script's directives can be parsed (datawarp; lua does it itself)."""
         if self.site is None:
             return "fail", "the buffer is not available: no replica of Forebay has answered yet; try again"
         try:
@@ -505,8 +506,9 @@ class PluginCalls:
         return "ok", ""
 
     def _largest_fits(self, asked: BufferRequest) -> Answer:
-        """Return whether any pool could meet a request that names none: Slurm charges its own default pool, which need
-        not be Forebay's, and leaves a request that is larger waiting for ever.
+        """Check that some pool could satisfy a request without a pool.
+
+        Slurm charges its own default pool, which may not be Forebay's, and leaves larger requests pending for ever.
         """
         assert self.site is not None
         if not (asked.capacity_bytes and self.site.pools):
@@ -521,13 +523,14 @@ class PluginCalls:
         return "ok", ""
 
     async def get_status(self, words: list[str], script: str) -> Answer:
-        """The words after `scontrol show bbstat`: a job's number. Says no paths and no users: anybody may ask, and
-        22.05 does not say which user does.
+        """Return the text of `scontrol show bbstat JOB`.
+
+        It contains no paths and no users: every user may call it, and 22.05 does not pass the caller's identity.
         """
         jobs = [word for word in words if word.isascii() and word.isdigit() and len(word) <= 10]
         if not jobs:
             return "ok", "usage: scontrol show bbstat PLUGIN JOB, where PLUGIN is lua or datawarp\n"
-        # From 23.02 on the asking user's uid and gid stand first.
+        # From 23.02 on, the caller's uid and gid come first.
         external_job = await self._show(jobs[-1])
         stuck = STUCK.format(external_job.job) if self.is_stuck(external_job.job) else ""
         if external_job.job_id is None:
@@ -539,14 +542,15 @@ class PluginCalls:
 
 
 def _asked(site: g.SchedulerSiteAnswer, script: str) -> BufferRequest | None:
-    """Return what a script asks for, read as a setup of it is: by Slurm's word, or else by Forebay's own, #DW."""
+    """Return a script's buffer request as a setup reads it: by Slurm's directive, or else by Forebay's own, #DW."""
     asked = read_external_job_request(script, directive=site.directive).request
     return asked if asked is not None else read_request(script, "", "", provider=site.provider).request
 
 
 def _counted_fault(asked: BufferRequest) -> str:
-    """Return why no setup could have what Forebay's own directives ask for, empty if one could: Slurm counts it
-    otherwise, or the nodes of the job would have to be known.
+    """Return why no setup could satisfy a request in Forebay's own directives; empty if one could.
+
+    Slurm may count it differently, or the job's nodes would have to be known.
     """
     part = _PART.search(asked.text)
     if part is not None:
@@ -570,14 +574,14 @@ def _counted_fault(asked: BufferRequest) -> str:
 
 
 _PART: Final = re.compile(r"(?:^|[ \t])capacity=([0-9]*\.[^ \t]*)", re.MULTILINE)
-"""A capacity that is no whole number."""
+"""Capacity that is not a whole number."""
 
 
 def _status(external_job: g.ExternalJobAnswer, why: WhyView, moving: TransferView | None) -> Iterator[str]:
     size = format_size(external_job.size) if external_job.size else "nothing"
     pool = external_job.pool or "-"
     yield f"job {external_job.job}: {external_job.phase} (epoch {external_job.epoch}, {size} of pool {pool})"
-    if "/" not in why.sentence:  # a path, in what an operation said
+    if "/" not in why.sentence:  # a path from an operation's message
         yield f"why: {why.sentence}"
     if moving is not None:
         parts = [
@@ -597,7 +601,7 @@ def _removal(**fields: Any) -> g.RemovePersistentRequest:
 
 
 def _size(text: str) -> int | None:
-    """Return a size as Slurm writes it (8MiB, 8MB, 8388608, 0) in bytes, None for what is none."""
+    """Return a size in Slurm's notation (8MiB, 8MB, 8388608, 0) in bytes, None if invalid."""
     try:
         return 0 if text == "0" else parse_size(text)
     except SizeError:
@@ -615,13 +619,13 @@ def _exported(external_job: g.ExternalJobAnswer) -> Answer:
 
 
 def _account(uid: int, gid: int) -> tuple[str, tuple[int, ...]]:
-    """Return a user's name and groups, which the host's name service knows; KeyError."""
+    """Return a user's name and groups from the host's name service; KeyError."""
     name = pwd.getpwuid(uid).pw_name
     return name, tuple(os.getgrouplist(name, gid))
 
 
 def sentence(error: ApiError) -> str:
-    """Return what a refusal says, with its place and remedy, on one line."""
+    """Format a rejection with its location and remedy on one line."""
     said = f"{error.place}: {error.sentence}" if error.place and " line " in error.place else error.sentence
     return (f"{said}; {error.remedy}" if error.remedy else said).replace("\n", " ")
 
@@ -649,13 +653,13 @@ _OF_NAMES: Final = frozenset({PluginCalls.create_persistent, PluginCalls.destroy
 _WITHOUT_JOB: Final = frozenset({PluginCalls.job_process, PluginCalls.get_status})
 
 FUNCTIONS: Final = frozenset(_FUNCTIONS)
-"""Their names."""
+"""Names of the functions."""
 
 STAGE_IN: Final = frozenset({"data_in", "begin_data_in", "test_data_in"})
-"""Functions of a stage-in: none of them ends a teardown of the job."""
+"""Functions of a stage-in: none of them ends the job's teardown."""
 
 _NEXT_S: Final = {("setup", "ok"): NEXT_S, ("begin_data_in", "ok"): NEXT_S, ("test_data_in", "busy"): POLLED_AGAIN_S}
-"""Functions and answers after which Slurm calls the next function of the stage-in -> within how many seconds."""
+"""Function and reply after which Slurm calls the next function of the stage-in -> within how many seconds."""
 
 QUESTIONS: Final = frozenset({"test_data_in", "test_data_out", "job_process", "get_status"})
-"""Functions that change nothing, and so end no other's wait."""
+"""Functions that change nothing, and so end no other call's wait."""

@@ -1,4 +1,4 @@
-"""What must be so on a slurmctld's host, each check as the sentences that say what is not: file, fault and remedy."""
+"""Checks of a slurmctld host: each yields sentences with file, fault and remedy."""
 
 from __future__ import annotations
 
@@ -19,45 +19,49 @@ from cluster.system import format_instant
 from replica.values import Instant
 
 CONF_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes of one file of Slurm's configuration: tens of thousands of nodes fit."""
+"""Limit of one Slurm configuration file, bytes: tens of thousands of nodes fit."""
 
 INCLUDES_MAX: Final = 100
-"""Files that slurm.conf includes, count: they may include each other."""
+"""Files included by slurm.conf, count: they may include each other."""
 
 PLUGIN_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of a plugin that are looked through for the Lua that it is linked against."""
+"""Bytes of a plugin that are searched for its Lua library."""
 
 OTHER_TIMEOUT_S: Final = 300
-"""OtherTimeout where burst_buffer.conf does not say, seconds (burst_buffer.conf(5))."""
+"""Default OtherTimeout, seconds (burst_buffer.conf(5))."""
 
 TEARDOWN_FLAG: Final = "TeardownFailure"
-"""Flag of burst_buffer.conf with which what failed is torn down, and begins anew when it is released: Slurm never goes
-on with it otherwise (seen on 22.05.8). Nothing is lost by it: what ran is parked, and what did not lingers."""
+"""Flag of burst_buffer.conf that tears down failed jobs, which start anew when released.
+
+Without it Slurm never continues with them (seen on 22.05.8). It loses no data: buffers of jobs that ran are retained,
+others linger.
+"""
 
 POLL_INTERVAL_S: Final = 1
-"""PollInterval of burst_buffer.conf that is written, seconds. Slurm sleeps for so long after each answer of
-burst_buffer.lua that a stage has not ended; the bridge waits for the end before it answers so.
+"""PollInterval written to burst_buffer.conf, seconds.
+
+Slurm sleeps that long after each reply that a stage is unfinished; the bridge waits for the end before it replies so.
 """
 
 POLL_DEFAULT_S: Final = 15
-"""PollInterval where burst_buffer.conf does not say, seconds (burst_buffer.conf(5))."""
+"""Default PollInterval, seconds (burst_buffer.conf(5))."""
 
 DIRECTIVE: Final = "BB_LUA"
-"""Directive where burst_buffer.conf does not say (burst_buffer.conf(5))."""
+"""Default directive (burst_buffer.conf(5))."""
 
 PERSISTENT_FLAG: Final = "EnablePersistent"
-"""Flag of burst_buffer.conf without which Slurm refuses persistent buffers by itself, and says nothing."""
+"""Flag of burst_buffer.conf without which Slurm itself silently rejects persistent buffers."""
 
 LUA_VERSIONS: Final = frozenset({"5.1", "5.2", "5.3", "5.4"})
-"""What burst_buffer.lua is tested with."""
+"""Lua versions that burst_buffer.lua is tested with."""
 
 PLUGIN_PLACES: Final = (
     "/usr/lib/*/slurm-wlm", "/usr/lib/*/slurm", "/usr/lib64/slurm", "/usr/lib/slurm", "/usr/local/lib/slurm",
 )  # fmt: skip
-"""Where packages have Slurm's plugins; slurm.conf says so where it is elsewhere."""
+"""Plugin directories of common packages; slurm.conf names any other."""
 
 SITE_LINE_BYTES_MAX: Final = 1024
-"""Bytes of the first line of a site's own script that are read."""
+"""Bytes read of the first line of a site's own script."""
 
 _SITE_DIRECTIVE = re.compile(r"-- directive: ([A-Za-z0-9_]+)", re.ASCII)
 _SHARED: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -67,7 +71,7 @@ _PLAIN = re.compile(r"/[A-Za-z0-9._/-]*", re.ASCII)
 
 
 class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed of slurm.conf, with Slurm's own defaults."""
+    """Settings needed from slurm.conf, with Slurm's defaults."""
 
     cluster: str
     user: str
@@ -76,22 +80,22 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True):
     state: Path
     plugin_directories: tuple[Path, ...]
     buffers: str
-    """BurstBufferType; empty: none."""
+    """BurstBufferType; empty for none."""
 
 
 class NoSlurm(Exception):
-    """A slurm.conf that cannot be used: which, why, and what would be right."""
+    """Unusable slurm.conf; the message names the file, the cause and the remedy."""
 
 
 def read_slurm_conf(directory: Path) -> SlurmSettings:
-    """Return what slurm.conf, and what it includes, say; NoSlurm."""
+    """Return the settings of slurm.conf and its included files; NoSlurm."""
     path = directory / "slurm.conf"
     try:
         values = read_values(path, includes=True)
     except OSError as error:
         raise NoSlurm(f"{path}: cannot be read ({error.strerror}); name the directory of slurm.conf") from error
     user = values.get("slurmuser", "root")
-    # slurmctld takes a number, too.
+    # slurmctld accepts a uid, too.
     try:
         account = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
     except (KeyError, OverflowError):
@@ -109,7 +113,7 @@ def read_slurm_conf(directory: Path) -> SlurmSettings:
 
 
 def read_values(path: Path, *, includes: bool = False) -> dict[str, str]:
-    """Return the keys of a file of Slurm's configuration, in lower case, with their values; OSError."""
+    """Return the keys of a Slurm configuration file, in lower case, with their values; OSError."""
     values: dict[str, str] = {}
     left = [path]
     for _ in range(INCLUDES_MAX):
@@ -133,14 +137,17 @@ def _plugin_places() -> tuple[Path, ...]:
 
 
 def path_faults(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield which paths cannot be written into scripts and unit files as they are."""
+    """Yield the paths that cannot be written literally into scripts and unit files."""
     for path in paths:
         if _PLAIN.fullmatch(str(path)) is None:
             yield f"{path}: must begin with / and have letters, digits, '.', '_' and '-' only; choose another path"
 
 
 def trust_faults(paths: Iterable[Path], slurm_uid: int) -> Iterator[str]:
-    """Yield what on the way to these paths others than root and SlurmUser can change; what is not there is left out."""
+    """Yield the parts of these paths that accounts other than root and SlurmUser can change.
+
+    Missing ones are skipped.
+    """
     seen: set[Path] = set()
     for path in paths:
         for way in (path, Path(os.path.realpath(path))):
@@ -160,7 +167,7 @@ def _status_faults(path: Path, status: os.stat_result, slurm_uid: int) -> Iterat
         owner = status.st_uid
         remedy = f"choose a directory of root's, or run: chown root {path}"
         yield f"{path}: belongs to user id {owner}, who could change what slurmctld runs; {remedy}"
-    # In a directory like /tmp nobody can replace what is another's.
+    # In a sticky directory like /tmp, other accounts cannot replace a file.
     is_sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
     if not stat.S_ISLNK(status.st_mode) and status.st_mode & _SHARED and not is_sticky:
         mode = stat.S_IMODE(status.st_mode)
@@ -168,7 +175,7 @@ def _status_faults(path: Path, status: os.stat_result, slurm_uid: int) -> Iterat
 
 
 def claim_faults(path: Path) -> Iterator[str]:
-    """Yield why others could make a directory that is not there yet: in one like /tmp everybody can."""
+    """Yield why other accounts could create a missing directory, as in /tmp."""
     way = Path(os.path.realpath(path))
     if way.exists():
         return
@@ -194,8 +201,9 @@ def plugin_faults(slurm: SlurmSettings, plugin: str) -> Iterator[str]:
 
 
 def is_polling(slurm: SlurmSettings, plugin: str) -> bool:
-    """Whether burst_buffer.conf of this Slurm may have the key PollInterval: 24.05 and newer know it, and older ones do
-    not start with it. The plugin contains the names of the keys that it knows.
+    """Return whether this Slurm accepts PollInterval in burst_buffer.conf.
+
+    24.05 and newer do; older ones do not start with it. The plugin binary contains the names of its keys.
     """
     path = _plugin_path(slurm, plugin)
     return path is not None and b"PollInterval" in _plugin_bytes(path)
@@ -213,14 +221,14 @@ def _plugin_bytes(path: Path) -> bytes:
 
 
 def buffer_conf(directory: Path, plugin: str) -> Path:
-    """Return the file that Slurm reads: it looks for the general name first."""
+    """Return the burst-buffer configuration file that Slurm reads: the general name comes first."""
     general = directory / "burst_buffer.conf"
     special = directory / f"burst_buffer_{plugin}.conf"
     return special if special.exists() and not general.exists() else general
 
 
 def directive_of(path: Path) -> str:
-    """Return the word of directives that burst_buffer.conf names, or Slurm's own where it names none that is one."""
+    """Return the directive named in burst_buffer.conf, or Slurm's default if it names no valid one."""
     try:
         found = read_values(path).get("directive", "")
     except OSError:
@@ -229,9 +237,9 @@ def directive_of(path: Path) -> str:
 
 
 def site_script_faults(path: Path, directive: str) -> Iterator[str]:
-    """Yield why jobs are not handed to a burst-buffer script of the site's own; none where there is no such script.
+    """Yield why jobs are not passed to a site's own burst-buffer script; nothing without such a script.
 
-    `directive` is that of burst_buffer.conf: Slurm reads the lines that begin with it.
+    `directive` is the one of burst_buffer.conf: Slurm reads the lines that begin with it.
     """
     try:
         with path.open("rb") as file:
@@ -253,8 +261,8 @@ def site_script_faults(path: Path, directive: str) -> Iterator[str]:
 def buffer_conf_faults(
     path: Path, programs: Mapping[str, Path], setup_wait_s: int, *, polls: bool = False
 ) -> Iterator[str]:
-    """Yield what burst_buffer.conf says that Forebay cannot work with. `programs`: its keys for programs; `polls`:
-    see `is_polling`.
+    """Yield the settings of burst_buffer.conf that Forebay cannot work with. `programs`: its program keys; `polls`: see
+    `is_polling`.
     """
     try:
         values = read_values(path)
@@ -288,9 +296,9 @@ def buffer_conf_faults(
 
 
 def certificate_fault(access: AccessConfig, name: str, at: Instant) -> str:
-    """Return why every call with the certificate of a bridge would be refused, with file and remedy; empty: it is good.
+    """Return why a bridge's certificate would be rejected, with file and remedy; empty if it is good.
 
-    One that is not valid yet is good: the clock of a machine that starts is often behind.
+    A certificate that is not yet valid is good: the clock of a booting machine is often behind.
     """
     try:
         files = access.tls_files(name)
@@ -316,7 +324,7 @@ def certificate_fault(access: AccessConfig, name: str, at: Instant) -> str:
 def reach_faults(
     access: AccessConfig | Config, name: str, slurm: SlurmSettings, programs: Iterable[Path]
 ) -> Iterator[str]:
-    """Yield what SlurmUser could not read of the bridge's files and programs, and a key that is not SlurmUser's own."""
+    """Yield the bridge's files and programs that SlurmUser could not read, and a key that SlurmUser does not own."""
     groups = frozenset(os.getgrouplist(slurm.user, slurm.gid))
     certificates = access.tls.certificates
     key = certificates / f"{name}.key"
@@ -338,7 +346,7 @@ def reach_faults(
 
 
 def _closed(path: Path, slurm: SlurmSettings, groups: frozenset[int], remedy: str) -> str:
-    """Return what on the way to a path SlurmUser may not pass or read; empty: nothing."""
+    """Return the part of a path that SlurmUser may not traverse or read; empty if there is none."""
     for one in (*reversed(path.parents), path):
         try:
             status = one.stat()

@@ -1,10 +1,10 @@
-"""FIFOs between what Slurm calls and the bridge: one for requests, a few that are ready for answers, and those in use.
+"""FIFOs between Slurm's plugin scripts and the bridge: one for requests, ready ones for replies, and those in use.
 
-Lua can make no FIFO and open no socket, nor can a shell, and a process for each call costs more than the call. So the
-bridge keeps FIFOs ready, `slots/N`. Who calls renames one to `calls/N.FUNCTION.JOB`, which one caller succeeds in;
-writes that name and its words as one line into `requests`; and reads the answer. Two callers never have one name but
-for the same call of the same job, which is a repeat. Where the bridge ends, the reader finds the end of the file and
-asks the next one: a bridge that starts opens and removes what was left, which wakes whoever waits to open or to read.
+Neither Lua nor a shell can create a FIFO or open a socket, and a process per call costs more than the call. So the
+bridge keeps FIFOs ready, `slots/N`. A caller renames one to `calls/N.FUNCTION.JOB`, which only one caller succeeds in,
+writes that name and its words as one line into `requests`, and reads the reply. Two callers share a name only for the
+same call of the same job, which is a repeat. When the bridge ends, the reader reaches the end of the file and calls the
+next bridge. A starting bridge opens and removes leftover FIFOs, which wakes the callers waiting there.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from replica.values import SCRIPT_BYTES_MAX
 LOGGER = logging.getLogger(__name__)
 
 SLOTS: Final = 64
-"""FIFOs that are ready, count; as in what Slurm calls. One is taken for as long as a request is on its way."""
+"""Ready FIFOs, count; the same as in the plugin scripts. One is taken while a request is being sent."""
 
 REQUEST_BYTES_MAX: Final = 4096
-"""Bytes of one request: what a pipe takes in one piece; as in burst_buffer.lua and dw_wlm_cli."""
+"""Limit of one request, bytes: what a pipe writes atomically; the same as in burst_buffer.lua and dw_wlm_cli."""
 
 ABANDONED_S: Final = 15.0
-"""Seconds after which a FIFO without a request is of a caller that was ended."""
+"""Seconds after which a FIFO without a request belongs to a killed caller."""
 
 _READ_BYTES: Final = 64 * 1024
 _NAME: Final = re.compile(r"([0-9]{1,3})\.[a-z_]{1,32}\.([0-9]{1,10}|-)", re.ASCII)
@@ -40,20 +40,20 @@ _OPEN: Final = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FifoRequest(NamedTuple):
-    """A call that came through a FIFO; what is not UTF-8 in its texts is in surrogates."""
+    """Call that came through a FIFO; bytes that are not UTF-8 are surrogates in its texts."""
 
     name: str
-    """Of the FIFO that its answer is read from."""
+    """Name of the FIFO for its reply."""
     function: str
     words: list[str]
     script: str
 
 
 class Fifos:
-    """The FIFOs of one bridge, in its directory."""
+    """FIFOs of one bridge, in its directory."""
 
     def __init__(self, run: Path, take: Callable[[FifoRequest], None]) -> None:
-        """`take` is given each request, and answers it through `opened`."""
+        """Create it; `take` receives each request, and replies through `opened`."""
         self._requests, self._slots, self.calls = run / "requests", run / "slots", run / "calls"
         self._take = take
         self._descriptor = -1
@@ -62,16 +62,16 @@ class Fifos:
         self._since_s: dict[str, float] = {}
 
     def start(self) -> None:
-        """Wake who waited for a bridge that ended, and take requests; OSError."""
+        """Wake callers left by an earlier bridge, and accept requests; OSError."""
         self._wake()
         os.mkfifo(self._requests, 0o600)
-        # For both directions: with one the end of each caller would be the end of the file.
+        # Open in both directions: for reading only, the end of each caller would be the end of the file.
         self._descriptor = os.open(self._requests, _OPEN)
         asyncio.get_running_loop().add_reader(self._descriptor, self._readable)
         self._fill()
 
     def stop(self) -> None:
-        """Take no more requests; who waits is woken, and asks the next bridge."""
+        """Accept no more requests; waiting callers are woken and call the next bridge."""
         if self._descriptor >= 0:
             asyncio.get_running_loop().remove_reader(self._descriptor)
             os.close(self._descriptor)
@@ -79,7 +79,7 @@ class Fifos:
         self._wake()
 
     def _wake(self) -> None:
-        """Remove everything. Slots first: what is taken while this goes on is found among the calls."""
+        """Remove all FIFOs, slots first: one taken meanwhile is found among the calls."""
         for directory in (self._slots, self.calls):
             directory.mkdir(mode=0o700, exist_ok=True)
             for name in os.listdir(directory):
@@ -91,7 +91,7 @@ class Fifos:
         with contextlib.suppress(FileNotFoundError):
             descriptor = -1
             with contextlib.suppress(OSError):
-                # Who waits at the other end of a pipe is woken when it is closed, after its name is gone.
+                # A caller at the other end wakes when the pipe is closed after its name is gone.
                 descriptor = os.open(path, _OPEN)
             try:
                 path.unlink()
@@ -108,7 +108,7 @@ class Fifos:
             os.mkfifo(self._slots / str(number), 0o600)
 
     def sweep(self) -> None:
-        """Remove what callers left that were ended before they had asked, and make slots in their place."""
+        """Remove FIFOs of callers killed before their request, and create slots in their place."""
         now_s, known = uptime_s(), self._since_s
         self._since_s = {name: known.get(name, now_s) for name in os.listdir(self.calls) if name not in self._answered}
         for name, since_s in self._since_s.items():
@@ -144,7 +144,7 @@ class Fifos:
         self._take(FifoRequest(name, function, words, self._script(name)))
 
     def _script(self, name: str) -> str:
-        """Return the script that came with a request, and remove it; empty for none."""
+        """Return the script of a request and remove its file; empty for none."""
         path = self.calls / f"{name}.script"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -152,19 +152,19 @@ class Fifos:
             return ""
         with open(descriptor, "rb") as file:
             path.unlink(missing_ok=True)
-            # What Slurm makes of a script with its symbols replaced ends in a zero byte.
+            # Slurm's script with replaced symbols ends in a zero byte.
             return file.read(SCRIPT_BYTES_MAX + 2).rstrip(b"\0").decode("utf-8", "surrogateescape")
 
-    # Answers
+    # Replies
 
     def make(self) -> str:
-        """Return the name of a new FIFO for somebody who asked by the socket."""
+        """Create a FIFO for a socket caller and return its name."""
         name = f"socket.{secrets.token_hex(8)}"
         os.mkfifo(self.calls / name, 0o600)
         return name
 
     def opened(self, name: str) -> int | None:
-        """Return a descriptor of a FIFO, open for both directions; None where its caller has gone."""
+        """Return a descriptor of a FIFO, open in both directions; None if its caller has ended."""
         try:
             descriptor = os.open(self.calls / name, _OPEN)
         except OSError:
@@ -176,7 +176,7 @@ class Fifos:
         return descriptor
 
     def done(self, name: str, descriptor: int) -> None:
-        """Remove a FIFO that was read; who still waits there finds its end."""
+        """Remove a FIFO that was read; a reader still waiting reaches its end."""
         (self.calls / name).unlink(missing_ok=True)
         os.close(descriptor)
         self._answered.discard(name)

@@ -1,6 +1,7 @@
-"""The files that slurmctld reads, written by rename: pools, the tables of the grammar, variables of each staged job.
+"""Files read by slurmctld, replaced by rename: pools, grammar tables, and the variables of each staged job.
 
-Times are the machine's uptime, which nobody sets: seconds, as `/proc/uptime` tells the bridge and burst_buffer.lua.
+Times are the machine's uptime in seconds, which no account can set; the bridge and burst_buffer.lua read it from
+`/proc/uptime`.
 """
 
 from __future__ import annotations
@@ -24,59 +25,61 @@ from replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variabl
 from replica.values import SCRIPT_BYTES_MAX
 
 BELIEVED_S: Final = 10.0
-"""How long a file may be believed, seconds: three renewals, so that one that fails goes unnoticed."""
+"""Validity of a file, seconds: three renewals, so that one may fail."""
 
 RENEW_S: Final = 3.0
 """Seconds between two renewals."""
 
 STAGED: Final = frozenset({"staged-in", "running", "post-run", "staging-out", "stage-out-failed"})
-"""Phases in which a job's variables point to something."""
+"""Phases in which a job's variables point to existing data."""
 
 VARIABLES: Final = {
     **{name: f"/{VARIABLE_DIRECTORIES[name]}" for name in ("DW_JOB_STRIPED", "DW_JOB_LDBALANCE")},
     WHOLE_BUFFER: "",
 }
-"""Path in its buffer of each variable of a job: those of the access modes that all nodes of a job share."""
+"""Path in its buffer of each variable of a job, for the access modes that all nodes of a job share."""
 
 SESSIONS: Final = STAGED | {"waiting", "set-up", "staging-in", "stage-in-failed"}
-"""Phases in which a buffer is in Slurm's books: burst_buffer/datawarp strikes one off that is not listed for a minute,
-and takes one that is listed for its own.
+"""Phases in which Slurm counts a buffer: burst_buffer/datawarp drops a buffer that is unlisted for a minute, and adopts
+a listed one.
 """
 
 PERSISTENT_ID: Final = 2**31
-"""What is added to the numbers of persistent buffers' sessions: those of jobs' own are the jobs' numbers, below it."""
+"""Offset of the session IDs of persistent buffers; those of jobs' own buffers are the job IDs, below it."""
 
 LEAVING_S: Final = 900.0
-"""Seconds for which a job is listed of whose teardown Slurm has not read: a slurmctld that ended is back by then."""
+"""Seconds for which a job stays listed if Slurm has not read the reply to its teardown: slurmctld restarts in that
+time.
+"""
 
 LEFT_S: Final = 60.0
-"""Seconds for which it is listed after that was read: slurmctld may hear of it later than slurmscriptd."""
+"""Seconds for which it stays listed after that: slurmctld may be notified later than slurmscriptd."""
 
 _PRIVATE: Final = 0o700
 _JOB = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _PERSISTENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*", re.ASCII)
-"""As Forebay names them; it begins with no digit, as the number of a job does."""
+"""Forebay's name of a persistent buffer; it starts with no digit, unlike a job ID."""
 
 
 def uptime_s() -> float:
-    """Return for how many seconds the machine is up, sleep included."""
+    """Return the machine's uptime in seconds, including sleep."""
     with open("/proc/uptime", encoding="ascii") as file:
         return float(file.read().split()[0])
 
 
 class BufferSession(NamedTuple):
-    """One buffer as burst_buffer/datawarp lists it: `token` is the job's number, or a persistent buffer's name."""
+    """Buffer as burst_buffer/datawarp lists it; `token` is the job ID, or a persistent buffer's name."""
 
     token: str
     number: int
-    """Which no other session has."""
+    """Unique among sessions."""
     uid: int
     size_bytes: int
     created_s: int
-    """When it was asked for, or made: Unix time. What is younger than OtherTimeout may be unknown to Slurm."""
+    """Unix time of its request or creation. Slurm may not know sessions younger than OtherTimeout."""
 
     def lines(self) -> bytes:
-        """Return a session, its instance and its configuration, each as JSON on a line of its own."""
+        """Return a session, its instance and its configuration, each as one line of JSON."""
         rows: tuple[dict[str, Any], ...] = (
             {
                 "id": self.number,
@@ -100,12 +103,12 @@ class BufferSession(NamedTuple):
 
 
 def _second(written: str | None) -> int:
-    """Return a time of the API in whole seconds of Unix time, 0 for none."""
+    """Return an API time in whole seconds of Unix time, 0 for none."""
     return int(datetime.fromisoformat(written).timestamp()) if written else 0
 
 
 def is_listed(external_job: ExternalJobView) -> bool:
-    """Whether an external job is in Slurm's books."""
+    """Return whether Slurm counts an external job."""
     return external_job.phase in SESSIONS and _JOB.fullmatch(external_job.job) is not None
 
 
@@ -116,7 +119,10 @@ def session_of(external_job: ExternalJobView) -> BufferSession:
 
 
 def session_of_persistent(buffer: PersistentView, uid: int) -> BufferSession | None:
-    """Return the session of a persistent buffer, None of one that Slurm cannot know: not made, or in no place."""
+    """Return the session of a persistent buffer.
+
+    None if Slurm cannot know it: not created, or on no shared filesystem.
+    """
     if buffer.state not in ("allocated", "deleting") or buffer.path is None or not _PERSISTENT.fullmatch(buffer.name):
         return None
     created = _second(buffer.create_time)
@@ -125,16 +131,16 @@ def session_of_persistent(buffer: PersistentView, uid: int) -> BufferSession | N
 
 
 class DirectoryRefused(Exception):
-    """A directory that others than the bridge's account could change: what is wrong, and what to do."""
+    """Directory that other accounts could change; the message says why and how to correct it."""
 
 
 class SlurmFiles:
-    """The directory of the bridge, private to its account."""
+    """Directory of the bridge, private to its account."""
 
     def __init__(self, directory: Path, host: str, *, away: str = "refuse") -> None:
-        """Make it; OSError, DirectoryRefused.
+        """Create it; OSError, DirectoryRefused.
 
-        `away`: whether jobs are accepted while no bridge runs, `refuse` or `accept`.
+        `away`: policy for jobs while no bridge runs, `refuse` or `accept`.
         """
         self.directory: Final = directory
         self._host = host
@@ -143,7 +149,7 @@ class SlurmFiles:
         make_private_directory(directory)
         with closing(open_directory(directory)) as opened:
             status = os.fstat(opened)
-        # What lies in it becomes the environment of everybody's jobs.
+        # Its content becomes the environment of users' jobs.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise DirectoryRefused(
                 f"{directory}: others than SlurmUser could change it; remove it, or name another directory (--run)"
@@ -153,22 +159,20 @@ class SlurmFiles:
         self._sessions.mkdir(mode=0o700, exist_ok=True)
         self._parts = directory / PARTS
         self._compiled = secrets.token_hex(8)
-        """What slurmctld calls its compiled parts by: those of an earlier bridge may be of another release."""
+        """Name under which slurmctld caches its compiled parts: an earlier bridge may be of another release."""
         self._listed: dict[str, BufferSession] = {}
         self._setting_up: dict[str, int] = {}
-        """Jobs whose setup is under way -> how many calls: Slurm counts them from then on, whatever Forebay knows."""
+        """Jobs whose setup is running -> number of calls: Slurm counts them from then on, regardless of Forebay."""
         self._known: dict[str, str] = {}
         self._since: set[str] = set()
-        """Jobs that were staged, or listed, since the external jobs were last asked for: the answer may not have
-        them.
-        """
+        """Jobs staged or listed since the last request for external jobs: the reply may lack them."""
         self._ended: set[str] = set()
-        """Sessions that ended since then: the answer may still have them."""
+        """Sessions that ended since then: the reply may still contain them."""
         self._leaving_s: dict[str, float] = {}
-        """Jobs that are torn down -> until which uptime they are listed: Slurm counts them until it has heard of it."""
+        """Jobs being torn down -> uptime until which they are listed: Slurm counts them until it is notified."""
 
     def publish(self) -> None:
-        """Write the parts of burst_buffer.lua, and remove what slurmctld kept of earlier ones; OSError."""
+        """Write the parts of burst_buffer.lua, and remove the compiled ones of earlier bridges; OSError."""
         self._parts.mkdir(mode=0o700, exist_ok=True)
         wanted = script_parts()
         for name, text in wanted.items():
@@ -180,7 +184,7 @@ class SlurmFiles:
     def renew(
         self, site: SchedulerSiteAnswer, asked_s: float, written: str, users: dict[str, list[int]] | None = None
     ) -> None:
-        """Write what was asked for at the uptime `asked_s`; `written` is what people read of when it was, `10:03`."""
+        """Write the settings requested at the uptime `asked_s`; `written` is that time for display, `10:03`."""
         until = {"until": round(asked_s + BELIEVED_S, 2), "lasts": BELIEVED_S, "written": written, "host": self._host}
         pools = [
             {
@@ -205,7 +209,7 @@ class SlurmFiles:
         self._write(self.directory / "site.json", msgspec.json.encode(tables))
 
     def staged(self, external_job: ExternalJobView) -> None:
-        """Write the variables of a job whose buffer is there; OSError."""
+        """Write the variables of a job whose buffer is staged; OSError."""
         if external_job.path is None or not _JOB.fullmatch(external_job.job):
             return
         self._since.add(external_job.job)
@@ -224,16 +228,16 @@ class SlurmFiles:
         if _JOB.fullmatch(job):
             (self._paths / job).unlink(missing_ok=True)
 
-    # Sessions: one file each, so that a change costs the same however many there are
+    # Sessions: one file each, so that a change costs the same for any number
 
     def setup_begins(self, session: BufferSession) -> None:
-        """Have a job listed from here on: Slurm counts it, whatever Forebay knows yet; OSError."""
+        """List a job from now on: Slurm counts it even if Forebay does not know it yet; OSError."""
         self._setting_up[session.token] = self._setting_up.get(session.token, 0) + 1
         self._leaving_s.pop(session.token, None)
         self._list(session)
 
     def setup_ends(self, job: str, *, failed: bool) -> None:
-        """Have what becomes of its external job count again; one that failed is listed no longer."""
+        """Let the phase of the external job decide again; a job whose setup failed is no longer listed."""
         self._setting_up[job] -= 1
         if not self._setting_up[job]:
             del self._setting_up[job]
@@ -241,10 +245,10 @@ class SlurmFiles:
                 self._unlist(job)
 
     def teardown_begins(self, job: str, now_s: int) -> None:
-        """Keep a job listed until Slurm knows of its teardown, as if it were made at the Unix time `now_s`; OSError.
+        """Keep a job listed until Slurm knows of its teardown, as if created at the Unix time `now_s`; OSError.
 
-        A slurmctld that ends meanwhile has it torn down again when it is back, but only what it finds listed; one that
-        has heard the answer takes what is that young for nobody's.
+        A slurmctld that restarts meanwhile repeats the teardown, but only of listed sessions; one that has read the
+        reply regards such a young session as unowned.
         """
         known = self._listed.get(job)
         if known is not None:
@@ -252,21 +256,21 @@ class SlurmFiles:
             self._write(self._sessions / job, known._replace(created_s=now_s).lines())
 
     def teardown_read(self, job: str, *, done: bool) -> None:
-        """Note that the answer was read: what is gone leaves the list soon, what is not stays as others do."""
+        """Note that the reply was read: a deleted buffer leaves the list soon, another stays like the rest."""
         if job in self._leaving_s and done:
             self._leaving_s[job] = uptime_s() + LEFT_S
         elif not done:
             self._leaving_s.pop(job, None)
 
     def _leave(self) -> None:
-        """Unlist what was torn down long enough ago."""
+        """Unlist jobs whose teardown ended long enough ago."""
         now_s = uptime_s()
         for job in [job for job, until_s in self._leaving_s.items() if until_s <= now_s]:
             del self._leaving_s[job]
             self._unlist(job)
 
     def heard(self, external_job: ExternalJobView) -> None:
-        """List an external job, or do so no longer; OSError."""
+        """List or unlist an external job; OSError."""
         if external_job.job in self._leaving_s:
             return
         if is_listed(external_job):
@@ -279,7 +283,7 @@ class SlurmFiles:
         self._list(session)
 
     def removed(self, name: str) -> None:
-        """List a persistent buffer no longer; OSError."""
+        """Unlist a persistent buffer; OSError."""
         if _PERSISTENT.fullmatch(name):
             self._unlist(name)
 
@@ -297,14 +301,15 @@ class SlurmFiles:
         (self._sessions / token).unlink(missing_ok=True)
 
     def ask(self) -> None:
-        """Note that all external jobs are being asked for, for `reconcile`."""
+        """Note that all external jobs are being requested, for `reconcile`."""
         self._since.clear()
         self._ended.clear()
 
     def reconcile(self, external_jobs: Iterable[ExternalJobView], *, whole: bool = True) -> None:
-        """Have the variables of these external jobs, and of those that were staged since `ask`: other hosts stage, too.
+        """Write the variables of these external jobs, and keep those of jobs staged since `ask`: other hosts stage,
+        too.
 
-        `whole`: the answer has all that there are; else none is taken away.
+        `whole`: the reply is complete; otherwise no files are removed.
         """
         wanted = {external_job.job: external_job for external_job in external_jobs if external_job.phase in STAGED}
         for name in os.listdir(self._paths) if whole else ():
@@ -314,8 +319,9 @@ class SlurmFiles:
             self.staged(external_job)
 
     def list_all(self, sessions: Iterable[BufferSession], *, whole: bool = True, unsure: Iterable[str] = ()) -> None:
-        """Have these sessions, and those listed since `ask` or being set up; `whole` as in `reconcile`, and nothing is
-        said of the tokens in `unsure`.
+        """List these sessions, and those listed since `ask` or being set up. `whole` as in `reconcile`.
+
+        Sessions in `unsure` stay as they are.
         """
         self._leave()
         before = self._since.union(unsure, self._leaving_s)
@@ -324,12 +330,12 @@ class SlurmFiles:
             if name not in wanted and name not in before and name not in self._setting_up:
                 self._unlist(name)
         for token, session in wanted.items():
-            # What ended since was heard of by `heard`, and is not in an answer that was asked for before.
+            # A session that ended since then was seen by `heard`, not by a reply requested earlier.
             if token not in self._leaving_s and (token in self._listed or token not in self._ended):
                 self._list(session)
 
     def _write(self, path: Path, content: bytes) -> None:
-        # Nobody but the one bridge of this directory writes here. No sync: /run is memory.
+        # Only this directory's one bridge writes here. No sync: /run is memory.
         beside = path.with_name(f".{path.name}.new")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
@@ -337,27 +343,27 @@ class SlurmFiles:
         beside.rename(path)
 
 
-# Files of Slurm's own, below StateSaveLocation: a directory for each job, and in it the script. From 24.11 on Slurm
-# makes neither for a task that it splits from a job array; its plugins still read the script there, and write the job's
-# variables beside it. What is missing is made as 22.05 made it; Slurm removes it with the job.
+# Slurm's own files below StateSaveLocation: a directory for each job, with its script. From 24.11 on, Slurm creates
+# neither for a task split from a job array; its plugins still read the script there, and write the job's variables
+# beside it. Missing ones are created as in 22.05; Slurm removes them with the job.
 
 
 def directory_of(state: Path, job: str) -> Path:
-    """Return a job's directory below StateSaveLocation; `job` is a number."""
+    """Return a job's directory below StateSaveLocation; `job` is an ID."""
     return state / f"hash.{int(job) % 10}" / f"job.{job}"
 
 
 def make_directory(state: Path, job: str) -> None:
-    """Make a job's directory where it is missing; OSError."""
+    """Create a job's directory if it is missing; OSError."""
     directory = directory_of(state, job)
     directory.parent.mkdir(mode=_PRIVATE, exist_ok=True)
     directory.mkdir(mode=_PRIVATE, exist_ok=True)
 
 
 async def linked_script(state: Path, job: str, ask_array: Callable[[str], Awaitable[str | None]]) -> str:
-    """Give a task the script of its job array, and return it; empty if there is none. OSError, UnicodeDecodeError.
+    """Link the script of a job array to its task, and return it; empty if there is none. OSError, UnicodeDecodeError.
 
-    `ask_array` returns the number of the array that a task belongs to, None if it is not known.
+    `ask_array` returns the array ID of a task, None if unknown.
     """
     path = directory_of(state, job) / "script"
     if not path.exists():
@@ -367,5 +373,5 @@ async def linked_script(state: Path, job: str, ask_array: Callable[[str], Awaita
         with contextlib.suppress(FileExistsError):
             os.link(directory_of(state, array) / "script", path)
     with path.open("rb") as file:
-        # One byte more than is accepted, so that a longer script is seen, and the zero byte with which Slurm ends it.
+        # One byte over the limit, to detect longer scripts, and the zero byte with which Slurm ends it.
         return file.read(SCRIPT_BYTES_MAX + 2).decode().rstrip("\0")

@@ -1,9 +1,9 @@
-"""What Forebay writes on a slurmctld's host, and takes away again: scripts, fragments of configuration, a unit file.
+"""Installation on a slurmctld host, and its removal: scripts, configuration fragments, and a unit file.
 
-A manifest beside slurm.conf says what was written, with digests. It is written before the first file is put in its
-place, and removed after the last is gone, so whoever is ended in between finds in it all that can be there. Everything
-is written beside its place first: a full disk is found before anything is changed. What was changed since, and what
-somebody else wrote, is never touched.
+A manifest beside slurm.conf records the written files with their digests. It is written before the first file is
+installed and removed after the last, so it covers an interrupted installation. All files are staged beside their
+destination first: a full disk is detected before any change. Files that were changed since, or written by others, are
+never touched.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from cluster.slurm.checks import (
 from cluster.system import sync_directory
 
 SCRIPT: Final = "burst_buffer.lua"
-"""What burst_buffer/lua reads beside slurm.conf."""
+"""Script beside slurm.conf that burst_buffer/lua reads."""
 
 MANIFEST: Final = "forebay-slurm.manifest"
-"""The file beside slurm.conf that says what was written."""
+"""File beside slurm.conf that records the written files."""
 
 FRAGMENT: Final = "forebay-slurm.conf"
-"""The file beside slurm.conf that slurm.conf is to include."""
+"""File beside slurm.conf, to be included by it."""
 
 SUBMISSION_CHECK: Final = "forebay-job-submit.lua"
-"""The file beside slurm.conf that a site's job_submit.lua may call."""
+"""File beside slurm.conf that a site's job_submit.lua may call."""
 
 UNIT: Final = "forebay-slurm-bridge.service"
 
 MANIFEST_BYTES_MAX: Final = 64 * 1024
-"""Bytes of a manifest: it names half a dozen files."""
+"""Limit of a manifest, bytes: it names half a dozen files."""
 
 STAGE_TIMEOUT_S: Final = 86_400
-"""StageInTimeout and StageOutTimeout that are written, seconds: Slurm's own defaults (burst_buffer.conf(5))."""
+"""StageInTimeout and StageOutTimeout to write, seconds: Slurm's defaults (burst_buffer.conf(5))."""
 
 FIFOS: Final = 16_384
-"""Open files of the bridge, count: it holds a FIFO for each call that waits, 8,192 at most."""
+"""Open files of the bridge, count: a FIFO for each waiting call, at most 8,192."""
 
 _BESIDE: Final = ".forebay-new"
 _PRIVATE: Final = 0o600
@@ -68,7 +68,7 @@ _RUN: Final = Path("/run")
 
 
 class InstallRefused(Exception):
-    """What keeps Forebay from writing or removing anything: a sentence for each reason."""
+    """Reasons not to write or remove anything, one sentence each."""
 
     def __init__(self, *reasons: str) -> None:
         super().__init__("\n".join(reasons))
@@ -76,47 +76,47 @@ class InstallRefused(Exception):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Where everything is on this host; all paths are absolute."""
+    """Paths and names of the installation on this host; all paths are absolute."""
 
     plugin: str
     """`lua` or `datawarp`."""
     conf: Path
-    """The directory of slurm.conf."""
+    """Directory of slurm.conf."""
     programs: Path
-    """Where dw_wlm_cli, dwstat and what they start are put (datawarp)."""
+    """Directory of dw_wlm_cli, dwstat and their helpers (datawarp)."""
     units: Path
     run: Path
-    """Where the bridge has its files and its socket."""
+    """Directory of the bridge's files and socket."""
     config: Path
-    """Forebay's configuration."""
+    """Forebay's configuration file."""
     scheduler: str
-    """The name of the bridge's certificate."""
+    """Name in the bridge's certificate."""
     forebay: tuple[Path, ...]
-    """The command of Forebay, and what else of it SlurmUser runs; the first is put into the unit file."""
+    """Forebay's command, and its other programs that SlurmUser runs; the first is used in the unit file."""
 
     @property
     def named_programs(self) -> dict[str, Path]:
-        """Keys of burst_buffer.conf for programs -> the programs."""
+        """Return the program keys of burst_buffer.conf with their programs."""
         if self.plugin == "lua":
             return {}
         return {"GetSysState": self.programs / "dw_wlm_cli", "GetSysStatus": self.programs / "dwstat"}
 
     @property
     def line(self) -> str:
-        """The line that makes slurmctld use Forebay."""
+        """Return the slurm.conf line that enables Forebay."""
         return f"Include {self.conf / FRAGMENT}"
 
 
 class WrittenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a manifest."""
+    """File of a manifest."""
 
     path: str
     sha256: tuple[str, ...]
-    """Of what it may hold: while files are being replaced, of what was there as well."""
+    """Digests of its possible contents: during a replacement, the earlier one as well."""
 
 
 class InstallManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was written, and which directories were made for it."""
+    """Written files, and the directories created for them."""
 
     plugin: str
     files: tuple[WrittenFile, ...] = ()
@@ -124,19 +124,19 @@ class InstallManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What a file is to hold, and its mode."""
+    """Content and mode of a file."""
 
     data: bytes
     mode: int
 
     @property
     def sha256(self) -> str:
-        """Its digest, hexadecimal."""
+        """Return the digest, hexadecimal."""
         return hashlib.sha256(self.data).hexdigest()
 
 
 def contents(layout: Layout, slurm: SlurmSettings) -> dict[Path, Content]:
-    """Return every file that Forebay has on this host."""
+    """Return all of Forebay's files on this host."""
     fragment = f"# Written by `forebay slurm install`.\nBurstBufferType=burst_buffer/{layout.plugin}\n"
     made = {layout.conf / FRAGMENT: Content(fragment.encode(), _READABLE)}
     if layout.plugin == "lua":
@@ -149,14 +149,14 @@ def contents(layout: Layout, slurm: SlurmSettings) -> dict[Path, Content]:
     conf = buffer_conf(layout.conf, layout.plugin)
     ours = {one.path: one.sha256 for one in _manifest(layout.conf).files}
     digest = _digest(conf)
-    # Once somebody has changed it, it is the site's own, and no longer written.
+    # Once changed, it belongs to the site and is no longer written.
     if digest is None or digest in ours.get(str(conf), ()):
         keys = {
             **layout.named_programs,
             "OtherTimeout": OTHER_TIMEOUT_S,
             "StageInTimeout": STAGE_TIMEOUT_S,
             "StageOutTimeout": STAGE_TIMEOUT_S,
-            # Who may make persistent buffers is for Forebay to say, with a sentence.
+            # Forebay itself decides who may create persistent buffers, with an error message.
             "Flags": TEARDOWN_FLAG if layout.plugin == "lua" else f"{TEARDOWN_FLAG},{PERSISTENT_FLAG}",
         }
         if is_polling(slurm, layout.plugin):
@@ -171,7 +171,7 @@ def _unit(layout: Layout, slurm: SlurmSettings) -> str:
     writable = [slurm.state]
     directory = ""
     if layout.run.parent == _RUN:
-        # Kept while the bridge is away: slurmctld reads there, and calls wait at FIFOs.
+        # Kept while the bridge is down: slurmctld reads there, and calls wait at FIFOs.
         directory = f"RuntimeDirectory={layout.run.name}\nRuntimeDirectoryMode=0700\nRuntimeDirectoryPreserve=yes\n"
     else:
         writable.append(layout.run)
@@ -229,11 +229,11 @@ WantedBy=multi-user.target
 """
 
 
-# What is wrong --------------------------------------------------------------------------------------------------------
+# Checks ---------------------------------------------------------------------------------------------------------------
 
 
 def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
-    """Return why nothing is to be written: others could change it, or it would replace what is not Forebay's."""
+    """Return the reasons not to write: other accounts could change the files, or foreign files would be replaced."""
     found = list(path_faults((layout.conf, layout.programs, layout.units, layout.run, layout.config, slurm.state)))
     found += path_faults(layout.forebay[:1])
     if found:
@@ -266,7 +266,7 @@ def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
 
 
 def remaining(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[str]:
-    """Return what the administrator has to see to: what only they may change, and what is not written yet."""
+    """Return the steps left to the administrator: files only they may change, and files not written yet."""
     found = []
     for path, content in contents(layout, slurm).items():
         digest = _digest(path)
@@ -294,7 +294,7 @@ def remaining(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
 
 
 def _digest(path: Path) -> str | None:
-    """Return the digest of a file, None where there is none; what is no regular file has that of no file."""
+    """Return the digest of a file, None if it is missing, an empty string if it is not a regular file."""
     try:
         status = path.lstat()
         return hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else ""
@@ -306,9 +306,9 @@ def _digest(path: Path) -> str | None:
 
 
 def install(layout: Layout, slurm: SlurmSettings) -> list[Path]:
-    """Write all files, each in one step; return those that were changed. InstallRefused, OSError: nothing was changed.
+    """Write all files, each atomically; return those that changed. InstallRefused, OSError: nothing was changed.
 
-    Who is ended in the middle leaves what a later call of this, or of `remove`, puts right.
+    An interrupted call is repaired by a later call of this function or of `remove`.
     """
     reasons = obstacles(layout, slurm)
     if reasons:
@@ -334,12 +334,12 @@ def install(layout: Layout, slurm: SlurmSettings) -> list[Path]:
     manifest = layout.conf / MANIFEST
     new: list[Path] = []
     for path in (*made, manifest):
-        # Of one who was ended.
+        # Left by an interrupted call.
         _beside(path).unlink(missing_ok=True)
     if not changed and after == known:
         return []
     try:
-        # First of all: it says which directories were made, and what is beside its place.
+        # First: it records the created directories and the staged files.
         _stage(manifest, _encoded(during))
         _settle(manifest)
         for directory in map(Path, reversed(missing)):
@@ -358,12 +358,12 @@ def install(layout: Layout, slurm: SlurmSettings) -> list[Path]:
 
 
 def _missing(directory: Path) -> list[str]:
-    """Return which directories are to be made, the innermost first."""
+    """Return the directories to create, the innermost first."""
     return [str(one) for one in (directory, *directory.parents) if not one.exists()]
 
 
 def _undo(conf: Path, known: InstallManifest, changed: Mapping[Path, Content], new: list[Path]) -> None:
-    """Have things as they were before anything was put in its place."""
+    """Restore the state before any file was installed."""
     manifest = conf / MANIFEST
     for path in (manifest, *changed):
         with contextlib.suppress(OSError):
@@ -373,7 +373,7 @@ def _undo(conf: Path, known: InstallManifest, changed: Mapping[Path, Content], n
             directory.rmdir()
     with contextlib.suppress(OSError):
         if known.files:
-            # Where the disk is full it stays as it is: it says more than is there, which does no harm.
+            # If the disk is full it stays: naming too many files does no harm.
             _stage(manifest, _encoded(known))
             _settle(manifest)
         else:
@@ -381,7 +381,7 @@ def _undo(conf: Path, known: InstallManifest, changed: Mapping[Path, Content], n
 
 
 def known_plugin(conf: Path) -> str:
-    """Return for which plugin an earlier call wrote files; empty: there was none. InstallRefused."""
+    """Return the plugin of an earlier installation; empty if there was none. InstallRefused."""
     return _manifest(conf).plugin
 
 
@@ -390,7 +390,7 @@ def _beside(path: Path) -> Path:
 
 
 def _stage(path: Path, content: Content) -> None:
-    """Write a file beside its place, as a whole and on disk; OSError."""
+    """Write a file beside its destination, complete and synced; OSError."""
     beside = _beside(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(beside, flags, _PRIVATE), "wb") as file:
@@ -401,7 +401,7 @@ def _stage(path: Path, content: Content) -> None:
 
 
 def _settle(path: Path) -> None:
-    """Put a file that was staged in its place."""
+    """Move a staged file to its destination."""
     _beside(path).rename(path)
     sync_directory(path.parent)
 
@@ -411,7 +411,7 @@ def _encoded(manifest: InstallManifest) -> Content:
 
 
 def _manifest(conf: Path) -> InstallManifest:
-    """Return what was written by an earlier call; InstallRefused where the manifest cannot be read."""
+    """Return the record of an earlier installation; InstallRefused if the manifest cannot be read."""
     path = conf / MANIFEST
     try:
         with path.open("rb") as file:
@@ -425,7 +425,7 @@ def _manifest(conf: Path) -> InstallManifest:
         known = msgspec.json.decode(data, type=InstallManifest)
     except msgspec.MsgspecError as error:
         raise InstallRefused(f"{path}: is no manifest of Forebay ({error}); {remedy}") from error
-    # SlurmUser may be able to change it, and root removes what it names.
+    # SlurmUser may be able to change it, and root removes the files it names.
     foreign = [one.path for one in known.files if Path(one.path).name not in _NAMES]
     if foreign:
         raise InstallRefused(f"{path}: names {foreign[0]}, which is no file of Forebay's; {remedy}")
@@ -438,28 +438,28 @@ _NAMES: Final = frozenset(
         *(f"burst_buffer_{plugin}.conf" for plugin in ("lua", "datawarp")),
     }
 )
-"""What the files are called that Forebay writes on such a host."""
+"""Names of the files that Forebay writes on such a host."""
 
 
 # Removing -------------------------------------------------------------------------------------------------------------
 
 
 class RemovalResult(msgspec.Struct, frozen=True):
-    """What `remove` did: files that are gone, and those that stay since somebody changed them."""
+    """Result of `remove`: deleted files, and those kept because they were changed."""
 
     gone: tuple[Path, ...]
     kept: tuple[Path, ...]
 
 
 def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> RemovalResult:
-    """Remove exactly what was written; nothing where nothing is left. InstallRefused, OSError.
+    """Remove exactly the written files; do nothing if none are left. InstallRefused, OSError.
 
-    Refused while slurm.conf still includes the fragment or names the plugin: slurmctld would not start again; and while
-    the BurstBufferType `in_use`, with which slurmctld runs, is that plugin: it would lose what it calls.
+    Rejected while slurm.conf still includes the fragment or names the plugin, since slurmctld would not start again;
+    and while the BurstBufferType `in_use` of the running slurmctld is that plugin, since it would lose its programs.
     """
     known = _manifest(conf)
     if not known.files:
-        # Who was ended before the first manifest was in its place left nothing else.
+        # An installation interrupted before its first manifest left nothing else.
         _beside(conf / MANIFEST).unlink(missing_ok=True)
         return RemovalResult((), ())
     reasons = []
@@ -488,7 +488,7 @@ def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> RemovalResult:
         else:
             kept.append(path)
     for directory in map(Path, known.directories):
-        # Perhaps somebody put something there.
+        # It may contain other files.
         with contextlib.suppress(OSError):
             directory.rmdir()
     manifest = conf / MANIFEST

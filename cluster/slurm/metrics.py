@@ -1,4 +1,4 @@
-"""What the bridge counts, for a file that Prometheus' node exporter reads: no port is opened on slurmctld's host."""
+"""Bridge metrics in a file for Prometheus' node exporter: no port is opened on slurmctld's host."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cluster.schemas.external_jobs import ExternalJobView
 from replica.operations import ExternalJobPhase
 
 CALL_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0, 10_000.0)
-"""Bounds of the histogram of calls, seconds: from one commit to a stage-in of hours."""
+"""Bounds of the call histogram, seconds: from one commit to a stage-in of hours."""
 
 
 class BridgeMetrics:
-    """The counters of one bridge."""
+    """Counters of one bridge."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -66,16 +66,16 @@ class BridgeMetrics:
         return Counter(name, help_text, [label], registry=self._registry)
 
     def external_jobs_are(self, external_jobs: Iterable[ExternalJobView]) -> None:
-        """Note how many external jobs there are in each phase."""
+        """Set the number of external jobs in each phase."""
         count = Count(external_job.phase for external_job in external_jobs)
         for phase in ExternalJobPhase:
             self._external_jobs.labels(phase.value).set(count[phase.value])
 
     def differ(self, unknown: int, missing: int) -> None:
-        """Note how many external jobs Slurm does not know, and how many of its buffers are no external jobs."""
+        """Set the number of external jobs unknown to Slurm, and of Slurm's buffers without an external job."""
         self._unknown.set(unknown)
         self._missing.set(missing)
 
     def write(self, path: Path) -> None:
-        """Write all of it, by rename; OSError."""
+        """Write all metrics, by rename; OSError."""
         write_to_textfile(str(path), self._registry)

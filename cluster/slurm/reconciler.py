@@ -1,11 +1,11 @@
-"""Slurm's buffer jobs and Forebay's external jobs, side by side, once a minute: what only one of the two knows.
+"""Reconciliation of Slurm's buffer jobs with Forebay's external jobs, once a minute.
 
-Nothing is done in one look, and nothing while slurmctld does not answer. An external job that Slurm did not know in two
-looks, or whose job was over in two and its buffer not torn down, is torn down with the reason, which parks it where it
-has results that are not exported. One whose run had ended for Slurm in two looks, and not here, has its results
-exported. A buffer that Slurm believes to be staged in two looks, and that is no external job, is said to the leader
-once, and counted. A pending job whose stage-in Slurm has lost in two looks never starts: that is logged once, counted,
-and shown by the service manager. Slurm offers no way to begin its stage-in anew.
+A difference counts only if two consecutive checks find it, and a check counts only if slurmctld answers. An external
+job that Slurm does not know, or whose job has finished without a teardown, is torn down with the reason; it is retained
+if it has unexported files. An external job whose run has ended only for Slurm has its results exported. A buffer that
+Slurm believes to be staged, without an external job, is reported to the leader once, and counted. A pending job whose
+stage-in Slurm has lost never starts: that is logged once, counted, and shown by the service manager. Slurm offers no
+way to restart its stage-in.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from cluster.system import Clock, about, tell_manager
 LOGGER = logging.getLogger(__name__)
 
 LOOK_S: Final = 60.0
-"""Seconds between two looks: longer than any call of Slurm's is between its two books."""
+"""Seconds between two checks: longer than any call takes to reach both sides."""
 
 CALL_S: Final = 10.0
-"""Seconds that one question or command may take; what is not done is done after the next look."""
+"""Timeout of one query or command, seconds; the rest is done after the next check."""
 
 SETTLED: Final = frozenset({"none", "over", "lingering", "parked", "teardown", "teardown-failed"})
-"""Phases that nobody at Slurm has to do with any more."""
+"""Phases that Slurm has finished with."""
 
 BELIEVED: Final = frozenset({"staged-in", "pre-run", "running", "post-run", "staging-out"})
-"""States of Slurm's buffers that need something here."""
+"""States of Slurm's buffers that need an external job."""
 
 NOT_EXPORTED: Final = frozenset({"running", "post-run"})
-"""Phases of external jobs that ran, and whose results nobody has asked for."""
+"""Phases of external jobs that ran, without a request to export their results."""
 
 STAGE_IN_ENDED: Final = frozenset({"stage-in-failed", "lingering", "parked", "teardown", "teardown-failed"})
-"""Phases of external jobs whose stage-in is not under way and has not succeeded."""
+"""Phases of external jobs whose stage-in neither runs nor has succeeded."""
 
 TORN_DOWN: Final = frozenset({"lingering", "parked"})
-"""Phases after a teardown was answered."""
+"""Phases after an answered teardown."""
 
 STUCK_SHOWN_MAX: Final = 10
 """Job IDs in the status of the service, count: one line."""
@@ -51,11 +51,11 @@ STUCK_SHOWN_MAX: Final = 10
 FORGOTTEN: Final = "slurmctld does not know the job, in two looks a minute apart"
 
 LEFT: Final = "slurmctld has not torn down the buffer of a job that is over, in two looks a minute apart"
-"""22.05 does so now and then: what ends the calls of a cancelled job also ends the teardown that has begun."""
+"""22.05 does so occasionally: killing the calls of a cancelled job also kills a teardown that has begun."""
 
 
 class Reconciler:
-    """The two books of one Slurm, compared."""
+    """Comparison of one Slurm's jobs with Forebay's external jobs."""
 
     def __init__(
         self,
@@ -66,8 +66,10 @@ class Reconciler:
         ask: Callable[[], Awaitable[SlurmView | str]],
         pools: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
-        """`ask` asks slurmctld; see `cluster.slurm.slurmctld.look`. `pools` returns the names of Forebay's pools, None
-        while the leader has not sent them: buffers in other pools belong to a script of the site's own.
+        """Create it.
+
+        `ask` reads slurmctld's view; see `cluster.slurm.slurmctld.look`. `pools` returns the names of Forebay's pools,
+        None until the leader has sent them: buffers in other pools belong to a script of the site's own.
         """
         self._leader = leader
         self._cluster = cluster
@@ -78,33 +80,33 @@ class Reconciler:
         self._unknown: dict[tuple[str, int], str] = {}
         self._unasked: frozenset[tuple[str, int]] = frozenset()
         self._exported: frozenset[str] = frozenset()
-        """Jobs whose results were exported though Slurm had not asked, while it still counts their buffers."""
+        """Jobs whose results were exported without Slurm's request, while it still counts their buffers."""
         self._missed: frozenset[str] = frozenset()
         self._reported: frozenset[str] = frozenset()
         self._lost: dict[str, str] = {}
-        """Pending jobs whose stage-in slurmctld had lost in the last look -> what it has lost."""
+        """Pending jobs whose stage-in was lost at the last check -> the lost part."""
         self._stuck: dict[str, str] = {}
-        """Those that had lost it in two looks."""
+        """Those for which it was lost at two checks."""
         self._said = ""
 
     @property
     def stuck(self) -> frozenset[str]:
-        """Pending jobs that slurmctld will never start, as of the last look."""
+        """Return the pending jobs that slurmctld will never start, as of the last check."""
         return frozenset(self._stuck)
 
     async def run(self) -> None:
-        """Look again and again."""
+        """Check repeatedly."""
         while True:
             try:
                 await self.look()
             except ApiError as error:
-                # The leader's silence is said by whoever renews files; this look counts for nothing.
+                # The renewal of files logs an unavailable leader; this check does not count.
                 LOGGER.debug("a look ended early: %s", error)
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Compare once; ApiError where no leader answers."""
-        # First the external jobs: of what is in neither, one has had time to hear of its end.
+        """Compare once; ApiError if no leader answers."""
+        # External jobs first: if neither side has a job, its end has had time to arrive.
         listed = await self._leader.call(operations.LIST_EXTERNAL_JOBS, live="yes", deadline_s=CALL_S)
         looked = await self._ask()
         if isinstance(looked, str):
@@ -155,7 +157,7 @@ class Reconciler:
             await self._miss(job, looked.buffers[job])
 
     def _note_stuck(self, lost: dict[str, str]) -> None:
-        """Report the jobs that are stuck in two looks: a log line each, a metric, and the status of the service."""
+        """Report jobs stuck at two checks: a log line each, a metric, and the status of the service."""
         before = self._stuck
         self._stuck = {job: cause for job, cause in lost.items() if job in self._lost}
         self._lost = lost
@@ -177,7 +179,7 @@ class Reconciler:
         self._metrics.forgotten.labels("parked" if external_job.phase == "parked" else "removed").inc()
 
     async def _export(self, job: str, epoch: int) -> None:
-        """Have a job's results exported, as Slurm would: what it asks for later is done then."""
+        """Export a job's results as Slurm would; its later request finds them exported."""
         request = g.ExternalJobCommand(command_id=new_command_id(self._clock), cluster=self._cluster, epoch=epoch)
         external_job = await self._leader.call(operations.STAGE_OUT_EXTERNAL_JOB, request, job=job, deadline_s=CALL_S)
         LOGGER.warning(
@@ -199,10 +201,10 @@ class Reconciler:
 
 
 def _lost(looked: SlurmView, phases: Mapping[str, str]) -> dict[str, str]:
-    """Return the pending jobs whose stage-in slurmctld has lost, and what it has lost. `phases`: of external jobs.
+    """Return the pending jobs whose stage-in slurmctld has lost, with the lost part. `phases`: of external jobs.
 
-    A slurmctld that was killed, or whose place another took, forgets buffers that it had not written down yet, and
-    calls that were running (seen with 22.05 to 26.05, with scripts that only copy, too).
+    A slurmctld that was killed or taken over forgets buffers not yet saved, and running calls (seen with 22.05 to
+    26.05, also with scripts that only copy).
     """
     found: dict[str, str] = {}
     for job in looked.pending:
@@ -217,7 +219,7 @@ def _lost(looked: SlurmView, phases: Mapping[str, str]) -> dict[str, str]:
 
 
 def stuck_status(stuck: Collection[str]) -> str:
-    """Return what `systemctl status` shows of the bridge."""
+    """Return the bridge's text in `systemctl status`."""
     if not stuck:
         return "no job is stuck in stage-in"
     shown = sorted(stuck, key=int)[:STUCK_SHOWN_MAX]

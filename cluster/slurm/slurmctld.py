@@ -1,4 +1,4 @@
-"""What slurmctld says of its jobs and their buffers, asked as an administrator asks: `squeue` and `scontrol`."""
+"""View of slurmctld's jobs and their buffers, from `squeue` and `scontrol`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ASK_S: Final = 60.0
-"""Seconds that one question may take: several timeouts of Slurm's own messages."""
+"""Timeout of one query, seconds: several timeouts of Slurm's own messages."""
 
 SAID_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of one answer: a million jobs and their buffers."""
+"""Limit of one reply, bytes: a million jobs and their buffers."""
 
 CONFIG_S: Final = 20.0
-"""Seconds that the question for slurmctld's configuration may take: a person waits, and it may well be down."""
+"""Timeout of the query for slurmctld's configuration, seconds: a user waits, and slurmctld may be down."""
 
 ENDED: Final = frozenset({"BF", "CA", "CD", "DL", "F", "NF", "OOM", "PR", "RV", "TO"})
-"""States of jobs that are over, as squeue abbreviates them; one whose results are staged out is SO."""
+"""States of finished jobs as squeue abbreviates them; a job whose results are being staged out is SO."""
 
 PENDING: Final = "PD"
-"""The state of a job that has not started."""
+"""State of a job that has not started."""
 
 STAGE_IN_REASON: Final = "BurstBufferStageIn"
-"""The reason of a pending job whose stage-in is under way, as slurmctld believes."""
+"""Reason of a pending job whose stage-in is running according to slurmctld."""
 
 STAGING_OUT: Final = "SO"
-"""The state of a job whose run has ended, until its results are out. The states of buffers do not tell: a slurmctld
-that was started again shows them as allocated."""
+"""State of a job between the end of its run and of its stage-out. Buffer states do not show this: a restarted slurmctld
+lists them as allocated.
+"""
 
 _JOBS: Final = ("squeue", "--noheader", "--array", "--all", "--states=all", "--format=%A %t %r")
 _BUFFERS: Final = ("scontrol", "show", "burst")
@@ -41,34 +42,34 @@ _POOL = re.compile(r"\bPool=(\S+)")
 
 
 class SqueueRow(NamedTuple):
-    """One row of squeue: the abbreviated state, and the reason."""
+    """Row of squeue: abbreviated state, and reason."""
 
     state: str
     reason: str
 
 
 class SlurmView(NamedTuple):
-    """One look at slurmctld."""
+    """Snapshot of slurmctld's jobs and buffers."""
 
     jobs: frozenset[str]
-    """Numbers of jobs that are not over, or still have a buffer there."""
+    """IDs of jobs that have not finished, or still have a buffer."""
     buffers: Mapping[str, str]
-    """Numbers of jobs with a buffer -> its state."""
+    """Job ID -> state of its buffer."""
     over: frozenset[str] = frozenset()
-    """Numbers of jobs that are over and still have a buffer there: it is to be torn down."""
+    """IDs of finished jobs that still have a buffer, which is to be torn down."""
     staging_out: frozenset[str] = frozenset()
-    """Numbers of jobs whose runs have ended, and whose results are to be staged out."""
+    """IDs of jobs whose run has ended, and whose results are to be staged out."""
     staging_in: frozenset[str] = frozenset()
-    """Numbers of pending jobs whose reason is BurstBufferStageIn."""
+    """IDs of pending jobs with the reason BurstBufferStageIn."""
     pending: frozenset[str] = frozenset()
-    """Numbers of all pending jobs."""
+    """IDs of all pending jobs."""
     pools: Mapping[str, str] = {}
-    """Numbers of jobs with a buffer -> its pool, where slurmctld names one."""
+    """Job ID -> pool of its buffer, where slurmctld names one."""
 
 
 async def look() -> SlurmView | str:
-    """Return what slurmctld says, or why it says nothing."""
-    # Buffers first: a job that ends meanwhile is then missed by neither.
+    """Return slurmctld's view, or why it is unavailable."""
+    # Buffers first, so that a job that ends meanwhile is missed by neither.
     buffers = await _said(_BUFFERS)
     if isinstance(buffers, str):
         return buffers
@@ -90,7 +91,7 @@ async def look() -> SlurmView | str:
 
 
 async def owner_of(job: str) -> int | str:
-    """Return the uid of a job's user as slurmctld has it, or why it says nothing."""
+    """Return the uid of a job's user according to slurmctld, or why it is unavailable."""
     said = await _said(("squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%U"))
     if isinstance(said, str):
         return said
@@ -99,7 +100,7 @@ async def owner_of(job: str) -> int | str:
 
 
 async def array_of(job: str) -> str | None:
-    """Return the number of the job array that a task belongs to, None if slurmctld does not say."""
+    """Return the ID of a task's job array, None if slurmctld does not name it."""
     said = await _said(("squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%F"))
     found = set() if isinstance(said, str) else set(said.decode("utf-8", "replace").split())
     array = found.pop() if len(found) == 1 else ""
@@ -107,7 +108,7 @@ async def array_of(job: str) -> str | None:
 
 
 def buffers_in_use(conf: Path) -> str:
-    """Return the BurstBufferType that the slurmctld of a slurm.conf's directory runs with; empty where none answers."""
+    """Return the BurstBufferType of the running slurmctld of a slurm.conf directory; empty if none answers."""
     environment = {**os.environ, "SLURM_CONF": str(conf / "slurm.conf")}
     command = ("scontrol", "show", "config")
     try:
@@ -120,7 +121,7 @@ def buffers_in_use(conf: Path) -> str:
 
 
 def parsed_type(text: str) -> str:
-    """Return the BurstBufferType of what `scontrol show config` prints; empty: none."""
+    """Return the BurstBufferType in the output of `scontrol show config`; empty for none."""
     found = _TYPE.search(text)
     return found[1] if found and found[1] != "(null)" else ""
 
@@ -147,7 +148,7 @@ def parsed_pools(text: str) -> dict[str, str]:
 
 
 async def _said(command: tuple[str, ...]) -> bytes | str:
-    """Return what a program prints, or why that is no answer."""
+    """Return a program's output, or why it failed."""
     name = " ".join(command[:3])
     try:
         process = await asyncio.create_subprocess_exec(

@@ -1,9 +1,9 @@
-"""Stage-ins under way at Slurm, as their calls show them, so that a cancelled one can end quietly.
+"""Tracking of Slurm's running stage-ins, so that a cancelled one ends quietly.
 
-When a job is cancelled, Slurm kills the call of its stage-in that is running, and calls `teardown`. Between two calls
-there is nothing to kill: the stage-in goes on, and its next call finds the buffer torn down. A failure then is shown as
-the reason of a job that was only cancelled, and alarms administrators; a success later than the teardown would mark the
-buffer as staged again. So the calls that are still to come succeed, and the teardown is answered after them.
+When a job is cancelled, Slurm kills the running call of its stage-in and calls `teardown`. Between two calls there is
+nothing to kill: the stage-in continues, and its next call finds the buffer torn down. A failure would then be shown as
+the reason of a merely cancelled job and alarm administrators; a success after the teardown would mark the buffer as
+staged again. So the remaining calls succeed, and the teardown is answered after them.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ from cluster.slurm.checks import POLL_DEFAULT_S
 from cluster.slurm.files import uptime_s
 
 NEXT_S: Final = 2.0
-"""Seconds within which Slurm makes the next call of a stage-in after an answer: a fork and some locks."""
+"""Seconds within which Slurm makes the next call of a stage-in: a fork and some locks."""
 
 POLLED_AGAIN_S: Final = POLL_DEFAULT_S + NEXT_S
-"""The same after an answer that the stage-in goes on, seconds: PollInterval, which is at most Slurm's default."""
+"""The same after a reply that the stage-in continues: PollInterval, which is at most Slurm's default."""
 
 READ_S: Final = 0.5
-"""Seconds within which an answer to a call that is running is read; the caller was killed if it is not. Short, since
-what killed it may also kill a teardown that waits.
+"""Seconds within which the reply to a running call is read, unless the caller was killed.
+
+Short, since the same kill may hit a waiting teardown.
 """
 
 SETTLE_S: Final = 2.0
-"""Seconds after the last call of a stage-in within which Slurm has marked its buffer as staged in."""
+"""Seconds within which Slurm marks a buffer as staged in after the last call of its stage-in."""
 
 
 class StageIns:
-    """Stage-ins of one slurmctld, by the numbers of their jobs."""
+    """Stage-ins of one slurmctld, by job ID."""
 
     def __init__(self, now_s: Callable[[], float] = uptime_s) -> None:
-        """`now_s` is a clock that never goes back, seconds."""
+        """Create it; `now_s` is a monotonic clock, seconds."""
         self._now_s = now_s
         self._due_s: dict[str, float] = {}
-        """Jobs whose next call is awaited -> until when."""
+        """Jobs whose next call is expected -> deadline."""
         self._calls: Counter[str] = Counter()
-        """Jobs -> calls that are running."""
+        """Jobs -> running calls."""
         self._leaving: dict[str, asyncio.Event] = {}
-        """Jobs whose teardown is under way -> set when a call of the stage-in was answered."""
+        """Jobs being torn down -> event set when a call of the stage-in was answered."""
         self._succeeded: set[str] = set()
-        """Those of them whose stage-in was told that it had ended well."""
+        """Those of them whose stage-in was answered with success."""
 
     def is_leaving(self, job: str) -> bool:
-        """Whether the job's teardown is under way: what is left of its stage-in succeeds."""
+        """Return whether the job is being torn down: the rest of its stage-in succeeds."""
         return job in self._leaving
 
     @contextlib.contextmanager
@@ -65,7 +66,7 @@ class StageIns:
                 del self._calls[job]
 
     def answered(self, job: str, next_s: float) -> None:
-        """Note that Slurm has read an answer: its next call comes within so many seconds, 0: there is none."""
+        """Note that Slurm has read a reply; its next call comes within `next_s` seconds, 0 if there is none."""
         if next_s:
             self._due_s[job] = self._now_s() + next_s
         else:
@@ -77,7 +78,7 @@ class StageIns:
 
     @contextlib.asynccontextmanager
     async def leaving(self, job: str) -> AsyncIterator[None]:
-        """Tear a job down within this; it ends when Slurm's stage-in of the job has ended."""
+        """Tear a job down within this context; it ends once Slurm's stage-in of the job has ended."""
         until_s = self._due_s.pop(job, -math.inf)
         if self._calls[job]:
             until_s = max(until_s, self._now_s() + READ_S)
