@@ -1,4 +1,4 @@
-"""Helper on a machine for drills of it: does a fault that its machine allows, for as long as a lease is renewed."""
+"""Drill helper on a machine: causes a fault that the machine allows, for as long as a lease is renewed."""
 
 from typing import TYPE_CHECKING
 

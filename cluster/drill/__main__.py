@@ -1,4 +1,4 @@
-"""What `forebay run helper` becomes: the helper in the foreground."""
+"""Command `forebay run helper`: runs the helper in the foreground."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cluster.system.eventloop import stop_on_signals
 EXIT_FAILED: Final = 1
 
 KNOWN_S: Final = 5.0
-"""How long the cluster may take to say whether a drill is under way, seconds."""
+"""Timeout of the query whether a drill is running, seconds."""
 
 
 def run(arguments: list[str]) -> int:
-    """Read the command line and the configuration, and be the helper; return the exit code."""
+    """Run the helper; return the exit code."""
     leave_when_terminated()
     parser = argparse.ArgumentParser(prog="forebay run helper", description="Run a machine's helper for drills.")
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")

@@ -1,4 +1,4 @@
-"""What a machine's own configuration makes of a scenario and a target: a fault, or a refusal by name."""
+"""Faults allowed by a machine's configuration, by scenario and target."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from cluster.drill.throttling import throttle_of
 
 
 def fault_of(config: Config, helper: HelperConfig, scenario: str, target: str, number: int) -> Fault:
-    """Return the fault that a drill with this number is; HelperRefused names what does not allow it, before anything
-    is done. It looks at files and asks for names of hosts, so it may take a moment.
+    """Return the fault of a drill; HelperRefused names the setting that forbids it, before anything is changed.
+
+    It reads files and resolves host names, so it may block.
     """
     if scenario not in NEEDS:
         raise HelperRefused(f"no helper does {scenario}", f"use one of: {', '.join(NEEDS)}")
@@ -78,7 +79,7 @@ def _cut(config: Config, helper: HelperConfig, scenario: str, target: str, numbe
     if scenario == "partition":
         arriving.append(f"tcp dport {own} drop")
         leaving.append(f"tcp sport {own} drop")
-    # Whoever renews the lease may be on the machine of another replica.
+    # The lease may be renewed from the machine of another replica.
     arriving.insert(0, f"tcp dport {helper.address.port} accept")
     leaving.insert(0, f"tcp sport {helper.address.port} accept")
     chains = [

@@ -1,4 +1,4 @@
-"""A connection to a helper, from whoever carries a drill out."""
+"""Connection from a drill's coordinator to a helper."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cluster.security import HELPER_HOST, TlsFiles, client_context, identify
 from cluster.system import Address
 
 ANSWER_S: Final = 60.0
-"""How long an answer may take, seconds: longer than a helper takes to do or undo a fault."""
+"""Timeout of an answer, seconds: longer than a helper takes to cause or undo a fault."""
 
 CONNECT_S: Final = 5.0
 
 
 class HelperChannel:
-    """One connection; asks one thing after the other."""
+    """Connection with one request at a time."""
 
     def __init__(self, name: str, cluster_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._name = name
@@ -30,7 +30,10 @@ class HelperChannel:
 
     @classmethod
     async def open(cls, name: str, address: Address, tls: TlsFiles, cluster_id: str) -> HelperChannel:
-        """Connect to the helper of that name; HelperRefused where it is not there, or somebody else is. TlsRefused."""
+        """Connect to the helper of that name; HelperRefused if it does not answer or has another identity.
+
+        TlsRefused.
+        """
         try:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await asyncio.open_connection(

@@ -1,8 +1,7 @@
-"""Faults that a drill does to a machine, each with how it is undone; undoing one twice, or one that was never done, is
-nothing.
+"""Faults of drills and their reversal, which is idempotent and also succeeds for a fault that never happened.
 
-A process is never found by a broad name: it is the holder of the lock of the directory that a replica or an agent works
-in, known by its id, its start and the boot, and held by a descriptor while it is signalled.
+A process is never found by a broad name. It is the holder of the lock on a replica's or an agent's directory,
+identified by its PID, its start time and the boot, and held by a descriptor while it is signalled.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from cluster.drill.messages import HelperRefused
 from cluster.system import all_pids, boot_id, closing, free_bytes, send, start_time
 
 RESTART_WAIT_S: Final = 2.0
-"""How long somebody else, such as a service manager, has to start again what was killed, seconds."""
+"""Seconds for which others, such as a service manager, may restart a killed process."""
 
 LOOK_S: Final = 0.25
-"""Seconds between two looks whether it is there again: each reads what all processes have open."""
+"""Seconds between two checks for the restarted process: each reads the open files of all processes."""
 
 COMMAND_S: Final = 30.0
-"""How long nft, or the command that starts a process again, may take, seconds."""
+"""Timeout of nft, or of the command that restarts a process, seconds."""
 
 FILL_BYTES_MAX: Final = 64 * 1024**3
-"""What a file that fills a file system may take, bytes."""
+"""Limit of a file that fills a filesystem, bytes."""
 
 IO_MAX: Final = "io.max"
-"""File of a cgroup that bounds what its processes may do to disks."""
+"""Cgroup file with the I/O limits of its processes."""
 
 FDINFO_BYTES_MAX: Final = 64 * 1024
-"""What is read about one descriptor of a process, bytes."""
+"""Limit of the information read about one descriptor of a process, bytes."""
 
 
 class TargetProcess(msgspec.Struct, frozen=True):
-    """One process, so that another with its id is never taken for it."""
+    """Process, identified so that a reused PID is never mistaken for it."""
 
     pid: int
     start: int
@@ -51,13 +50,13 @@ class TargetProcess(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """SIGSTOP of the process that works in a directory; SIGCONT."""
+    """SIGSTOP to the process of a directory; undone by SIGCONT."""
 
     directory: str
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
-    """SIGKILL of it; it is started again unless somebody else does."""
+    """SIGKILL to the process of a directory; undone by a restart, unless others restart it."""
 
     directory: str
     name: str
@@ -65,14 +64,14 @@ class Kill(msgspec.Struct, frozen=True, tag="kill"):
 
 
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
-    """A table of nft of the drill's own; it is deleted."""
+    """Table of nft that belongs to the drill; undone by its deletion."""
 
     table: str
     rules: str
 
 
 class Fill(msgspec.Struct, frozen=True, tag="fill"):
-    """A file that takes what is free; it is removed, and what ended meanwhile is started again."""
+    """File that takes the free space; undone by its deletion and a restart of processes that ended meanwhile."""
 
     file: str
     directory: str
@@ -81,20 +80,20 @@ class Fill(msgspec.Struct, frozen=True, tag="fill"):
 
 
 class Throttle(msgspec.Struct, frozen=True, tag="throttle"):
-    """A bound on how often a disk is written by one cgroup; what was in its place is put back."""
+    """Limit on the disk writes of a cgroup; undone by the previous limit."""
 
     group: str
     """Directory of the cgroup."""
     bound: str
     before: str
-    """Lines of its `io.max`."""
+    """Previous lines of its `io.max`."""
 
 
 Fault = Stop | Kill | Cut | Fill | Throttle
 
 
 class Undo(msgspec.Struct, frozen=True):
-    """What is written down before a fault is done."""
+    """Record written before a fault is caused."""
 
     drill: int
     target: str
@@ -103,43 +102,43 @@ class Undo(msgspec.Struct, frozen=True):
 
 
 class Machine(Protocol):
-    """What faults are done with."""
+    """Operations on a machine that faults need."""
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether somebody else may start a process again, and is given the time for it."""
+        """Return whether others may restart a process, and are given time for it."""
         ...
 
     def holder(self, directory: str) -> TargetProcess | None:
-        """Return the process that holds the lock of a directory, None if nobody does."""
+        """Return the process that holds the lock of a directory, None if there is none."""
         ...
 
     def signal(self, process: TargetProcess, number: signal.Signals) -> bool:
-        """Signal exactly this process; False if it is gone."""
+        """Signal exactly this process; return False if it has ended."""
         ...
 
     def cut(self, rules: str) -> None:
-        """Load a table of rules; HelperRefused."""
+        """Load a table of nft rules; HelperRefused."""
         ...
 
     def mend(self, table: str) -> None:
-        """Delete a table if it is there; HelperRefused."""
+        """Delete a table if it exists; HelperRefused."""
         ...
 
     def fill(self, file: str) -> None:
-        """Make a file that takes what is free; OSError."""
+        """Create a file that takes the free space; OSError."""
         ...
 
     def empty(self, file: str) -> None:
-        """Remove it if it is there; OSError."""
+        """Delete the file if it exists; OSError."""
         ...
 
     def throttle(self, group: str, bound: str) -> None:
-        """Have a cgroup keep to a line of `io.max`; nothing where the cgroup is gone. OSError."""
+        """Limit a cgroup by a line of `io.max`; do nothing if the cgroup no longer exists. OSError."""
         ...
 
     def start(self, name: str, command: tuple[str, ...]) -> None:
-        """Start a process again, if anything here can."""
+        """Restart a process, if this machine can."""
         ...
 
     def rest(self, length_s: float) -> None:
@@ -148,14 +147,14 @@ class Machine(Protocol):
 
 
 def of_target(drill: int, target: str, fault: Fault, machine: Machine) -> Undo:
-    """Return what is to be written down before the fault is done; HelperRefused where its process is not there."""
+    """Return the record for a fault, before it is caused; HelperRefused if its process is not running."""
     if isinstance(fault, Cut | Throttle):
         return Undo(drill, target, fault)
     return Undo(drill, target, fault, running(target, fault.directory, machine))
 
 
 def running(target: str, directory: str, machine: Machine) -> TargetProcess:
-    """Return the process of a target, which works in a directory; HelperRefused where it is not there."""
+    """Return the process of a target's directory; HelperRefused if it is not running."""
     process = machine.holder(directory)
     if process is None:
         raise HelperRefused(f"{target} does not run: nobody holds the lock of {directory}", "start it first")
@@ -163,7 +162,7 @@ def running(target: str, directory: str, machine: Machine) -> TargetProcess:
 
 
 def do(undo: Undo, machine: Machine) -> None:
-    """Do the fault; HelperRefused, OSError. What a part of it has done, `undo_fault` undoes."""
+    """Cause the fault; HelperRefused, OSError. `undo_fault` also undoes a part of it."""
     match undo.fault:
         case Stop() | Kill():
             assert undo.process is not None
@@ -179,7 +178,7 @@ def do(undo: Undo, machine: Machine) -> None:
 
 
 def undo_fault(undo: Undo, machine: Machine) -> None:
-    """Undo the fault, however much of it was done; HelperRefused, OSError where the machine does not do that."""
+    """Undo the fault, complete or partial; HelperRefused, OSError if the machine fails to."""
     match undo.fault:
         case Stop():
             assert undo.process is not None
@@ -206,20 +205,18 @@ def _running_again(fault: Kill | Fill, machine: Machine) -> None:
 
 
 class ThisMachine:
-    """Faults done for real. `up`: where the names of processes are written that `forebay cluster up` is to start
-    again.
-    """
+    """Faults on the real machine. `up`: where to write the names of processes that `forebay cluster up` restarts."""
 
     def __init__(self, up: int | None = None) -> None:
         self._up = up
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether a service manager may start a process again: `forebay cluster up` does so only when it is asked."""
+        """Return whether a service manager may restart a process: `forebay cluster up` does so only on request."""
         return self._up is None
 
     def holder(self, directory: str) -> TargetProcess | None:
-        """Return the process that holds the lock of a directory, None if nobody does."""
+        """Return the process that holds the lock of a directory, None if there is none."""
         try:
             place = os.stat(directory)
         except OSError:
@@ -231,25 +228,25 @@ class ThisMachine:
         return None
 
     def signal(self, process: TargetProcess, number: signal.Signals) -> bool:
-        """Signal exactly this process; False if it is gone."""
+        """Signal exactly this process; return False if it has ended."""
         if process.boot != boot_id():
             return False
         return send(process.pid, number, still=lambda: start_time(process.pid) == process.start)
 
     def cut(self, rules: str) -> None:
-        """Load a table of rules; HelperRefused."""
+        """Load a table of nft rules; HelperRefused."""
         _nft("-f", "-", rules=rules)
 
     def mend(self, table: str) -> None:
-        """Delete a table if it is there; HelperRefused."""
-        # A table that is declared is there; then it is deleted: no question whether there was one.
+        """Delete a table if it exists; HelperRefused."""
+        # Declared first, so that it exists and the deletion needs no check.
         _nft("-f", "-", rules=f"table inet {table}\ndelete table inet {table}\n")
 
     def fill(self, file: str) -> None:
-        """Make a file that takes what is free, at most FILL_BYTES_MAX; OSError."""
+        """Create a file that takes the free space, at most FILL_BYTES_MAX; OSError."""
         with closing(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as descriptor:
             step, size = FILL_BYTES_MAX, 0
-            # Halved until nothing fits: a file system says no to what is too much, and how much fits nobody knows.
+            # Halve the step until nothing fits: a filesystem rejects too large a size, and its free space is not exact.
             while step >= _page():
                 if size + step > FILL_BYTES_MAX:
                     step //= 2
@@ -263,21 +260,21 @@ class ThisMachine:
                     step //= 2
 
     def empty(self, file: str) -> None:
-        """Remove it if it is there; OSError."""
+        """Delete the file if it exists; OSError."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(file)
 
     def throttle(self, group: str, bound: str) -> None:
-        """Have a cgroup keep to a line of `io.max`; nothing where the cgroup is gone. OSError."""
-        # Without O_CREAT: a cgroup that went with its last process takes its bound along.
+        """Limit a cgroup by a line of `io.max`; do nothing if the cgroup no longer exists. OSError."""
+        # Without O_CREAT: a cgroup deleted with its last process has no limit left to restore.
         with contextlib.suppress(FileNotFoundError):
             with closing(os.open(os.path.join(group, IO_MAX), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
                 os.write(file, bound.encode())
 
     def start(self, name: str, command: tuple[str, ...]) -> None:
-        """Have `forebay cluster up` or the machine's own command start it; HelperRefused."""
+        """Have `forebay cluster up` or the machine's configured command restart it; HelperRefused."""
         if self._up is not None:
-            with contextlib.suppress(OSError):  # `up` has ended, and everything with it
+            with contextlib.suppress(OSError):  # `up` and its processes have ended
                 os.write(self._up, f"{name}\n".encode())
             return
         if command:
@@ -293,7 +290,7 @@ def _page() -> int:
 
 
 def _locks(pid: int, place: tuple[int, int]) -> bool:
-    """Whether a process itself holds a lock (flock) of the file or directory with this device and inode."""
+    """Return whether a process itself holds a lock (flock) on the file with this device and inode."""
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fdinfo"):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/fdinfo/{name}", "rb") as file:
@@ -308,14 +305,14 @@ def _locks(pid: int, place: tuple[int, int]) -> bool:
 
 
 def nft_fault() -> str:
-    """Return why rules of nft cannot be loaded here, empty if they can."""
+    """Return why nft rules cannot be loaded here, empty if they can."""
     if shutil.which("nft") is None:
         return "this machine has no nft (nftables)"
     return "" if os.geteuid() == 0 else "the helper does not run as root, and cannot load rules of nft"
 
 
 def disk_fault(directory: Path) -> str:
-    """Return why the file system of a directory may not be filled, empty if it may: it must hold nothing else."""
+    """Return why a directory's filesystem may not be filled, empty if it may: it must hold nothing else."""
     here = os.stat(directory)
     if here.st_dev == os.stat("/").st_dev:
         return f"{directory} is on the file system of /, which others need"

@@ -1,4 +1,4 @@
-"""The helper of one machine: listens, checks, has a process do the fault, holds its lease. Asleep between drills."""
+"""Helper of one machine: accepts requests, checks them, has a process cause the fault, and holds its lease."""
 
 from __future__ import annotations
 
@@ -42,49 +42,49 @@ from replica.values import MICROSECONDS_PER_SECOND
 LOGGER = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 8
-"""Connections at a time, count: one drill at a time, and somebody who plans one."""
+"""Connections at a time, count: one drill, and an operator who plans another."""
 
 IDLE_S: Final = 10.0
-"""Seconds after which a connection on which nothing is asked is closed."""
+"""Seconds without a request after which a connection is closed."""
 
 BEGIN_S: Final = 20.0
-"""How long a fault may take to be done, seconds."""
+"""Timeout for causing a fault, seconds."""
 
 END_S: Final = 45.0
-"""How long it may take to be undone, seconds: a command of the machine that starts a process again is among it."""
+"""Timeout for undoing it, seconds, including the machine's command that restarts a process."""
 
 _MAY: Final = frozenset({Role.OPERATOR, Role.DRILL})
 
 Known = Callable[[int], Awaitable[DrillAnswer]]
-"""Asks the cluster about a drill; ApiError."""
+"""Queries the cluster for a drill; ApiError."""
 
 Spawn = Callable[..., Awaitable[asyncio.subprocess.Process]]
-"""Starts a process, as asyncio.create_subprocess_exec does."""
+"""Starts a process, like asyncio.create_subprocess_exec."""
 
 
 class UnderWay:
-    """A fault that a process does."""
+    """Running fault and its process."""
 
     def __init__(self, ask: BeginRequest, who: Identity, process: asyncio.subprocess.Process) -> None:
         self.ask: Final = ask
         self.who: Final = who
         self.until_s = float("inf")
-        """After which no renewal helps, seconds of the monotonic clock; not known before it is done."""
+        """Last end of the lease, seconds of the monotonic clock; unknown until the fault is caused."""
         self.process: Final = process
         self.begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """What it said first."""
+        """First line of the process."""
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why it is not undone, empty if it is."""
+        """Why the fault is not undone, empty if it is."""
 
     def tell(self, line: str) -> None:
-        """Send it a line; it may be gone."""
+        """Send the process a line; it may have ended."""
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError, RuntimeError):  # uvloop's word for a pipe that is closed
+        with contextlib.suppress(OSError, RuntimeError):  # uvloop's error for a closed pipe
             self.process.stdin.write(f"{line}\n".encode())
 
 
 class Helper:
-    """One helper in its directory."""
+    """Helper in its directory."""
 
     def __init__(
         self,
@@ -97,8 +97,10 @@ class Helper:
         up: int | None = None,
         spawn: Spawn = asyncio.create_subprocess_exec,
     ) -> None:
-        """`up`: descriptor of a pipe to `forebay cluster up`, which starts again what was killed; `spawn` starts the
-        process that does a fault. ConfigError.
+        """Create it; ConfigError.
+
+        `up`: descriptor of a pipe to `forebay cluster up`, which restarts killed processes; `spawn` starts the process
+        that causes a fault.
         """
         self._config = config
         self._me = config.helper(name)
@@ -112,15 +114,15 @@ class Helper:
         self._watching: asyncio.Task[None] | None = None
         self._beginning = asyncio.Lock()
         self._done: set[int] = set()
-        """Drills whose fault was done here: one each."""
+        """Drills whose fault was caused here: one fault each."""
         self._connections = 0
 
     def renew(self, config: Config) -> None:
-        """Allow what this configuration does from now on; where it is written down how to undo it stays."""
+        """Apply a new configuration; the location of the undo record stays."""
         self._config = config
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Undo what an earlier one left, serve until `stop` is set, and undo what is under way.
+        """Undo the faults of an earlier run, serve until `stop` is set, and undo running faults.
 
         OSError, ValueError, HelperRefused.
         """
@@ -140,7 +142,7 @@ class Helper:
                 await asyncio.wait((self._watching,), timeout=END_S)
 
     def _settle(self) -> str:
-        """Undo what was left, waiting for whoever is at it; return what that was, in a sentence."""
+        """Undo a leftover fault, waiting for a process that is doing so; return a description of it."""
         record = UndoRecord(self._directory, wait=True)
         try:
             undo = record.settle(ThisMachine(self._up))
@@ -148,7 +150,7 @@ class Helper:
             record.close()
         return f"what drill {undo.drill} had done to {undo.target} is undone" if undo is not None else ""
 
-    # ---- who asks
+    # ---- connections
 
     def _tls(self) -> ssl.SSLContext:
         self._credentials.refresh()
@@ -175,7 +177,7 @@ class Helper:
             writer.close()
 
     def _admitted(self, writer: asyncio.StreamWriter) -> Identity:
-        """Return who is at the other end; HelperRefused for whom no drill is."""
+        """Return the peer's identity; HelperRefused if it may not run drills."""
         try:
             shown = certificate_shown(writer.transport, self._config.cluster.id)
         except NotIdentified as error:
@@ -225,7 +227,7 @@ class Helper:
             )
         return one
 
-    # ---- what is asked
+    # ---- requests
 
     async def _look(self, ask: LookRequest) -> HelperAnswer:
         self._check_hours()
@@ -240,7 +242,7 @@ class Helper:
         return HelperAnswer(done=True, figures=figures, starts=starts)
 
     def _check_hours(self) -> None:
-        # A site means its own hours, not those of UTC.
+        # A site's hours are local time, not UTC.
         here = datetime.datetime.fromtimestamp(self._clock.now() / MICROSECONDS_PER_SECOND)  # noqa: DTZ006
         hours = self._config.drill.forbids(here.weekday(), here.hour * 60 + here.minute)
         if hours:
@@ -284,7 +286,7 @@ class Helper:
         return HelperAnswer(done=True)
 
     async def _check_under_way(self, ask: BeginRequest, who: Identity) -> None:
-        """Refuse what the cluster does not know as under way; HelperRefused."""
+        """Check that the cluster has this drill as running; HelperRefused."""
         try:
             drill = await self._known(ask.drill)
         except ApiError as error:
@@ -327,7 +329,7 @@ class Helper:
         return HelperAnswer(done=True)
 
     async def _watch(self, one: UnderWay) -> None:
-        """Follow the process to its end, and undo what it has left."""
+        """Follow the process to its end, and undo leftovers."""
         assert one.process.stdout is not None
         said, why = "", "the helper has ended"
         try:
@@ -338,7 +340,7 @@ class Helper:
                         one.begun.set_result(said)
             await one.process.wait()
             why = ""
-            # However it ended: the record says whether something is left.
+            # However it ended, the record shows what is left to undo.
             try:
                 left = await asyncio.to_thread(self._settle)
                 if left:

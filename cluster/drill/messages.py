@@ -1,4 +1,4 @@
-"""What a helper is asked and answers: one JSON object a line, over TLS with certificates of the cluster."""
+"""Requests to a helper and its answers: one JSON object a line, over TLS with certificates of the cluster."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import msgspec
 from replica.values import DRILL_FIGURES_MAX, MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX
 
 PROTOCOL: Final = 1
-"""What a helper understands; who asks refuses to go on with one that understands less."""
+"""Protocol version of a helper; the coordinator rejects a lower one."""
 
 LINE_BYTES_MAX: Final = 16 * 1024
-"""Bytes of one request or answer."""
+"""Limit of one request or answer, bytes."""
 
 LEASE_S: Final = 3.0
-"""For how long a fault lasts without a renewal, seconds: two renewals may be lost."""
+"""Duration of a fault without a renewal, seconds: two renewals may be lost."""
 
 RENEW_EVERY_S: Final = 1.0
-"""Between two renewals, seconds."""
+"""Seconds between two renewals."""
 
 DURATION_S_MAX: Final = 120
-"""For how long a fault may last, however often it is renewed, seconds."""
+"""Maximum duration of a fault with renewals, seconds."""
 
 NEEDS: Final[dict[str, str]] = {
     "leader-kill": "process",
@@ -35,10 +35,10 @@ NEEDS: Final[dict[str, str]] = {
     "disk-full": "disk",
     "slow-disk": "disk",
 }
-"""Scenario -> what its machine must allow."""
+"""Scenario -> setting that the machine must allow."""
 
 AGENTS: Final = frozenset({"agent-kill", "node-down"})
-"""Scenarios whose target is an agent; that of the others is a replica."""
+"""Scenarios that target an agent; the others target a replica."""
 
 NOT_DONE: Final[dict[str, str]] = {
     "clock-skew": (
@@ -46,21 +46,21 @@ NOT_DONE: Final[dict[str, str]] = {
         "machine is everybody's on it"
     ),
 }
-"""Scenarios that people ask for and that cannot be done honestly -> why."""
+"""Requested scenarios that cannot be run faithfully -> reason."""
 
 Word = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 Number = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class LookRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="look", tag_field="ask"):
-    """Would this be done here? Nothing is."""
+    """Request to check whether the fault would be allowed here, without causing it."""
 
     scenario: Word
     target: Word
 
 
 class BeginRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin", tag_field="ask"):
-    """Do it, for `duration_s` at most from when it is done."""
+    """Request to cause the fault, for at most `duration_s` from then on."""
 
     drill: Number
     plan: Word
@@ -70,13 +70,13 @@ class BeginRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class RenewRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="renew", tag_field="ask"):
-    """Whoever carries the drill out is still there."""
+    """Renewal of the lease by the drill's coordinator."""
 
     drill: Number
 
 
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="end", tag_field="ask"):
-    """Undo it now."""
+    """Request to undo the fault now."""
 
     drill: Number
 
@@ -85,20 +85,20 @@ Ask = LookRequest | BeginRequest | RenewRequest | EndRequest
 
 
 class HelperAnswer(msgspec.Struct, frozen=True):
-    """What came of it. Not `done`: `sentence` says why, `remedy` what would be right."""
+    """Result of a request. If not `done`, `sentence` is the cause and `remedy` the correction."""
 
     done: bool
     sentence: Annotated[str, msgspec.Meta(max_length=2 * MESSAGE_CHARACTERS_MAX)] = ""
     remedy: Annotated[str, msgspec.Meta(max_length=2 * MESSAGE_CHARACTERS_MAX)] = ""
     protocol: int = PROTOCOL
     figures: Annotated[dict[str, int], msgspec.Meta(max_length=DRILL_FIGURES_MAX)] = {}
-    """Of `look`: `now_us`, the wall clock of the machine, `certificate_until_us`, and `free_bytes` of a disk."""
+    """For `look`: `now_us`, the machine's wall clock, `certificate_until_us`, and `free_bytes` of a disk."""
     starts: str = ""
-    """Of `look`: who starts a process again that was killed: `command`, `up`; empty: a service manager, or nobody."""
+    """For `look`: what restarts a killed process, `command` or `up`; empty: a service manager, or nothing."""
 
 
 class HelperRefused(Exception):
-    """A helper that is not there, or does not do what it is asked."""
+    """Helper that is unreachable, or rejects a request."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
         super().__init__(f"{sentence}; {remedy}")

@@ -1,7 +1,7 @@
-"""The process that does one fault and undoes it: when it is told to, when the lease ends, or when its helper is gone.
+"""Process that causes one fault and undoes it: on request, when the lease ends, or when its helper has ended.
 
-It is in a session of its own, holds the record of what is to be undone, and nothing else: whoever kills the helper does
-not keep the fault. Whoever kills this process leaves the record, which the helper settles at once, or at its start.
+It runs in a session of its own and holds only the undo record, so killing the helper does not keep the fault. If this
+process is killed, the record remains, which the helper settles at once or at its start.
 
     stdin   the assignment, then `lease SECONDS` of the monotonic clock, or `end`; one a line
     stdout  `done`, `undone`, or `refused SENTENCE; REMEDY`
@@ -26,37 +26,37 @@ from cluster.drill.record import Busy, UndoRecord
 from cluster.system import Clock, SystemClock, ignore_hangup
 
 LINE_BYTES_MAX: Final = 256 * 1024
-"""Bytes of the assignment: rules of nft for sixteen replicas are some kilobytes."""
+"""Limit of the assignment, bytes: nft rules for sixteen replicas take some kilobytes."""
 
 EXIT_OK: Final = 0
 EXIT_REFUSED: Final = 1
 
 
 class FaultAssignment(msgspec.Struct, frozen=True):
-    """What one process is to do."""
+    """Fault for one process, with its limits."""
 
     drill: int
     target: str
     fault: Fault
     lease_s: float
-    """For how long it lasts once it is done, unless the lease is renewed, seconds."""
+    """Duration of the fault unless the lease is renewed, seconds."""
     duration_s: float
-    """For how long it lasts once it is done, however often the lease is renewed, seconds."""
+    """Duration of the fault however often the lease is renewed, seconds."""
 
 
 class _Ended(Exception):
-    """SIGTERM: the machine goes down, or somebody wants it to end."""
+    """SIGTERM received: the machine shuts down, or the process is to end."""
 
 
 class Lines:
-    """What the helper sends, a line at a time."""
+    """Lines from the helper."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._rest = b""
 
     def next(self, timeout_s: float) -> str | None:
-        """Return the next line; empty once the helper is gone, None where none came in time."""
+        """Return the next line; empty once the helper has ended, None after a timeout."""
         clock = SystemClock()
         until_s = clock.monotonic_s() + timeout_s
         while b"\n" not in self._rest:
@@ -72,7 +72,7 @@ class Lines:
 
 
 class Lease:
-    """For how long a fault is held: until the lease or its time ends, something else is said, or the helper is gone."""
+    """Duration of a fault: until the lease or its time ends, another line arrives, or the helper has ended."""
 
     def __init__(self, clock: Clock, lease_s: float, duration_s: float) -> None:
         self._clock = clock
@@ -81,17 +81,17 @@ class Lease:
 
     @property
     def left_s(self) -> float:
-        """For how long it is held unless something is heard, seconds."""
+        """Return the remaining time without further lines, seconds."""
         return self._until_s - self._clock.monotonic_s()
 
     def hear(self, line: str) -> None:
-        """Take note of a line of the helper, or of its end, which is empty."""
+        """Process a line from the helper, or its end, which is empty."""
         word, _, value = line.partition(" ")
         self._until_s = min(float(value), self._last_s) if word == "lease" else self._clock.monotonic_s()
 
 
 def wait_for_end(lines: Lines, lease: Lease) -> None:
-    """Return when the fault is to be undone."""
+    """Wait until the fault is to be undone."""
     while (left_s := lease.left_s) > 0:
         line = lines.next(left_s)
         if line is not None:
@@ -99,7 +99,7 @@ def wait_for_end(lines: Lines, lease: Lease) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Do what the helper assigns, and return once it is undone."""
+    """Perform the helper's assignment, and return once the fault is undone."""
     parser = argparse.ArgumentParser(prog="cluster.drill.performer")
     parser.add_argument("--directory", type=Path, required=True, help="where the record is")
     parser.add_argument("--up", type=int, help="descriptor of the pipe to `forebay cluster up`")
@@ -133,7 +133,7 @@ def run(arguments: list[str]) -> int:
 
 
 LINE_S: Final = 10.0
-"""How long the assignment may take, seconds: it is sent at once."""
+"""Timeout for the assignment, seconds: it is sent at once."""
 
 
 def _ended(number: int, frame: object) -> NoReturn:
@@ -146,7 +146,7 @@ def _refused(sentence: str, remedy: str) -> int:
 
 
 def _say(line: str) -> None:
-    # Nobody may be there to hear it.
+    # The helper may have ended.
     with contextlib.suppress(OSError):
         os.write(sys.stdout.fileno(), f"{line}\n".encode())
 

@@ -1,4 +1,4 @@
-"""What is to be undone on this machine, written down durably before a fault is done, and kept until it is undone."""
+"""Undo record of this machine: written durably before a fault is caused, and kept until it is undone."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ RECORD: Final = "undo.json"
 _NEW: Final = "undo.json.new"
 
 RECORD_BYTES_MAX: Final = 256 * 1024
-"""Bytes of the record: rules of nft for sixteen replicas are some kilobytes."""
+"""Limit of the record, bytes: nft rules for sixteen replicas take some kilobytes."""
 
 
 class Busy(Exception):
-    """Somebody else works on the record: whoever does the fault, or undoes it."""
+    """Another process holds the record: it causes or undoes a fault."""
 
 
 class UndoRecord:
-    """The record of one helper, held: nobody else does or undoes anything of it meanwhile."""
+    """Record of one helper, held exclusively: no other process causes or undoes its fault meanwhile."""
 
     def __init__(self, directory: Path, *, wait: bool = False) -> None:
-        """Take hold of it, waiting if it is held and `wait`; Busy, OSError."""
+        """Acquire the record; if it is held, wait if `wait`. Busy, OSError."""
         make_private_directory(directory)
         self._directory = open_directory(directory)
         try:
@@ -41,11 +41,11 @@ class UndoRecord:
             raise
 
     def close(self) -> None:
-        """Let the next one in."""
+        """Release the record."""
         os.close(self._directory)
 
     def read(self) -> Undo | None:
-        """Return what is to be undone, None for nothing. OSError; ValueError names what cannot be read."""
+        """Return the fault to undo, None if there is none. OSError; ValueError names an unreadable record."""
         try:
             descriptor = os.open(RECORD, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
         except FileNotFoundError:
@@ -60,7 +60,7 @@ class UndoRecord:
             ) from error
 
     def write(self, undo: Undo) -> None:
-        """Write down what is to be undone; durable on return. OSError."""
+        """Write the fault to undo; durable on return. OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with closing(os.open(_NEW, flags, 0o600, dir_fd=self._directory)) as descriptor:
             write_all(descriptor, msgspec.json.encode(undo))
@@ -69,15 +69,15 @@ class UndoRecord:
         os.fsync(self._directory)
 
     def remove(self) -> None:
-        """Say that nothing is to be undone; durable on return. OSError."""
+        """Remove the record: nothing is to be undone; durable on return. OSError."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(RECORD, dir_fd=self._directory)
             os.fsync(self._directory)
 
-    # ---- what is done with it
+    # ---- operations on the record
 
     def begin(self, undo: Undo, machine: Machine) -> None:
-        """Do a fault whose undo is written down before; undone where that fails. HelperRefused, OSError."""
+        """Cause a fault after recording its undo; undone if that fails. HelperRefused, OSError."""
         self.write(undo)
         try:
             do(undo, machine)
@@ -86,7 +86,7 @@ class UndoRecord:
             raise
 
     def settle(self, machine: Machine) -> Undo | None:
-        """Undo what is to be undone, and return what that was. HelperRefused, OSError; ValueError as `read`."""
+        """Undo the recorded fault and return it. HelperRefused, OSError; ValueError as `read`."""
         undo = self.read()
         if undo is not None:
             undo_fault(undo, machine)

@@ -1,7 +1,7 @@
-"""The bound that makes a replica's disk slow for it alone: how often its own cgroup may write to the device.
+"""I/O limit that makes the disk slow for one replica: the write rate of its cgroup to the device.
 
-Cgroup v2, controller `io` (the kernel's Documentation/admin-guide/cgroup-v2.rst): a write that is more than `wiops`
-allows waits, as on a disk that does no more. Whoever shares the cgroup would wait too, so nobody may.
+Cgroup v2, controller `io` (the kernel's Documentation/admin-guide/cgroup-v2.rst): writes beyond `wiops` wait, as on a
+slow disk. Other processes in the cgroup would wait too, so there must be none.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from cluster.drill.messages import HelperRefused
 from cluster.system import cgroup_of, descendants
 
 WRITES_PER_S: Final = 10
-"""Writes that a slow disk does, count a second: a commit takes 0.1 s and more."""
+"""Writes per second of a slow disk: a commit takes 0.1 s and more."""
 
 NONE: Final = "rbps=max wbps=max riops=max wiops=max"
-"""What `io.max` says where nothing is bounded."""
+"""Content of `io.max` without limits."""
 
 ACCOUNTING: Final = "write IOAccounting=yes into the unit of the replica, or enable the controller io for its cgroup"
 OF_ITS_OWN: Final = "start each replica as a service of its own, as the units of the packages do"
 
 
 def throttle_of(process: TargetProcess, home: Path) -> Throttle:
-    """Return what makes the disk of a directory slow for a process; HelperRefused."""
+    """Return the limit that makes a directory's disk slow for a process; HelperRefused."""
     try:
         group = cgroup_of(process.pid)
     except (LookupError, OSError) as error:
@@ -49,7 +49,7 @@ def throttle_of(process: TargetProcess, home: Path) -> Throttle:
 
 
 def disk_of(directory: Path) -> str:
-    """Return the whole disk that a directory is on, as MAJOR:MINOR; HelperRefused."""
+    """Return the whole disk of a directory, as MAJOR:MINOR; HelperRefused."""
     number = os.stat(directory).st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     place = Path("/sys/dev/block", device)
@@ -58,5 +58,5 @@ def disk_of(directory: Path) -> str:
             f"{directory} is on no disk that could be slow (device {device})",
             "give the replica an ext4 or xfs on a disk",
         )
-    # The kernel takes no bound for a part of a disk.
+    # The kernel accepts no limit for a partition.
     return (place.resolve().parent / "dev").read_text().strip() if (place / "partition").exists() else device

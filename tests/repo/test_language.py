@@ -21,6 +21,8 @@ CONVERTED = (
     "cluster/providers",
     "cluster/server",
     "cluster/system",
+    "cluster/drill",
+    "cluster/slurm",
 )
 """Packages that follow the rules; the others are converted one by one."""
 
