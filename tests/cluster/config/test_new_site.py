@@ -230,7 +230,7 @@ def test_two_clusters_have_two_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize("there", ["forebay.toml", "tls"])
 def test_a_directory_with_a_cluster_is_left_as_it_is(tmp_path: Path, there: str) -> None:
     (tmp_path / there).mkdir()
-    with pytest.raises(FoundingRefused, match=f"{there} is there already"):
+    with pytest.raises(FoundingRefused, match=f"{there} exists"):
         create_site(tmp_path, Founding(), clock=CLOCK)
     assert [path.name for path in tmp_path.rglob("*")] == [there]
 
