@@ -23,8 +23,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import uvloop
 
-from cluster.api import ChannelServer, Doors, LocalCore, Server, Service
-from cluster.client import ApiError, Client, WitnessAnswer, WitnessClient, WitnessUnreachable
+from cluster.api import ApiService, ApiWorkers, ChannelServer, LocalBackend, Server
+from cluster.client import ApiError, Client, WitnessClient, WitnessReply, WitnessUnreachable
 from cluster.config import AGREED, Config, ConfigError, Reloader
 from cluster.consensus import (
     Consensus,
@@ -40,7 +40,7 @@ from cluster.consensus import (
 from cluster.providers.calls import PoolWatch
 from cluster.schemas import CheckpointRequest, HandedView, SignRequest, StatusView
 from cluster.schemas import operations as ops
-from cluster.security import Credentials, Peers, TlsRefused, until_valid
+from cluster.security import Credentials, Peers, TlsError, until_valid
 from cluster.security.proofs import VerifierKey, parse_key
 from cluster.server import (
     Backfill,
@@ -263,7 +263,7 @@ class Replica:
             files = config.tls_files(name)
             credentials = Credentials(files, serves=True, open_to_all=config.access.munge, clock=clock)
             timing = timing_of(config)
-        except (ConfigError, TlsRefused) as error:
+        except (ConfigError, TlsError) as error:
             raise Refused(str(error), EXIT_CONFIGURATION) from error
         self.config = config
         """As it is in force now."""
@@ -350,7 +350,7 @@ class Replica:
         except RemovedFromCluster as error:
             storage.close()
             raise Refused(str(error), EXIT_NOT_A_MEMBER) from error
-        except (ValueError, TlsRefused, BrokenInvariant) as error:
+        except (ValueError, TlsError, BrokenInvariant) as error:
             storage.close()
             raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
         self.backfill = Backfill(
@@ -378,7 +378,7 @@ class Replica:
         )
         for duty in mail_duties(self.controller, lambda: self.config):
             self.controller.register(duty)
-        self.service = Service(
+        self.service = ApiService(
             self.controller,
             version=release(),
             fail=fail,
@@ -407,11 +407,11 @@ class Replica:
                 clock=clock,
             )
         )
-        core = LocalCore(self.service)
-        self.fronts: list[Doors | Server | ChannelServer] = []
+        core = LocalBackend(self.service)
+        self.fronts: list[ApiWorkers | Server | ChannelServer] = []
         """What serves clients, in the order in which it starts: doors in processes of their own, or this process."""
         if me.doors:
-            doors = Doors(core, count=me.doors, api=me.api, channel=me.channel, files=files)
+            doors = ApiWorkers(core, count=me.doors, api=me.api, channel=me.channel, files=files)
             credentials.on_renewed.append(doors.refresh)
             self.fronts.append(doors)
         else:
@@ -505,7 +505,7 @@ class Replica:
         (found,) = (await self._client.call(ops.LIST_LOG_KEYS, alone=True, replica=self._api_of(peer))).keys
         return parse_key(found.key)
 
-    async def _ask_witness(self, witness: str, body: bytes) -> WitnessAnswer:
+    async def _ask_witness(self, witness: str, body: bytes) -> WitnessReply:
         try:
             return await self._witnesses.add_checkpoint(witness, body)
         except WitnessUnreachable as error:
@@ -529,14 +529,14 @@ class Replica:
         return Address.parse(api)
 
 
-def _time_syncs(environment: Environment, clock: Clock, service: Service) -> None:
+def _time_syncs(environment: Environment, clock: Clock, service: ApiService) -> None:
     """Observe how long each durable transaction takes."""
     commit = environment.commit
 
     def timed(transaction: Any) -> None:
         started_s = clock.monotonic_s()
         commit(transaction)
-        service.metrics.synced(clock.monotonic_s() - started_s)
+        service.metrics.record_sync(clock.monotonic_s() - started_s)
 
     environment.commit = timed
 
@@ -559,7 +559,7 @@ async def run(
     try:
         if not await until_valid(config.tls_files(name).certificate, clock, stopped):
             return
-    except TlsRefused as error:
+    except TlsError as error:
         raise Refused(str(error), EXIT_CONFIGURATION) from error
     if has_joined(config, name):
         joins = False

@@ -36,7 +36,7 @@ from cluster.agent.script_run import ProviderScriptRun, ScriptRun
 from cluster.agent.scripts import ScriptRecord, recorded_jobs, remove_record
 from cluster.agent.transfer import PHASES, Rate, workspace
 from cluster.agent.worker import SWEEP, jobs_with_orphans
-from cluster.schemas import PROGRESS_ROWS_MAX, Progress, Report, StageWord
+from cluster.schemas import PROGRESS_ROWS_MAX, OperationProgress, OperationReport, StageWord
 from cluster.system import Clock, about
 from replica.messages import (
     OperationDone,
@@ -178,7 +178,7 @@ class Activities:
         self._watch.follow()
         self._tidy()
 
-    def progress(self) -> tuple[Progress, ...]:
+    def progress(self) -> tuple[OperationProgress, ...]:
         """Return the progress of each operation."""
         now_s = self._clock.monotonic_s()
         rows = []
@@ -189,7 +189,7 @@ class Activities:
             order, waits = activity.order, activity.work.waits
             held, activity.waits = waits != activity.waits, waits
             rows.append(
-                Progress(
+                OperationProgress(
                     job=job,
                     attempt=order.attempt,
                     stage=cast(StageWord, order.stage),
@@ -219,7 +219,7 @@ class Activities:
         """True while data is being moved."""
         return bool(self._moving())
 
-    def note_acknowledged(self, report: Report, *, accepted: bool) -> None:
+    def note_acknowledged(self, report: OperationReport, *, accepted: bool) -> None:
         """Record that the controller has received a report."""
         if accepted and isinstance(report.result, ScriptEnded):
             # The job can run again only as a new attempt. Teardown makes the removal durable.
@@ -428,6 +428,6 @@ def _is_found_again(order: Order, result: OperationDone | OperationFailed | Scri
     return isinstance(result, ScriptEnded) or (order.stage == "post_run" and order.provision is None)
 
 
-def _order_of(report: Report) -> Order:
+def _order_of(report: OperationReport) -> Order:
     """Return the part of a report's order that identifies it."""
     return Order(job=report.job, attempt=report.attempt, stage=report.stage, user="", name="", workdir="")

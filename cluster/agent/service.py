@@ -37,12 +37,12 @@ from cluster.schemas import (
     PollAnswer,
     PollRequest,
     RegisterRequest,
-    Report,
+    OperationReport,
     ReportsAnswer,
     ReportsRequest,
     new_command_id,
 )
-from cluster.security import TlsRefused, until_valid
+from cluster.security import TlsError, until_valid
 from cluster.system import (
     EXIT_CONFIGURATION,
     READY,
@@ -361,7 +361,7 @@ class Agent:
             # Orders from before this revision would repeat work that the reports have settled.
             self._least_revision = max(self._least_revision, answer.revision)
 
-    def _acknowledge(self, batch: list[Report], answer: ReportsAnswer) -> None:
+    def _acknowledge(self, batch: list[OperationReport], answer: ReportsAnswer) -> None:
         sent = {report.command_id for report in batch}
         for result in answer.results:
             if result.command_id not in sent:
@@ -527,7 +527,7 @@ def serve(config: Config, name: str, *, mover: bool = False) -> int:
     gc.freeze()
     try:
         asyncio.run(_serve(config, name, mover=mover))
-    except (ConfigError, TlsRefused) as error:
+    except (ConfigError, TlsError) as error:
         say_at_last(f"forebay run agent: {error}")
         return EXIT_CONFIGURATION
     except (AgentFailed, FileRefused) as error:

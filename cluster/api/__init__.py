@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.api.core import LocalCore
-    from cluster.api.door import ChannelServer, Server
-    from cluster.api.doors import Doors
-    from cluster.api.service import Service
+    from cluster.api.local_backend import LocalBackend
+    from cluster.api.service import ApiService
+    from cluster.api.worker import ChannelServer, Server
+    from cluster.api.workers import ApiWorkers
 else:
     # A door is made of some of its modules, and has no business with the others.
     __getattr__ = shown(
         __name__,
         """
-        core: LocalCore
-        door: ChannelServer Server
-        doors: Doors
-        service: Service
+        local_backend: LocalBackend
+        worker: ChannelServer Server
+        workers: ApiWorkers
+        service: ApiService
         """,
     )

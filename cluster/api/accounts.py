@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from cluster.api.privacy import check_sight, only_user
-from cluster.api.service import AskedCommand, Call, Reply, Route, encoded, handles
-from cluster.api.web import Problem, bad, unknown_job
-from cluster.schemas import Answer, Command, Operation, made_of
+from cluster.api.privacy import check_may_see, only_user
+from cluster.api.service import ApiCall, CommandBody, Reply, Route, encode_view, handles
+from cluster.api.web import Problem, bad_request, unknown_job
+from cluster.schemas import Answer, ApiOperation, Command, made_of
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
 from cluster.system import format_instant, parse_instant
@@ -36,44 +36,46 @@ Listing = Callable[[State, SlicedWork], Awaitable[_Listed]]
 """What makes the answer, in slices: all records of a kind, as they are in a state."""
 
 
-def _lists(operation: Operation[None, _Listed], listing: Listing[_Listed]) -> Route:
+def _list_route(operation: ApiOperation[None, _Listed], listing: Listing[_Listed]) -> Route:
     """Return the route that lists one kind of record."""
 
-    async def listed(call: Call[None]) -> Reply[_Listed]:
+    async def listed(call: ApiCall[None]) -> Reply[_Listed]:
         state = await call.state()
         return Reply(state.revision, await listing(state, call.work))
 
     return handles(operation)(listed)
 
 
-def _deletes(
-    operation: Operation[Command, _Listed], command: Callable[[str], c.Command], listing: Listing[_Listed]
+def _delete_route(
+    operation: ApiOperation[Command, _Listed], command: Callable[[str], c.Command], listing: Listing[_Listed]
 ) -> Route:
     """Return the route that takes away the record of one kind that the path names."""
 
-    async def deleted(call: Call[Command]) -> Reply[_Listed]:
-        return await _settled(call, command(call.params["name"]), listing)
+    async def deleted(call: ApiCall[Command]) -> Reply[_Listed]:
+        return await _settle_and_list(call, command(call.params["name"]), listing)
 
     return handles(operation)(deleted)
 
 
-async def _settled(call: Call[AskedCommand], command: c.Command, listing: Listing[_Listed]) -> Reply[_Listed]:
+async def _settle_and_list(call: ApiCall[CommandBody], command: c.Command, listing: Listing[_Listed]) -> Reply[_Listed]:
     """Have a change settled, and answer with the list of what it is about as it is afterwards."""
     state = (await call.service.settle(call, command)).state
     return Reply(state.revision, await listing(state, call.work))
 
 
 @handles(ops.SET_ACCOUNT)
-async def set_account(call: Call[v.AccountRequest]) -> Reply[v.AccountsAnswer]:
+async def set_account(call: ApiCall[v.AccountRequest]) -> Reply[v.AccountsAnswer]:
     body = call.body
     strange = sorted(set(body.user_limits) - set(body.users))
     if strange:
-        raise bad(f"{strange[0]!r} is not among the users", "list the user in users, too", "user_limits")
+        raise bad_request(f"{strange[0]!r} is not among the users", "list the user in users, too", "user_limits")
     members = tuple(
         AccountUser(user, _limits(body.user_limits.get(user, {}), f"user_limits.{user}")) for user in body.users
     )
     limits = _limits(body.limits, "limits")
-    return await _settled(call, c.SetAccount(Account(call.params["name"], body.parent, members, limits)), _accounts)
+    return await _settle_and_list(
+        call, c.SetAccount(Account(call.params["name"], body.parent, members, limits)), _accounts
+    )
 
 
 async def _accounts(state: State, work: SlicedWork) -> v.AccountsAnswer:
@@ -90,15 +92,15 @@ async def _accounts(state: State, work: SlicedWork) -> v.AccountsAnswer:
     return v.AccountsAnswer(revision=state.revision, accounts=tuple(rows))
 
 
-list_accounts = _lists(ops.LIST_ACCOUNTS, _accounts)
-delete_account = _deletes(ops.DELETE_ACCOUNT, c.DeleteAccount, _accounts)
+list_accounts = _list_route(ops.LIST_ACCOUNTS, _accounts)
+delete_account = _delete_route(ops.DELETE_ACCOUNT, c.DeleteAccount, _accounts)
 
 
 @handles(ops.SET_QOS)
-async def set_qos(call: Call[v.QosRequest]) -> Reply[v.QosAnswer]:
+async def set_qos(call: ApiCall[v.QosRequest]) -> Reply[v.QosAnswer]:
     body = call.body
     limits = _limits(body.limits, "limits")
-    return await _settled(call, c.SetQos(made_of(body, Qos, name=call.params["name"], limits=limits)), _qos)
+    return await _settle_and_list(call, c.SetQos(made_of(body, Qos, name=call.params["name"], limits=limits)), _qos)
 
 
 async def _qos(state: State, work: SlicedWork) -> v.QosAnswer:
@@ -109,13 +111,13 @@ async def _qos(state: State, work: SlicedWork) -> v.QosAnswer:
     return v.QosAnswer(revision=state.revision, qos=tuple(rows))
 
 
-list_qos = _lists(ops.LIST_QOS, _qos)
-delete_qos = _deletes(ops.DELETE_QOS, c.DeleteQos, _qos)
+list_qos = _list_route(ops.LIST_QOS, _qos)
+delete_qos = _delete_route(ops.DELETE_QOS, c.DeleteQos, _qos)
 
 
 @handles(ops.SET_LICENSE)
-async def set_license(call: Call[v.LicenseRequest]) -> Reply[v.LicensesAnswer]:
-    return await _settled(call, c.SetLicense(License(call.params["name"], call.body.total)), _licenses)
+async def set_license(call: ApiCall[v.LicenseRequest]) -> Reply[v.LicensesAnswer]:
+    return await _settle_and_list(call, c.SetLicense(License(call.params["name"], call.body.total)), _licenses)
 
 
 async def _licenses(state: State, work: SlicedWork) -> v.LicensesAnswer:
@@ -126,23 +128,23 @@ async def _licenses(state: State, work: SlicedWork) -> v.LicensesAnswer:
     return v.LicensesAnswer(revision=state.revision, licenses=tuple(rows))
 
 
-list_licenses = _lists(ops.LIST_LICENSES, _licenses)
-delete_license = _deletes(ops.DELETE_LICENSE, c.DeleteLicense, _licenses)
+list_licenses = _list_route(ops.LIST_LICENSES, _licenses)
+delete_license = _delete_route(ops.DELETE_LICENSE, c.DeleteLicense, _licenses)
 
 
 @handles(ops.SET_RESERVATION)
-async def set_reservation(call: Call[v.ReservationRequest]) -> Reply[v.ReservationsAnswer]:
+async def set_reservation(call: ApiCall[v.ReservationRequest]) -> Reply[v.ReservationsAnswer]:
     body = call.body
     state = await call.service.current()
     try:
         space = parse_reserved(body.burst_buffer, state.pools, state.site.provider)
     except TextFault as fault:
-        raise bad(fault.sentence, fault.remedy, "burst_buffer") from fault
+        raise bad_request(fault.sentence, fault.remedy, "burst_buffer") from fault
     start_at = call.service.clock.now() if body.start is None else _instant(body.start, "start")
     reservation = Reservation(
         call.params["name"], start_at, _instant(body.end, "end"), body.users, body.accounts, space
     )
-    return await _settled(call, c.SetReservation(reservation), _reservations)
+    return await _settle_and_list(call, c.SetReservation(reservation), _reservations)
 
 
 async def _reservations(state: State, work: SlicedWork) -> v.ReservationsAnswer:
@@ -161,13 +163,13 @@ async def _reservations(state: State, work: SlicedWork) -> v.ReservationsAnswer:
     return v.ReservationsAnswer(revision=state.revision, reservations=tuple(rows))
 
 
-list_reservations = _lists(ops.LIST_RESERVATIONS, _reservations)
-delete_reservation = _deletes(ops.DELETE_RESERVATION, c.DeleteReservation, _reservations)
+list_reservations = _list_route(ops.LIST_RESERVATIONS, _reservations)
+delete_reservation = _delete_route(ops.DELETE_RESERVATION, c.DeleteReservation, _reservations)
 
 
 @handles(ops.SET_SCHEDULING_RULES)
-async def set_scheduling_rules(call: Call[v.SchedulingRequest]) -> Reply[v.SchedulingAnswer]:
-    return await _settled(call, c.SetSchedulingRules(made_of(call.body, SchedulingRules)), _scheduling)
+async def set_scheduling_rules(call: ApiCall[v.SchedulingRequest]) -> Reply[v.SchedulingAnswer]:
+    return await _settle_and_list(call, c.SetSchedulingRules(made_of(call.body, SchedulingRules)), _scheduling)
 
 
 async def _scheduling(state: State, work: SlicedWork) -> v.SchedulingAnswer:
@@ -195,17 +197,17 @@ async def _scheduling(state: State, work: SlicedWork) -> v.SchedulingAnswer:
     )
 
 
-show_scheduling_rules = _lists(ops.SHOW_SCHEDULING_RULES, _scheduling)
+show_scheduling_rules = _list_route(ops.SHOW_SCHEDULING_RULES, _scheduling)
 
 
 @handles(ops.ESTIMATE_JOB)
-async def estimate_job(call: Call[None]) -> Reply[v.EstimateView]:
+async def estimate_job(call: ApiCall[None]) -> Reply[v.EstimateView]:
     state = await call.state()
     job_id = call.job_in(state)
     job = state.jobs.get(job_id)
     if job is None:
         raise unknown_job(f"there is no job {job_id} in the state")
-    check_sight(call, state, job_id)
+    check_may_see(call, state, job_id)
     if job.external_job is not None:
         sentence = f"{job.external_job.name} is a job of another scheduler, which alone says when it starts"
         raise Problem(409, "wrong_state", sentence, f"ask that scheduler for its job {job.external_job.job}", "job id")
@@ -226,18 +228,18 @@ def _limits(texts: dict[str, str], place: str) -> tuple[Limit, ...]:
     try:
         return parse_limits(texts)
     except TextFault as fault:
-        raise bad(fault.sentence, fault.remedy, place) from fault
+        raise bad_request(fault.sentence, fault.remedy, place) from fault
 
 
 def _instant(text: str, place: str) -> Instant:
     try:
         return parse_instant(text)
     except ValueError as error:
-        raise bad(str(error), "write it as 2026-01-31T12:00:00Z", place) from error
+        raise bad_request(str(error), "write it as 2026-01-31T12:00:00Z", place) from error
 
 
 @handles(ops.SET_PARTITION)
-async def set_partition(call: Call[v.PartitionRequest]) -> Reply[v.PartitionsAnswer]:
+async def set_partition(call: ApiCall[v.PartitionRequest]) -> Reply[v.PartitionsAnswer]:
     body = call.body
     every = body.nodes.upper() == EVERY_NODE
     record = made_of(
@@ -250,7 +252,7 @@ async def set_partition(call: Call[v.PartitionRequest]) -> Reply[v.PartitionsAns
         is_default=body.default,
         max_time_s=_max_time_s(body.max_time_s),
     )
-    return await _settled(call, c.SetPartition(record), _partitions)
+    return await _settle_and_list(call, c.SetPartition(record), _partitions)
 
 
 def _nodes(text: str) -> tuple[str, ...]:
@@ -258,12 +260,14 @@ def _nodes(text: str) -> tuple[str, ...]:
         return parse_nodes(text)
     except NodeListFault as fault:
         sentence, _, remedy = str(fault).partition("; ")
-        raise bad(sentence, remedy or f"write names, or {EVERY_NODE}", "nodes") from fault
+        raise bad_request(sentence, remedy or f"write names, or {EVERY_NODE}", "nodes") from fault
 
 
 def _max_time_s(max_time_s: int | None) -> int:
     if max_time_s is not None and max_time_s <= 0:
-        raise bad(f"the longest time limit is {max_time_s} s", "use at least 1 s, or null for any", "max_time_s")
+        raise bad_request(
+            f"the longest time limit is {max_time_s} s", "use at least 1 s, or null for any", "max_time_s"
+        )
     return max_time_s or 0
 
 
@@ -272,12 +276,12 @@ async def _partitions(state: State, work: SlicedWork) -> v.PartitionsAnswer:
     for _, partition in sorted(state.partitions.items()):
         # It counts the CPUs of each of its nodes.
         await work.take(parts=len(state.nodes if partition.every_node else partition.nodes))
-        rows.append(encoded(_view(state, partition)))
+        rows.append(encode_view(_view(state, partition)))
     return v.PartitionsAnswer(revision=state.revision, partitions=tuple(rows))
 
 
-list_partitions = _lists(ops.LIST_PARTITIONS, _partitions)
-delete_partition = _deletes(ops.DELETE_PARTITION, c.DeletePartition, _partitions)
+list_partitions = _list_route(ops.LIST_PARTITIONS, _partitions)
+delete_partition = _delete_route(ops.DELETE_PARTITION, c.DeletePartition, _partitions)
 
 
 def _view(state: State, partition: Partition) -> v.PartitionView:
@@ -296,20 +300,20 @@ def _view(state: State, partition: Partition) -> v.PartitionView:
 
 
 @handles(ops.LIST_USAGE)
-async def list_usage(call: Call[None]) -> Reply[v.UsageAnswer]:
+async def list_usage(call: ApiCall[None]) -> Reply[v.UsageAnswer]:
     return await _usage(call, await call.state())
 
 
 @handles(ops.RESET_USAGE)
-async def reset_usage(call: Call[v.UsageResetRequest]) -> Reply[v.UsageAnswer]:
+async def reset_usage(call: ApiCall[v.UsageResetRequest]) -> Reply[v.UsageAnswer]:
     body = call.body
     if (body.account is None) == (body.qos is None):
-        raise bad("it is not said whose usage", "name an account, or a QOS", "account")
+        raise bad_request("it is not said whose usage", "name an account, or a QOS", "account")
     command = c.ResetUsage("q", body.qos) if body.qos is not None else c.ResetUsage("a", body.account or "")
     return await _usage(call, (await call.service.settle(call, command)).state)
 
 
-async def _usage(call: Call[Any], state: State) -> Reply[v.UsageAnswer]:
+async def _usage(call: ApiCall[Any], state: State) -> Reply[v.UsageAnswer]:
     rows: list[v.UsageView] = []
     work, only = call.work, only_user(call, state)
     for key in await work.sort(state.consumed):
@@ -325,5 +329,5 @@ async def _usage(call: Call[Any], state: State) -> Reply[v.UsageAnswer]:
             pool=pool or None,
             byte_minutes=state.consumed[key],
         )
-        rows.append(encoded(view))
+        rows.append(encode_view(view))
     return Reply(state.revision, v.UsageAnswer(revision=state.revision, usage=tuple(rows)))

@@ -10,8 +10,8 @@ import msgspec
 
 from cluster.api.privacy import only_user, owns
 from cluster.api.render import buffer_view, external_job_fields, persistent_view
-from cluster.api.service import Call, Reply, encoded, handles
-from cluster.api.web import Problem, actor_of, bad, queue_full
+from cluster.api.service import ApiCall, Reply, encode_view, handles
+from cluster.api.web import Problem, actor_of, bad_request, queue_full
 from cluster.providers import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX, OperationError
 from cluster.providers.calls import TooManyCalls
 from cluster.providers.worker import CallRequest
@@ -54,7 +54,7 @@ STATUS_WAIT_S_MAX: Final = 60
 
 
 @handles(ops.LIST_BUFFERS)
-async def list_buffers(call: Call[None]) -> Reply[BuffersAnswer]:
+async def list_buffers(call: ApiCall[None]) -> Reply[BuffersAnswer]:
     state, work = await call.state(), call.work
     only, parked = only_user(call, state), call.query.get("parked") == "yes"
 
@@ -71,21 +71,21 @@ async def list_buffers(call: Call[None]) -> Reply[BuffersAnswer]:
     for name in await work.sort(state.persistent):
         if not parked and (only is None or state.persistent[name].user == only):
             await work.take()
-            rows.append(encoded(persistent_view(state, name)))
+            rows.append(encode_view(persistent_view(state, name)))
     found = list(islice(await listed(state.unfinished, newest=False), BUFFERS_LISTED_MAX))
     if call.query.get("live") != "yes" and not parked:
         found += islice(await listed(state.finished, newest=True), BUFFERS_LISTED_MAX - len(found))
     for job_id in await work.sort(found):
         await work.take()
-        rows.append(encoded(buffer_view(state, job_id, path=owns(call, state, job_id))))
+        rows.append(encode_view(buffer_view(state, job_id, path=owns(call, state, job_id))))
     return Reply(state.revision, BuffersAnswer(revision=state.revision, buffers=tuple(rows)))
 
 
 @handles(ops.SHOW_BURST)
-async def show_burst(call: Call[None]) -> Reply[BurstAnswer]:
+async def show_burst(call: ApiCall[None]) -> Reply[BurstAnswer]:
     wanted = call.query.get("format", "json")
     if wanted not in FORMATS:
-        raise bad(f"the format {wanted!r} is unknown", f"use {' or '.join(FORMATS)}", "query format")
+        raise bad_request(f"the format {wanted!r} is unknown", f"use {' or '.join(FORMATS)}", "query format")
     state, work = await call.state(), call.work
     buffers = [
         buffer async for buffer in iterate_paced(burst_buffers(state, only_user(call, state)), work, PARTS_PER_BUFFER)
@@ -102,7 +102,7 @@ async def show_burst(call: Call[None]) -> Reply[BurstAnswer]:
         lines = burst_lines(msgspec.structs.replace(view, buffers=tuple(views)))
         text = "\n".join([line async for line in iterate_paced(lines, work, PARTS_PER_BUFFER)]) + "\n"
         return Reply(state.revision, content=text.encode(), content_type="text/plain; charset=utf-8")
-    rows = [encoded(row) async for row in iterate_paced(views, work, PARTS_PER_BUFFER)]
+    rows = [encode_view(row) async for row in iterate_paced(views, work, PARTS_PER_BUFFER)]
     return Reply(state.revision, msgspec.structs.replace(view, buffers=tuple(rows)))
 
 
@@ -137,7 +137,7 @@ def _buffer(buffer: BurstBuffer, uids: Mapping[str, int | None]) -> BurstBufferV
 
 
 @handles(ops.SHOW_PROVIDER_STATUS)
-async def show_provider_status(call: Call[None]) -> Reply[ProviderStatus]:
+async def show_provider_status(call: ApiCall[None]) -> Reply[ProviderStatus]:
     arguments = _arguments(call.query.get("arguments", "[]"))
     service = call.service
     await service.lead()
@@ -174,14 +174,14 @@ def _arguments(text: str) -> tuple[str, ...]:
     try:
         found = msgspec.json.decode(text, type=tuple[str, ...])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad(
+        raise bad_request(
             f"arguments are no JSON list of texts: {error}", 'write for example ["sessions"]', "query arguments"
         ) from error
     if len(found) > STATUS_ARGUMENTS_MAX:
-        raise bad(f"there are {len(found)} arguments", f"use at most {STATUS_ARGUMENTS_MAX}", "query arguments")
+        raise bad_request(f"there are {len(found)} arguments", f"use at most {STATUS_ARGUMENTS_MAX}", "query arguments")
     for argument in found:
         if "\0" in argument or len(argument.encode("utf-8", "replace")) > STATUS_ARGUMENT_BYTES_MAX:
-            raise bad(
+            raise bad_request(
                 "an argument is too long or has a NUL character in it",
                 f"use at most {STATUS_ARGUMENT_BYTES_MAX} bytes",
                 "query arguments",

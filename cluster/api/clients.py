@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.api.service import Call, Reply, handles
-from cluster.api.web import Problem, actor_of, bad
+from cluster.api.service import ApiCall, Reply, handles
+from cluster.api.web import Problem, actor_of, bad_request
 from cluster.schemas import Command, made_of
 from cluster.schemas import certificates as v
 from cluster.schemas import operations as ops
@@ -34,13 +34,13 @@ def _revocations(state: State) -> v.RevocationsAnswer:
 
 
 @handles(ops.LIST_REVOCATIONS)
-async def list_revocations(call: Call[None]) -> Reply[v.RevocationsAnswer]:
+async def list_revocations(call: ApiCall[None]) -> Reply[v.RevocationsAnswer]:
     state = await call.state()
     return Reply(state.revision, _revocations(state))
 
 
 @handles(ops.REVOKE_CERTIFICATE)
-async def revoke_certificate(call: Call[v.RevocationRequest]) -> Reply[v.RevocationsAnswer]:
+async def revoke_certificate(call: ApiCall[v.RevocationRequest]) -> Reply[v.RevocationsAnswer]:
     certificate, body, service = call.params["certificate"], call.body, call.service
     kind, _, name = certificate.partition(":")
     if kind == "replica" and service.controller.engine.configuration.member(name) is not None:
@@ -57,13 +57,13 @@ async def revoke_certificate(call: Call[v.RevocationRequest]) -> Reply[v.Revocat
         try:
             until = parse_instant(body.valid_until)
         except ValueError as error:
-            raise bad(str(error), "write it as 2030-01-31T12:00:00Z", "valid_until") from error
+            raise bad_request(str(error), "write it as 2030-01-31T12:00:00Z", "valid_until") from error
     state = (await service.settle(call, c.RevokeCertificate(certificate, body.reason, until))).state
     return Reply(state.revision, _revocations(state))
 
 
 @handles(ops.UNREVOKE_CERTIFICATE)
-async def unrevoke_certificate(call: Call[Command]) -> Reply[v.RevocationsAnswer]:
+async def unrevoke_certificate(call: ApiCall[Command]) -> Reply[v.RevocationsAnswer]:
     state = (await call.service.settle(call, c.UnrevokeCertificate(call.params["certificate"]))).state
     return Reply(state.revision, _revocations(state))
 
@@ -85,13 +85,13 @@ def _sessions(state: State, asker: c.Actor) -> w.SessionsAnswer:
 
 
 @handles(ops.LIST_SESSIONS)
-async def list_sessions(call: Call[None]) -> Reply[w.SessionsAnswer]:
+async def list_sessions(call: ApiCall[None]) -> Reply[w.SessionsAnswer]:
     state = await call.state()
     return Reply(state.revision, _sessions(state, actor_of(call.identity)))
 
 
 @handles(ops.OPEN_SESSION)
-async def open_session(call: Call[Command]) -> Reply[w.OpenedSession]:
+async def open_session(call: ApiCall[Command]) -> Reply[w.OpenedSession]:
     settled = await call.service.settle(call, c.OpenSession())
     opened = w.OpenedSession(
         revision=settled.revision, session=settled.revision, window=SESSION_WINDOW_MAX, idle_s=SESSION_IDLE_S_MAX
@@ -100,10 +100,10 @@ async def open_session(call: Call[Command]) -> Reply[w.OpenedSession]:
 
 
 @handles(ops.CLOSE_SESSION)
-async def close_session(call: Call[Command]) -> Reply[w.SessionsAnswer]:
+async def close_session(call: ApiCall[Command]) -> Reply[w.SessionsAnswer]:
     text = call.params["session"]
     if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) > SESSION_NUMBER_MAX:
-        raise bad(
+        raise bad_request(
             f"{text!r:.40} is no session", "write its number: `forebay support session list` shows them", "session"
         )
     state = (await call.service.settle(call, c.CloseSession(int(text)))).state

@@ -14,8 +14,8 @@ import msgspec
 
 from cluster.api.privacy import may_see
 from cluster.api.render import event_view
-from cluster.api.service import Call, handles
-from cluster.api.web import Part, Problem, Stream, bad, too_busy, too_many
+from cluster.api.service import ApiCall, handles
+from cluster.api.web import StreamChunk, Problem, Stream, bad_request, too_busy, too_many
 from cluster.schemas import EventView
 from cluster.schemas import operations as ops
 from cluster.server import AppliedEntry, settled_at
@@ -46,9 +46,9 @@ CONTENT_TYPE = f"{ops.EVENT_STREAM}; charset=utf-8"
 
 
 @handles(ops.STREAM_EVENTS)
-async def stream_events(call: Call[None]) -> Stream:
+async def stream_events(call: ApiCall[None]) -> Stream:
     service = call.service
-    release = _place(call)
+    release = _reserve_stream(call)
     try:
         after = _position(call)
         index = _index_after(call, after)
@@ -63,7 +63,7 @@ async def stream_events(call: Call[None]) -> Stream:
     return Stream(service.controller.state.revision, CONTENT_TYPE, _follow(call, index, after), release)
 
 
-def _place(call: Call[None]) -> Callable[[], None]:
+def _reserve_stream(call: ApiCall[None]) -> Callable[[], None]:
     """Take one place among the streams, and return what gives it back; Problem 429 or 503 where none is free."""
     service, who = call.service, call.identity
     streams_of = service.event_streams_of
@@ -82,18 +82,18 @@ def _place(call: Call[None]) -> Callable[[], None]:
     return release
 
 
-def _position(call: Call[None]) -> int:
+def _position(call: ApiCall[None]) -> int:
     if "from" in call.query:
         return call.integer("from", 0, least=0, most=REVISION_MAX)
     last = call.asked.last_event_id
     if last is None:
         return call.service.controller.state.revision
     if not last.isascii() or not last.isdigit() or len(last) > 18:
-        raise bad(f"Last-Event-ID is {last!r}", "send the revision of the last event", "header Last-Event-ID")
+        raise bad_request(f"Last-Event-ID is {last!r}", "send the revision of the last event", "header Last-Event-ID")
     return int(last)
 
 
-def _index_after(call: Call[None], revision: int) -> int:
+def _index_after(call: ApiCall[None], revision: int) -> int:
     """Return where the events after `revision` begin, or will; LookupError where this replica does not hold them."""
     controller = call.service.controller
     if revision < controller.state.revision:
@@ -101,12 +101,12 @@ def _index_after(call: Call[None], revision: int) -> int:
     return controller.applied_log.last_index + 1
 
 
-async def _follow(call: Call[None], index: int, after: int) -> AsyncGenerator[Part, None]:
+async def _follow(call: ApiCall[None], index: int, after: int) -> AsyncGenerator[StreamChunk, None]:
     applied_log, stopping, work = call.service.controller.applied_log, call.service.stopping, call.work
     complete = after
 
-    def part(payload: bytes) -> Part:
-        return Part(payload, f": too slow; resume with from={complete}\n\n".encode())
+    def part(payload: bytes) -> StreamChunk:
+        return StreamChunk(payload, f": too slow; resume with from={complete}\n\n".encode())
 
     while not stopping.is_set():
         first = index
@@ -117,7 +117,7 @@ async def _follow(call: Call[None], index: int, after: int) -> AsyncGenerator[Pa
                 yield part(b"".join([*frames, _gap(complete)]))
                 return
             size_bytes = sum(map(len, frames))
-            async for revision, frame in _rendered(call, applied, after, work):
+            async for revision, frame in _render_events(call, applied, after, work):
                 frames.append(frame)
                 size_bytes += len(frame)
                 if size_bytes > SEND_BYTES:
@@ -148,7 +148,7 @@ def _gap(complete: int) -> bytes:
     return f": revisions after {complete} are not held here; ask another replica\n\n".encode()
 
 
-async def _more(call: Call[None], index: int) -> bool:
+async def _more(call: ApiCall[None], index: int) -> bool:
     """Wait for an entry after `index`, for the end of the server, or for the time of a sign of life.
 
     ConnectionResetError as soon as the subscriber has gone.
@@ -166,8 +166,8 @@ async def _more(call: Call[None], index: int) -> bool:
             waiting.cancel()
 
 
-async def _rendered(
-    call: Call[None], applied: AppliedEntry, after: int, work: SlicedWork
+async def _render_events(
+    call: ApiCall[None], applied: AppliedEntry, after: int, work: SlicedWork
 ) -> AsyncIterator[tuple[int, bytes]]:
     """Yield the frames of an entry's events, each with the last revision of which all has been yielded then."""
     batch = applied.batch
@@ -184,7 +184,7 @@ async def _rendered(
             yield revision if last else revision - 1, _frame(view, last=last)
 
 
-def _visible(call: Call[None], view: EventView) -> EventView:
+def _visible(call: ApiCall[None], view: EventView) -> EventView:
     """Return the event as the caller may see it: of other users' jobs only that it happened, where data is private."""
     if view.job_id is None or may_see(call, call.service.controller.state, view.job_id):
         return view

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from typing import Any
 
-from cluster.api import wire
-from cluster.api.service import AskedCommand, Call, Reply, encoded, handles
-from cluster.api.web import Problem, bad, too_many
+from cluster.api import request_decoding
+from cluster.api.service import ApiCall, CommandBody, Reply, encode_view, handles
+from cluster.api.web import Problem, bad_request, too_many
 from cluster.schemas import Command
 from cluster.schemas import external_jobs as v
 from cluster.schemas import operations as ops
@@ -34,20 +34,20 @@ _PHASES = frozenset(phase.value for phase in ExternalJobPhase)
 
 
 @handles(ops.REGISTER_SCHEDULER)
-async def register_scheduler(call: Call[v.RegisterSchedulerRequest]) -> Reply[v.SchedulersAnswer]:
+async def register_scheduler(call: ApiCall[v.RegisterSchedulerRequest]) -> Reply[v.SchedulersAnswer]:
     command = c.RegisterScheduler(call.body.cluster, call.body.address)
     state = (await call.service.settle(call, command)).state
     return Reply(state.revision, _schedulers(state, call.identity.name))
 
 
 @handles(ops.LIST_SCHEDULERS)
-async def list_schedulers(call: Call[None]) -> Reply[v.SchedulersAnswer]:
+async def list_schedulers(call: ApiCall[None]) -> Reply[v.SchedulersAnswer]:
     state = await call.state()
     return Reply(state.revision, _schedulers(state))
 
 
 @handles(ops.RELEASE_SCHEDULER)
-async def release_scheduler(call: Call[Command]) -> Reply[v.SchedulersAnswer]:
+async def release_scheduler(call: ApiCall[Command]) -> Reply[v.SchedulersAnswer]:
     state = (await call.service.settle(call, c.ReleaseScheduler(call.params["name"]))).state
     return Reply(state.revision, _schedulers(state))
 
@@ -64,7 +64,7 @@ def _schedulers(state: State, only: str = "") -> v.SchedulersAnswer:
 
 
 @handles(ops.SHOW_SCHEDULER_SITE)
-async def show_scheduler_site(call: Call[None]) -> Reply[v.SchedulerSiteAnswer]:
+async def show_scheduler_site(call: ApiCall[None]) -> Reply[v.SchedulerSiteAnswer]:
     state = await call.state()
     shared = [name for name, pool in sorted(state.pools.items()) if pool.place]
     free = await call.service.verdicts.free_for_setups(state, shared, call.work)
@@ -94,7 +94,7 @@ async def show_scheduler_site(call: Call[None]) -> Reply[v.SchedulerSiteAnswer]:
 
 
 @handles(ops.LIST_EXTERNAL_JOBS)
-async def list_external_jobs(call: Call[None]) -> Reply[v.ExternalJobsAnswer]:
+async def list_external_jobs(call: ApiCall[None]) -> Reply[v.ExternalJobsAnswer]:
     state, work = await call.state(), call.work
     own = f"{call.identity.name}:"
     names = [name async for name in iterate_paced(state.external_jobs, work, parts=1) if name.startswith(own)]
@@ -107,29 +107,33 @@ async def list_external_jobs(call: Call[None]) -> Reply[v.ExternalJobsAnswer]:
         if len(rows) >= EXTERNAL_JOBS_LISTED_MAX:
             truncated = True
             break
-        rows.append(encoded(v.ExternalJobView(**_fields(state, found))))
+        rows.append(encode_view(v.ExternalJobView(**_fields(state, found))))
     return Reply(
         state.revision, v.ExternalJobsAnswer(revision=state.revision, external_jobs=tuple(rows), truncated=truncated)
     )
 
 
 @handles(ops.SHOW_EXTERNAL_JOB)
-async def show_external_job(call: Call[None]) -> Reply[v.ExternalJobAnswer]:
-    awaited, wait_s = _patience(call)
+async def show_external_job(call: ApiCall[None]) -> Reply[v.ExternalJobAnswer]:
+    awaited, wait_s = _phase_wait(call)
     state, found = await _in_another_phase(call, awaited, wait_s)
     return Reply(state.revision, _answer(state, found))
 
 
-def _patience(call: Call[Any]) -> tuple[frozenset[str], int]:
+def _phase_wait(call: ApiCall[Any]) -> tuple[frozenset[str], int]:
     """Return in which phases, and for how many seconds at most, an answer waits for another one."""
     awaited = frozenset(word for word in call.query.get("while", "").split(",") if word)
     unknown = sorted(awaited - _PHASES)
     if unknown:
-        raise bad(f"the phase {unknown[0][:32]!r} is unknown", f"use {', '.join(ExternalJobPhase)}", "query while")
+        raise bad_request(
+            f"the phase {unknown[0][:32]!r} is unknown", f"use {', '.join(ExternalJobPhase)}", "query while"
+        )
     return awaited, call.integer("wait_s", 0, least=0, most=ops.EXTERNAL_JOB_WAIT_S_MAX)
 
 
-async def _in_another_phase(call: Call[Any], awaited: frozenset[str], wait_s: float) -> tuple[State, FoundExternalJob]:
+async def _in_another_phase(
+    call: ApiCall[Any], awaited: frozenset[str], wait_s: float
+) -> tuple[State, FoundExternalJob]:
     """Return an external job as soon as it is in none of these phases, or the time is over; Problem."""
     scheduler, loop = call.identity.name, asyncio.get_running_loop()
     name, until_s = external_job_name(scheduler, call.params["job"]), loop.time() + wait_s
@@ -146,62 +150,62 @@ async def _in_another_phase(call: Call[Any], awaited: frozenset[str], wait_s: fl
 
 
 @handles(ops.SET_UP_EXTERNAL_JOB)
-async def set_up_external_job(call: Call[v.SetUpExternalJobRequest]) -> Reply[v.ExternalJobAnswer]:
+async def set_up_external_job(call: ApiCall[v.SetUpExternalJobRequest]) -> Reply[v.ExternalJobAnswer]:
     # First of all: what a request may say is for the leader's state to tell, not for one that lags behind.
     await call.service.lead()
     job, site = call.params["job"], call.service.controller.state.site
-    command, warnings = await call.service.reading(call.body, wire.external_job_setup, job, call.body, site)
-    return await _settled(call, command, warnings)
+    command, warnings = await call.service.reading(call.body, request_decoding.external_job_setup, job, call.body, site)
+    return await _settle_and_show(call, command, warnings)
 
 
 @handles(ops.STAGE_IN_EXTERNAL_JOB)
-async def stage_in_external_job(call: Call[v.ExternalJobCommand]) -> Reply[v.ExternalJobAnswer]:
-    return await _settled(call, c.StageInExternalJob(call.body.cluster, call.params["job"], call.body.epoch))
+async def stage_in_external_job(call: ApiCall[v.ExternalJobCommand]) -> Reply[v.ExternalJobAnswer]:
+    return await _settle_and_show(call, c.StageInExternalJob(call.body.cluster, call.params["job"], call.body.epoch))
 
 
 @handles(ops.BEGIN_EXTERNAL_JOB_RUN)
-async def begin_external_job_run(call: Call[v.ExternalJobCommand]) -> Reply[v.ExternalJobAnswer]:
-    return await _settled(call, c.BeginExternalJobRun(call.body.cluster, call.params["job"], call.body.epoch))
+async def begin_external_job_run(call: ApiCall[v.ExternalJobCommand]) -> Reply[v.ExternalJobAnswer]:
+    return await _settle_and_show(call, c.BeginExternalJobRun(call.body.cluster, call.params["job"], call.body.epoch))
 
 
 @handles(ops.END_EXTERNAL_JOB_RUN)
-async def end_external_job_run(call: Call[v.ExternalJobCommand]) -> Reply[v.ExternalJobAnswer]:
-    return await _settled(call, c.EndExternalJobRun(call.body.cluster, call.params["job"], call.body.epoch))
+async def end_external_job_run(call: ApiCall[v.ExternalJobCommand]) -> Reply[v.ExternalJobAnswer]:
+    return await _settle_and_show(call, c.EndExternalJobRun(call.body.cluster, call.params["job"], call.body.epoch))
 
 
 @handles(ops.STAGE_OUT_EXTERNAL_JOB)
-async def stage_out_external_job(call: Call[v.ExternalJobCommand]) -> Reply[v.ExternalJobAnswer]:
-    return await _settled(call, c.StageOutExternalJob(call.body.cluster, call.params["job"], call.body.epoch))
+async def stage_out_external_job(call: ApiCall[v.ExternalJobCommand]) -> Reply[v.ExternalJobAnswer]:
+    return await _settle_and_show(call, c.StageOutExternalJob(call.body.cluster, call.params["job"], call.body.epoch))
 
 
 @handles(ops.TEAR_DOWN_EXTERNAL_JOB)
-async def tear_down_external_job(call: Call[v.TearDownExternalJobRequest]) -> Reply[v.ExternalJobAnswer]:
+async def tear_down_external_job(call: ApiCall[v.TearDownExternalJobRequest]) -> Reply[v.ExternalJobAnswer]:
     body = call.body
-    return await _settled(
+    return await _settle_and_show(
         call, c.TearDownExternalJob(body.cluster, call.params["job"], body.hurry, body.epoch, body.reason)
     )
 
 
 @handles(ops.MISS_EXTERNAL_JOB)
-async def miss_external_job(call: Call[v.MissExternalJobRequest]) -> Reply[v.ExternalJobAnswer]:
-    return await _settled(call, c.MissExternalJob(call.body.cluster, call.params["job"], call.body.state))
+async def miss_external_job(call: ApiCall[v.MissExternalJobRequest]) -> Reply[v.ExternalJobAnswer]:
+    return await _settle_and_show(call, c.MissExternalJob(call.body.cluster, call.params["job"], call.body.state))
 
 
 # ---- persistent buffers
 
 
 @handles(ops.LIST_PERSISTENT)
-async def list_persistent(call: Call[None]) -> Reply[v.PersistentsAnswer]:
+async def list_persistent(call: ApiCall[None]) -> Reply[v.PersistentsAnswer]:
     state, work, rows = await call.state(), call.work, list[Any]()
     for name in await work.sort(state.persistent):
         await work.take(0, parts=PARTS_PER_EXTERNAL_JOB)
         if state.persistent[name].place:
-            rows.append(encoded(v.PersistentView(**_persistent(state, name))))
+            rows.append(encode_view(v.PersistentView(**_persistent(state, name))))
     return Reply(state.revision, v.PersistentsAnswer(revision=state.revision, buffers=tuple(rows)))
 
 
 @handles(ops.MAKE_PERSISTENT)
-async def make_persistent(call: Call[v.MakePersistentRequest]) -> Reply[v.PersistentAnswer]:
+async def make_persistent(call: ApiCall[v.MakePersistentRequest]) -> Reply[v.PersistentAnswer]:
     body, name = call.body, call.params["name"]
     create = CreatePersistent(name, body.size, body.pool, (Access.STRIPED,), "scratch", "capacity", "bare")
     state = (
@@ -211,7 +215,7 @@ async def make_persistent(call: Call[v.MakePersistentRequest]) -> Reply[v.Persis
 
 
 @handles(ops.REMOVE_PERSISTENT)
-async def remove_persistent(call: Call[v.RemovePersistentRequest]) -> Reply[v.PersistentAnswer]:
+async def remove_persistent(call: ApiCall[v.RemovePersistentRequest]) -> Reply[v.PersistentAnswer]:
     body, name = call.body, call.params["name"]
     command = c.RemovePersistent(body.cluster, body.user, body.uid, body.gid, name, body.hurry)
     state = (await call.service.settle(call, command)).state
@@ -254,13 +258,13 @@ def _persistent_answer(state: State, name: str, user: str) -> v.PersistentAnswer
     )
 
 
-async def _settled(
-    call: Call[AskedCommand], command: c.Command, warnings: tuple[str, ...] = ()
+async def _settle_and_show(
+    call: ApiCall[CommandBody], command: c.Command, warnings: tuple[str, ...] = ()
 ) -> Reply[v.ExternalJobAnswer]:
     """Have a command about an external job settled; answer with the external job as it is afterwards, or once its
     caller's patience is over.
     """
-    awaited, wait_s = _patience(call)
+    awaited, wait_s = _phase_wait(call)
     state = (await call.service.settle(call, command)).state
     found = find_external_job(state, external_job_name(call.identity.name, call.params["job"]))
     if wait_s and found.phase.value in awaited:

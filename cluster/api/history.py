@@ -8,21 +8,21 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.past import (
+from cluster.api.history_service import (
     NO_JOB,
-    REFUSED,
-    TURNED,
-    Explained,
-    Happened,
-    HistorianBusy,
-    HistorianLate,
-    Record,
-    Records,
-    Seeking,
-    TermLed,
-    Unanswered,
+    REJECTED,
+    REVERSED,
+    CommandEvents,
+    EventFilter,
+    HistoryServiceBusy,
+    HistoryServiceTimeout,
+    JobRecord,
+    LeaderTerm,
+    QueryFailure,
+    RecordsReply,
+    WhyReply,
 )
-from cluster.api.privacy import Recorded, check_sight, check_sight_of, only_user
+from cluster.api.privacy import RecordedJob, check_may_see, check_may_see_of, only_user
 from cluster.api.render import (
     actor_words,
     as_json,
@@ -32,8 +32,8 @@ from cluster.api.render import (
     task_words,
     why_view,
 )
-from cluster.api.service import Call, Reply, encoded, handles
-from cluster.api.web import Problem, bad, denied, too_busy, too_many, unknown_job
+from cluster.api.service import ApiCall, Reply, encode_view, handles
+from cluster.api.web import Problem, bad_request, permission_denied, too_busy, too_many, unknown_job
 from cluster.schemas import (
     ArchivedView,
     DiffAnswer,
@@ -73,13 +73,13 @@ _BEGINNINGS = ("job_submitted", "external_job_set_up")
 
 
 @handles(ops.SHOW_JOB_HISTORY)
-async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
+async def show_job_history(call: ApiCall[None]) -> Reply[HistoryAnswer]:
     last = call.integer("last", ROWS_MAX, least=1, most=ROWS_MAX)
     state = await call.state()
     recorded = recorded_job(call, state)
     found, work = await records_of(call, recorded), call.work
     rows: list[HistoryRow] = []
-    async for record, batch in decoded(recorded, found, work):
+    async for record, batch in decode_records(recorded, found, work):
         (entry,) = batch.entries
         for event in entry.events:
             await work.take()
@@ -93,7 +93,7 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
         revision=state.revision,
         job_id=recorded.job_id,
         task=task_words(state, recorded.job_id),
-        rows=tuple([encoded(row) async for row in iterate_paced(rows[:ROWS_MAX][-last:], work)]),
+        rows=tuple([encode_view(row) async for row in iterate_paced(rows[:ROWS_MAX][-last:], work)]),
         complete=complete,
         left_out=max(0, len(rows[:ROWS_MAX]) - last),
         archived=archived,
@@ -101,19 +101,19 @@ async def show_job_history(call: Call[None]) -> Reply[HistoryAnswer]:
     return Reply(state.revision, answer)
 
 
-async def answer_then(call: Call[None]) -> Reply[None]:
+async def read_past(call: ApiCall[None]) -> Reply[None]:
     """Answer a read from the state of the moment that its query names; Problem."""
     state = await call.state()
     revision, at = _moment(call, state, "at")
     query = {name: text for name, text in call.query.items() if name not in ("at", "stale")}
     try:
-        found = await call.service.past.then(
+        found = await call.service.past.read_past(
             call.identity, call.operation.name, call.params, query,
             revision=revision, at=at, is_private=private_data(state.site),
         )  # fmt: skip
-    except (HistorianBusy, HistorianLate) as error:
-        raise busy(error) from error
-    if isinstance(found, Unanswered):
+    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
+        raise history_busy(error) from error
+    if isinstance(found, QueryFailure):
         raise _not_held(call, found, at, "at")
     if found.status >= 400:
         view = msgspec.json.decode(found.content, type=ErrorView)
@@ -122,7 +122,7 @@ async def answer_then(call: Call[None]) -> Reply[None]:
     return Reply(found.revision, content=found.content, content_type=found.content_type)
 
 
-def _not_held(call: Call[None], found: Unanswered, at: Instant, name: str) -> Problem:
+def _not_held(call: ApiCall[None], found: QueryFailure, at: Instant, name: str) -> Problem:
     when = f"revision {found.revision}" if found.revision else format_instant(at)
     return Problem(
         410,
@@ -134,9 +134,9 @@ def _not_held(call: Call[None], found: Unanswered, at: Instant, name: str) -> Pr
 
 
 @handles(ops.SHOW_HISTORY)
-async def show_history(call: Call[None]) -> Reply[StoryAnswer]:
+async def show_history(call: ApiCall[None]) -> Reply[StoryAnswer]:
     state = await call.state()
-    sought = _sought(call, state)
+    sought = _event_filter(call, state)
     since = _moment(call, state, "from") if "from" in call.query else (0, NEVER)
     until = _moment(call, state, "to") if "to" in call.query else (0, NEVER)
     if "after" in call.query:
@@ -145,17 +145,17 @@ async def show_history(call: Call[None]) -> Reply[StoryAnswer]:
         after, since_at = max(0, since[0] - 1), since[1]
     limit = call.integer("limit", ops.HISTORY_LIMIT, least=1, most=ops.HISTORY_LIMIT_MAX)
     try:
-        found = await call.service.past.story(
+        found = await call.service.past.event_page(
             call.identity, sought, after=after, since=since_at, until=until[0], before=until[1], limit=limit
         )
-    except (HistorianBusy, HistorianLate) as error:
-        raise busy(error) from error
-    if isinstance(found, Unanswered):
+    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
+        raise history_busy(error) from error
+    if isinstance(found, QueryFailure):
         raise _not_held(call, found, since_at, "from")
     rows: list[StoryRow] = []
     for happened in found.happened:
         await call.work.take(size_bytes=len(happened.batch))
-        rows += [encoded(row) for row in _story_rows(call, happened, state.site.provider)]
+        rows += [encode_view(row) for row in _event_rows(call, happened, state.site.provider)]
     answer = StoryAnswer(
         revision=state.revision,
         rows=tuple(rows),
@@ -166,31 +166,33 @@ async def show_history(call: Call[None]) -> Reply[StoryAnswer]:
     return Reply(state.revision, answer)
 
 
-def _sought(call: Call[None], state: State) -> Seeking:
+def _event_filter(call: ApiCall[None], state: State) -> EventFilter:
     """Return what the query asks for, and what of that the caller may see; Problem 400."""
     query, is_user = call.query, call.identity.role is Role.USER
     kinds = tuple(kind for kind in query.get("kind", "").split(",") if kind)
-    known = {kind_name(kind) for kind in EVENTS} | {REFUSED}
+    known = {kind_name(kind) for kind in EVENTS} | {REJECTED}
     for kind in kinds:
         if kind not in known:
             near = difflib.get_close_matches(kind, known, n=3) or sorted(known)
-            raise bad(f"there is no event {kind[:64]!r}", f"use one or more of {', '.join(near)}", "query kind")
+            raise bad_request(f"there is no event {kind[:64]!r}", f"use one or more of {', '.join(near)}", "query kind")
     if call.identity.role is Role.DRILL:
         beyond = sorted(set(kinds) - OF_DRILLS)
         if beyond:
-            raise denied(
+            raise permission_denied(
                 f"{call.identity} may not see {beyond[0]}", f"use one or more of {', '.join(sorted(OF_DRILLS))}"
             )
         kinds = kinds or tuple(sorted(OF_DRILLS))
     of, name = query.get("of", ""), query.get("name", "")
     if of not in ("", *ops.HISTORY_OF):
-        raise bad(f"of is {of[:64]!r}", f"use one of {', '.join(ops.HISTORY_OF)}", "query of")
+        raise bad_request(f"of is {of[:64]!r}", f"use one of {', '.join(ops.HISTORY_OF)}", "query of")
     if name and not of:
-        raise bad("there is a name and no kind of thing", f"say which of {', '.join(ops.HISTORY_OF)}", "query name")
+        raise bad_request(
+            "there is a name and no kind of thing", f"say which of {', '.join(ops.HISTORY_OF)}", "query name"
+        )
     job = call.integer("job", 0, least=1, most=REVISION_MAX) if "job" in query else 0
     if job and of:
-        raise bad(f"a job and a {of} are asked for at once", "ask for one of them", "query of")
-    return Seeking(
+        raise bad_request(f"a job and a {of} are asked for at once", "ask for one of them", "query of")
+    return EventFilter(
         job=job,
         user=query.get("user", ""),
         account=query.get("account", ""),
@@ -203,7 +205,7 @@ def _sought(call: Call[None], state: State) -> Seeking:
     )
 
 
-def _story_rows(call: Call[None], happened: Happened, provider: str) -> Iterator[StoryRow]:
+def _event_rows(call: ApiCall[None], happened: CommandEvents, provider: str) -> Iterator[StoryRow]:
     """Yield what a command came to, or its refusal."""
     batch = decode_batch(happened.batch)
     (entry,) = batch.entries
@@ -215,7 +217,7 @@ def _story_rows(call: Call[None], happened: Happened, provider: str) -> Iterator
     }
     if entry.refusal is not None:
         words, remedy = entry.refusal.sentence, entry.refusal.remedy
-        yield StoryRow(**head, event=REFUSED, sentence=words, remedy=remedy)
+        yield StoryRow(**head, event=REJECTED, sentence=words, remedy=remedy)
     of_drills = call.identity.role is Role.DRILL
     for sequence, event, user in zip(happened.places, entry.events, happened.users, strict=False):
         names = not of_drills and (call.identity.role is not Role.USER or user == call.identity.name)
@@ -237,39 +239,39 @@ def _story_rows(call: Call[None], happened: Happened, provider: str) -> Iterator
 
 
 @handles(ops.SHOW_DIFF)
-async def show_diff(call: Call[None]) -> Reply[DiffAnswer]:
+async def show_diff(call: ApiCall[None]) -> Reply[DiffAnswer]:
     state = await call.state()
     if "from" not in call.query:
-        raise bad("the first moment is missing", "say from which revision or time on", "query from")
+        raise bad_request("the first moment is missing", "say from which revision or time on", "query from")
     since = _moment(call, state, "from")
     until = _moment(call, state, "to") if "to" in call.query else (int(state.revision), NEVER)
     limit = call.integer("limit", ops.DIFF_LIMIT, least=1, most=ops.DIFF_LIMIT_MAX)
     is_operator = call.identity.role is Role.OPERATOR
     try:
         found = await call.service.past.changes(
-            call.identity, since, until, _sought(call, state), is_operator=is_operator, limit=limit
+            call.identity, since, until, _event_filter(call, state), is_operator=is_operator, limit=limit
         )
-    except (HistorianBusy, HistorianLate) as error:
-        raise busy(error) from error
-    if isinstance(found, Unanswered):
-        if found.kind == TURNED:
-            raise bad(found.sentence, "turn them round", "query from")
+    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
+        raise history_busy(error) from error
+    if isinstance(found, QueryFailure):
+        if found.kind == REVERSED:
+            raise bad_request(found.sentence, "turn them round", "query from")
         raise _not_held(call, found, since[1], "from")
     return Reply(state.revision, content=found)
 
 
 @handles(ops.LIST_LEADERS)
-async def list_leaders(call: Call[None]) -> Reply[LeadersAnswer]:
+async def list_leaders(call: ApiCall[None]) -> Reply[LeadersAnswer]:
     state = await call.state()
     limit = call.integer("limit", ops.LEADERS_LIMIT, least=1, most=ops.LEADERS_LIMIT_MAX)
     try:
         found = await call.service.past.terms(call.identity, limit)
-    except (HistorianBusy, HistorianLate) as error:
-        raise busy(error) from error
+    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
+        raise history_busy(error) from error
     return Reply(state.revision, LeadersAnswer(revision=state.revision, terms=tuple(map(_term_view, found.terms))))
 
 
-def _term_view(term: TermLed) -> LeaderTermView:
+def _term_view(term: LeaderTerm) -> LeaderTermView:
     is_known = term.began != NEVER and term.last_before != NEVER
     return LeaderTermView(
         term=term.term,
@@ -283,20 +285,20 @@ def _term_view(term: TermLed) -> LeaderTermView:
 
 
 @handles(ops.EXPLAIN_JOB)
-async def explain_job(call: Call[None]) -> Reply[WhyView]:
+async def explain_job(call: ApiCall[None]) -> Reply[WhyView]:
     state = await call.state()
     if "at" in call.query:
-        view = (await _explained(call, state)).view
+        view = (await _explain_at(call, state)).view
         return Reply(view.revision, view)
     job_id = call.job_in(state)
     if job_id not in state.jobs:
         raise unknown_job(f"there was no job {job_id} at revision {state.revision}", "see its history")
-    check_sight(call, state, job_id)
-    verdict = (await call.service.verdicts.known(state, [job_id], call.work)).of(job_id)
+    check_may_see(call, state, job_id)
+    verdict = (await call.service.verdicts.verdicts_of(state, [job_id], call.work)).of(job_id)
     return Reply(state.revision, why_view(state, job_id, verdict))
 
 
-async def _explained(call: Call[None], state: State) -> Explained:
+async def _explain_at(call: ApiCall[None], state: State) -> WhyReply:
     """Return why the job waited at the moment that is asked about; Problem."""
     revision, at = _moment(call, state, "at")
     (job, tasks), external_job = call.one_reference()
@@ -304,19 +306,21 @@ async def _explained(call: Call[None], state: State) -> Explained:
         found = await call.service.past.why(
             job, call.identity, revision=revision, at=at, tasks=tasks, external_job=external_job
         )
-    except (HistorianBusy, HistorianLate) as error:
-        raise busy(error) from error
-    if not isinstance(found, Explained):
+    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
+        raise history_busy(error) from error
+    if not isinstance(found, WhyReply):
         if found.kind == NO_JOB:
             raise unknown_job(found.sentence, "see its history")
         raise _not_held(call, found, at, "at")
     if call.identity.role is Role.SCHEDULER and found.scheduler != call.identity.name:
-        raise denied(f"{call.identity} may look at its own external jobs only", f"ask for {call.identity.name}:JOB")
-    check_sight_of(call, state, found.view.job_id, found.user)
+        raise permission_denied(
+            f"{call.identity} may look at its own external jobs only", f"ask for {call.identity.name}:JOB"
+        )
+    check_may_see_of(call, state, found.view.job_id, found.user)
     return found
 
 
-def _moment(call: Call[None], state: State, name: str) -> tuple[int, Instant]:
+def _moment(call: ApiCall[None], state: State, name: str) -> tuple[int, Instant]:
     """Return the revision that a part of the query asks about, or 0 and the instant.
 
     Problem 400, or 404 for what has not come yet.
@@ -331,7 +335,7 @@ def _moment(call: Call[None], state: State, name: str) -> tuple[int, Instant]:
         at = parse_instant(text)
     except ValueError as error:
         remedy = f"use a revision, a number from 1 to {REVISION_MAX}, or a time such as 2026-01-31T12:00:00Z"
-        raise bad(f"{name} is {text[:64]!r}", remedy, f"query {name}") from error
+        raise bad_request(f"{name} is {text[:64]!r}", remedy, f"query {name}") from error
     now = call.service.controller.agreed.now()
     if at > now:
         raise _not_yet(f"{format_instant(at)} has not come yet; it is {format_instant(now)}", name)
@@ -342,18 +346,20 @@ def _not_yet(sentence: str, name: str) -> Problem:
     return Problem(404, "unknown_revision", sentence, "ask about an earlier one", f"query {name}")
 
 
-async def records_of(call: Call[None], recorded: Recorded, *, newest: bool = False) -> Records:
+async def records_of(call: ApiCall[None], recorded: RecordedJob, *, newest: bool = False) -> RecordsReply:
     """Return what the ledger has of a job, the oldest ROWS_MAX records, or the first and the newest.
 
     Problem where that cannot be said now.
     """
     try:
         return await call.service.past.records(recorded.job_id, ROWS_MAX, call.identity, newest=newest)
-    except (HistorianBusy, HistorianLate) as error:
-        raise busy(error) from error
+    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
+        raise history_busy(error) from error
 
 
-async def decoded(recorded: Recorded, found: Records, work: SlicedWork) -> AsyncIterator[tuple[Record, Batch]]:
+async def decode_records(
+    recorded: RecordedJob, found: RecordsReply, work: SlicedWork
+) -> AsyncIterator[tuple[JobRecord, Batch]]:
     """Yield each record with its one command; whose job it was is noted on the way, Problem 403 for others."""
     for record in found.records:
         await work.take(size_bytes=len(record.batch))
@@ -364,7 +370,7 @@ async def decoded(recorded: Recorded, found: Records, work: SlicedWork) -> Async
         yield record, batch
 
 
-def _row(record: Record, entry: Entry, event: Event, at: Instant, *, names: bool, provider: str) -> HistoryRow:
+def _row(record: JobRecord, entry: Entry, event: Event, at: Instant, *, names: bool, provider: str) -> HistoryRow:
     return HistoryRow(
         revision=record.revision,
         at=format_instant(at) or "",
@@ -380,15 +386,15 @@ def _row(record: Record, entry: Entry, event: Event, at: Instant, *, names: bool
     )
 
 
-def busy(error: HistorianBusy | HistorianLate) -> Problem:
+def history_busy(error: HistoryServiceBusy | HistoryServiceTimeout) -> Problem:
     """Return the answer where a question about the past has to wait."""
-    own = isinstance(error, HistorianBusy) and error.own
+    own = isinstance(error, HistoryServiceBusy) and error.own
     return too_many(str(error), "wait for their answers") if own else too_busy(str(error))
 
 
-def recorded_job(call: Call[None], state: State) -> Recorded:
+def recorded_job(call: ApiCall[None], state: State) -> RecordedJob:
     """Return the job that the path names, whether it is in the state or only in the ledger; Problem 403 or 404."""
     job_id = call.job_in(state)
     if not 0 < job_id < state.next_job:
         raise unknown_job(f"there is no job {job_id}")
-    return Recorded(call, state, job_id)
+    return RecordedJob(call, state, job_id)

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from cluster.api import wire
-from cluster.api.privacy import may_see, owns, shown
+from cluster.api import request_decoding
+from cluster.api.privacy import may_see, owns, redact_job
 from cluster.api.render import capacity_controls, holders, job_view, left_out, node_view, pool_view
-from cluster.api.service import AskedCommand, Call, Reply, Route, Service, encoded, handles, is_long
+from cluster.api.service import CommandBody, ApiCall, Reply, Route, ApiService, encode_view, handles, is_long
 from cluster.api.transfers import with_transfers
-from cluster.api.web import Problem, Redirect, bad, no_leader, refused, unknown_job
+from cluster.api.web import Problem, Redirect, bad_request, no_leader, rejection_problem, unknown_job
 from cluster.providers import CALLS_MAX
 from cluster.schemas import (
     BulkAnswer,
@@ -22,8 +22,8 @@ from cluster.schemas import (
     CommandResult,
     JobsAnswer,
     JobView,
-    Operation,
-    PersistentCleared,
+    ApiOperation,
+    PersistentClearedAnswer,
     SubmitRequest,
     UpdateRequest,
 )
@@ -64,14 +64,14 @@ Change = (
 
 
 @handles(ops.SUBMIT_JOB)
-async def submit_job(call: Call[SubmitRequest]) -> Reply[JobView]:
+async def submit_job(call: ApiCall[SubmitRequest]) -> Reply[JobView]:
     # First of all: what a request may say is for the leader's state to tell, not for one that lags behind.
     await call.service.lead()
     command, warnings = await call.submission()
     await call.service.validate(call.identity, call.command_id, command)
     settled = await call.service.settle(call, command)
     is_listed = settled.job in settled.state.jobs
-    shared = _shared(call, settled.state, settled.job) if is_listed else ()
+    shared = _shared_destinations(call, settled.state, settled.job) if is_listed else ()
     warned = tuple(f"other jobs stage out to the same place, so the last one's files stay: {one}" for one in shared)
     warned += _notes(settled.state, settled.job, command) if is_listed else ()
     view = await _job_after(call, settled, settled.job, (*warnings, *warned))
@@ -83,7 +83,7 @@ def _notes(state: State, job_id: int, command: c.SubmitJob) -> tuple[str, ...]:
     return left_out(command, state.jobs[job_id].request) + persistent_notes(state, job_id)
 
 
-def _shared(call: Call[Any], state: State, job_id: int) -> tuple[str, ...]:
+def _shared_destinations(call: ApiCall[Any], state: State, job_id: int) -> tuple[str, ...]:
     """Return in words which destinations a job has in common with others that the caller may see."""
     found = []
     for path, others in ((one.path, one.jobs) for one in shared_destinations(state, job_id)):
@@ -94,20 +94,20 @@ def _shared(call: Call[Any], state: State, job_id: int) -> tuple[str, ...]:
 
 
 @handles(ops.LIST_JOBS)
-async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
+async def list_jobs(call: ApiCall[None]) -> Reply[JobsAnswer]:
     expected = call.query.get("expected") == "yes"
     most = ops.EXPECTED_LISTED_MAX if expected else ops.JOBS_LISTED_MAX
     limit = call.integer("limit", min(most, ops.JOBS_LISTED), least=1, most=most)
     wanted = frozenset(word.upper() for word in call.query.get("state", "").split(",") if word)
     unknown = sorted(wanted - _WORDS)
     if unknown:
-        raise bad(f"the job state {unknown[0]!r} is unknown", f"use {', '.join(sorted(_WORDS))}", "query state")
+        raise bad_request(f"the job state {unknown[0]!r} is unknown", f"use {', '.join(sorted(_WORDS))}", "query state")
     user = call.query.get("user")
     only_external_jobs = call.query.get("external_jobs") == "yes"
     after = call.integer("after", 0, least=0, most=JOB_ID_MAX) if "after" in call.query else None
-    named = wire.job_reference(call.query["job"], "query job") if "job" in call.query else None
+    named = request_decoding.job_reference(call.query["job"], "query job") if "job" in call.query else None
     state, work = await call.state(), call.work
-    listed: Iterable[int] = state.jobs if named is None else _named(state, *named)
+    listed: Iterable[int] = state.jobs if named is None else _named_jobs(state, *named)
     found: list[int] = []
     rows: list[JobView] = []
     async for job_id in iterate_paced(listed, work, parts=1):
@@ -120,46 +120,46 @@ async def list_jobs(call: Call[None]) -> Reply[JobsAnswer]:
     shown_ids = list(islice(await work.sort(found, reverse=after is None), limit))
     known = await call.service.verdicts.known(state, shown_ids, work, reasons=True)
     async for job_id in iterate_paced(shown_ids if after is not None else reversed(shown_ids), work):
-        view = shown(call, state, job_view(state, job_id, known))
+        view = redact_job(call, state, job_view(state, job_id, known))
         job = state.jobs[job_id]
         if expected and job.state is JobState.PENDING and job.external_job is None and may_see(call, state, job_id):
-            view = await _expected(call, state, view)
-        rows.append(encoded(view))
+            view = await _with_expected_start(call, state, view)
+        rows.append(encode_view(view))
     answer = JobsAnswer(
         revision=state.revision, jobs=tuple(rows), truncated=truncated, at=format_instant(call.service.then or NEVER)
     )
     return Reply(state.revision, answer)
 
 
-def _named(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:
+def _named_jobs(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:
     """Return the jobs that are named: one, or tasks of an array; Problem 404 where one is not there."""
     found = members(state, job, tasks)
     if isinstance(found, Refusal):
-        raise refused(found)
+        raise rejection_problem(found)
     if found is None and job not in state.jobs:
         raise unknown_job(f"there is no job {job} in the state", place="query job")
     return (job,) if found is None else found
 
 
 @handles(ops.SHOW_JOB)
-async def show_job(call: Call[None]) -> Reply[JobView]:
+async def show_job(call: ApiCall[None]) -> Reply[JobView]:
     state, work = await call.state(), call.work
     job_id = call.job_in(state)
     view = await _job(call, state, job_id)
     job = state.jobs[job_id]
     if job.state is JobState.PENDING and job.external_job is None and may_see(call, state, job_id):
-        view = await _expected(call, state, view)
+        view = await _with_expected_start(call, state, view)
     if job_id in state.buffers and may_see(call, state, job_id):
         await work.take(RECORDS_PER_SLICE)
         view = with_transfers(call, state, view)
-        view = msgspec.structs.replace(view, stage_out_shared=_shared(call, state, job_id))
+        view = msgspec.structs.replace(view, stage_out_shared=_shared_destinations(call, state, job_id))
         if owns(call, state, job_id):
             view = msgspec.structs.replace(view, burst_buffer_path=buffer_path(state, job_id))
     uids = await call.service.identities.uids([view.user])
     return Reply(state.revision, msgspec.structs.replace(view, uid=uids[view.user]))
 
 
-async def _expected(call: Call[Any], state: State, view: JobView) -> JobView:
+async def _with_expected_start(call: ApiCall[Any], state: State, view: JobView) -> JobView:
     """Return a job that waits with when it should start."""
     at = Instant(max(state.at, call.service.clock.now()))
     found = await call.service.verdicts.estimate(state, view.job_id, at, call.work)
@@ -168,18 +168,18 @@ async def _expected(call: Call[Any], state: State, view: JobView) -> JobView:
 
 
 @handles(ops.CANCEL_JOB)
-async def cancel_job(call: Call[r.CancelRequest]) -> Reply[JobView]:
+async def cancel_job(call: ApiCall[r.CancelRequest]) -> Reply[JobView]:
     job_id, tasks = call.job_reference()
     return await _change(call, c.CancelJob(job_id, call.body.hurry, tasks))
 
 
 @handles(ops.RELEASE_JOB)
-async def release_job(call: Call[r.ReleaseRequest]) -> Reply[JobView]:
+async def release_job(call: ApiCall[r.ReleaseRequest]) -> Reply[JobView]:
     job_id, tasks = call.job_reference()
     return await _change(call, c.ReleaseJob(job_id, tasks, call.body.partial))
 
 
-async def _change(call: Call[AskedCommand], command: Change) -> Reply[JobView]:
+async def _change(call: ApiCall[CommandBody], command: Change) -> Reply[JobView]:
     """Have a command about jobs settled; answer with the job as it is afterwards, for an array its first."""
     settled = await call.service.settle(call, command)
     return Reply(settled.state.revision, await _job_after(call, settled, _first_of(settled.state, command)))
@@ -192,22 +192,22 @@ def _first_of(state: State, command: Change) -> int:
     return command.job if found is None else found
 
 
-def _changes(operation: Operation[Command, JobView], command: Callable[[int, Tasks], Change]) -> Route:
+def _change_route(operation: ApiOperation[Command, JobView], command: Callable[[int, Tasks], Change]) -> Route:
     """Return the route of a command that says no more than which jobs."""
 
-    async def changed(call: Call[Command]) -> Reply[JobView]:
+    async def changed(call: ApiCall[Command]) -> Reply[JobView]:
         return await _change(call, command(*call.job_reference()))
 
     return handles(operation)(changed)
 
 
-hold_job = _changes(ops.HOLD_JOB, c.HoldJob)
-suspend_job = _changes(ops.SUSPEND_JOB, c.SuspendJob)
-resume_job = _changes(ops.RESUME_JOB, c.ResumeJob)
-requeue_job = _changes(ops.REQUEUE_JOB, c.RequeueJob)
+hold_job = _change_route(ops.HOLD_JOB, c.HoldJob)
+suspend_job = _change_route(ops.SUSPEND_JOB, c.SuspendJob)
+resume_job = _change_route(ops.RESUME_JOB, c.ResumeJob)
+requeue_job = _change_route(ops.REQUEUE_JOB, c.RequeueJob)
 
 
-async def _job_after(call: Call[Any], settled: Settlement, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
+async def _job_after(call: ApiCall[Any], settled: Settlement, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
     """Return the job as a command left it; Problem 404 that says that the command was carried out, where it is gone."""
     if job_id in settled.state.jobs:
         return await _job(call, settled.state, job_id, warnings)
@@ -223,21 +223,21 @@ async def _job_after(call: Call[Any], settled: Settlement, job_id: int, warnings
     )
 
 
-async def _job(call: Call[Any], state: State, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
+async def _job(call: ApiCall[Any], state: State, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
     if job_id not in state.jobs:
         if 0 < job_id < state.next_job:
             words = f"job {job_id} is over and has left the list of finished jobs"
             raise unknown_job(words, f"see /v1/jobs/{job_id}/history")
         raise unknown_job(f"there is no job {job_id}")
     known = await call.service.verdicts.known(state, [job_id], call.work, reasons=True)
-    return shown(call, state, job_view(state, job_id, known, warnings=warnings))
+    return redact_job(call, state, job_view(state, job_id, known, warnings=warnings))
 
 
 @handles(ops.SEND_COMMANDS)
-async def send_commands(call: Call[r.BulkRequest]) -> Reply[BulkAnswer]:
+async def send_commands(call: ApiCall[r.BulkRequest]) -> Reply[BulkAnswer]:
     service = call.service
     await service.lead()
-    prepared, work = await _prepared(call), call.work
+    prepared, work = await _prepare_submits(call), call.work
     begun: list[tuple[r.BulkCommand, tuple[c.Command, Answer] | Problem | Redirect]] = []
     for request in call.body.commands:
         await work.take(0, parts=_parts_of(request))
@@ -246,18 +246,18 @@ async def send_commands(call: Call[r.BulkRequest]) -> Reply[BulkAnswer]:
     results = []
     for request, outcome in begun:
         await work.take(1, parts=_parts_of(request))
-        results.append(encoded(await _result(service, request, outcome, deadline, work)))
+        results.append(encode_view(await _result(service, request, outcome, deadline, work)))
     state = service.controller.state
     return Reply(state.revision, BulkAnswer(revision=state.revision, results=tuple(results)))
 
 
 def _parts_of(request: r.BulkCommand) -> int:
     """Return what reading one of many commands takes of a slice; what is long is read in a thread."""
-    return PARTS_PER_COMMAND + (0 if is_long(request) else wire.text_characters(request) // CHARACTERS_PER_PART)
+    return PARTS_PER_COMMAND + (0 if is_long(request) else request_decoding.text_characters(request) // CHARACTERS_PER_PART)
 
 
 def _begin(
-    call: Call[r.BulkRequest], request: r.BulkCommand, prepared: c.Command | Problem | None
+    call: ApiCall[r.BulkRequest], request: r.BulkCommand, prepared: c.Command | Problem | None
 ) -> tuple[c.Command, Answer] | Problem | Redirect:
     """Queue one of many commands; return it and what its answer will be, or why it was not taken."""
     if isinstance(prepared, Problem):
@@ -271,7 +271,7 @@ def _begin(
         return error
 
 
-async def _prepared(call: Call[r.BulkRequest]) -> dict[str, c.Command | Problem]:
+async def _prepare_submits(call: ApiCall[r.BulkRequest]) -> dict[str, c.Command | Problem]:
     """Read what is long among many commands, and have the site's provider validate the submits, if there is one.
 
     What is invalid has its Problem.
@@ -297,7 +297,7 @@ async def _prepared(call: Call[r.BulkRequest]) -> dict[str, c.Command | Problem]
 
 
 async def _result(
-    service: Service,
+    service: ApiService,
     request: r.BulkCommand,
     begun: tuple[c.Command, Answer] | Problem | Redirect,
     deadline: float,
@@ -307,7 +307,7 @@ async def _result(
         if isinstance(begun, Problem | Redirect):
             raise begun
         command, answer = begun
-        return await _succeeded(service, request, command, await service.finish(answer, deadline), work)
+        return await _bulk_success(service, request, command, await service.finish(answer, deadline), work)
     except Problem as error:
         problem = error
     except Redirect:
@@ -315,8 +315,8 @@ async def _result(
     return CommandResult(command_id=request.command_id, status=problem.status, error=problem.view)
 
 
-async def _succeeded(
-    service: Service, request: r.BulkCommand, command: c.Command, settled: Settlement, work: SlicedWork
+async def _bulk_success(
+    service: ApiService, request: r.BulkCommand, command: c.Command, settled: Settlement, work: SlicedWork
 ) -> CommandResult:
     state = settled.state
     warnings: tuple[str, ...] = ()
@@ -326,7 +326,7 @@ async def _succeeded(
         case c.SubmitJob():
             job, result = settled.job, replace(result, status=201)
             if isinstance(request, r.SubmitCommand):
-                warnings = await service.reading(request, wire.warnings_of, request, state.site)
+                warnings = await service.reading(request, request_decoding.warnings_of, request, state.site)
                 warnings += _notes(state, job, command) if job in state.jobs else ()
         case c.OpenSession():
             return result
@@ -347,30 +347,30 @@ async def _succeeded(
 
 
 @handles(ops.UPDATE_JOB)
-async def update_job(call: Call[UpdateRequest]) -> Reply[JobView]:
+async def update_job(call: ApiCall[UpdateRequest]) -> Reply[JobView]:
     site = call.service.controller.state.site
     named = call.job_reference()
-    return await _change(call, await call.service.reading(call.body, wire.update_job, *named, call.body, site))
+    return await _change(call, await call.service.reading(call.body, request_decoding.update_job, *named, call.body, site))
 
 
 @handles(ops.CLEAR_BUFFER)
-async def clear_buffer(call: Call[r.ClearRequest]) -> Reply[JobView]:
+async def clear_buffer(call: ApiCall[r.ClearRequest]) -> Reply[JobView]:
     job_id, tasks = call.job_reference()
     if tasks is not None:
-        raise bad("the buffers of array tasks are cleared one by one", "name the task's own job number", "job id")
+        raise bad_request("the buffers of array tasks are cleared one by one", "name the task's own job number", "job id")
     return await _change(call, c.ClearBuffer(job=job_id, discard=call.body.discard))
 
 
 @handles(ops.EXPORT_BUFFER)
-async def export_buffer(call: Call[r.ReleaseRequest]) -> Reply[JobView]:
+async def export_buffer(call: ApiCall[r.ReleaseRequest]) -> Reply[JobView]:
     job_id, tasks = call.job_reference()
     if tasks is not None:
-        raise bad("the buffers of array tasks are exported one by one", "name the task's own job number", "job id")
+        raise bad_request("the buffers of array tasks are exported one by one", "name the task's own job number", "job id")
     return await _change(call, c.ExportBuffer(job_id, call.body.partial))
 
 
 @handles(ops.CLEAR_PERSISTENT_BUFFER)
-async def clear_persistent_buffer(call: Call[r.ClearRequest]) -> Reply[PersistentCleared]:
+async def clear_persistent_buffer(call: ApiCall[r.ClearRequest]) -> Reply[PersistentClearedAnswer]:
     name = call.params["name"]
     settled = await call.service.settle(call, c.ClearBuffer(name=name, discard=call.body.discard))
-    return Reply(settled.state.revision, PersistentCleared(revision=settled.state.revision, name=name))
+    return Reply(settled.state.revision, PersistentClearedAnswer(revision=settled.state.revision, name=name))

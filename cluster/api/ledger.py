@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.history import busy
+from cluster.api.history import history_busy
+from cluster.api.history_service import HistoryServiceBusy, HistoryServiceTimeout, ProofUnavailable
 from cluster.api.members import members_of
 from cluster.api.metrics import CONTENT_TYPE
-from cluster.api.past import HistorianBusy, HistorianLate, NotProven
 from cluster.api.render import entry_view, record_event, record_head
-from cluster.api.service import Call, Reply, encoded, handles
-from cluster.api.statuses import of_this_machine
-from cluster.api.web import Problem, bad, too_busy
+from cluster.api.service import ApiCall, Reply, encode_view, handles
+from cluster.api.statuses import machine_status
+from cluster.api.web import Problem, bad_request, too_busy
 from cluster.consensus import OFF_US, Role
 from cluster.schemas import (
     CheckpointAnswer,
@@ -74,7 +74,7 @@ INDEX_MAX = 2**63 - 1
 
 
 @handles(ops.READ_LEDGER)
-async def read_ledger(call: Call[None]) -> Reply[LedgerAnswer]:
+async def read_ledger(call: ApiCall[None]) -> Reply[LedgerAnswer]:
     controller = call.service.controller
     limit = call.integer("limit", ops.ENTRIES_READ, least=1, most=ops.ENTRIES_READ_MAX)
     applied_log = controller.applied_log
@@ -82,7 +82,7 @@ async def read_ledger(call: Call[None]) -> Reply[LedgerAnswer]:
     rows: list[LedgerEntryView] = []
     size_bytes, work = 0, call.work
     async for applied in applied_log.walk(first, INDEX_MAX, work):
-        rows.append(encoded(entry_view(applied, [record async for record in _records(applied, work)])))
+        rows.append(encode_view(entry_view(applied, [record async for record in _records(applied, work)])))
         size_bytes += applied.size_bytes
         if size_bytes >= ENTRIES_BYTES_MAX or len(rows) == limit:
             break
@@ -106,16 +106,16 @@ async def _records(applied: AppliedEntry, work: SlicedWork) -> AsyncIterator[msg
         events: list[msgspec.Raw] = []
         for event in entry.events:
             await work.take()
-            events.append(encoded(record_event(event)))
-        yield encoded({**record_head(entry, settled_at(applied, position)), "events": events})
+            events.append(encode_view(record_event(event)))
+        yield encode_view({**record_head(entry, settled_at(applied, position)), "events": events})
 
 
 @handles(ops.READ_STORED_ENTRIES)
-async def read_stored_entries(call: Call[None]) -> Reply[HandedAnswer]:
+async def read_stored_entries(call: ApiCall[None]) -> Reply[HandedAnswer]:
     service = call.service
     controller = service.controller
     if "last" not in call.query:
-        raise bad("last is missing", "write the index of the last entry that is wanted", "query last")
+        raise bad_request("last is missing", "write the index of the last entry that is wanted", "query last")
     last = call.integer("last", 0, least=1, most=INDEX_MAX)
     try:
         if controller.ledger.applied_index < last <= controller.applied_index:
@@ -151,7 +151,7 @@ def handed_view(one: HistoryEntry) -> HandedView:
 
 
 @handles(ops.SAVE_SNAPSHOT)
-async def save_snapshot(call: Call[None]) -> Reply[SnapshotView]:
+async def save_snapshot(call: ApiCall[None]) -> Reply[SnapshotView]:
     controller = call.service.controller
     if controller.applied_index == 0:
         raise Problem(409, "wrong_state", "nothing has been applied yet", "try again when the cluster is founded")
@@ -171,7 +171,7 @@ async def save_snapshot(call: Call[None]) -> Reply[SnapshotView]:
 
 
 @handles(ops.LIST_SNAPSHOTS)
-async def list_snapshots(call: Call[None]) -> Reply[SnapshotsAnswer]:
+async def list_snapshots(call: ApiCall[None]) -> Reply[SnapshotsAnswer]:
     controller = call.service.controller
     newest = controller.snapshots.newest()
     rows = () if newest is None else (newest,)
@@ -188,11 +188,11 @@ async def list_snapshots(call: Call[None]) -> Reply[SnapshotsAnswer]:
 
 
 @handles(ops.FETCH_SNAPSHOT)
-async def fetch_snapshot(call: Call[None]) -> Reply[bytes]:
+async def fetch_snapshot(call: ApiCall[None]) -> Reply[bytes]:
     controller = call.service.controller
     name, offset = call.params["name"], call.integer("offset", 0, least=0, most=SNAPSHOT_BYTES_MAX)
     if SnapshotName.parse(name) is None:
-        raise bad(f"{name!r:.80} is no snapshot's name", "GET /v1/snapshots lists them", "name")
+        raise bad_request(f"{name!r:.80} is no snapshot's name", "GET /v1/snapshots lists them", "name")
     try:
         part = await asyncio.to_thread(_part_of, controller.snapshots.directory / name, offset)
     except FileNotFoundError as error:
@@ -214,7 +214,7 @@ def _part_of(path: Path, offset: int) -> bytes:
 
 
 @handles(ops.LIST_DIGESTS)
-async def list_digests(call: Call[None]) -> Reply[DigestsAnswer]:
+async def list_digests(call: ApiCall[None]) -> Reply[DigestsAnswer]:
     controller = call.service.controller
     checkpoints = controller.checkpoints
     applied = controller.applied_index
@@ -232,7 +232,7 @@ async def list_digests(call: Call[None]) -> Reply[DigestsAnswer]:
 
 
 @handles(ops.READ_CHECKPOINT)
-async def read_checkpoint(call: Call[None]) -> Reply[str]:
+async def read_checkpoint(call: ApiCall[None]) -> Reply[str]:
     note = call.service.publisher.note
     if not note:
         raise Problem(404, "no_checkpoint", "no checkpoint has been signed yet", "try again in some seconds")
@@ -240,19 +240,19 @@ async def read_checkpoint(call: Call[None]) -> Reply[str]:
 
 
 @handles(ops.READ_TILE)
-async def read_tile(call: Call[None]) -> Reply[bytes]:
+async def read_tile(call: ApiCall[None]) -> Reply[bytes]:
     path = f"tile/{call.params['tile']}"
     try:
         found = await call.service.past.tile(path, call.identity)
-    except NotProven as error:
+    except ProofUnavailable as error:
         raise Problem(404, "no_tile", str(error), "see /v1/tlog/checkpoint for the size of the tree", "path") from error
-    except (HistorianBusy, HistorianLate) as error:
-        raise busy(error) from error
+    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
+        raise history_busy(error) from error
     return Reply(call.service.controller.state.revision, content=found, content_type=ops.BYTES)
 
 
 @handles(ops.LIST_LOG_KEYS)
-async def list_log_keys(call: Call[None]) -> Reply[LogKeysAnswer]:
+async def list_log_keys(call: ApiCall[None]) -> Reply[LogKeysAnswer]:
     controller, publisher = call.service.controller, call.service.publisher
     alone = call.query.get("alone") == "yes"
     keys = {controller.name: publisher.key} if alone else await publisher.keys()
@@ -271,7 +271,7 @@ async def list_log_keys(call: Call[None]) -> Reply[LogKeysAnswer]:
 
 
 @handles(ops.SIGN_CHECKPOINT)
-async def sign_checkpoint(call: Call[SignRequest]) -> Reply[SignedAnswer]:
+async def sign_checkpoint(call: ApiCall[SignRequest]) -> Reply[SignedAnswer]:
     controller, publisher = call.service.controller, call.service.publisher
     if call.body.size > controller.applied_index:
         raise too_busy(f"{controller.applied_index} entries are applied here, and {call.body.size} are asked for")
@@ -279,11 +279,11 @@ async def sign_checkpoint(call: Call[SignRequest]) -> Reply[SignedAnswer]:
         signed = await publisher.sign(call.body.size, call.body.root)
     except SignRefused as error:
         raise Problem(409, "not_signed", str(error), "ask for a later one", "size") from error
-    except (NotProven, HistorianLate) as error:
+    except (ProofUnavailable, HistoryServiceTimeout) as error:
         raise too_busy(str(error)) from error
     histories = None
     if call.body.histories and signed.note is not None:
-        with contextlib.suppress(NotProven, HistorianLate):
+        with contextlib.suppress(ProofUnavailable, HistoryServiceTimeout):
             counted = await call.service.past.counts(call.body.size)
             histories = HistoriesView(jobs=counted.jobs, root=counted.root.hex())
     revision = controller.state.revision
@@ -299,20 +299,20 @@ async def sign_checkpoint(call: Call[SignRequest]) -> Reply[SignedAnswer]:
 
 
 @handles(ops.TAKE_CHECKPOINT)
-async def take_checkpoint(call: Call[CheckpointRequest]) -> Reply[CheckpointAnswer]:
+async def take_checkpoint(call: ApiCall[CheckpointRequest]) -> Reply[CheckpointAnswer]:
     controller, publisher = call.service.controller, call.service.publisher
     try:
         await publisher.take(call.body.note)
     except NoteNotTaken as error:
         raise Problem(409, "not_taken", str(error), "hand over what a majority has signed", "note") from error
-    except (NotProven, HistorianLate) as error:
+    except (ProofUnavailable, HistoryServiceTimeout) as error:
         raise too_busy(str(error)) from error
     revision = controller.state.revision
     return Reply(revision, CheckpointAnswer(revision=revision, size=publisher.size))
 
 
 @handles(ops.PROVE_JOB)
-async def prove_job(call: Call[None]) -> Reply[bytes]:
+async def prove_job(call: ApiCall[None]) -> Reply[bytes]:
     state = call.service.controller.state
     job, publisher = call.job_in(state), call.service.publisher
     if not publisher.note:
@@ -320,27 +320,27 @@ async def prove_job(call: Call[None]) -> Reply[bytes]:
     note, size = publisher.note, publisher.size
     try:
         records, history = await call.service.past.proof(job, size, call.identity)
-    except NotProven as error:
+    except ProofUnavailable as error:
         remedy = f"ask again when what happened to it has a checkpoint: the last one is of {size} entries"
         raise Problem(404, "not_proven", str(error), remedy, "job id") from error
-    except (HistorianBusy, HistorianLate) as error:
-        raise busy(error) from error
+    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
+        raise history_busy(error) from error
     content = await asyncio.to_thread(proof_file, note, job, records, history)
     return Reply(state.revision, content=content, content_type=ops.BYTES)
 
 
 @handles(ops.SHOW_CLOCK)
-async def show_clock(call: Call[None]) -> Reply[ClockAnswer]:
+async def show_clock(call: ApiCall[None]) -> Reply[ClockAnswer]:
     return _clock(call, await call.state())
 
 
 @handles(ops.SET_CLOCK)
-async def set_clock(call: Call[SetClockRequest]) -> Reply[ClockAnswer]:
+async def set_clock(call: ApiCall[SetClockRequest]) -> Reply[ClockAnswer]:
     await call.service.lead()
     try:
         at = parse_instant(call.body.at)
     except ValueError as error:
-        raise bad(str(error), "write for example 2026-01-31T12:00:00Z", "at") from error
+        raise bad_request(str(error), "write for example 2026-01-31T12:00:00Z", "at") from error
     controller = call.service.controller
     known = answer_to(controller.state, call.service.check_age(call.identity, call.body.command_id)) is not None
     earliest, latest, _ = controller.engine.clock_bounds
@@ -357,7 +357,7 @@ async def set_clock(call: Call[SetClockRequest]) -> Reply[ClockAnswer]:
     return _clock(call, settled.state)
 
 
-def _clock(call: Call[Any], state: State) -> Reply[ClockAnswer]:
+def _clock(call: ApiCall[Any], state: State) -> Reply[ClockAnswer]:
     controller = call.service.controller
     earliest, latest, _ = controller.engine.clock_bounds
     view = ClockAnswer(
@@ -372,7 +372,7 @@ def _clock(call: Call[Any], state: State) -> Reply[ClockAnswer]:
 
 
 @handles(ops.SHOW_STATUS)
-async def show_status(call: Call[None]) -> Reply[StatusView]:
+async def show_status(call: ApiCall[None]) -> Reply[StatusView]:
     state, view = call.service.controller.state, status_of(call)
     if call.query.get("digest") == "yes":
         async with call.service.digests:
@@ -383,14 +383,14 @@ async def show_status(call: Call[None]) -> Reply[StatusView]:
 
 
 @handles(ops.SHOW_STATE_DIGEST)
-async def show_state_digest(call: Call[None]) -> Reply[StateDigestAnswer]:
+async def show_state_digest(call: ApiCall[None]) -> Reply[StateDigestAnswer]:
     state = await call.state()
     async with call.service.digests:
         digest = (await asyncio.to_thread(state_digest, state)).hex()
     return Reply(state.revision, StateDigestAnswer(revision=state.revision, state_digest=digest))
 
 
-def status_of(call: Call[Any]) -> StatusView:
+def status_of(call: ApiCall[Any]) -> StatusView:
     """Return what this replica says of itself now, without the digest of its state."""
     service = call.service
     controller, engine, config = service.controller, service.controller.engine, service.config
@@ -426,17 +426,17 @@ def status_of(call: Call[Any]) -> StatusView:
         unwitnessed_s=publisher.unwitnessed_s if publisher.cosigning.needed else None,
         witness_disputes=publisher.cosigning.disputes,
         witness_errors=publisher.cosigning.errors,
-        **of_this_machine(controller),
+        **machine_status(controller),
     )
 
 
 @handles(ops.SHOW_HEALTH)
-async def show_health(call: Call[None]) -> Reply[str]:
+async def show_health(call: ApiCall[None]) -> Reply[str]:
     return _text(call, b"ok\n")
 
 
 @handles(ops.SHOW_READINESS)
-async def show_readiness(call: Call[None]) -> Reply[str]:
+async def show_readiness(call: ApiCall[None]) -> Reply[str]:
     controller = call.service.controller
     why_not = not_ready(call)
     if not why_not and controller.engine.role == Role.LEADER:
@@ -451,13 +451,13 @@ async def show_readiness(call: Call[None]) -> Reply[str]:
 
 
 @handles(ops.SHOW_METRICS)
-async def show_metrics(call: Call[None]) -> Reply[str]:
+async def show_metrics(call: ApiCall[None]) -> Reply[str]:
     reply = _text(call, await call.service.metrics.text(call.work))
     reply.content_type = CONTENT_TYPE
     return reply
 
 
-def not_ready(call: Call[Any]) -> str:
+def not_ready(call: ApiCall[Any]) -> str:
     """Return why this replica can neither commit nor forward, as far as is known without asking; else nothing."""
     controller = call.service.controller
     engine = controller.engine
@@ -480,11 +480,11 @@ def not_ready(call: Call[Any]) -> str:
     return f"the leader {engine.leader} is not a peer of this replica"
 
 
-def _text(call: Call[None], content: bytes) -> Reply[str]:
+def _text(call: ApiCall[None], content: bytes) -> Reply[str]:
     revision = call.service.controller.state.revision
     return Reply(revision, content=content, content_type="text/plain; charset=utf-8")
 
 
 @handles(ops.SHOW_OPENAPI)
-async def show_openapi(call: Call[None]) -> Reply[dict[str, Any]]:
+async def show_openapi(call: ApiCall[None]) -> Reply[dict[str, Any]]:
     return Reply(call.service.controller.state.revision, content=call.service.document())

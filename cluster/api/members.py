@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.api.service import AskedCommand, Call, Reply, handles
-from cluster.api.web import Problem, bad, denied, no_leader, outcome_unknown
+from cluster.api.service import CommandBody, ApiCall, Reply, handles
+from cluster.api.web import Problem, bad_request, permission_denied, no_leader, outcome_unknown
 from cluster.consensus import ChangeRefused, MemberChange
 from cluster.schemas import (
     Command,
@@ -37,11 +37,11 @@ DRILL_DIGITS_MAX = 9
 
 
 @handles(ops.LIST_MEMBERS)
-async def list_members(call: Call[None]) -> Reply[MembersAnswer]:
+async def list_members(call: ApiCall[None]) -> Reply[MembersAnswer]:
     return await _members(call)
 
 
-async def _members(call: Call[Any]) -> Reply[MembersAnswer]:
+async def _members(call: ApiCall[Any]) -> Reply[MembersAnswer]:
     controller = call.service.controller
     state = await call.state()
     engine = controller.engine
@@ -57,7 +57,7 @@ async def _members(call: Call[Any]) -> Reply[MembersAnswer]:
     return Reply(state.revision, answer)
 
 
-def members_of(call: Call[Any], state: State) -> tuple[MemberView, ...]:
+def members_of(call: ApiCall[Any], state: State) -> tuple[MemberView, ...]:
     """Return the replicas as the one that answers sees them."""
     controller = call.service.controller
     rows = member_rows(
@@ -71,18 +71,18 @@ def members_of(call: Call[Any], state: State) -> tuple[MemberView, ...]:
 
 
 @handles(ops.ADD_MEMBER)
-async def add_member(call: Call[r.AddMemberRequest]) -> Reply[MembersAnswer]:
+async def add_member(call: ApiCall[r.AddMemberRequest]) -> Reply[MembersAnswer]:
     body = call.body
     if not is_name(body.name):
-        raise bad(f"{body.name!r} cannot name a replica", NAME_RULE, "name")
+        raise bad_request(f"{body.name!r} cannot name a replica", NAME_RULE, "name")
     return await _change(call, ChangeKind.ADD, body.name, **_addresses(peer=body.peer, api=body.api))
 
 
 @handles(ops.UPDATE_MEMBER)
-async def update_member(call: Call[r.UpdateMemberRequest]) -> Reply[MembersAnswer]:
+async def update_member(call: ApiCall[r.UpdateMemberRequest]) -> Reply[MembersAnswer]:
     addresses = _addresses(peer=call.body.peer, api=call.body.api)
     if not addresses:
-        raise bad("no address is given", "give peer, api or both: what is left out stays")
+        raise bad_request("no address is given", "give peer, api or both: what is left out stays")
     return await _change(call, ChangeKind.UPDATE, call.params["name"], **addresses)
 
 
@@ -95,12 +95,12 @@ def _addresses(**given: str | None) -> dict[str, str]:
         try:
             addresses[place] = str(Address.parse(text))
         except AddressError as error:
-            raise bad(error.sentence, error.remedy, place) from error
+            raise bad_request(error.sentence, error.remedy, place) from error
     return addresses
 
 
 @handles(ops.REMOVE_MEMBER)
-async def remove_member(call: Call[Command]) -> Reply[MembersAnswer]:
+async def remove_member(call: ApiCall[Command]) -> Reply[MembersAnswer]:
     name = call.params["name"]
     await call.service.lead()
     controller = call.service.controller
@@ -113,12 +113,12 @@ async def remove_member(call: Call[Command]) -> Reply[MembersAnswer]:
 
 
 @handles(ops.REPLACE_MEMBER)
-async def replace_member(call: Call[Command]) -> Reply[MembersAnswer]:
+async def replace_member(call: ApiCall[Command]) -> Reply[MembersAnswer]:
     return await _change(call, ChangeKind.REPLACE, call.params["name"])
 
 
 @handles(ops.TRANSFER_LEADERSHIP)
-async def transfer_leadership(call: Call[r.TransferRequest]) -> Reply[TransferAnswer]:
+async def transfer_leadership(call: ApiCall[r.TransferRequest]) -> Reply[TransferAnswer]:
     await call.service.lead()
     if call.identity.role is Role.DRILL:
         _check_switchover(await call.state(), call.identity.name, call.body.name)
@@ -137,21 +137,21 @@ def _check_switchover(state: State, who: str, target: str | None) -> None:
         or (last.scenario, last.by, last.target) != ("switchover", who, target)
     ):
         remedy = "begin a drill of it first: forebay drill run switchover"
-        raise denied(f"drill {who} may hand the leadership over in a switchover of its own only", remedy)
+        raise permission_denied(f"drill {who} may hand the leadership over in a switchover of its own only", remedy)
 
 
-async def _transfer(call: Call[Any], target: str | None) -> str | None:
+async def _transfer(call: ApiCall[Any], target: str | None) -> str | None:
     await call.service.publisher.conclude()
     try:
         return await call.service.controller.membership.transfer(target)
     except NotLeading as error:
         raise call.service.elsewhere(error.leader) from error
     except ChangeRefused as error:
-        raise _refused(error) from error
+        raise _change_problem(error) from error
 
 
 async def _change(
-    call: Call[AskedCommand], action: ChangeKind, name: str, *, peer: str = "", api: str = ""
+    call: ApiCall[CommandBody], action: ChangeKind, name: str, *, peer: str = "", api: str = ""
 ) -> Reply[MembersAnswer]:
     await call.service.lead()
     command_id = call.service.check_age(call.identity, call.body.command_id)
@@ -163,7 +163,7 @@ async def _change(
     except OutcomeUnknown as error:
         raise outcome_unknown() from error
     except ChangeRefused as error:
-        raise _refused(error) from error
+        raise _change_problem(error) from error
     try:
         return await _members(call)
     except Problem as error:
@@ -171,7 +171,7 @@ async def _change(
         raise no_leader("the change was made, but this replica does not lead any more") from error
 
 
-def _refused(error: ChangeRefused) -> Problem:
+def _change_problem(error: ChangeRefused) -> Problem:
     return Problem(404 if error.code == NOT_FOUND else 409, error.code, error.sentence, error.remedy, "name")
 
 
@@ -179,13 +179,13 @@ def _refused(error: ChangeRefused) -> Problem:
 
 
 @handles(ops.SHOW_FEATURE_LEVEL)
-async def show_feature_level(call: Call[None]) -> Reply[FeatureLevelAnswer]:
+async def show_feature_level(call: ApiCall[None]) -> Reply[FeatureLevelAnswer]:
     state = await call.state()
     return _reply(state, await call.service.controller.levels.gather())
 
 
 @handles(ops.RAISE_FEATURE_LEVEL)
-async def raise_feature_level(call: Call[r.FeatureLevelRequest]) -> Reply[FeatureLevelAnswer]:
+async def raise_feature_level(call: ApiCall[r.FeatureLevelRequest]) -> Reply[FeatureLevelAnswer]:
     await call.service.lead()
     members = await call.service.controller.levels.gather()
     known = tuple((member.id, member.known) for member in members)
@@ -216,17 +216,17 @@ def _reply(state: State, members: tuple[MemberLevel, ...]) -> Reply[FeatureLevel
 
 
 @handles(ops.LIST_DRILLS)
-async def list_drills(call: Call[None]) -> Reply[d.DrillsAnswer]:
+async def list_drills(call: ApiCall[None]) -> Reply[d.DrillsAnswer]:
     return _drills(call, await call.state())
 
 
 @handles(ops.SHOW_DRILL)
-async def show_drill(call: Call[None]) -> Reply[d.DrillAnswer]:
+async def show_drill(call: ApiCall[None]) -> Reply[d.DrillAnswer]:
     return _drill(call, await call.state(), _number(call))
 
 
 @handles(ops.START_DRILL)
-async def start_drill(call: Call[d.StartDrillRequest]) -> Reply[d.DrillAnswer]:
+async def start_drill(call: ApiCall[d.StartDrillRequest]) -> Reply[d.DrillAnswer]:
     body = call.body
     command = c.StartDrill(body.scenario, body.target, body.lasts_s, body.forced, body.plan, body.lease_s)
     state = (await call.service.settle(call, command)).state
@@ -234,61 +234,61 @@ async def start_drill(call: Call[d.StartDrillRequest]) -> Reply[d.DrillAnswer]:
 
 
 @handles(ops.CONFIRM_DRILL)
-async def confirm_drill(call: Call[Command]) -> Reply[d.DrillAnswer]:
+async def confirm_drill(call: ApiCall[Command]) -> Reply[d.DrillAnswer]:
     number = _number(call)
     return _drill(call, (await call.service.settle(call, c.ConfirmDrill(number))).state, number)
 
 
 @handles(ops.ABORT_DRILL)
-async def abort_drill(call: Call[d.AbortDrillRequest]) -> Reply[d.DrillAnswer]:
+async def abort_drill(call: ApiCall[d.AbortDrillRequest]) -> Reply[d.DrillAnswer]:
     number = _number(call)
     return _drill(call, (await call.service.settle(call, c.AbortDrill(number, call.body.reason))).state, number)
 
 
 @handles(ops.END_DRILL)
-async def end_drill(call: Call[d.EndDrillRequest]) -> Reply[d.DrillAnswer]:
+async def end_drill(call: ApiCall[d.EndDrillRequest]) -> Reply[d.DrillAnswer]:
     body, number = call.body, _number(call)
     verdict = next((one for one in DrillVerdict if one.word == body.verdict), None)
     if verdict is None:
-        raise bad(f"{body.verdict[:32]!r} is no verdict", "use passed, failed or aborted", "verdict")
+        raise bad_request(f"{body.verdict[:32]!r} is no verdict", "use passed, failed or aborted", "verdict")
     command = c.EndDrill(number, verdict, body.sentence, tuple(sorted(body.figures.items())))
     return _drill(call, (await call.service.settle(call, command)).state, number)
 
 
 @handles(ops.PROBE_DRILL)
-async def probe_drill(call: Call[Command]) -> Reply[d.DrillProbeAnswer]:
+async def probe_drill(call: ApiCall[Command]) -> Reply[d.DrillProbeAnswer]:
     number = _number(call)
     settled = await call.service.settle(call, c.ProbeDrill(number))
     return Reply(settled.revision, d.DrillProbeAnswer(revision=settled.revision, drill=number))
 
 
 @handles(ops.LOCK_DRILLS)
-async def lock_drills(call: Call[d.AbortDrillRequest]) -> Reply[d.DrillsAnswer]:
+async def lock_drills(call: ApiCall[d.AbortDrillRequest]) -> Reply[d.DrillsAnswer]:
     return _drills(call, (await call.service.settle(call, c.LockDrills(call.body.reason))).state)
 
 
 @handles(ops.UNLOCK_DRILLS)
-async def unlock_drills(call: Call[Command]) -> Reply[d.DrillsAnswer]:
+async def unlock_drills(call: ApiCall[Command]) -> Reply[d.DrillsAnswer]:
     return _drills(call, (await call.service.settle(call, c.UnlockDrills(call.params["name"]))).state)
 
 
-def _number(call: Call[Any]) -> int:
+def _number(call: ApiCall[Any]) -> int:
     text = call.params["drill"]
     if text.isascii() and text.isdigit() and len(text) <= DRILL_DIGITS_MAX:
         return int(text)
-    raise bad(f"{text[:32]!r} is no number of a drill", "forebay drill list shows them", "drill")
+    raise bad_request(f"{text[:32]!r} is no number of a drill", "forebay drill list shows them", "drill")
 
 
-def _drill(call: Call[Any], state: State, number: int) -> Reply[d.DrillAnswer]:
+def _drill(call: ApiCall[Any], state: State, number: int) -> Reply[d.DrillAnswer]:
     known = state.drills.get(number)
     if known is None:
         raise Problem(404, "unknown_drill", f"there is no drill {number}", "forebay drill list shows them", "drill")
-    return Reply(state.revision, d.DrillAnswer(revision=state.revision, **_shown(known, _at(call, state))))
+    return Reply(state.revision, d.DrillAnswer(revision=state.revision, **_drill_fields(known, _at(call, state))))
 
 
-def _drills(call: Call[Any], state: State) -> Reply[d.DrillsAnswer]:
+def _drills(call: ApiCall[Any], state: State) -> Reply[d.DrillsAnswer]:
     at = _at(call, state)
-    rows = tuple(d.DrillView(**_shown(state.drills[number], at)) for number in sorted(state.drills, reverse=True))
+    rows = tuple(d.DrillView(**_drill_fields(state.drills[number], at)) for number in sorted(state.drills, reverse=True))
     locks = tuple(
         d.DrillLockView(by=name, reason=lock.reason, since=format_instant(lock.at))
         for name, lock in sorted(state.drill_locks.items())
@@ -296,12 +296,12 @@ def _drills(call: Call[Any], state: State) -> Reply[d.DrillsAnswer]:
     return Reply(state.revision, d.DrillsAnswer(revision=state.revision, drills=rows, locks=locks))
 
 
-def _at(call: Call[Any], state: State) -> Instant:
+def _at(call: ApiCall[Any], state: State) -> Instant:
     """Return when it is now: a drill is over also where nothing happens any more."""
     return max(state.at, call.service.controller.agreed.now())
 
 
-def _shown(drill: Drill, at: Instant) -> dict[str, Any]:
+def _drill_fields(drill: Drill, at: Instant) -> dict[str, Any]:
     """Return what is shown of a drill, by the fields of DrillView."""
     # That it is lost is written down when the next one begins.
     is_lost = drill.verdict is DrillVerdict.UNDER_WAY and not drill.is_under_way(at)

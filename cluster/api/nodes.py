@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.api import wire
+from cluster.api import request_decoding
 from cluster.api.render import NODE_WORDS, lost_job_view, node_view, node_word
-from cluster.api.service import AskedCommand, Call, Reply, encoded, handles
-from cluster.api.web import Problem, bad, no_leader, permit_node, refused
+from cluster.api.service import ApiCall, CommandBody, Reply, encode_view, handles
+from cluster.api.web import Problem, bad_request, no_leader, permit_node, rejection_problem
 from cluster.schemas import (
     AdmittedAnswer,
     Command,
@@ -51,12 +51,12 @@ _SEND_AGAIN = frozenset({429, 500, 503})
 
 
 @handles(ops.LIST_NODES)
-async def list_nodes(call: Call[None]) -> Reply[NodesAnswer]:
+async def list_nodes(call: ApiCall[None]) -> Reply[NodesAnswer]:
     limit = call.integer("limit", NODES_MAX, least=1, most=NODES_MAX)
     wanted = frozenset(word.upper() for word in call.query.get("state", "").split(",") if word)
     unknown = sorted(wanted - NODE_WORDS)
     if unknown:
-        raise bad(
+        raise bad_request(
             f"the node state {unknown[0]!r:.40} is unknown", f"use {', '.join(sorted(NODE_WORDS))}", "query state"
         )
     after = call.query.get("after", "")
@@ -72,38 +72,38 @@ async def list_nodes(call: Call[None]) -> Reply[NodesAnswer]:
             break
         # Its CPUs in use are those of each job there.
         await work.take(0, parts=PARTS_PER_NODE + 2 * len(state.on_node.get(name, ())))
-        rows.append(encoded(node_view(state, name, liveness)))
+        rows.append(encode_view(node_view(state, name, liveness)))
     return Reply(state.revision, NodesAnswer(revision=state.revision, nodes=tuple(rows), truncated=truncated))
 
 
 @handles(ops.ADMIT_NODE)
-async def admit_node(call: Call[Command]) -> Reply[AdmittedAnswer]:
+async def admit_node(call: ApiCall[Command]) -> Reply[AdmittedAnswer]:
     node = call.params["name"]
     revision = (await call.service.settle(call, c.AdmitNode(node))).state.revision
     return Reply(revision, AdmittedAnswer(revision=revision, node=node))
 
 
 @handles(ops.DRAIN_NODE)
-async def drain_node(call: Call[r.DrainRequest]) -> Reply[NodeView]:
+async def drain_node(call: ApiCall[r.DrainRequest]) -> Reply[NodeView]:
     return await _change(call, c.DrainNode(call.params["name"], call.body.reason))
 
 
 @handles(ops.RESUME_NODE)
-async def resume_node(call: Call[Command]) -> Reply[NodeView]:
+async def resume_node(call: ApiCall[Command]) -> Reply[NodeView]:
     return await _change(call, c.ResumeNode(call.params["name"]))
 
 
 @handles(ops.LOSE_NODE)
-async def lose_node(call: Call[r.LostRequest]) -> Reply[NodeLostAnswer]:
+async def lose_node(call: ApiCall[r.LostRequest]) -> Reply[NodeLostAnswer]:
     name, dry_run = call.params["name"], call.body.dry_run
     state = await call.state()
     refusal = loss_refusal(state, name)
     if refusal is not None:
-        raise refused(refusal)
+        raise rejection_problem(refusal)
     jobs = []
     async for job_id in iterate_paced(sorted(state.on_node.get(name, ())), call.work, parts=PARTS_PER_LOST_JOB):
         if state.jobs[job_id].node == name:
-            jobs.append(encoded(lost_job_view(state, job_id)))
+            jobs.append(encode_view(lost_job_view(state, job_id)))
     persistent = tuple(sorted(one.name for one in state.persistent.values() if one.node == name))
     revision = state.revision
     if not dry_run:
@@ -112,19 +112,19 @@ async def lose_node(call: Call[r.LostRequest]) -> Reply[NodeLostAnswer]:
     return Reply(revision, answer)
 
 
-async def _change(call: Call[AskedCommand], command: c.DrainNode | c.ResumeNode) -> Reply[NodeView]:
+async def _change(call: ApiCall[CommandBody], command: c.DrainNode | c.ResumeNode) -> Reply[NodeView]:
     state = (await call.service.settle(call, command)).state
     view = node_view(state, command.node, _liveness(call))
     return Reply(state.revision, view)
 
 
-def _liveness(call: Call[Any]) -> Liveness | None:
+def _liveness(call: ApiCall[Any]) -> Liveness | None:
     controller = call.service.controller
     return controller.liveness if controller.leads else None
 
 
 @handles(ops.REGISTER_NODE)
-async def register_node(call: Call[agent_schemas.RegisterRequest]) -> Reply[RegisterAnswer]:
+async def register_node(call: ApiCall[agent_schemas.RegisterRequest]) -> Reply[RegisterAnswer]:
     node = call.params["node"]
     permit_node(call.identity, node)
     body = call.body
@@ -148,7 +148,7 @@ async def register_node(call: Call[agent_schemas.RegisterRequest]) -> Reply[Regi
 
 
 @handles(ops.POLL_ORDERS)
-async def poll_orders(call: Call[agent_schemas.PollRequest]) -> Reply[PollAnswer]:
+async def poll_orders(call: ApiCall[agent_schemas.PollRequest]) -> Reply[PollAnswer]:
     node = call.params["node"]
     permit_node(call.identity, node)
     body = call.body
@@ -164,16 +164,16 @@ async def poll_orders(call: Call[agent_schemas.PollRequest]) -> Reply[PollAnswer
             raise Problem(
                 429, "too_many_polls", "too many agents wait already", "poll again later", headers={"Retry-After": "1"}
             )
-        if _is_there(call):
+        if _is_connected(call):
             controller.polls.note(said)
         await orders.wait(node, wait_s)
     # Orders must be those of whoever leads: one of a deposed leader could start what another has given up. So any
     # replica may answer, but none from a state that is not proven to be no older than the question.
     try:
-        await controller.polls.prove(node, said if _is_there(call) else None)
+        await controller.polls.prove(node, said if _is_connected(call) else None)
     except (NotLeading, Unavailable) as error:
         raise no_leader("this replica could not prove in time that it knows the newest orders") from error
-    state = _checked(call, node, body)
+    state = _check_poll(call, node, body)
     answer = PollAnswer(
         revision=state.revision,
         orders=orders_for(state, node),
@@ -183,12 +183,12 @@ async def poll_orders(call: Call[agent_schemas.PollRequest]) -> Reply[PollAnswer
     return Reply(state.revision, answer)
 
 
-def _is_there(call: Call[agent_schemas.PollRequest]) -> bool:
+def _is_connected(call: ApiCall[agent_schemas.PollRequest]) -> bool:
     """Whether who polls is at the other end still: else this is no sign of life."""
     return not call.asked.gone.is_set()
 
 
-def _checked(call: Call[agent_schemas.PollRequest], node: str, body: agent_schemas.PollRequest) -> State:
+def _check_poll(call: ApiCall[agent_schemas.PollRequest], node: str, body: agent_schemas.PollRequest) -> State:
     state = call.service.controller.state
     known = state.nodes.get(node)
     if known is None:
@@ -216,7 +216,7 @@ def _checked(call: Call[agent_schemas.PollRequest], node: str, body: agent_schem
 
 
 @handles(ops.REPORT_OPERATIONS)
-async def report_operations(call: Call[agent_schemas.ReportsRequest]) -> Reply[ReportsAnswer]:
+async def report_operations(call: ApiCall[agent_schemas.ReportsRequest]) -> Reply[ReportsAnswer]:
     node = call.params["node"]
     permit_node(call.identity, node)
     service = call.service
@@ -226,7 +226,9 @@ async def report_operations(call: Call[agent_schemas.ReportsRequest]) -> Reply[R
     for report in call.body.reports:
         answers.append(
             service.begin(
-                call.identity, service.fenced_id(call.identity, report.command_id), wire.report_operation(node, report)
+                call.identity,
+                service.fenced_id(call.identity, report.command_id),
+                request_decoding.report_operation(node, report),
             )
         )
     results = []

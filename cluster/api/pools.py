@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cluster.api import wire
+from cluster.api import request_decoding
 from cluster.api.render import capacity_controls, holders, pool_view
-from cluster.api.service import AskedCommand, Call, Reply, handles
-from cluster.api.web import bad, refused
+from cluster.api.service import ApiCall, CommandBody, Reply, handles
+from cluster.api.web import bad_request, rejection_problem
 from cluster.schemas import Command, PlacesAnswer, PlaceView, PoolsAnswer, PoolView, made_of
 from cluster.schemas import configuration as v
 from cluster.schemas import operations as ops
@@ -31,19 +31,19 @@ ALL = "all"
 
 
 @handles(ops.LIST_POOLS)
-async def list_pools(call: Call[None]) -> Reply[PoolsAnswer]:
+async def list_pools(call: ApiCall[None]) -> Reply[PoolsAnswer]:
     state = await call.state()
     return Reply(state.revision, PoolsAnswer(revision=state.revision, pools=_views(state)))
 
 
 @handles(ops.SET_POOL)
-async def set_pool(call: Call[r.PoolRequest]) -> Reply[PoolView]:
+async def set_pool(call: ApiCall[r.PoolRequest]) -> Reply[PoolView]:
     name = call.params["name"]
-    return await _changed(call, wire.set_pool(name, call.body), name)
+    return await _settle_change(call, request_decoding.set_pool(name, call.body), name)
 
 
 @handles(ops.ADD_POOL)
-async def add_pool(call: Call[v.PoolAddRequest]) -> Reply[PoolView]:
+async def add_pool(call: ApiCall[v.PoolAddRequest]) -> Reply[PoolView]:
     body = call.body
     unit = unit_of(body.unit) or PoolUnit.BYTES
     command = c.ChangePool(
@@ -55,11 +55,11 @@ async def add_pool(call: Call[v.PoolAddRequest]) -> Reply[PoolView]:
         unit=None if unit is PoolUnit.BYTES else unit,
         place=body.place,
     )
-    return await _changed(call, command, command.pool)
+    return await _settle_change(call, command, command.pool)
 
 
 @handles(ops.CHANGE_POOL)
-async def change_pool(call: Call[v.PoolChangeRequest]) -> Reply[PoolView]:
+async def change_pool(call: ApiCall[v.PoolChangeRequest]) -> Reply[PoolView]:
     body, name = call.body, call.params["name"]
     # What a number counts is the pool's present unit, or the one that it gets with this very command.
     unit = (None if body.unit is None else unit_of(body.unit)) or unit_in((await call.service.current()).pools, name)
@@ -75,33 +75,33 @@ async def change_pool(call: Call[v.PoolChangeRequest]) -> Reply[PoolView]:
         unit=None if body.unit is None else unit,
         place=body.place,
     )
-    return await _changed(call, command, command.pool)
+    return await _settle_change(call, command, command.pool)
 
 
 @handles(ops.REMOVE_POOL)
-async def remove_pool(call: Call[Command]) -> Reply[v.PoolRemovedAnswer]:
+async def remove_pool(call: ApiCall[Command]) -> Reply[v.PoolRemovedAnswer]:
     name = call.params["name"]
     state = (await call.service.settle(call, c.RemovePool(name))).state
     return Reply(state.revision, v.PoolRemovedAnswer(revision=state.revision, removed=name, pools=_views(state)))
 
 
-async def _changed(call: Call[AskedCommand], command: c.SetPool | c.ChangePool, name: str) -> Reply[PoolView]:
+async def _settle_change(call: ApiCall[CommandBody], command: c.SetPool | c.ChangePool, name: str) -> Reply[PoolView]:
     state = (await call.service.settle(call, command)).state
     return Reply(state.revision, pool_view(state, name, holders(state).get(name, 0), capacity_controls(state)))
 
 
 @handles(ops.LIST_PLACES)
-async def list_places(call: Call[None]) -> Reply[PlacesAnswer]:
+async def list_places(call: ApiCall[None]) -> Reply[PlacesAnswer]:
     return _places(await call.state())
 
 
 @handles(ops.ADD_PLACE)
-async def add_place(call: Call[v.PlaceAddRequest]) -> Reply[PlacesAnswer]:
+async def add_place(call: ApiCall[v.PlaceAddRequest]) -> Reply[PlacesAnswer]:
     return _places((await call.service.settle(call, c.AddPlace(call.params["name"], call.body.path))).state)
 
 
 @handles(ops.REMOVE_PLACE)
-async def remove_place(call: Call[Command]) -> Reply[PlacesAnswer]:
+async def remove_place(call: ApiCall[Command]) -> Reply[PlacesAnswer]:
     return _places((await call.service.settle(call, c.RemovePlace(call.params["name"]))).state)
 
 
@@ -129,29 +129,31 @@ def _amount(text: str | None, unit: PoolUnit, place: str, *, zero: bool = False)
     try:
         return parse_amount(text, unit)
     except SizeError as error:
-        raise bad(error.sentence, error.remedy, f"{place} column {error.offset + 1}", "invalid_capacity") from error
+        raise bad_request(
+            error.sentence, error.remedy, f"{place} column {error.offset + 1}", "invalid_capacity"
+        ) from error
 
 
 # ---- the configuration: shown, compared with a file, and all of it changed in one entry
 
 
 @handles(ops.SHOW_CONFIGURATION)
-async def show_configuration(call: Call[None]) -> Reply[v.ConfigurationAnswer]:
+async def show_configuration(call: ApiCall[None]) -> Reply[v.ConfigurationAnswer]:
     state = await call.state()
     return Reply(state.revision, _configuration(state))
 
 
 @handles(ops.COMPARE_CONFIGURATION)
-async def compare_configuration(call: Call[v.CompareRequest]) -> Reply[v.CompareAnswer]:
+async def compare_configuration(call: ApiCall[v.CompareRequest]) -> Reply[v.CompareAnswer]:
     state = await call.service.current()
     settings, body = _settings(call.body.settings), call.body
     # The same function that decides the command, so that a dry run promises nothing else than what would happen.
     events = configuration_events(state, settings, partial=body.partial, expected_revision=body.expect_revision)
     wanted = wanted_of(state, settings, partial=body.partial)
     if isinstance(events, Refusal):
-        raise refused(events)
+        raise rejection_problem(events)
     if isinstance(wanted, Refusal):
-        raise refused(wanted)
+        raise rejection_problem(wanted)
     answer = made_of(
         state,
         v.CompareAnswer,
@@ -162,7 +164,7 @@ async def compare_configuration(call: Call[v.CompareRequest]) -> Reply[v.Compare
 
 
 @handles(ops.CONFIGURE_SITE)
-async def configure_site(call: Call[v.ConfigureRequest]) -> Reply[v.ConfigurationAnswer]:
+async def configure_site(call: ApiCall[v.ConfigureRequest]) -> Reply[v.ConfigurationAnswer]:
     body = call.body
     command = c.ConfigureSite(_settings(body.settings), body.partial, body.expect_revision)
     state = (await call.service.settle(call, command)).state

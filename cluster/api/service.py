@@ -11,10 +11,10 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
-from cluster.api import web, wire
-from cluster.api.metrics import Metrics
-from cluster.api.past import Historian
-from cluster.api.providing import Providing
+from cluster.api import web, request_decoding
+from cluster.api.metrics import MetricsRegistry
+from cluster.api.history_service import HistoryService
+from cluster.api.provider_validation import ProviderValidation
 from cluster.api.render import Verdicts
 from cluster.api.statuses import Statuses
 from cluster.api.traces import Tracer
@@ -27,20 +27,20 @@ from cluster.api.web import (
     Stream,
     UserLimits,
     actor_of,
-    bad,
-    denied,
+    bad_request,
+    permission_denied,
     no_leader,
     outcome_unknown,
     permit,
     queue_full,
-    refused,
+    rejection_problem,
     too_busy,
     too_many_answers,
     unknown_job,
 )
 from cluster.config import Config
 from cluster.consensus import Role as RaftRole
-from cluster.schemas import PEOPLE, BulkCommand, Operation, bytes_of, instant_in, requests
+from cluster.schemas import PEOPLE, BulkCommand, ApiOperation, bytes_of, instant_in, requests
 from cluster.security import Identity, Peers, Role
 from cluster.server import (
     Answer,
@@ -96,19 +96,19 @@ NO_ID = b""
 _Read = TypeVar("_Read")
 
 
-Asked = TypeVar("Asked")
-Answered = TypeVar("Answered")
-AskedCommand = TypeVar("AskedCommand", bound=requests.Command)
+RequestBody = TypeVar("RequestBody")
+ResponseView = TypeVar("ResponseView")
+CommandBody = TypeVar("CommandBody", bound=requests.Command)
 
 
-class Call(msgspec.Struct, Generic[Asked]):
+class ApiCall(msgspec.Struct, Generic[RequestBody]):
     """One request, authenticated and decoded, and the replica that answers it."""
 
-    service: Service
-    asked: web.Asked
+    service: ApiService
+    asked: web.ApiRequest
 
     @property
-    def operation(self) -> Operation[Asked, Any]:
+    def operation(self) -> ApiOperation[RequestBody, Any]:
         """What is asked for."""
         return self.asked.operation
 
@@ -128,9 +128,9 @@ class Call(msgspec.Struct, Generic[Asked]):
         return self.asked.query
 
     @property
-    def body(self) -> Asked:
+    def body(self) -> RequestBody:
         """Its body; of a submit that was read by the site's grammar, only `submission` knows."""
-        body: Asked = self.asked.body
+        body: RequestBody = self.asked.body
         return body
 
     @property
@@ -146,7 +146,7 @@ class Call(msgspec.Struct, Generic[Asked]):
             return prepared.result()
         if self.asked.body is None:
             raise too_busy("the configuration of the site has changed just now")
-        return await self.service.reading(self.asked.body, wire.submission, self.asked.body, self.identity, site)
+        return await self.service.reading(self.asked.body, request_decoding.submission, self.asked.body, self.identity, site)
 
     @property
     def stale(self) -> bool:
@@ -168,7 +168,7 @@ class Call(msgspec.Struct, Generic[Asked]):
         if text is None:
             return default
         if not text.isascii() or not text.isdigit() or len(text) > 19 or not least <= int(text) <= most:
-            raise bad(f"{name} is {text!r}", f"use a number from {least} to {most}", f"query {name}")
+            raise bad_request(f"{name} is {text!r}", f"use a number from {least} to {most}", f"query {name}")
         return int(text)
 
     def job_reference(self) -> tuple[int, Tasks]:
@@ -179,7 +179,7 @@ class Call(msgspec.Struct, Generic[Asked]):
         """
         named = self.params["id"]
         if EXTERNAL_JOB_COLON not in named:
-            return wire.job_reference(named, "job id")
+            return request_decoding.job_reference(named, "job id")
         controller = self.service.controller
         if not controller.leads:
             raise self.service.elsewhere(controller.engine.leader)
@@ -200,7 +200,7 @@ class Call(msgspec.Struct, Generic[Asked]):
             return (0, None), named
         job_id, tasks = self.job_reference()
         if tasks is not None and len(tasks) > 1:
-            raise bad("only one task can be looked at", f"write for example {job_id}_{tasks[0]}", "job id")
+            raise bad_request("only one task can be looked at", f"write for example {job_id}_{tasks[0]}", "job id")
         return (job_id, tasks), ""
 
     def job_in(self, state: State) -> int:
@@ -214,7 +214,7 @@ class Call(msgspec.Struct, Generic[Asked]):
         if self.identity.role is Role.SCHEDULER:
             job = state.jobs.get(job_id)
             if job is None or job.external_job is None or job.external_job.scheduler != self.identity.name:
-                raise denied(
+                raise permission_denied(
                     f"{self.identity} may look at its own external jobs only", f"ask for {self.identity.name}:JOB"
                 )
             return job_id
@@ -224,43 +224,43 @@ class Call(msgspec.Struct, Generic[Asked]):
         return job_id if found is None else found
 
 
-class Reply(msgspec.Struct, Generic[Answered]):
+class Reply(msgspec.Struct, Generic[ResponseView]):
     """What a handler answers: a view to encode, or bytes with their type."""
 
     revision: int
-    view: Answered | None = None
+    view: ResponseView | None = None
     content: bytes | None = None
     content_type: str = "application/json"
 
 
 def is_long(request: requests.Request) -> bool:
     """Whether reading a request takes longer than others on the loop should wait."""
-    return wire.text_characters(request) > LONG_CHARACTERS
+    return request_decoding.text_characters(request) > LONG_CHARACTERS
 
 
-def encoded(view: Any) -> Any:
+def encode_view(view: Any) -> Any:
     """Return a part of an answer as the JSON that it will be, so that it is written in the slice that made it."""
     return msgspec.Raw(msgspec.json.encode(view))
 
 
-Handler = Callable[[Call[Any]], Awaitable[Reply[Any] | Stream]]
+Handler = Callable[[ApiCall[Any]], Awaitable[Reply[Any] | Stream]]
 
 
 class Route(NamedTuple):
     """An operation and who carries it out."""
 
-    operation: Operation[Any, Any]
+    operation: ApiOperation[Any, Any]
     handler: Handler
 
 
 def handles(
-    operation: Operation[Asked, Answered],
-) -> Callable[[Callable[[Call[Asked]], Awaitable[Reply[Answered] | Stream]]], Route]:
+    operation: ApiOperation[RequestBody, ResponseView],
+) -> Callable[[Callable[[ApiCall[RequestBody]], Awaitable[Reply[ResponseView] | Stream]]], Route]:
     """Return what makes a route of a handler: one that takes the operation's request and gives its answer."""
     return lambda handler: Route(operation, handler)
 
 
-class Service:
+class ApiService:
     """The controller as handlers use it."""
 
     def __init__(
@@ -286,7 +286,7 @@ class Service:
         """Whatever takes long goes through here, so that a turn of the loop has one slice of it at most."""
         self.verdicts = Verdicts(controller.applied_log)
         self.identities = Identities(controller.clock)
-        self.providing = Providing(controller.config.provider_here())
+        self.providing = ProviderValidation(controller.config.provider_here())
         self.limits = UserLimits(
             controller.config.limits, controller.clock, state=lambda: self.controller.state, work=self.slices.work
         )
@@ -295,13 +295,13 @@ class Service:
         self.then: Instant | None = None
         """The moment of the past that is answered from, None: now."""
         self._log_peers = log_peers
-        self.past = Historian(controller)
+        self.past = HistoryService(controller)
         """Who is asked about the past: a process that is started with the replica, or with the first question."""
         self.tracer = Tracer(controller)
         """Who sends traces of jobs, in a process of its own where a collector is configured."""
         self.statuses = Statuses(controller)
         """What the other replicas say of themselves."""
-        self.metrics = Metrics(controller, self.past, self.tracer, lambda: self.publisher, self.verdicts)
+        self.metrics = MetricsRegistry(controller, self.past, self.tracer, lambda: self.publisher, self.verdicts)
         self.event_streams_of: Counter[Identity] = Counter()
         """Open streams by who reads them."""
         self.digests = asyncio.Semaphore(1)
@@ -408,7 +408,7 @@ class Service:
         try:
             found = bytes_of(command_id)
         except ValueError as error:
-            raise bad(str(error), "let the client make it", "command_id") from error
+            raise bad_request(str(error), "let the client make it", "command_id") from error
         if is_in_session(found):
             return found
         age_s = (self.clock.of_clients() - instant_in(found)) / MICROSECONDS_PER_SECOND
@@ -487,7 +487,7 @@ class Service:
         if not wanted and not is_long(request):
             return None
         permit(identity, PEOPLE, "send commands")
-        command = await self.reading(request, wire.bulk_command, request, identity, self.controller.state.site)
+        command = await self.reading(request, request_decoding.bulk_command, request, identity, self.controller.state.site)
         if wanted:
             await self.validate(identity, request.command_id, command)
         return command
@@ -509,7 +509,7 @@ class Service:
         its id may be. What the state forbids comes as the answer's refusal.
         """
         permit(identity, PEOPLE, "send commands")
-        command = prepared or wire.bulk_command(request, identity, self.controller.state.site)
+        command = prepared or request_decoding.bulk_command(request, identity, self.controller.state.site)
         command_id = self.check_age(identity, request.command_id)
         if answer_to(self.controller.state, command_id) is None:
             self.limits.charge(identity, command, size_bytes)
@@ -534,7 +534,7 @@ class Service:
         except (OutcomeUnknown, TimeoutError, NotLeading, CannotDecide, QueueFull) as error:
             raise self.problem_of(error) from error
         if settled.refusal is not None:
-            raise refused(settled.refusal)
+            raise rejection_problem(settled.refusal)
         return settled
 
     def problem_of(self, error: BaseException) -> Problem | Redirect:
@@ -563,7 +563,7 @@ class Service:
                 )
         raise error
 
-    async def settle(self, call: Call[AskedCommand], command: Command) -> Settlement:
+    async def settle(self, call: ApiCall[CommandBody], command: Command) -> Settlement:
         """Have one command settled for the caller under the id that its request has."""
         await self.lead()
         command_id = self.check_age(call.identity, call.command_id)

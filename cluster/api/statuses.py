@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from cluster.config import Config, ConfigError
 from cluster.schemas import StatusView
-from cluster.security import TlsFiles, TlsRefused, expiries
+from cluster.security import TlsError, TlsFiles, expiries
 from cluster.server import Controller
 from cluster.system import format_instant
 from replica.values import NEVER, Instant
@@ -28,7 +28,7 @@ FIRST_WAIT_S = 0.3
 """How long an answer waits for replicas that have said nothing yet, seconds: they are in it the next time."""
 
 
-class _Word(NamedTuple):
+class _ReceivedStatus(NamedTuple):
     heard_s: float
     status: StatusView
 
@@ -38,7 +38,7 @@ class Statuses:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._words: dict[str, _Word] = {}
+        self._words: dict[str, _ReceivedStatus] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     async def of(self, names: Iterable[str]) -> dict[str, StatusView]:
@@ -48,7 +48,7 @@ class Statuses:
             word = self._words.get(name)
             if name not in self._asking and (word is None or now_s - word.heard_s >= FRESH_S):
                 task = self._asking[name] = asyncio.get_running_loop().create_task(self._ask(name))
-                task.add_done_callback(functools.partial(self._asked, name))
+                task.add_done_callback(functools.partial(self._forget_query, name))
         new = [self._asking[name] for name in names if name in self._asking and name not in self._words]
         if new:
             await asyncio.wait(new, timeout=FIRST_WAIT_S)
@@ -60,7 +60,7 @@ class Statuses:
         for task in tuple(self._asking.values()):
             task.cancel()
 
-    def _asked(self, name: str, _: asyncio.Task[None]) -> None:
+    def _forget_query(self, name: str, _: asyncio.Task[None]) -> None:
         self._asking.pop(name, None)
 
     async def _ask(self, name: str) -> None:
@@ -71,14 +71,14 @@ class Statuses:
             LOGGER.debug("%s did not say how it is: %s", name, error)
             return
         if status.replica == name:
-            self._words[name] = _Word(self._controller.clock.monotonic_s(), status)
+            self._words[name] = _ReceivedStatus(self._controller.clock.monotonic_s(), status)
 
 
-def of_this_machine(controller: Controller) -> dict[str, Any]:
+def machine_status(controller: Controller) -> dict[str, Any]:
     """Return what of a status is about the machine: room, and until when the certificates are valid."""
     config, room, sync_s = controller.config, controller.measure_room(), controller.engine.sync_s
     certificate, authority = NEVER, NEVER
-    with contextlib.suppress(ConfigError, TlsRefused):  # somebody is putting new ones there
+    with contextlib.suppress(ConfigError, TlsError):  # somebody is putting new ones there
         certificate, authority = _expiries(*_files(config, controller.name))
     return {
         "room_bytes": None if room is None else room.free_bytes,

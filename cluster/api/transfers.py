@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.history import decoded, recorded_job, records_of
-from cluster.api.privacy import check_sight, may_see, owns
+from cluster.api.history import decode_records, recorded_job, records_of
+from cluster.api.privacy import check_may_see, may_see, owns
 from cluster.api.render import task_words
-from cluster.api.service import Call, Reply, encoded, handles
-from cluster.api.web import bad, unknown_job
+from cluster.api.service import ApiCall, Reply, encode_view, handles
+from cluster.api.web import bad_request, unknown_job
 from cluster.schemas import (
     CheckpointView,
     JobTransfersView,
@@ -50,11 +50,11 @@ _SAID = {*Transfer.__struct_fields__} & {*TransferView.__struct_fields__} - {"at
 
 
 @handles(ops.LIST_TRANSFERS)
-async def list_transfers(call: Call[None]) -> Reply[TransfersAnswer]:
+async def list_transfers(call: ApiCall[None]) -> Reply[TransfersAnswer]:
     most = ops.TRANSFERS_LISTED_MAX
     limit, after = call.integer("limit", most, least=1, most=most), call.integer("after", 0, least=0, most=2**63 - 1)
     state, work = await call.state(), call.work
-    said = _said(call, state)
+    said = _reported_transfers(call, state)
     transfers = frozenset(await _transferring(call, state, work))
     rest = [row.job for row in said.values() if row.job not in transfers and may_see(call, state, row.job)]
     listed = await work.sort(job for job in (*transfers, *rest) if job > after)
@@ -62,15 +62,15 @@ async def list_transfers(call: Call[None]) -> Reply[TransfersAnswer]:
     seen = list(islice(listed, limit + 1))
     async for job_id in iterate_paced(seen[:limit], work):
         if job_id in transfers:
-            rows.append(encoded(transfer_view(call, state, job_id, said.get(job_id))))
+            rows.append(encode_view(transfer_view(call, state, job_id, said.get(job_id))))
         else:
             # What agents say of other operations, such as a removal.
-            rows.append(encoded(_said_view(call, state, said[job_id])))
+            rows.append(encode_view(_said_view(call, state, said[job_id])))
     answer = TransfersAnswer(revision=state.revision, transfers=tuple(rows), truncated=len(seen) > limit)
     return Reply(state.revision, answer)
 
 
-async def _transferring(call: Call[Any], state: State, work: SlicedWork) -> list[int]:
+async def _transferring(call: ApiCall[Any], state: State, work: SlicedWork) -> list[int]:
     """Return the jobs with a transfer, of those that the caller may see."""
     # Few of many jobs, so they are looked for where something is: on the nodes.
     found: dict[int, bool] = {}
@@ -81,9 +81,9 @@ async def _transferring(call: Call[Any], state: State, work: SlicedWork) -> list
     return list(found)
 
 
-async def summary_of(call: Call[Any], state: State, work: SlicedWork) -> TransfersSummary:
+async def summary_of(call: ApiCall[Any], state: State, work: SlicedWork) -> TransfersSummary:
     """Return how many transfers there are, by state, and how fast all of them are, of those that the caller may see."""
-    said = _said(call, state)
+    said = _reported_transfers(call, state)
     words: Counter[str] = Counter()
     rate_bytes_s = 0.0
     async for job_id in iterate_paced(await _transferring(call, state, work), work, parts=2):
@@ -96,27 +96,27 @@ async def summary_of(call: Call[Any], state: State, work: SlicedWork) -> Transfe
 
 
 @handles(ops.SHOW_JOB_TRANSFERS)
-async def show_job_transfers(call: Call[None]) -> Reply[JobTransfersView]:
+async def show_job_transfers(call: ApiCall[None]) -> Reply[JobTransfersView]:
     state = await call.service.current()
     job_id = call.job_in(state)
     if job_id not in state.jobs:
         raise unknown_job(f"there is no job {job_id} in the state", f"see /v1/transfers/{job_id}/receipts", "")
-    check_sight(call, state, job_id)
+    check_may_see(call, state, job_id)
     return Reply(state.revision, transfers_of(call, state, job_id))
 
 
 @handles(ops.LIST_RECEIPTS)
-async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
+async def list_receipts(call: ApiCall[None]) -> Reply[ReceiptsAnswer]:
     stage = call.query.get("stage")
     if stage is not None and stage not in (one.word for one in TRANSFERS):
-        raise bad(f"the stage {stage[:32]!r} moves nothing", "use stage_in or stage_out", "query stage")
+        raise bad_request(f"the stage {stage[:32]!r} moves nothing", "use stage_in or stage_out", "query stage")
     attempt = call.integer("attempt", 0, least=1, most=2**63 - 1)
     state = await call.state()
     recorded = recorded_job(call, state)
     receipts: list[ReceiptView] = []
     complete = False
     found, work = await records_of(call, recorded, newest=True), call.work
-    async for record, batch in decoded(recorded, found, work):
+    async for record, batch in decode_records(recorded, found, work):
         for event in batch.entries[0].events:
             if isinstance(event, e.JobSubmitted | e.ExternalJobSetUp):
                 complete = found.whole  # it was submitted here
@@ -127,7 +127,7 @@ async def list_receipts(call: Call[None]) -> Reply[ReceiptsAnswer]:
                     receipts.append(msgspec.structs.replace(view, revision=record.revision))
     complete = complete and len(receipts) <= RECEIPTS_LISTED_MAX
     recorded.check()
-    rows = tuple([encoded(row) async for row in iterate_paced(receipts[-RECEIPTS_LISTED_MAX:], work)])
+    rows = tuple([encode_view(row) async for row in iterate_paced(receipts[-RECEIPTS_LISTED_MAX:], work)])
     return Reply(
         state.revision,
         ReceiptsAnswer(revision=state.revision, job_id=recorded.job_id, receipts=rows, complete=complete),
@@ -139,10 +139,10 @@ def is_transfer(state: State, job_id: int) -> bool:
     return stage_of(state.jobs[job_id], state.buffers.get(job_id)) in TRANSFERS
 
 
-def transfers_of(call: Call[Any], state: State, job_id: int) -> JobTransfersView:
+def transfers_of(call: ApiCall[Any], state: State, job_id: int) -> JobTransfersView:
     """Return all that is known of the transfers of a job that is in the state."""
     job, known = state.jobs[job_id], state.transfers.get(job_id, NO_TRANSFERS)
-    said = _said(call, state).get(job_id)
+    said = _reported_transfers(call, state).get(job_id)
     names = owns(call, state, job_id)
     return JobTransfersView(
         revision=state.revision,
@@ -158,14 +158,14 @@ def transfers_of(call: Call[Any], state: State, job_id: int) -> JobTransfersView
     )
 
 
-def with_transfers(call: Call[Any], state: State, view: JobView) -> JobView:
+def with_transfers(call: ApiCall[Any], state: State, view: JobView) -> JobView:
     """Return a job with what is known of its transfers, if anything is."""
     found = transfers_of(call, state, view.job_id)
     known = found.transfer or found.checkpoint or found.receipts or found.not_exported
     return msgspec.structs.replace(view, transfers=found) if known else view
 
 
-def transfer_view(call: Call[Any], state: State, job_id: int, said: Transfer | None) -> TransferView:
+def transfer_view(call: ApiCall[Any], state: State, job_id: int, said: Transfer | None) -> TransferView:
     """Return a transfer as the replicas agree on it, with what its agent said of this attempt, if anything."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     stage = stage_of(job, buffer)
@@ -202,14 +202,14 @@ def _word(job: Job, *, queued: bool) -> TransferState:
     return "queued" if queued else "moving"
 
 
-def _said_view(call: Call[Any], state: State, said: Transfer) -> TransferView:
+def _said_view(call: ApiCall[Any], state: State, said: Transfer) -> TransferView:
     user = state.jobs[said.job].request.user
     task = task_words(state, said.job)
     view = TransferView(job_id=said.job, task=task, attempt=said.attempt, node=said.node, stage=said.stage, user=user)
     return _with_said(call, state, view, said)
 
 
-def _with_said(call: Call[Any], state: State, view: TransferView, said: Transfer) -> TransferView:
+def _with_said(call: ApiCall[Any], state: State, view: TransferView, said: Transfer) -> TransferView:
     left = said.bytes_total - said.bytes_done
     known = left >= 0 and said.bytes_total and said.rate_bytes_s > 0
     changed = {
@@ -240,7 +240,7 @@ def _checkpoint_view(checkpoint: TransferCheckpoint) -> CheckpointView:
     return made_of(checkpoint, CheckpointView, stage=stage, time=time)
 
 
-def _said(call: Call[Any], state: State) -> dict[int, Transfer]:
+def _reported_transfers(call: ApiCall[Any], state: State) -> dict[int, Transfer]:
     controller = call.service.controller
     rows: Iterable[Transfer] = controller.liveness.transfers(state) if controller.leads else ()
     return {row.job: row for row in rows}

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from cluster.api.past import Follower
+from cluster.api.history_service import Follower
 from cluster.audit.replay import (
     Progress,
     ReplayFailed,
@@ -18,7 +18,7 @@ from cluster.audit.replay import (
     from_image,
     from_nothing,
 )
-from cluster.security.proofs import Checkpoint, NoteRefused, parse_checkpoint, parse_note
+from cluster.security.proofs import Checkpoint, NoteError, parse_checkpoint, parse_note
 from cluster.server.tlog import (
     CHECKPOINT_NAME,
     LOG_DIRECTORY,
@@ -198,7 +198,7 @@ def _signed_in(home: Path) -> list[tuple[Path, Checkpoint]]:
             found.append((path, parse_checkpoint(parse_note(path.read_bytes())[0])))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except NoteRefused as error:
+        except NoteError as error:
             raise LedgerBroken(0, f"{path} is no checkpoint: {error}") from error
     return found
 

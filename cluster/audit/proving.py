@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.security.proofs import HistoryCounts, NoteRefused, ProofRefused, parse_checkpoint, parse_note
+from cluster.security.proofs import HistoryCounts, NoteError, ProofError, parse_checkpoint, parse_note
 from cluster.server.tlog import (
     CHECKPOINT_NAME,
     LOG_DIRECTORY,
@@ -35,7 +35,7 @@ def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, i
     try:
         note = (directory / CHECKPOINT_NAME).read_text(encoding="utf-8")
         checkpoint = parse_checkpoint(parse_note(note.encode())[0])
-    except (OSError, NoteRefused, UnicodeDecodeError) as error:
+    except (OSError, NoteError, UnicodeDecodeError) as error:
         raise NotProven(f"{directory} has no checkpoint ({error})", "ask the cluster, or another replica") from error
     seen = ledger.as_of_now()
     try:
@@ -68,7 +68,7 @@ def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, i
 
     try:
         history = history_proven(seen, tree, job, size, leaf)
-    except ProofRefused as error:
+    except ProofError as error:
         raise LedgerBroken(size, f"the counts of records that it has are not those of its records ({error})") from error
     return proof_file(note, job, records, history)
 

@@ -23,7 +23,7 @@ from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import moment, show, show_json, table
 from cluster.config import ConfigError
-from cluster.security import NotIdentified, Role, TlsRefused, certificate_of, client_context, identify, server_context
+from cluster.security import IdentityError, Role, TlsError, certificate_of, client_context, identify, server_context
 from cluster.system import Clock, format_instant
 from replica.values import MICROSECONDS_PER_SECOND, plain
 
@@ -189,7 +189,7 @@ def _certificate(config: Config, name: str, replica: ReplicaConfig | None, clock
     try:
         files = config.tls_files(name)
         server_context(files) if replica is not None else client_context(files)
-    except (ConfigError, TlsRefused, ssl.SSLError, OSError) as error:
+    except (ConfigError, TlsError, ssl.SSLError, OSError) as error:
         yield "certificate", Verdict.FAIL, str(error)
         return
     left_s = (found.valid_until - clock.now()) / MICROSECONDS_PER_SECOND
@@ -249,7 +249,7 @@ def _why_other(config: Config, replica: ReplicaConfig) -> str:
             context.wrap_socket(connection, server_hostname=host) as secured,
         ):
             found = identify(secured.getpeercert(), cluster_id=config.cluster.id)
-    except (ConfigError, TlsRefused, NotIdentified, OSError) as error:  # ssl.SSLError is an OSError
+    except (ConfigError, TlsError, IdentityError, OSError) as error:  # ssl.SSLError is an OSError
         return str(error)
     return "" if found.role is Role.REPLICA and found.name == replica.name else f"it is {found}"
 

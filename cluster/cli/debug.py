@@ -38,7 +38,7 @@ from replica.values import MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plai
 if TYPE_CHECKING:
     from cluster.client import Client
     from cluster.config import Config
-    from cluster.schemas import Operation
+    from cluster.schemas import ApiOperation
 
 ANSWER_S: Final = 5.0
 """How long the cluster may take for each answer, seconds: a cluster that is asked for this is perhaps not well."""
@@ -76,7 +76,7 @@ NEVER: Final = b"PRIVATE KEY-----"
 _JOB: Final = re.compile(r"[0-9]+(_[0-9]+)?", re.ASCII)
 _STAMP: Final = re.compile(r"[-:]")
 
-_OF_THE_CLUSTER: Final[dict[str, Operation[None, Any]]] = {
+_OF_THE_CLUSTER: Final[dict[str, ApiOperation[None, Any]]] = {
     "overview": ops.SHOW_OVERVIEW,
     "members": ops.LIST_MEMBERS,
     "nodes": ops.LIST_NODES,
@@ -87,14 +87,14 @@ _OF_THE_CLUSTER: Final[dict[str, Operation[None, Any]]] = {
     "leaders": ops.LIST_LEADERS,
     "drills": ops.LIST_DRILLS,
 }
-_OF_A_REPLICA: Final[dict[str, Operation[None, Any]]] = {
+_OF_A_REPLICA: Final[dict[str, ApiOperation[None, Any]]] = {
     "status": ops.SHOW_STATUS,
     "digests": ops.LIST_DIGESTS,
     "snapshots": ops.LIST_SNAPSHOTS,
     "readiness": ops.SHOW_READINESS,
     "metrics": ops.SHOW_METRICS,
 }
-_OF_A_JOB: Final[dict[str, Operation[None, Any]]] = {
+_OF_A_JOB: Final[dict[str, ApiOperation[None, Any]]] = {
     "job": ops.SHOW_JOB,
     "history": ops.SHOW_JOB_HISTORY,
     "why": ops.EXPLAIN_JOB,
@@ -225,7 +225,7 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
 async def _asked(bundle: Bundle, client: Client, config: Config, jobs: tuple[str, ...]) -> None:
     """Take in what the cluster answers, all asked at once."""
 
-    async def one(name: str, operation: Operation[None, Any], **more: Any) -> None:
+    async def one(name: str, operation: ApiOperation[None, Any], **more: Any) -> None:
         name += ".txt" if operation.content_type == ops.TEXT else ".json"
         try:
             found = await client.call(operation, deadline_s=ANSWER_S, **more)

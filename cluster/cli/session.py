@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from cluster.client import ApiError, Client
     from cluster.config import AccessConfig, Config
-    from cluster.schemas import Operation
+    from cluster.schemas import ApiOperation
     from cluster.system import Clock
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
@@ -107,7 +107,7 @@ class Session:
         client, which take longer to import than most commands last.
         """
         from cluster.client import NOBODY_S, ApiError, Client, finish, run
-        from cluster.security import TlsRefused
+        from cluster.security import TlsError
 
         config = self._access()
         # Who says how long to wait may be waiting for a cluster that is being started.
@@ -128,15 +128,15 @@ class Session:
             return run(perform()) if on_a_loop else finish(perform())
         except ApiError as error:
             raise failure_of(error) from error
-        except TlsRefused as error:
+        except TlsError as error:
             sentence, _, remedy = str(error).partition("; ")
             raise Failure(ExitCode.PERMISSION_DENIED, sentence, remedy) from error
 
-    def read(self, operation: Operation[None, _T], **parameters: Any) -> _T:
+    def read(self, operation: ApiOperation[None, _T], **parameters: Any) -> _T:
         """Return the answer to a read, an old one too with --stale; Failure as `ask`."""
         return self.ask(lambda client: client.call(operation, stale=self.stale, **parameters))
 
-    def write(self, operation: Operation[Any, _T], **values: Any) -> _T:
+    def write(self, operation: ApiOperation[Any, _T], **values: Any) -> _T:
         """Have a command carried out under an id of its own, and return its answer; Failure as `ask`.
 
         `values` are the parameters of the operation's path, and the fields of its request.

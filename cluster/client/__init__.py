@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.client.calls import ATTEMPT_S, NOBODY_S, finish, tells
+    from cluster.client.access_methods import GatewayAccess, connect_gateway
+    from cluster.client.calls import ATTEMPT_S, NOBODY_S, finish, is_definite
     from cluster.client.client import Client, run
     from cluster.client.errors import NO_ANSWER, UNTRUSTED, ApiError, error_of_view
-    from cluster.client.stories import stretches
-    from cluster.client.ways import GatewayWay, connected
-    from cluster.client.witnesses import WitnessAnswer, WitnessClient, WitnessUnreachable
+    from cluster.client.event_pages import read_event_pages
+    from cluster.client.witnesses import WitnessClient, WitnessReply, WitnessUnreachable
 else:
     __getattr__ = shown(
         __name__,
         """
-        calls: ATTEMPT_S NOBODY_S finish tells
+        calls: ATTEMPT_S NOBODY_S finish is_definite
         client: Client run
         errors: NO_ANSWER UNTRUSTED ApiError error_of_view
-        stories: stretches
-        ways: GatewayWay connected
-        witnesses: WitnessAnswer WitnessClient WitnessUnreachable
+        event_pages: read_event_pages
+        access_methods: GatewayAccess connect_gateway
+        witnesses: WitnessReply WitnessClient WitnessUnreachable
         """,
     )

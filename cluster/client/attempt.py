@@ -40,7 +40,7 @@ _CERTIFICATE_NOT_YET_VALID: Final = 9
 _CERTIFICATE_HAS_EXPIRED: Final = 10
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HttpResponse(msgspec.Struct, frozen=True):
     """A complete answer; `location` and `retry_after` are headers, None where they are missing.
 
     `unsure`: an earlier request of the same call got no answer and may have been carried out.
@@ -53,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True):
     unsure: bool = False
 
 
-class AttemptFailed(ApiError):
+class AttemptError(ApiError):
     """A request that got no complete answer.
 
     `may_have_arrived`: the replica may have carried it out. `untrusted`: one side refused the other's certificate, so
@@ -75,13 +75,13 @@ class AttemptFailed(ApiError):
         """Whether the machine itself said that nothing listens at the address."""
 
     @property
-    def untrusted(self) -> bool:
+    def is_untrusted(self) -> bool:
         """Whether a certificate was refused."""
         return self.code == UNTRUSTED
 
 
 class AttemptView(msgspec.Struct, frozen=True):
-    """An AttemptFailed as a gateway tells it."""
+    """An AttemptError as a gateway tells it."""
 
     code: str
     sentence: str
@@ -90,13 +90,13 @@ class AttemptView(msgspec.Struct, frozen=True):
     nobody_listens: bool
 
     @classmethod
-    def of(cls, failure: AttemptFailed) -> AttemptView:
+    def of(cls, failure: AttemptError) -> AttemptView:
         """Return a failure as it is told."""
         return cls(failure.code, failure.sentence, failure.remedy, failure.may_have_arrived, failure.nobody_listens)
 
-    def failure(self) -> AttemptFailed:
+    def failure(self) -> AttemptError:
         """Return it as the client has it."""
-        return AttemptFailed(
+        return AttemptError(
             self.sentence,
             code=self.code,
             may_have_arrived=self.may_have_arrived,
@@ -110,8 +110,8 @@ class Sending(Protocol):
 
     async def send(
         self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
-    ) -> Answer:
-        """Send one request and return the answer, whatever its status; AttemptFailed if there is none in time.
+    ) -> HttpResponse:
+        """Send one request and return the answer, whatever its status; AttemptError if there is none in time.
 
         `connect_s`: how long a new connection may take, TLS handshake included; an answer may take until `timeout_s`.
         """
@@ -122,34 +122,34 @@ class Sending(Protocol):
         ...
 
 
-def unreachable(address: Address, error: OSError) -> AttemptFailed:
+def unreachable(address: Address, error: OSError) -> AttemptError:
     """Return the failure to connect to a replica."""
     reason = error.strerror or str(error)
     nobody = isinstance(error, ConnectionRefusedError)
-    return AttemptFailed(f"{address} cannot be reached ({reason})", may_have_arrived=False, nobody_listens=nobody)
+    return AttemptError(f"{address} cannot be reached ({reason})", may_have_arrived=False, nobody_listens=nobody)
 
 
-def no_handshake(address: Address, connect_s: float) -> AttemptFailed:
+def no_handshake(address: Address, connect_s: float) -> AttemptError:
     """Return the failure of a replica that was connected to, or not even that, and did not shake hands in time."""
-    return AttemptFailed(f"{address} did not finish a handshake within {connect_s:.3g} s", may_have_arrived=False)
+    return AttemptError(f"{address} did not finish a handshake within {connect_s:.3g} s", may_have_arrived=False)
 
 
-def no_answer(address: Address, timeout_s: float) -> AttemptFailed:
+def no_answer(address: Address, timeout_s: float) -> AttemptError:
     """Return the failure of a replica that was asked and did not answer in time."""
-    return AttemptFailed(f"{address} did not answer within {timeout_s:.3g} s", may_have_arrived=True)
+    return AttemptError(f"{address} did not answer within {timeout_s:.3g} s", may_have_arrived=True)
 
 
-def broken(address: Address, error: Exception, tls: TlsFiles | None) -> AttemptFailed:
+def broken(address: Address, error: Exception, tls: TlsFiles | None) -> AttemptError:
     """Return the failure of a connection that ended before the answer was complete."""
-    return AttemptFailed(
+    return AttemptError(
         f"the connection to {address} broke before the answer was complete ({error or type(error).__name__})",
         may_have_arrived=True,
         # TLS 1.3 lets a server refuse a client after the handshake; asyncio then closes without an alert.
-        remedy="" if tls is None else f"if every replica does this, it may be refusing {_shown(tls)}",
+        remedy="" if tls is None else f"if every replica does this, it may be refusing {_shown_certificate(tls)}",
     )
 
 
-def server_refused(address: Address, error: Exception, tls: TlsFiles) -> AttemptFailed:
+def server_refused(address: Address, error: Exception, tls: TlsFiles) -> AttemptError:
     """Say why the certificate of a replica was refused, and whose signature was expected."""
     code = getattr(error, "verify_code", None)
     if code in _HOST_MISMATCHES:
@@ -165,23 +165,23 @@ def server_refused(address: Address, error: Exception, tls: TlsFiles) -> Attempt
         expected = describe_authority(tls.authority)
         sentence = f"the certificate of {address} is not signed by the expected authority, {expected}"
         remedy = "use the ca.pem of that replica's cluster, or the address of a replica of this one"
-    return AttemptFailed(sentence, code=UNTRUSTED, may_have_arrived=False, remedy=remedy)
+    return AttemptError(sentence, code=UNTRUSTED, may_have_arrived=False, remedy=remedy)
 
 
-def client_refused(address: Address, error: ssl.SSLError, tls: TlsFiles) -> AttemptFailed:
+def client_refused(address: Address, error: ssl.SSLError, tls: TlsFiles) -> AttemptError:
     """Say that a replica refused our certificate, and which that is."""
     reason = (error.reason or str(error)).replace("_", " ").lower()
-    return AttemptFailed(
-        f"{address} refused {_shown(tls)}: {reason}",
+    return AttemptError(
+        f"{address} refused {_shown_certificate(tls)}: {reason}",
         code=UNTRUSTED,
         may_have_arrived=False,
         remedy="use a certificate that the authority of that replica's cluster issued",
     )
 
 
-def too_large(address: Address, bytes_max: int) -> AttemptFailed:
+def too_large(address: Address, bytes_max: int) -> AttemptError:
     """Return the failure of an answer that nobody reads to its end."""
-    return AttemptFailed(
+    return AttemptError(
         f"the answer of {address} has more than {bytes_max} bytes",
         code=ANSWER_TOO_LARGE,
         may_have_arrived=True,
@@ -189,7 +189,7 @@ def too_large(address: Address, bytes_max: int) -> AttemptFailed:
     )
 
 
-def _shown(tls: TlsFiles) -> str:
+def _shown_certificate(tls: TlsFiles) -> str:
     from cluster.security import describe_certificate
 
     return "who shows no certificate" if tls.shows_nothing else describe_certificate(tls.certificate)

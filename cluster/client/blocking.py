@@ -1,7 +1,7 @@
 """Requests one at a time, on a socket of the standard library: what a command that is typed needs, and no more.
 
 An event loop, and a client for it, take longer to import than a command may last. What an answer may be is read in
-`cluster.client.answers`.
+`cluster.client.http_responses`.
 
 `send` is a coroutine that never waits for a loop: `calls.finish` runs it, and whatever awaits nothing else, to its end.
 """
@@ -11,11 +11,10 @@ import ssl
 import threading
 from typing import Any, NamedTuple
 
-from cluster.client.answers import Malformed, Reader, read_answer, request_of
 from cluster.client.attempt import (
     CONNECT_SHARE_MAX,
     IDLE_CONNECTION_S,
-    Answer,
+    HttpResponse,
     broken,
     client_refused,
     is_alert,
@@ -24,6 +23,7 @@ from cluster.client.attempt import (
     server_refused,
     unreachable,
 )
+from cluster.client.http_responses import MalformedResponse, ResponseReader, read_response, request_of
 from cluster.security import TlsFiles, context_of, valid_until
 from cluster.system import Address, Clock
 
@@ -38,7 +38,7 @@ class BlockingExchange:
     """Connections to the replicas with one identity, each for one request after the other."""
 
     def __init__(self, tls: TlsFiles, clock: Clock, context: ssl.SSLContext | None = None) -> None:
-        """Read certificate and key; TlsRefused if they cannot be used. Nothing is connected yet.
+        """Read certificate and key; TlsError if they cannot be used. Nothing is connected yet.
 
         `context`: the one to use, where the files hold none that would be shown.
         """
@@ -49,26 +49,26 @@ class BlockingExchange:
 
     async def send(
         self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
-    ) -> Answer:
-        """Send one request and return the answer, whatever its status; AttemptFailed if there is none in time.
+    ) -> HttpResponse:
+        """Send one request and return the answer, whatever its status; AttemptError if there is none in time.
 
         `connect_s`: how long a new connection may take, TLS handshake included; an answer may take until `timeout_s`.
         """
         until_s = self._clock.monotonic_s() + timeout_s
-        connection = self._kept(address)
+        connection = self._idle_connection(address)
         if connection is None:
-            connection = self._connected(address, min(connect_s, CONNECT_SHARE_MAX * timeout_s))
-        reader = Reader(connection, self._clock, until_s)
+            connection = self._connect(address, min(connect_s, CONNECT_SHARE_MAX * timeout_s))
+        reader = ResponseReader(connection, self._clock, until_s)
         try:
             reader.send(request_of(address, method, target, body, self._more_headers(address, method, target, body)))
-            answer, _, is_open = read_answer(reader, address)
+            answer, _, is_open = read_response(reader, address)
             if is_open:
                 self._connections[address] = _Connection(connection, self._clock.monotonic_s())
                 connection = None
             return answer
         except TimeoutError as error:
             raise no_answer(address, timeout_s) from error
-        except (OSError, Malformed) as error:
+        except (OSError, MalformedResponse) as error:
             if isinstance(error, ssl.SSLError) and is_alert(error):
                 raise client_refused(address, error, self._tls) from error
             raise broken(address, error, self._tls) from error
@@ -86,7 +86,7 @@ class BlockingExchange:
             connection.socket.close()
         self._connections.clear()
 
-    def _kept(self, address: Address) -> ssl.SSLSocket | None:
+    def _idle_connection(self, address: Address) -> ssl.SSLSocket | None:
         """Return a connection that an earlier request has left, unless it or its peer's certificate is too old."""
         kept = self._connections.pop(address, None)
         if kept is None:
@@ -97,7 +97,7 @@ class BlockingExchange:
         kept.socket.close()
         return None
 
-    def _connected(self, address: Address, connect_s: float) -> ssl.SSLSocket:
+    def _connect(self, address: Address, connect_s: float) -> ssl.SSLSocket:
         until_s = self._clock.monotonic_s() + connect_s
         # As bytes, since hosts are ASCII here (`Address`): text would go through a codec that is slow to import.
         host = address.host.encode("ascii")

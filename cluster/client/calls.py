@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from cluster.client.attempt import Answer, AttemptFailed, Sending
+from cluster.client.attempt import AttemptError, HttpResponse, Sending
 from cluster.client.errors import (
     ANSWER_TOO_LARGE,
     BAD_ANSWER,
@@ -85,7 +85,7 @@ RECEIPT_REFUSALS: Final = frozenset({"command_too_old", "command_id_reused", "un
 of another release read it otherwise): the earlier request may be the very one that was carried out."""
 
 
-def tells(status: int, code: str = "") -> bool:
+def is_definite(status: int, code: str = "") -> bool:
     """Return whether an answer with this status knows what became of earlier requests with the same command id.
 
     Success does: it comes with the receipt. So does a refusal of what is asked: the first request met it too.
@@ -116,7 +116,7 @@ def unknown_after(error: ApiError, command_id: str) -> ApiError:
     )
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class ClientCall(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked. `command_id` is set for what changes something; `leader_only` is false for stale reads."""
 
     method: str
@@ -143,14 +143,14 @@ def finish(coroutine: Coroutine[Any, Any, _T]) -> _T:
     raise RuntimeError("a call that is to finish without an event loop waits for one")
 
 
-def draw() -> float:
+def draw_jitter() -> float:
     """Return a number from 0 to 1 by chance: what only a call needs that has to wait."""
     import random
 
     return random.random()
 
 
-async def rest(duration_s: float) -> None:
+async def sleep_for(duration_s: float) -> None:
     """Wait on the event loop that the call runs on, seconds."""
     import asyncio
 
@@ -160,7 +160,7 @@ async def rest(duration_s: float) -> None:
 class BackOff:
     """Waits of one call between its rounds: longer each time, and never in step with other clients."""
 
-    def __init__(self, chance: Callable[[], float] = draw) -> None:
+    def __init__(self, chance: Callable[[], float] = draw_jitter) -> None:
         self._chance = chance
         self._next_s = FIRST_WAIT_S
 
@@ -222,7 +222,7 @@ class Endpoints:
         """Return the most promising address that has not been tried, or None."""
         return next((address for address in self._order if address not in tried), None)
 
-    def led(self, address: Address) -> None:
+    def prefer(self, address: Address) -> None:
         """Remember that this one answered what only a leader can: it is asked first."""
         if address in self._order:
             self._order.remove(address)
@@ -230,7 +230,7 @@ class Endpoints:
             return
         self._order.insert(0, address)
 
-    def failed(self, address: Address) -> None:
+    def demote(self, address: Address) -> None:
         """Remember that this one did not answer: it is asked last."""
         if address in self._order:
             self._order.remove(address)
@@ -247,8 +247,8 @@ class Caller:
         clock: Clock,
         *,
         nobody_s: float | None = None,
-        sleep: Callable[[float], Awaitable[None]] = rest,
-        chance: Callable[[], float] = draw,
+        sleep: Callable[[float], Awaitable[None]] = sleep_for,
+        chance: Callable[[], float] = draw_jitter,
     ) -> None:
         """`nobody_s`: how long nothing may listen at any address, seconds; None: until the deadline of the call."""
         self._exchange = exchange
@@ -258,7 +258,7 @@ class Caller:
         self._sleep = sleep
         self._chance = chance
 
-    async def perform(self, call: Call) -> Answer:
+    async def perform(self, call: ClientCall) -> HttpResponse:
         """Return the first answer with a status below 300; ApiError for a refusal or when the deadline passes."""
         run = _Run(call, self._exchange, self._endpoints, self._clock, BackOff(self._chance), self._nobody_s)
         return await run.finish(self._sleep)
@@ -269,7 +269,7 @@ class _Run:
 
     def __init__(
         self,
-        call: Call,
+        call: ClientCall,
         exchange: Sending,
         endpoints: Endpoints,
         clock: Clock,
@@ -291,14 +291,14 @@ class _Run:
         """Why the turn of the replica that was asked last was over."""
         self._connect_s = CONNECT_S
 
-    async def finish(self, sleep: Callable[[float], Awaitable[None]]) -> Answer:
+    async def finish(self, sleep: Callable[[float], Awaitable[None]]) -> HttpResponse:
         while True:
             answer = await self._round()
             if answer is not None:
                 return answer
             if self._call.once:
                 raise self._last or self._gave_up()
-            self._check_that_somebody_listens()
+            self._check_reachable()
             self._connect_s *= 2
             wait_s = self._back_off.wait_s(self._retry_after_s)
             if wait_s >= self._left_s():
@@ -306,7 +306,7 @@ class _Run:
                 raise self._gave_up()
             await sleep(wait_s)
 
-    def _check_that_somebody_listens(self) -> None:
+    def _check_reachable(self) -> None:
         since_s, now_s = self._nobody_since_s, self._clock.monotonic_s()
         if self._nobody_s is None or since_s is None or now_s - since_s < self._nobody_s:
             return
@@ -317,7 +317,7 @@ class _Run:
     def _left_s(self) -> float:
         return self._deadline_s - self._clock.monotonic_s()
 
-    async def _round(self) -> Answer | None:
+    async def _round(self) -> HttpResponse | None:
         """Ask every replica once; None if nobody could answer."""
         tried: set[Address] = set()
         silent: set[Address] = set()
@@ -330,7 +330,7 @@ class _Run:
                 raise self._gave_up()
             tried.add(target)
             outcome = await self._ask(target)
-            if isinstance(outcome, Answer):
+            if isinstance(outcome, HttpResponse):
                 return outcome
             if isinstance(outcome, Address):
                 redirects += 1
@@ -352,7 +352,7 @@ class _Run:
                 # What the call's own deadline cut short says less than what was answered before.
                 self._last = outcome
             target = self._endpoints.next_after(tried)
-        if not all(isinstance(trouble, AttemptFailed) and trouble.nobody_listens for trouble in troubles):
+        if not all(isinstance(trouble, AttemptError) and trouble.nobody_listens for trouble in troubles):
             self._nobody_since_s = None
         elif self._nobody_since_s is None:
             self._nobody_since_s = self._clock.monotonic_s()
@@ -361,7 +361,7 @@ class _Run:
             raise self._error(untrusted.status, untrusted.code, untrusted.sentence, untrusted.remedy)
         return None
 
-    async def _ask(self, address: Address) -> Answer | Address | ApiError:
+    async def _ask(self, address: Address) -> HttpResponse | Address | ApiError:
         """Send one request: an answer, where to go instead, or why this replica's turn is over."""
         call = self._call
         timeout_s = min(self._left_s(), call.attempt_s)
@@ -369,15 +369,15 @@ class _Run:
             answer = await self._exchange.send(
                 address, call.method, call.target, call.body, timeout_s=timeout_s, connect_s=self._connect_s
             )
-        except AttemptFailed as failure:
-            self._endpoints.failed(address)
+        except AttemptError as failure:
+            self._endpoints.demote(address)
             self._may_have_happened |= failure.may_have_arrived
             if failure.code == ANSWER_TOO_LARGE:
                 raise self._error(NO_ANSWER, failure.code, failure.sentence, failure.remedy) from failure
             return failure
         if answer.status < 300:
             if call.leader_only:
-                self._endpoints.led(address)
+                self._endpoints.prefer(address)
             return replace(answer, unsure=self._may_have_happened)
         if answer.status in REDIRECT_STATUSES:
             try:
@@ -395,7 +395,7 @@ class _Run:
 
     def _final(self, error: ApiError) -> ApiError:
         """Return what a refusal comes to: one that looked at nothing says nothing of the requests before it."""
-        if self._call.command_id is None or not self._may_have_happened or tells(error.status, error.code):
+        if self._call.command_id is None or not self._may_have_happened or is_definite(error.status, error.code):
             return error
         return unknown_after(error, self._call.command_id)
 

@@ -5,8 +5,8 @@
         submit = SubmitCommand(command_id=command_id, script=…, time_limit_s=60, workdir="/home/alice")
         done = await channel.perform(submit)
 
-`Channel` finds the leader, follows it, and sends a command again with the same id until its deadline; `Connection` is
-one connection to one replica, for programs that do this themselves.
+`ChannelClient` finds the leader, follows it, and sends a command again with the same id until its deadline;
+`ChannelConnection` is one connection to one replica, for programs that do this themselves.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Final, Self, cast
 
 import msgspec
 
-from cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, BackOff, tells, unknown_after
+from cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, BackOff, is_definite, unknown_after
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
 from cluster.client.session_ids import SessionIds
 from cluster.config import Config, ConfigError
@@ -27,14 +27,14 @@ from cluster.schemas import (
     CHANNEL_VERSION,
     NOT_LEADER,
     OUTSTANDING_MAX,
-    Ask,
     BulkCommand,
-    ChannelRefused,
-    Cutter,
-    Done,
-    Failed,
-    Hello,
+    ChannelProtocolError,
+    CommandFrame,
+    FailureFrame,
+    FrameSplitter,
+    HelloFrame,
     OpenSessionCommand,
+    SuccessFrame,
     check_hello,
     decode_from_replica,
     encode_body,
@@ -63,7 +63,7 @@ class ChannelError(ApiError):
     leader: str = ""
 
 
-class Connection(ReadingProtocol):
+class ChannelConnection(ReadingProtocol):
     """One connection to one replica."""
 
     def __init__(self, address: Address, cluster_id: str) -> None:
@@ -71,10 +71,10 @@ class Connection(ReadingProtocol):
         self.address = address
         self._cluster_id = cluster_id
         self._loop = asyncio.get_running_loop()
-        self._cutter = Cutter(ANSWER_BYTES_MAX)
+        self._cutter = FrameSplitter(ANSWER_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._greeting: asyncio.Future[None] = self._loop.create_future()
-        self._answers: dict[int, asyncio.Future[Done]] = {}
+        self._answers: dict[int, asyncio.Future[SuccessFrame]] = {}
         self._number = 0
         self._out: list[bytes] = []
         self._flush_soon = False
@@ -87,18 +87,18 @@ class Connection(ReadingProtocol):
         self._end = "broke"
 
     @classmethod
-    async def open(cls, address: Address, tls: ssl.SSLContext, cluster_id: str) -> "Connection":
+    async def open(cls, address: Address, tls: ssl.SSLContext, cluster_id: str) -> "ChannelConnection":
         """Connect and greet; ApiError if that fails within CONNECT_S. `tls` comes from
         `cluster.security.Credentials`."""
         loop = asyncio.get_running_loop()
-        connection: Connection | None = None
+        connection: ChannelConnection | None = None
         try:
             async with asyncio.timeout(CONNECT_S):
                 _, connection = await loop.create_connection(
                     lambda: cls(address, cluster_id), address.host, address.port, ssl=tls, server_hostname=address.host
                 )
                 await asyncio.shield(connection._greeting)
-        except (OSError, TimeoutError, ChannelRefused) as error:
+        except (OSError, TimeoutError, ChannelProtocolError) as error:
             if connection is not None:
                 connection.close()
             why = str(error) or type(error).__name__
@@ -115,19 +115,19 @@ class Connection(ReadingProtocol):
         """Commands that wait for their answers."""
         return len(self._answers)
 
-    def ask(self, command: BulkCommand) -> asyncio.Future[Done]:
+    def ask(self, command: BulkCommand) -> asyncio.Future[SuccessFrame]:
         """Send a command; the future gives its answer, or ApiError with `outcome` refused or unknown.
 
         ApiError 429 at once where OUTSTANDING_MAX commands wait already, 413 for a command that no frame can hold.
         """
-        answer: asyncio.Future[Done] = self._loop.create_future()
+        answer: asyncio.Future[SuccessFrame] = self._loop.create_future()
         if not self.is_open:
             raise ApiError(NO_ANSWER, UNREACHABLE, f"the channel to {self.address} is closed")
         if len(self._answers) >= OUTSTANDING_MAX:
             raise ApiError(429, "too_many_outstanding", f"{OUTSTANDING_MAX} commands wait for their answers already")
         number = self._number = self._number + 1
         try:
-            frame = encode_frame(Ask(number, msgspec.Raw(encode_body(command))))
+            frame = encode_frame(CommandFrame(number, msgspec.Raw(encode_body(command))))
         except ValueError as error:
             raise ApiError(413, "limit_exceeded", str(error), remedy="send a smaller command") from error
         self._answers[number] = answer
@@ -170,7 +170,7 @@ class Connection(ReadingProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet."""
         self._transport = transport = cast(asyncio.Transport, transport)
-        transport.write(encode_frame(Hello(CHANNEL_VERSION, self._cluster_id)))
+        transport.write(encode_frame(HelloFrame(CHANNEL_VERSION, self._cluster_id)))
 
     def data_received(self, data: bytes) -> None:
         """Take the answers that are complete."""
@@ -180,14 +180,14 @@ class Connection(ReadingProtocol):
             for body in self._cutter.feed(data):
                 self._take(body)
                 self._answered_at_once += 1
-        except (ChannelRefused, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (ChannelProtocolError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             if not self._greeting.done():
-                self._greeting.set_exception(ChannelRefused(str(error)))
+                self._greeting.set_exception(ChannelProtocolError(str(error)))
             self.close()
 
     def _take(self, body: bytes) -> None:
         message = decode_from_replica(body)
-        if isinstance(message, Hello):
+        if isinstance(message, HelloFrame):
             check_hello(message, self._cluster_id)
             if not self._greeting.done():
                 self._greeting.set_result(None)
@@ -195,7 +195,7 @@ class Connection(ReadingProtocol):
         answer = self._answers.pop(message.number, None)
         if answer is None or answer.done():
             return
-        if isinstance(message, Done):
+        if isinstance(message, SuccessFrame):
             answer.set_result(message)
         else:
             answer.set_exception(_error_of(message))
@@ -204,7 +204,7 @@ class Connection(ReadingProtocol):
         """Tell who waits that nobody here knows."""
         if not self._greeting.done():
             self._greeting.set_exception(
-                ChannelRefused("it was closed at once; the replica may be refusing this certificate")
+                ChannelProtocolError("it was closed at once; the replica may be refusing this certificate")
             )
             self._greeting.exception()
         if self._watch is not None:
@@ -224,7 +224,7 @@ class Connection(ReadingProtocol):
                 )
 
 
-class Channel:
+class ChannelClient:
     """A channel to whichever replica leads, as one identity."""
 
     def __init__(
@@ -236,7 +236,7 @@ class Channel:
         chance: Callable[[], float] = random.random,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare; nothing is connected yet. `addresses`: the channels of the replicas. TlsRefused for bad files."""
+        """Prepare; nothing is connected yet. `addresses`: the channels of the replicas. TlsError for bad files."""
         self._addresses = list(addresses)
         if not self._addresses:
             raise ValueError("no replica offers a channel")
@@ -244,13 +244,13 @@ class Channel:
         self._cluster_id = cluster_id
         self._chance = chance
         self._next = 0
-        self._connection: Connection | None = None
+        self._connection: ChannelConnection | None = None
         self._connecting = asyncio.Lock()
         self._clock = clock or SystemClock()
         self._session_ids = SessionIds(self._open_session, self._clock)
 
     @classmethod
-    def from_config(cls, config: Config, identity: str) -> "Channel":
+    def from_config(cls, config: Config, identity: str) -> "ChannelClient":
         """Return a channel to the configured cluster; ConfigError where no replica offers one or there are no files."""
         addresses = [replica.channel for replica in config.replicas if replica.channel is not None]
         if not addresses:
@@ -282,18 +282,18 @@ class Channel:
     async def _open_session(self) -> int:
         return (await self.perform(OpenSessionCommand(command_id=new_command_id(self._clock)))).revision
 
-    async def perform(self, command: BulkCommand, *, deadline_s: float = DEADLINE_S) -> Done:
+    async def perform(self, command: BulkCommand, *, deadline_s: float = DEADLINE_S) -> SuccessFrame:
         """Have one command carried out; sent again with its id where nobody knows. ApiError refused, or unknown."""
         try:
             done = await self._perform(command, deadline_s)
         except ApiError as error:
             if error.outcome != "unknown":
-                self._session_ids.refused(command.command_id, error.status, error.code)
+                self._session_ids.note_rejection(command.command_id, error.status, error.code)
             raise
-        self._session_ids.answered(command.command_id)
+        self._session_ids.acknowledge(command.command_id)
         return done
 
-    async def _perform(self, command: BulkCommand, deadline_s: float) -> Done:
+    async def _perform(self, command: BulkCommand, deadline_s: float) -> SuccessFrame:
         back_off = BackOff(self._chance)
         may_have_happened = False  # by a request before the one that is out
         is_out = False  # a request was written, and no answer to it has come
@@ -301,9 +301,9 @@ class Channel:
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
-                    connection: Connection | None = None
+                    connection: ChannelConnection | None = None
                     try:
-                        connection = await self._connected()
+                        connection = await self._connect()
                         answer = connection.ask(command)
                         is_out = True
                         return await answer
@@ -311,7 +311,7 @@ class Channel:
                         is_out = False  # its own outcome says whether it may have been carried out
                         if error.status not in (NO_ANSWER, _REDIRECT) and error.status not in RETRY_STATUSES:
                             error.command_id = command.command_id
-                            if may_have_happened and not _tells(error):
+                            if may_have_happened and not _is_definite(error):
                                 raise unknown_after(error, command.command_id) from error
                             raise
                         may_have_happened = may_have_happened or error.outcome == "unknown"
@@ -331,20 +331,20 @@ class Channel:
                 command_id=command.command_id,
             ) from last
 
-    async def _connected(self) -> Connection:
+    async def _connect(self) -> ChannelConnection:
         async with self._connecting:
             if self._connection is None or not self._connection.is_open:
                 address = self._addresses[self._next % len(self._addresses)]
                 self._credentials.refresh()
                 tls = self._credentials.client_context()
                 try:
-                    self._connection = await Connection.open(address, tls, self._cluster_id)
+                    self._connection = await ChannelConnection.open(address, tls, self._cluster_id)
                 except ApiError:
                     self._next += 1
                     raise
             return self._connection
 
-    def _move(self, connection: Connection | None, error: ApiError) -> bool:
+    def _move(self, connection: ChannelConnection | None, error: ApiError) -> bool:
         """Turn to another replica after `error`; True if it was named, so that there is no need to wait."""
         if connection is None or connection is not self._connection:
             return connection is not None  # somebody has turned already
@@ -365,11 +365,11 @@ class Channel:
         return False
 
 
-def _tells(error: ApiError) -> bool:
-    return error.outcome != "unknown" and tells(error.status, error.code)
+def _is_definite(error: ApiError) -> bool:
+    return error.outcome != "unknown" and is_definite(error.status, error.code)
 
 
-def _error_of(message: Failed) -> ApiError:
+def _error_of(message: FailureFrame) -> ApiError:
     error = ChannelError(
         message.status,
         message.code or BAD_ANSWER,

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
-from cluster.client.attempt import AttemptFailed, Sending
+from cluster.client.access_methods import AccessMethod, GatewayAccess, MungeAccess, access_method_of
+from cluster.client.attempt import AttemptError, Sending
 from cluster.client.calls import (
     ATTEMPT_S,
     DEADLINE_S,
@@ -30,18 +31,17 @@ from cluster.client.calls import (
     RETRY_STATUSES,
     TOO_MANY,
     BackOff,
-    Call,
     Caller,
+    ClientCall,
     Endpoints,
-    rest,
+    is_definite,
     send_again,
-    tells,
+    sleep_for,
 )
 from cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError, error_of
 from cluster.client.last_leader import RememberedEndpoints
 from cluster.client.session_ids import SessionIds
-from cluster.client.ways import GatewayWay, MungeWay, Way, way_of
-from cluster.schemas import Command, Operation, Parameter, new_command_id, operations
+from cluster.schemas import ApiOperation, Command, Parameter, new_command_id, operations
 from cluster.system import Address, Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Client:
     def __init__(
         self,
         endpoints: Iterable[Address] | Endpoints,
-        way: Way,
+        way: AccessMethod,
         *,
         clock: Clock | None = None,
         deadline_s: float = DEADLINE_S,
@@ -92,13 +92,13 @@ class Client:
 
         `deadline_s` holds for calls that do not name their own; `nobody_s`: when a call is over before, because
         nothing listens at any address. `blocking`: calls are run by `finish`, one after the
-        other. `way`: the certificate to show, or how else one is known. TlsRefused if certificate or key cannot be
+        other. `way`: the certificate to show, or how else one is known. TlsError if certificate or key cannot be
         used: it is malformed, expired, readable by others, or of another authority.
         """
         self._clock = clock or SystemClock()
         self._endpoints = endpoints if isinstance(endpoints, Endpoints) else Endpoints(endpoints)
         self._exchange: Sending = _blocking(way, self._clock) if blocking else _on_a_loop(way, self._clock)
-        self._sleep = _doze if blocking else rest
+        self._sleep = _sleep if blocking else sleep_for
         self._nobody_s = nobody_s
         self._caller = self._caller_of(self._endpoints)
         self._deadline_s = deadline_s
@@ -117,9 +117,9 @@ class Client:
     ) -> Client:
         """Return a client of the configured cluster as `identity`, or as the account that this process runs as.
 
-        ConfigError or TlsRefused if that cannot be.
+        ConfigError or TlsError if that cannot be.
         """
-        way = way_of(config, identity)
+        way = access_method_of(config, identity)
         endpoints = (
             RememberedEndpoints(config.endpoints, config.cluster.id) if blocking else Endpoints(config.endpoints)
         )
@@ -158,7 +158,7 @@ class Client:
 
     async def call(
         self,
-        operation: Operation[_Asked, _T],
+        operation: ApiOperation[_Asked, _T],
         request: _Asked | None = None,
         *,
         stale: bool = False,
@@ -181,7 +181,7 @@ class Client:
             parameters["stale"] = "ok"
         if deadline_s is None:
             deadline_s = self._deadline_s
-        call = Call(
+        call = ClientCall(
             method=operation.method,
             target=operation.target(parameters),
             body=None if request is None else _JSON.encode(request),
@@ -196,7 +196,7 @@ class Client:
 
     async def ask_once(
         self,
-        operation: Operation[_Asked, _T],
+        operation: ApiOperation[_Asked, _T],
         request: _Asked | None = None,
         *,
         replica: Address,
@@ -213,7 +213,7 @@ class Client:
             answer = await self._exchange.send(
                 replica, operation.method, target, body, timeout_s=timeout_s, connect_s=timeout_s
             )
-        except AttemptFailed:
+        except AttemptError:
             return None
         if answer.status < 300:
             return msgspec.json.decode(answer.body, type=operation.answer)
@@ -230,7 +230,7 @@ class Client:
         the last request.
 
         What is told of a command is true of all requests that it was in. "Not now" says nothing of the requests before
-        it: one that may have been carried out stays unknown until an answer that `tells`.
+        it: one that may have been carried out stays unknown until an answer that `is_definite`.
         """
         left_s = self._deadline_s if deadline_s is None else deadline_s
         from cluster.schemas import BulkAnswer
@@ -254,11 +254,11 @@ class Client:
                 break
             for at, result in zip(waiting, answer.results, strict=True):
                 was_unknown = _is_unknown(results[at])
-                results[at] = _unknown(result) if was_unknown and not _tells(result) else result
+                results[at] = _unknown(result) if was_unknown and not _is_definite(result) else result
         for result in results:
             if not _is_unknown(result):
                 code = "" if result.error is None else result.error.code
-                self._session_ids.refused(result.command_id, result.status, code)
+                self._session_ids.note_rejection(result.command_id, result.status, code)
         return BulkAnswer(revision=answer.revision, results=tuple(results))
 
     async def _send(self, commands: Sequence[BulkCommand], deadline_s: float) -> BulkAnswer:
@@ -268,7 +268,7 @@ class Client:
         marker = commands[0].command_id if commands else None
         body = msgspec.json.encode(BulkRequest(commands=tuple(commands)))
         row = operations.SEND_COMMANDS
-        call = Call(method=row.method, target=row.path, body=body, command_id=marker, deadline_s=deadline_s)
+        call = ClientCall(method=row.method, target=row.path, body=body, command_id=marker, deadline_s=deadline_s)
         answer, unsure = await self._perform(call, row.answer)
         if len(answer.results) != len(commands):
             raise ApiError(
@@ -280,7 +280,9 @@ class Client:
                 command_id=marker,
             )
         if unsure:
-            answer = replace(answer, results=tuple(one if _tells(one) else _unknown(one) for one in answer.results))
+            answer = replace(
+                answer, results=tuple(one if _is_definite(one) else _unknown(one) for one in answer.results)
+            )
         return answer
 
     def events(self, *, from_revision: int = 0, give_up_s: float | None = None) -> AsyncGenerator[EventView, None]:
@@ -309,7 +311,7 @@ class Client:
         One replica is asked, once: any can answer, and the agent says which. The deadline starts after `wait_s`.
         """
         row = operations.POLL_ORDERS
-        call = Call(
+        call = ClientCall(
             method=row.method,
             target=row.target({"node": node}),
             body=_JSON.encode(request),
@@ -333,17 +335,17 @@ class Client:
     def _caller_of(self, endpoints: Endpoints) -> Caller:
         return Caller(self._exchange, endpoints, self._clock, sleep=self._sleep, nobody_s=self._nobody_s)
 
-    async def _perform(self, call: Call, kind: type[_T], only: Address | None = None) -> tuple[_T, bool]:
+    async def _perform(self, call: ClientCall, kind: type[_T], only: Address | None = None) -> tuple[_T, bool]:
         """Return the answer, and whether an earlier request of this call may have been carried out."""
         caller = self._caller if only is None else self._caller_of(Endpoints([only]))
         try:
             answer = await caller.perform(call)
         except ApiError as error:
             if call.command_id is not None and error.outcome != UNKNOWN:
-                self._session_ids.refused(call.command_id, error.status, error.code)
+                self._session_ids.note_rejection(call.command_id, error.status, error.code)
             raise
         if call.command_id is not None:
-            self._session_ids.answered(call.command_id)
+            self._session_ids.acknowledge(call.command_id)
         try:
             if kind is bytes:
                 return cast("_T", answer.body), answer.unsure
@@ -370,12 +372,12 @@ def _command_id(request: object) -> str | None:
     return reports[0].command_id if reports else None
 
 
-def _blocking(way: Way, clock: Clock) -> Sending:
-    if isinstance(way, GatewayWay):
+def _blocking(way: AccessMethod, clock: Clock) -> Sending:
+    if isinstance(way, GatewayAccess):
         from cluster.client.own_account import GatewayExchange
 
         return GatewayExchange(way, clock)
-    if isinstance(way, MungeWay):
+    if isinstance(way, MungeAccess):
         from cluster.client.own_account import by_munge
 
         return by_munge(way, clock)
@@ -384,12 +386,12 @@ def _blocking(way: Way, clock: Clock) -> Sending:
     return BlockingExchange(way, clock)
 
 
-def _on_a_loop(way: Way, clock: Clock) -> Exchange:
-    if isinstance(way, GatewayWay):
+def _on_a_loop(way: AccessMethod, clock: Clock) -> Exchange:
+    if isinstance(way, GatewayAccess):
         from cluster.client.own_account_loop import GatewayLoopExchange
 
         return GatewayLoopExchange(way)
-    if isinstance(way, MungeWay):
+    if isinstance(way, MungeAccess):
         from cluster.client.own_account_loop import MungeLoopExchange
 
         return MungeLoopExchange(way)
@@ -400,13 +402,13 @@ def _on_a_loop(way: Way, clock: Clock) -> Exchange:
     return Exchange(way)
 
 
-async def _doze(duration_s: float) -> None:
+async def _sleep(duration_s: float) -> None:
     """Wait without an event loop, seconds; a signal ends it."""
     threading.Event().wait(duration_s)
 
 
-def _tells(result: CommandResult) -> bool:
-    return tells(result.status, result.error.code if result.error is not None else "")
+def _is_definite(result: CommandResult) -> bool:
+    return is_definite(result.status, result.error.code if result.error is not None else "")
 
 
 def _is_unknown(result: CommandResult) -> bool:

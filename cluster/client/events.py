@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.client.attempt import AttemptFailed
+from cluster.client.attempt import AttemptError
 from cluster.client.calls import REDIRECT_STATUSES, REDIRECTS_MAX, RETRY_STATUSES, BackOff, Endpoints, redirection
 from cluster.client.errors import BAD_ANSWER, NO_ANSWER, UNREACHABLE, ApiError, error_of
 from cluster.client.exchange import Exchange
@@ -38,7 +38,7 @@ GONE: Final = 410
 """Status with which a replica says that it does not hold the history that was asked for."""
 
 
-class Position(msgspec.Struct):
+class StreamPosition(msgspec.Struct):
     """How far a reader is: it has everything of the revisions up to `complete`, and of the next one `seen`."""
 
     complete: int
@@ -85,7 +85,7 @@ class EventStream:
         # Its own copy: that a stream ended says nothing about who leads.
         self._endpoints = Endpoints(endpoints.order)
         self._clock = clock
-        self._position = Position(from_revision)
+        self._position = StreamPosition(from_revision)
         self._give_up_s = give_up_s
         self._idle_s = idle_s
         self._sleep = sleep
@@ -98,7 +98,7 @@ class EventStream:
         tried: set[Address] = set()
         trouble = ""
         streamed = False
-        untrusted: AttemptFailed | None = None
+        untrusted: AttemptError | None = None
         not_held: ApiError | None = None
         target = self._endpoints.next_after(tried)
         redirects = 0
@@ -141,8 +141,8 @@ class EventStream:
                             # How long the reader was busy with it says nothing about the replicas.
                             heard_s = self._clock.monotonic_s()
                 trouble = f"{target} ended the stream"
-            except AttemptFailed as failure:
-                untrusted = failure if failure.untrusted else untrusted
+            except AttemptError as failure:
+                untrusted = failure if failure.is_untrusted else untrusted
                 trouble = failure.sentence
             except ApiError as error:
                 if error.status != GONE:
@@ -152,7 +152,7 @@ class EventStream:
             except StreamBroken as broken:
                 untrusted = None
                 trouble = f"{target}: {broken}"
-            self._endpoints.failed(target)
+            self._endpoints.demote(target)
             redirects += following is not None
             target = following if following and redirects <= REDIRECTS_MAX else self._endpoints.next_after(tried)
 

@@ -14,7 +14,7 @@ from cluster.client.attempt import (
     CHUNK_BYTES,
     CONNECT_SHARE_MAX,
     IDLE_CONNECTION_S,
-    Answer,
+    HttpResponse,
     broken,
     client_refused,
     is_alert,
@@ -35,15 +35,15 @@ class Exchange:
     """Connections to the replicas with one identity."""
 
     def __init__(self, tls: TlsFiles) -> None:
-        """Read the certificate and key; TlsRefused if they cannot be used. Nothing is connected yet."""
+        """Read the certificate and key; TlsError if they cannot be used. Nothing is connected yet."""
         self._tls = tls
         self._credentials = None if tls.shows_nothing else Credentials(tls)
         self._session: aiohttp.ClientSession | None = None
 
     async def send(
         self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
-    ) -> Answer:
-        """Send one request and return the answer, whatever its status; AttemptFailed if there is none in time.
+    ) -> HttpResponse:
+        """Send one request and return the answer, whatever its status; AttemptError if there is none in time.
 
         `connect_s`: how long a new connection may take, TLS handshake included; an answer may take until `timeout_s`.
         """
@@ -51,21 +51,21 @@ class Exchange:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
         async with self._attempt(address, timeout_s, connect_s):
             async with self._request(address, method, target, body, timeout) as response:
-                return self._checked(response, _answer(response, await _read_bounded(response, address)))
+                return self._check_server(response, _answer(response, await _read_bounded(response, address)))
 
     @contextlib.asynccontextmanager
     async def stream(
         self, address: Address, target: str, *, connect_s: float, idle_s: float
-    ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+    ) -> AsyncIterator[tuple[HttpResponse, AsyncIterator[bytes]]]:
         """Open a GET whose answer never ends: yields (answer without body, chunks).
 
-        A status other than 200 comes with its body and no chunks. AttemptFailed if it breaks or is silent for `idle_s`.
+        A status other than 200 comes with its body and no chunks. AttemptError if it breaks or is silent for `idle_s`.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=idle_s)
         async with self._attempt(address, idle_s, connect_s):
             async with self._request(address, "GET", target, None, timeout, accept="text/event-stream") as response:
                 body = b"" if response.status == 200 else await _read_bounded(response, address)
-                yield self._checked(response, _answer(response, body)), response.content.iter_chunked(CHUNK_BYTES)
+                yield self._check_server(response, _answer(response, body)), response.content.iter_chunked(CHUNK_BYTES)
 
     @contextlib.asynccontextmanager
     async def relay(
@@ -78,7 +78,7 @@ class Exchange:
         *,
         connect_s: float,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Pass a request of somebody else on, and give the answer as it arrives; AttemptFailed.
+        """Pass a request of somebody else on, and give the answer as it arrives; AttemptError.
 
         Nothing but the connecting is bounded in time: whoever asked goes away when it takes too long.
         """
@@ -145,13 +145,13 @@ class Exchange:
         """Return what the head of a request says besides."""
         return {}
 
-    def _checked(self, response: aiohttp.ClientResponse, answer: Answer) -> Answer:
+    def _check_server(self, response: aiohttp.ClientResponse, answer: HttpResponse) -> HttpResponse:
         """Return the answer, if it is a replica's."""
         return answer
 
     @contextlib.asynccontextmanager
     async def _attempt(self, address: Address, timeout_s: float, connect_s: float) -> AsyncIterator[None]:
-        """Turn every way in which a request can fail into an AttemptFailed."""
+        """Turn every way in which a request can fail into an AttemptError."""
         try:
             yield
         except aiohttp.ClientConnectorCertificateError as error:
@@ -174,8 +174,8 @@ class Exchange:
             raise broken(address, error, self._tls) from error
 
 
-def _answer(response: aiohttp.ClientResponse, body: bytes) -> Answer:
-    return Answer(response.status, body, response.headers.get("Location"), response.headers.get("Retry-After"))
+def _answer(response: aiohttp.ClientResponse, body: bytes) -> HttpResponse:
+    return HttpResponse(response.status, body, response.headers.get("Location"), response.headers.get("Retry-After"))
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, address: Address) -> bytes:

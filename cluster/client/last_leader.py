@@ -33,11 +33,11 @@ class RememberedEndpoints(Endpoints):
         for address in self.order:
             if str(address) == said:
                 self._remembered = address
-                super().led(address)
+                super().prefer(address)
 
-    def led(self, address: Address) -> None:
+    def prefer(self, address: Address) -> None:
         """Remember that this one answered what only a leader can, for the next command too."""
-        super().led(address)
+        super().prefer(address)
         if address != self._remembered:
             self._remembered = address
             self._write(str(address))

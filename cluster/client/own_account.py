@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cluster.client.answers import Malformed, Reader, read_answer, request_of
+from cluster.client.access_methods import GatewayAccess, connect_gateway
 from cluster.client.attempt import (
     ATTEMPT_HEADER,
     IDLE_CONNECTION_S,
-    Answer,
-    AttemptFailed,
+    AttemptError,
     AttemptView,
+    HttpResponse,
     broken,
     no_answer,
 )
-from cluster.client.ways import GatewayWay, connected
+from cluster.client.http_responses import MalformedResponse, ResponseReader, read_response, request_of
 from cluster.system import Address, Clock
 
 if TYPE_CHECKING:
+    from cluster.client.access_methods import MungeAccess
     from cluster.client.attempt import Sending
-    from cluster.client.ways import MungeWay
 
 
 class GatewayExchange:
     """Requests by the gateway of this machine: no TLS, since nobody but the kernel is between."""
 
-    def __init__(self, way: GatewayWay, clock: Clock) -> None:
+    def __init__(self, way: GatewayAccess, clock: Clock) -> None:
         """Connect to nothing yet."""
         self._way = way
         self._clock = clock
@@ -36,14 +36,14 @@ class GatewayExchange:
 
     async def send(
         self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
-    ) -> Answer:
-        """Send one request and return the answer, whatever its status; AttemptFailed if there is none in time."""
+    ) -> HttpResponse:
+        """Send one request and return the answer, whatever its status; AttemptError if there is none in time."""
         until_s = self._clock.monotonic_s() + timeout_s
         connection, kept = self._connection(min(connect_s, timeout_s)), None
         try:
-            reader = Reader(connection, self._clock, until_s)
+            reader = ResponseReader(connection, self._clock, until_s)
             reader.send(request_of(address, method, target, body))
-            answer, headers, is_open = read_answer(reader, address)
+            answer, headers, is_open = read_response(reader, address)
             if is_open:
                 kept = (connection, self._clock.monotonic_s())
             if ATTEMPT_HEADER.lower() in headers:
@@ -51,7 +51,7 @@ class GatewayExchange:
             return answer
         except TimeoutError as error:
             raise no_answer(address, timeout_s) from error
-        except (OSError, Malformed, msgspec.MsgspecError) as error:
+        except (OSError, MalformedResponse, msgspec.MsgspecError) as error:
             raise broken(address, error, None) from error
         finally:
             if kept is None:
@@ -71,18 +71,18 @@ class GatewayExchange:
                 return connection
             connection.close()
         try:
-            return connected(self._way, connect_s)
+            return connect_gateway(self._way, connect_s)
         except OSError as error:
             raise gateway_unreachable(self._way, error) from error
 
 
-def gateway_unreachable(way: GatewayWay, error: OSError) -> AttemptFailed:
+def gateway_unreachable(way: GatewayAccess, error: OSError) -> AttemptError:
     """Return the failure to connect to a gateway."""
     words = f"the gateway at {way.path} cannot be reached ({error.strerror or error})"
-    return AttemptFailed(words, may_have_arrived=False)
+    return AttemptError(words, may_have_arrived=False)
 
 
-def attempt_of(answer: Answer) -> AttemptFailed:
+def attempt_of(answer: HttpResponse) -> AttemptError:
     """Return the failure that a gateway tells; msgspec.MsgspecError for an answer that says none."""
     return msgspec.json.decode(answer.body, type=AttemptView).failure()
 
@@ -90,7 +90,7 @@ def attempt_of(answer: Answer) -> AttemptFailed:
 class Credential:
     """What makes MUNGE credentials of this process's account: one for each request, good for that alone."""
 
-    def __init__(self, way: MungeWay) -> None:
+    def __init__(self, way: MungeAccess) -> None:
         """Load libmunge; MungeUnavailable."""
         from cluster.security import Munge
 
@@ -98,25 +98,25 @@ class Credential:
         self._cluster_id = way.cluster_id
 
     def header(self, address: Address, method: str, target: str, body: bytes | None) -> str:
-        """Return the Authorization of one request to the replica at `address`; AttemptFailed."""
+        """Return the Authorization of one request to the replica at `address`; AttemptError."""
         from cluster.security import SCHEME, MungeUnavailable, purpose_of
 
         try:
             payload = purpose_of(self._cluster_id, str(address), method, target, body or b"")
             return f"{SCHEME} {self._munge.encode(payload)}"
         except MungeUnavailable as error:
-            raise AttemptFailed(str(error), may_have_arrived=False, remedy="start munged on this machine") from error
+            raise AttemptError(str(error), may_have_arrived=False, remedy="start munged on this machine") from error
 
 
-def by_munge(way: MungeWay, clock: Clock) -> Sending:
-    """Return what sends requests with a MUNGE credential each; TlsRefused, MungeUnavailable."""
+def by_munge(way: MungeAccess, clock: Clock) -> Sending:
+    """Return what sends requests with a MUNGE credential each; TlsError, MungeUnavailable."""
     from cluster.client.blocking import BlockingExchange
     from cluster.security import authority_context
 
     credential = Credential(way)
 
-    class Exchange(BlockingExchange):
+    class MungeExchange(BlockingExchange):
         def _more_headers(self, address: Address, method: str, target: str, body: bytes | None) -> tuple[str, ...]:
             return (f"Authorization: {credential.header(address, method, target, body)}",)
 
-    return Exchange(way.files, clock, authority_context(way.files.authority))
+    return MungeExchange(way.files, clock, authority_context(way.files.authority))

@@ -12,10 +12,10 @@ import aiohttp
 import msgspec
 from aiohttp import client_proto
 
-from cluster.client.attempt import ATTEMPT_HEADER, IDLE_CONNECTION_S, Answer, broken
+from cluster.client.access_methods import GatewayAccess, MungeAccess, connect_gateway
+from cluster.client.attempt import ATTEMPT_HEADER, IDLE_CONNECTION_S, HttpResponse, broken
 from cluster.client.exchange import CONNECTIONS_MAX, Exchange
 from cluster.client.own_account import Credential, attempt_of, gateway_unreachable
-from cluster.client.ways import GatewayWay, MungeWay, connected
 from cluster.security import NO_CERTIFICATE, TlsFiles, authority_context
 from cluster.system import Address
 
@@ -25,7 +25,7 @@ class _Connector(aiohttp.BaseConnector):
 
     allowed_protocol_schema_set = frozenset({"http"})
 
-    def __init__(self, way: GatewayWay, **options: Any) -> None:
+    def __init__(self, way: GatewayAccess, **options: Any) -> None:
         super().__init__(**options)
         self._way = way
 
@@ -34,7 +34,7 @@ class _Connector(aiohttp.BaseConnector):
     ) -> client_proto.ResponseHandler:
         loop = asyncio.get_running_loop()
         try:
-            connection: socket.socket = connected(self._way, timeout.sock_connect or 1.0)
+            connection: socket.socket = connect_gateway(self._way, timeout.sock_connect or 1.0)
             connection.setblocking(False)
             _, protocol = await loop.create_unix_connection(
                 lambda: client_proto.ResponseHandler(loop=loop), sock=connection
@@ -47,7 +47,7 @@ class _Connector(aiohttp.BaseConnector):
 class GatewayLoopExchange(Exchange):
     """Requests by the gateway of this machine."""
 
-    def __init__(self, way: GatewayWay) -> None:
+    def __init__(self, way: GatewayAccess) -> None:
         """Connect to nothing yet."""
         super().__init__(TlsFiles(NO_CERTIFICATE, NO_CERTIFICATE, NO_CERTIFICATE))
         self._way = way
@@ -61,7 +61,7 @@ class GatewayLoopExchange(Exchange):
     def _context(self) -> ssl.SSLContext | bool:
         return True
 
-    def _checked(self, response: aiohttp.ClientResponse, answer: Answer) -> Answer:
+    def _check_server(self, response: aiohttp.ClientResponse, answer: HttpResponse) -> HttpResponse:
         if ATTEMPT_HEADER not in response.headers:
             return answer
         try:
@@ -74,8 +74,8 @@ class GatewayLoopExchange(Exchange):
 class MungeLoopExchange(Exchange):
     """Requests to the replicas, each with a MUNGE credential."""
 
-    def __init__(self, way: MungeWay) -> None:
-        """Read the authority, and load libmunge; TlsRefused, MungeUnavailable."""
+    def __init__(self, way: MungeAccess) -> None:
+        """Read the authority, and load libmunge; TlsError, MungeUnavailable."""
         super().__init__(way.files)
         self._credential = Credential(way)
         self._authority = authority_context(way.files.authority)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from cluster.client.calls import tells
+from cluster.client.calls import is_definite
 from cluster.system import Clock
 from replica.values import SESSION_IDLE_S_MAX, SESSION_WINDOW_MAX, numbered, session_command_id
 
@@ -64,7 +64,7 @@ class SessionIds:
         is_full = self._last - self._acknowledged >= SESSION_WINDOW_MAX
         return self._session > 0 and not is_full and now_s - self._used_s < REST_S
 
-    def answered(self, command_id: str) -> None:
+    def acknowledge(self, command_id: str) -> None:
         """Take note that a command's answer is here, or that nobody will ask for it again."""
         sequence = self._sequence_of(command_id)
         if not self._acknowledged < sequence <= self._last:
@@ -74,12 +74,12 @@ class SessionIds:
             self._acknowledged += 1
             self._answered.remove(self._acknowledged)
 
-    def refused(self, command_id: str, status: int, code: str) -> None:
+    def note_rejection(self, command_id: str, status: int, code: str) -> None:
         """Take note of a refusal, of no unknown outcome: a session that the cluster does not have is used no more."""
         if code == UNKNOWN_SESSION and self._sequence_of(command_id):
             self._session = 0
-        elif tells(status, code):
-            self.answered(command_id)
+        elif is_definite(status, code):
+            self.acknowledge(command_id)
 
     def _sequence_of(self, command_id: str) -> int:
         """Return the number of a command in the present session; 0 for any other id, whoever wrote it."""

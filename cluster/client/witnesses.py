@@ -12,7 +12,7 @@ import aiohttp
 from yarl import URL
 
 from cluster.config import WitnessConfig
-from cluster.security import TlsRefused, open_client_context
+from cluster.security import TlsError, open_client_context
 from cluster.security.proofs import MAX_ANSWER_BYTES
 
 ADD_CHECKPOINT: Final = "/add-checkpoint"
@@ -24,7 +24,7 @@ IDLE_S: Final = 45.0
 """How long a connection is kept, seconds: checkpoints come every ten."""
 
 
-class WitnessAnswer(NamedTuple):
+class WitnessReply(NamedTuple):
     """What came back: status, content type without parameters, and body."""
 
     status: int
@@ -50,7 +50,7 @@ class WitnessClient:
         self._witnesses = {one.name: one for one in witnesses}
         self._contexts.clear()
 
-    async def add_checkpoint(self, witness: str, body: bytes) -> WitnessAnswer:
+    async def add_checkpoint(self, witness: str, body: bytes) -> WitnessReply:
         """Send a request to the witness of that name; WitnessUnreachable. Whoever calls bounds the time."""
         asked = self._witnesses[witness]
         if self._session is None:
@@ -74,8 +74,8 @@ class WitnessClient:
                     held += part
                     if len(held) > MAX_ANSWER_BYTES:
                         raise WitnessUnreachable(f"its answer has more than {MAX_ANSWER_BYTES} bytes")
-                return WitnessAnswer(response.status, response.content_type, held)
-        except (aiohttp.ClientError, OSError, TlsRefused, asyncio.IncompleteReadError) as error:
+                return WitnessReply(response.status, response.content_type, held)
+        except (aiohttp.ClientError, OSError, TlsError, asyncio.IncompleteReadError) as error:
             raise WitnessUnreachable(str(error) or type(error).__name__) from error
 
     async def close(self) -> None:

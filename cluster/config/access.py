@@ -132,7 +132,7 @@ class AccessConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             ConfigError: There is no such certificate.
-            TlsRefused: The files may not be read.
+            TlsError: The files may not be read.
         """
         if not is_name(name):
             raise ConfigError(self.file, "tls.certificates", f"{name!r} is not a name", NAME_RULE)

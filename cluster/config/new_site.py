@@ -21,7 +21,7 @@ from cluster.security import (
     NAME_RULE,
     SHARED_DIRECTORY_MODE,
     Authority,
-    PkiRefused,
+    PkiError,
     Role,
     create_authority,
     is_name,
@@ -253,7 +253,7 @@ def create_site(directory: Path, founding: Founding, *, clock: Clock) -> Config:
         return Config.load(directory / CONFIG_NAME)
     except OSError as error:
         raise FoundingRefused(f"{directory}: the cluster cannot be written ({error.strerror})") from error
-    except PkiRefused as error:
+    except PkiError as error:
         raise FoundingRefused(str(error)) from error
     except ConfigError as error:
         # Omit the file, a scratch copy that is already deleted.

@@ -13,7 +13,7 @@ from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from cluster.config.toml import Document, InvalidValue, Name, Text, Written
-from cluster.security.proofs import COSIGNATURE_KEY, NoteRefused, VerifierKey, parse_key
+from cluster.security.proofs import COSIGNATURE_KEY, NoteError, VerifierKey, parse_key
 from cluster.system import Address
 
 WITNESSES_MAX: Final = 16
@@ -40,8 +40,8 @@ class WitnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Reject an invalid key or address with InvalidValue."""
         try:
             if parse_key(self.key).kind != COSIGNATURE_KEY:
-                raise NoteRefused("it is the key of a log")
-        except NoteRefused as error:
+                raise NoteError("it is the key of a log")
+        except NoteError as error:
             remedy = "write the line that `forebay audit witness key` printed"
             raise InvalidValue(f"this is not a witness key: {error}", remedy, "key") from error
         force_setattr(self, "url", self.url.rstrip("/"))

@@ -79,7 +79,7 @@ class Consensus:
         replica's credentials; `peers` watches the links in addition to its other connections.
 
         Raises ValueError if this replica is not in `members`, BrokenInvariant if the journal's marks are out of order,
-        TlsRefused, RemovedFromCluster, SealBroken, KeyReplaced.
+        TlsError, RemovedFromCluster, SealBroken, KeyReplaced.
         """
         if name_of(me) not in members:
             raise ValueError(f"replica {me!r} is not among the members {', '.join(sorted(members))}")

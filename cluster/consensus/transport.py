@@ -28,7 +28,7 @@ from cluster.consensus.frames import (
     encode_frame,
 )
 from cluster.consensus.interface import Timing
-from cluster.security import Credentials, NotIdentified, Peers, Role
+from cluster.security import Credentials, IdentityError, Peers, Role
 from cluster.system import Address, LogRateLimiter
 from cluster.system.eventloop import ReadingProtocol, read_buffer
 from wal import Incarnation, name_of
@@ -75,7 +75,7 @@ _MESSAGES: Final = {
 def why(error: BaseException) -> str:
     """Return the failed check and its remedy; never empty."""
     match error:
-        case NotIdentified() | FrameRefused():
+        case IdentityError() | FrameRefused():
             return str(error)
         case ssl.SSLCertVerificationError():
             message = getattr(error, "verify_message", None) or _reason(error)
@@ -111,7 +111,7 @@ def check_of(error: BaseException) -> str:
     """Return a short name of the failed check, out of a small set; it includes the certificate's holder."""
     if isinstance(error, ssl.SSLError):
         return _reason(error)
-    return str(error) if isinstance(error, NotIdentified) else type(error).__name__
+    return str(error) if isinstance(error, IdentityError) else type(error).__name__
 
 
 class ConnectionFailures:
@@ -192,7 +192,7 @@ class _Inbound(_Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         try:
             super().connection_made(transport)
-        except NotIdentified as error:
+        except IdentityError as error:
             assert self.transport is not None
             self._links.connection_failed(transport.get_extra_info("peername"), error)
             self.transport.abort()
@@ -220,7 +220,7 @@ class _Outbound(_Connection):
     def __init__(self, links: "TlsLinks", peer: str) -> None:
         super().__init__(links)
         self._wanted = name_of(peer)
-        self.refusal: NotIdentified | None = None
+        self.refusal: IdentityError | None = None
         """Reason why the peer is not the intended one."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -228,8 +228,8 @@ class _Outbound(_Connection):
         try:
             super().connection_made(transport)
             if self.peer != self._wanted:
-                raise NotIdentified(f"replica {self.peer!r} answers at the address of {self._wanted!r}")
-        except NotIdentified as error:
+                raise IdentityError(f"replica {self.peer!r} answers at the address of {self._wanted!r}")
+        except IdentityError as error:
             self.refusal, self.peer = error, None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -284,8 +284,8 @@ class _Dialler:
             began_s = loop.time()
             try:
                 await self._connection()
-            except (OSError, TimeoutError, NotIdentified) as error:
-                is_refused = isinstance(error, ssl.SSLError | NotIdentified)
+            except (OSError, TimeoutError, IdentityError) as error:
+                is_refused = isinstance(error, ssl.SSLError | IdentityError)
                 level = logging.WARNING if is_refused else logging.INFO
                 message = f"no connection to replica {self.peer} at {self.address}"
                 self._links.failures.note(self.peer, message, error, level=level)
@@ -461,12 +461,12 @@ class TlsLinks:
             os.sched_yield()
 
     def identify_peer(self, transport: asyncio.BaseTransport) -> str:
-        """Return the peer's name; NotIdentified unless it is another replica of this cluster."""
+        """Return the peer's name; IdentityError unless it is another replica of this cluster."""
         identity = self.peers.admit(transport)
         if identity.role is not Role.REPLICA:
-            raise NotIdentified(f"{identity} is no replica")
+            raise IdentityError(f"{identity} is no replica")
         if identity.name == name_of(self._me):
-            raise NotIdentified(f"{identity} is this replica itself; each needs a certificate of its own")
+            raise IdentityError(f"{identity} is this replica itself; each needs a certificate of its own")
         return identity.name
 
     def met_other_incarnation(self, connection: _Connection, error: OtherIncarnation) -> None:
@@ -492,7 +492,7 @@ class TlsLinks:
         """Register a peer's connection and drop an older one, which is dead or should be: each peer has at most one."""
         assert inbound.peer is not None and inbound.transport is not None
         if len(self._inbound) >= INBOUND_MAX and inbound.peer not in self._inbound:
-            too_many = NotIdentified(f"{INBOUND_MAX} other replicas are connected already; a cluster has fewer")
+            too_many = IdentityError(f"{INBOUND_MAX} other replicas are connected already; a cluster has fewer")
             self.connection_failed(inbound.transport.get_extra_info("peername"), too_many)
             inbound.transport.abort()
             return

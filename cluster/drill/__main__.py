@@ -15,7 +15,7 @@ from cluster.drill.helper import Helper
 from cluster.drill.messages import HelperRefused
 from cluster.schemas import operations
 from cluster.schemas.drills import DrillAnswer
-from cluster.security import Credentials, TlsRefused, until_valid
+from cluster.security import Credentials, TlsError, until_valid
 from cluster.system import EXIT_CONFIGURATION, SystemClock, begin_logging, leave_when_terminated, say_at_last
 from cluster.system.eventloop import stop_on_signals
 
@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> int:
     begin_logging("forebay-drill-helper")
     try:
         asyncio.run(_serve(chosen))
-    except (ConfigError, TlsRefused) as error:
+    except (ConfigError, TlsError) as error:
         say_at_last(f"forebay run helper: {error}")
         return EXIT_CONFIGURATION
     except (OSError, ValueError, HelperRefused) as error:

@@ -32,7 +32,7 @@ class HelperChannel:
     async def open(cls, name: str, address: Address, tls: TlsFiles, cluster_id: str) -> HelperChannel:
         """Connect to the helper of that name; HelperRefused if it does not answer or has another identity.
 
-        TlsRefused.
+        TlsError.
         """
         try:
             async with asyncio.timeout(CONNECT_S):

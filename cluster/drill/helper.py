@@ -34,7 +34,7 @@ from cluster.drill.messages import (
 from cluster.drill.performer import FaultAssignment
 from cluster.drill.record import UndoRecord
 from cluster.schemas.drills import DrillAnswer
-from cluster.security import Credentials, Identity, NotIdentified, Role, certificate_of, certificate_shown
+from cluster.security import Credentials, Identity, IdentityError, Role, certificate_of, certificate_shown
 from cluster.system import Clock, free_bytes
 from cluster.system.eventloop import Acceptor
 from replica.values import MICROSECONDS_PER_SECOND
@@ -180,7 +180,7 @@ class Helper:
         """Return the peer's identity; HelperRefused if it may not run drills."""
         try:
             shown = certificate_shown(writer.transport, self._config.cluster.id)
-        except NotIdentified as error:
+        except IdentityError as error:
             raise HelperRefused(str(error), "use a certificate of this cluster") from error
         if shown.identity.role not in _MAY:
             allowed = ", ".join(sorted(_MAY))

@@ -7,10 +7,10 @@ from replica.faces import shown
 if TYPE_CHECKING:
     from cluster.schemas.agents import (
         PROGRESS_ROWS_MAX,
+        OperationProgress,
+        OperationReport,
         PollRequest,
-        Progress,
         RegisterRequest,
-        Report,
         ReportsRequest,
         StageWord,
     )
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
         LENGTH,
         NOT_LEADER,
         OUTSTANDING_MAX,
-        Ask,
-        ChannelRefused,
-        Cutter,
-        Done,
-        Failed,
-        Hello,
+        ChannelProtocolError,
+        CommandFrame,
+        FailureFrame,
+        FrameSplitter,
+        HelloFrame,
+        SuccessFrame,
         check_hello,
         decode_from_client,
         decode_from_replica,
@@ -127,7 +127,7 @@ if TYPE_CHECKING:
         StoryRow,
         WitnessKeyView,
     )
-    from cluster.schemas.operations import OPERATIONS, PEOPLE, Operation, Parameter
+    from cluster.schemas.operations import OPERATIONS, PEOPLE, ApiOperation, Parameter
     from cluster.schemas.overview import (
         EXPIRY_NOTICE_DAYS,
         NeedKind,
@@ -149,7 +149,7 @@ if TYPE_CHECKING:
         FeatureLevelRequest,
         HoldCommand,
         OpenSessionCommand,
-        PersistentCleared,
+        PersistentClearedAnswer,
         PoolRequest,
         ReleaseCommand,
         RequeueCommand,
@@ -173,34 +173,35 @@ else:
     __getattr__ = shown(
         __name__,
         """
-        agents: PROGRESS_ROWS_MAX PollRequest Progress RegisterRequest Report ReportsRequest StageWord
+        agents: PROGRESS_ROWS_MAX OperationProgress OperationReport PollRequest RegisterRequest ReportsRequest
+        agents: StageWord
         base: BODY_BYTES_MAX USER_HEADER Answer Command Json made_of shared_fields
         burst: NO_VALUE BurstAnswer BurstBufferView BurstPoolView BurstUseView ProviderStatus Zone burst_lines
         burst: burst_text local_time owner
-        channel_frames: ANSWER_BYTES_MAX CHANNEL_VERSION FRAME_BYTES_MAX NOT_LEADER OUTSTANDING_MAX Ask ChannelRefused
-        channel_frames: Cutter Done Failed Hello check_hello decode_from_client decode_from_replica encode_body
-        channel_frames: encode_frame LENGTH
+        channel_frames: ANSWER_BYTES_MAX CHANNEL_VERSION FRAME_BYTES_MAX LENGTH NOT_LEADER OUTSTANDING_MAX
+        channel_frames: ChannelProtocolError CommandFrame FailureFrame FrameSplitter HelloFrame SuccessFrame
+        channel_frames: check_hello decode_from_client decode_from_replica encode_body encode_frame
         command_ids: bytes_of instant_in instant_of new_command_id
         configuration: CompareAnswer UnitWord
-        job_fields: IF_DEFINED IGNORED_OPTIONS_MAX JOB_FIELDS NO_DETAILS OPTION_SHOWN_MAX
-        job_fields: JobDetailsView JobField Reads SubmitRequest UpdateRequest
-        jobs: AdmittedAnswer BuffersAnswer BufferView BulkAnswer CommandResult DigestsAnswer ErrorAnswer ErrorView
-        jobs: OtherError
-        jobs: HistoryAnswer HistoryRow JobsAnswer JobView MembersAnswer MemberView NodesAnswer NodeView PollAnswer
-        jobs: ArchivedView LostJobView NodeLostAnswer PlacesAnswer PlaceView
-        jobs: PoolsAnswer PoolView RegisterAnswer ReportResult ReportsAnswer StateDigestAnswer StatusView TransferAnswer
-        jobs: WhyView
-        ledger: ChangeView CheckpointAnswer CheckpointRequest ClockAnswer DiffAnswer EventView FeatureLevelAnswer
-        ledger: HandedAnswer HandedView HistoriesView LeadersAnswer LeaderTermView LedgerAnswer LedgerEntryView
-        ledger: LogKeysAnswer LogKeyView MemberLevelView MomentView SignedAnswer SignRequest StoryAnswer StoryRow
-        ledger: SnapshotPoolView SnapshotsAnswer SnapshotView StoredSnapshotView WitnessKeyView
-        operations: OPERATIONS PEOPLE Operation Parameter
-        overview: NeedKind NeedView OverviewAnswer PoolStepView PoolUseAnswer PoolUseView TransfersSummary
-        overview: EXPIRY_NOTICE_DAYS days_left
+        job_fields: IF_DEFINED IGNORED_OPTIONS_MAX JOB_FIELDS NO_DETAILS OPTION_SHOWN_MAX JobDetailsView
+        job_fields: JobField Reads SubmitRequest UpdateRequest
+        jobs: AdmittedAnswer ArchivedView BufferView BuffersAnswer BulkAnswer CommandResult DigestsAnswer
+        jobs: ErrorAnswer ErrorView HistoryAnswer HistoryRow JobView JobsAnswer LostJobView MemberView
+        jobs: MembersAnswer NodeLostAnswer NodeView NodesAnswer OtherError PlaceView PlacesAnswer PollAnswer
+        jobs: PoolView PoolsAnswer RegisterAnswer ReportResult ReportsAnswer StateDigestAnswer StatusView
+        jobs: TransferAnswer WhyView
+        ledger: ChangeView CheckpointAnswer CheckpointRequest ClockAnswer DiffAnswer EventView
+        ledger: FeatureLevelAnswer HandedAnswer HandedView HistoriesView LeaderTermView LeadersAnswer
+        ledger: LedgerAnswer LedgerEntryView LogKeyView LogKeysAnswer MemberLevelView MomentView SignRequest
+        ledger: SignedAnswer SnapshotPoolView SnapshotView SnapshotsAnswer StoredSnapshotView StoryAnswer
+        ledger: StoryRow WitnessKeyView
+        operations: OPERATIONS PEOPLE ApiOperation Parameter
+        overview: EXPIRY_NOTICE_DAYS NeedKind NeedView OverviewAnswer PoolStepView PoolUseAnswer PoolUseView
+        overview: TransfersSummary days_left
         requests: BULK_COMMANDS_MAX FEATURE_LEVEL_MAX BulkCommand BulkRequest CancelCommand ContinueCommand
-        requests: FeatureLevelRequest HoldCommand OpenSessionCommand PersistentCleared PoolRequest ReleaseCommand
-        requests: RequeueCommand SetClockRequest SubmitCommand SuspendCommand UpdateCommand
-        transfers: CheckpointView JobTransfersView LeftOutView NotExportedView ReceiptsAnswer ReceiptView
-        transfers: TransfersAnswer TransferState TransferView
+        requests: FeatureLevelRequest HoldCommand OpenSessionCommand PersistentClearedAnswer PoolRequest
+        requests: ReleaseCommand RequeueCommand SetClockRequest SubmitCommand SuspendCommand UpdateCommand
+        transfers: CheckpointView JobTransfersView LeftOutView NotExportedView ReceiptView ReceiptsAnswer
+        transfers: TransferState TransferView TransfersAnswer
         """,
     )

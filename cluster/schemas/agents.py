@@ -40,7 +40,7 @@ FILE_SHOWN_CHARACTERS_MAX = 1_100
 """What a progress row says in words, characters: one word, and the end of a path with what it needs to escape."""
 
 
-class Progress(Request, frozen=True, kw_only=True):
+class OperationProgress(Request, frozen=True, kw_only=True):
     """How far one operation is. Soft: shown, never replicated. Totals are 0 while they are not known."""
 
     job: Number
@@ -77,14 +77,14 @@ class PollRequest(Request, frozen=True, kw_only=True):
     instance: str
     seen_revision: Number = 0
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=POLL_WAIT_S_MAX)] = POLL_WAIT_S_MAX
-    progress: Annotated[tuple[Progress, ...], msgspec.Meta(max_length=PROGRESS_ROWS_MAX)] = ()
+    progress: Annotated[tuple[OperationProgress, ...], msgspec.Meta(max_length=PROGRESS_ROWS_MAX)] = ()
 
 
 REPORTS_MAX = 1024
 """Reports in one request: what one batch holds."""
 
 
-class Report(Command, frozen=True, kw_only=True):
+class OperationReport(Command, frozen=True, kw_only=True):
     """What an agent says of one order; (job, attempt) says which. The same id is sent until it is acknowledged."""
 
     job: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
@@ -96,4 +96,4 @@ class Report(Command, frozen=True, kw_only=True):
 class ReportsRequest(Request, frozen=True, kw_only=True):
     """Body of POST /v1/agents/{node}/reports."""
 
-    reports: Annotated[tuple[Report, ...], msgspec.Meta(max_length=REPORTS_MAX)]
+    reports: Annotated[tuple[OperationReport, ...], msgspec.Meta(max_length=REPORTS_MAX)]

@@ -33,25 +33,25 @@ NOT_LEADER: Final = "not_leader"
 Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
-class ChannelRefused(Exception):
+class ChannelProtocolError(Exception):
     """The other side sent what is not a frame of this cluster; the connection is closed. The message says why."""
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
+class HelloFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
     """The first frame of either side."""
 
     version: int
     cluster: Annotated[str, Meta(max_length=64)]
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
+class CommandFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
     """A command: one of `cluster.schemas.requests.BulkCommand`, as in POST /v1/commands."""
 
     number: Number
     command: msgspec.Raw
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
+class SuccessFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
     """The command was carried out and is durable. `job`: the one it made or concerned, 0 for none."""
 
     number: Number
@@ -59,7 +59,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     job: int
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
+class FailureFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
     """The command was not carried out, or nobody here knows: the same words as the API's errors.
 
     `status` is the API's; 307 says that another replica leads, `leader` where its channel is, if that is known.
@@ -77,11 +77,11 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 _encoder: Final = msgspec.msgpack.Encoder()
 encode_body: Final = _encoder.encode
-decode_from_client: Final = msgspec.msgpack.Decoder(Hello | Ask).decode
-decode_from_replica: Final = msgspec.msgpack.Decoder(Hello | Done | Failed).decode
+decode_from_client: Final = msgspec.msgpack.Decoder(HelloFrame | CommandFrame).decode
+decode_from_replica: Final = msgspec.msgpack.Decoder(HelloFrame | SuccessFrame | FailureFrame).decode
 
 
-def encode_frame(message: Hello | Ask | Done | Failed) -> bytes:
+def encode_frame(message: HelloFrame | CommandFrame | SuccessFrame | FailureFrame) -> bytes:
     """Return the message with its length before it; ValueError for one that no other side would take."""
     body = _encoder.encode(message)
     if len(body) > FRAME_BYTES_MAX:
@@ -89,15 +89,17 @@ def encode_frame(message: Hello | Ask | Done | Failed) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def check_hello(hello: Hello, cluster_id: str) -> None:
-    """Refuse a greeting of another version or cluster; ChannelRefused."""
+def check_hello(hello: HelloFrame, cluster_id: str) -> None:
+    """Refuse a greeting of another version or cluster; ChannelProtocolError."""
     if hello.version != CHANNEL_VERSION:
-        raise ChannelRefused(f"the other side speaks version {hello.version}; this release speaks {CHANNEL_VERSION}")
+        raise ChannelProtocolError(
+            f"the other side speaks version {hello.version}; this release speaks {CHANNEL_VERSION}"
+        )
     if hello.cluster != cluster_id:
-        raise ChannelRefused(f"the other side is of cluster {hello.cluster!r}; this is cluster {cluster_id!r}")
+        raise ChannelProtocolError(f"the other side is of cluster {hello.cluster!r}; this is cluster {cluster_id!r}")
 
 
-class Cutter:
+class FrameSplitter:
     """Cuts a stream of bytes into the bodies of frames, and holds at most one unfinished frame and one read."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -114,7 +116,7 @@ class Cutter:
         return not self._size
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the body of each frame that is complete with `data`; ChannelRefused for one that is too long."""
+        """Yield the body of each frame that is complete with `data`; ChannelProtocolError for one that is too long."""
         self._parts.append(data)
         self._size += len(data)
         if self._size < self._needed:
@@ -125,7 +127,7 @@ class Cutter:
         while size - start >= LENGTH.size:
             (length,) = LENGTH.unpack_from(buffer, start)
             if length > self._bytes_max:
-                raise ChannelRefused(f"a frame of {length} bytes is announced; the bound is {self._bytes_max}")
+                raise ChannelProtocolError(f"a frame of {length} bytes is announced; the bound is {self._bytes_max}")
             end = start + LENGTH.size + length
             if end > size:
                 self._needed = end - start

@@ -120,7 +120,7 @@ Parameter = str | int | bool | None
 """A parameter of a path or a query; True is sent as `yes`, False and None are left out."""
 
 
-class Operation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
+class ApiOperation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
     """One operation of the API."""
 
     name: str
@@ -189,12 +189,12 @@ def _get(
     stale: bool = True,
     then: bool = False,
     **more: Any,
-) -> Operation[None, Answered]:
+) -> ApiOperation[None, Answered]:
     """Return the row of a read; `stale`: whether any replica may be asked for what it knows; `then`: whether one may
     ask how it was at a moment of the past.
     """
     known = {**(query or {}), **(_THEN if then else {}), **(_STALE if stale else {})}
-    return Operation(name, "GET", path, roles, lambda: NoneType, answer, summary, known, **more)
+    return ApiOperation(name, "GET", path, roles, lambda: NoneType, answer, summary, known, **more)
 
 
 def _write(
@@ -205,10 +205,10 @@ def _write(
     answer: Callable[[], type[Answered]],
     summary: str,
     **more: Any,
-) -> Operation[Asked, Answered]:
+) -> ApiOperation[Asked, Answered]:
     """Return the row of what has a body or an effect; `where` is method and path."""
     method, path = where.split()
-    return Operation(name, method, path, roles, request, answer, summary, **more)
+    return ApiOperation(name, method, path, roles, request, answer, summary, **more)
 
 
 # fmt: off
@@ -349,7 +349,7 @@ LIST_BUFFERS = _get("list_buffers", "/v1/buffers", PEOPLE, lambda: j.BuffersAnsw
         "parked": "`yes`: only those of external jobs that were torn down with results which nobody has exported",
     }, tag="capacity", then=True)
 CLEAR_PERSISTENT_BUFFER = _write("clear_persistent_buffer", "POST /v1/persistent/{name}/clear", _OPERATORS,
-    lambda: r.ClearRequest, lambda: r.PersistentCleared,
+    lambda: r.ClearRequest, lambda: r.PersistentClearedAnswer,
     "Forget a persistent buffer that cannot be removed; with `discard` also one that is whole.", tag="capacity")
 SHOW_BURST = _get("show_burst", "/v1/burst", PEOPLE, lambda: b.BurstAnswer,
     "Show pools, settings, allocated buffers and their users, as `scontrol show burst` does.",
@@ -617,5 +617,5 @@ SHOW_METRICS = _get("show_metrics", "/metrics", _WATCHERS, lambda: str,
 
 # fmt: on
 
-OPERATIONS: Final = {row.name: row for row in tuple(globals().values()) if isinstance(row, Operation)}
+OPERATIONS: Final = {row.name: row for row in tuple(globals().values()) if isinstance(row, ApiOperation)}
 """Operations by name, in the order of this page."""

@@ -217,7 +217,7 @@ class ClearRequest(Command, frozen=True, kw_only=True):
     discard: bool = False
 
 
-class PersistentCleared(Answer, frozen=True, kw_only=True):
+class PersistentClearedAnswer(Answer, frozen=True, kw_only=True):
     """A persistent buffer that left the list."""
 
     name: str

@@ -7,32 +7,32 @@ from replica.faces import shown
 if TYPE_CHECKING:
     from cluster.security.certificates import certificate_of, certificates_in, expiries
     from cluster.security.credentials import Credentials
-    from cluster.security.files import NO_CERTIFICATE, TlsFiles, TlsRefused, find_unsafe_keys, is_there
-    from cluster.security.glance import context_of
+    from cluster.security.files import NO_CERTIFICATE, TlsError, TlsFiles, find_unsafe_keys, is_there
     from cluster.security.identity import (
         AUTHORITY_NAME,
         HELPER_HOST,
         NAME_RULE,
         Identity,
-        NotIdentified,
+        IdentityError,
         Role,
         identify,
         is_name,
     )
-    from cluster.security.munge import SCHEME, Munge, MungeRefused, MungeUnavailable, Vouched, purpose_of
-    from cluster.security.peers import MUNGE_WAY, PeerCertificate, Peers, certificate_shown, revocable_as
+    from cluster.security.munge import SCHEME, Munge, MungeCredential, MungeError, MungeUnavailable, purpose_of
+    from cluster.security.peers import THROUGH_MUNGE, PeerCertificate, Peers, certificate_shown, revocable_as
     from cluster.security.pki import (
         CERTIFICATE_LIFETIME_DAYS,
         CERTIFICATE_MODE,
         SHARED_DIRECTORY_MODE,
         Authority,
-        PkiRefused,
+        PkiError,
         create_authority,
         issue,
         load_authority,
         renew_authority,
         retire_authorities,
     )
+    from cluster.security.quick_check import context_of
     from cluster.security.tls import (
         authority_context,
         check_validity,
@@ -51,12 +51,12 @@ else:
         """
         certificates: certificate_of certificates_in expiries
         credentials: Credentials
-        files: NO_CERTIFICATE TlsFiles TlsRefused find_unsafe_keys is_there
-        glance: context_of
-        identity: AUTHORITY_NAME HELPER_HOST NAME_RULE Identity NotIdentified Role identify is_name
-        munge: SCHEME Munge MungeRefused MungeUnavailable Vouched purpose_of
-        peers: MUNGE_WAY PeerCertificate Peers certificate_shown revocable_as
-        pki: CERTIFICATE_LIFETIME_DAYS CERTIFICATE_MODE SHARED_DIRECTORY_MODE Authority PkiRefused create_authority
+        files: NO_CERTIFICATE TlsFiles TlsError find_unsafe_keys is_there
+        quick_check: context_of
+        identity: AUTHORITY_NAME HELPER_HOST NAME_RULE Identity IdentityError Role identify is_name
+        munge: SCHEME Munge MungeError MungeUnavailable MungeCredential purpose_of
+        peers: THROUGH_MUNGE PeerCertificate Peers certificate_shown revocable_as
+        pki: CERTIFICATE_LIFETIME_DAYS CERTIFICATE_MODE SHARED_DIRECTORY_MODE Authority PkiError create_authority
         pki: issue load_authority renew_authority retire_authorities
         tls: authority_context check_validity client_context describe_authority describe_certificate
         tls: open_client_context open_server_context server_context until_valid valid_until

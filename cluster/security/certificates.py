@@ -10,9 +10,9 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
 
-from cluster.security.files import TlsFiles, TlsRefused
+from cluster.security.files import TlsError, TlsFiles
 from cluster.security.pki import AUTHORITY_NAME
-from cluster.security.tls import parsed_certificates, read_pem
+from cluster.security.tls import parse_certificates, read_pem
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 AUTHORITY_ROLE: Final = "authority"
@@ -51,9 +51,9 @@ def certificate_of(directory: Path, name: str) -> Certificate:
     with contextlib.suppress(OSError):
         has_key = (directory / f"{name}.key").exists()
     try:
-        found = parsed_certificates(read_pem(directory / f"{name}.pem", "the certificate"))[0]
-    except (TlsRefused, ValueError) as error:
-        problem = str(error) if isinstance(error, TlsRefused) else f"{name}.pem is not a PEM certificate"
+        found = parse_certificates(read_pem(directory / f"{name}.pem", "the certificate"))[0]
+    except (TlsError, ValueError) as error:
+        problem = str(error) if isinstance(error, TlsError) else f"{name}.pem is not a PEM certificate"
         return Certificate(name=name, role="", has_key=has_key, problem=problem)
     units = found.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
     organisations = found.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
@@ -74,9 +74,9 @@ def expiries(files: TlsFiles) -> tuple[Instant, Instant]:
     said.
     """
     try:
-        shown = parsed_certificates(read_pem(files.certificate, "the certificate"))[0]
-        authorities = parsed_certificates(read_pem(files.authority, "the certificate authority"))
-    except (TlsRefused, ValueError):
+        shown = parse_certificates(read_pem(files.certificate, "the certificate"))[0]
+        authorities = parse_certificates(read_pem(files.authority, "the certificate authority"))
+    except (TlsError, ValueError):
         return NEVER, NEVER
     for authority in authorities:
         with contextlib.suppress(ValueError, TypeError, InvalidSignature):

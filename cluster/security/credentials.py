@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from cluster.security.tls import (
+    TlsError,
     TlsFiles,
-    TlsRefused,
     client_context,
     describe_certificate,
     read_pem,
@@ -37,7 +37,7 @@ class Credentials:
     def __init__(
         self, files: TlsFiles, *, serves: bool = False, open_to_all: bool = False, clock: Clock | None = None
     ) -> None:
-        """Read the files; TlsRefused if they cannot be used.
+        """Read the files; TlsError if they cannot be used.
 
         `serves`: contexts for listeners are asked for; `open_to_all`: that of the API lets in who shows no certificate.
         """
@@ -87,7 +87,7 @@ class Credentials:
             client = client_context(self.files)
             server = server_context(self.files) if self._serves else None
             api = server_context(self.files, required=False) if self._open_to_all else server
-        except TlsRefused as error:
+        except TlsError as error:
             LOGGER.error("the certificates that were in use stay in use: %s", error)
             return
         self._client, self._server, self._api = client, server, api

@@ -15,7 +15,7 @@ FORBIDDEN_KEY_BITS: Final = stat.S_IRWXG | stat.S_IRWXO
 """Permission bits that a private key must not have: anybody but its owner could impersonate its holder."""
 
 
-class TlsRefused(Exception):
+class TlsError(Exception):
     """A certificate, key or authority file cannot be used; the message names the file and the remedy."""
 
 
@@ -37,11 +37,11 @@ NO_CERTIFICATE: Final = Path()
 
 
 def is_there(certificate: Path) -> bool:
-    """Say whether a certificate exists; TlsRefused if its directory is somebody else's and may not be looked into."""
+    """Say whether a certificate exists; TlsError if its directory is somebody else's and may not be looked into."""
     try:
         return certificate.exists()
     except OSError as error:
-        raise TlsRefused(
+        raise TlsError(
             f"{certificate} may not be read ({error.strerror}); use a copy of forebay.toml whose [tls] names a "
             f"directory of your own, made by an operator with `forebay cert issue NAME --role user --into DIR`"
         ) from error

@@ -62,7 +62,7 @@ class Identity(msgspec.Struct, frozen=True):
         return f"{self.role} {self.name}"
 
 
-class NotIdentified(Exception):
+class IdentityError(Exception):
     """The peer's certificate does not say who the peer is in this cluster; the message is a sentence for the peer."""
 
 
@@ -75,10 +75,10 @@ def identify(certificate: Mapping[str, Any] | None, *, cluster_id: str | None = 
     """Return who a verified peer is; `certificate` is what `ssl.SSLSocket.getpeercert()` returned.
 
     With `cluster_id` the certificate's organisation must be that cluster too, for clusters that share an authority.
-    NotIdentified if there is no certificate or it does not name exactly one role and one name.
+    IdentityError if there is no certificate or it does not name exactly one role and one name.
     """
     if not certificate:
-        raise NotIdentified(
+        raise IdentityError(
             "no client certificate was presented; present one that `forebay cluster init` or pki.issue made"
         )
     fields: dict[str, list[str]] = {}
@@ -91,15 +91,15 @@ def identify(certificate: Mapping[str, Any] | None, *, cluster_id: str | None = 
         role = Role(unit)
     except ValueError:
         known = ", ".join(Role)
-        raise NotIdentified(
+        raise IdentityError(
             f"the certificate of {name!r} has the role (OU) {unit!r}; known roles are {known}"
         ) from None
     if not is_name(name):
-        raise NotIdentified(f"the certificate's name (CN) {name!r} is not a name: {NAME_RULE}")
+        raise IdentityError(f"the certificate's name (CN) {name!r} is not a name: {NAME_RULE}")
     if cluster_id is not None:
         organisation = _only(fields, "organizationName", "O")
         if organisation != cluster_id:
-            raise NotIdentified(
+            raise IdentityError(
                 f"the certificate of {name!r} belongs to cluster {organisation!r}, this is cluster {cluster_id!r}"
             )
     return Identity(role=role, name=name)
@@ -108,5 +108,5 @@ def identify(certificate: Mapping[str, Any] | None, *, cluster_id: str | None = 
 def _only(fields: Mapping[str, list[str]], key: str, short: str) -> str:
     values = fields.get(key, [])
     if len(values) != 1:
-        raise NotIdentified(f"the certificate must have exactly one {short} in its subject, it has {len(values)}")
+        raise IdentityError(f"the certificate must have exactly one {short} in its subject, it has {len(values)}")
     return values[0]

@@ -53,11 +53,11 @@ class MungeUnavailable(Exception):
     """libmunge or munged cannot be used on this machine; the message is a sentence."""
 
 
-class MungeRefused(Exception):
+class MungeError(Exception):
     """A credential is not good; the message is a sentence."""
 
 
-class Vouched(NamedTuple):
+class MungeCredential(NamedTuple):
     """Who made a credential, by the word of munged, and for what."""
 
     uid: int
@@ -93,10 +93,10 @@ class Munge:
         finally:
             self._library.free(found)
 
-    def decode(self, credential: str) -> Vouched:
-        """Return who made a credential; MungeRefused for one that is not good, now and here."""
+    def decode(self, credential: str) -> MungeCredential:
+        """Return who made a credential; MungeError for one that is not good, now and here."""
         if len(credential) > CREDENTIAL_CHARACTERS_MAX or not credential.isascii() or "\0" in credential:
-            raise MungeRefused("this is no credential")
+            raise MungeError("this is no credential")
         context, data, size = self._context(), ctypes.c_void_p(), ctypes.c_int(0)
         uid, gid = ctypes.c_uint32(0xFFFFFFFF), ctypes.c_uint32(0xFFFFFFFF)
         code = self._library.munge_decode(
@@ -111,13 +111,13 @@ class Munge:
             if code in (_NO_MEMORY, _SOCKET_ERROR, _TIMEOUT):
                 raise MungeUnavailable(f"munged does not answer: {self._words(context, code)}")
             if code != _SUCCESS:
-                raise MungeRefused(_WORDS.get(code) or self._words(context, code))
+                raise MungeError(_WORDS.get(code) or self._words(context, code))
             # Whoever makes a credential says how long it is good; munged believes him up to an hour.
             age_s = self._number(context, _OPTION_DECODED) - self._number(context, _OPTION_ENCODED)
             if age_s > TTL_S:
-                raise MungeRefused(f"it is {age_s} s old, and good for {TTL_S}")
+                raise MungeError(f"it is {age_s} s old, and good for {TTL_S}")
             payload = ctypes.string_at(data.value, size.value) if data.value and size.value > 0 else b""
-            return Vouched(uid.value, payload)
+            return MungeCredential(uid.value, payload)
         finally:
             self._library.free(data)
 
@@ -141,7 +141,7 @@ class Munge:
     def _number(self, context: Any, option: int) -> int:
         found = ctypes.c_long(0)  # time_t
         if self._library.munge_ctx_get(context, option, ctypes.byref(found)) != _SUCCESS:
-            raise MungeRefused("it does not say when it was made")
+            raise MungeError("it does not say when it was made")
         return found.value
 
     def _words(self, context: Any, code: int) -> str:

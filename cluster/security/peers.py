@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from cluster.security.identity import Identity, NotIdentified, Role, identify
+from cluster.security.identity import Identity, IdentityError, Role, identify
 from cluster.security.tls import valid_until
 from cluster.system import Clock
 from replica.model import Revocation
@@ -38,7 +38,7 @@ class PeerCertificate(msgspec.Struct, frozen=True):
     """Who vouches for an account that has shown no certificate itself: `gateway:NAME`, or `munge`; empty: nobody."""
 
 
-MUNGE_WAY: Final = "munge"
+THROUGH_MUNGE: Final = "munge"
 """`through` of whoever came with a MUNGE credential."""
 
 
@@ -62,7 +62,7 @@ _NONE_REVOKED: Final[Mapping[str, Revocation]] = {}
 
 
 def certificate_shown(transport: asyncio.BaseTransport | None, cluster_id: str) -> PeerCertificate:
-    """Return what the other end of a TLS connection showed; NotIdentified for nobody of this cluster."""
+    """Return what the other end of a TLS connection showed; IdentityError for nobody of this cluster."""
     shown: dict[str, Any] = (transport.get_extra_info("peercert") if transport is not None else None) or {}
     identity = identify(shown, cluster_id=cluster_id)
     serial = str(shown.get("serialNumber", "")).lower().lstrip("0")
@@ -96,32 +96,32 @@ class Peers:
     def admit(self, transport: asyncio.BaseTransport) -> Identity:
         """Return who is at the other end, and watch the connection until `forget`.
 
-        NotIdentified for nobody of this cluster, and where the certificate is not good any more.
+        IdentityError for nobody of this cluster, and where the certificate is not good any more.
         """
         shown = certificate_shown(transport, self._cluster_id)
         why = self._why_not(shown, self._revocations())
         if why:
-            raise NotIdentified(why)
+            raise IdentityError(why)
         self._open[transport] = shown
         return shown.identity
 
-    def shown(self, transport: asyncio.BaseTransport) -> PeerCertificate:
+    def certificate_of(self, transport: asyncio.BaseTransport) -> PeerCertificate:
         """Return what the other end of a connection that is watched showed; KeyError for others."""
         return self._open[transport]
 
     def speak(self, transport: asyncio.BaseTransport | None, shown: PeerCertificate | None) -> None:
         """Watch a connection as that of an account it is used for from now on; None: as nobody's in particular.
 
-        NotIdentified where that account, or who vouches for it, may not come.
+        IdentityError where that account, or who vouches for it, may not come.
         """
         if transport is None:
-            raise NotIdentified("the connection has ended")
+            raise IdentityError("the connection has ended")
         if shown is None:
             self._open.pop(transport, None)
             return
         why = self._why_not(shown, self._revocations())
         if why:
-            raise NotIdentified(why)
+            raise IdentityError(why)
         self._open[transport] = shown
 
     def forget(self, transport: asyncio.BaseTransport | None) -> None:

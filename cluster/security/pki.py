@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from cluster.security.files import TlsFiles, TlsRefused
+from cluster.security.files import TlsFiles, TlsError
 from cluster.security.identity import AUTHORITY_NAME, HELPER_HOST, NAME_RULE, Role, is_name
-from cluster.security.tls import parsed_certificates, read_key_file, read_pem
+from cluster.security.tls import parse_certificates, read_key_file, read_pem
 from cluster.system import keep_ownership, make_private_directory
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
@@ -53,7 +53,7 @@ KEY_MODE: Final = 0o600
 CERTIFICATE_MODE: Final = 0o644
 
 
-class PkiRefused(Exception):
+class PkiError(Exception):
     """A certificate cannot be issued; the message is a sentence that names the file or the name, and the remedy."""
 
 
@@ -72,7 +72,7 @@ class Authority(msgspec.Struct, frozen=True):
 def create_authority(directory: Path, *, cluster_name: str, cluster_id: str, at: Instant) -> Authority:
     """Make a certificate authority and write ca.pem and ca.key (mode 0600) into `directory` (made with mode 0700).
 
-    PkiRefused if there is one already: a second authority would lock out everybody whom the first one vouched for.
+    PkiError if there is one already: a second authority would lock out everybody whom the first one vouched for.
     """
     _make_private_directory(directory)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -88,28 +88,28 @@ def create_authority(directory: Path, *, cluster_name: str, cluster_id: str, at:
 
 
 def load_authority(directory: Path) -> Authority:
-    """Read ca.pem and ca.key from `directory`; PkiRefused names a file that is missing, malformed or not private."""
+    """Read ca.pem and ca.key from `directory`; PkiError names a file that is missing, malformed or not private."""
     certificate_path, key_path = directory / f"{AUTHORITY_NAME}.pem", directory / f"{AUTHORITY_NAME}.key"
     try:
         key_pem = read_key_file(key_path, "the authority's key")
         certificate_pem = read_pem(certificate_path, "the authority")
-    except TlsRefused as error:
-        raise PkiRefused(str(error)) from error
+    except TlsError as error:
+        raise PkiError(str(error)) from error
     try:
-        certificates = parsed_certificates(certificate_pem)
+        certificates = parse_certificates(certificate_pem)
         key = serialization.load_pem_private_key(key_pem, password=None)
     except (ValueError, TypeError) as error:
-        raise PkiRefused(
+        raise PkiError(
             f"{directory}: ca.pem or ca.key is not an unencrypted PEM file that `forebay cluster init` wrote"
         ) from error
     # While the authority is renewed the former one is beside it.
     certificate = next((one for one in certificates if one.public_key() == key.public_key()), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate is None:
-        raise PkiRefused(
+        raise PkiError(
             f"{key_path}: this is not the elliptic-curve key of {certificate_path}; put the right pair there"
         )
     if not certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME):
-        raise PkiRefused(
+        raise PkiError(
             f"{certificate_path}: the authority does not name its cluster (O); use one that `forebay cluster init` made"
         )
     return Authority(certificate=certificate, key=key)
@@ -118,12 +118,12 @@ def load_authority(directory: Path) -> Authority:
 def renew_authority(directory: Path, *, at: Instant) -> Authority:
     """Make a new key for the authority, and put its certificate before those that ca.pem has; return it.
 
-    Who has the new ca.pem believes certificates of both, so it goes to everybody before anything is issued. PkiRefused
+    Who has the new ca.pem believes certificates of both, so it goes to everybody before anything is issued. PkiError
     while there is more than one authority already: finish that change first.
     """
     former = load_authority(directory)
     if len(_authorities(directory)) > 1:
-        raise PkiRefused(
+        raise PkiError(
             f"{directory / AUTHORITY_NAME}.pem has the authorities of a change that goes on; finish that first"
         )
     key = ec.generate_private_key(ec.SECP256R1())
@@ -141,7 +141,7 @@ def retire_authorities(directory: Path) -> int:
 
 
 def _authorities(directory: Path) -> list[x509.Certificate]:
-    return parsed_certificates(read_pem(directory / f"{AUTHORITY_NAME}.pem", "the authority"))
+    return parse_certificates(read_pem(directory / f"{AUTHORITY_NAME}.pem", "the authority"))
 
 
 def _authority_certificate(subject: x509.Name, key: ec.EllipticCurvePrivateKey, at: Instant) -> x509.Certificate:
@@ -167,11 +167,11 @@ def issue(
     """Issue a certificate and write <name>.pem and <name>.key (mode 0600) into `directory`.
 
     `addresses` are host names or IP addresses (without ports) at which a replica is reached, which needs at least one;
-    nobody else may have any. `at` is the wall clock, µs. PkiRefused if the name is not one, or its files
+    nobody else may have any. `at` is the wall clock, µs. PkiError if the name is not one, or its files
     exist and `replace` is false.
     """
     if not is_name(name) or name == AUTHORITY_NAME:
-        raise PkiRefused(
+        raise PkiError(
             f"{name!r} cannot name a certificate: {NAME_RULE}, and {AUTHORITY_NAME!r} is the authority's own"
         )
     alternatives = _alternative_names(name, role, sorted(set(addresses)))
@@ -213,25 +213,25 @@ def _alternative_names(name: str, role: Role, addresses: list[str]) -> list[x509
     if role is not Role.REPLICA:
         if addresses and role is Role.HELPER:
             said = ", ".join(addresses)
-            raise PkiRefused(f"{role} {name!r} is known by its role and name at any address; leave out {said}")
+            raise PkiError(f"{role} {name!r} is known by its role and name at any address; leave out {said}")
         if addresses:
-            raise PkiRefused(f"{role} {name!r} serves nobody and needs no addresses; leave out {', '.join(addresses)}")
+            raise PkiError(f"{role} {name!r} serves nobody and needs no addresses; leave out {', '.join(addresses)}")
         return [x509.DNSName(HELPER_HOST)] if role is Role.HELPER else []
     if not addresses:
-        raise PkiRefused(f"{role} {name!r} needs the address it is reached at, e.g. addresses=['127.0.0.1']")
+        raise PkiError(f"{role} {name!r} needs the address it is reached at, e.g. addresses=['127.0.0.1']")
     if len(addresses) > MAX_SUBJECT_ALTERNATIVE_NAMES:
-        raise PkiRefused(f"{role} {name!r} has {len(addresses)} addresses; at most {MAX_SUBJECT_ALTERNATIVE_NAMES} fit")
+        raise PkiError(f"{role} {name!r} has {len(addresses)} addresses; at most {MAX_SUBJECT_ALTERNATIVE_NAMES} fit")
     alternatives: list[x509.GeneralName] = []
     for address in addresses:
         if address.lower().rstrip(".") == HELPER_HOST:
-            raise PkiRefused(f"{HELPER_HOST} is what helpers are known by; give {role} {name!r} its own address")
+            raise PkiError(f"{HELPER_HOST} is what helpers are known by; give {role} {name!r} its own address")
         try:
             alternatives.append(x509.IPAddress(ipaddress.ip_address(address)))
         except ValueError:
             try:
                 alternatives.append(x509.DNSName(address))
             except ValueError as error:
-                raise PkiRefused(
+                raise PkiError(
                     f"{address!r} is neither an IP address nor an ASCII host name; give one without a port"
                 ) from error
     return alternatives
@@ -273,10 +273,10 @@ def _make_private_directory(directory: Path) -> None:
             make_private_directory(directory)
         mode = stat.S_IMODE(directory.stat().st_mode)
     except OSError as error:
-        raise PkiRefused(f"{directory}: the directory for certificates cannot be made ({error.strerror})") from error
+        raise PkiError(f"{directory}: the directory for certificates cannot be made ({error.strerror})") from error
     # Not changed behind its owner's back: it may be a directory that others need.
     if mode & FORBIDDEN_DIRECTORY_BITS:
-        raise PkiRefused(f"{directory}: the directory for keys has mode {mode:04o}; run: chmod 700 {directory}")
+        raise PkiError(f"{directory}: the directory for keys has mode {mode:04o}; run: chmod 700 {directory}")
 
 
 def _write_pair(
@@ -293,7 +293,7 @@ def _write_pair(
             for suffix in ("pem", "key"):
                 with contextlib.suppress(FileNotFoundError):
                     os.stat(f"{name}.{suffix}", dir_fd=directory_fd, follow_symlinks=False)
-                    raise PkiRefused(f"{directory / name}.{suffix} is there already; remove it or ask to replace it")
+                    raise PkiError(f"{directory / name}.{suffix} is there already; remove it or ask to replace it")
         pem = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -302,7 +302,7 @@ def _write_pair(
         _write_file(directory_fd, f"{name}.pem", shown, CERTIFICATE_MODE)
         os.fsync(directory_fd)
     except OSError as error:
-        raise PkiRefused(f"{directory}: the certificate of {name!r} cannot be written ({error.strerror})") from error
+        raise PkiError(f"{directory}: the certificate of {name!r} cannot be written ({error.strerror})") from error
     finally:
         os.close(directory_fd)
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cluster.security.files import FORBIDDEN_KEY_BITS, TlsFiles, TlsRefused
+from cluster.security.files import FORBIDDEN_KEY_BITS, TlsFiles, TlsError
 from cluster.system import Clock, SystemClock, closing
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
@@ -36,7 +36,7 @@ VALIDITY_LOOK_S: Final = 5.0
 """How often a process that waits for its certificate to be valid looks again, seconds: a time service needs some."""
 
 
-class NotValidNow(TlsRefused):
+class NotValidNow(TlsError):
     """A certificate is not valid by this machine's clock: either may be set right while a process waits."""
 
 
@@ -44,7 +44,7 @@ def server_context(files: TlsFiles, *, required: bool = True) -> ssl.SSLContext:
     """Return a context for a listener: TLS 1.3 only, and a client without a certificate of the authority is refused.
 
     Not `required`: one that shows none may connect, and is nobody; one that shows another is refused all the same.
-    TlsRefused if a file is missing, malformed or a key that others may read.
+    TlsError if a file is missing, malformed or a key that others may read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
@@ -52,38 +52,38 @@ def server_context(files: TlsFiles, *, required: bool = True) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     examine(files)
-    return _prepared(context, files)
+    return _load_files(context, files)
 
 
 def client_context(files: TlsFiles, *, examined: bool = False) -> ssl.SSLContext:
     """Return a context for a connection that is opened: TLS 1.3 only, the server's certificate and address verified.
 
-    TlsRefused if a file is missing, malformed or a key that others may read. `examined`: the caller knows that the
+    TlsError if a file is missing, malformed or a key that others may read. `examined`: the caller knows that the
     authority issued the certificate.
     """
     if not examined:
         examine(files)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = True
-    context.sslobject_class = _WhileValid
-    return _prepared(context, files)
+    context.sslobject_class = _ExpiringSSLObject
+    return _load_files(context, files)
 
 
 def authority_context(authority: Path) -> ssl.SSLContext:
     """Return a context for a connection to a replica that is shown no certificate: the replica's is verified all the
-    same. TlsRefused.
+    same. TlsError.
     """
     context = open_client_context(authority)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
-    context.sslobject_class = _WhileValid
+    context.sslobject_class = _ExpiringSSLObject
     return context
 
 
 def open_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """Return a context for a listener that asks nobody who he is, a witness's: TLS 1.3 only.
 
-    TlsRefused if a file is missing, malformed or a key that others may read.
+    TlsError if a file is missing, malformed or a key that others may read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_TICKET
@@ -95,7 +95,7 @@ def open_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 def open_client_context(authority: Path | None) -> ssl.SSLContext:
     """Return a context for a connection to somebody else's listener, which is shown no certificate.
 
-    Its certificate is verified by an authority in a file, or by those that the system knows. TlsRefused.
+    Its certificate is verified by an authority in a file, or by those that the system knows. TlsError.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = True
@@ -106,11 +106,11 @@ def open_client_context(authority: Path | None) -> ssl.SSLContext:
     try:
         context.load_verify_locations(cadata=read_pem(authority, "the certificate authority").decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
-        raise TlsRefused(f"{authority}: this is not a PEM certificate authority; name another file") from error
+        raise TlsError(f"{authority}: this is not a PEM certificate authority; name another file") from error
     return context
 
 
-class _WhileValid(ssl.SSLObject):
+class _ExpiringSSLObject(ssl.SSLObject):
     """Client's end of a connection that nothing more is read from or written to once the server's certificate expired.
 
     A listener closes its connections itself (`cluster.security.peers`); a pool of a client has nobody who looks.
@@ -145,12 +145,12 @@ def valid_until(certificate: Mapping[str, Any]) -> Instant:
 
 
 def check_key_file(path: Path) -> None:
-    """Refuse a private key that anybody but its owner may read or write; TlsRefused names the file and the chmod."""
+    """Refuse a private key that anybody but its owner may read or write; TlsError names the file and the chmod."""
     os.close(open_key_file(path))
 
 
 def open_key_file(path: Path) -> int:
-    """Return a descriptor (O_PATH) of a private key that only its owner may read or write; TlsRefused as
+    """Return a descriptor (O_PATH) of a private key that only its owner may read or write; TlsError as
     `check_key_file`.
 
     What is read through it (`/proc/self/fd/N`) is the file that was judged, whatever has its name by then.
@@ -158,7 +158,7 @@ def open_key_file(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
-        raise TlsRefused(
+        raise TlsError(
             f"{path}: the private key cannot be read ({error.strerror}); run `forebay cluster init` or issue one"
         ) from error
     try:
@@ -171,15 +171,15 @@ def open_key_file(path: Path) -> int:
 
 def _check_key(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise TlsRefused(f"{path}: the private key is not a regular file")
+        raise TlsError(f"{path}: the private key is not a regular file")
     if status.st_uid not in (os.geteuid(), 0):
-        raise TlsRefused(
+        raise TlsError(
             f"{path}: the private key belongs to user id {status.st_uid}; it must belong to user id {os.geteuid()}, "
             f"which runs this process: chown it"
         )
     mode = stat.S_IMODE(status.st_mode)
     if mode & FORBIDDEN_KEY_BITS:
-        raise TlsRefused(f"{path}: the private key has mode {mode:04o}, others may use it; run: chmod 600 {path}")
+        raise TlsError(f"{path}: the private key has mode {mode:04o}, others may use it; run: chmod 600 {path}")
 
 
 def describe_authority(path: Path) -> str:
@@ -187,7 +187,7 @@ def describe_authority(path: Path) -> str:
     try:
         certificate = _load_certificate(path)
         return f"the authority {_common_name(certificate.subject)!r} (SHA-256 {_fingerprint(certificate)}) in {path}"
-    except (TlsRefused, ValueError):
+    except (TlsError, ValueError):
         # A part of a certificate that cannot be read is found when it is asked for.
         return f"the authority in {path} (unreadable)"
 
@@ -202,13 +202,13 @@ def describe_certificate(path: Path) -> str:
         role = str(units[0].value) if units else "no role"
         name, issuer = _common_name(certificate.subject), _common_name(certificate.issuer)
         until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
-    except (TlsRefused, ValueError):
+    except (TlsError, ValueError):
         return f"the certificate in {path} (unreadable)"
     return f"the certificate of {role} {name!r} in {path} (issued by {issuer!r}, valid until {until})"
 
 
 def read_key_file(path: Path, what: str) -> bytes:
-    """Return the bytes of a private key that only its owner may read or write; TlsRefused."""
+    """Return the bytes of a private key that only its owner may read or write; TlsError."""
     with closing(open_key_file(path)) as descriptor:
         return read_pem(path, what, opened=f"/proc/self/fd/{descriptor}")
 
@@ -216,21 +216,21 @@ def read_key_file(path: Path, what: str) -> bytes:
 def read_pem(path: Path, what: str, *, opened: str | None = None) -> bytes:
     """Return the bytes of a small PEM file, which `what` names in sentences; `opened` is another name of that file.
 
-    TlsRefused if it is missing or larger than MAX_PEM_BYTES.
+    TlsError if it is missing or larger than MAX_PEM_BYTES.
     """
     try:
         with open(opened or path, "rb") as file:
             data = file.read(MAX_PEM_BYTES + 1)
     except OSError as error:
-        raise TlsRefused(
+        raise TlsError(
             f"{path}: {what} cannot be read ({error.strerror}); run `forebay cluster init` or issue one"
         ) from error
     if len(data) > MAX_PEM_BYTES:
-        raise TlsRefused(f"{path}: {what} has more than {MAX_PEM_BYTES} bytes; this is not a PEM certificate or key")
+        raise TlsError(f"{path}: {what} has more than {MAX_PEM_BYTES} bytes; this is not a PEM certificate or key")
     return data
 
 
-def parsed_certificates(pem: bytes) -> list[x509.Certificate]:
+def parse_certificates(pem: bytes) -> list[x509.Certificate]:
     """Return the certificates of a PEM text, at least one; ValueError for what is none."""
     from cryptography import x509
 
@@ -250,14 +250,14 @@ def _unreadable(certificate: Path, key: Path) -> Path:
     return key
 
 
-def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+def _load_files(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     authority = read_pem(files.authority, "the certificate authority")
     try:
         context.load_verify_locations(cadata=authority.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
-        raise TlsRefused(
+        raise TlsError(
             f"{files.authority}: this is not a PEM certificate authority; use the cluster's ca.pem"
         ) from error
     return _with_chain(context, files.certificate, files.key)
@@ -269,16 +269,16 @@ def _with_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> ssl.SS
             # Without a password callback OpenSSL would ask the terminal for one, and a daemon would hang.
             context.load_cert_chain(certificate, f"/proc/self/fd/{descriptor}", password=_no_password)
     except ssl.SSLError as error:
-        raise TlsRefused(
+        raise TlsError(
             f"{key}: this is not the unencrypted private key of {certificate} ({error.reason or error}); "
             f"issue the pair again"
         ) from error
     except _KeyIsEncrypted as error:
-        raise TlsRefused(
+        raise TlsError(
             f"{key}: the private key is encrypted; Forebay needs an unencrypted one with mode 0600"
         ) from error
     except OSError as error:
-        raise TlsRefused(
+        raise TlsError(
             f"{_unreadable(certificate, key)}: cannot be read ({error.strerror}); give it to the account that this "
             f"process runs as (user id {os.geteuid()})"
         ) from error
@@ -307,7 +307,7 @@ def check_validity(path: Path, at: Instant) -> None:
 
 
 async def until_valid(path: Path, clock: Clock, stop: asyncio.Event) -> bool:
-    """Wait until the certificate is valid by this machine's clock; False if `stop` is set before. TlsRefused.
+    """Wait until the certificate is valid by this machine's clock; False if `stop` is set before. TlsError.
 
     At the start of a machine its clock is often wrong for a while, and a process that ends for it stays away.
     """
@@ -330,7 +330,7 @@ async def until_valid(path: Path, clock: Clock, stop: asyncio.Event) -> bool:
 
 
 def examine(files: TlsFiles) -> None:
-    """Refuse a key that others may read, and a certificate that the authority beside it did not sign; TlsRefused.
+    """Refuse a key that others may read, and a certificate that the authority beside it did not sign; TlsError.
 
     The other side trusts the same authority and would close the connection without a word.
     """
@@ -345,7 +345,7 @@ def examine(files: TlsFiles) -> None:
         except (ValueError, TypeError, InvalidSignature):
             continue
         return
-    raise TlsRefused(
+    raise TlsError(
         f"{describe_certificate(files.certificate)} is not signed by {describe_authority(files.authority)}; "
         f"use a certificate and an authority of the same cluster"
     )
@@ -365,9 +365,9 @@ def _load_certificate(path: Path) -> x509.Certificate:
 
 def _load_certificates(path: Path, what: str) -> list[x509.Certificate]:
     try:
-        return parsed_certificates(read_pem(path, what))
+        return parse_certificates(read_pem(path, what))
     except ValueError as error:
-        raise TlsRefused(f"{path}: {what} is not a PEM certificate; run `forebay cluster init` or issue one") from error
+        raise TlsError(f"{path}: {what} is not a PEM certificate; run `forebay cluster init` or issue one") from error
 
 
 def _common_name(name: x509.Name) -> str:

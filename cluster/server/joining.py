@@ -19,7 +19,7 @@ from typing import Final
 from cluster.client import ApiError, Client
 from cluster.config import Config
 from cluster.schemas import operations as ops
-from cluster.security import TlsRefused, is_name
+from cluster.security import TlsError, is_name
 from cluster.server.storage import (
     StorageRefused,
     allow_first_start,
@@ -134,7 +134,7 @@ async def _ask(config: Config, name: str, clock: Clock, deadline_s: float) -> st
     try:
         async with Client.from_config(config, name, clock=clock, deadline_s=deadline_s) as client:
             answer = await client.call(ops.LIST_MEMBERS)
-    except (ApiError, TlsRefused) as error:
+    except (ApiError, TlsError) as error:
         raise _NobodyAnswered(f"no replica could say who {name} is: {error}") from error
     found = next((member for member in answer.members if member.name == name), None)
     if found is None:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 import msgspec
 
 from cluster.consensus import Engine, NotLeader, Peer, Role
-from cluster.schemas import Progress
+from cluster.schemas import OperationProgress
 from cluster.server.pending import Answer, NotLeading, QueueFull
 from cluster.system import Clock
 from replica.messages import (
@@ -348,7 +348,7 @@ class AgentReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     node: str
     instance: str
-    progress: tuple[Progress, ...] = ()
+    progress: tuple[OperationProgress, ...] = ()
 
 
 _ENCODER = msgspec.msgpack.Encoder()

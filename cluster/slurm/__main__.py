@@ -12,7 +12,7 @@ from typing import Final
 
 from cluster.client import Client
 from cluster.config import ConfigError, Reloader, read_access
-from cluster.security import TlsRefused, until_valid
+from cluster.security import TlsError, until_valid
 from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, report_served
 from cluster.slurm.calls import CALL_S
 from cluster.slurm.checks import certificate_fault
@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
     begin_logging("forebay-slurm-bridge")
     try:
         asyncio.run(_serve(chosen))
-    except (ConfigError, TlsRefused, BridgeRefused, DirectoryRefused) as error:
+    except (ConfigError, TlsError, BridgeRefused, DirectoryRefused) as error:
         say_at_last(f"forebay run bridge: {error}")
         return EXIT_CONFIGURATION
     except OSError as error:

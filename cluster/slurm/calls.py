@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cluster.client import ApiError, Client
-from cluster.schemas import Operation, TransferView, WhyView, new_command_id, operations
+from cluster.schemas import ApiOperation, TransferView, WhyView, new_command_id, operations
 from cluster.schemas import external_jobs as g
 from cluster.slurm.files import (
     BufferSession,
@@ -164,7 +164,7 @@ class PluginCalls:
         except ApiError as error:
             return "fail", sentence(error)
 
-    async def _told(self, operation: Operation[Any, _T], make: Callable[..., Any] | None, **parameters: Any) -> _T:
+    async def _told(self, operation: ApiOperation[Any, _T], make: Callable[..., Any] | None, **parameters: Any) -> _T:
         """Perform an operation until a replica answers; ApiError for permanent rejections."""
         wait_s = parameters.get("wait_s") or 0
         while True:
@@ -185,7 +185,7 @@ class PluginCalls:
             return found
 
     async def _tell(
-        self, operation: Operation[Any, g.ExternalJobAnswer], job: str, *phases: str, **fields: Any
+        self, operation: ApiOperation[Any, g.ExternalJobAnswer], job: str, *phases: str, **fields: Any
     ) -> g.ExternalJobAnswer:
         """Send a command, and return the external job once it has left these phases; ApiError."""
         epoch, heard_s = self._epochs.get(job, (0, -math.inf))
@@ -195,7 +195,7 @@ class PluginCalls:
         return await self._after(operation, lambda **own: kind(**own, epoch=epoch, **fields), job, *phases)
 
     async def _after(
-        self, operation: Operation[Any, g.ExternalJobAnswer], make: Callable[..., Any], job: str, *phases: str
+        self, operation: ApiOperation[Any, g.ExternalJobAnswer], make: Callable[..., Any], job: str, *phases: str
     ) -> g.ExternalJobAnswer:
         # The command itself waits: a separate query would cost as much as the command.
         waits = {"wait_s": POLL_S, "while": ",".join(phases)} if phases else {}

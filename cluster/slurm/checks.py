@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from cluster.config import AccessConfig, Config, ConfigError
-from cluster.security import Role, TlsRefused, certificate_of
+from cluster.security import Role, TlsError, certificate_of
 from cluster.system import format_instant
 from replica.values import Instant
 
@@ -302,7 +302,7 @@ def certificate_fault(access: AccessConfig, name: str, at: Instant) -> str:
     """
     try:
         files = access.tls_files(name)
-    except (ConfigError, TlsRefused) as error:
+    except (ConfigError, TlsError) as error:
         return str(error).replace("--role ROLE", f"--role {Role.SCHEDULER}")
     found = certificate_of(files.certificate.parent, name)
     issue = f"forebay cert issue {name} --role {Role.SCHEDULER}"

@@ -90,7 +90,7 @@ class _Load:
                 self.errors.append(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(ERROR_PAUSE_S)
                 continue
-            ids.answered(command_id)
+            ids.acknowledge(command_id)
             if settled.refusal is not None:
                 self.errors.append(settled.refusal.sentence)
                 await asyncio.sleep(ERROR_PAUSE_S)

@@ -32,7 +32,7 @@ from cluster.agent.replica_choice import ReplicaChoice
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
 from cluster.schemas import SubmitRequest, new_command_id, operations
-from cluster.schemas.agents import PollRequest, RegisterRequest, Report, ReportsRequest
+from cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest, ReportsRequest
 from cluster.schemas.jobs import PollAnswer, ReportsAnswer
 from cluster.security import Role
 from cluster.security.pki import issue, load_authority
@@ -198,7 +198,7 @@ class Swarm:
 
         def request(command_id: str) -> ReportsRequest:
             made = (
-                Report(
+                OperationReport(
                     command_id=new_command_id(self.clock),
                     job=order.job,
                     attempt=order.attempt,

@@ -195,7 +195,7 @@ class Maker:
         )
         if settled.refusal is not None:
             raise VerificationFailed(settled.refusal.sentence)
-        self._ids.answered(command_id)
+        self._ids.acknowledge(command_id)
 
     def _reports(self) -> list[c.Request]:
         found: list[c.Request] = []

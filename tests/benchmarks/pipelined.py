@@ -12,7 +12,7 @@ from pathlib import Path
 
 import aiohttp
 
-from cluster.client.channel import ChannelError, Connection
+from cluster.client.channel import ChannelConnection, ChannelError
 from cluster.client.errors import ApiError
 from cluster.client.session_ids import SessionIds
 from cluster.schemas.command_ids import new_command_id
@@ -145,7 +145,7 @@ class ChannelCluster(ForebayCluster):
         address = config.replica(name).channel
         assert isinstance(address, Address)
         tls, clock = self.tls(), SystemClock()
-        connections = [await Connection.open(address, tls, config.cluster.id) for _ in range(count)]
+        connections = [await ChannelConnection.open(address, tls, config.cluster.id) for _ in range(count)]
 
         async def open_session() -> int:
             return (await connections[0].ask(OpenSessionCommand(command_id=new_command_id(clock)))).revision
@@ -162,7 +162,7 @@ class ChannelCluster(ForebayCluster):
                 # Leadership moved: followed, as any client would, and counted as an error, because clients notice.
                 if error.leader and error.leader != str(connections[place].address):
                     old, moved = connections[place], Address.parse(error.leader)
-                    new = await Connection.open(moved, tls, config.cluster.id)
+                    new = await ChannelConnection.open(moved, tls, config.cluster.id)
                     if connections[place] is old:
                         connections[place] = new
                     else:
@@ -170,7 +170,7 @@ class ChannelCluster(ForebayCluster):
                 raise
             if isinstance(command, SubmitCommand):
                 self._job_of[client] = done.job
-            ids.answered(command_id)
+            ids.acknowledge(command_id)
 
         try:
             yield send

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import uvloop
 
-from cluster.api import Doors, LocalCore, Server, Service
+from cluster.api import ApiService, ApiWorkers, LocalBackend, Server
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, create_site
 from cluster.consensus import ChangeRefused, ClockBounds, Machine, MemberChange, NotLeader, Role
@@ -333,13 +333,13 @@ class Harness:
         assert isinstance(engine, SingleEngine)
         self.engine = engine
         peers = Peers(self.config.cluster.id, self.certificate_clock)
-        self.service = Service(self.controller, version="test", fail=self.fail, peers=peers)
+        self.service = ApiService(self.controller, version="test", fail=self.fail, peers=peers)
         self.service.identities = Identities(self.controller.clock, lookup=self.accounts.get)
         replica = self.config.replica("r1")
-        core, files = LocalCore(self.service), self.config.tls_files("r1")
+        core, files = LocalBackend(self.service), self.config.tls_files("r1")
         self.core, required = core, not self.config.access.munge
-        self.server: Server | Doors = (
-            Doors(core, count=self.doors, api=replica.api, channel=replica.channel, files=files)
+        self.server: Server | ApiWorkers = (
+            ApiWorkers(core, count=self.doors, api=replica.api, channel=replica.channel, files=files)
             if self.doors
             else Server(core, address=replica.api, tls=lambda: server_context(files, required=required))
         )

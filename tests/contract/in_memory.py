@@ -15,15 +15,24 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from cluster.api.core import handler_of
-from cluster.api.moments import answered
-from cluster.api.past.frames import NO_JOB, AskThen, Explained, Progress, Record, Records, Then, Unanswered
+from cluster.api.history_service.frames import (
+    NO_JOB,
+    IndexProgress,
+    JobRecord,
+    PastQuery,
+    PastReply,
+    QueryFailure,
+    RecordsReply,
+    WhyReply,
+)
+from cluster.api.local_backend import handler_of
+from cluster.api.past_reads import answer_past_query
 from cluster.api.render.jobs import why_view
-from cluster.api.render.reasons import Known
-from cluster.api.service import Call, Reply, Service
+from cluster.api.render.reasons import JobVerdicts
+from cluster.api.service import ApiCall, ApiService, Reply
 from cluster.api.web.authentication import permit
 from cluster.api.web.bodies import decode
-from cluster.api.web.exchange import Asked
+from cluster.api.web.exchange import ApiRequest
 from cluster.api.web.problems import Problem
 from cluster.api.web.routing import check_query, find_operation
 from cluster.config.limits import DEFAULT_LIMITS
@@ -71,7 +80,7 @@ class Answer(NamedTuple):
 class Timeline:
     """All states that there were, in place of a historian: what it must answer, by looking at each of them."""
 
-    progress = Progress(0, 0, 0, 0)
+    progress = IndexProgress(0, 0, 0, 0)
     started = 0
 
     def __init__(self) -> None:
@@ -81,9 +90,9 @@ class Timeline:
         """Note a batch of one command, and the state after it."""
         self._settled.append((batch, after))
 
-    async def records(self, job: int, limit: int, who: object, *, newest: bool = False) -> Records:
+    async def records(self, job: int, limit: int, who: object, *, newest: bool = False) -> RecordsReply:
         found = [record for batch, after in self._settled for record in records_of(job, batch, after)]
-        return Records(0, tuple(found[:limit]), True)
+        return RecordsReply(0, tuple(found[:limit]), True)
 
     def _state(self, revision: int, at: Instant) -> State:
         states = [
@@ -101,11 +110,11 @@ class Timeline:
         revision: int,
         at: Instant,
         is_private: bool,
-    ) -> Then | Unanswered:
+    ) -> PastReply | QueryFailure:
         state, whose = self._state(revision, at), (str(who.role), who.name)
-        asked = AskThen(0, 0, revision, at, operation, params, query, *whose, is_private)
+        asked = PastQuery(0, 0, revision, at, operation, params, query, *whose, is_private)
         # A historian has no loop of its own around it.
-        return await asyncio.to_thread(answered, asked, state)
+        return await asyncio.to_thread(answer_past_query, asked, state)
 
     async def why(
         self,
@@ -116,7 +125,7 @@ class Timeline:
         at: Instant = NEVER,
         tasks: tuple[int, ...] | None = None,
         external_job: str = "",
-    ) -> Explained | Unanswered:
+    ) -> WhyReply | QueryFailure:
         state = self._state(revision, at)
         found = (
             state.external_jobs[external_job].job
@@ -124,15 +133,13 @@ class Timeline:
             else job_of_task(state, job, tasks)
         )
         if found is None or found not in state.jobs:
-            return Unanswered(0, NO_JOB, state.revision, f"there was no job {job} at revision {state.revision}")
+            return QueryFailure(0, NO_JOB, state.revision, f"there was no job {job} at revision {state.revision}")
         asked = state.jobs[found]
-        view = why_view(state, found, Known(state).of(found))
-        return Explained(
-            0, view, asked.request.user, "" if asked.external_job is None else asked.external_job.scheduler
-        )
+        view = why_view(state, found, JobVerdicts(state).of(found))
+        return WhyReply(0, view, asked.request.user, "" if asked.external_job is None else asked.external_job.scheduler)
 
 
-def records_of(job_id: int, batch: Batch, after: State) -> Iterator[Record]:
+def records_of(job_id: int, batch: Batch, after: State) -> Iterator[JobRecord]:
     """Yield what a historian must say of a batch of one command and a job, by a walk over the state after it."""
     (entry,) = batch.entries
     events = tuple(event for event in entry.events if job_id in jobs_of(event))
@@ -141,10 +148,10 @@ def records_of(job_id: int, batch: Batch, after: State) -> Iterator[Record]:
     job = after.jobs.get(job_id)
     data = encode_batch(Batch(batch.base, batch.at, (replace(entry, events=events),)))
     if job is None:
-        yield Record(int(after.revision), data, "", None, 0, "None")
+        yield JobRecord(int(after.revision), data, "", None, 0, "None")
     else:
-        word, reason = buffer_word(after, job_id), Known(after).reason(job_id)
-        yield Record(int(after.revision), data, job.state.name, word, job.attempt, reason)
+        word, reason = buffer_word(after, job_id), JobVerdicts(after).reason(job_id)
+        yield JobRecord(int(after.revision), data, job.state.name, word, job.attempt, reason)
 
 
 class Accounts:
@@ -185,7 +192,7 @@ class InMemory(World):
         self.orders_watch = OrderWatch(Revision(0))
         self.transfer_totals = TransferTotals()
         super().__init__(**founding)
-        self.service = Service(self._controller(), version="test", fail=self._fail)
+        self.service = ApiService(self._controller(), version="test", fail=self._fail)
         self.service.identities = Accounts()  # type: ignore[assignment]
         self.service.providing = Unasked()  # type: ignore[assignment]
         self.service.past = self.timeline  # type: ignore[assignment]
@@ -337,8 +344,8 @@ class InMemory(World):
             if operation.has_body:
                 sent = decode(msgspec.json.encode({} if body is None else body), operation.request)
             shown = PeerCertificate(identity, "", Instant(0))
-            asked = Asked(operation, shown, params, query, sent, b"", None, None, asyncio.Event())
-            reply = await handler_of(asked)(Call(self.service, asked))
+            asked = ApiRequest(operation, shown, params, query, sent, b"", None, None, asyncio.Event())
+            reply = await handler_of(asked)(ApiCall(self.service, asked))
         except Problem as problem:
             return Answer(problem.status, msgspec.to_builtins(problem.body))
         assert isinstance(reply, Reply), reply

@@ -28,7 +28,7 @@ from cluster.cli.exits import BBF_LINE, INVALID_REQUEST_LINE, MEANINGS, NODE_COU
 from cluster.cli.submission.sbatch_options import OPTIONS
 from cluster.config.config import Config
 from cluster.config.toml import NOBODYS, ConfigError
-from cluster.schemas.operations import OPERATIONS, Operation
+from cluster.schemas.operations import OPERATIONS, ApiOperation
 from cluster.schemas.requests import BulkCommand
 from replica.decide.configuration import written_value
 from replica.decide.decide import decide
@@ -218,7 +218,7 @@ def test_every_route_is_where_it_was_for_whom_it_was() -> None:
     )
 
 
-def route_text(route: Operation[Any, Any]) -> str:
+def route_text(route: ApiOperation[Any, Any]) -> str:
     """Return method, path, roles, operation id, status, query and records of a route."""
     records = [getattr(kind, "__name__", str(kind)) for kind in (route.request, route.answer) if kind is not NoneType]
     words = [route.method, route.path, ",".join(sorted(route.roles)), route.name, str(route.status), f"tag={route.tag}"]
@@ -325,7 +325,7 @@ def test_every_metric_has_the_name_the_type_and_the_labels_that_it_had(
             assert (await harness.ask("POST", "/v1/configuration", limit)).status == 200
             assert (await harness.ask("POST", "/v1/snapshots")).status == 200
             assert (await harness.ask("GET", "/v1/nothing")).status == 404
-            harness.service.metrics.synced(0.001)
+            harness.service.metrics.record_sync(0.001)
             assert (await harness.ask("GET", "/metrics")).status == 200
             for registry in registries:
                 for family in collect(registry):

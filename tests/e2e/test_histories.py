@@ -16,7 +16,7 @@ from cluster.client import Client
 from cluster.schemas import operations as ops
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, PoolsAnswer
-from cluster.schemas.operations import Operation as Asked
+from cluster.schemas.operations import ApiOperation as Asked
 from cluster.schemas.requests import HoldCommand, SubmitCommand
 from tests.faults import histories
 from tests.faults.bare import BareCluster

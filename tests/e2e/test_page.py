@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.api.page.words import moment, size
+from cluster.api.page.labels import format_moment, format_size
 from cluster.client import ApiError
 from cluster.schemas import operations as ops
 from tests.browser import CHROMIUM, ENTER, TAB, Browser, browser, relayed
@@ -197,7 +197,7 @@ async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, faile
         assert row[4].endswith(" s") and row[5].endswith(" GiB") and row[6].endswith("%")
         assert row[7].endswith((" ms", "–")) and row[8].endswith(" days")
     for pool in said(cluster, "pool", "list")["pools"]:
-        assert f"{size(pool['held_bytes'])} of {size(pool['quantity_bytes'])} in use" in text
+        assert f"{format_size(pool['held_bytes'])} of {format_size(pool['quantity_bytes'])} in use" in text
     # They are asked for by themselves, after the overview.
     await page.until("document.querySelectorAll('#pools svg').length > 0")
     strips = await page.run("[...document.querySelectorAll('#pools svg')].map(one => one.getAttribute('aria-label'))")
@@ -209,7 +209,7 @@ async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, faile
     queue = await page.run(f"({CELLS})('queue')")
     jobs = said(cluster, "queue", "--start", "--limit", "10")["jobs"]
     assert [tuple(row[:4]) for row in queue] == [(called(job), job["name"], job["user"], job["reason"]) for job in jobs]
-    assert queue[-1][-1][:13] == moment(jobs[-1]["expected_start"])[:13]
+    assert queue[-1][-1][:13] == format_moment(jobs[-1]["expected_start"])[:13]
     waiting = " ".join((await page.run("document.querySelector('#queue p').innerText")).split())
     assert all(f"{count} for {reason}" in waiting for reason, count in overview["waiting"].items())
     transfers = {row[0]: row for row in await page.run(f"({CELLS})('transfers')")}
@@ -217,7 +217,7 @@ async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, faile
         row = transfers[str(transfer["job_id"])]
         assert row[1] == transfer["stage"].replace("_", " ") and row[5] == transfer["user"]
         assert transfer["state"] in row[7]
-    assert transfers[str(moved)][3].endswith("B/s") and f"of {size(MOVED_BYTES)}" in transfers[str(moved)][2]
+    assert transfers[str(moved)][3].endswith("B/s") and f"of {format_size(MOVED_BYTES)}" in transfers[str(moved)][2]
     needs = await page.run(
         "[...document.querySelectorAll('#needs li')].map(one => one.innerText.replace(/\\s+/g, ' '))"
     )
@@ -232,7 +232,7 @@ async def tells_of_a_job(cluster: LocalCluster, page: Browser, job: int) -> None
     rows = said(cluster, "job", "history", str(job))["rows"]
     cells = await page.run(f"({CELLS})('timeline')")
     assert [(row[0], row[1]) for row in cells] == [
-        (moment(row["at"]), " ".join(row["sentence"].split())) for row in rows
+        (format_moment(row["at"]), " ".join(row["sentence"].split())) for row in rows
     ]
     kinds = await page.run("[...document.querySelectorAll('#timeline rect')].map(one => one.getAttribute('class'))")
     assert kinds[-1] == "failed"

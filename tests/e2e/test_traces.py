@@ -192,10 +192,10 @@ def test_without_a_collector_nothing_of_opentelemetry_is_imported(tmp_path: Path
     for line in up.stdout:
         said.append(line)
         # The historian is started last, five seconds later than the others.
-        if line.rstrip().endswith("cluster.api.past.questions"):
+        if line.rstrip().endswith("cluster.api.history_service.queries"):
             break
     up.send_signal(signal.SIGINT)
     said.append(up.communicate(timeout=TIMEOUT_S)[0])
     imported = "".join(said)
     assert "cluster.api.traces" in {line.split()[-1] for line in imported.splitlines() if line.strip()}
-    assert "opentelemetry" not in imported and "cluster.api.traces.exporting" not in imported
+    assert "opentelemetry" not in imported and "cluster.api.traces.exporter" not in imported

@@ -163,7 +163,7 @@ MUTANTS: Final = (
     Mutant("a leader's own wall clock pulls the time", "cluster.server.agreed_time:AgreedTime._between",
            "at = max(at, bounds.earliest)", "at = max(at, self._clock.now())", "net", 6),
     # the door
-    Mutant("an agent whose clock is wrong is turned away", "cluster.api.service:Service.fenced_id",
+    Mutant("an agent whose clock is wrong is turned away", "cluster.api.service:ApiService.fenced_id",
            "except Problem:\n        return NO_ID", "except Problem:\n        raise", "all", 2),
 )
 # fmt: on

@@ -90,7 +90,7 @@ def test_only_cluster_clock_reads_the_clock() -> None:
     )
 
 
-WITH_EXTRA = Path("cluster/api/traces/exporting.py")
+WITH_EXTRA = Path("cluster/api/traces/exporter.py")
 """The one module that imports what `forebay[otel]` brings."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.api.burst import burst_view
 from cluster.api.render.jobs import job_view
-from cluster.api.render.reasons import Known
+from cluster.api.render.reasons import JobVerdicts
 from cluster.cli.text.job import job_block
 from cluster.cli.text.squeue import STANDARD, Field, in_order, line, read_format
 from cluster.schemas.burst import burst_text
@@ -117,7 +117,7 @@ class Stage(World):
         self.settle(c.SettleMails(tuple(mail.key for mail in owed)), c.CONTROLLER)
 
     def view(self, job_id: int) -> JobView:
-        return job_view(self.state, job_id, Known(self.state))
+        return job_view(self.state, job_id, JobVerdicts(self.state))
 
     def _show(self, command: str, text: str) -> None:
         self.text += [f"$ {command}", text]

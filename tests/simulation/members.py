@@ -14,7 +14,7 @@ from unittest.mock import patch
 from cluster.consensus import ChangeRefused, MemberChange
 from cluster.consensus.configurations import next_configuration
 from cluster.schemas.jobs import MemberView
-from cluster.schemas.operations import LIST_MEMBERS, Operation
+from cluster.schemas.operations import LIST_MEMBERS, ApiOperation
 from cluster.server import joining
 from cluster.server.joining import JoiningRefused
 from cluster.server.membership import members
@@ -61,7 +61,7 @@ class _Answering:
     async def __aexit__(self, *exception: object) -> None:
         return None
 
-    async def call(self, operation: Operation[Any, Any]) -> _Members:
+    async def call(self, operation: ApiOperation[Any, Any]) -> _Members:
         assert operation is LIST_MEMBERS
         return _Members(self._rows)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from cluster.api.service import Service
+from cluster.api.service import ApiService
 from cluster.config.config import ReplicaConfig
 from cluster.consensus import Machine, RemovedFromCluster, Role
 from cluster.consensus.leader_election import GRACE_HEARTBEATS
@@ -88,7 +88,7 @@ class SimReplica:
         self.clock.set(round(world.fork().uniform(-0.3, 0.3) * MICROSECONDS_PER_SECOND))
         self.loop = VirtualLoop(world.timeline, lambda error: None)  # type: ignore[abstract]  # asyncio calls nothing else of it
         self.controller: WatchedController | None = None
-        self.service: Service | None = None
+        self.service: ApiService | None = None
         """The API of the process that runs, of which the door is used."""
         self.links: SimLinks | None = None
         self.identity = ""
@@ -228,7 +228,7 @@ class SimReplica:
         )
         controller.world, controller.place = world, self.name
         self.controller = controller
-        self.service = Service(controller, version="simulated", fail=self._fail)
+        self.service = ApiService(controller, version="simulated", fail=self._fail)
         self.serves = True
         self.loop.create_task(controller.start())
 
@@ -363,14 +363,14 @@ class SimReplica:
         self._end()
 
     def guarded(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Do what a request asks for, as `cluster.api.core` does: what says that the storage is broken stops all."""
+        """Do what a request asks for, as `cluster.api.local_backend` does: broken storage stops all."""
         try:
             call(*arguments)
         except (StorageFailed, BrokenInvariant) as error:
             self._fail(error)
 
     def stop_for(self, error: BaseException) -> NoReturn:
-        """Stop the replica, as `cluster.api.core` does for an error that says that its storage is broken."""
+        """Stop the replica, as `cluster.api.local_backend` does for an error that says that its storage is broken."""
         self._fail(error)
 
     def _fault(self, error: BaseException) -> None:

@@ -74,7 +74,7 @@ from cluster.agent.processes import (
 )
 from cluster.agent.runtime.buffer_syncs import BufferSyncs
 from cluster.agent.runtime.worker_watchdog import HungWorkers
-from cluster.schemas import Report, instant_of, new_command_id
+from cluster.schemas import OperationReport, instant_of, new_command_id
 from cluster.system import Clock, SystemClock, names_in, open_directory
 from replica.messages import ScriptStarted
 from replica.values import seconds
@@ -320,7 +320,7 @@ class ReportOutbox:
         self._directory = directory
         self._spares = reserve_files
         self._clock = clock
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, OperationReport] = {}
         self._names: dict[int, str] = {}
         self.changed = asyncio.Event()
         """Set while there may be reports to send."""
@@ -333,7 +333,7 @@ class ReportOutbox:
                 continue
             try:
                 self._reports[int(found.group(1))] = msgspec.json.decode(
-                    read_bounded(directory, name) or b"", type=Report
+                    read_bounded(directory, name) or b"", type=OperationReport
                 )
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 if found.group(2) == _UNSYNCED:
@@ -351,7 +351,7 @@ class ReportOutbox:
     def __len__(self) -> int:
         return len(self._reports)
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[OperationReport]:
         """Return all unacknowledged reports, oldest first."""
         return list(self._reports.values())
 
@@ -371,7 +371,7 @@ class ReportOutbox:
                 "stage": stage,
                 "result": msgspec.to_builtins(result),
             },
-            type=Report,
+            type=OperationReport,
         )
         number = self._next
         name = f"{number:020}.{_SYNCED if lasting else _UNSYNCED}"
@@ -387,11 +387,11 @@ class ReportOutbox:
                 return
         self.changed.set()
 
-    def batch(self) -> list[Report]:
+    def batch(self) -> list[OperationReport]:
         """Return the oldest reports for one request, with new command IDs where the controller would reject the old
         ones.
         """
-        chosen: list[Report] = []
+        chosen: list[OperationReport] = []
         for number in sorted(self._reports)[:REPORTS_PER_REQUEST_MAX]:
             report = self._reports[number]
             if abs(self._clock.now() - instant_of(report.command_id)) > seconds(COMMAND_AGE_S_MAX):
@@ -400,7 +400,7 @@ class ReportOutbox:
             chosen.append(report)
         return chosen
 
-    def acknowledge(self, command_id: str) -> Report | None:
+    def acknowledge(self, command_id: str) -> OperationReport | None:
         """Remove and return the report sent under this ID; None if there is none."""
         for number, report in self._reports.items():
             if report.command_id == command_id:

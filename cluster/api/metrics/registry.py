@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
+from cluster.api.history_service import HistoryService
 from cluster.api.metrics.replica import CertificateCollector, ReplicaCollector
 from cluster.api.metrics.work import WorkCollector
-from cluster.api.past import Historian
 from cluster.api.render import Verdicts
 from cluster.api.traces import Tracer
 from cluster.server import Controller
@@ -28,13 +28,13 @@ SYNCS_KEPT_MAX = 4096
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Metrics:
+class MetricsRegistry:
     """The registry of one replica."""
 
     def __init__(
         self,
         controller: Controller,
-        past: Historian,
+        past: HistoryService,
         tracer: Tracer,
         publisher: Callable[[], Publisher],
         verdicts: Verdicts,
@@ -76,7 +76,7 @@ class Metrics:
             "forebay_api_problems_total", "API answers with an error, by code.", ["code"], registry=self._registry
         )
 
-    def synced(self, duration_s: float) -> None:
+    def record_sync(self, duration_s: float) -> None:
         """Note how long a durable write of the journal took."""
         self._sync_times_s.append(duration_s)
         if len(self._sync_times_s) >= SYNCS_KEPT_MAX:

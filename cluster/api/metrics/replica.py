@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cluster.api.past import Historian
+from cluster.api.history_service import HistoryService
 from cluster.api.traces import Tracer
 from cluster.consensus import Role
 from cluster.security import certificate_of
@@ -26,7 +26,7 @@ class ReplicaCollector(Collector):
     """
 
     def __init__(
-        self, controller: Controller, past: Historian, tracer: Tracer, publisher: Callable[[], Publisher]
+        self, controller: Controller, past: HistoryService, tracer: Tracer, publisher: Callable[[], Publisher]
     ) -> None:
         self._controller = controller
         self._past = past
@@ -174,11 +174,11 @@ class ReplicaCollector(Collector):
 
     def _traces(self) -> Iterator[Metric]:
         tracer = self._tracer
-        yield counter("forebay_traces_sent", "Traces of jobs that the collector has taken.", tracer.sent)
+        yield counter("forebay_traces_sent", "Traces of jobs that the collector has taken.", tracer.sent_count)
         yield counter(
             "forebay_traces_dropped",
             "Traces of jobs that no collector took, dropped.",
-            tracer.dropped,
+            tracer.dropped_count,
         )
         yield gauge("forebay_traces_waiting", "Traces of jobs that wait for the collector.", tracer.waiting)
 

@@ -130,7 +130,7 @@ class WorkCollector(Collector):
 
     async def _reasons(self, state: State, work: SlicedWork) -> Count[str]:
         """Return why jobs wait, as lists of jobs say it."""
-        known = await self._verdicts.known(state, state.unfinished, work, reasons=True)
+        known = await self._verdicts.verdicts_of(state, state.unfinished, work, reasons=True)
         reasons: Count[str] = Count()
         async for job_id in iterate_paced(state.unfinished, work, parts=PARTS_PER_REASON):
             if state.jobs[job_id].state is JobState.PENDING:

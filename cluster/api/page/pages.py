@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from cluster.api.page.words import environment, is_over, stays
+from cluster.api.page.labels import environment, is_over, stage_bars
 from cluster.api.web import Problem, Redirect, check_query
-from cluster.schemas import Answer, JobView, Operation, PoolUseAnswer
+from cluster.schemas import Answer, ApiOperation, JobView, PoolUseAnswer
 from cluster.schemas import operations as ops
 from cluster.system import Clock, SystemClock, format_instant
 from cluster.system.eventloop import SlicedWork
@@ -50,14 +50,14 @@ HTML: Final = "text/html; charset=utf-8"
 _STALE: Final = {"stale": "ok"}
 
 Query = Mapping[str, str]
-Ask = Callable[[Operation[Any, Any], dict[str, str], dict[str, str]], Awaitable[Any]]
+Ask = Callable[[ApiOperation[Any, Any], dict[str, str], dict[str, str]], Awaitable[Any]]
 """Asks the core an operation with the parameters of its path and its query, as the caller; Problem, Redirect."""
 
 
-class Question(NamedTuple):
+class PageQuery(NamedTuple):
     """What a page asks."""
 
-    operation: Operation[Any, Any]
+    operation: ApiOperation[Any, Any]
     params: dict[str, str] = {}
     query: dict[str, str] = {}
     may_fail: bool = False
@@ -66,7 +66,7 @@ class Question(NamedTuple):
     """How long it is waited for, seconds; None: until it is answered."""
 
 
-class Failed(NamedTuple):
+class QueryError(NamedTuple):
     """A question that was not answered."""
 
     sentence: str
@@ -79,10 +79,10 @@ class Page(NamedTuple):
     template: str
     title: str
     query: Mapping[str, str]
-    asks: Callable[[dict[str, str], Query], dict[str, Question]]
+    asks: Callable[[dict[str, str], Query], dict[str, PageQuery]]
 
 
-class Found(NamedTuple):
+class PageMatch(NamedTuple):
     """What a path leads to: a page, a file, or (`elsewhere`) another path."""
 
     page: Page | None = None
@@ -91,7 +91,7 @@ class Found(NamedTuple):
     elsewhere: str = ""
 
 
-class Shown(NamedTuple):
+class RenderedPage(NamedTuple):
     """What is sent."""
 
     content: bytes
@@ -100,45 +100,45 @@ class Shown(NamedTuple):
     status: int = 200
 
 
-def _first(params: dict[str, str], query: Query) -> dict[str, Question]:
+def _first(params: dict[str, str], query: Query) -> dict[str, PageQuery]:
     rows = str(ROWS_FIRST)
     return {
-        "overview": Question(ops.SHOW_OVERVIEW),
-        "pools": Question(ops.LIST_POOLS),
-        "use": Question(ops.LIST_POOL_USE, may_fail=True, wait_s=POOLS_WAIT_S),
-        "queue": Question(ops.LIST_JOBS, {}, {"state": WAITING, "after": "0", "limit": rows, "expected": "yes"}),
-        "transfers": Question(ops.LIST_TRANSFERS, {}, {"limit": rows}),
+        "overview": PageQuery(ops.SHOW_OVERVIEW),
+        "pools": PageQuery(ops.LIST_POOLS),
+        "use": PageQuery(ops.LIST_POOL_USE, may_fail=True, wait_s=POOLS_WAIT_S),
+        "queue": PageQuery(ops.LIST_JOBS, {}, {"state": WAITING, "after": "0", "limit": rows, "expected": "yes"}),
+        "transfers": PageQuery(ops.LIST_TRANSFERS, {}, {"limit": rows}),
     }
 
 
-def _jobs(params: dict[str, str], query: Query) -> dict[str, Question]:
+def _jobs(params: dict[str, str], query: Query) -> dict[str, PageQuery]:
     asked = {"state": query.get("state", WAITING), "after": query.get("after", "0"), "limit": str(ROWS)}
     asked |= {name: query[name] for name in ("user",) if name in query}
     if asked["state"] == WAITING:
         asked |= {"expected": "yes", "limit": str(ROWS_EXPECTED)}
-    return {"overview": Question(ops.SHOW_OVERVIEW), "queue": Question(ops.LIST_JOBS, {}, asked)}
+    return {"overview": PageQuery(ops.SHOW_OVERVIEW), "queue": PageQuery(ops.LIST_JOBS, {}, asked)}
 
 
-def _transfers(params: dict[str, str], query: Query) -> dict[str, Question]:
+def _transfers(params: dict[str, str], query: Query) -> dict[str, PageQuery]:
     return {
-        "overview": Question(ops.SHOW_OVERVIEW),
-        "transfers": Question(ops.LIST_TRANSFERS, {}, {"after": query.get("after", "0"), "limit": str(ROWS)}),
+        "overview": PageQuery(ops.SHOW_OVERVIEW),
+        "transfers": PageQuery(ops.LIST_TRANSFERS, {}, {"after": query.get("after", "0"), "limit": str(ROWS)}),
     }
 
 
-def _nodes(params: dict[str, str], query: Query) -> dict[str, Question]:
+def _nodes(params: dict[str, str], query: Query) -> dict[str, PageQuery]:
     asked = {name: query[name] for name in ("state", "after") if name in query}
     return {
-        "overview": Question(ops.SHOW_OVERVIEW),
-        "nodes": Question(ops.LIST_NODES, {}, {**asked, "limit": str(NODES_ROWS)}),
+        "overview": PageQuery(ops.SHOW_OVERVIEW),
+        "nodes": PageQuery(ops.LIST_NODES, {}, {**asked, "limit": str(NODES_ROWS)}),
     }
 
 
-def _job(params: dict[str, str], query: Query) -> dict[str, Question]:
+def _job(params: dict[str, str], query: Query) -> dict[str, PageQuery]:
     return {
-        "job": Question(ops.SHOW_JOB, params),
-        "why": Question(ops.EXPLAIN_JOB, params, may_fail=True),
-        "history": Question(ops.SHOW_JOB_HISTORY, params, {"last": str(HISTORY_ROWS)}, may_fail=True),
+        "job": PageQuery(ops.SHOW_JOB, params),
+        "why": PageQuery(ops.EXPLAIN_JOB, params, may_fail=True),
+        "history": PageQuery(ops.SHOW_JOB_HISTORY, params, {"last": str(HISTORY_ROWS)}, may_fail=True),
     }
 
 
@@ -164,23 +164,23 @@ def is_page(path: str) -> bool:
     return path in ("/", PAGES_PATH) or path.startswith(PAGES_PATH + "/")
 
 
-def find_page(method: str, path: str) -> Found:
+def find_page(method: str, path: str) -> PageMatch:
     """Return what a path of the page leads to; Problem 404 or 405."""
     if method != "GET":
         words = f"{method} is not possible here: pages only show"
         raise Problem(405, "method_not_allowed", words, "use the command line", headers={"Allow": "GET"})
     parts = tuple(path.removeprefix(PAGES_PATH).strip("/").split("/")) if path.strip("/") else ()
     if path == "/":
-        return Found(elsewhere=PAGES_PATH)
+        return PageMatch(elsewhere=PAGES_PATH)
     parts = () if parts == ("",) else parts
     if len(parts) == 1 and parts[0] in FILES:
-        return Found(file=parts[0])
+        return PageMatch(file=parts[0])
     if len(parts) == 2 and parts[0] == "jobs" and parts[1].isascii() and parts[1].replace("_", "").isalnum():
-        return Found(_PAGES["jobs", "{id}"], {"id": parts[1]})
+        return PageMatch(_PAGES["jobs", "{id}"], {"id": parts[1]})
     page = _PAGES.get(parts)
     if page is None:
         raise Problem(404, "unknown_route", "there is no such page", f"begin at {PAGES_PATH}")
-    return Found(page)
+    return PageMatch(page)
 
 
 class Pages:
@@ -190,13 +190,15 @@ class Pages:
         self._clock = clock or SystemClock()
         self._files: dict[str, bytes] = {}
 
-    def file(self, name: str) -> Shown:
+    def file(self, name: str) -> RenderedPage:
         """Return a file that pages load."""
         if name not in self._files:
             self._files[name] = (resources.files("cluster.api.page") / "static" / name).read_bytes()
-        return Shown(self._files[name], FILES[name], 0)
+        return RenderedPage(self._files[name], FILES[name], 0)
 
-    async def page(self, found: Found, query: dict[str, str], names: list[str], ask: Ask, work: SlicedWork) -> Shown:
+    async def page(
+        self, found: PageMatch, query: dict[str, str], names: list[str], ask: Ask, work: SlicedWork
+    ) -> RenderedPage:
         """Return a page; Problem, or Redirect to the leader. Without a leader it shows what this replica knows."""
         page = found.page
         assert page is not None
@@ -223,18 +225,20 @@ class Pages:
         if "history" in answers:
             history = answers["history"]
             context["is_over"] = is_over(answers["job"])
-            context["bars"] = [] if isinstance(history, Failed) else stays(history.rows, self._until(answers["job"]))
-        return Shown(await self._rendered(page.template, context, work), HTML, revision)
+            context["bars"] = (
+                [] if isinstance(history, QueryError) else stage_bars(history.rows, self._until(answers["job"]))
+            )
+        return RenderedPage(await self._render(page.template, context, work), HTML, revision)
 
     async def problem(self, problem: Problem, work: SlicedWork) -> bytes:
         """Return the page that says what is wrong."""
-        return await self._rendered("problem.html", {"problem": problem.view, "status_code": problem.status}, work)
+        return await self._render("problem.html", {"problem": problem.view, "status_code": problem.status}, work)
 
     def _until(self, job: JobView) -> Instant:
         """Return up to when the timeline of a job goes: now, unless nothing happens to it any more."""
         return NEVER if is_over(job) else self._clock.now()
 
-    async def _rendered(self, template: str, context: Mapping[str, Any], work: SlicedWork) -> bytes:
+    async def _render(self, template: str, context: Mapping[str, Any], work: SlicedWork) -> bytes:
         templates = await asyncio.to_thread(environment)
         parts: list[str] = []
         for part in templates.get_template(template).generate(context):
@@ -243,7 +247,7 @@ class Pages:
         return "".join(parts).encode()
 
 
-async def _answers(questions: Mapping[str, Question], ask: Ask, *, stale: bool) -> dict[str, Any]:
+async def _answers(questions: Mapping[str, PageQuery], ask: Ask, *, stale: bool) -> dict[str, Any]:
     """Ask all questions of a page at once."""
     async with asyncio.TaskGroup() as group:
         tasks = {name: group.create_task(_answer(one, ask, stale=stale)) for name, one in questions.items()}
@@ -254,15 +258,15 @@ async def _answers(questions: Mapping[str, Question], ask: Ask, *, stale: bool) 
     return found
 
 
-async def _answer(question: Question, ask: Ask, *, stale: bool) -> Any:
+async def _answer(question: PageQuery, ask: Ask, *, stale: bool) -> Any:
     """Return the answer; Failed, or what is raised, which is not raised here so that others are waited for."""
     query = {**question.query, **_STALE} if stale else question.query
     try:
         async with asyncio.timeout(question.wait_s):
             return await ask(question.operation, question.params, query)
     except TimeoutError:
-        return Failed("it is not known yet")
+        return QueryError("it is not known yet")
     except Redirect as redirect:
         return redirect
     except Problem as problem:
-        return Failed(problem.view.sentence) if question.may_fail else problem
+        return QueryError(problem.view.sentence) if question.may_fail else problem

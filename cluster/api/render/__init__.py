@@ -30,4 +30,4 @@ from cluster.api.render.jobs import (
     task_words,
     why_view,
 )
-from cluster.api.render.reasons import Known, Verdicts
+from cluster.api.render.reasons import JobVerdicts, Verdicts

@@ -173,7 +173,7 @@ def configuration_record(configuration: Configuration) -> Json:
     }
 
 
-def _asked(options: JobOptions) -> list[str]:
+def _option_words(options: JobOptions) -> list[str]:
     """Return what else a job asked for, in words; what it left as it is by default is left out."""
     words = [f"{name} {value}" for name, value in (
         ("account", options.account), ("QOS", options.qos), ("reservation", options.reservation),
@@ -187,7 +187,7 @@ def _asked(options: JobOptions) -> list[str]:
     return words + ["one of its dependencies is enough"] * options.any_of
 
 
-def _asked_of_buffers(buffer: BufferRequest) -> list[str]:
+def _buffer_option_words(buffer: BufferRequest) -> list[str]:
     words = []
     for made in buffer.creates:
         size = format_size(made.capacity_bytes) if made.units == "bytes" else str(made.capacity_bytes)
@@ -202,7 +202,7 @@ def _asked_of_buffers(buffer: BufferRequest) -> list[str]:
     return words + [f"{', '.join(buffer.options)} for the provider"] * bool(buffer.options)
 
 
-def _moved(what: str, event: e.StagedIn | e.StagedOut, provider: str) -> str:
+def _stage_sentence(what: str, event: e.StagedIn | e.StagedOut, provider: str) -> str:
     """Return what was staged; a site's own provider does not say how much that was."""
     if event.files or event.size_bytes:
         return f"{what}: {_files(event.files, event.size_bytes)}"
@@ -216,11 +216,11 @@ def _files(files: int, size_bytes: int) -> str:
     return f"{files} file{'' if files == 1 else 's'}, {size}{' bytes' if size.isdigit() else ''}"
 
 
-def _submitted(event: e.JobSubmitted) -> str:
+def _submit_sentence(event: e.JobSubmitted) -> str:
     request, array = event.request, event.array
-    asks, also = "without a buffer", _asked(request.asked)
+    asks, also = "without a buffer", _option_words(request.asked)
     if request.buffer is not None:
-        also += _asked_of_buffers(request.buffer)
+        also += _buffer_option_words(request.buffer)
         asks = (
             f"with {format_size(event.granted_bytes)} of pool {event.pool}"
             if event.pool
@@ -234,33 +234,33 @@ def _submitted(event: e.JobSubmitted) -> str:
     return f"as tasks {compressed(array.tasks)} of array {event.job}{at_once}: {sentence}"
 
 
-def _allocated(event: e.BufferAllocated) -> str:
+def _allocation_sentence(event: e.BufferAllocated) -> str:
     passed = f", past job {event.passed} that waits for more" if event.passed else ""
     return f"space is reserved and stage-in starts on {event.mover or event.node}{passed}"
 
 
-def _stage_failed(event: e.StageFailed) -> str:
+def _stage_failure_sentence(event: e.StageFailed) -> str:
     when = f"tried again at {format_instant(event.retry_at)}" if event.retry_at else "waiting for a release"
     return f"{_words(event.stage)} failed: {event.reason}; {when}"
 
 
-def _held(event: e.JobHeld) -> str:
+def _hold_sentence(event: e.JobHeld) -> str:
     return f"held: {event.reason}" if event.reason else f"held {_HELD[event.hold]}"
 
 
-def _revoked(event: e.AllocationRevoked) -> str:
+def _revocation_sentence(event: e.AllocationRevoked) -> str:
     sooner = f", so that job {event.beneficiary} may start sooner" if event.beneficiary else ""
     return f"the buffer is taken back before the job ran{sooner}: {event.reason}"
 
 
-def _run_ended(event: e.RunEnded) -> str:
+def _run_end_sentence(event: e.RunEnded) -> str:
     if event.result is JobState.PENDING:
         return "the script ended, and the job waits again once its results are out"
     how = f"signal {event.signal}" if event.signal else f"exit code {event.exit_code}"
     return f"the script ended: {event.result.name}, {how}" + (f" ({event.message})" if event.message else "")
 
 
-def _recorded(event: e.TransferRecorded, *, names: bool = False) -> str:
+def _record_sentence(event: e.TransferRecorded, *, names: bool = False) -> str:
     receipt = event.receipt
     how = "moved" if receipt.complete else "moved before it failed"
     words = [f"{_words(receipt.stage)} {how}: {_files(receipt.files, receipt.size_bytes)}"]
@@ -278,19 +278,19 @@ def _recorded(event: e.TransferRecorded, *, names: bool = False) -> str:
     return "; ".join(words)
 
 
-def _checkpointed(event: e.TransferCheckpointed) -> str:
+def _checkpoint_sentence(event: e.TransferCheckpointed) -> str:
     checkpoint = event.checkpoint
     return f"{_words(checkpoint.stage)} goes on: {_files(checkpoint.files, checkpoint.size_bytes)} are durable"
 
 
-def _teardown(event: e.TeardownStarted) -> str:
+def _teardown_sentence(event: e.TeardownStarted) -> str:
     hurry = ", without stage-out" if event.hurry else ""
     return f"the job is {event.result.name}; its buffer is being removed{hurry}" + (
         f" ({event.reason})" if event.reason else ""
     )
 
 
-def _updated(event: e.JobUpdated) -> str:
+def _update_sentence(event: e.JobUpdated) -> str:
     changes = []
     for field in event.change.__struct_fields__:
         value = getattr(event.change, field)
@@ -310,7 +310,7 @@ def _updated(event: e.JobUpdated) -> str:
     return "; ".join(words)
 
 
-def _external_job_set_up(event: e.ExternalJobSetUp) -> str:
+def _external_setup_sentence(event: e.ExternalJobSetUp) -> str:
     external_job = event.external_job
     asks = f"{format_size(event.granted_bytes)} of pool {event.pool}" if event.pool else "no space of its own"
     return (
@@ -318,7 +318,7 @@ def _external_job_set_up(event: e.ExternalJobSetUp) -> str:
     )
 
 
-def _external_job_given(event: e.ExternalJobSpaceGiven) -> str:
+def _external_space_sentence(event: e.ExternalJobSpaceGiven) -> str:
     return "space is reserved" + (f", past job {event.passed} that waits for more" if event.passed else "")
 
 
@@ -365,7 +365,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.UsageReset: lambda event: (
         f"what {'account' if event.whose == 'a' else 'QOS'} {event.name} used of burst buffers counts as nothing"
     ),
-    e.JobUpdated: _updated,
+    e.JobUpdated: _update_sentence,
     e.SchedulingRulesSet: lambda event: "the rules of scheduling were changed",
     e.NodeRegistered: lambda event: f"the agent of {event.node} registered with {event.cpus} CPUs",
     e.NodeDrained: lambda event: f"{event.node} was drained: {event.reason}",
@@ -375,26 +375,26 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.BufferAbandoned: lambda event: f"given up on {event.node}, which does not answer; its agent removes it later",
     e.AbandonedRemoved: lambda event: f"{event.node} returned, and its agent removed what was given up there",
     e.NodeCameBack: lambda event: f"{event.node} is back",
-    e.JobSubmitted: _submitted,
+    e.JobSubmitted: _submit_sentence,
     e.OperationQueued: lambda event: f"{_words(event.stage)} waits for its turn",
     e.OperationOrdered: lambda event: f"it is the turn of {_words(event.stage)}",
-    e.JobHeld: _held,
+    e.JobHeld: _hold_sentence,
     e.JobReleased: lambda event: "released",
-    e.BufferAllocated: _allocated,
-    e.StagedIn: lambda event: _moved("staged in", event, NATIVE),
-    e.StageFailed: _stage_failed,
+    e.BufferAllocated: _allocation_sentence,
+    e.StagedIn: lambda event: _stage_sentence("staged in", event, NATIVE),
+    e.StageFailed: _stage_failure_sentence,
     e.StageRetried: lambda event: f"{_words(event.stage)} is tried again as attempt {event.attempt}: {event.reason}",
     e.RunOrdered: lambda event: f"the script is to run on {event.node}",
     e.RunStarted: lambda event: "the script started",
-    e.RunEnded: _run_ended,
+    e.RunEnded: _run_end_sentence,
     e.StageOutStarted: lambda event: "stage-out started",
-    e.StagedOut: lambda event: _moved("staged out", event, NATIVE),
-    e.TeardownStarted: _teardown,
+    e.StagedOut: lambda event: _stage_sentence("staged out", event, NATIVE),
+    e.TeardownStarted: _teardown_sentence,
     e.TornDown: lambda event: "the buffer is gone and its space is free",
     e.CancelRequested: lambda event: "cancelling" + (", in a hurry" if event.hurry else ""),
     e.JobCancelled: lambda event: "cancelled before it held anything",
     e.JobPurged: lambda event: "left the list of finished jobs; its history stays in the ledger",
-    e.AllocationRevoked: _revoked,
+    e.AllocationRevoked: _revocation_sentence,
     e.JobRequeued: lambda event: "waits for a new buffer",
     e.JobBecameEligible: lambda event: "its begin time has come",
     e.MailSent: lambda event: f"mail was sent: {_mail(event.mail)}",
@@ -416,10 +416,10 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.BufferCleared: lambda event: f"its buffer left the list though it could not be removed: {event.reason}",
     e.DeadlineMissed: lambda event: "it could no longer end before its deadline",
     e.TransferRulesSet: lambda event: "how data is moved was configured",
-    e.TransferRecorded: _recorded,
-    e.TransferCheckpointed: _checkpointed,
-    e.ExternalJobSetUp: _external_job_set_up,
-    e.ExternalJobSpaceGiven: _external_job_given,
+    e.TransferRecorded: _record_sentence,
+    e.TransferCheckpointed: _checkpoint_sentence,
+    e.ExternalJobSetUp: _external_setup_sentence,
+    e.ExternalJobSpaceGiven: _external_space_sentence,
     e.ExternalJobSetupFailed: lambda event: f"its setup failed: {event.reason}",
     e.ExternalJobStageInOrdered: lambda event: f"its scheduler asked for stage-in, which starts on {event.mover}",
     e.ExternalJobRunBegan: lambda event: "its scheduler began the job",
@@ -465,9 +465,9 @@ def sentence_of(event: e.Event, *, names: bool = False, provider: str = NATIVE) 
     `provider`: who performed the operations.
     """
     if isinstance(event, e.StagedIn | e.StagedOut):
-        return _moved("staged in" if isinstance(event, e.StagedIn) else "staged out", event, provider)
+        return _stage_sentence("staged in" if isinstance(event, e.StagedIn) else "staged out", event, provider)
     if isinstance(event, e.TransferRecorded):
-        return _recorded(event, names=names)
+        return _record_sentence(event, names=names)
     words = _SENTENCES.get(type(event))
     return event_name(event).replace("_", " ") if words is None else words(event)
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from cluster.api.render.events import verdict_words
-from cluster.api.render.reasons import Known
+from cluster.api.render.reasons import JobVerdicts
 from cluster.schemas import (
     NO_DETAILS,
     BufferView,
@@ -114,7 +114,7 @@ def details_of(state: State, job: Job) -> JobDetailsView | None:
     return None if details == NO_DETAILS else details
 
 
-def job_view(state: State, job_id: int, known: Known, *, warnings: tuple[str, ...] = ()) -> JobView:
+def job_view(state: State, job_id: int, known: JobVerdicts, *, warnings: tuple[str, ...] = ()) -> JobView:
     """Return one job at `state`; KeyError if it is not there. `known`: why it waits."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     request = job.request

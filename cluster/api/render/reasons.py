@@ -45,7 +45,7 @@ KEPT_S = 60.0
 """How long an index is kept that nobody asks, seconds: it holds on to the state that it was last asked about."""
 
 
-class Known:
+class JobVerdicts:
     """What holds back those jobs of one state that were asked about."""
 
     def __init__(self, state: State, found: Mapping[int, Verdict] | None = None) -> None:
@@ -96,7 +96,9 @@ class Verdicts:
         self._in_use = asyncio.Lock()
         self._dropping: asyncio.TimerHandle | None = None
 
-    async def known(self, state: State, job_ids: Iterable[int], work: SlicedWork, *, reasons: bool = False) -> Known:
+    async def verdicts_of(
+        self, state: State, job_ids: Iterable[int], work: SlicedWork, *, reasons: bool = False
+    ) -> JobVerdicts:
         """Return what holds back these jobs; with `reasons` no more than what it takes to say the reasons."""
         wanted: list[int] = []
         for job_id in job_ids:
@@ -111,7 +113,7 @@ class Verdicts:
                 while asked := list(islice(rest, ASKED_AT_ONCE)):
                     await work.of(self).take(INDEXED_AT_ONCE)
                     found.update(verdicts_of(index, asked, state.at))
-        return Known(state, found)
+        return JobVerdicts(state, found)
 
     async def estimate(self, state: State, job_id: int, at: Instant, work: SlicedWork) -> Estimate:
         """Return when a job should start, as of `at`; KeyError for a job that is not in the state."""

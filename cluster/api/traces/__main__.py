@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cluster.api.traces.finished_jobs import LATE_US, FinishedJob, FinishedJobReader
 from cluster.api.traces.link import COUNTS, EXIT_NOT_INSTALLED, LEADS
-from cluster.api.traces.reading import LATE_US, JobsOver, Over
 from cluster.api.traces.spans import JobSpan, spans_of, trace_id
 from cluster.system import SystemClock, begin_logging, die_with_parent, ignore_hangup
 from replica.values import Instant
@@ -86,7 +86,7 @@ class Sender:
         """Traces of jobs that wait for the collector, count."""
         return len(self._waiting) if self.leads else 0
 
-    def take(self, over: Sequence[Over]) -> None:
+    def take(self, over: Sequence[FinishedJob]) -> None:
         """Have traces sent of jobs that are over, where this replica leads or soon does."""
         for one in over:
             spans = spans_of(self._cluster, one.job, one.steps)
@@ -130,7 +130,7 @@ class Sender:
         return first
 
 
-def run(link: socket.socket, jobs: JobsOver, sender: Sender) -> None:
+def run(link: socket.socket, jobs: FinishedJobReader, sender: Sender) -> None:
     """Go on until the replica closes the socket."""
     told, more = b"", False
     while True:
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     try:
-        from cluster.api.traces.exporting import Exporter
+        from cluster.api.traces.exporter import Exporter
     except ImportError as error:
         LOGGER.error("no traces: %s; install what sends them: pip install forebay[otel]", error)
         return EXIT_NOT_INSTALLED
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str]) -> int:
         exporter = Exporter(url, ledger.cluster_id)
         sender = Sender(ledger.cluster_id, exporter.send, SystemClock().monotonic_s)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            run(link, JobsOver(ledger, home / "index"), sender)
+            run(link, FinishedJobReader(ledger, home / "index"), sender)
     return 0
 
 

@@ -53,12 +53,12 @@ class Tracer:
         self._said = (0, 0, 0)
 
     @property
-    def sent(self) -> int:
+    def sent_count(self) -> int:
         """Traces of jobs that a collector has taken, count."""
         return self._before[0] + self._said[0]
 
     @property
-    def dropped(self) -> int:
+    def dropped_count(self) -> int:
         """Traces of jobs that no collector has taken, and that nobody sends any more, count."""
         return self._before[1] + self._said[1]
 
@@ -132,7 +132,7 @@ class Tracer:
         finally:
             telling.cancel()
             writer.close()  # the closed socket ends it
-            self._before, self._said = (self.sent, self.dropped + self.waiting), (0, 0, 0)
+            self._before, self._said = (self.sent_count, self.dropped_count + self.waiting), (0, 0, 0)
             await asyncio.shield(end_within(process, STOP_S))
 
     async def _tell(self, writer: asyncio.StreamWriter) -> None:

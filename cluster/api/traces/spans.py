@@ -71,7 +71,7 @@ _ON_NODE: Final = frozenset({PRE_RUN, RUN, POST_RUN})
 """What the node of the job does, and no mover of a place."""
 
 
-class Step(NamedTuple):
+class JobStep(NamedTuple):
     """A command that concerned a job: its events of the job, and where the job stood after it."""
 
     revision: int
@@ -121,15 +121,15 @@ def trace_id(cluster: str, job: int) -> bytes:
     return sha256(f"forebay trace {cluster} {job}".encode()).digest()[:TRACE_BYTES]
 
 
-def ended_with(steps: Sequence[Step], revision: int) -> bool:
+def ended_with(steps: Sequence[JobStep], revision: int) -> bool:
     """Say whether a job was over with this command, and not before."""
     return any(steps[number].revision == revision for number in _ends(steps))
 
 
-def spans_of(cluster: str, job: int, steps: Sequence[Step]) -> list[JobSpan]:
+def spans_of(cluster: str, job: int, steps: Sequence[JobStep]) -> list[JobSpan]:
     """Return the spans of a job that is over, the one that holds the others first; none where the submit is missing."""
     ends = _ends(steps)
-    first = next((number for number, step in enumerate(steps) if _submitted(step) is not None), None)
+    first = next((number for number, step in enumerate(steps) if _submit_event(step) is not None), None)
     if first is None or not ends:
         return []
     # What is noted of it once it was over, as that it was forgotten, is no part of it.
@@ -147,7 +147,7 @@ def spans_of(cluster: str, job: int, steps: Sequence[Step]) -> list[JobSpan]:
         _span(trace, root_id, SUBMIT, steps[0], steps[:1], common, {}),
     ]
     places = _Places()
-    for begin, end in _stretches(steps):
+    for begin, end in _stage_ranges(steps):
         for step in steps[places.taken : begin + 1]:
             places.take(step)
         name = steps[begin].phase
@@ -157,12 +157,12 @@ def spans_of(cluster: str, job: int, steps: Sequence[Step]) -> list[JobSpan]:
     return found
 
 
-def _ends(steps: Sequence[Step]) -> list[int]:
+def _ends(steps: Sequence[JobStep]) -> list[int]:
     """Return where a job became over: more than once where it began again."""
     return [number for number, step in enumerate(steps) if step.is_over and not (number and steps[number - 1].is_over)]
 
 
-def _stretches(steps: Sequence[Step]) -> Iterator[tuple[int, int]]:
+def _stage_ranges(steps: Sequence[JobStep]) -> Iterator[tuple[int, int]]:
     """Yield from which step to which the same was done, in the same attempt; the second is the one that ended it."""
     begin = 0
     for number in range(1, len(steps)):
@@ -178,7 +178,7 @@ class _Places:
         self.taken = 0
         self._node = self._mover = ""
 
-    def take(self, step: Step) -> None:
+    def take(self, step: JobStep) -> None:
         """Go on by a step."""
         self.taken += 1
         for event in step.events:
@@ -209,8 +209,8 @@ def _span(
     trace: bytes,
     parent_id: bytes,
     name: str,
-    begin: Step,
-    inside: Sequence[Step],
+    begin: JobStep,
+    inside: Sequence[JobStep],
     common: dict[str, str | int],
     more: dict[str, str | int],
 ) -> JobSpan:
@@ -258,16 +258,16 @@ def _outcome(name: str, event: Event) -> str:
 _FAILURES: Final = {FAILED, *(_state.name.lower() for _state in ENDED - {JobState.COMPLETED, JobState.CANCELLED})}
 
 
-def _submitted(step: Step) -> events.JobSubmitted | events.ExternalJobSetUp | None:
+def _submit_event(step: JobStep) -> events.JobSubmitted | events.ExternalJobSetUp | None:
     return next(
         (event for event in step.events if isinstance(event, events.JobSubmitted | events.ExternalJobSetUp)), None
     )
 
 
-def _common(cluster: str, job: int, first: Step) -> dict[str, str | int]:
+def _common(cluster: str, job: int, first: JobStep) -> dict[str, str | int]:
     """Return what every span of a job says."""
     found: dict[str, str | int] = {"forebay.cluster.id": cluster, "forebay.job.id": job}
-    submitted = _submitted(first)
+    submitted = _submit_event(first)
     if submitted is None:
         return found
     found["forebay.user"] = submitted.request.user

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.history import busy
+from cluster.api.history import history_busy
+from cluster.api.history_service import HistoryServiceBusy, HistoryServiceTimeout, PoolUseReply
 from cluster.api.ledger import status_of
 from cluster.api.members import members_of
-from cluster.api.past import HistorianBusy, HistorianLate, PoolSteps
 from cluster.api.render import capacity_controls, holders, node_word, pool_view
-from cluster.api.service import Call, Reply, handles
+from cluster.api.service import ApiCall, Reply, handles
 from cluster.api.transfers import summary_of
-from cluster.api.watch.needs import Needs, find_jobs, find_ledger, find_nodes, find_pools, find_replicas
+from cluster.api.watch.attention import AttentionItems, find_jobs, find_ledger, find_nodes, find_pools, find_replicas
 from cluster.schemas import (
     MemberView,
     OverviewAnswer,
@@ -41,11 +41,11 @@ _OF_STATUS = ("room_bytes", "journal_fill", "sync_s", "certificate_until", "auth
 
 
 @handles(ops.SHOW_OVERVIEW)
-async def show_overview(call: Call[None]) -> Reply[OverviewAnswer]:
+async def show_overview(call: ApiCall[None]) -> Reply[OverviewAnswer]:
     state, work = await call.state(), call.work
     status = status_of(call)
     members = await _members(call, state, status)
-    needs = Needs()
+    needs = AttentionItems()
     find_replicas(members, needs, call.service.controller.clock.now())
     find_ledger(status, needs)
     counts, controls = holders(state), capacity_controls(state)
@@ -72,7 +72,7 @@ async def show_overview(call: Call[None]) -> Reply[OverviewAnswer]:
     return Reply(state.revision, answer)
 
 
-async def _members(call: Call[Any], state: State, status: StatusView) -> tuple[MemberView, ...]:
+async def _members(call: ApiCall[Any], state: State, status: StatusView) -> tuple[MemberView, ...]:
     """Return the replicas, each with what it said of itself last."""
     rows = members_of(call, state)
     others = [row.name for row in rows if row.reachable and row.name != status.replica]
@@ -99,9 +99,9 @@ async def _jobs(state: State, work: SlicedWork) -> tuple[dict[str, int], list[in
     return {job_state.name: counts[job_state] for job_state in JobState if counts[job_state]}, pending
 
 
-async def _waiting(call: Call[Any], state: State, pending: list[int], work: SlicedWork) -> dict[str, int]:
+async def _waiting(call: ApiCall[Any], state: State, pending: list[int], work: SlicedWork) -> dict[str, int]:
     """Return how many jobs wait for each reason, the most frequent ones."""
-    known = await call.service.verdicts.known(state, pending, work, reasons=True)
+    known = await call.service.verdicts.verdicts_of(state, pending, work, reasons=True)
     counts: Counter[str] = Counter()
     async for job_id in iterate_paced(pending, work, parts=4):
         job, reason = state.jobs[job_id], known.reason(job_id)
@@ -113,17 +113,17 @@ async def _waiting(call: Call[Any], state: State, pending: list[int], work: Slic
 
 
 @handles(ops.LIST_POOL_USE)
-async def list_pool_use(call: Call[None]) -> Reply[PoolUseAnswer]:
+async def list_pool_use(call: ApiCall[None]) -> Reply[PoolUseAnswer]:
     state = await call.state()
     try:
         found = await call.service.past.pools(call.identity, call.query.get("name", ""))
-    except (HistorianBusy, HistorianLate) as error:
-        raise busy(error) from error
+    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
+        raise history_busy(error) from error
     await call.work.take(0, parts=sum(2 * len(pool.steps) for pool in found.pools))
     return Reply(state.revision, _use(found, state.revision))
 
 
-def _use(found: PoolSteps, revision: int) -> PoolUseAnswer:
+def _use(found: PoolUseReply, revision: int) -> PoolUseAnswer:
     rows = []
     for pool in found.pools:
         steps = tuple(

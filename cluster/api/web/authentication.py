@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.api.web.problems import Problem, denied
-from cluster.security import Identity, NotIdentified, Role
+from cluster.api.web.problems import Problem, permission_denied
+from cluster.security import Identity, IdentityError, Role
 from replica.messages import Actor, ActorRole
 
 _ACTOR_ROLES = {
@@ -15,7 +15,7 @@ _ACTOR_ROLES = {
 }
 
 
-def not_identified(error: NotIdentified) -> Problem:
+def not_identified(error: IdentityError) -> Problem:
     """Return the problem of whoever is nobody known."""
     return Problem(401, "not_identified", str(error), "use a certificate that `forebay cluster init` made")
 
@@ -24,19 +24,19 @@ def permit(identity: Identity, roles: frozenset[Role], what: str) -> None:
     """Refuse who has none of the roles; Problem 403."""
     if identity.role not in roles:
         allowed = ", ".join(sorted(roles))
-        raise denied(f"{identity} may not {what}", f"use the certificate of a role that may: {allowed}")
+        raise permission_denied(f"{identity} may not {what}", f"use the certificate of a role that may: {allowed}")
 
 
 def permit_node(identity: Identity, node: str) -> None:
     """Refuse an agent that speaks for another node than its own; Problem 403."""
     if identity.name != node:
         remedy = "start each agent with the certificate of its own node"
-        raise denied(f"{identity} may not speak for node {node!r}", remedy)
+        raise permission_denied(f"{identity} may not speak for node {node!r}", remedy)
 
 
 def actor_of(identity: Identity) -> Actor:
     """Return the identity as commands carry it; Problem 403 for a replica, which commands nothing through the API."""
     role = _ACTOR_ROLES.get(identity.role)
     if role is None:
-        raise denied(f"{identity} may not send commands", "use another certificate")
+        raise permission_denied(f"{identity} may not send commands", "use another certificate")
     return Actor(role, identity.name)

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from cluster.api.web.problems import Problem, bad, too_busy
+from cluster.api.web.problems import Problem, bad_request, too_busy
 from cluster.schemas import BODY_BYTES_MAX
 from cluster.security import Identity, Role
 
@@ -37,32 +37,32 @@ _UNKNOWN = re.compile(r"unknown field `(.*?)`")
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
 
 
-class Room(msgspec.Struct, frozen=True):
+class BodyQuota(msgspec.Struct, frozen=True):
     """Memory for bodies of one kind: `bytes_max` over all senders, `share_bytes` for each of them."""
 
     bytes_max: int
     share_bytes: int
 
 
-class Rooms(msgspec.Struct, frozen=True):
+class BodyQuotas(msgspec.Struct, frozen=True):
     """The rooms of a replica, 64 MiB in all; none of them can be filled from another, nor by one identity alone."""
 
-    large: Room = Room(40 * 1024 * 1024, 16 * 1024 * 1024)
+    large: BodyQuota = BodyQuota(40 * 1024 * 1024, 16 * 1024 * 1024)
     """What fits nowhere else: two bodies of the largest size for each identity."""
-    small: Room = Room(8 * 1024 * 1024, 2 * 1024 * 1024)
+    small: BodyQuota = BodyQuota(8 * 1024 * 1024, 2 * 1024 * 1024)
     """Bodies of people up to SMALL_BODY_BYTES: 32 whole ones for each, and submits by the hundred."""
-    agents: Room = Room(16 * 1024 * 1024, AGENT_BODY_BYTES)
+    agents: BodyQuota = BodyQuota(16 * 1024 * 1024, AGENT_BODY_BYTES)
     """Bodies of agents up to AGENT_BODY_BYTES."""
 
 
 class _Account:
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: BodyQuota) -> None:
         self.room = room
         self.held_bytes = 0
         self.held_by: Counter[Identity] = Counter()
 
 
-class Claim:
+class BodyClaim:
     """What one body holds while it is read; grows with what has arrived, never with what is only announced."""
 
     def __init__(self, account: _Account, who: Identity) -> None:
@@ -94,15 +94,15 @@ class Claim:
 class BodyBudget:
     """How many bytes of bodies are held by requests that are being read, by kind of body and by sender."""
 
-    def __init__(self, rooms: Rooms | None = None) -> None:
-        rooms = rooms or Rooms()
+    def __init__(self, rooms: BodyQuotas | None = None) -> None:
+        rooms = rooms or BodyQuotas()
         self._large, self._small, self._agents = _Account(rooms.large), _Account(rooms.small), _Account(rooms.agents)
 
-    def claim(self, who: Identity, announced_bytes: int) -> Claim:
+    def claim(self, who: Identity, announced_bytes: int) -> BodyClaim:
         """Return an empty claim on the room for a body of this size from this sender."""
         if who.role is Role.AGENT and announced_bytes <= AGENT_BODY_BYTES:
-            return Claim(self._agents, who)
-        return Claim(self._small if announced_bytes <= SMALL_BODY_BYTES else self._large, who)
+            return BodyClaim(self._agents, who)
+        return BodyClaim(self._small if announced_bytes <= SMALL_BODY_BYTES else self._large, who)
 
     @property
     def held_bytes(self) -> int:
@@ -156,7 +156,7 @@ async def read_body(
     except ConnectionError as error:
         # Nobody reads the answer: whoever began it has gone.
         words = "the connection ended before the body had arrived"
-        raise bad(words, "send it again", "body", "incomplete_body") from error
+        raise bad_request(words, "send it again", "body", "incomplete_body") from error
     finally:
         claim.give()
 
@@ -176,13 +176,13 @@ def decode(data: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_body(error) from error
+        raise body_problem(error) from error
 
 
-def bad_body(error: Exception) -> Problem:
+def body_problem(error: Exception) -> Problem:
     """Return the problem with a body that could not be decoded: where, and what is expected there."""
     if not isinstance(error, msgspec.ValidationError):
-        return bad(f"the body is not JSON: {error}", "send one JSON object", "body", "invalid_json")
+        return bad_request(f"the body is not JSON: {error}", "send one JSON object", "body", "invalid_json")
     text = str(error)
     found = _PLACE.search(text)
     place = found.group(1) if found and found.group(1) else "body"
@@ -190,4 +190,4 @@ def bad_body(error: Exception) -> Problem:
     if unknown:
         place = unknown.group(1) if place == "body" else f"{place}.{unknown.group(1)}"
     sentence = _PLACE.sub("", text)
-    return bad(sentence[:1].lower() + sentence[1:], "see /v1/openapi.json for what is expected", place)
+    return bad_request(sentence[:1].lower() + sentence[1:], "see /v1/openapi.json for what is expected", place)

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from cluster.api.web.problems import Problem
-from cluster.security import Identity, NotIdentified, PeerCertificate, Peers, Role
+from cluster.security import Identity, IdentityError, PeerCertificate, Peers, Role
 from cluster.system.eventloop import HttpConnection, HttpServer, MalformedRequest
 
 CONNECTIONS_MAX = 12_288
@@ -54,7 +54,7 @@ FIXED_HEADERS: Mapping[str, str] = {
 """Headers of every answer."""
 
 
-class Connection(HttpConnection):
+class ApiConnection(HttpConnection):
     """One connection, counted for who is at the other end."""
 
     __slots__ = ("certificate", "gone", "holder", "is_spoken_on", "made_s", "stranger")
@@ -63,7 +63,7 @@ class Connection(HttpConnection):
         super().__init__(*arguments, **options)
         self.certificate: PeerCertificate | None = None
         """Who is at the other end, and by which certificate."""
-        self.stranger: NotIdentified | None = None
+        self.stranger: IdentityError | None = None
         """Why it is not known who is."""
         self.holder: str | None = None
         """Whom it is counted for while it is open."""
@@ -83,8 +83,8 @@ class Connection(HttpConnection):
         transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         try:
             manager.peers.admit(transport)
-            self.certificate = manager.peers.shown(transport)
-        except NotIdentified as error:
+            self.certificate = manager.peers.certificate_of(transport)
+        except IdentityError as error:
             self.stranger = error
         if self.certificate is not None:
             fits = manager.count(self, str(self.certificate.identity))
@@ -146,7 +146,7 @@ def network_of(host: str) -> str:
 class GuardedServer(HttpServer):
     """HTTP server that counts connections by who is at the other end."""
 
-    connection_type: ClassVar[type[HttpConnection]] = Connection
+    connection_type: ClassVar[type[HttpConnection]] = ApiConnection
 
     def __init__(
         self,
@@ -162,10 +162,10 @@ class GuardedServer(HttpServer):
         """Open connections by who is at the other end."""
         self.users = 0
         """Those of users among them."""
-        self.strangers: dict[str, dict[Connection, None]] = {}
+        self.strangers: dict[str, dict[ApiConnection, None]] = {}
         """Connections of peers that are not identified yet, by address, oldest first."""
 
-    def count(self, connection: Connection, holder: str | None) -> bool:
+    def count(self, connection: ApiConnection, holder: str | None) -> bool:
         """Count an open connection for whom it is, and no more for whom it was; return whether he may have it."""
         for name, change in ((connection.holder, -1), (holder, 1)):
             if name is not None:
@@ -185,7 +185,7 @@ class GuardedServer(HttpServer):
             of_users and self.users > CONNECTIONS_OF_USERS_MAX
         )
 
-    def _forget_stranger(self, connection: Connection) -> None:
+    def _forget_stranger(self, connection: ApiConnection) -> None:
         where = connection.holder or ""
         self.strangers.get(where, {}).pop(connection, None)
         if where in self.strangers and not self.strangers[where]:

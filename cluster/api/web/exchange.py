@@ -1,8 +1,8 @@
 """What a front door asks the core of a replica, and what it gets: one contract, in whichever processes they are.
 
 A door ends TLS, reads and checks what a request says by itself, and writes answers; the core decides. Where both are
-one process the core is called (`cluster.api.core`); where they are two, the same goes over a socket
-(`cluster.api.door`).
+one process the core is called (`cluster.api.local_backend`); where they are two, the same goes over a socket
+(`cluster.api.worker`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from cluster.api.web.identity_assertion import IdentityAssertions
 from cluster.api.web.problems import Problem, Redirect
-from cluster.api.web.vouching import Vouching
-from cluster.schemas import BulkCommand, ErrorView, Operation
+from cluster.schemas import ApiOperation, BulkCommand, ErrorView
 from cluster.security import Identity, PeerCertificate, Peers
 from cluster.system.eventloop import Slices
 from replica.messages import SubmitJob
@@ -25,7 +25,7 @@ COMMIT_WAIT_S = 4.0
 """How long an answer may wait for its commit, seconds: less than a client waits for one replica."""
 
 
-class Prepared(msgspec.Struct, frozen=True, array_like=True):
+class DecodedSubmit(msgspec.Struct, frozen=True, array_like=True):
     """A submit whose script and options were read, which depends on the site's grammar and on nothing else."""
 
     command_id: str
@@ -54,10 +54,10 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
         return self.command, self.warnings
 
 
-class Asked(msgspec.Struct):
+class ApiRequest(msgspec.Struct):
     """One request: authenticated, permitted to its role, decoded."""
 
-    operation: Operation[Any, Any]
+    operation: ApiOperation[Any, Any]
     certificate: PeerCertificate
     params: dict[str, str]
     query: dict[str, str]
@@ -65,7 +65,7 @@ class Asked(msgspec.Struct):
     """What the operation takes; None where there is none, and for a submit that is `prepared`."""
     content: bytes
     """The body as it came: JSON that has been found valid."""
-    prepared: Prepared | None
+    prepared: DecodedSubmit | None
     last_event_id: str | None
     gone: asyncio.Event
     """Set once the client has gone."""
@@ -90,7 +90,7 @@ class Response(msgspec.Struct, frozen=True):
     content_type: str = "application/json"
 
 
-class Part(NamedTuple):
+class StreamChunk(NamedTuple):
     """A piece of a stream."""
 
     payload: bytes
@@ -106,23 +106,23 @@ class Stream(msgspec.Struct, frozen=True):
 
     revision: int
     content_type: str
-    parts: AsyncGenerator[Part, None]
+    parts: AsyncGenerator[StreamChunk, None]
     release: Callable[[], None]
     """Gives back the stream's place; called once, when it is over, whether or not any of it was made."""
 
 
-class CommandAsker(Protocol):
+class CommandClient(Protocol):
     """Who waits for one command of a program. The methods are called from the loop, one of the last two once."""
 
-    def done(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether nobody waits any more."""
         ...
 
-    def settled(self, revision: int, job: int) -> None:
+    def report_settled(self, revision: int, job: int) -> None:
         """Learn that it was carried out."""
         ...
 
-    def failed(self, error: Problem | Redirect) -> None:
+    def report_failure(self, error: Problem | Redirect) -> None:
         """Learn that it was not, or that nobody knows."""
         ...
 
@@ -130,7 +130,7 @@ class CommandAsker(Protocol):
 class Program(Protocol):
     """One connection of the channel, as the core knows it."""
 
-    def take(self, request: BulkCommand, content: bytes, prepared: Prepared | None, asker: CommandAsker) -> None:
+    def take(self, request: BulkCommand, content: bytes, prepared: DecodedSubmit | None, asker: CommandClient) -> None:
         """Have a command carried out, and tell `asker`; Problem or Redirect where it is not even begun."""
         ...
 
@@ -139,13 +139,13 @@ class Program(Protocol):
         ...
 
 
-class Core(Protocol):
+class Backend(Protocol):
     """The replica behind a door."""
 
     peers: Peers
     slices: Slices
     cluster_id: str
-    vouching: Vouching
+    vouching: IdentityAssertions
 
     @property
     def revision(self) -> int:
@@ -162,7 +162,7 @@ class Core(Protocol):
         """Where the channel of the replica that leads is, or the empty string."""
         ...
 
-    async def respond(self, asked: Asked) -> Response | Stream:
+    async def respond(self, asked: ApiRequest) -> Response | Stream:
         """Return the answer; Problem, or Redirect to the leader."""
         ...
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.schemas import OPERATIONS, ErrorAnswer, Operation
+from cluster.schemas import OPERATIONS, ApiOperation, ErrorAnswer
 
 OPENAPI_VERSION = "3.1.0"
 TEMPLATE = "#/components/schemas/{name}"
@@ -43,7 +43,7 @@ def document(version: str) -> dict[str, Any]:
     }
 
 
-def _kinds(rows: Iterable[Operation[Any, Any]]) -> Iterable[Any]:
+def _kinds(rows: Iterable[ApiOperation[Any, Any]]) -> Iterable[Any]:
     seen: list[Any] = [ErrorAnswer]
     for row in rows:
         for kind in (row.request, row.answer):
@@ -52,7 +52,7 @@ def _kinds(rows: Iterable[Operation[Any, Any]]) -> Iterable[Any]:
     return seen
 
 
-def _operation(row: Operation[Any, Any], schema_of: dict[int, Any]) -> dict[str, Any]:
+def _operation(row: ApiOperation[Any, Any], schema_of: dict[int, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": row.name,
         "summary": row.summary,

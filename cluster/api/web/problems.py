@@ -80,7 +80,7 @@ STATUS_OF: Mapping[RefusalCode, int] = {
 """The status of each refusal: 400 wrong in itself, 403 who asks, 404 not there, 409 forbidden by the state."""
 
 
-def refused(refusal: Refusal) -> Problem:
+def rejection_problem(refusal: Refusal) -> Problem:
     """Return the problem that a refusal is to a client."""
     return Problem(
         STATUS_OF.get(refusal.code, 409),
@@ -93,7 +93,7 @@ def refused(refusal: Refusal) -> Problem:
     )
 
 
-def bad(sentence: str, remedy: str = "", place: str = "", code: str = "invalid_field") -> Problem:
+def bad_request(sentence: str, remedy: str = "", place: str = "", code: str = "invalid_field") -> Problem:
     """Return a problem with the request itself."""
     return Problem(400, code, sentence, remedy, place)
 
@@ -113,7 +113,7 @@ def too_many(sentence: str, remedy: str, retry_after_s: int = RETRY_AFTER_S) -> 
     return Problem(429, "too_many_requests", sentence, remedy, headers={"Retry-After": str(retry_after_s)})
 
 
-def denied(sentence: str, remedy: str, place: str = "") -> Problem:
+def permission_denied(sentence: str, remedy: str, place: str = "") -> Problem:
     """Return the answer to who may not do what is asked for."""
     return Problem(403, "permission_denied", sentence, remedy, place)
 
@@ -123,7 +123,7 @@ def no_leader(sentence: str = "no replica leads at the moment") -> Problem:
     return Problem(503, "no_leader", sentence, "try again in a moment", headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
-def unforeseen(remedy: str, outcome: Literal["refused", "unknown"]) -> Problem:
+def internal_error(remedy: str, outcome: Literal["refused", "unknown"]) -> Problem:
     """Return the answer where this release is at fault: nobody knows what became of a write."""
     words = "the request failed because of a fault in this release"
     return Problem(500, "internal_error", words, remedy, outcome=outcome)

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from cluster.api.web.problems import Problem, bad
-from cluster.schemas import OPERATIONS, Operation
+from cluster.api.web.problems import Problem, bad_request
+from cluster.schemas import OPERATIONS, ApiOperation
 from cluster.schemas.operations import REST
 
 SEGMENT_CHARACTERS_MAX = 256
 """One part of a path, characters: names have at most 64."""
 
 
-def _tables() -> dict[int, list[tuple[tuple[str, ...], dict[str, Operation[Any, Any]]]]]:
-    found: dict[int, list[tuple[tuple[str, ...], dict[str, Operation[Any, Any]]]]] = {}
+def _tables() -> dict[int, list[tuple[tuple[str, ...], dict[str, ApiOperation[Any, Any]]]]]:
+    found: dict[int, list[tuple[tuple[str, ...], dict[str, ApiOperation[Any, Any]]]]] = {}
     for operation in OPERATIONS.values():
         parts = tuple(operation.path.strip("/").split("/"))
         rows = found.setdefault(len(parts), [])
@@ -30,9 +30,9 @@ def _tables() -> dict[int, list[tuple[tuple[str, ...], dict[str, Operation[Any, 
 _TABLES = _tables()
 
 
-def find_operation(method: str, raw_path: str) -> tuple[Operation[Any, Any], dict[str, str]]:
+def find_operation(method: str, raw_path: str) -> tuple[ApiOperation[Any, Any], dict[str, str]]:
     """Return the operation and the parameters in the path, decoded; Problem 404 or 405."""
-    parts = _joined(raw_path.strip("/").split("/"))
+    parts = _join_wildcard(raw_path.strip("/").split("/"))
     for known, methods in _TABLES.get(len(parts), ()):
         if all(wanted == part or wanted[0] == "{" for wanted, part in zip(known, parts, strict=True)):
             params = {
@@ -59,7 +59,7 @@ _LONG = tuple(
 )
 
 
-def _joined(parts: list[str]) -> list[str]:
+def _join_wildcard(parts: list[str]) -> list[str]:
     """Return the parts of a path, with all that one parameter takes as one part."""
     for begin in _LONG:
         if len(parts) > len(begin) and parts[: len(begin)] == begin:
@@ -73,19 +73,19 @@ def _segment(part: str) -> str:
     except UnicodeDecodeError as error:
         raise Problem(400, "invalid_field", "the path is not UTF-8", "encode it as UTF-8", "path") from error
     if not text or len(text) > SEGMENT_CHARACTERS_MAX or not text.isprintable():
-        raise bad(f"{text[:64]!r} cannot be part of a path", "write a name or a number", "path")
+        raise bad_request(f"{text[:64]!r} cannot be part of a path", "write a name or a number", "path")
     return text
 
 
-def check_query(operation: Operation[Any, Any], query: Mapping[str, str], names: list[str]) -> None:
+def check_query(operation: ApiOperation[Any, Any], query: Mapping[str, str], names: list[str]) -> None:
     """Refuse query parameters that the operation does not know, twice given ones, and unknown words; Problem 400."""
     for name in names:
         if name not in operation.query:
             known = ", ".join(sorted(operation.query)) or "none"
             sentence = f"the query parameter {name!r} is unknown here"
-            raise bad(sentence, f"known are: {known}", f"query {name}", "unknown_query")
+            raise bad_request(sentence, f"known are: {known}", f"query {name}", "unknown_query")
     if len(names) != len(set(names)):
-        raise bad("a query parameter is given twice", "give each once", "query")
+        raise bad_request("a query parameter is given twice", "give each once", "query")
     for name, word in (
         ("stale", "ok"),
         ("digest", "yes"),
@@ -96,4 +96,4 @@ def check_query(operation: Operation[Any, Any], query: Mapping[str, str], names:
         ("expected", "yes"),
     ):
         if query.get(name, word) != word:
-            raise bad(f"{name} is {query[name]!r}", f"write {name}={word}, or leave it out", f"query {name}")
+            raise bad_request(f"{name} is {query[name]!r}", f"write {name}={word}, or leave it out", f"query {name}")

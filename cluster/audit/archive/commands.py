@@ -20,7 +20,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import Session
 from cluster.cli.text import fields_table, moment, note, show, show_json, size, table
 from cluster.config import RetentionConfig
-from cluster.security.proofs import NoteRefused
+from cluster.security.proofs import NoteError
 from cluster.security.proofs.tiles import TILE_WIDTH
 from cluster.server import PruneNote, answer_to_note, leave_note
 from cluster.system import SystemClock, format_instant
@@ -204,7 +204,7 @@ def _keys(path: Path | None, cluster_id: str) -> Keys | None:
         return None
     try:
         return read_keys(path, cluster_id)
-    except (OSError, UnicodeDecodeError, NoteRefused) as error:
+    except (OSError, UnicodeDecodeError, NoteError) as error:
         remedy = "write it by `forebay audit keys`"
         raise bad_input(f"{path} does not have the replicas' keys: {error}", remedy, place="--keys") from error
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cluster.audit.archive.verifying import Keys, Progress, signers_of, verify_stretch
 from cluster.audit.archive.writing import NotArchived, checkpoint_in
 from cluster.audit.replay import ReplayFailed, ReplayRefused, fold, from_image
-from cluster.security.proofs import NoteRefused, Tile, leaves_in
+from cluster.security.proofs import NoteError, Tile, leaves_in
 from cluster.security.proofs.tiles import TILE_WIDTH
 from cluster.server.tlog import LOG_DIRECTORY, LedgerTree, NoDisclosureKey, NotInTree, leaf_of_entry
 from replica.state import StateDiffers
@@ -140,7 +140,7 @@ def _check_checkpoint(ledger: Ledger, home: Path, last: int, keys: Keys) -> tupl
         )
     try:
         signers = signers_of(note, keys)
-    except NoteRefused as error:
+    except NoteError as error:
         raise PruneRefused(f"the last checkpoint is not believed: {error}", f"see {keys.place}") from error
     if signers < keys.majority(found.origin):
         raise PruneRefused(
@@ -260,7 +260,7 @@ def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, ar
             leaves = leaves_in(tree.tile(Tile(None, number)))
             begin = max(first, number * TILE_WIDTH + 1)
             entries = archive.read_some(begin, entries_max=(number + 1) * TILE_WIDTH - begin + 1, bytes_max=2**40)
-            derived = [leaf_of_entry(tree.disclosure_key, entry).encoded() for entry in entries]
+            derived = [leaf_of_entry(tree.disclosure_key, entry).encode() for entry in entries]
             if leaves[-len(derived) :] != derived:
                 raise LedgerBroken(begin, "its leaf in the tree is not the one of the entry in the archive")
         sync_leaves(directory, first, last)

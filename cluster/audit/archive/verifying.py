@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cluster.security.proofs import (
     Checkpoint,
-    NoteRefused,
+    NoteError,
     RightEdge,
     VerifierKey,
     leaf_hash,
@@ -90,7 +90,7 @@ def read_keys(path: Path, cluster_id: str) -> Keys:
     """Return the replicas' keys in a file, one a line: those of any incarnation of the cluster.
 
     Raises:
-        NoteRefused: a key is of another cluster, or none is a replica's.
+        NoteError: a key is of another cluster, or none is a replica's.
         OSError: the file cannot be read.
     """
     lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
@@ -99,18 +99,18 @@ def read_keys(path: Path, cluster_id: str) -> Keys:
     for key in of_replicas:
         origin = parse_origin(key.name)
         if origin is None or origin[0] != cluster_id:
-            raise NoteRefused(f"it has a key of {key.name}, and the ledger is of {origin_of(cluster_id)}")
+            raise NoteError(f"it has a key of {key.name}, and the ledger is of {origin_of(cluster_id)}")
     if not of_replicas:
-        raise NoteRefused("it has no key of a replica")
+        raise NoteError("it has no key of a replica")
     return Keys(path, of_replicas)
 
 
 def signers_of(note: str, keys: Keys) -> int:
-    """Return how many of the keys of its origin have signed a checkpoint; NoteRefused where a signature is false."""
+    """Return how many of the keys of its origin have signed a checkpoint; NoteError where a signature is false."""
     origin = parse_checkpoint(parse_note(note.encode())[0]).origin
     try:
         return len(verify_note(note.encode(), keys.of(origin))[1])
-    except NoteRefused as error:
+    except NoteError as error:
         if "no key that is known" in str(error):
             return 0
         raise
@@ -189,7 +189,7 @@ class _Tree:
         if self._key is None:
             return
         try:
-            self._edge.append(leaf_hash(leaf_of_entry(self._key, entry).encoded()))
+            self._edge.append(leaf_hash(leaf_of_entry(self._key, entry).encode()))
         except CodecError as error:
             raise SegmentBroken(self._directory, f"entry {entry.index} cannot be read: {error}") from error
 
@@ -244,7 +244,7 @@ class _Notes:
             note = segment.manifest.checkpoint
             try:
                 found = parse_checkpoint(parse_note(note.encode())[0])
-            except NoteRefused as error:
+            except NoteError as error:
                 raise SegmentBroken(segment.path, f"its checkpoint cannot be read: {error}") from error
             origin = parse_origin(found.origin)
             if origin is None or origin[0] != segment.manifest.cluster_id or found.size < segment.manifest.last_index:
@@ -276,7 +276,7 @@ class _Notes:
     def _is_signed(self, note: _Note, keys: Keys) -> bool:
         try:
             return signers_of(note.text, keys) >= keys.majority(note.found.origin)
-        except NoteRefused as error:
+        except NoteError as error:
             raise SegmentBroken(note.path, f"its checkpoint is not believed: {error}") from error
 
     def check_origins(self, lineage: _Lineage) -> None:

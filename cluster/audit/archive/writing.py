@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from cluster.security.proofs import Checkpoint, NoteRefused, parse_checkpoint, parse_note
+from cluster.security.proofs import Checkpoint, NoteError, parse_checkpoint, parse_note
 from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY, origin_of, parse_origin
 from wal import Archive, Ledger, LedgerEntry, SegmentBroken, SegmentManifest, archive_from
 from wal import directory as directories
@@ -35,7 +35,7 @@ def checkpoint_in(home: Path, ledger: Ledger) -> tuple[str, Checkpoint]:
     try:
         note = path.read_text(encoding="utf-8")
         found = parse_checkpoint(parse_note(note.encode())[0])
-    except (OSError, NoteRefused, UnicodeDecodeError) as error:
+    except (OSError, NoteError, UnicodeDecodeError) as error:
         remedy = "let the cluster publish one: it does so some seconds after a change, once a majority signs"
         raise NotArchived(f"{path} has no checkpoint ({error})", remedy) from error
     mine, origin = ledger.incarnation, parse_origin(found.origin)

@@ -8,8 +8,8 @@ from typing import Final
 
 from cluster.audit.report.figures import COLUMNS, JobBars, PendingJobs, PoolUsage, StateBar, WindowReport
 from cluster.cli.text import format_span
-from cluster.schemas.page import Bar as Drawn
-from cluster.schemas.page import Frame, Layer, bars, details, html_table, key, lines, moment, page, stacked
+from cluster.schemas.page import ChartBar as Drawn
+from cluster.schemas.page import ChartFrame, Layer, bars, details, html_table, key, lines, moment, page, stacked_areas
 from replica.values import format_size
 
 NODES_SHOWN_MAX: Final = 8
@@ -60,7 +60,7 @@ KIND_COLOURS: Final = dict(
 def page_of(report: WindowReport, command: str) -> str:
     """Return the page as HTML; `command` makes it again."""
     source = report.source
-    frame = Frame(source.from_us, source.to_us)
+    frame = ChartFrame(source.from_us, source.to_us)
     title = f"Forebay: {source.cluster or source.cluster_id}, {moment(source.from_us)} to {moment(source.to_us)} UTC"
     parts = list[str]()
     for draw in (_waiting, _pools, _terms, _transfers, _jobs):
@@ -76,7 +76,7 @@ def page_of(report: WindowReport, command: str) -> str:
     return page(title, parts, KIND_COLOURS)
 
 
-def _jobs(report: WindowReport, frame: Frame) -> Iterable[str]:
+def _jobs(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
     yield "<h2>Jobs</h2>"
     if report.jobs_left_out:
         yield f"<p>The {len(report.jobs)} that waited longest; {report.jobs_left_out} more are not drawn.</p>"
@@ -104,22 +104,22 @@ def _jobs(report: WindowReport, frame: Frame) -> Iterable[str]:
     yield details(html_table(("job", "name", "user", "pool", "size", "pending", "stays", "became"), rows))
 
 
-def _length(bar: StateBar, frame: Frame) -> int:
+def _length(bar: StateBar, frame: ChartFrame) -> int:
     return (frame.to_us if bar.to_us is None else bar.to_us) - bar.from_us
 
 
-def _bar_title(job: JobBars, bar: StateBar, frame: Frame) -> str:
+def _bar_title(job: JobBars, bar: StateBar, frame: ChartFrame) -> str:
     why = f" ({', '.join(bar.reasons)})" if bar.reasons else ""
     begun = moment(bar.from_us)[11:]
     return f"{job.job} {job.name}: {bar.word}{why} from {begun}, {format_span(_length(bar, frame))}"
 
 
-def _waiting(report: WindowReport, frame: Frame) -> Iterable[str]:
+def _waiting(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
     yield "<h2>Pending jobs, by why they waited</h2>"
     yield from waiting_picture(report.waiting, frame)
 
 
-def waiting_picture(waiting: Sequence[PendingJobs], frame: Frame) -> Iterable[str]:
+def waiting_picture(waiting: Sequence[PendingJobs], frame: ChartFrame) -> Iterable[str]:
     """Yield how many jobs were pending for which reason, as a picture and as its table."""
     totals: dict[str, int] = {}
     for seen in waiting:
@@ -132,13 +132,13 @@ def waiting_picture(waiting: Sequence[PendingJobs], frame: Frame) -> Iterable[st
         layers["others"] = [sum(seen.jobs.get(reason, 0) for reason in others) for seen in waiting]
     kinds = {name: f"c{place}" for place, name in enumerate(layers)}
     yield key((kinds[name], name) for name in layers)
-    yield stacked(frame, [seen.at_us for seen in waiting], layers, kinds)
+    yield stacked_areas(frame, [seen.at_us for seen in waiting], layers, kinds)
     columns = [*shown, *(["others"] if others else [])]
     rows = [(moment(seen.at_us), *(int(layers[name][place]) for name in columns)) for place, seen in enumerate(waiting)]
     yield details(html_table(("at", *columns), rows))
 
 
-def _pools(report: WindowReport, frame: Frame) -> Iterable[str]:
+def _pools(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
     for pool in report.pools:
         yield f"<h2>Pool {escape(pool.name)}</h2>"
         most = max((max(held, total) for _, held, _, total in pool.steps), default=0) or 1
@@ -165,7 +165,7 @@ def amount(pool: PoolUsage, units: int) -> str:
     return format_size(units) if pool.unit == "bytes" else f"{units}"
 
 
-def _terms(report: WindowReport, frame: Frame) -> Iterable[str]:
+def _terms(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
     yield "<h2>Leaders' terms, and commands settled</h2>"
     if report.terms_left_out:
         yield f"<p>The last {len(report.terms)}; {report.terms_left_out} more are not drawn.</p>"
@@ -192,7 +192,7 @@ def _terms(report: WindowReport, frame: Frame) -> Iterable[str]:
     yield details(html_table(("term", "first entry", "from", "to", "entries", "nothing before it for"), rows))
 
 
-def _transfers(report: WindowReport, frame: Frame) -> Iterable[str]:
+def _transfers(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
     yield "<h2>Bytes moved, by node</h2>"
     if not report.moved:
         yield "<p>No transfer ended in this window.</p>"
@@ -208,7 +208,7 @@ def _transfers(report: WindowReport, frame: Frame) -> Iterable[str]:
     moments = [int(frame.from_us + place * width_us) for place in range(COLUMNS)]
     rates = {name: [value / width_us for value in layer] for name, layer in layers.items()}
     yield "<p>MB/s, as if each transfer had gone at its mean rate; by the clocks of the nodes.</p>"
-    yield stacked(frame, moments, rates, kinds)
+    yield stacked_areas(frame, moments, rates, kinds)
     if report.transfers_left_out:
         yield f"<p>The {len(report.transfers)} largest; {report.transfers_left_out} more are not listed.</p>"
     rows = [

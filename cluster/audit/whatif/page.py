@@ -15,8 +15,8 @@ from cluster.audit.whatif.text import (
     rows_of,
     worlds_of,
 )
-from cluster.schemas.page import Bar as Drawn
-from cluster.schemas.page import Frame, Layer, bars, details, html_table, key, lines, moment, page
+from cluster.schemas.page import ChartBar as Drawn
+from cluster.schemas.page import ChartFrame, Layer, bars, details, html_table, key, lines, moment, page
 
 _COLOURS = {"recorded": "c7", "unchanged": "c4", "changed": "c0"}
 
@@ -24,7 +24,7 @@ _COLOURS = {"recorded": "c7", "unchanged": "c4", "changed": "c0"}
 def what_if_page(found: WhatIf, command: str) -> str:
     """Return the page as HTML; `command` makes it again."""
     source = found.source
-    frame = Frame(source.from_us, source.to_us)
+    frame = ChartFrame(source.from_us, source.to_us)
     window = f"{moment(source.from_us)} to {moment(source.to_us)} UTC"
     title = f"Forebay: what if, {source.cluster or source.cluster_id}, {window}"
     parts = [f"<h1>{escape(title)}</h1>"]
@@ -48,7 +48,7 @@ def what_if_page(found: WhatIf, command: str) -> str:
     return page(title, parts, KIND_COLOURS)
 
 
-def _pools(found: WhatIf, frame: Frame) -> Iterator[str]:
+def _pools(found: WhatIf, frame: ChartFrame) -> Iterator[str]:
     worlds = worlds_of(found)
     for name in sorted({pool.name for _, world in worlds for pool in world.pools}):
         uses = {word: pool.use for word, world in worlds for pool in world.pools if pool.name == name}
@@ -68,13 +68,13 @@ def _pools(found: WhatIf, frame: Frame) -> Iterator[str]:
         yield details(html_table(("", "at", "held", "in service"), rows))
 
 
-def _waiting(found: WhatIf, frame: Frame) -> Iterator[str]:
+def _waiting(found: WhatIf, frame: ChartFrame) -> Iterator[str]:
     for word, world in worlds_of(found):
         yield f"<h2>Pending jobs, by why they waited: {word}</h2>"
         yield from waiting_picture(world.waiting, frame)
 
 
-def _moved(title: str, count: int, jobs: Iterable[MovedJob], frame: Frame) -> Iterator[str]:
+def _moved(title: str, count: int, jobs: Iterable[MovedJob], frame: ChartFrame) -> Iterator[str]:
     named = list(jobs)
     if not named:
         return

@@ -113,12 +113,12 @@ async def _stretches(
     client: Client, asked: dict[str, Any], current: Session, *, follow: bool
 ) -> AsyncIterator[StoryAnswer]:
     """Yield what happened, a stretch at a time; to a terminal it is told how far was looked where nothing is found."""
-    from cluster.client import stretches
+    from cluster.client import read_event_pages
 
     clock, after = current.clock, None
     told_s = clock.monotonic_s()
     while True:
-        async for answer in stretches(client, after, stale=current.stale, **asked):
+        async for answer in read_event_pages(client, after, stale=current.stale, **asked):
             yield answer
             after, now_s = answer.read, clock.monotonic_s()
             if answer.rows or answer.read >= answer.last:

@@ -17,11 +17,11 @@ from cluster.schemas import operations as ops
 from cluster.security.proofs import (
     NOTE_KEY,
     Checkpoint,
-    NoteRefused,
-    ProofRefused,
+    NoteError,
+    ProofError,
     Tile,
-    TileRefused,
-    Verified,
+    TileError,
+    VerifiedSignature,
     VerifierKey,
     consistency_proof,
     nodes_in_tiles,
@@ -177,10 +177,10 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
         believed = None if keys is None else [parse_key(line) for line in _lines(keys)]
     except OSError as error:
         raise bad_input(f"{error.filename} cannot be read: {error.strerror}", "name another file") from error
-    except NoteRefused as error:
+    except NoteError as error:
         raise bad_input(str(error), "write keys as `forebay audit keys` prints them", place="--keys") from error
 
-    async def ask(client: Client) -> tuple[Checkpoint, Checkpoint, list[Verified]]:
+    async def ask(client: Client) -> tuple[Checkpoint, Checkpoint, list[VerifiedSignature]]:
         listed = await client.call(ops.LIST_LOG_KEYS)
         known = believed
         if known is None:
@@ -213,7 +213,7 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
                 read = nodes_in_tiles(after.size, tiles.__getitem__)
                 proof = consistency_proof(before.size, after.size, read)
                 if root_of(after.size, read) != after.root:
-                    raise ProofRefused("the tiles of the cluster are not those of its checkpoint")
+                    raise ProofError("the tiles of the cluster are not those of its checkpoint")
                 verify_consistency(before.size, after.size, before.root, after.root, proof)
                 return before, after, cosigned
             except KeyError as error:
@@ -223,7 +223,7 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
 
     try:
         before, after, cosigned = session().ask(ask)
-    except (ProofRefused, TileRefused) as error:
+    except (ProofError, TileError) as error:
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
             f"the ledger does not go on from {old}: {error}",
@@ -242,19 +242,19 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
         click.echo(f"A witness, {plain(one.key.name)}, cosigned the {after.size} entries at {moment(_moment(one))}.")
 
 
-def _moment(one: Verified) -> str | None:
+def _moment(one: VerifiedSignature) -> str | None:
     return None if one.at_s is None else format_instant(Instant(one.at_s * MICROSECONDS_PER_SECOND))
 
 
-def _read(held: str, keys: list[VerifierKey], what: str) -> tuple[Checkpoint, dict[VerifierKey, Verified]]:
+def _read(held: str, keys: list[VerifierKey], what: str) -> tuple[Checkpoint, dict[VerifierKey, VerifiedSignature]]:
     """Return the checkpoint in a note, and the signatures of these keys; Failure where no replica's is among them."""
     try:
         parse_note(held.encode())
         text, verified = verify_note(held.encode(), keys)
         if not any(one.key.kind == NOTE_KEY for one in verified):
-            raise NoteRefused("no replica whose key is known has signed it")
+            raise NoteError("no replica whose key is known has signed it")
         return parse_checkpoint(text), {one.key: one for one in verified}
-    except NoteRefused as error:
+    except NoteError as error:
         raise Failure(
             ExitCode.VERIFICATION_FAILED, f"{what} is not believed: {error}", "see `forebay audit keys`"
         ) from error

@@ -17,7 +17,7 @@ from cluster.system import format_instant, hold_termination
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 if TYPE_CHECKING:
-    from cluster.security.witness import WitnessRefused
+    from cluster.security.witness import WitnessError
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _DB = click.option(
@@ -109,15 +109,15 @@ def make(key: Path, db: Path | None, name: str, as_json: bool) -> None:
 
     The two belong together: a witness that has forgotten what it has cosigned needs another key.
     """
-    from cluster.security.witness import Seen, WitnessRefused, make_key
+    from cluster.security.witness import CheckpointStore, WitnessError, make_key
 
     database = _database(key, db)
     if database.exists():
         raise bad_input(f"{database} is there already", "name another file: a database is never overwritten")
     try:
         public = make_key(key, name)
-        Seen.create(database, str(public))
-    except WitnessRefused as error:
+        CheckpointStore.create(database, str(public))
+    except WitnessError as error:
         raise bad_input(error.sentence, error.remedy) from error
     present(MadeKey(key=str(public)), as_json, lambda: str(public))
     note(
@@ -133,16 +133,16 @@ def make(key: Path, db: Path | None, name: str, as_json: bool) -> None:
 def list_seen(key: Path, db: Path | None, as_json: bool) -> None:
     """List the cosigned logs and the rejected checkpoints."""
     from cluster.security.proofs import COSIGNATURE_KEY, verifier_of
-    from cluster.security.witness import Seen, WitnessRefused, read_key
+    from cluster.security.witness import CheckpointStore, WitnessError, read_key
 
     try:
         public = str(verifier_of(*read_key(key), COSIGNATURE_KEY))
-        seen = Seen(_database(key, db), public)
+        seen = CheckpointStore(_database(key, db), public)
         try:
-            logs, evidence = seen.all()
+            logs, evidence = seen.read_all()
         finally:
             seen.close()
-    except WitnessRefused as error:
+    except WitnessError as error:
         raise _refused(error) from error
     if as_json:
         show_json(
@@ -173,5 +173,5 @@ def _moment(at_s: int) -> str | None:
     return format_instant(Instant(at_s * MICROSECONDS_PER_SECOND))
 
 
-def _refused(error: WitnessRefused) -> Failure:
+def _refused(error: WitnessError) -> Failure:
     return Failure(ExitCode.REFUSED, error.sentence, error.remedy)

@@ -19,7 +19,7 @@ from cluster.security import (
     AUTHORITY_NAME,
     CERTIFICATE_MODE,
     NAME_RULE,
-    PkiRefused,
+    PkiError,
     Role,
     certificate_of,
     certificates_in,
@@ -175,7 +175,7 @@ def issue_certificate(
             replace_private(beside, believed, mode=CERTIFICATE_MODE)
     except PermissionError as error:
         raise _unreadable(target, error) from error
-    except PkiRefused as error:
+    except PkiError as error:
         raise _refused(error) from error
     until = format_instant(certificate_of(target, name).valid_until)
     issued = IssuedAnswer(certificate=str(files.certificate), key=str(files.key), valid_until=until)
@@ -316,11 +316,11 @@ def _performed(directory: Path, act: Callable[[], T]) -> T:
         return act()
     except OSError as error:
         raise _unreadable(directory, error) from error
-    except PkiRefused as error:
+    except PkiError as error:
         raise _refused(error) from error
 
 
-def _refused(error: PkiRefused) -> Failure:
+def _refused(error: PkiError) -> Failure:
     sentence, _, remedy = str(error).partition("; ")
     denied = isinstance(error.__cause__ and error.__cause__.__cause__, PermissionError)
     return Failure(ExitCode.PERMISSION_DENIED if denied else ExitCode.BAD_INPUT, sentence, _remedy(remedy))

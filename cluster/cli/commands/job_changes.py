@@ -18,12 +18,12 @@ from cluster.client import ApiError, Client, error_of_view
 from cluster.schemas import (
     JOB_FIELDS,
     NO_DETAILS,
+    ApiOperation,
     BulkCommand,
     CancelCommand,
     ContinueCommand,
     HoldCommand,
     JobView,
-    Operation,
     ReleaseCommand,
     RequeueCommand,
     SuspendCommand,
@@ -44,7 +44,7 @@ JOBS = click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, requir
 
 
 def _change(
-    name: str, help_text: str, operation: Operation[Any, JobView], among: Callable[..., BulkCommand]
+    name: str, help_text: str, operation: ApiOperation[Any, JobView], among: Callable[..., BulkCommand]
 ) -> click.Command:
     """Return the command that changes jobs one way: `operation` for one, `among` is one of many."""
 
@@ -110,7 +110,7 @@ def update(job_ids: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
 def each(
     job_ids: tuple[str, ...],
-    operation: Operation[Any, JobView],
+    operation: ApiOperation[Any, JobView],
     among: Callable[..., BulkCommand] | None = None,
     *,
     as_json: bool,
@@ -167,7 +167,7 @@ def _waits(job: JobView) -> Failure:
 
 
 async def _alone(
-    client: Client, job_ids: tuple[str, ...], operation: Operation[Any, JobView], fields: Mapping[str, Any]
+    client: Client, job_ids: tuple[str, ...], operation: ApiOperation[Any, JobView], fields: Mapping[str, Any]
 ) -> AsyncIterator[tuple[str, JobView | ApiError]]:
     """Change one job after the other, until nobody answers."""
     for job_id in job_ids:

@@ -21,7 +21,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import moment, note, present
-from cluster.client import Client, GatewayWay, connected
+from cluster.client import Client, GatewayAccess, connect_gateway
 from cluster.client import run as run_to_end
 from cluster.config import (
     GUIDE_NAME,
@@ -332,12 +332,12 @@ def up() -> None:
 
 async def _gateway_listens(config: Config) -> None:
     """Wait until the gateway of `up` takes connections, for READY_S at most: what is told to be typed needs it."""
-    way = GatewayWay(config.access.socket, frozenset({os.geteuid()}))
+    way = GatewayAccess(config.access.socket, frozenset({os.geteuid()}))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(READY_S):
             while True:
                 with contextlib.suppress(OSError):
-                    connected(way, READY_S).close()
+                    connect_gateway(way, READY_S).close()
                     return
                 await asyncio.sleep(LOOK_S)
 

@@ -18,7 +18,7 @@ from cluster.system import FORMAT_VARIABLE, FORMATS
 if TYPE_CHECKING:
     from cluster.cli.text import Listing
     from cluster.client import Client
-    from cluster.schemas import BulkCommand, Command, Operation
+    from cluster.schemas import ApiOperation, BulkCommand, Command
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -142,9 +142,9 @@ class Kind(msgspec.Struct, frozen=True):
     """What one is called in sentences."""
     field: str
     """The field of an answer that has the records."""
-    listed: Operation[None, Any]
-    changed: Operation[Any, Any]
-    deleted: Operation[Command, Any]
+    listed: ApiOperation[None, Any]
+    changed: ApiOperation[Any, Any]
+    deleted: ApiOperation[Command, Any]
     listing: Callable[[tuple[Any, ...]], Listing | str]
     """Returns records as people see them."""
     needed: tuple[str, ...] = ()

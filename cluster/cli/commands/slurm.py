@@ -166,7 +166,7 @@ def _findings(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
     """Return all that is wrong, a line each."""
     from cluster.agent.files import PlaceRefused, places
     from cluster.config import Config, ConfigError, read_access
-    from cluster.security import TlsRefused
+    from cluster.security import TlsError
     from cluster.slurm.checks import certificate_fault, reach_faults
     from cluster.slurm.install import obstacles, remaining
 
@@ -181,7 +181,7 @@ def _findings(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
                 places.identity_at(place.path)
             except PlaceRefused as error:
                 found.append(f"{place.path}: place {place.name}: {error}")
-    except (ConfigError, TlsRefused) as error:
+    except (ConfigError, TlsError) as error:
         found.append(str(error))
     return list(dict.fromkeys(line.replace("\n", " ") for line in found))
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from cluster.cli.drills.figures import Probe
-from cluster.client import ApiError, Client, stretches, tells
+from cluster.client import ApiError, Client, is_definite, read_event_pages
 from cluster.schemas import Command, LeaderTermView, StateDigestAnswer, StatusView, StoryRow
 from cluster.schemas import operations as ops
 from cluster.system import Address, Clock
@@ -63,7 +63,7 @@ async def answered_again(client: Client, drill: int, writes: Iterable[Probe]) ->
             try:
                 answer = await client.call(ops.PROBE_DRILL, Command(command_id=command_id), drill=drill)
             except ApiError as error:
-                if not tells(error.status, error.code):
+                if not is_definite(error.status, error.code):
                     found.unanswered[command_id] = str(error)
             else:
                 found.revisions[command_id] = answer.revision
@@ -106,7 +106,7 @@ async def _held_at(client: Client, replicas: dict[str, Address], revision: int) 
 async def happened(client: Client, rows_max: int | None = None, **asked: Any) -> AsyncIterator[StoryRow]:
     """Yield what happened, oldest first, to its end or `rows_max` rows of it."""
     count = 0
-    async for answer in stretches(client, limit=ROWS_AT_ONCE, deadline_s=STRETCH_S, **asked):
+    async for answer in read_event_pages(client, limit=ROWS_AT_ONCE, deadline_s=STRETCH_S, **asked):
         for row in answer.rows:
             if count == rows_max:
                 return

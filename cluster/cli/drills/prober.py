@@ -27,7 +27,7 @@ from cluster.client import ApiError, Client
 from cluster.config import read_access
 from cluster.schemas import Command
 from cluster.schemas import operations as ops
-from cluster.security import TlsRefused
+from cluster.security import TlsError
 from cluster.system import Address, Clock, SystemClock
 
 PROBE_EVERY_S: Final = 0.01
@@ -216,7 +216,7 @@ def run() -> int:
     """Measure what is assigned until standard input ends; return the exit code."""
     try:
         asyncio.run(_serve())
-    except (OSError, ValueError, TlsRefused, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, TlsError, msgspec.MsgspecError) as error:
         # Who reads the reports has ended, or what is assigned cannot be: either way there is nothing to measure.
         print(f"forebay drill: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -7,7 +7,7 @@ from typing import Final
 
 from cluster.schemas.drills import DrillAnswer, DrillView
 from cluster.schemas.ledger import LeaderTermView, StoryRow
-from cluster.schemas.page import Bar, Frame, bars, details, html_table, key, moment, page
+from cluster.schemas.page import ChartBar, ChartFrame, bars, details, html_table, key, moment, page
 from cluster.system import parse_instant
 from replica.values import Instant
 
@@ -37,7 +37,7 @@ def page_of(
     `command` makes the page again.
     """
     began, ended = _instant(drill.began), _instant(drill.ended)
-    frame = Frame(began, max(ended, began + 1))
+    frame = ChartFrame(began, max(ended, began + 1))
     title = f"Forebay: drill {drill.drill}, {drill.scenario} of {drill.target}, {moment(began)} UTC"
     facts = (
         ("Verdict", f"{drill.verdict}: {drill.sentence}"),
@@ -63,7 +63,7 @@ def _instant(text: str | None) -> Instant:
     return parse_instant(text) if text else Instant(0)
 
 
-def _time(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: Frame) -> Iterable[str]:
+def _time(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: ChartFrame) -> Iterable[str]:
     """Yield what happened when, one row below the other: the fault, writes, who led."""
     figures, began = drill.figures, frame.from_us
     yield "<h2>What happened when</h2>"
@@ -74,10 +74,10 @@ def _time(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: Frame) -> 
         over = fault + figures.get("begun_us", 0) + lasted
         stop, stop_us = fault + figures["write_stop_at_us"], figures["write_stop_us"]
         drawn = [
-            Bar(0, fault, over, _FAULT, f"{drill.scenario} of {drill.target}, {_ms(over - fault)}"),
-            Bar(1, began, fault, _CONTROL, "writes before it, to see what is normal"),
-            Bar(1, fault, fault + figures["watched_us"], _ANSWERED, "writes from it on"),
-            Bar(1, stop, stop + stop_us, _STOPPED, f"no write was acknowledged for {_ms(stop_us)}"),
+            ChartBar(0, fault, over, _FAULT, f"{drill.scenario} of {drill.target}, {_ms(over - fault)}"),
+            ChartBar(1, began, fault, _CONTROL, "writes before it, to see what is normal"),
+            ChartBar(1, fault, fault + figures["watched_us"], _ANSWERED, "writes from it on"),
+            ChartBar(1, stop, stop + stop_us, _STOPPED, f"no write was acknowledged for {_ms(stop_us)}"),
         ]
     seen = [
         (max(frame.from_us, since), min(frame.to_us, until), term)
@@ -86,7 +86,7 @@ def _time(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: Frame) -> 
         if term.from_at is not None and since <= frame.to_us and until >= frame.from_us
     ]
     drawn += [
-        Bar(2, since, until, _TERMS[place % 2], f"{term.leader or 'somebody'} led term {term.term}")
+        ChartBar(2, since, until, _TERMS[place % 2], f"{term.leader or 'somebody'} led term {term.term}")
         for place, (since, until, term) in enumerate(seen)
     ]
     legend = ((_FAULT, "the fault"), (_CONTROL, "control"), (_ANSWERED, "writes"), (_STOPPED, "none acknowledged"))

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cluster.client.gateway.service import Gateway, GatewayRefused
+from cluster.client.gateway.service import Gateway, GatewayError
 from cluster.config import ConfigError, read_access
-from cluster.security import Role, TlsRefused, certificate_of, until_valid
+from cluster.security import Role, TlsError, certificate_of, until_valid
 from cluster.system import (
     EXIT_CONFIGURATION,
     READY,
@@ -39,10 +39,10 @@ def run(arguments: list[str]) -> int:
     begin_logging("forebay-gateway")
     try:
         asyncio.run(_serve(chosen))
-    except (ConfigError, TlsRefused) as error:
+    except (ConfigError, TlsError) as error:
         say_at_last(f"forebay run gateway: {error}")
         return EXIT_CONFIGURATION
-    except (OSError, GatewayRefused) as error:
+    except (OSError, GatewayError) as error:
         say_at_last(f"forebay run gateway: {error}")
         return EXIT_FAILED
     return EXIT_OK
@@ -54,7 +54,7 @@ async def _serve(chosen: argparse.Namespace) -> None:
     files = config.tls_files(chosen.name)
     found = certificate_of(files.certificate.parent, chosen.name)
     if found.role != Role.GATEWAY:
-        raise TlsRefused(
+        raise TlsError(
             f"{files.certificate} has the role {found.role or 'nobody'!r}; a gateway has a certificate of its own: "
             f"forebay cert issue NAME --role gateway"
         )

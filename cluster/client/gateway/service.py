@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, cast
 import msgspec
 from aiohttp import web
 
-from cluster.client.attempt import ATTEMPT_HEADER, AttemptFailed, AttemptView
+from cluster.client.attempt import ATTEMPT_HEADER, AttemptError, AttemptView
 from cluster.client.calls import ENDPOINTS_MAX, REDIRECT_STATUSES, redirection
 from cluster.client.exchange import Exchange
 from cluster.config import AccessConfig
@@ -64,7 +64,7 @@ _PASSED_ON: Final = ("Accept", "Content-Type", "Last-Event-ID")
 _PASSED_BACK: Final = ("Allow", "Cache-Control", "Content-Type", "Forebay-Revision", "Location", "Retry-After")
 
 
-class GatewayRefused(Exception):
+class GatewayError(Exception):
     """The gateway cannot serve; the message is a sentence with the remedy."""
 
 
@@ -146,7 +146,7 @@ class Gateway:
     """Listens at a path of this machine and speaks to the replicas."""
 
     def __init__(self, config: AccessConfig, files: TlsFiles, path: Path, clock: Clock) -> None:
-        """`files`: the gateway's own certificate; TlsRefused if they cannot be used."""
+        """`files`: the gateway's own certificate; TlsError if they cannot be used."""
         self._path = path
         self._replicas = list(config.endpoints)
         self._exchange = Exchange(files)
@@ -156,7 +156,7 @@ class Gateway:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Listen; GatewayRefused or OSError if the path cannot be used."""
+        """Listen; GatewayError or OSError if the path cannot be used."""
         self._server = _Server(self._handle, LOGGER, handler_cancellation=True)
         self._listening = await asyncio.get_running_loop().create_unix_server(
             self._server, sock=listen_at(self._path), backlog=BACKLOG
@@ -224,7 +224,7 @@ class Gateway:
                         await begun.write(part)
                 await begun.write_eof()
                 return begun
-        except AttemptFailed as failure:
+        except AttemptError as failure:
             if begun is None:
                 view = msgspec.json.encode(AttemptView.of(failure))
                 response = web.Response(status=502, body=view, headers={ATTEMPT_HEADER: "failed"})
@@ -270,7 +270,7 @@ class Gateway:
 
 
 def listen_at(path: Path) -> socket.socket:
-    """Return a socket that listens at a path, to which everybody may connect; GatewayRefused, OSError."""
+    """Return a socket that listens at a path, to which everybody may connect; GatewayError, OSError."""
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(mode=0o755)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -292,20 +292,20 @@ def listen_at(path: Path) -> socket.socket:
 
 
 def _clear(path: Path, short: str) -> None:
-    """Remove a socket that a gateway of before has left; GatewayRefused for anything else."""
+    """Remove a socket that a gateway of before has left; GatewayError for anything else."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise GatewayRefused(f"{path} is there and is no socket; remove it, or name another path in [access] socket")
+        raise GatewayError(f"{path} is there and is no socket; remove it, or name another path in [access] socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trying:
         try:
             trying.connect(short)
         except ConnectionRefusedError:
             path.unlink()
             return
-    raise GatewayRefused(f"another gateway listens at {path} already; stop it first")
+    raise GatewayError(f"another gateway listens at {path} already; stop it first")
 
 
 def _body_of(request: web.BaseRequest) -> AsyncIterator[bytes] | None:

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from cluster.schemas.page.document import COLOURS, details, html_table, key, page
     from cluster.schemas.page.svg import (
         BAR,
-        Bar,
-        Frame,
+        ChartBar,
+        ChartFrame,
         Layer,
         area_strip,
         bar_strip,
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
         lines,
         moment,
         number,
-        stacked,
+        stacked_areas,
     )
 else:
     __getattr__ = shown(
         __name__,
         """
         document: COLOURS details html_table key page
-        svg: BAR Bar Frame Layer area_strip bar_strip bars lines moment number stacked
+        svg: BAR ChartBar ChartFrame Layer area_strip bar_strip bars lines moment number stacked_areas
         """,
     )

@@ -23,7 +23,7 @@ _TICKS_MAX: Final = 8
 _DAY_US: Final = 86_400_000_000
 
 
-class Frame(NamedTuple):
+class ChartFrame(NamedTuple):
     """The time axis that all pictures of a page share; microseconds since 1970."""
 
     from_us: int
@@ -58,7 +58,7 @@ def number(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-class Bar(NamedTuple):
+class ChartBar(NamedTuple):
     """One bar: its row, from where to where, its class for the colour, and what it says."""
 
     row: int
@@ -76,7 +76,7 @@ class Layer(NamedTuple):
     steps: Sequence[tuple[int, float]]
 
 
-def bars(frame: Frame, rows: Sequence[str], found: Iterable[Bar]) -> str:
+def bars(frame: ChartFrame, rows: Sequence[str], found: Iterable[ChartBar]) -> str:
     """Return rows of bars, each with what it says as its title."""
     height = TOP + len(rows) * ROW
     parts = [
@@ -92,7 +92,7 @@ def bars(frame: Frame, rows: Sequence[str], found: Iterable[Bar]) -> str:
     return _picture(frame, height, parts)
 
 
-def lines(frame: Frame, layers: Sequence[Layer], most: float, top: str, height: int = 120) -> str:
+def lines(frame: ChartFrame, layers: Sequence[Layer], most: float, top: str, height: int = 120) -> str:
     """Return step lines; the first is an area. `most` is the value at the top, `top` what is written there."""
     parts = [_scale(height, top)]
     for place, layer in enumerate(layers):
@@ -110,8 +110,8 @@ def lines(frame: Frame, layers: Sequence[Layer], most: float, top: str, height: 
     return _picture(frame, TOP + height, parts)
 
 
-def stacked(
-    frame: Frame,
+def stacked_areas(
+    frame: ChartFrame,
     moments: Sequence[int],
     layers: Mapping[str, Sequence[float]],
     kinds: Mapping[str, str],
@@ -136,7 +136,7 @@ STRIP: Final = 1000
 """Width of a strip, units: it is stretched to the room that there is."""
 
 
-def area_strip(frame: Frame, layers: Sequence[Layer], most: float, label: str, height: int = 100) -> str:
+def area_strip(frame: ChartFrame, layers: Sequence[Layer], most: float, label: str, height: int = 100) -> str:
     """Return steps as areas, without any text, stretched to the room that there is: the page says the scale beside it.
 
     `label` says in words what it shows, for those who do not see it.
@@ -159,7 +159,7 @@ def area_strip(frame: Frame, layers: Sequence[Layer], most: float, label: str, h
     return _strip(parts, label, height)
 
 
-def bar_strip(frame: Frame, found: Iterable[Bar], label: str, height: int = 100) -> str:
+def bar_strip(frame: ChartFrame, found: Iterable[ChartBar], label: str, height: int = 100) -> str:
     """Return bars in one row, each with its title, stretched to the room that there is."""
     parts = []
     for bar in found:
@@ -178,7 +178,9 @@ def _strip(parts: Iterable[str], label: str, height: int) -> str:
     )
 
 
-def _corners(frame: Frame, steps: Sequence[tuple[int, float]], most: float, height: int) -> list[tuple[float, float]]:
+def _corners(
+    frame: ChartFrame, steps: Sequence[tuple[int, float]], most: float, height: int
+) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     for at_us, value in steps:
         x, y = frame.x(at_us), TOP + height - min(value / most, 1.0) * height
@@ -197,7 +199,7 @@ def _scale(height: int, top: str) -> str:
     )
 
 
-def _picture(frame: Frame, height: int, parts: Iterable[str]) -> str:
+def _picture(frame: ChartFrame, height: int, parts: Iterable[str]) -> str:
     axis = [f'<line x1="{LEFT}" y1="{height}" x2="{WIDTH - RIGHT}" y2="{height}" class="axis"/>']
     long = frame.to_us - frame.from_us > _DAY_US
     for at_us in frame.ticks():

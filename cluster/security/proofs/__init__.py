@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.security.proofs.histories import HISTORY_HEAD, HistoryCounts, history_leaf, history_salt
+    from cluster.security.proofs.history_counts import HISTORY_HEAD, HistoryCounts, history_leaf, history_salt
     from cluster.security.proofs.leaves import (
         LEAF_BYTES,
         SALT_BYTES,
         Leaf,
-        LeafRefused,
+        LeafError,
         command_leaf,
         command_path,
         command_salt,
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
         MAX_NOTE_BYTES,
         NOTE_KEY,
         Checkpoint,
-        NoteRefused,
+        NoteError,
         Signature,
-        Verified,
+        VerifiedSignature,
         VerifierKey,
         cosign,
         parse_checkpoint,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from cluster.security.proofs.tiles import (
         Tile,
-        TileRefused,
+        TileError,
         bundle,
         leaves_in,
         new_tiles,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from cluster.security.proofs.tree import (
         EMPTY_ROOT,
         HASH_BYTES,
-        ProofRefused,
+        ProofError,
         RightEdge,
         consistency_proof,
         inclusion_proof,
@@ -59,13 +59,13 @@ if TYPE_CHECKING:
         verify_consistency,
         verify_inclusion,
     )
-    from cluster.security.proofs.witnessing import (
+    from cluster.security.proofs.witness_protocol import (
         MAX_ANSWER_BYTES,
         MAX_PROOF_HASHES,
         MAX_REQUEST_BYTES,
         SIZE_TYPE,
         AddCheckpoint,
-        RequestRefused,
+        WitnessRequestError,
         cosignature_in,
         parse_request,
         parse_signer,
@@ -76,15 +76,15 @@ else:
     __getattr__ = shown(
         __name__,
         """
-        histories: HISTORY_HEAD HistoryCounts history_leaf history_salt
-        leaves: LEAF_BYTES SALT_BYTES Leaf LeafRefused command_leaf command_path command_salt entry_salt leaf_of
+        history_counts: HISTORY_HEAD HistoryCounts history_leaf history_salt
+        leaves: LEAF_BYTES SALT_BYTES Leaf LeafError command_leaf command_path command_salt entry_salt leaf_of
         leaves: parse_leaf
-        notes: COSIGNATURE_KEY MAX_NOTE_BYTES NOTE_KEY Checkpoint NoteRefused Signature Verified VerifierKey cosign
-        notes: parse_checkpoint parse_key parse_note sign verifier_of verify_note write_note
-        tiles: Tile TileRefused bundle leaves_in new_tiles nodes_in_tiles parse_path tile_at
-        tree: EMPTY_ROOT HASH_BYTES ProofRefused RightEdge consistency_proof inclusion_proof leaf_hash node_hash
+        notes: COSIGNATURE_KEY MAX_NOTE_BYTES NOTE_KEY Checkpoint NoteError Signature VerifiedSignature
+        notes: VerifierKey cosign parse_checkpoint parse_key parse_note sign verifier_of verify_note write_note
+        tiles: Tile TileError bundle leaves_in new_tiles nodes_in_tiles parse_path tile_at
+        tree: EMPTY_ROOT HASH_BYTES ProofError RightEdge consistency_proof inclusion_proof leaf_hash node_hash
         tree: root_of verify_consistency verify_inclusion
-        witnessing: MAX_ANSWER_BYTES MAX_PROOF_HASHES MAX_REQUEST_BYTES SIZE_TYPE AddCheckpoint RequestRefused
-        witnessing: cosignature_in parse_request parse_signer parse_size write_signer
+        witness_protocol: MAX_ANSWER_BYTES MAX_PROOF_HASHES MAX_REQUEST_BYTES SIZE_TYPE AddCheckpoint
+        witness_protocol: WitnessRequestError cosignature_in parse_request parse_signer parse_size write_signer
         """,
     )

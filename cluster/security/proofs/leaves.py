@@ -23,7 +23,7 @@ _COMMAND = b"forebay command salt/1\n"
 _ENTRY = b"forebay entry salt/1\n"
 
 
-class LeafRefused(ValueError):
+class LeafError(ValueError):
     """Bytes that are not a leaf of this format."""
 
 
@@ -46,7 +46,7 @@ class Leaf:
     commands_root: bytes
     """Root of the tree over them, one salted leaf each (`command_leaf`)."""
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """The LEAF_BYTES that are hashed as a leaf of the tree."""
         return LEAF_HEAD + _FIELDS.pack(
             self.index,
@@ -61,9 +61,9 @@ class Leaf:
 
 
 def parse_leaf(held: bytes) -> Leaf:
-    """The leaf that these bytes are; LeafRefused."""
+    """The leaf that these bytes are; LeafError."""
     if len(held) != LEAF_BYTES or not held.startswith(LEAF_HEAD):
-        raise LeafRefused(f"{len(held)} bytes that begin with {held[: len(LEAF_HEAD)]!r} are no leaf of a ledger")
+        raise LeafError(f"{len(held)} bytes that begin with {held[: len(LEAF_HEAD)]!r} are no leaf of a ledger")
     return Leaf(*_FIELDS.unpack_from(held, len(LEAF_HEAD)))
 
 

@@ -30,7 +30,7 @@ _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
 _SIGNATURE_LINE = re.compile(r"— (?P<name>[^\s+]+) (?P<value>[A-Za-z0-9+/]+={0,2})")
 
 
-class NoteRefused(ValueError):
+class NoteError(ValueError):
     """A note, checkpoint or key that is not well formed, or a signature that is not its key's."""
 
 
@@ -44,9 +44,9 @@ class VerifierKey:
 
     def __post_init__(self) -> None:
         if not self.name or "+" in self.name or any(one.isspace() or one < " " for one in self.name):
-            raise NoteRefused(f"{self.name!r} cannot be the name of a key: it has a space or a plus, or nothing")
+            raise NoteError(f"{self.name!r} cannot be the name of a key: it has a space or a plus, or nothing")
         if self.kind not in {NOTE_KEY, COSIGNATURE_KEY} or len(self.public) != PUBLIC_KEY_BYTES:
-            raise NoteRefused(f"the key {self.name} is not an Ed25519 key of kind 1 or 4")
+            raise NoteError(f"the key {self.name} is not an Ed25519 key of kind 1 or 4")
 
     @property
     def key_id(self) -> bytes:
@@ -55,16 +55,16 @@ class VerifierKey:
 
     def __str__(self) -> str:
         """`name+key id+key`, as keys are given to verifiers."""
-        return f"{self.name}+{self.key_id.hex()}+{_encoded(bytes([self.kind]) + self.public)}"
+        return f"{self.name}+{self.key_id.hex()}+{_encode_base64(bytes([self.kind]) + self.public)}"
 
 
 def parse_key(text: str) -> VerifierKey:
-    """The key that `name+key id+key` describes; NoteRefused where it is not one or its id is another's."""
+    """The key that `name+key id+key` describes; NoteError where it is not one or its id is another's."""
     name, id_hex, encoded = [*text.split("+", 2), "", ""][:3]
-    held = _decoded(encoded, f"the key {name!r}")
+    held = _decode_base64(encoded, f"the key {name!r}")
     key = VerifierKey(name, held[0] if held else 0, held[1:])
     if key.key_id.hex() != id_hex:
-        raise NoteRefused(f"the key {name} has the id {key.key_id.hex()}, and is written with {id_hex!r}")
+        raise NoteError(f"the key {name} has the id {key.key_id.hex()}, and is written with {id_hex!r}")
     return key
 
 
@@ -77,11 +77,11 @@ class Signature:
     value: bytes
 
     def line(self) -> str:
-        return f"— {self.name} {_encoded(self.key_id + self.value)}\n"
+        return f"— {self.name} {_encode_base64(self.key_id + self.value)}\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedSignature:
     """A signature that is its key's; `at_s` is when a cosigner signed, in seconds of the epoch, None of others."""
 
     key: VerifierKey
@@ -101,9 +101,9 @@ def sign(text: str, name: str, private: Ed25519PrivateKey) -> Signature:
 def cosign(text: str, name: str, private: Ed25519PrivateKey, at_s: int) -> Signature:
     """A cosignature (v1) of a checkpoint's text, made at `at_s` seconds of the epoch."""
     if not 0 <= at_s <= MAX_COSIGNED_AT_S:
-        raise NoteRefused(f"a cosignature cannot be of the second {at_s}")
+        raise NoteError(f"a cosignature cannot be of the second {at_s}")
     parse_checkpoint(text)
-    value = at_s.to_bytes(8, "big") + private.sign(_cosigned(text, at_s))
+    value = at_s.to_bytes(8, "big") + private.sign(_cosigned_text(text, at_s))
     return Signature(name, verifier_of(name, private, COSIGNATURE_KEY).key_id, value)
 
 
@@ -113,38 +113,38 @@ def write_note(text: str, signatures: Iterable[Signature]) -> str:
 
 
 def parse_note(held: bytes) -> tuple[str, list[Signature]]:
-    """The text and the signatures of a note, none verified; NoteRefused for what is not a note."""
+    """The text and the signatures of a note, none verified; NoteError for what is not a note."""
     if len(held) > MAX_NOTE_BYTES:
-        raise NoteRefused(f"a note has at most {MAX_NOTE_BYTES} bytes")
+        raise NoteError(f"a note has at most {MAX_NOTE_BYTES} bytes")
     try:
         whole = held.decode()
     except UnicodeDecodeError as error:
-        raise NoteRefused("the note is not UTF-8") from error
+        raise NoteError("the note is not UTF-8") from error
     text, empty_line, below = whole.rpartition("\n\n")
     if not empty_line or not below.endswith("\n"):
-        raise NoteRefused("a note is a text, an empty line and lines of signatures")
+        raise NoteError("a note is a text, an empty line and lines of signatures")
     text += "\n"
     _check_text(text)
     lines = below[:-1].split("\n")
     if len(lines) > MAX_SIGNATURES:
-        raise NoteRefused(f"a note has at most {MAX_SIGNATURES} signatures")
+        raise NoteError(f"a note has at most {MAX_SIGNATURES} signatures")
     return text, [_parse_signature(line) for line in lines]
 
 
-def verify_note(held: bytes, keys: Sequence[VerifierKey]) -> tuple[str, list[Verified]]:
+def verify_note(held: bytes, keys: Sequence[VerifierKey]) -> tuple[str, list[VerifiedSignature]]:
     """The text and the signatures of known keys, one of each; those of unknown keys count for nothing.
 
-    NoteRefused where a known key's signature is false, or no known key has signed.
+    NoteError where a known key's signature is false, or no known key has signed.
     """
     text, signatures = parse_note(held)
     known = {(key.name, key.key_id): key for key in keys}
-    verified: dict[VerifierKey, Verified] = {}
+    verified: dict[VerifierKey, VerifiedSignature] = {}
     for one in signatures:
         key = known.get((one.name, one.key_id))
         if key is not None:
             verified.setdefault(key, _verify(text, one, key))
     if not verified:
-        raise NoteRefused("no key that is known has signed the note")
+        raise NoteError("no key that is known has signed the note")
     return text, list(verified.values())
 
 
@@ -158,12 +158,12 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         if not self.origin or "\n" in self.origin:
-            raise NoteRefused("the origin of a checkpoint is a line that is not empty")
+            raise NoteError("the origin of a checkpoint is a line that is not empty")
         if not 0 <= self.size <= MAX_SIZE or len(self.root) != HASH_BYTES:
-            raise NoteRefused(f"a checkpoint has a size below 2^64 and a root of {HASH_BYTES} bytes")
+            raise NoteError(f"a checkpoint has a size below 2^64 and a root of {HASH_BYTES} bytes")
 
     def text(self) -> str:
-        return f"{self.origin}\n{self.size}\n{_encoded(self.root)}\n"
+        return f"{self.origin}\n{self.size}\n{_encode_base64(self.root)}\n"
 
 
 def parse_checkpoint(text: str) -> Checkpoint:
@@ -171,58 +171,58 @@ def parse_checkpoint(text: str) -> Checkpoint:
     _check_text(text)
     lines = text[:-1].split("\n")
     if len(lines) < 3 or not all(lines):
-        raise NoteRefused("a checkpoint has three lines or more, none empty: origin, size, root")
+        raise NoteError("a checkpoint has three lines or more, none empty: origin, size, root")
     if not _DECIMAL.fullmatch(lines[1]):
-        raise NoteRefused(f"the size of a checkpoint is a decimal number, not {lines[1][:40]!r}")
-    return Checkpoint(lines[0], int(lines[1]), _decoded(lines[2], "the root of the checkpoint"))
+        raise NoteError(f"the size of a checkpoint is a decimal number, not {lines[1][:40]!r}")
+    return Checkpoint(lines[0], int(lines[1]), _decode_base64(lines[2], "the root of the checkpoint"))
 
 
-def _verify(text: str, signature: Signature, key: VerifierKey) -> Verified:
+def _verify(text: str, signature: Signature, key: VerifierKey) -> VerifiedSignature:
     value, message, at_s = signature.value, text.encode(), None
     if key.kind == COSIGNATURE_KEY:
         at_s = int.from_bytes(value[:8], "big")
-        value, message = value[8:], _cosigned(text, at_s)
+        value, message = value[8:], _cosigned_text(text, at_s)
         if at_s > MAX_COSIGNED_AT_S:
-            raise NoteRefused(f"the cosignature of {key.name} is of no time")
+            raise NoteError(f"the cosignature of {key.name} is of no time")
         parse_checkpoint(text)
     if len(value) != SIGNATURE_BYTES:
-        raise NoteRefused(f"the signature of {key.name} has {len(value)} bytes instead of {SIGNATURE_BYTES}")
+        raise NoteError(f"the signature of {key.name} has {len(value)} bytes instead of {SIGNATURE_BYTES}")
     try:
         Ed25519PublicKey.from_public_bytes(key.public).verify(value, message)
     except InvalidSignature as error:
-        raise NoteRefused(f"the signature of {key.name} is not of this text") from error
-    return Verified(key, at_s)
+        raise NoteError(f"the signature of {key.name} is not of this text") from error
+    return VerifiedSignature(key, at_s)
 
 
-def _cosigned(text: str, at_s: int) -> bytes:
+def _cosigned_text(text: str, at_s: int) -> bytes:
     return f"cosignature/v1\ntime {at_s}\n{text}".encode()
 
 
 def _parse_signature(line: str) -> Signature:
     found = _SIGNATURE_LINE.fullmatch(line)
     if found is None:
-        raise NoteRefused(f"{line[:80]!r} is not a line of a signature: — name base64")
-    held = _decoded(found["value"], f"the signature of {found['name']}")
+        raise NoteError(f"{line[:80]!r} is not a line of a signature: — name base64")
+    held = _decode_base64(found["value"], f"the signature of {found['name']}")
     if len(held) <= KEY_ID_BYTES:
-        raise NoteRefused(f"the signature of {found['name']} is empty")
+        raise NoteError(f"the signature of {found['name']} is empty")
     return Signature(found["name"], held[:KEY_ID_BYTES], held[KEY_ID_BYTES:])
 
 
 def _check_text(text: str) -> None:
     if not text.endswith("\n") or _CONTROL.search(text):
-        raise NoteRefused("the text of a note ends with a newline and has no other control characters")
+        raise NoteError("the text of a note ends with a newline and has no other control characters")
 
 
-def _encoded(held: bytes) -> str:
+def _encode_base64(held: bytes) -> str:
     return base64.b64encode(held).decode()
 
 
-def _decoded(text: str, what: str) -> bytes:
+def _decode_base64(text: str, what: str) -> bytes:
     try:
         held = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise NoteRefused(f"{what} is not base64") from error
+        raise NoteError(f"{what} is not base64") from error
     # Bits that are left over in the last character would give one signature two spellings.
-    if _encoded(held) != text:
-        raise NoteRefused(f"{what} is base64 in another spelling than the standard's")
+    if _encode_base64(held) != text:
+        raise NoteError(f"{what} is base64 in another spelling than the standard's")
     return held

@@ -20,7 +20,7 @@ _PATH = re.compile(
 )
 
 
-class TileRefused(ValueError):
+class TileError(ValueError):
     """A path that names no tile, or bytes that are not what the name says."""
 
 
@@ -45,23 +45,23 @@ class Tile:
 
 
 def parse_path(path: str) -> Tile:
-    """The tile that `path` names; TileRefused for every other spelling, so that one tile has one name."""
+    """The tile that `path` names; TileError for every other spelling, so that one tile has one name."""
     found = _PATH.fullmatch(path)
     if found is None:
-        raise TileRefused(f"{path[:100]!r} is not the path of a tile, such as tile/0/x001/067 or tile/1/000.p/5")
+        raise TileError(f"{path[:100]!r} is not the path of a tile, such as tile/0/x001/067 or tile/1/000.p/5")
     level = None if found["level"] == "entries" else int(found["level"])
     index = int(found["groups"].replace("x", "").replace("/", "") + found["last"])
     tile = Tile(level, index, int(found["width"] or TILE_WIDTH))
     if tile.path != path or tile.width > TILE_WIDTH:
-        raise TileRefused(f"{path!r} is not how the tile {tile.path!r} is named, or wider than {TILE_WIDTH} hashes")
+        raise TileError(f"{path!r} is not how the tile {tile.path!r} is named, or wider than {TILE_WIDTH} hashes")
     return tile
 
 
 def tile_at(level: int, index: int, size: int) -> Tile:
-    """Tile `index` of tile level `level` as wide as it is in a tree of `size` leaves; TileRefused where it has none."""
+    """Tile `index` of tile level `level` as wide as it is in a tree of `size` leaves; TileError where it has none."""
     width = min(TILE_WIDTH, (size >> TILE_LEVELS * level) - index * TILE_WIDTH)
     if width < 1:
-        raise TileRefused(f"a tree of {size} leaves has no tile {index} at level {level}")
+        raise TileError(f"a tree of {size} leaves has no tile {index} at level {level}")
     return Tile(level, index, width)
 
 
@@ -76,7 +76,7 @@ def new_tiles(old_size: int, size: int) -> Iterator[Tile]:
 
 
 def nodes_in_tiles(size: int, read_tile: Callable[[Tile], bytes]) -> ReadNode:
-    """What reads the nodes of a tree of `size` leaves out of its tiles; TileRefused where a tile has another length."""
+    """What reads the nodes of a tree of `size` leaves out of its tiles; TileError where a tile has another length."""
 
     def read(level: int, index: int) -> bytes:
         tile_level, above = divmod(level, TILE_LEVELS)
@@ -84,10 +84,10 @@ def nodes_in_tiles(size: int, read_tile: Callable[[Tile], bytes]) -> ReadNode:
         tile = tile_at(tile_level, first // TILE_WIDTH, size)
         held = read_tile(tile)
         if len(held) != tile.width * HASH_BYTES:
-            raise TileRefused(f"{tile.path} has {len(held)} bytes instead of {tile.width * HASH_BYTES}")
+            raise TileError(f"{tile.path} has {len(held)} bytes instead of {tile.width * HASH_BYTES}")
         begin = first % TILE_WIDTH
         if begin + (1 << above) > tile.width:
-            raise TileRefused(f"a tree of {size} leaves has no full subtree {index} at level {level}")
+            raise TileError(f"a tree of {size} leaves has no full subtree {index} at level {level}")
         hashes = [held[at * HASH_BYTES : (at + 1) * HASH_BYTES] for at in range(begin, begin + (1 << above))]
         while len(hashes) > 1:
             hashes = [node_hash(left, right) for left, right in zip(hashes[::2], hashes[1::2], strict=True)]
@@ -97,20 +97,20 @@ def nodes_in_tiles(size: int, read_tile: Callable[[Tile], bytes]) -> ReadNode:
 
 
 def bundle(leaves: Sequence[bytes]) -> bytes:
-    """The bytes of a bundle; TileRefused for a leaf of more than 65,535 bytes."""
+    """The bytes of a bundle; TileError for a leaf of more than 65,535 bytes."""
     if any(len(leaf) > MAX_LEAF_BYTES for leaf in leaves):
-        raise TileRefused(f"a leaf in a bundle has at most {MAX_LEAF_BYTES} bytes")
+        raise TileError(f"a leaf in a bundle has at most {MAX_LEAF_BYTES} bytes")
     return b"".join(len(leaf).to_bytes(2, "big") + leaf for leaf in leaves)
 
 
 def leaves_in(held: bytes) -> list[bytes]:
-    """The leaves of a bundle; TileRefused where it is cut."""
+    """The leaves of a bundle; TileError where it is cut."""
     leaves: list[bytes] = []
     at = 0
     while at < len(held):
         end = at + 2 + int.from_bytes(held[at : at + 2], "big")
         if at + 2 > len(held) or end > len(held):
-            raise TileRefused(f"the bundle is cut in its leaf {len(leaves)}, at byte {at}")
+            raise TileError(f"the bundle is cut in its leaf {len(leaves)}, at byte {at}")
         leaves.append(held[at + 2 : end])
         at = end
     return leaves

@@ -15,7 +15,7 @@ MAX_SIZE = 2**64 - 1
 ReadNode = Callable[[int, int], bytes]
 
 
-class ProofRefused(ValueError):
+class ProofError(ValueError):
     """A proof that does not show what it claims; the text says where it fails."""
 
 
@@ -50,7 +50,7 @@ class RightEdge:
         return completed
 
     def root(self) -> bytes:
-        return _folded(self.peaks)
+        return _fold_peaks(self.peaks)
 
 
 def root_of(size: int, read: ReadNode) -> bytes:
@@ -97,14 +97,14 @@ def consistency_proof(old_size: int, size: int, read: ReadNode) -> list[bytes]:
 
 
 def verify_inclusion(index: int, size: int, leaf: bytes, proof: Sequence[bytes], root: bytes) -> None:
-    """Leaf hash `leaf` is number `index` under `root` over `size` leaves, or ProofRefused (RFC 9162 2.1.3.2)."""
+    """Leaf hash `leaf` is number `index` under `root` over `size` leaves, or ProofError (RFC 9162 2.1.3.2)."""
     _check_sizes(index, size - 1, size)
     _check_hashes([leaf, root, *proof])
     position, last = index, size - 1
     found = leaf
     for sibling in proof:
         if last == 0:
-            raise ProofRefused(f"the inclusion proof of leaf {index} of {size} has hashes to spare")
+            raise ProofError(f"the inclusion proof of leaf {index} of {size} has hashes to spare")
         if position & 1 or position == last:
             found = node_hash(sibling, found)
             while position and not position & 1:
@@ -113,34 +113,34 @@ def verify_inclusion(index: int, size: int, leaf: bytes, proof: Sequence[bytes],
             found = node_hash(found, sibling)
         position, last = position >> 1, last >> 1
     if last != 0:
-        raise ProofRefused(f"the inclusion proof of leaf {index} of {size} ends before the root")
+        raise ProofError(f"the inclusion proof of leaf {index} of {size} ends before the root")
     if found != root:
-        raise ProofRefused(f"the inclusion proof of leaf {index} of {size} leads to another root")
+        raise ProofError(f"the inclusion proof of leaf {index} of {size} leads to another root")
 
 
 def verify_consistency(old_size: int, size: int, old_root: bytes, root: bytes, proof: Sequence[bytes]) -> None:
-    """The tree of `old_size` begins that of `size`, or ProofRefused (RFC 9162 2.1.4.2)."""
+    """The tree of `old_size` begins that of `size`, or ProofError (RFC 9162 2.1.4.2)."""
     _check_sizes(old_size, size, size)
     _check_hashes([old_root, root, *proof])
     what = f"the consistency proof from {old_size} to {size}"
     if old_size in {0, size}:
         if proof:
-            raise ProofRefused(f"{what} must be empty")
+            raise ProofError(f"{what} must be empty")
         if old_root != (root if old_size == size else EMPTY_ROOT):
-            raise ProofRefused(f"{what} has another root where it begins")
+            raise ProofError(f"{what} has another root where it begins")
         return
     hashes = list(proof)
     if old_size.bit_count() == 1:
         hashes.insert(0, old_root)
     if not hashes:
-        raise ProofRefused(f"{what} is empty")
+        raise ProofError(f"{what} is empty")
     position, last = old_size - 1, size - 1
     while position & 1:
         position, last = position >> 1, last >> 1
     old = new = hashes[0]
     for sibling in hashes[1:]:
         if last == 0:
-            raise ProofRefused(f"{what} has hashes to spare")
+            raise ProofError(f"{what} has hashes to spare")
         if position & 1 or position == last:
             old, new = node_hash(sibling, old), node_hash(sibling, new)
             while position and not position & 1:
@@ -149,22 +149,22 @@ def verify_consistency(old_size: int, size: int, old_root: bytes, root: bytes, p
             new = node_hash(new, sibling)
         position, last = position >> 1, last >> 1
     if last != 0:
-        raise ProofRefused(f"{what} ends before the root")
+        raise ProofError(f"{what} ends before the root")
     if old != old_root:
-        raise ProofRefused(f"{what} leads to another old root")
+        raise ProofError(f"{what} leads to another old root")
     if new != root:
-        raise ProofRefused(f"{what} leads to another root")
+        raise ProofError(f"{what} leads to another root")
 
 
 def _check_sizes(low: int, high: int, size: int) -> None:
     if not 0 <= low <= high or size > MAX_SIZE:
-        raise ProofRefused(f"{low} is not within a tree of {size} leaves")
+        raise ProofError(f"{low} is not within a tree of {size} leaves")
 
 
 def _check_hashes(hashes: Sequence[bytes]) -> None:
     # Without this a short hash and a long one beside it would have the digest of two right ones.
     if any(len(one) != HASH_BYTES for one in hashes):
-        raise ProofRefused(f"a hash has {HASH_BYTES} bytes")
+        raise ProofError(f"a hash has {HASH_BYTES} bytes")
 
 
 def _split(leaves: int) -> int:
@@ -172,7 +172,7 @@ def _split(leaves: int) -> int:
 
 
 def _span(first: int, end: int, read: ReadNode) -> bytes:
-    return _folded([read(level, index) for level, index in _full_subtrees(first, end)])
+    return _fold_peaks([read(level, index) for level, index in _full_subtrees(first, end)])
 
 
 def _full_subtrees(first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -183,7 +183,7 @@ def _full_subtrees(first: int, end: int) -> Iterator[tuple[int, int]]:
         first += 1 << level
 
 
-def _folded(peaks: Sequence[bytes]) -> bytes:
+def _fold_peaks(peaks: Sequence[bytes]) -> bytes:
     if not peaks:
         return EMPTY_ROOT
     found = peaks[-1]

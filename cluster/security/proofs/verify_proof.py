@@ -64,16 +64,16 @@ EVENTS = """
 KINDS = {int(tag): (name, int(field)) for tag, name, field in (row.split(":") for row in EVENTS.split())}
 
 
-class Refused(Exception):
+class InvalidProof(Exception):
     """The proof does not show what it claims."""
 
 
 def check(holds: object, sentence: str) -> None:
     if not holds:
-        raise Refused(sentence)
+        raise InvalidProof(sentence)
 
 
-def decoded(text: object) -> bytes:
+def decode_base64(text: object) -> bytes:
     check(isinstance(text, str), "a value is not text")
     held = base64.b64decode(str(text), validate=True)
     check(base64.b64encode(held).decode() == text, "a value is base64 in another spelling than the standard's")
@@ -83,7 +83,7 @@ def decoded(text: object) -> bytes:
 # The tree of RFC 6962 ------------------------------------------------------------------------------------------------
 
 
-def hashed(prefix: bytes, *parts: bytes) -> bytes:
+def hash_parts(prefix: bytes, *parts: bytes) -> bytes:
     return hashlib.sha256(prefix + b"".join(parts)).digest()
 
 
@@ -94,11 +94,11 @@ def check_inclusion(position: int, size: int, leaf: bytes, path: list[bytes], ro
     for sibling in path:
         check(last, f"{what}: the path is too long")
         if at & 1 or at == last:
-            found = hashed(b"\x01", sibling, found)
+            found = hash_parts(b"\x01", sibling, found)
             while at and not at & 1:
                 at, last = at >> 1, last >> 1
         else:
-            found = hashed(b"\x01", found, sibling)
+            found = hash_parts(b"\x01", found, sibling)
         at, last = at >> 1, last >> 1
     check(last == 0 and found == root, f"{what}: the path does not lead to the root")
 
@@ -109,7 +109,7 @@ def check_inclusion(position: int, size: int, leaf: bytes, path: list[bytes], ro
 def key_of(line: str) -> tuple[tuple[str, bytes], tuple[int, bytes]]:
     """Name and id of a key, and its kind and value."""
     name, key_id, encoded = line.split("+", 2)
-    held = decoded(encoded)
+    held = decode_base64(encoded)
     check(held[:1] in (b"\x01", b"\x04") and len(held) == 33, f"the key {name} is no Ed25519 key")
     check(hashlib.sha256(name.encode() + b"\n" + held).hexdigest()[:8] == key_id, f"the key {name} has another id")
     return (name, bytes.fromhex(key_id)), (held[0], held[1:])
@@ -128,7 +128,7 @@ def check_checkpoint(
     print(f"checkpoint of {size} entries of {origin}")
     for line in below[:-1].split("\n"):
         dash, name, value = [*line.split(" "), "", ""][:3]
-        held = decoded(value)
+        held = decode_base64(value)
         known = (name, held[:4])
         check(line == f"— {name} {value}" and dash, f"it is no line of a signature: {line}")
         if known not in keys and others:
@@ -144,7 +144,7 @@ def check_checkpoint(
         try:
             Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
         except InvalidSignature as error:
-            raise Refused(f"the signature of {name} is false") from error
+            raise InvalidProof(f"the signature of {name} is false") from error
         check(known not in signed, f"{name} has signed twice")
         signed.add(known)
         print(f"  signed by {name} {held[:4].hex()}{said}")
@@ -156,13 +156,13 @@ def check_checkpoint(
     check(cosigned >= witnesses, f"{cosigned} witnesses have cosigned it, and {witnesses} are wanted")
     if not cosigned:
         print("  UNWITNESSED: if a majority of the replicas had altered it all, this would look the same")
-    return int(size), decoded(root)
+    return int(size), decode_base64(root)
 
 
 # Records: MessagePack, as the ledger has them ------------------------------------------------------------------------
 
 
-def unpacked(held: bytes, at: int) -> tuple[Any, int]:
+def unpack_value(held: bytes, at: int) -> tuple[Any, int]:
     """The value at a place, and where the next one begins; without floats, which no ledger has."""
     first, at = held[at], at + 1
     if first < 0x80 or first >= 0xE0:
@@ -186,14 +186,14 @@ def unpacked(held: bytes, at: int) -> tuple[Any, int]:
             length = first & mask
             break
     else:
-        raise Refused(f"a record has the unknown byte {first:#x}")
+        raise InvalidProof(f"a record has the unknown byte {first:#x}")
     if kind in ("text", "bytes"):
         check(at + length <= len(held), "a record is cut")
         value = held[at : at + length]
         return value.decode() if kind == "text" else value, at + length
     items = []
     for _ in range(length * (2 if kind == "map" else 1)):
-        item, at = unpacked(held, at)
+        item, at = unpack_value(held, at)
         items.append(item)
     return items, at
 
@@ -209,16 +209,18 @@ def command_of(record: Any, size: int, root: bytes) -> tuple[int, int, int, Any]
     """The command that a record proves: index of its entry, its revision, its time in microseconds, what it says."""
     fields = ["leaf", "path", "position", "command_path", "salt", "command"]
     check([*record] == fields, "a record is not what it must be")
-    held = decoded(record["leaf"])
+    held = decode_base64(record["leaf"])
     check(held.startswith(LEAF_HEAD) and len(held) == len(LEAF_HEAD) + LEAF.size, "a leaf is not of this format")
     index, _term, last, at, _bytes, commands, _digest, inner = LEAF.unpack(held[len(LEAF_HEAD) :])
     what, position = f"entry {index}", record["position"]
-    check_inclusion(index - 1, size, hashed(b"\x00", held), [*map(decoded, record["path"])], root, what)
-    salt, command = decoded(record["salt"]), decoded(record["command"])
+    check_inclusion(index - 1, size, hash_parts(b"\x00", held), [*map(decode_base64, record["path"])], root, what)
+    salt, command = decode_base64(record["salt"]), decode_base64(record["command"])
     check(len(salt) == 16 and type(position) is int, f"{what}: the salt has 16 bytes, and the position is a number")
-    leaf = hashed(b"\x00", salt, command)
-    check_inclusion(position, commands, leaf, [*map(decoded, record["command_path"])], inner, f"{what}, a command")
-    value, end = unpacked(command, 0)
+    leaf = hash_parts(b"\x00", salt, command)
+    check_inclusion(
+        position, commands, leaf, [*map(decode_base64, record["command_path"])], inner, f"{what}, a command"
+    )
+    value, end = unpack_value(command, 0)
     check(end == len(command), f"{what}: the record goes on behind its end")
     return index, last - commands + 1 + position, at, value
 
@@ -245,13 +247,13 @@ def check_history(history: Any, job: int, size: int, root: bytes, entries: list[
     check(actor[0] == 1, f"entry {index}: what it says of histories does not come from the cluster itself")
     counted = [event for event in events if event[0] == COUNTED]
     check(len(counted) == 1, f"entry {index} does not record how many records of each job there are")
-    (_tag, through, jobs, counts_root), count, salt = counted[0], history["count"], decoded(history["salt"])
+    (_tag, through, jobs, counts_root), count, salt = counted[0], history["count"], decode_base64(history["salt"])
     check(type(count) is int and 0 < count < 2**64 and len(salt) == 16, "the count is no number, or its salt too short")
     check(through < index, f"entry {index} counts records behind itself")
-    leaf = hashed(b"\x00", HISTORY_HEAD, salt, struct.pack(">QQ", job, count))
+    leaf = hash_parts(b"\x00", HISTORY_HEAD, salt, struct.pack(">QQ", job, count))
     position = history["position"]
     check(type(position) is int, "the place of the count is no number")
-    check_inclusion(position, jobs, leaf, [*map(decoded, history["path"])], counts_root, "the count of the job")
+    check_inclusion(position, jobs, leaf, [*map(decode_base64, history["path"])], counts_root, "the count of the job")
     shown = sum(entry <= through for entry in entries)
     check(shown == count, f"{count} records of job {job} are in the first {through} entries, and {shown} are shown")
     when = datetime.fromtimestamp(at // 1_000_000, UTC)
@@ -306,7 +308,7 @@ def main() -> int:
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 2
-    except (Refused, ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError) as error:
+    except (InvalidProof, ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError) as error:
         print(f"REFUSED: {error}", file=sys.stderr)
         return 1
     return 0

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from replica.faces import shown
 
 if TYPE_CHECKING:
-    from cluster.security.witness.keys import WitnessRefused, make_key, read_key
-    from cluster.security.witness.seen import Evidence, Seen, SeenCheckpoint
+    from cluster.security.witness.checkpoint_store import CheckpointStore, Evidence, SeenCheckpoint
+    from cluster.security.witness.keys import WitnessError, make_key, read_key
     from cluster.security.witness.server import WitnessServer
-    from cluster.security.witness.witness import Answer, Log, Witness, log_of, logs_in
+    from cluster.security.witness.witness import CheckpointWitness, WitnessedLog, WitnessResponse, log_of, logs_in
 else:
     __getattr__ = shown(
         __name__,
         """
-        keys: WitnessRefused make_key read_key
-        seen: Evidence Seen SeenCheckpoint
+        keys: WitnessError make_key read_key
+        checkpoint_store: Evidence CheckpointStore SeenCheckpoint
         server: WitnessServer
-        witness: Answer Log Witness log_of logs_in
+        witness: WitnessResponse WitnessedLog CheckpointWitness log_of logs_in
         """,
     )

@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from cluster.security import TlsRefused, open_server_context
-from cluster.security.proofs import NoteRefused, parse_key
-from cluster.security.witness.keys import WitnessRefused, read_key
-from cluster.security.witness.seen import Seen
+from cluster.security import TlsError, open_server_context
+from cluster.security.proofs import NoteError, parse_key
+from cluster.security.witness.checkpoint_store import CheckpointStore
+from cluster.security.witness.keys import WitnessError, read_key
 from cluster.security.witness.server import WitnessServer
-from cluster.security.witness.witness import Log, Witness, log_of, logs_in
+from cluster.security.witness.witness import CheckpointWitness, WitnessedLog, log_of, logs_in
 from cluster.system import (
     EXIT_CONFIGURATION,
     Address,
@@ -47,7 +47,7 @@ LOGS_MAX: Final = 1024
 """Logs of one witness, count: each is a row and some keys in memory."""
 
 
-class _Refused(Exception):
+class _WitnessUsageError(Exception):
     def __init__(self, sentence: str, code: int) -> None:
         super().__init__(sentence)
         self.code = code
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o077)
     try:
         asyncio.run(_run(options))
-    except _Refused as error:
+    except _WitnessUsageError as error:
         say_at_last(f"forebay: {error}")
         return error.code
     return EXIT_OK
@@ -85,21 +85,25 @@ async def _run(options: argparse.Namespace) -> None:
     address, tls = _place(options.listen, options.certificate, options.certificate_key)
     try:
         name, private = read_key(options.key)
-        witness = Witness(name, private, logs, seen := Seen(options.db, _vkey(options.key)), SystemClock())
-    except WitnessRefused as error:
-        raise _Refused(str(error), EXIT_STATE_REFUSED) from error
+        witness = CheckpointWitness(
+            name, private, logs, seen := CheckpointStore(options.db, _vkey(options.key)), SystemClock()
+        )
+    except WitnessError as error:
+        raise _WitnessUsageError(str(error), EXIT_STATE_REFUSED) from error
     server = WitnessServer(witness, address, tls)
     try:
         await server.start()
     except OSError as error:
         seen.close()
-        raise _Refused(f"the address cannot be used ({error}); name another one", EXIT_ADDRESS_UNUSABLE) from error
+        raise _WitnessUsageError(
+            f"the address cannot be used ({error}); name another one", EXIT_ADDRESS_UNUSABLE
+        ) from error
     _say(logs)
 
     def reload() -> None:
         try:
             found = _logs(options.log, options.keys)
-        except _Refused as error:
+        except _WitnessUsageError as error:
             LOGGER.error("the keys that were in force stay in force: %s", error)
             return
         witness.renew(found)
@@ -112,7 +116,7 @@ async def _run(options: argparse.Namespace) -> None:
     seen.close()
 
 
-def _say(logs: Sequence[Log]) -> None:
+def _say(logs: Sequence[WitnessedLog]) -> None:
     for log in logs:
         LOGGER.info("witnessing %s: %d of %d keys must sign", plain(log.origin), log.least, len(log.keys))
 
@@ -123,19 +127,19 @@ def _vkey(path: Path) -> str:
     return str(verifier_of(*read_key(path), COSIGNATURE_KEY))
 
 
-def _logs(given: Sequence[str], files: Sequence[Path]) -> list[Log]:
+def _logs(given: Sequence[str], files: Sequence[Path]) -> list[WitnessedLog]:
     """Return the logs that are named in options and files, each once."""
     try:
         logs = [_log(one) for one in given]
         for file in files:
             logs += logs_in(file.read_text(encoding="utf-8"))
-    except (WitnessRefused, NoteRefused) as error:
-        raise _Refused(str(error), EXIT_CONFIGURATION) from error
+    except (WitnessError, NoteError) as error:
+        raise _WitnessUsageError(str(error), EXIT_CONFIGURATION) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise _Refused(f"the keys cannot be read ({error}); name another file", EXIT_CONFIGURATION) from error
+        raise _WitnessUsageError(f"the keys cannot be read ({error}); name another file", EXIT_CONFIGURATION) from error
     origins = {log.origin for log in logs}
     if not logs or len(origins) != len(logs) or len(logs) > LOGS_MAX:
-        raise _Refused(
+        raise _WitnessUsageError(
             f"{len(logs)} logs are named, {len(origins)} of them different; name at least one, each once, and at most "
             f"{LOGS_MAX}",
             EXIT_CONFIGURATION,
@@ -143,10 +147,10 @@ def _logs(given: Sequence[str], files: Sequence[Path]) -> list[Log]:
     return logs
 
 
-def _log(given: str) -> Log:
+def _log(given: str) -> WitnessedLog:
     origin, equals, keys = given.partition("=")
     if not equals:
-        raise WitnessRefused(f"{given!r} has no keys", "write ORIGIN=KEY,KEY,KEY")
+        raise WitnessError(f"{given!r} has no keys", "write ORIGIN=KEY,KEY,KEY")
     return log_of(origin, [parse_key(one) for one in keys.split(",")])
 
 
@@ -156,24 +160,24 @@ def _place(
     try:
         address = Address.parse(listen)
     except AddressError as error:
-        raise _Refused(str(error), EXIT_CONFIGURATION) from error
+        raise _WitnessUsageError(str(error), EXIT_CONFIGURATION) from error
     if certificate is None and key is None:
         if not address.is_loopback:
-            raise _Refused(
+            raise _WitnessUsageError(
                 f"{address} can be reached from elsewhere, and no certificate is given; name --certificate and "
                 "--certificate-key, or listen on loopback, behind a proxy",
                 EXIT_CONFIGURATION,
             )
         return address, None
     if certificate is None or key is None:
-        raise _Refused("name both of --certificate and --certificate-key, or neither", EXIT_CONFIGURATION)
+        raise _WitnessUsageError("name both of --certificate and --certificate-key, or neither", EXIT_CONFIGURATION)
     try:
-        return address, _Renewed(certificate, key)
-    except TlsRefused as error:
-        raise _Refused(str(error), EXIT_CONFIGURATION) from error
+        return address, _RenewedLogs(certificate, key)
+    except TlsError as error:
+        raise _WitnessUsageError(str(error), EXIT_CONFIGURATION) from error
 
 
-class _Renewed:
+class _RenewedLogs:
     """The context of the next handshake: with the files as they are now, where they can be used."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
@@ -186,7 +190,7 @@ class _Renewed:
             self._read = found
             try:
                 self._context = open_server_context(*self._files)
-            except TlsRefused as error:
+            except TlsError as error:
                 LOGGER.error("the certificate of before is used on: %s", error)
         return self._context
 

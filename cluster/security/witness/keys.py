@@ -9,14 +9,14 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.security.proofs import COSIGNATURE_KEY, NoteRefused, VerifierKey, parse_signer, verifier_of, write_signer
+from cluster.security.proofs import COSIGNATURE_KEY, NoteError, VerifierKey, parse_signer, verifier_of, write_signer
 
 KEY_MODE: Final = 0o600
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 KEY_BYTES_MAX: Final = 4096
 
 
-class WitnessRefused(Exception):
+class WitnessError(Exception):
     """What keeps a witness from its work: a sentence, and `remedy`."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
@@ -26,12 +26,12 @@ class WitnessRefused(Exception):
 
 
 def make_key(path: Path, name: str) -> VerifierKey:
-    """Make a key in a new file; return what others verify with. WitnessRefused where the name or the file cannot be."""
+    """Make a key in a new file; return what others verify with. WitnessError where the name or the file cannot be."""
     private = Ed25519PrivateKey.generate()
     try:
         key = verifier_of(name, private, COSIGNATURE_KEY)
-    except NoteRefused as error:
-        raise WitnessRefused(str(error), "write it as an address, such as witness.example.org/forebay") from error
+    except NoteError as error:
+        raise WitnessError(str(error), "write it as an address, such as witness.example.org/forebay") from error
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, KEY_MODE)
         with open(descriptor, "wb") as file:
@@ -39,25 +39,25 @@ def make_key(path: Path, name: str) -> VerifierKey:
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError as error:
-        raise WitnessRefused(f"{path} is there already", "name another file: a key is never overwritten") from error
+        raise WitnessError(f"{path} is there already", "name another file: a key is never overwritten") from error
     except OSError as error:
-        raise WitnessRefused(f"{path} cannot be written ({error.strerror})", "name a file of your own") from error
+        raise WitnessError(f"{path} cannot be written ({error.strerror})", "name a file of your own") from error
     return key
 
 
 def read_key(path: Path) -> tuple[str, Ed25519PrivateKey]:
-    """Return name and key of a file that nobody but its owner may read; WitnessRefused."""
+    """Return name and key of a file that nobody but its owner may read; WitnessError."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             held = file.read(KEY_BYTES_MAX)
     except OSError as error:
         remedy = "make one with `forebay audit witness key`"
-        raise WitnessRefused(f"the key {path} cannot be read ({error.strerror})", remedy) from error
+        raise WitnessError(f"the key {path} cannot be read ({error.strerror})", remedy) from error
     if mode & OTHERS:
-        raise WitnessRefused(f"the key {path} has mode {mode:04o}, others may use it", f"run: chmod 600 {path}")
+        raise WitnessError(f"the key {path} has mode {mode:04o}, others may use it", f"run: chmod 600 {path}")
     try:
         return parse_signer(held.decode())
     except ValueError as error:
         remedy = "name the file that `forebay audit witness key` wrote"
-        raise WitnessRefused(f"{path} is no key of a witness ({error})", remedy) from error
+        raise WitnessError(f"{path} is no key of a witness ({error})", remedy) from error

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, cast
 from aiohttp import web
 
 from cluster.security.proofs import MAX_REQUEST_BYTES
-from cluster.security.witness.witness import Answer, Witness
+from cluster.security.witness.witness import CheckpointWitness, WitnessResponse
 from cluster.system import Address
 from cluster.system.eventloop import Acceptor, HttpConnection, HttpServer, MalformedRequest, listen
 
@@ -64,7 +64,7 @@ class _Connection(HttpConnection):
         """Take the connection; where there are too many, another one is closed for it."""
         manager = self._manager
         super().connection_made(transport)
-        if isinstance(manager, _Guarded):
+        if isinstance(manager, _GuardedServer):
             manager.make_room(self)
 
     def problem_response(self, malformed: MalformedRequest) -> web.Response:
@@ -74,7 +74,7 @@ class _Connection(HttpConnection):
         return response
 
 
-class _Guarded(HttpServer):
+class _GuardedServer(HttpServer):
     """HTTP server that closes the connection that has waited longest for a new one."""
 
     connection_type: ClassVar[type[HttpConnection]] = _Connection
@@ -90,12 +90,12 @@ class _Guarded(HttpServer):
 class WitnessServer:
     """Listens, and has the witness decide in a thread."""
 
-    def __init__(self, witness: Witness, address: Address, tls: Callable[[], ssl.SSLContext] | None) -> None:
+    def __init__(self, witness: CheckpointWitness, address: Address, tls: Callable[[], ssl.SSLContext] | None) -> None:
         """`tls` returns the context of the next handshake; None: plain HTTP, for a proxy on the same machine."""
         self._witness = witness
         self._address = address
         self._tls = tls
-        self._guarded: _Guarded | None = None
+        self._guarded: _GuardedServer | None = None
         self._acceptor: Acceptor | None = None
         self._plain: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -107,7 +107,7 @@ class WitnessServer:
 
     async def start(self) -> None:
         """Listen; OSError if the address cannot be used."""
-        self._guarded = _Guarded(self._handle, LOGGER, lingering_time=1.0)
+        self._guarded = _GuardedServer(self._handle, LOGGER, lingering_time=1.0)
         if self._tls is None:
             listening = await listen(self._address)
             self._plain = await asyncio.get_running_loop().create_server(self._guarded, sock=listening)
@@ -148,24 +148,24 @@ class WitnessServer:
             response.force_close()
         return response
 
-    async def _answer(self, request: web.BaseRequest, connection: _Connection) -> Answer:
+    async def _answer(self, request: web.BaseRequest, connection: _Connection) -> WitnessResponse:
         if request.path != PATH:
-            return Answer(404, f"there is nothing here but {PATH}\n")
+            return WitnessResponse(404, f"there is nothing here but {PATH}\n")
         if request.method != "POST":
-            return Answer(405, f"{PATH} is asked with POST\n")
+            return WitnessResponse(405, f"{PATH} is asked with POST\n")
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-            return Answer(415, "send it as it is, not compressed\n")
+            return WitnessResponse(415, "send it as it is, not compressed\n")
         announced = request.content_length
         if announced is None and request.body_exists:
-            return Answer(411, "say how long the body is\n")
+            return WitnessResponse(411, "say how long the body is\n")
         if (announced or 0) > MAX_REQUEST_BYTES:
-            return Answer(413, f"at most {MAX_REQUEST_BYTES} bytes are read\n")
+            return WitnessResponse(413, f"at most {MAX_REQUEST_BYTES} bytes are read\n")
         try:
             async with asyncio.timeout(REQUEST_S_MAX):
                 # Never more than was announced, which is bounded.
                 body = await request.content.read(-1)
         except TimeoutError:
-            return Answer(408, f"the body did not arrive within {REQUEST_S_MAX:g} s\n")
+            return WitnessResponse(408, f"the body did not arrive within {REQUEST_S_MAX:g} s\n")
         connection.is_decided_about = True
         try:
             return await asyncio.to_thread(self._witness.add_checkpoint, body)

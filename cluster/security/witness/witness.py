@@ -19,9 +19,9 @@ from cluster.security.proofs import (
     SIZE_TYPE,
     AddCheckpoint,
     Checkpoint,
-    NoteRefused,
-    ProofRefused,
-    RequestRefused,
+    NoteError,
+    ProofError,
+    WitnessRequestError,
     VerifierKey,
     cosign,
     parse_checkpoint,
@@ -32,8 +32,8 @@ from cluster.security.proofs import (
     verify_consistency,
     verify_note,
 )
-from cluster.security.witness.keys import WitnessRefused
-from cluster.security.witness.seen import Evidence, Seen, SeenCheckpoint
+from cluster.security.witness.keys import WitnessError
+from cluster.security.witness.checkpoint_store import Evidence, CheckpointStore, SeenCheckpoint
 from cluster.system import Clock
 from replica.values import MICROSECONDS_PER_SECOND, plain
 
@@ -42,7 +42,7 @@ LOGGER = logging.getLogger(__name__)
 TEXT_TYPE: Final = "text/plain; charset=utf-8"
 
 
-class Log(NamedTuple):
+class WitnessedLog(NamedTuple):
     """A log that is witnessed: the keys that may sign its checkpoints, and how many of them must have."""
 
     origin: str
@@ -50,7 +50,7 @@ class Log(NamedTuple):
     least: int
 
 
-class Answer(NamedTuple):
+class WitnessResponse(NamedTuple):
     """What is answered: a status of HTTP, and a body of that type."""
 
     status: int
@@ -58,20 +58,20 @@ class Answer(NamedTuple):
     content_type: str = TEXT_TYPE
 
 
-def log_of(origin: str, keys: Sequence[VerifierKey]) -> Log:
-    """Return the log whose replicas have these keys: a majority of them must sign. WitnessRefused."""
+def log_of(origin: str, keys: Sequence[VerifierKey]) -> WitnessedLog:
+    """Return the log whose replicas have these keys: a majority of them must sign. WitnessError."""
     distinct = tuple(dict.fromkeys(keys))
     remedy = "write the keys of all its replicas, as `forebay audit keys` prints them"
     if not distinct:
-        raise WitnessRefused(f"the log {origin} has no keys", remedy)
+        raise WitnessError(f"the log {origin} has no keys", remedy)
     for key in distinct:
         if key.name != origin or key.kind != NOTE_KEY:
-            raise WitnessRefused(f"{key} is no key of a replica of {origin}", remedy)
-    return Log(origin, distinct, len(distinct) // 2 + 1)
+            raise WitnessError(f"{key} is no key of a replica of {origin}", remedy)
+    return WitnessedLog(origin, distinct, len(distinct) // 2 + 1)
 
 
-def logs_in(text: str) -> list[Log]:
-    """Return the logs whose keys a text has, one on each line, by their names; WitnessRefused.
+def logs_in(text: str) -> list[WitnessedLog]:
+    """Return the logs whose keys a text has, one on each line, by their names; WitnessError.
 
     Lines that begin with # are passed over, and keys of other witnesses.
     """
@@ -80,17 +80,17 @@ def logs_in(text: str) -> list[Log]:
         if line and not line.startswith("#"):
             try:
                 key = parse_key(line)
-            except NoteRefused as error:
-                raise WitnessRefused(str(error), "write keys as `forebay audit keys` prints them") from error
+            except NoteError as error:
+                raise WitnessError(str(error), "write keys as `forebay audit keys` prints them") from error
             if key.kind == NOTE_KEY:
                 keys.setdefault(key.name, []).append(key)
     return [log_of(origin, found) for origin, found in keys.items()]
 
 
-class Witness:
+class CheckpointWitness:
     """One witness; its calls wait for the disk, so they are made in a thread, and take turns."""
 
-    def __init__(self, name: str, private: Ed25519PrivateKey, logs: Iterable[Log], seen: Seen, clock: Clock) -> None:
+    def __init__(self, name: str, private: Ed25519PrivateKey, logs: Iterable[WitnessedLog], seen: CheckpointStore, clock: Clock) -> None:
         self._name = name
         self._private = private
         self._logs = {log.origin: log for log in logs}
@@ -98,7 +98,7 @@ class Witness:
         self._clock = clock
         self._turn = threading.Lock()
 
-    def renew(self, logs: Iterable[Log]) -> None:
+    def renew(self, logs: Iterable[WitnessedLog]) -> None:
         """Cosign these logs, with these keys, from the next request on; what was cosigned of others is kept."""
         self._logs = {log.origin: log for log in logs}
 
@@ -107,38 +107,38 @@ class Witness:
         """What others verify its cosignatures with."""
         return verifier_of(self._name, self._private, COSIGNATURE_KEY)
 
-    def add_checkpoint(self, body: bytes) -> Answer:
+    def add_checkpoint(self, body: bytes) -> WitnessResponse:
         """Answer a request: with a cosignature once it is noted on the disk, or with why there is none."""
         try:
             asked = parse_request(body)
             text, signatures = parse_note(asked.note)
             checkpoint = parse_checkpoint(text)
-        except (RequestRefused, NoteRefused) as error:
-            return Answer(400, f"{error}\n")
+        except (WitnessRequestError, NoteError) as error:
+            return WitnessResponse(400, f"{error}\n")
         log = self._logs.get(checkpoint.origin)
         if log is None:
-            return Answer(404, "this log is not witnessed here\n")
+            return WitnessResponse(404, "this log is not witnessed here\n")
         try:
             count = len(verify_note(asked.note, log.keys)[1])
-        except NoteRefused as error:
-            return Answer(403, f"{error}\n")
+        except NoteError as error:
+            return WitnessResponse(403, f"{error}\n")
         if count < log.least:
-            return Answer(403, f"{count} of its replicas have signed it, and {log.least} are a majority\n")
+            return WitnessResponse(403, f"{count} of its replicas have signed it, and {log.least} are a majority\n")
         if asked.old_size > checkpoint.size:
-            return Answer(400, f"the checkpoint is of {checkpoint.size} leaves, and cannot go on from more\n")
+            return WitnessResponse(400, f"the checkpoint is of {checkpoint.size} leaves, and cannot go on from more\n")
         known = {(key.name, key.key_id) for key in log.keys}
         own = [one.line() for one in signatures if (one.name, one.key_id) in known]
         with self._turn:
             try:
                 return self._go_on(asked, text, checkpoint, text + "\n" + "".join(own))
-            except WitnessRefused as error:
+            except WitnessError as error:
                 LOGGER.error("nothing is cosigned: %s", error)
-                return Answer(500, "this witness cannot note what it cosigns\n")
+                return WitnessResponse(500, "this witness cannot note what it cosigns\n")
 
-    def _go_on(self, asked: AddCheckpoint, text: str, checkpoint: Checkpoint, note: str) -> Answer:
+    def _go_on(self, asked: AddCheckpoint, text: str, checkpoint: Checkpoint, note: str) -> WitnessResponse:
         last = self._seen.last(checkpoint.origin)
         at_s = self._clock.now() // MICROSECONDS_PER_SECOND
-        conflict = Answer(409, f"{last.size}\n", SIZE_TYPE)
+        conflict = WitnessResponse(409, f"{last.size}\n", SIZE_TYPE)
         if asked.old_size != last.size:
             if checkpoint.size < last.size:
                 LOGGER.warning(
@@ -150,16 +150,16 @@ class Witness:
             return conflict
         try:
             verify_consistency(last.size, checkpoint.size, last.root, checkpoint.root, asked.proof)
-        except ProofRefused as error:
+        except ProofError as error:
             is_split = checkpoint.size == last.size and checkpoint.root != last.root
             why = f"another root of {last.size} leaves was cosigned" if is_split else str(error)
             if checkpoint.root != last.root:
                 self._seen.keep(Evidence(checkpoint.origin, at_s, why, note))
             LOGGER.error("%s does not go on from what was cosigned: %s", plain(checkpoint.origin), why)
-            return conflict if is_split else Answer(422, f"{error}\n")
+            return conflict if is_split else WitnessResponse(422, f"{error}\n")
         signature = cosign(text, self._name, self._private, at_s)
         after = SeenCheckpoint(checkpoint.origin, checkpoint.size, checkpoint.root, at_s, note)
         if not self._seen.go_on(last, after):
             # Another process has the same database, and was quicker.
-            return Answer(409, f"{self._seen.last(checkpoint.origin).size}\n", SIZE_TYPE)
-        return Answer(200, signature.line())
+            return WitnessResponse(409, f"{self._seen.last(checkpoint.origin).size}\n", SIZE_TYPE)
+        return WitnessResponse(200, signature.line())

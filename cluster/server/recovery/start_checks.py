@@ -19,7 +19,7 @@ from cluster.client import ApiError, Client
 from cluster.config import Config, ReplicaConfig
 from cluster.schemas import StatusView
 from cluster.schemas import operations as ops
-from cluster.security import TlsRefused
+from cluster.security import TlsError
 from cluster.server.storage import StorageRefused, any_of, first_start_mark, member_note, note_superseded
 from cluster.system import Clock, start_command
 from wal import Incarnation, parse_lineage
@@ -42,7 +42,7 @@ async def ask_replicas(
     try:
         async with Client.from_config(config, name, clock=clock, deadline_s=ASK_S) as client:
             answers = await asyncio.gather(*(_ask(client, other) for other in others))
-    except TlsRefused as error:
+    except TlsError as error:
         LOGGER.warning("the other replicas cannot be asked how they stand: %s", error)
         return {}
     return {other.name: answer for other, answer in zip(others, answers, strict=True) if answer is not None}

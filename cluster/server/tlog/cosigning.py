@@ -17,11 +17,11 @@ from typing import Final, NamedTuple, Protocol
 from cluster.security.proofs import (
     AddCheckpoint,
     Checkpoint,
-    NoteRefused,
-    RequestRefused,
+    NoteError,
     Signature,
-    Verified,
+    VerifiedSignature,
     VerifierKey,
+    WitnessRequestError,
     cosignature_in,
     parse_note,
     parse_size,
@@ -125,7 +125,7 @@ class Cosigning:
         self._consistency = consistency
         self._applied_index = applied_index
         self._clock = clock
-        self._last_verified: tuple[str, list[Verified]] = "", []
+        self._last_verified: tuple[str, list[VerifiedSignature]] = "", []
 
     def renew(self, witnesses: Iterable[Witness], needed: int) -> None:
         """Use these witnesses from now on; knowledge about previous ones stays."""
@@ -208,7 +208,7 @@ class Cosigning:
         except _Later as error:
             LOGGER.info("the witness %s cosigns later: %s", one.witness.name, error)
             one.due_s = self._clock.monotonic_s() + RETRY_S
-        except (NoAnswer, NoteRefused, RequestRefused, LookupError) as error:
+        except (NoAnswer, NoteError, WitnessRequestError, LookupError) as error:
             self._failed(one, str(error))
         else:
             if one.dispute:
@@ -252,7 +252,7 @@ class Cosigning:
             proof = await self._consistency(old_size, size) if 0 < old_size < size else ()
         except (LookupError, TimeoutError) as error:
             raise _Later(f"the proof from {old_size} to {size} is not to be had yet: {error}") from error
-        return AddCheckpoint(old_size, tuple(proof), note.encode()).encoded()
+        return AddCheckpoint(old_size, tuple(proof), note.encode()).encode()
 
     def _failed(self, one: _Known, sentence: str, *, pause: bool = True) -> None:
         if sentence != one.error:
@@ -265,13 +265,13 @@ class Cosigning:
         one.due_s = self._clock.monotonic_s() + one.pause_s
         one.pause_s = min(2 * one.pause_s, RETRY_S_MAX)
 
-    def _verified(self, note: str) -> list[Verified]:
+    def _verified(self, note: str) -> list[VerifiedSignature]:
         if not note or not self._known:
             return []
         if note != self._last_verified[0]:
             try:
                 found = verify_note(note.encode(), [one.witness.key for one in self._known])[1]
-            except NoteRefused:
+            except NoteError:
                 found = []
             self._last_verified = note, found
         return self._last_verified[1]

@@ -43,7 +43,7 @@ def records_proven(ledger: Ledger, tree: LedgerTree, revisions: Sequence[int], s
         if last is None or last.index != index:
             last = _entry(ledger, index)
             leaf, path = tree.leaf(index), tree.inclusion(index, size)
-            verify_inclusion(index - 1, size, leaf_hash(leaf.encoded()), path, root)
+            verify_inclusion(index - 1, size, leaf_hash(leaf.encode()), path, root)
         found.append(_record(tree.disclosure_key, last, leaf, path, revision))
     return json.dumps(found).encode() if found else b""
 
@@ -101,7 +101,7 @@ def _record(key: bytes, entry: LedgerEntry, leaf: Leaf, path: Iterable[bytes], r
     if settled is None or not 0 <= position < leaf.commands:
         raise LedgerBroken(entry.index, f"revision {revision} is not one that it settled")
     return {
-        "leaf": _text(leaf.encoded()),
+        "leaf": _text(leaf.encode()),
         "path": [*map(_text, path)],
         "position": position,
         "command_path": [*map(_text, command_path(key, entry.base, settled.encoded, position))],

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from cluster.security.proofs import (
     Checkpoint,
-    NoteRefused,
+    NoteError,
     Signature,
     VerifierKey,
     parse_checkpoint,
@@ -266,7 +266,7 @@ class Publisher(Background):
     def _check_signed(self, note: str, peer: str) -> None:
         try:
             found = parse_checkpoint(verify_note(note.encode(), [self._signer.key])[0])
-        except NoteRefused:
+        except NoteError:
             self._doubt_key(note, peer)
             return
         signed = 0 if self._signer.last is None else self._signer.last.size
@@ -287,7 +287,7 @@ class Publisher(Background):
         """
         try:
             _, signatures = parse_note(note.encode())
-        except NoteRefused:
+        except NoteError:
             return  # there is none yet
         count = sum(one.name == self._signer.origin for one in signatures)
         if self._signer.last is not None and count > len(self._peers()):
@@ -429,7 +429,7 @@ class Publisher(Background):
             if self._signers(note) < least:
                 await self.keys()
             count = self._signers(note)
-        except NoteRefused as error:
+        except NoteError as error:
             raise NoteNotTaken(str(error)) from error
         if count < least:
             raise NoteNotTaken(f"{count} replicas that are known have signed it, and {least} are a majority")
@@ -456,7 +456,7 @@ class Publisher(Background):
         known = {self._signer.key, *(self._keys[peer] for peer in self._peers() if peer in self._keys)}
         try:
             return len(verify_note(note.encode(), list(known))[1])
-        except NoteRefused:
+        except NoteError:
             return 0
 
     def _judge(self, mine: Checkpoint, theirs: Mapping[str, str], members: int) -> None:

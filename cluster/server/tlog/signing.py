@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cluster.security.proofs import (
     Checkpoint,
-    NoteRefused,
+    NoteError,
     Signature,
     VerifierKey,
     parse_checkpoint,
@@ -139,7 +139,7 @@ class Signer:
             first = held.decode(errors="replace").partition("\n")[0]
             origin = first if self._is_earlier(first) else self.origin
             found = parse_checkpoint(verify_note(held, [verifier_of(origin, self._private)])[0])
-        except NoteRefused as error:
+        except NoteError as error:
             raise StorageRefused(
                 f"{path} is not what this replica wrote ({error}): it does not know any more what it has signed, so "
                 "keep its directory for an inquiry, and bring it back with `forebay cluster replace`"

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from cluster.config.config import Config
-from cluster.schemas.agents import PollRequest, RegisterRequest, Report, ReportsRequest
+from cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest, ReportsRequest
 from cluster.schemas.jobs import (
     ErrorAnswer,
     ErrorView,
@@ -55,9 +55,9 @@ class ControllerDouble:
         self.revision = 1
         self.registrations: list[RegisterRequest] = []
         self.polls: list[PollRequest] = []
-        self.received: list[Report] = []
+        self.received: list[OperationReport] = []
         """Every report that came in, repeated ones too."""
-        self.accepted: list[Report] = []
+        self.accepted: list[OperationReport] = []
         self.heard: list[str] = []
         """What was asked and answered, in order: register, poll, reports."""
         self.places: list[PlaceView] = []
@@ -70,7 +70,7 @@ class ControllerDouble:
         self.registering_refused: ErrorView | None = None
         self.polling_refused: ErrorView | None = None
         """What registrations and polls are answered with instead; the double goes by `STATUSES`."""
-        self.automatic: Callable[[Report], None] | None = None
+        self.automatic: Callable[[OperationReport], None] | None = None
         """What follows from an accepted report; by default its order goes, unless the script has only started."""
 
     async def start(self) -> None:
@@ -178,7 +178,7 @@ class ControllerDouble:
         await self._tell()
         return _silence() if self.deaf else _json(ReportsAnswer(revision=self.revision, results=tuple(results)))
 
-    async def _settle(self, report: Report) -> ReportResult:
+    async def _settle(self, report: OperationReport) -> ReportResult:
         order = self.orders.get(report.job)
         if any(known.command_id == report.command_id for known in self.accepted):
             return ReportResult(command_id=report.command_id, outcome="accepted")

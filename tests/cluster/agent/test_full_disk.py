@@ -25,7 +25,7 @@ from cluster.agent.script_run import ScriptRun
 from cluster.agent.scripts.record import ScriptRecord
 from cluster.agent.scripts.supervisor import retry_write
 from cluster.agent.service import Agent
-from cluster.schemas.agents import PollRequest, RegisterRequest, Report, ReportsRequest
+from cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest, ReportsRequest
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
@@ -107,7 +107,7 @@ def test_the_longest_report_there_can_be_fits_into_a_spare_file() -> None:
     longest = OperationFailed("\x01" * MESSAGE_CHARACTERS_MAX)
     ended = ScriptEnded(JobState.NODE_FAIL, 255, 64, "\x01" * MESSAGE_CHARACTERS_MAX)
     for result in (longest, ended):
-        report = Report(command_id="f" * 32, job=2**63, attempt=2**31, stage="stage_out", result=result)
+        report = OperationReport(command_id="f" * 32, job=2**63, attempt=2**31, stage="stage_out", result=result)
         assert len(msgspec.json.encode(report)) <= RESERVE_BYTES
 
 
@@ -202,8 +202,8 @@ class Watching:
         self._orders = orders
         self.polls = 0
         self.polled = asyncio.Condition()
-        self.reports: asyncio.Queue[Report] = asyncio.Queue()
-        self.early: list[Report] = []
+        self.reports: asyncio.Queue[OperationReport] = asyncio.Queue()
+        self.early: list[OperationReport] = []
 
     async def register(self, node: str, request: RegisterRequest) -> RegisterAnswer:
         return RegisterAnswer(revision=4)

@@ -30,7 +30,7 @@ from cluster.agent.scripts.record import RESUME, SUSPEND, ScriptRecord
 from cluster.agent.service import Agent
 from cluster.agent.worker.task import Outcome
 from cluster.providers import Local
-from cluster.schemas.agents import PollRequest, RegisterRequest, Report, ReportsRequest
+from cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest, ReportsRequest
 from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
@@ -325,7 +325,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.answers: asyncio.Queue[PollAnswer] = asyncio.Queue()
-        self.reports: asyncio.Queue[Report] = asyncio.Queue()
+        self.reports: asyncio.Queue[OperationReport] = asyncio.Queue()
 
     async def register(self, node: str, request: RegisterRequest) -> RegisterAnswer:
         return RegisterAnswer(revision=4)

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.config.config import Config
 from cluster.consensus.interface import PeerStatus
-from cluster.schemas.agents import Progress
+from cluster.schemas.agents import OperationProgress
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.server import liveness as liveness_module
@@ -236,7 +236,7 @@ async def test_what_a_follower_says_of_agents_counts_for_known_instances_and_the
         await harness.submit()
         controller = harness.controller
         attempt = controller.state.jobs[1].attempt
-        row = Progress(job=1, attempt=attempt, stage="stage_in", bytes_done=5)
+        row = OperationProgress(job=1, attempt=attempt, stage="stage_in", bytes_done=5)
         controller.liveness.lead()
         for news in (b"", b"\xc1", b"\x93", msgspec.msgpack.encode([[1, 2, 3]])):
             controller.hear("r2", news)

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.api.nodes import _checked
+from cluster.api.nodes import _check_poll
 from cluster.api.web import Problem
 from cluster.schemas.agents import PollRequest
 from replica.messages import Actor, ActorRole
@@ -19,7 +19,7 @@ def code_of(world: World, instance: str) -> str:
     """Return the problem code that a poll of node n1 gets; empty: none."""
     call: Any = SimpleNamespace(service=SimpleNamespace(controller=SimpleNamespace(state=world.state)))
     try:
-        _checked(call, "n1", PollRequest(instance=instance, seen_revision=0))
+        _check_poll(call, "n1", PollRequest(instance=instance, seen_revision=0))
     except Problem as problem:
         return cast(str, problem.view.code)
     return ""

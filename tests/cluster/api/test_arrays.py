@@ -75,7 +75,7 @@ async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(
                 await harness.ask("POST", f"/v1/jobs/{number}/cancel", {"command_id": harness.new_id()}, who="alice")
             state = harness.controller.state
             before = verdicts._index
-            known = await verdicts.known(state, state.jobs, harness.work)
+            known = await verdicts.verdicts_of(state, state.jobs, harness.work)
             built += verdicts._index is not before
             for job_id in state.jobs:
                 assert known.of(job_id) == verdict_of(state, job_id)
@@ -85,11 +85,11 @@ async def test_what_is_said_follows_from_state_to_state_and_is_what_a_walk_says(
         for applied in await harness.applied():
             if applied.batch is not None and applied.revision <= state.revision - 3:
                 older = apply_batch(older, applied.batch) or older
-        known = await verdicts.known(older, older.jobs, harness.work)
+        known = await verdicts.verdicts_of(older, older.jobs, harness.work)
         for job_id in older.jobs:
             assert known.of(job_id) == verdict_of(older, job_id)
         verdicts.drop()
-        assert (await verdicts.known(state, [1], harness.work)).of(1) == verdict_of(state, 1)
+        assert (await verdicts.verdicts_of(state, [1], harness.work)).of(1) == verdict_of(state, 1)
 
 
 @pytest.mark.parametrize("gap", [0, 3])
@@ -102,10 +102,10 @@ async def test_an_index_that_cannot_follow_is_made_anew(
         monkeypatch.setattr("cluster.api.render.reasons.FOLLOWED_MAX", gap)
         verdicts = Verdicts(harness.controller.applied_log)
         await harness.submit(script=SCRIPT)
-        await verdicts.known(harness.controller.state, [1], harness.work)
+        await verdicts.verdicts_of(harness.controller.state, [1], harness.work)
         first = verdicts._index
         for _ in range(4):
             await harness.submit(script=SCRIPT)
         state = harness.controller.state
-        assert (await verdicts.known(state, [5], harness.work)).of(5) == verdict_of(state, 5)
+        assert (await verdicts.verdicts_of(state, [5], harness.work)).of(5) == verdict_of(state, 5)
         assert verdicts._index is not first

@@ -32,7 +32,7 @@ async def test_every_method_of_the_client_gets_its_answer(config: Config) -> Non
             assert job.job_id == 1
             polled = await agent.poll("n1", agent_schemas.PollRequest(instance="i", wait_s=0), config.endpoints[0])
             assert [order.stage for order in polled.orders] == ["stage_in"]
-            report = agent_schemas.Report(
+            report = agent_schemas.OperationReport(
                 command_id=agent.new_command_id(), job=1, attempt=1, stage="stage_in", result=OperationDone()
             )
             reported = await agent.report("n1", agent_schemas.ReportsRequest(reports=(report,)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import cluster.api.web.bodies
 import cluster.api.web.connections
-from cluster.api.web.bodies import AGENT_BODY_BYTES, BODY_BYTES_MAX, SMALL_BODY_BYTES, BodyBudget, Room, Rooms
+from cluster.api.web.bodies import AGENT_BODY_BYTES, BODY_BYTES_MAX, SMALL_BODY_BYTES, BodyBudget, BodyQuota, BodyQuotas
 from cluster.api.web.problems import Problem
 from cluster.config.config import Config
 from cluster.schemas.jobs import ErrorAnswer
@@ -51,8 +51,8 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 @story
 async def test_a_head_that_trickles_in_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.api.web.connections.Connection, "head_s_max", 0.2)
-    monkeypatch.setattr("cluster.api.door.server.SWEEP_PERIOD_S", 0.02)
+    monkeypatch.setattr(cluster.api.web.connections.ApiConnection, "head_s_max", 0.2)
+    monkeypatch.setattr("cluster.api.worker.server.SWEEP_PERIOD_S", 0.02)
     async with Harness(config):
         reader, writer = await connect(config)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
@@ -68,8 +68,8 @@ async def test_a_head_that_trickles_in_is_cut(config: Config, monkeypatch: pytes
 
 @story
 async def test_a_connection_that_says_nothing_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.api.web.connections.Connection, "rest_s_max", 0.1)
-    monkeypatch.setattr("cluster.api.door.server.SWEEP_PERIOD_S", 0.02)
+    monkeypatch.setattr(cluster.api.web.connections.ApiConnection, "rest_s_max", 0.1)
+    monkeypatch.setattr("cluster.api.worker.server.SWEEP_PERIOD_S", 0.02)
     async with Harness(config):
         reader, writer = await connect(config)
         assert await ended(reader) == b""
@@ -95,7 +95,7 @@ async def test_a_body_that_trickles_in_is_cut_however_long_its_sender_goes_on(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster.api.web.bodies, "BODY_READ_S", 0.1)
-    monkeypatch.setattr("cluster.api.door.server.LINGER_S", 0.1)
+    monkeypatch.setattr("cluster.api.worker.server.LINGER_S", 0.1)
     async with Harness(config) as harness:
         for path in ("/v1/jobs", "/v1/jobs/1/clear", "/v1/nothing", "/healthz"):  # read, forbidden, unknown, unwanted
             reader, writer = await connect(config)
@@ -154,8 +154,8 @@ async def test_bodies_that_are_announced_and_do_not_come_keep_nobody_out(config:
 @story
 async def test_who_fills_the_share_of_one_identity_is_refused_and_nobody_else(config: Config) -> None:
     async with Harness(config) as harness:
-        room = Room(bytes_max=400_000, share_bytes=150_000)
-        harness.server._budget = BodyBudget(Rooms(large=room))
+        room = BodyQuota(bytes_max=400_000, share_bytes=150_000)
+        harness.server._budget = BodyBudget(BodyQuotas(large=room))
         reader, writer = await connect(config)
         writer.write(begun(300_000, b"{" * 140_000))
         await until(lambda: harness.server._budget.held_bytes == 140_000)
@@ -171,7 +171,9 @@ async def test_who_fills_the_share_of_one_identity_is_refused_and_nobody_else(co
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300_000), st.integers(1, 300_000)), max_size=60))
 def test_no_sender_and_no_kind_of_body_holds_more_than_its_room(bodies: list[tuple[int, int, int]]) -> None:
-    rooms = Rooms(large=Room(900_000, 400_000), small=Room(100_000, 70_000), agents=Room(500_000, 200_000))
+    rooms = BodyQuotas(
+        large=BodyQuota(900_000, 400_000), small=BodyQuota(100_000, 70_000), agents=BodyQuota(500_000, 200_000)
+    )
     budget = BodyBudget(rooms)
     people = [Identity(role, name) for role in (Role.USER, Role.AGENT) for name in ("a", "b")]
     claims = []
@@ -332,6 +334,6 @@ async def test_what_is_no_request_gets_the_error_of_all_others_and_one_line_of_t
             writer.write(sent)
             assert await ended(reader)
             await close(writer)
-        said = lines_of(caplog, "cluster.api.door.server")
+        said = lines_of(caplog, "cluster.api.worker.server")
         assert len(said) == 1 and said[0].startswith("a request of 127.0.0.1 is rejected: ") and len(said[0]) < 200
         assert (await harness.ask("GET", "/healthz")).status == 200

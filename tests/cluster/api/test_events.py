@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-import cluster.api.door.server
 import cluster.api.events
+import cluster.api.worker.server
 from cluster.client.sse import ServerSentEvent, SseParser
 from cluster.config.config import Config
 from cluster.security.tls import client_context
@@ -128,7 +128,7 @@ async def test_the_client_of_this_project_reads_the_stream(config: Config) -> No
 async def test_a_subscriber_that_does_not_read_is_cut_and_told_where_to_resume(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.api.door.server, "PART_WRITE_S_MAX", 1.0)
+    monkeypatch.setattr(cluster.api.worker.server, "PART_WRITE_S_MAX", 1.0)
     async with Harness(config) as harness:
         raw = socket.socket()
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

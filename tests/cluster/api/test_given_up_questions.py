@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.api.past import link as linking
-from cluster.api.past.__main__ import Process
-from cluster.api.past.frames import AskWhy, GiveUp, Unanswered, decode_ask, encode
-from cluster.api.past.link import Historian, HistorianLate
+from cluster.api.history_service import service as linking
+from cluster.api.history_service.__main__ import HistoryProcess
+from cluster.api.history_service.frames import CancelQuery, QueryFailure, WhyQuery, decode_query, encode
+from cluster.api.history_service.service import HistoryService, HistoryServiceTimeout
 from cluster.schemas import LENGTH
 from replica.values.units import NEVER
 
 WORDS = "there was no such job"
 
 
-def why(number: int, through: int = 0) -> AskWhy:
-    return AskWhy(number, through, 1, NEVER, 1, None, "")
+def why(number: int, through: int = 0) -> WhyQuery:
+    return WhyQuery(number, through, 1, NEVER, 1, None, "")
 
 
 class Asked:
@@ -34,10 +34,10 @@ class Asked:
         self.numbers: list[int] = []
         self._meanwhile = meanwhile
 
-    def why(self, asked: AskWhy) -> Unanswered:
+    def why(self, asked: WhyQuery) -> QueryFailure:
         self.numbers.append(asked.number)
         self._meanwhile(asked.number)
-        return Unanswered(asked.number, 0, 1, WORDS)
+        return QueryFailure(asked.number, 0, 1, WORDS)
 
 
 def answered(questions: list[int], given_up: dict[int, list[int]]) -> list[int]:
@@ -46,16 +46,16 @@ def answered(questions: list[int], given_up: dict[int, list[int]]) -> list[int]:
 
     def meanwhile(number: int) -> None:
         for gone in given_up.get(number, []):
-            ours.sendall(encode(GiveUp(gone)))
+            ours.sendall(encode(CancelQuery(gone)))
 
     follower: Any = SimpleNamespace(ledger=SimpleNamespace(applied_index=9), index=9)
     with ours, its:
-        with patch("cluster.api.past.__main__.IndexScrub"):
-            process = Process(its, follower, None, None, None)  # type: ignore[arg-type]
+        with patch("cluster.api.history_service.__main__.IndexScrub"):
+            process = HistoryProcess(its, follower, None, None, None)  # type: ignore[arg-type]
         asked = process._questions = Asked(meanwhile)  # type: ignore[assignment]
         for number in questions:
             ours.sendall(encode(why(number)))
-        assert process._read()
+        assert process._receive()
         process._answer()
         return asked.numbers
 
@@ -78,15 +78,15 @@ def test_who_waits_no_longer_gives_his_question_up_and_who_was_answered_does_not
     sent: list[Any] = []
 
     def take(data: bytes) -> None:
-        sent.append(decode_ask(data[LENGTH.size :]))
+        sent.append(decode_query(data[LENGTH.size :]))
 
     async def story() -> None:
         controller: Any = SimpleNamespace(ledger=SimpleNamespace(applied_index=9), journal=SimpleNamespace())
-        historian = Historian(controller)
+        historian = HistoryService(controller)
         historian._writer = SimpleNamespace(write=take)  # type: ignore[assignment]
         monkeypatch.setattr(historian, "start", lambda: None)
         monkeypatch.setattr(linking, "ANSWER_S", 0.02)
-        with pytest.raises(HistorianLate):
+        with pytest.raises(HistoryServiceTimeout):
             await historian._ask(why(1), 0)
         waits = asyncio.create_task(historian._ask(why(2), 0))
         await asyncio.sleep(0)
@@ -94,10 +94,10 @@ def test_who_waits_no_longer_gives_his_question_up_and_who_was_answered_does_not
         await asyncio.gather(waits, return_exceptions=True)
         hears = asyncio.create_task(historian._ask(why(3), 0))
         await asyncio.sleep(0)
-        historian._questions[3][1].set_result(Unanswered(3, 0, 1, WORDS))
+        historian._questions[3][1].set_result(QueryFailure(3, 0, 1, WORDS))
         assert (await hears).number == 3
         assert [(type(one), one.number) for one in sent] == [
-            (AskWhy, 1), (GiveUp, 1), (AskWhy, 2), (GiveUp, 2), (AskWhy, 3),
+            (WhyQuery, 1), (CancelQuery, 1), (WhyQuery, 2), (CancelQuery, 2), (WhyQuery, 3),
         ]  # fmt: skip
 
     asyncio.run(story())

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.api.past import histories
-from cluster.api.past.frames import AskRecords
-from cluster.api.past.histories import Histories
-from cluster.api.past.index_scrub import AGAIN_S, LOOK_S, IndexScrub
-from cluster.api.past.questions import Questions
+from cluster.api.history_service import record_counts
+from cluster.api.history_service.frames import RecordsQuery
+from cluster.api.history_service.index_scrub import AGAIN_S, LOOK_S, IndexScrub
+from cluster.api.history_service.queries import HistoryQueries
+from cluster.api.history_service.record_counts import RecordCounts
 from cluster.security.proofs import HistoryCounts
 from replica.messages import HistoriesCounted
 from replica.messages.commands import CONTROLLER
@@ -27,7 +27,7 @@ KEY = b"k" * 32
 
 @pytest.fixture
 def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(histories, "disclosure_key_of", lambda ledger: KEY)
+    monkeypatch.setattr(record_counts, "disclosure_key_of", lambda ledger: KEY)
     made = Replica(tmp_path)
     world = World({"fast": 100}, nodes=2)
     for number in range(5):
@@ -43,7 +43,7 @@ def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no
     made.close()
 
 
-def record_counts(replica: Replica) -> None:
+def settle_counts(replica: Replica) -> None:
     """Have the ledger record how many records of each job there are, as the leader does."""
     counts = HistoryCounts(KEY)
     jobs = int(replica.state.next_job) - 1
@@ -108,9 +108,9 @@ def alter(replica: Replica, change: Alter) -> None:
     replica.restarted()
 
 
-def start(replica: Replica) -> Histories:
+def start(replica: Replica) -> RecordCounts:
     """Do what a historian does until it can answer; JobIndexBroken."""
-    reading = Histories(replica.follower, replica.directory / "index")
+    reading = RecordCounts(replica.follower, replica.directory / "index")
     follow(replica.follower)
     while reading.step():
         pass
@@ -130,7 +130,7 @@ def scrub(replica: Replica) -> None:
 
 
 def is_whole(replica: Replica) -> bool:
-    return Questions(replica.follower, float).records(AskRecords(1, 0, JOB, 10_000, False)).whole
+    return HistoryQueries(replica.follower, float).records(RecordsQuery(1, 0, JOB, 10_000, False)).whole
 
 
 def test_what_a_historian_has_noted_itself_is_whole(replica: Replica) -> None:
@@ -141,7 +141,7 @@ def test_what_a_historian_has_noted_itself_is_whole(replica: Replica) -> None:
 
 
 def test_an_index_that_was_found_is_whole_once_its_counts_are_those_of_the_ledger(replica: Replica) -> None:
-    record_counts(replica)
+    settle_counts(replica)
     replica.kill()
     replica.restarted()
     assert not is_whole(replica)
@@ -160,7 +160,7 @@ def test_without_recorded_counts_it_is_whole_once_every_row_was_compared(replica
 
 @pytest.mark.parametrize("change", ALTERED)
 def test_an_altered_index_is_found_and_nothing_is_called_whole_before(replica: Replica, change: Alter) -> None:
-    record_counts(replica)
+    settle_counts(replica)
     expected = replica.records(JOB)
     alter(replica, change)
     assert not is_whole(replica)

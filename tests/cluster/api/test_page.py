@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.api.page.pages import _PAGES, Pages, Shown
-from cluster.api.page.words import POLICY, moment, size, span
-from cluster.api.past.capacity import POINTS_MAX, STEP_US_MAX, Capacity
-from cluster.api.past.frames import AskPools
+from cluster.api.history_service.capacity import POINTS_MAX, STEP_US_MAX, Capacity
+from cluster.api.history_service.frames import PoolUseQuery
+from cluster.api.page.labels import POLICY, format_moment, format_size, format_span
+from cluster.api.page.pages import _PAGES, Pages, RenderedPage
 from cluster.api.statuses import FIRST_WAIT_S, FRESH_S, Statuses
-from cluster.api.watch.needs import _of_job
+from cluster.api.watch.attention import _of_job
 from cluster.api.watch.overview import _members
-from cluster.api.web import Problem, bad
+from cluster.api.web import Problem, bad_request
 from cluster.config.config import Config
 from cluster.schemas import ErrorView, MemberView, StatusView
 from cluster.schemas.operations import OPERATIONS
@@ -210,7 +210,7 @@ async def test_every_text_of_every_answer_is_a_text_whatever_it_holds(config: Co
                 answer = await harness.ask("GET", target)
                 if answer.status != 200:
                     assert EVIL in query.values(), answer.body
-                    raise bad(answer.sentence, answer.remedy, answer.place)
+                    raise bad_request(answer.sentence, answer.remedy, answer.place)
                 return evil(msgspec.convert(answer.body, operation.answer))
 
             found = type("Found", (), {"page": page, "params": params})()
@@ -218,7 +218,7 @@ async def test_every_text_of_every_answer_is_a_text_whatever_it_holds(config: Co
                 try:
                     shown = await pages.page(found, dict(query), list(query), ask, work)
                 except Problem as problem:
-                    shown = Shown(await pages.problem(problem, work), "", 0)
+                    shown = RenderedPage(await pages.problem(problem, work), "", 0)
                 text = Read(shown.content.decode())
                 assert not {tag for tag, _ in text.tags} & {"evil"}
                 assert len(text.all("script")) <= 1
@@ -345,7 +345,7 @@ def test_how_full_a_pool_was_is_what_each_step_ended_with_and_is_bounded() -> No
         truth.append((at, held))
         if n % 500:
             continue
-        told = capacity.told(AskPools(1))
+        told = capacity.answer(PoolUseQuery(1))
         (pool,) = told.pools
         assert len(pool.steps) <= POINTS_MAX and told.until == at
         assert pool.steps[-1][1] == held
@@ -355,18 +355,20 @@ def test_how_full_a_pool_was_is_what_each_step_ended_with_and_is_bounded() -> No
             in_step = [one for moment_us, one in truth if moment_us // step_us == since // step_us]
             assert value == in_step[-1]
     assert told.until - told.since <= 2 * POINTS_MAX * STEP_US_MAX
-    assert capacity.told(AskPools(1, "fast")).pools == capacity.told(AskPools(1)).pools
-    assert capacity.told(AskPools(1, "none")).pools == ()
+    assert capacity.answer(PoolUseQuery(1, "fast")).pools == capacity.told(PoolUseQuery(1)).pools
+    assert capacity.answer(PoolUseQuery(1, "none")).pools == ()
     capacity.note(State(revision=9_999, at=Instant(at - 10**12), pools=pools))
-    assert capacity.told(AskPools(1)).until == at  # a clock that was set back stands still
+    assert capacity.answer(PoolUseQuery(1)).until == at  # a clock that was set back stands still
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (size(0), "0 B"), (size(1536), "1.50 KiB"), (size(12 * 1024**3), "12 GiB"), (size(3, "nodes"), "3"),
-        (size(None), "–"), (span(3.21), "3.2 s"), (span(200_000), "2 d 7 h"), (span(None), "–"), (span(61), "1 min"),
-        (moment("2026-01-31T12:00:01.5Z"), "2026-01-31 12:00:01"), (moment(None), "–"),
+        (format_size(0), "0 B"), (format_size(1536), "1.50 KiB"), (format_size(12 * 1024**3), "12 GiB"),
+        (format_size(3, "nodes"), "3"),
+        (format_size(None), "–"), (format_span(3.21), "3.2 s"), (format_span(200_000), "2 d 7 h"),
+        (format_span(None), "–"), (format_span(61), "1 min"),
+        (format_moment("2026-01-31T12:00:01.5Z"), "2026-01-31 12:00:01"), (format_moment(None), "–"),
     ],
 )  # fmt: skip
 def test_figures_are_written_for_people(found: str, said: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.config.config import Config
-from cluster.schemas.operations import OPERATIONS, Operation
+from cluster.schemas.operations import OPERATIONS, ApiOperation
 from cluster.security.identity import Role
 from tests.cluster.harness import Harness, story
 
@@ -176,13 +176,13 @@ def test_a_helper_reads_whether_a_drill_is_under_way_and_what_everybody_may() ->
     assert {route.name for route in OPERATIONS.values() if Role.HELPER in route.roles} == {*everybody, "show_drill"}
 
 
-def product() -> Iterator[tuple[Operation[Any, Any], Role, bool]]:
+def product() -> Iterator[tuple[ApiOperation[Any, Any], Role, bool]]:
     for route in OPERATIONS.values():
         for role in Role:
             yield route, role, role.value in ALLOWED[route.method, route.path].split()
 
 
-def target(route: Operation[Any, Any]) -> str:
+def target(route: ApiOperation[Any, Any]) -> str:
     path = route.path.replace("{id}", "1").replace("{name}", "n1").replace("{node}", "n1").replace("{job}", "42")
     return path.replace("{tile}", "0/000.p/1").replace("{drill}", "1")
 

@@ -24,7 +24,7 @@ from cluster.system import format_instant
 from replica.messages import commands as c
 from replica.state.digest import state_digest
 from replica.values import Instant
-from tests.cluster.api.test_historian import WHO, configure, history, jobs_over, purge
+from tests.cluster.api.test_history_service_process import WHO, configure, history, jobs_over, purge
 from tests.cluster.harness import Harness, compared, placed, story, until
 from tests.repo.tree import ROOT
 from wal import Archive, BrokenInvariant

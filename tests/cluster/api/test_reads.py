@@ -8,7 +8,7 @@ import pytest
 
 from cluster.api.metrics.registry import SYNCS_KEPT_MAX
 from cluster.api.render.jobs import job_view, why_view
-from cluster.api.render.reasons import Known
+from cluster.api.render.reasons import JobVerdicts
 from cluster.config.config import Config
 from cluster.consensus import ClockBounds
 from replica.fold.apply import apply_entry
@@ -81,7 +81,7 @@ async def test_the_reason_in_a_view_is_the_one_that_a_scheduling_pass_gives(conf
         seen = set()
         for state in [*states.values(), harness.controller.state]:
             for job in state.jobs:
-                shown = job_view(state, job, Known(state))
+                shown = job_view(state, job, JobVerdicts(state))
                 assert shown.reason == reason_of(state, job)
                 seen.add(shown.reason)
         assert {"BurstBufferResources", "Dependency", "BeginTime", "JobHeldUser", "None", "Resources"} <= seen
@@ -250,8 +250,8 @@ async def test_the_ledger_is_read_with_its_digests_and_says_what_the_status_says
 async def test_each_sync_is_in_the_histogram_whether_it_was_told_before_the_scrape_or_for_it(config: Config) -> None:
     async with Harness(config) as harness:
         for _ in range(SYNCS_KEPT_MAX + 2):
-            harness.service.metrics.synced(0.0002)
-        harness.service.metrics.synced(5.0)
+            harness.service.metrics.record_sync(0.0002)
+        harness.service.metrics.record_sync(5.0)
         for _ in range(2):
             text = (await harness.ask("GET", "/metrics", who="alice")).body.decode()
             assert f"forebay_journal_sync_seconds_count {SYNCS_KEPT_MAX + 3}.0" in text

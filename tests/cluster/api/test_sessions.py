@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from cluster.api.service import COMMAND_AHEAD_S_MAX
-from cluster.client.channel import Channel
+from cluster.client.channel import ChannelClient
 from cluster.client.client import Client
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
@@ -169,7 +169,7 @@ async def test_programs_number_their_commands_and_what_is_kept_stays_small(confi
             await client.call(operations.SUBMIT_JOB, request)
             assert len(harness.controller.state.answers) == 1
         address = Address("127.0.0.1", server.port)
-        async with Channel([address], files, harness.config.cluster.id) as channel:
+        async with ChannelClient([address], files, harness.config.cluster.id) as channel:
             first = replace(submission(harness), command_id=await channel.next_command_id())
             job = (await channel.perform(first)).job
             for _ in range(20):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.api.past import NotProven
+from cluster.api.history_service import ProofUnavailable
 from cluster.config.config import Config
 from cluster.security.proofs import EMPTY_ROOT, Tile, leaf_hash, leaves_in
 from cluster.server.tlog import LedgerTree, disclosure_key_of
@@ -65,7 +65,7 @@ async def test_the_historian_derives_the_tree_of_what_is_committed(config: Confi
         hashes = await harness.service.past.tile(Tile(0, 0, size).path, "somebody")
         assert b"".join(map(leaf_hash, leaves_in(bundle))) == hashes
         for path in (Tile(0, 0, size + 50).path, "tile/0/001", "tile/../key"):
-            with pytest.raises(NotProven):
+            with pytest.raises(ProofUnavailable):
                 await harness.service.past.tile(path, "somebody")
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from cluster.api.traces import __main__ as process
 from cluster.api.traces.__main__ import AT_ONCE, TRIES_MAX, WAITING_MAX, Sender
-from cluster.api.traces.reading import LATE_US, JobsOver, Over
-from cluster.api.traces.spans import SUBMIT, JobSpan, Step, spans_of, trace_id
+from cluster.api.traces.finished_jobs import LATE_US, FinishedJob, FinishedJobReader
+from cluster.api.traces.spans import SUBMIT, JobSpan, JobStep, spans_of, trace_id
 from cluster.config.config import Config, TracesConfig
 from cluster.config.toml import InvalidValue
 from replica.messages.events import JobCancelled, JobSubmitted
@@ -29,17 +29,17 @@ from wal.ledger import Ledger
 CLUSTER = "c1"
 
 
-def submitted(job: int = 1, at: int = 10) -> Step:
+def submitted(job: int = 1, at: int = 10) -> JobStep:
     request = JobRequest("name", "ada", "#!/bin/sh\n", "/work", 60)
-    return Step(1, Instant(at), JobState.PENDING, None, 0, (JobSubmitted(job, request),))
+    return JobStep(1, Instant(at), JobState.PENDING, None, 0, (JobSubmitted(job, request),))
 
 
-def cancelled(job: int = 1, at: int = 20) -> Step:
-    return Step(2, Instant(at), JobState.CANCELLED, None, 0, (JobCancelled(job),))
+def cancelled(job: int = 1, at: int = 20) -> JobStep:
+    return JobStep(2, Instant(at), JobState.CANCELLED, None, 0, (JobCancelled(job),))
 
 
-def over(job: int, at: int = 20) -> Over:
-    return Over(job, 2, Instant(at), (submitted(job), cancelled(job, at)))
+def over(job: int, at: int = 20) -> FinishedJob:
+    return FinishedJob(job, 2, Instant(at), (submitted(job), cancelled(job, at)))
 
 
 # Spans --------------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_no_span_ends_before_it_begins_where_the_clock_was_set_back() -> None:
 def test_in_whatever_state_a_job_is_it_is_over_or_something_is_done_for_it(
     state: JobState, buffer: BufferState | None
 ) -> None:
-    step = Step(1, Instant(1), state, buffer, 0, ())
+    step = JobStep(1, Instant(1), state, buffer, 0, ())
     persistent = buffer in (BufferState.DELETING, BufferState.DELETED)
     assert bool(step.phase) is not (step.is_over or persistent or (buffer is BufferState.COMPLETE))
     assert not (step.is_over and step.state not in ENDED)
@@ -93,7 +93,7 @@ async def test_each_job_that_is_over_is_read_once_with_all_that_concerned_it(
 ) -> None:
     async with Harness(config) as harness:
         index = config.storage.directory / "r1" / "index"
-        jobs = JobsOver(Ledger(harness.storage.environment), index)
+        jobs = FinishedJobReader(Ledger(harness.storage.environment), index)
         expected = []
         for number in range(5):
             job = (await harness.submit(script=PLAIN, hold=True)).body["job_id"]
@@ -106,7 +106,7 @@ async def test_each_job_that_is_over_is_read_once_with_all_that_concerned_it(
                 await harness.ask("POST", f"/v1/jobs/{job}/{verb}", {"command_id": harness.new_id()})
         # Whoever asks has the historian started, which writes the index.
         assert (await harness.ask("GET", f"/v1/jobs/{job}/history")).status == 200
-        found: list[Over] = []
+        found: list[FinishedJob] = []
 
         def all_of_them() -> bool:
             found.extend(jobs.read()[0])
@@ -118,10 +118,10 @@ async def test_each_job_that_is_over_is_read_once_with_all_that_concerned_it(
             traced(spans_of(CLUSTER, one.job, one.steps))
         assert jobs.read() == ([], False)
         # Who begins later looks back, but not for long.
-        again = JobsOver(Ledger(harness.storage.environment), index)
+        again = FinishedJobReader(Ledger(harness.storage.environment), index)
         assert [one.job for one in again.read()[0]] == expected
-        monkeypatch.setattr("cluster.api.traces.reading.LATE_US", -1)
-        assert JobsOver(Ledger(harness.storage.environment), index).read()[0] == []
+        monkeypatch.setattr("cluster.api.traces.finished_jobs.LATE_US", -1)
+        assert FinishedJobReader(Ledger(harness.storage.environment), index).read()[0] == []
 
 
 # A collector --------------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def one_trace() -> list[tuple[bytes, list[JobSpan]]]:
 
 @needs_otel
 def test_a_collector_that_answers_a_byte_at_a_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cluster.api.traces import exporting
+    from cluster.api.traces import exporter
 
     pause = threading.Event()
 
@@ -250,15 +250,15 @@ def test_a_collector_that_answers_a_byte_at_a_time_is_given_up(monkeypatch: pyte
         while not pause.wait(0.02):
             connection.sendall(b"x")
 
-    monkeypatch.setattr(exporting, "LATE_S", 0.5)
+    monkeypatch.setattr(exporter, "LATE_S", 0.5)
     with answering(drip) as url:
-        assert not exporting.Exporter(url, CLUSTER).send(one_trace())
+        assert not exporter.Exporter(url, CLUSTER).send(one_trace())
         pause.set()
 
 
 @needs_otel
 def test_a_collector_that_sends_elsewhere_is_not_followed() -> None:
-    from cluster.api.traces.exporting import Exporter
+    from cluster.api.traces.exporter import Exporter
 
     with collecting() as elsewhere:
         redirect = f"HTTP/1.1 307 Away\r\nLocation: {elsewhere.endpoint}/v1/traces\r\nContent-Length: 0\r\n\r\n"
@@ -272,7 +272,7 @@ def test_a_collector_that_sends_elsewhere_is_not_followed() -> None:
 def test_a_replica_without_opentelemetry_says_what_to_install_and_asks_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cluster.api.traces.exporting", None)
+    monkeypatch.setitem(sys.modules, "cluster.api.traces.exporter", None)
     for name in ("die_with_parent", "begin_logging"):
         monkeypatch.setattr(process, name, lambda *words: None)
     monkeypatch.setattr(process.os, "nice", lambda by: 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.api.past.follower import Follower
+from cluster.api.history_service.follower import Follower
 from cluster.consensus import Seals
 from cluster.security.proofs import Checkpoint, sign, verifier_of, write_note
 from cluster.server.recovery.new_incarnation import begin

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from cluster.api.past.follower import Follower
+from cluster.api.history_service.follower import Follower
 from cluster.audit.archive import commands
 from cluster.audit.archive.retention import below_of_size
 from cluster.cli.exits import ExitCode

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from cluster.api.past.follower import Follower
+from cluster.api.history_service.follower import Follower
 from cluster.api.render.events import BATCH, CONFIGURATION, NO_OP, VOID
 from cluster.cli.exits import ExitCode
 from cluster.schemas.ledger import LedgerEntryView, SnapshotView

@@ -20,7 +20,7 @@ from cluster.audit.report import COLUMNS, StateBar, WindowReport, page_of, read_
 from cluster.audit.report.page import KIND_COLOURS, KINDS
 from cluster.audit.report.window import BARS_MAX, Window
 from cluster.cli.exits import ExitCode
-from cluster.schemas.page import BAR, Frame, number
+from cluster.schemas.page import BAR, ChartFrame, number
 from cluster.system import format_instant
 from replica.fold import apply_batch
 from replica.model import BufferState, JobState, Pool
@@ -271,7 +271,7 @@ class _Page(HTMLParser):
 
 
 def test_each_bar_of_the_page_is_a_stay_at_its_place(whole: WindowReport) -> None:
-    page, frame = _Page(page_of(whole, "made")), Frame(whole.source.from_us, whole.source.to_us)
+    page, frame = _Page(page_of(whole, "made")), ChartFrame(whole.source.from_us, whole.source.to_us)
     drawn = [bar for bar in page.bars if not bar[1].startswith("term ")]
     stays = [(job, bar) for job in whole.jobs for bar in job.bars]
     assert len(drawn) == len(stays)

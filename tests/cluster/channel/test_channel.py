@@ -9,14 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
-import cluster.api.door.channel as server_module
-from cluster.api.core import LocalCore
-from cluster.api.door.channel import ChannelServer
-from cluster.client.channel import Channel, ChannelError, Connection
+import cluster.api.worker.channel as server_module
+from cluster.api.local_backend import LocalBackend
+from cluster.api.worker.channel import ChannelServer
+from cluster.client.channel import ChannelClient, ChannelConnection, ChannelError
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
 from cluster.schemas import requests as r
-from cluster.schemas.channel_frames import CHANNEL_VERSION, FRAME_BYTES_MAX, LENGTH, Ask, Hello, encode_frame
+from cluster.schemas.channel_frames import (
+    CHANNEL_VERSION,
+    FRAME_BYTES_MAX,
+    LENGTH,
+    CommandFrame,
+    HelloFrame,
+    encode_frame,
+)
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
 from replica.values.limits import SCRIPT_BYTES_MAX
@@ -27,7 +34,7 @@ from tests.ports import free_port
 @contextlib.asynccontextmanager
 async def channel_of(harness: Harness) -> AsyncIterator[ChannelServer]:
     tls = server_context(harness.config.tls_files("r1"))
-    server = ChannelServer(LocalCore(harness.service), address=Address("127.0.0.1", 0), tls=lambda: tls)
+    server = ChannelServer(LocalBackend(harness.service), address=Address("127.0.0.1", 0), tls=lambda: tls)
     await server.start()
     try:
         yield server
@@ -35,9 +42,9 @@ async def channel_of(harness: Harness) -> AsyncIterator[ChannelServer]:
         await server.stop()
 
 
-async def connect(harness: Harness, server: ChannelServer, who: str = "alice") -> Connection:
+async def connect(harness: Harness, server: ChannelServer, who: str = "alice") -> ChannelConnection:
     tls = client_context(harness.config.tls_files(who))
-    return await Connection.open(Address("127.0.0.1", server.port), tls, harness.config.cluster.id)
+    return await ChannelConnection.open(Address("127.0.0.1", server.port), tls, harness.config.cluster.id)
 
 
 def submission(harness: Harness, **changes: Any) -> r.SubmitCommand:
@@ -307,11 +314,11 @@ async def test_no_more_than_the_bound_is_outstanding_and_what_is_sent_beyond_it_
 
 def hello(harness: Harness, **changes: Any) -> bytes:
     fields = {"version": CHANNEL_VERSION, "cluster": harness.config.cluster.id, **changes}
-    return encode_frame(Hello(**fields))
+    return encode_frame(HelloFrame(**fields))
 
 
 def ask(number: int, command: Any) -> bytes:
-    return encode_frame(Ask(number, msgspec.Raw(msgspec.msgpack.encode(command))))
+    return encode_frame(CommandFrame(number, msgspec.Raw(msgspec.msgpack.encode(command))))
 
 
 WRONG: dict[str, Callable[[Harness], bytes]] = {
@@ -360,7 +367,7 @@ async def test_a_program_follows_the_leader_and_sends_the_same_id_until_it_is_ca
     async with Harness(config) as harness, channel_of(harness) as server:
         dead = Address("127.0.0.1", free_port())
         live = Address("127.0.0.1", server.port)
-        async with Channel([dead, live], harness.config.tls_files("alice"), harness.config.cluster.id) as channel:
+        async with ChannelClient([dead, live], harness.config.tls_files("alice"), harness.config.cluster.id) as channel:
             assert (await channel.perform(submission(harness))).job == 1
             harness.engine.depose(None)
             waiting = asyncio.create_task(channel.perform(submission(harness)))
@@ -377,7 +384,7 @@ async def test_when_nobody_leads_until_the_deadline_the_program_is_told_that_not
     async with Harness(config) as harness, channel_of(harness) as server:
         live = Address("127.0.0.1", server.port)
         harness.engine.depose(None)
-        async with Channel([live], harness.config.tls_files("alice"), harness.config.cluster.id) as channel:
+        async with ChannelClient([live], harness.config.tls_files("alice"), harness.config.cluster.id) as channel:
             with pytest.raises(ApiError) as told:
                 await channel.perform(submission(harness), deadline_s=2.0)
             assert told.value.outcome == "refused"

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.api.core import Heard, LocalProgram
-from cluster.api.door.channel import WORDS_CHARACTERS_MAX, failed
-from cluster.api.service import Service
+from cluster.api.local_backend import CommandWaiter, LocalProgram
+from cluster.api.service import ApiService
 from cluster.api.web.problems import Problem
+from cluster.api.worker.channel import WORDS_CHARACTERS_MAX, failure_frame
 from cluster.client.channel import ChannelError
 from cluster.config.config import Config
 from cluster.providers.limits import CALLS_MAX
@@ -40,7 +40,7 @@ async def test_what_is_unforeseen_is_answered_as_unknown_and_the_connection_goes
     async with Harness(config) as harness, channel_of(harness) as server:
         connection = await connect(harness, server)
         with monkeypatch.context() as patched:
-            patched.setattr(Service, "admit", surprise)
+            patched.setattr(ApiService, "admit", surprise)
             with pytest.raises(ChannelError) as told:
                 await connection.ask(submission(harness))
         assert (told.value.status, told.value.code, told.value.outcome) == (500, "internal_error", "unknown")
@@ -56,7 +56,7 @@ async def test_what_is_unforeseen_while_a_submit_is_validated_is_answered_as_unk
     async with provided_channel(config, tmp_path / "programs") as (harness, _, __, connection):
         for name, wrong in (("prepare", surprise_later), ("admit", surprise)):
             with monkeypatch.context() as patched:
-                patched.setattr(Service, name, wrong)
+                patched.setattr(ApiService, name, wrong)
                 with pytest.raises(ChannelError) as told:
                     await connection.ask(submission(harness, script=script()))
             assert (told.value.status, told.value.code, told.value.outcome) == (500, "internal_error", "unknown")
@@ -73,7 +73,7 @@ async def test_an_error_of_the_proposer_that_nobody_foresaw_is_answered_as_unkno
         (other_end,) = server.connections
         (asker,) = other_end._waiting.values()
         assert isinstance(other_end._program, LocalProgram)
-        Heard(other_end._program, asker).set_exception(Surprise("something"))
+        CommandWaiter(other_end._program, asker).set_exception(Surprise("something"))
         with pytest.raises(ChannelError) as told:
             await answer
         assert (told.value.status, told.value.outcome) == (500, "unknown")
@@ -104,7 +104,7 @@ def test_a_refusal_that_repeats_what_a_program_made_up_is_bounded_and_stays_a_re
 
 def test_the_longest_words_fit_into_an_answer() -> None:
     long = "\N{GRINNING FACE}" * FRAME_BYTES_MAX
-    frame = encode_frame(failed(1, Problem(400, "x" * 64, long, long, long), "x" * 300))
+    frame = encode_frame(failure_frame(1, Problem(400, "x" * 64, long, long, long), "x" * 300))
     assert len(frame) < ANSWER_BYTES_MAX
 
 
@@ -116,7 +116,7 @@ async def test_words_that_are_no_text_are_answered_as_unknown(config: Config, mo
     async with Harness(config) as harness, channel_of(harness) as server:
         connection = await connect(harness, server)
         with monkeypatch.context() as patched:
-            patched.setattr(Service, "admit", refuse)
+            patched.setattr(ApiService, "admit", refuse)
             with pytest.raises(ChannelError) as told:
                 await connection.ask(submission(harness))
         assert (told.value.status, told.value.outcome) == (500, "unknown")
@@ -153,8 +153,8 @@ async def test_a_replica_that_stops_leading_while_the_provider_is_asked_judges_t
         async def deposed(*_: object) -> None:
             harness.engine.depose(None)
 
-        monkeypatch.setattr(Service, "prepare", deposed)
-        monkeypatch.setattr(Service, "admit", surprise)
+        monkeypatch.setattr(ApiService, "prepare", deposed)
+        monkeypatch.setattr(ApiService, "admit", surprise)
         with pytest.raises(ChannelError) as told:
             await connection.ask(submission(harness, script=script()))
         assert (told.value.status, told.value.code, told.value.outcome) == (503, "no_leader", "refused")
@@ -173,7 +173,7 @@ async def test_a_submit_that_waits_for_its_turn_is_not_judged_once_this_replica_
             judged += 1
             await go_on.wait()
 
-        monkeypatch.setattr(Service, "prepare", judge)
+        monkeypatch.setattr(ApiService, "prepare", judge)
         answers = [connection.ask(submission(harness, script=script())) for _ in range(CALLS_MAX + 1)]
         await until(lambda: judged == CALLS_MAX)
         harness.engine.depose(None)

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from cluster.client.channel import Channel, ChannelError, Connection
+from cluster.client.channel import ChannelClient, ChannelConnection, ChannelError
 from cluster.client.errors import OUTCOME_UNKNOWN, UNREACHABLE, ApiError
 from cluster.config.config import Config
 from cluster.schemas import requests as r
-from cluster.schemas.channel_frames import NOT_LEADER, Done, Failed
+from cluster.schemas.channel_frames import NOT_LEADER, FailureFrame, SuccessFrame
 from cluster.system.address import Address
 from tests.cluster.harness import story
 
@@ -18,12 +18,12 @@ COMMAND = r.HoldCommand(command_id="0" * 32, job_id=1)
 # Long enough for every behaviour before the last, on a busy machine.
 DEADLINE_S = 1.0
 
-Behaviour = Callable[[int], Done | Failed | None]
+Behaviour = Callable[[int], SuccessFrame | FailureFrame | None]
 """What a replica answers to the request with a number; None: nothing, ever."""
 
 
-def done(number: int) -> Done:
-    return Done(number, 7, 1)
+def done(number: int) -> SuccessFrame:
+    return SuccessFrame(number, 7, 1)
 
 
 def silent(number: int) -> None:
@@ -31,7 +31,7 @@ def silent(number: int) -> None:
 
 
 def fails(status: int, code: str, outcome: str = "refused", leader: str = "") -> Behaviour:
-    return lambda number: Failed(number, status, code, "because", "", "", outcome, leader)  # type: ignore[arg-type]
+    return lambda number: FailureFrame(number, status, code, "because", "", "", outcome, leader)  # type: ignore[arg-type]
 
 
 REDIRECTED = fails(307, NOT_LEADER, leader=str(ADDRESSES[1]))
@@ -40,7 +40,7 @@ NOBODY = fails(503, "no_leader")
 UNKNOWN = fails(503, OUTCOME_UNKNOWN, "unknown")
 
 
-class Scripted(Connection):
+class Scripted(ChannelConnection):
     """A connection whose other end behaves as told, one behaviour after the other; the last one stays."""
 
     def __init__(self, address: Address, behaviours: list[Behaviour]) -> None:
@@ -58,7 +58,7 @@ class Scripted(Connection):
         message = behaviour(self._number)
         if message is not None:
             answer = self._answers.pop(self._number)
-            if isinstance(message, Done):
+            if isinstance(message, SuccessFrame):
                 answer.set_result(message)
             else:
                 error = ChannelError(message.status, message.code, message.sentence, outcome=message.outcome)
@@ -66,14 +66,14 @@ class Scripted(Connection):
                 answer.set_exception(error)
 
 
-async def perform(config: Config, behaviours: Iterable[Behaviour], monkeypatch: pytest.MonkeyPatch) -> Done:
+async def perform(config: Config, behaviours: Iterable[Behaviour], monkeypatch: pytest.MonkeyPatch) -> SuccessFrame:
     remaining = list(behaviours)
 
-    async def opened(address: Address, *_: object) -> Connection:
+    async def opened(address: Address, *_: object) -> ChannelConnection:
         return Scripted(address, remaining)
 
-    monkeypatch.setattr(Connection, "open", opened)
-    channel = Channel(ADDRESSES, config.tls_files("alice"), "c", chance=lambda: 0.0)
+    monkeypatch.setattr(ChannelConnection, "open", opened)
+    channel = ChannelClient(ADDRESSES, config.tls_files("alice"), "c", chance=lambda: 0.0)
     return await channel.perform(COMMAND, deadline_s=DEADLINE_S)
 
 
@@ -167,12 +167,12 @@ async def test_an_answer_after_a_request_that_nobody_knew_of_is_the_answer(
 async def test_a_program_that_reached_nobody_until_the_deadline_is_told_that_nothing_happened(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never(*_: object) -> Connection:
+    async def never(*_: object) -> ChannelConnection:
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(Connection, "open", never)
-    channel = Channel(ADDRESSES, config.tls_files("alice"), "c")
+    monkeypatch.setattr(ChannelConnection, "open", never)
+    channel = ChannelClient(ADDRESSES, config.tls_files("alice"), "c")
     with pytest.raises(ApiError) as told:
         await channel.perform(COMMAND, deadline_s=DEADLINE_S)
     assert (told.value.outcome, told.value.code) == ("refused", UNREACHABLE)

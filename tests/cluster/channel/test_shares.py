@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-import cluster.api.door.channel as server_module
-from cluster.client.channel import Connection
+import cluster.api.worker.channel as server_module
+from cluster.client.channel import ChannelConnection
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
 from cluster.security.identity import Identity, Role
@@ -22,7 +22,7 @@ async def test_one_holder_of_a_certificate_cannot_take_all_the_places(
 ) -> None:
     monkeypatch.setattr(server_module, "CONNECTIONS_PER_IDENTITY_MAX", 2)
     async with Harness(config) as harness, channel_of(harness) as server:
-        held: list[Connection] = [await connect(harness, server, "bob") for _ in range(2)]
+        held: list[ChannelConnection] = [await connect(harness, server, "bob") for _ in range(2)]
         with pytest.raises(ApiError, match="closed at once"):
             await connect(harness, server, "bob")
         assert "user bob has 2 connections open" in caplog.text

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from cluster.client import channel as channel_module
-from cluster.client.channel import Channel, Connection
+from cluster.client.channel import ChannelClient, ChannelConnection
 from cluster.client.errors import OUTCOME_UNKNOWN, ApiError
 from cluster.config.config import Config
-from cluster.schemas.channel_frames import CHANNEL_VERSION, Done, Hello, encode_frame
+from cluster.schemas.channel_frames import CHANNEL_VERSION, HelloFrame, SuccessFrame, encode_frame
 from cluster.security.tls import client_context, server_context
 from cluster.system.address import Address
 from tests.cluster.channel.test_channel import channel_of, connect, submission
@@ -29,7 +29,7 @@ async def hung_replica(config: Config, *, trickle: bytes = b"") -> AsyncIterator
     """A replica that greets, and then answers nothing: at most the same few bytes of an answer again and again."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(encode_frame(Hello(CHANNEL_VERSION, config.cluster.id)))
+        writer.write(encode_frame(HelloFrame(CHANNEL_VERSION, config.cluster.id)))
         with contextlib.suppress(OSError):
             while trickle and not writer.is_closing():
                 await asyncio.sleep(LOOK_S / 2)
@@ -49,7 +49,7 @@ async def test_a_program_turns_from_a_replica_that_hangs_to_one_that_leads_and_i
 ) -> None:
     async with Harness(config) as harness, channel_of(harness) as server, hung_replica(config) as hung:
         addresses = [hung, Address("127.0.0.1", server.port)]
-        async with Channel(addresses, config.tls_files("alice"), config.cluster.id) as channel:
+        async with ChannelClient(addresses, config.tls_files("alice"), config.cluster.id) as channel:
             commands = [submission(harness) for _ in range(3)]
             done = await asyncio.gather(*[channel.perform(command, deadline_s=20.0) for command in commands])
             assert sorted(answer.job for answer in done) == [1, 2, 3]
@@ -59,7 +59,7 @@ async def test_a_program_turns_from_a_replica_that_hangs_to_one_that_leads_and_i
 @story
 async def test_a_connection_that_is_given_up_says_so_and_leaves_the_outcome_unknown(config: Config) -> None:
     async with Harness(config) as harness, hung_replica(config) as hung:
-        connection = await Connection.open(hung, client_context(config.tls_files("alice")), config.cluster.id)
+        connection = await ChannelConnection.open(hung, client_context(config.tls_files("alice")), config.cluster.id)
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(ApiError) as told:
             await connection.ask(submission(harness))
@@ -72,9 +72,9 @@ async def test_a_connection_that_is_given_up_says_so_and_leaves_the_outcome_unkn
 @story
 async def test_a_replica_that_says_anything_at_all_is_waited_for(config: Config) -> None:
     # Answers to commands with numbers that nobody has asked for.
-    unasked = encode_frame(Done(1 << 20, 1, 1))
+    unasked = encode_frame(SuccessFrame(1 << 20, 1, 1))
     async with Harness(config) as harness, hung_replica(config, trickle=unasked) as slow:
-        connection = await Connection.open(slow, client_context(config.tls_files("alice")), config.cluster.id)
+        connection = await ChannelConnection.open(slow, client_context(config.tls_files("alice")), config.cluster.id)
         answer = connection.ask(submission(harness))
         await asyncio.sleep(4 * channel_module.SILENT_LOOKS * LOOK_S)
         assert connection.is_open and not answer.done()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import cluster.api.door.channel as channel_module
+import cluster.api.worker.channel as channel_module
 import cluster.providers.calls as calls_module
-from cluster.api.door.channel import ChannelServer
-from cluster.client.channel import ChannelError, Connection
+from cluster.api.worker.channel import ChannelServer
+from cluster.client.channel import ChannelConnection, ChannelError
 from cluster.client.errors import ApiError
 from cluster.config.config import Config
 from cluster.providers.limits import CALLS_MAX
@@ -24,7 +24,7 @@ from tests.cluster.providers.conftest import Programs
 @contextlib.asynccontextmanager
 async def provided_channel(
     config: Config, directory: Path, *, validate_s: int = 60
-) -> AsyncIterator[tuple[Harness, Programs, ChannelServer, Connection]]:
+) -> AsyncIterator[tuple[Harness, Programs, ChannelServer, ChannelConnection]]:
     config, programs = provided(config, directory)
     async with Harness(config) as harness, channel_of(harness) as server:
         await configure(harness, programs, validate_s=validate_s)

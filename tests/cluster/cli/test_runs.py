@@ -8,7 +8,7 @@ import pytest
 from cluster.cli.exits import ExitCode
 from cluster.schemas.job_fields import JobDetailsView
 from cluster.schemas.jobs import BuffersAnswer, BufferView, JobsAnswer, JobView, WhyView
-from cluster.schemas.requests import PersistentCleared
+from cluster.schemas.requests import PersistentClearedAnswer
 from cluster.schemas.transfers import TransfersAnswer
 from tests.clocks import local_zone
 from tests.cluster.cli.double import Double, forebay
@@ -29,7 +29,7 @@ def test_a_buffer_is_cleared_by_its_job_or_by_its_name_and_data_is_only_discarde
     double: Double,
 ) -> None:
     double.answer("POST", "/v1/jobs/1/clear", PENDING)
-    double.answer("POST", "/v1/persistent/lake/clear", PersistentCleared(revision=5, name="lake"))
+    double.answer("POST", "/v1/persistent/lake/clear", PersistentClearedAnswer(revision=5, name="lake"))
     assert forebay(double.config, "buffer", "clear", "1", "--yes").exit_code == ExitCode.OK
     assert "discard" not in double.asked[-1].body
     result = forebay(double.config, "buffer", "clear", "--name", "lake", "--discard", "--yes")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.client import client as client_module
-from cluster.client.attempt import Answer
+from cluster.client.attempt import HttpResponse
 from cluster.client.blocking import BlockingExchange
 from cluster.client.calls import finish
 from cluster.security.tls import TlsFiles
@@ -44,7 +44,7 @@ class InThreads:
 
     async def send(
         self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
-    ) -> Answer:
+    ) -> HttpResponse:
         sending = self._exchange.send(address, method, target, body, timeout_s=timeout_s, connect_s=connect_s)
         return await asyncio.to_thread(finish, sending)
 

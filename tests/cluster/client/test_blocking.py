@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.client import answers
-from cluster.client.answers import HEAD_BYTES_MAX
-from cluster.client.attempt import Answer, AttemptFailed
+from cluster.client import http_responses
+from cluster.client.attempt import AttemptError, HttpResponse
 from cluster.client.calls import finish
+from cluster.client.http_responses import HEAD_BYTES_MAX
 from cluster.system.address import Address
 from tests.clocks import ManualClock
 
@@ -30,14 +30,16 @@ class Arriving:
         return next(self._pieces, b"")
 
 
-def read(data: bytes, piece_bytes: int = 10_000) -> tuple[Answer, bool]:
+def read(data: bytes, piece_bytes: int = 10_000) -> tuple[HttpResponse, bool]:
     pieces = (data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes))
     connection: Any = Arriving(pieces)
-    answer, _, is_open = answers.read_answer(answers.Reader(connection, ManualClock(), 10.0), WHO)
+    answer, _, is_open = http_responses.read_response(
+        http_responses.ResponseReader(connection, ManualClock(), 10.0), WHO
+    )
     return answer, is_open
 
 
-def answered(head: str, body: bytes = b"", piece_bytes: int = 10_000) -> tuple[Answer, bool]:
+def answered(head: str, body: bytes = b"", piece_bytes: int = 10_000) -> tuple[HttpResponse, bool]:
     return read(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body, piece_bytes)
 
 
@@ -85,15 +87,15 @@ def test_headers_that_matter_are_read_whatever_their_case_and_what_comes_before_
     ],
 )
 def test_what_is_not_an_answer_of_http_is_refused(head: str) -> None:
-    with pytest.raises(answers.Malformed):
+    with pytest.raises(http_responses.MalformedResponse):
         answered(head)
 
 
 @pytest.mark.parametrize("head", ["Content-Length: 2000", "Transfer-Encoding: chunked", "Server: x"])
 def test_no_more_than_the_bound_is_read(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "ANSWER_BYTES_MAX", 1_000)
+    monkeypatch.setattr(http_responses, "ANSWER_BYTES_MAX", 1_000)
     body = b"7d0\r\n" + b"x" * 2_000 + b"\r\n0\r\n\r\n" if "chunked" in head else b"x" * 2_000
-    with pytest.raises(AttemptFailed, match="more than 1000 bytes"):
+    with pytest.raises(AttemptError, match="more than 1000 bytes"):
         answered(f"HTTP/1.1 200 OK\n{head}", body)
 
 

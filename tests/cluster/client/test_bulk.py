@@ -117,7 +117,7 @@ def test_a_full_queue_is_given_the_time_that_replicas_ask_for(pki: Pki, monkeypa
     async def sleep(duration_s: float) -> None:
         waits.append(duration_s)
 
-    monkeypatch.setattr("cluster.client.client.rest", sleep)
+    monkeypatch.setattr("cluster.client.client.sleep_for", sleep)
     first = results(refused(A, 503), refused(B, 429, "queue_full"), done(C))
     asyncio.run(ask(pki, first, results(NOT_NOW, done(B)), results(done(A))))
     assert waits[0] == FULL_QUEUE_S > waits[1]

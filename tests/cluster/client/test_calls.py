@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from cluster.client import ApiError, Client
-from cluster.client import answers as answers_module
 from cluster.client import blocking as blocking_module
 from cluster.client import exchange as exchange_module
+from cluster.client import http_responses as responses_module
 from cluster.client.calls import REDIRECTS_MAX
 from cluster.schemas import operations as ops
 from cluster.schemas.agents import PollRequest
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.requests import DrainRequest
 from cluster.security.identity import Identity, Role
-from cluster.security.tls import TlsFiles, TlsRefused
+from cluster.security.tls import TlsError, TlsFiles
 from cluster.system.address import Address
 from cluster.system.clock import Clock, SystemClock
 from replica.values.units import Instant
@@ -339,7 +339,7 @@ def test_a_certificate_of_another_authority_is_refused_before_anything_is_sent(p
         certificate=foreign_pki.operator.certificate,
         key=foreign_pki.operator.key,
     )
-    with pytest.raises(TlsRefused) as caught:
+    with pytest.raises(TlsError) as caught:
         Client([Address("127.0.0.1", 1)], mixed)
     assert "the certificate of operator 'operator'" in str(caught.value)
     assert "issued by 'Forebay mars'" in str(caught.value)
@@ -354,7 +354,7 @@ def test_a_replica_refuses_a_client_of_another_authority_and_the_error_names_the
         certificate=foreign_pki.operator.certificate,
         key=foreign_pki.operator.key,
     )
-    for module in ("tls", "glance"):
+    for module in ("tls", "quick_check"):
         monkeypatch.setattr(f"cluster.security.{module}.examine", lambda files: None)
 
     async def scenario() -> None:
@@ -373,9 +373,9 @@ def test_a_replica_refuses_a_client_of_another_authority_and_the_error_names_the
 
 def test_an_expired_certificate_is_named_with_its_date(pki: Pki) -> None:
     in_ten_years = ManualClock(Instant(SystemClock().now() + 10 * 366 * 86_400 * 1_000_000))
-    with pytest.raises(TlsRefused, match=r"operator.pem: the certificate expired on 20\d\d-\d\d-\d\d"):
+    with pytest.raises(TlsError, match=r"operator.pem: the certificate expired on 20\d\d-\d\d-\d\d"):
         Client([Address("127.0.0.1", 1)], pki.operator, clock=in_ten_years)
-    with pytest.raises(TlsRefused, match="set the clock"):
+    with pytest.raises(TlsError, match="set the clock"):
         Client([Address("127.0.0.1", 1)], pki.operator, clock=ManualClock(Instant(1_000_000)))
 
 
@@ -415,7 +415,7 @@ def test_one_untrusted_replica_does_not_hide_the_others(pki: Pki, foreign_pki: P
 
 
 def test_an_answer_that_is_too_large_is_not_read_to_its_end(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (exchange_module, answers_module):
+    for module in (exchange_module, responses_module):
         monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 1000)
 
     async def scenario() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.client import ApiError, Client
 from cluster.client import sse as sse_module
-from cluster.client.attempt import Answer, AttemptFailed
+from cluster.client.attempt import AttemptError, HttpResponse
 from cluster.client.calls import FIRST_WAIT_S, LONGEST_WAIT_S, Endpoints
 from cluster.client.errors import UNREACHABLE, UNTRUSTED
 from cluster.client.events import GIVE_UP_S, EventStream
@@ -206,7 +206,7 @@ class Virtual:
     @contextlib.asynccontextmanager
     async def stream(
         self, address: Address, target: str, *, connect_s: float, idle_s: float
-    ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+    ) -> AsyncIterator[tuple[HttpResponse, AsyncIterator[bytes]]]:
         self.asked.append((self.now_s, address.port))
         # Without any wait time stands still: so many requests at one moment are a storm.
         if self.now_s >= self.until_s or len(self.asked) >= 5000:
@@ -216,9 +216,9 @@ class Virtual:
             raise conduct
         if isinstance(conduct, int):
             error = {"code": "refused", "sentence": f"it is {conduct}", "remedy": "", "place": "", "outcome": "refused"}
-            yield Answer(status=conduct, body=json.dumps({"error": error}).encode()), self.chunks([])
+            yield HttpResponse(status=conduct, body=json.dumps({"error": error}).encode()), self.chunks([])
         else:
-            yield Answer(status=200, body=b""), self.chunks(conduct)
+            yield HttpResponse(status=200, body=b""), self.chunks(conduct)
 
     async def chunks(self, conduct: Sequence[float | bytes]) -> AsyncIterator[bytes]:
         for part in conduct:
@@ -246,12 +246,12 @@ class Virtual:
             asyncio.run(self.read(seen))
 
 
-def unreachable() -> AttemptFailed:
-    return AttemptFailed("it cannot be reached", code=UNREACHABLE, may_have_arrived=False)
+def unreachable() -> AttemptError:
+    return AttemptError("it cannot be reached", code=UNREACHABLE, may_have_arrived=False)
 
 
-def refusing_trust() -> AttemptFailed:
-    return AttemptFailed("its certificate is foreign", code=UNTRUSTED, may_have_arrived=False)
+def refusing_trust() -> AttemptError:
+    return AttemptError("its certificate is foreign", code=UNTRUSTED, may_have_arrived=False)
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

@@ -27,7 +27,7 @@ def order() -> tuple[Address, ...]:
 
 def test_the_next_command_begins_with_who_led(session: Path) -> None:
     assert order() == (A, B, C)
-    RememberedEndpoints([A, B, C], CLUSTER).led(C)
+    RememberedEndpoints([A, B, C], CLUSTER).prefer(C)
     assert order() == (C, A, B)
     (file,) = session.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -35,18 +35,18 @@ def test_the_next_command_begins_with_who_led(session: Path) -> None:
 
 
 def test_what_is_known_already_is_not_written_again(session: Path) -> None:
-    RememberedEndpoints([A, B, C], CLUSTER).led(B)
+    RememberedEndpoints([A, B, C], CLUSTER).prefer(B)
     (file,) = session.iterdir()
     before = file.stat().st_ino
-    RememberedEndpoints([A, B, C], CLUSTER).led(B)
+    RememberedEndpoints([A, B, C], CLUSTER).prefer(B)
     assert file.stat().st_ino == before
-    RememberedEndpoints([A, B, C], CLUSTER).led(C)
+    RememberedEndpoints([A, B, C], CLUSTER).prefer(C)
     assert order() == (C, A, B)
 
 
 @pytest.mark.parametrize("content", [b"", b"10.0.0.9:7000", b"10.0.0.1:7001\nmore", b"\xff\xfe", b"x" * 10_000])
 def test_what_is_no_replica_of_the_configuration_is_ignored(session: Path, content: bytes) -> None:
-    RememberedEndpoints([A, B, C], CLUSTER).led(B)
+    RememberedEndpoints([A, B, C], CLUSTER).prefer(B)
     (file,) = session.iterdir()
     file.write_bytes(content)
     assert order() == (A, B, C)
@@ -55,20 +55,20 @@ def test_what_is_no_replica_of_the_configuration_is_ignored(session: Path, conte
 @pytest.mark.parametrize("mode", [0o701, 0o770, 0o755, 0o702])
 def test_a_directory_that_others_may_enter_is_not_used(session: Path, mode: int) -> None:
     session.chmod(mode)
-    RememberedEndpoints([A, B, C], CLUSTER).led(B)
+    RememberedEndpoints([A, B, C], CLUSTER).prefer(B)
     assert not list(session.iterdir()) and order() == (A, B, C)
 
 
 def test_a_link_is_followed_neither_to_the_directory_nor_to_the_file(
     session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    RememberedEndpoints([A, B, C], CLUSTER).led(B)
+    RememberedEndpoints([A, B, C], CLUSTER).prefer(B)
     (file,) = session.iterdir()
     elsewhere = tmp_path / "elsewhere"
     file.rename(elsewhere)
     file.symlink_to(elsewhere)
     assert order() == (A, B, C)
-    RememberedEndpoints([A, B, C], CLUSTER).led(C)  # takes the link's place
+    RememberedEndpoints([A, B, C], CLUSTER).prefer(C)  # takes the link's place
     assert elsewhere.read_text() == str(B) and not file.is_symlink() and order() == (C, A, B)
     link = tmp_path / "link"
     link.symlink_to(session)
@@ -87,5 +87,5 @@ def test_without_a_directory_nothing_is_remembered(directory: str | None, monkey
         monkeypatch.delenv(DIRECTORY_VARIABLE, raising=False)
     else:
         monkeypatch.setenv(DIRECTORY_VARIABLE, directory)
-    RememberedEndpoints([A, B, C], CLUSTER).led(B)
+    RememberedEndpoints([A, B, C], CLUSTER).prefer(B)
     assert order() == (A, B, C)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.client.attempt import Answer, AttemptFailed
-from cluster.client.calls import CONNECT_S, NOBODY_S, REDIRECTS_MAX, Call, Caller, Endpoints
+from cluster.client.attempt import AttemptError, HttpResponse
+from cluster.client.calls import CONNECT_S, NOBODY_S, REDIRECTS_MAX, Caller, ClientCall, Endpoints
 from cluster.client.errors import UNREACHABLE, UNTRUSTED, ApiError
 from cluster.client.exchange import Exchange
 from cluster.system.address import Address
@@ -27,22 +27,22 @@ def error_body(outcome: str, code: str = "c") -> bytes:
 
 
 HAPPENINGS = {
-    "ok": Answer(201, b"{}"),
-    "refused": Answer(409, error_body("refused")),
-    "reused": Answer(409, error_body("refused", "command_id_reused")),
-    "forbidden": Answer(403, error_body("refused")),
-    "full": Answer(507, error_body("refused")),
-    "busy": Answer(429, error_body("refused"), retry_after="1"),
-    "no leader": Answer(503, error_body("refused")),
-    "unknown": Answer(503, error_body("unknown")),
-    "to 1": Answer(307, b"", location="https://127.0.0.1:1/v1/jobs"),
-    "to 2": Answer(307, b"", location="https://127.0.0.1:2/v1/jobs"),
-    "nowhere": Answer(307, b"", location="http://x"),
-    "down": AttemptFailed("down", code=UNREACHABLE, may_have_arrived=False),
-    "nobody": AttemptFailed("nobody", code=UNREACHABLE, may_have_arrived=False, nobody_listens=True),
-    "cut": AttemptFailed("cut", code=UNREACHABLE, may_have_arrived=True),
-    "silent": AttemptFailed("silent", code=UNREACHABLE, may_have_arrived=True),
-    "untrusted": AttemptFailed("untrusted", code=UNTRUSTED, may_have_arrived=False),
+    "ok": HttpResponse(201, b"{}"),
+    "refused": HttpResponse(409, error_body("refused")),
+    "reused": HttpResponse(409, error_body("refused", "command_id_reused")),
+    "forbidden": HttpResponse(403, error_body("refused")),
+    "full": HttpResponse(507, error_body("refused")),
+    "busy": HttpResponse(429, error_body("refused"), retry_after="1"),
+    "no leader": HttpResponse(503, error_body("refused")),
+    "unknown": HttpResponse(503, error_body("unknown")),
+    "to 1": HttpResponse(307, b"", location="https://127.0.0.1:1/v1/jobs"),
+    "to 2": HttpResponse(307, b"", location="https://127.0.0.1:2/v1/jobs"),
+    "nowhere": HttpResponse(307, b"", location="http://x"),
+    "down": AttemptError("down", code=UNREACHABLE, may_have_arrived=False),
+    "nobody": AttemptError("nobody", code=UNREACHABLE, may_have_arrived=False, nobody_listens=True),
+    "cut": AttemptError("cut", code=UNREACHABLE, may_have_arrived=True),
+    "silent": AttemptError("silent", code=UNREACHABLE, may_have_arrived=True),
+    "untrusted": AttemptError("untrusted", code=UNTRUSTED, may_have_arrived=False),
 }
 ENDS = {"ok", "refused", "reused", "forbidden", "full"}
 ARRIVES = {"ok", "unknown", "cut", "silent"}
@@ -60,7 +60,7 @@ class Script(Exchange):
 
     async def send(
         self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
-    ) -> Answer:
+    ) -> HttpResponse:
         assert timeout_s > 0
         self.connects_s.append(connect_s)
         self.sent.append((address, method, target, body))
@@ -68,14 +68,14 @@ class Script(Exchange):
         self.happened.append(kind)
         self._clock.advance(timeout_s if kind == "silent" else min(timeout_s, 0.001))
         happening = HAPPENINGS[kind]
-        if isinstance(happening, AttemptFailed):
+        if isinstance(happening, AttemptError):
             raise happening
         return happening
 
 
 def perform(
     happenings: list[str], deadline_s: float = DEADLINE_S, nobody_s: float | None = None
-) -> tuple[Script, Answer | ApiError, float]:
+) -> tuple[Script, HttpResponse | ApiError, float]:
     """Perform one write against the script; return it, what came of it, and how long it took, seconds."""
     clock = ManualClock()
     script = Script(clock, happenings)
@@ -84,9 +84,9 @@ def perform(
         clock.advance(duration_s)
 
     caller = Caller(script, Endpoints(REPLICAS), clock, nobody_s=nobody_s, sleep=sleep, chance=lambda: 0.5)
-    call = Call(method="POST", target="/v1/jobs", body=b"{}", command_id=COMMAND_ID, deadline_s=deadline_s)
+    call = ClientCall(method="POST", target="/v1/jobs", body=b"{}", command_id=COMMAND_ID, deadline_s=deadline_s)
 
-    async def run() -> Answer | ApiError:
+    async def run() -> HttpResponse | ApiError:
         try:
             return await caller.perform(call)
         except ApiError as error:
@@ -104,7 +104,7 @@ def check(happenings: list[str]) -> None:
     assert {request[1:] for request in script.sent} == {("POST", "/v1/jobs", b"{}")}
     # It ends at the first answer or refusal, and not before without cause.
     assert not ENDS & set(happened[:-1])
-    if isinstance(came, Answer):
+    if isinstance(came, HttpResponse):
         assert happened[-1] == "ok"
         assert came.unsure == bool(ARRIVES & set(happened[:-1]))
         return
@@ -134,7 +134,7 @@ def test_the_laws_hold_over_any_script(happenings: list[str]) -> None:
 @pytest.mark.parametrize("trouble", ["busy", "no leader", "unknown", "down", "cut", "nowhere", "to 1", "to 2"])
 def test_a_trouble_that_passes_in_time_is_survived(trouble: str) -> None:
     _, came, _ = perform([trouble] * 6 + ["ok"])
-    assert isinstance(came, Answer)
+    assert isinstance(came, HttpResponse)
 
 
 def test_a_person_is_told_within_a_second_that_nothing_listens_anywhere() -> None:
@@ -160,7 +160,7 @@ def test_nobody_is_given_up_before_the_deadline_while_anybody_listens(happenings
 
 def test_waiting_for_a_full_queue_is_as_long_as_it_says() -> None:
     _, came, took_s = perform(["busy", "busy", "busy", "ok"])
-    assert isinstance(came, Answer)
+    assert isinstance(came, HttpResponse)
     assert 1.0 <= took_s < 2.0
 
 

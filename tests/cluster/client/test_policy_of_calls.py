@@ -42,9 +42,9 @@ def test_only_a_number_of_seconds_is_a_retry_after(text: str | None, seconds: fl
 
 def test_who_led_is_asked_first_and_who_failed_last() -> None:
     endpoints = Endpoints([A, B, C, A])
-    endpoints.led(C)
+    endpoints.prefer(C)
     assert endpoints.order == (C, A, B)
-    endpoints.failed(C)
+    endpoints.demote(C)
     assert endpoints.order == (A, B, C)
     assert endpoints.next_after({A}) == B
     assert endpoints.next_after({A, B, C}) is None
@@ -53,7 +53,7 @@ def test_who_led_is_asked_first_and_who_failed_last() -> None:
 def test_a_leader_learned_from_a_redirect_is_kept_within_a_bound() -> None:
     endpoints = Endpoints([A])
     for port in range(100, 100 + 2 * ENDPOINTS_MAX):
-        endpoints.led(Address("127.0.0.1", port))
+        endpoints.prefer(Address("127.0.0.1", port))
     assert len(endpoints.order) == ENDPOINTS_MAX
     assert A in endpoints.order
 

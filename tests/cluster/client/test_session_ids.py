@@ -49,14 +49,14 @@ def test_an_id_acknowledges_exactly_the_answers_before_the_first_that_is_outstan
             elif given_out:
                 one = given_out[-1 - place % len(given_out)]
                 if what == "answer":
-                    ids.answered(one)
+                    ids.acknowledge(one)
                     answered.add(one)
                 elif what == "refuse":
-                    ids.refused(one, 404, "unknown_job")
+                    ids.note_rejection(one, 404, "unknown_job")
                     answered.add(one)
                 else:
                     count, current = opened.count, numbered(bytes.fromhex(given_out[-1])).session
-                    ids.refused(one, 404, "unknown_session")
+                    ids.note_rejection(one, 404, "unknown_session")
                     again = numbered(bytes.fromhex(await ids.next_id()))
                     if numbered(bytes.fromhex(one)).session == current:
                         assert opened.count == count + 1 and (again.sequence, again.acknowledged) == (1, 0)
@@ -91,14 +91,14 @@ def test_an_answer_to_an_id_of_elsewhere_changes_nothing() -> None:
     async def story() -> None:
         ids = SessionIds(Opened(), ManualClock(Instant(0)))
         for other in ("017f22e279b07cc398c4dc0c0c07398f", "", "no id", "0" * 32):
-            ids.answered(other)
-            ids.refused(other, 404, "unknown_session")
+            ids.acknowledge(other)
+            ids.note_rejection(other, 404, "unknown_session")
         first = await ids.next_id()
-        ids.answered("017f22e279b07cc398c4dc0c0c07398f")
-        ids.refused("017f22e279b07cc398c4dc0c0c07398f", 404, "unknown_session")
+        ids.acknowledge("017f22e279b07cc398c4dc0c0c07398f")
+        ids.note_rejection("017f22e279b07cc398c4dc0c0c07398f", 404, "unknown_session")
         second = numbered(bytes.fromhex(await ids.next_id()))
         assert (second.sequence, second.acknowledged) == (2, 0)
-        ids.answered(first)
+        ids.acknowledge(first)
         third = numbered(bytes.fromhex(await ids.next_id()))
         assert (third.sequence, third.acknowledged) == (3, 1)
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from cluster.schemas import accounts, burst, configuration, jobs, ledger, requests, transfers
-from cluster.schemas.agents import Report, ReportsRequest
+from cluster.schemas.agents import OperationReport, ReportsRequest
 from cluster.schemas.base import View
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.requests import BulkRequest, CancelCommand, SubmitCommand
@@ -74,7 +74,7 @@ def test_a_command_id_is_exactly_32_hexadecimal_digits(command_id: str) -> None:
     ],
 )
 def test_a_report_carries_every_kind_of_result(result: Any, word: str) -> None:
-    sent = ReportsRequest(reports=(Report(command_id=ID, job=1, attempt=2, stage="run", result=result),))
+    sent = ReportsRequest(reports=(OperationReport(command_id=ID, job=1, attempt=2, stage="run", result=result),))
     encoded = msgspec.json.encode(sent)
     assert msgspec.json.decode(encoded)["reports"][0]["result"]["type"] == word
     assert msgspec.json.decode(encoded, type=ReportsRequest) == sent

@@ -12,7 +12,7 @@ from cluster.config.config import Config
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.security.proofs import verifier_of
-from cluster.security.witness import Seen, make_key
+from cluster.security.witness import CheckpointStore, make_key
 from cluster.system import SystemClock
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.test_serve import ROOT, finish, make, start
@@ -29,7 +29,7 @@ async def launch(service: str, directory: Path) -> asyncio.subprocess.Process:
         return await start(config.file, "local", module="cluster.client.gateway")
     if service == "witness":
         key = directory / "witness.key"
-        Seen.create(directory / "seen", str(make_key(key, "w.example/1")))
+        CheckpointStore.create(directory / "seen", str(make_key(key, "w.example/1")))
         log = f"forebay/demo={verifier_of('forebay/demo', Ed25519PrivateKey.generate())}"
         words = ("--log", log, "--key", key, "--db", directory / "seen", "--listen", f"127.0.0.1:{port}")
         return await asyncio.create_subprocess_exec(

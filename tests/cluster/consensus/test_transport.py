@@ -16,7 +16,7 @@ from cluster.consensus.frames import MAX_FRAME_BYTES, AnyMessage, AppendReply, A
 from cluster.consensus.transport import HANDSHAKE_S, HANDSHAKES_MAX, QUEUED_BYTES_MAX, ConnectionFailures, TlsLinks, why
 from cluster.security.certificates import certificate_of
 from cluster.security.credentials import Credentials
-from cluster.security.identity import NotIdentified, Role
+from cluster.security.identity import IdentityError, Role
 from cluster.security.peers import Peers
 from cluster.security.pki import issue
 from cluster.system.clock import SystemClock
@@ -594,12 +594,12 @@ def test_a_failure_of_a_peer_is_logged_once_in_a_while_with_how_often_it_has_hap
     now_s = 0.0
     failures = ConnectionFailures(lambda: now_s)
     for _ in range(100):
-        failures.note("r2", "r2 is refused", NotIdentified("it is an agent"))
+        failures.note("r2", "r2 is refused", IdentityError("it is an agent"))
         now_s += 0.5
     assert [record.message for record in caplog.records] == ["r2 is refused: it is an agent"]
     now_s = PERIOD_S + 0.5
-    failures.note("r2", "r2 is refused", NotIdentified("it is an agent"))
-    failures.note("r3", "r3 is refused", NotIdentified("it is an agent"))
+    failures.note("r2", "r2 is refused", IdentityError("it is an agent"))
+    failures.note("r3", "r3 is refused", IdentityError("it is an agent"))
     failures.note("r2", "r2 is refused", TimeoutError())
     assert [record.message for record in caplog.records][1:] == [
         "r2 is refused: it is an agent (99 times more in the last 60 s)",

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from cluster.api.members import _shown
+from cluster.api.members import _drill_fields
 from cluster.cli.drills.coordinator import Coordinator, Goals
 from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.preconditions import Plan, Site
@@ -336,7 +336,7 @@ class Simulated:
 
     def answer(self, number: int = 1) -> DrillAnswer:
         at = Instant(self.began_at + round(self.timeline.now_s * 1e6))
-        return DrillAnswer(revision=self.state.state.revision, **_shown(self.state.state.drills[number], at))
+        return DrillAnswer(revision=self.state.state.revision, **_drill_fields(self.state.state.drills[number], at))
 
     def new_command_id(self) -> str:
         self.ids += 1

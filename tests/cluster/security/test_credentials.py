@@ -11,14 +11,14 @@ from cluster.security.credentials import REFRESH_S, Credentials
 from cluster.security.identity import Role
 from cluster.security.pki import (
     Authority,
-    PkiRefused,
+    PkiError,
     create_authority,
     issue,
     load_authority,
     renew_authority,
     retire_authorities,
 )
-from cluster.security.tls import TlsFiles, TlsRefused, client_context, server_context
+from cluster.security.tls import TlsError, TlsFiles, client_context, server_context
 from cluster.system.clock import SystemClock
 from replica.values.units import Instant
 from tests.clocks import ManualClock
@@ -117,7 +117,7 @@ def test_the_authority_is_renewed_in_three_steps_and_everybody_is_believed_in_ea
     serial_shown(served.server_context(), old[1])
     serial_shown(old[0], asked.client_context())
     assert told == ["changed"]
-    with pytest.raises(PkiRefused, match="a change that goes on"):
+    with pytest.raises(PkiError, match="a change that goes on"):
         renew_authority(place.tls, at=NOW)
     # 2: one after the other is renewed.
     place.issue("r1")
@@ -131,7 +131,7 @@ def test_the_authority_is_renewed_in_three_steps_and_everybody_is_believed_in_ea
     assert told == ["changed", "changed"]
     with pytest.raises(ssl.SSLCertVerificationError):
         serial_shown(served.server_context(), old[1])
-    with pytest.raises(TlsRefused, match="not signed by"):
+    with pytest.raises(TlsError, match="not signed by"):
         former = create_authority(place.tls.parent / "other", cluster_name="demo", cluster_id="c1", at=NOW)
         stranger = issue(former, place.tls.parent / "other", role=Role.AGENT, name="n1", at=NOW)
         client_context(TlsFiles(authority=place.replica.authority, certificate=stranger.certificate, key=stranger.key))
@@ -149,7 +149,7 @@ def test_a_file_that_this_account_may_not_read_is_named(closed: str) -> None:
         if is_root:
             os.seteuid(NOBODY)
         try:
-            with pytest.raises(TlsRefused, match=f"{path}: cannot be read .Permission denied.; give it to the account"):
+            with pytest.raises(TlsError, match=f"{path}: cannot be read .Permission denied.; give it to the account"):
                 client_context(place.agent, examined=True)
         finally:
             if is_root:

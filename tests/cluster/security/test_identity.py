@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cluster.security.identity import Identity, NotIdentified, Role, identify, is_name
+from cluster.security.identity import Identity, IdentityError, Role, identify, is_name
 
 
 def certificate(*pairs: tuple[str, str]) -> dict[str, Any]:
@@ -38,23 +38,23 @@ def test_role_and_name_come_from_the_certificate(role: Role) -> None:
     ],
 )
 def test_whoever_is_not_named_exactly_is_nobody(subject: list[tuple[str, str]], sentence: str) -> None:
-    with pytest.raises(NotIdentified) as caught:
+    with pytest.raises(IdentityError) as caught:
         identify({"subject": tuple((pair,) for pair in subject), "issuer": ()})
     assert sentence in str(caught.value)
 
 
 @pytest.mark.parametrize("nothing", [None, {}])
 def test_without_a_certificate_nobody_is_identified(nothing: dict[str, Any] | None) -> None:
-    with pytest.raises(NotIdentified, match="no client certificate"):
+    with pytest.raises(IdentityError, match="no client certificate"):
         identify(nothing)
 
 
 def test_a_certificate_of_another_cluster_of_the_same_authority_is_refused() -> None:
     theirs = certificate((ORG, "c2"), (OU, "operator"), (CN, "operator"))
     assert identify(theirs).role is Role.OPERATOR
-    with pytest.raises(NotIdentified, match="belongs to cluster 'c2', this is cluster 'c1'"):
+    with pytest.raises(IdentityError, match="belongs to cluster 'c2', this is cluster 'c1'"):
         identify(theirs, cluster_id="c1")
-    with pytest.raises(NotIdentified, match="exactly one O"):
+    with pytest.raises(IdentityError, match="exactly one O"):
         identify(certificate((OU, "operator"), (CN, "operator")), cluster_id="c1")
 
 

@@ -91,7 +91,7 @@ async def test_a_leader_for_whom_it_was_short_collects() -> None:
     collector.stop()
 
 
-FOLDING = ("cluster.audit", "cluster.audit.worker", "cluster.api.moments")
+FOLDING = ("cluster.audit", "cluster.audit.worker", "cluster.api.past_reads")
 """Programs that fold a ledger beside a replica."""
 
 

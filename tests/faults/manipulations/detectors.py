@@ -19,7 +19,7 @@ from cluster.consensus import KeyReplaced, Seals, Timing
 from cluster.consensus.engine import Engine
 from cluster.schemas.ledger import HandedView
 from cluster.security.proofs import (
-    ProofRefused,
+    ProofError,
     Tile,
     VerifierKey,
     consistency_proof,
@@ -429,14 +429,14 @@ def audited(case: Case, member: Member, kept: str) -> str | None:
     read = nodes_in_tiles(after.size, lambda tile: _served(member, tile))
     try:
         if after.size < before.size:
-            raise ProofRefused(f"{before.size} entries were signed once, and the cluster has signed {after.size}")
+            raise ProofError(f"{before.size} entries were signed once, and the cluster has signed {after.size}")
         if len(verified) < len(NAMES) // 2 + 1:
-            raise ProofRefused(f"{len(verified)} of the keys that were kept have signed it")
+            raise ProofError(f"{len(verified)} of the keys that were kept have signed it")
         if root_of(after.size, read) != after.root:
-            raise ProofRefused("the tiles of the cluster are not those of its checkpoint")
+            raise ProofError("the tiles of the cluster are not those of its checkpoint")
         proof = consistency_proof(before.size, after.size, read)
         verify_consistency(before.size, after.size, before.root, after.root, proof)
-    except ProofRefused as error:
+    except ProofError as error:
         return str(error)
     return None
 

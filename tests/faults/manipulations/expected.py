@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from cluster.api.past.tree import CHECK_PAUSE_S
+from cluster.api.history_service.tree import CHECK_PAUSE_S
 from cluster.server.divergence import COMPARE_PERIOD_S
 from cluster.server.history_fetch import POLL_PERIOD_S, SCRUB_ENTRIES, SCRUB_PAUSE_S
 from cluster.server.tlog.derive import STEP_ENTRIES

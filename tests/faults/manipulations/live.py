@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
-from cluster.api.past import tree
+from cluster.api.history_service import tree
 from cluster.client import ApiError, Client
 from cluster.consensus import KeyReplaced, LostDurableState
 from cluster.schemas import operations as ops

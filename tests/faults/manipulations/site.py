@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.api.past.follower import Follower
+from cluster.api.history_service.follower import Follower
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, PoolSpec, create_site
 from cluster.consensus import Seals

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cluster.security.proofs import (
     Checkpoint,
-    NoteRefused,
+    NoteError,
     VerifierKey,
     cosign,
     leaf_hash,
@@ -77,7 +77,7 @@ def test_a_note_with_any_byte_flipped_is_refused() -> None:
             changed[at] ^= 1 << bit
             try:
                 _, verified = verify_note(bytes(changed), keys)
-            except NoteRefused:
+            except NoteError:
                 continue
             # A line that now shows another key's name or id is an unknown key's, and counts for nothing.
             if len(verified) == len(keys):
@@ -88,12 +88,12 @@ def test_a_note_with_any_byte_flipped_is_refused() -> None:
 def test_a_false_signature_of_a_known_key_refuses_the_note_whoever_else_signed() -> None:
     other = sign(TEXT.replace("42", "43"), "forebay/c1", LOG)
     held = write_note(TEXT, [cosign(TEXT, "witness.example", WITNESS, AT_S), other]).encode()
-    with pytest.raises(NoteRefused, match="not of this text"):
+    with pytest.raises(NoteError, match="not of this text"):
         verify_note(held, [LOG_KEY, WITNESS_KEY])
 
 
 def test_unknown_keys_count_for_nothing() -> None:
-    with pytest.raises(NoteRefused, match="no key that is known"):
+    with pytest.raises(NoteError, match="no key that is known"):
         verify_note(NOTE, [verifier_of("forebay/c1", WITNESS)])
     _, verified = verify_note(NOTE, [LOG_KEY])
     assert [one.key for one in verified] == [LOG_KEY]
@@ -113,7 +113,7 @@ def test_a_log_key_does_not_pass_as_a_cosigner() -> None:
 def test_a_key_is_read_as_it_was_written_or_cannot_be_made(name: str, kind: int, public: bytes) -> None:
     try:
         key = VerifierKey(name, kind, public)
-    except NoteRefused:
+    except NoteError:
         return
     assert parse_key(str(key)) == key
 
@@ -123,7 +123,7 @@ def test_a_key_is_read_as_it_was_written_or_cannot_be_made(name: str, kind: int,
     ["", "a", "a+b", "a+00000000+AQ==", EXAMPLE_KEY.replace("c74f", "c74e"), EXAMPLE_KEY[:-1], "+" + EXAMPLE_KEY],
 )
 def test_what_is_no_key_is_refused(text: str) -> None:
-    with pytest.raises(NoteRefused):
+    with pytest.raises(NoteError):
         parse_key(text)
 
 
@@ -146,7 +146,7 @@ def test_what_is_no_key_is_refused(text: str) -> None:
     ],
 )
 def test_what_is_no_checkpoint_is_refused(text: str) -> None:
-    with pytest.raises(NoteRefused):
+    with pytest.raises(NoteError):
         parse_checkpoint(text)
 
 
@@ -154,13 +154,13 @@ def test_what_is_no_checkpoint_is_refused(text: str) -> None:
 def test_whatever_bytes_are_a_note_or_refused(held: bytes) -> None:
     try:
         text, signatures = parse_note(held)
-    except NoteRefused:
+    except NoteError:
         return
     assert write_note(text, signatures).encode() == held
 
 
 def test_a_note_too_long_or_with_too_many_signatures_is_refused() -> None:
-    with pytest.raises(NoteRefused, match="65536 bytes"):
+    with pytest.raises(NoteError, match="65536 bytes"):
         parse_note(b"a\n" * 40_000)
-    with pytest.raises(NoteRefused, match="64 signatures"):
+    with pytest.raises(NoteError, match="64 signatures"):
         parse_note(write_note(TEXT, [sign(TEXT, "a", LOG)] * 65).encode())

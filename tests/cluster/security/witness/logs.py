@@ -50,4 +50,4 @@ class MemoryLog:
 
     def asked(self, old_size: int, size: int, signers: int = 3) -> bytes:
         proof = consistency_proof(old_size, size, self.read) if 0 < old_size <= size else []
-        return AddCheckpoint(old_size, tuple(proof), self.note(size, signers)).encoded()
+        return AddCheckpoint(old_size, tuple(proof), self.note(size, signers)).encode()

@@ -18,7 +18,7 @@ from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue
 from cluster.security.proofs import MAX_REQUEST_BYTES, SIZE_TYPE, cosignature_in, parse_key
 from cluster.security.tls import open_client_context, open_server_context
-from cluster.security.witness import Seen, Witness, WitnessServer, log_of, make_key, read_key
+from cluster.security.witness import CheckpointStore, CheckpointWitness, WitnessServer, log_of, make_key, read_key
 from cluster.security.witness import server as server_module
 from cluster.system.address import Address
 from cluster.system.clock import SystemClock
@@ -42,9 +42,9 @@ class Reply:
 @contextlib.asynccontextmanager
 async def listening(directory: Path, tls: Callable[[], ssl.SSLContext] | None = None):  # type: ignore[no-untyped-def]
     public = make_key(directory / "w", "witness.example/w1")
-    Seen.create(directory / "w.db", str(public))
-    seen = Seen(directory / "w.db", str(public))
-    witness = Witness(*read_key(directory / "w"), [log_of(ORIGIN, keys_of(3))], seen, SystemClock())
+    CheckpointStore.create(directory / "w.db", str(public))
+    seen = CheckpointStore(directory / "w.db", str(public))
+    witness = CheckpointWitness(*read_key(directory / "w"), [log_of(ORIGIN, keys_of(3))], seen, SystemClock())
     address = Address("127.0.0.1", free_port())
     server = WitnessServer(witness, address, tls)
     await server.start()

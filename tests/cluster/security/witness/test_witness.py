@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from cluster.security.proofs import (
     SIZE_TYPE,
     AddCheckpoint,
-    NoteRefused,
-    RequestRefused,
+    NoteError,
+    WitnessRequestError,
     cosignature_in,
     parse_key,
     parse_request,
@@ -24,17 +24,17 @@ from cluster.security.proofs import (
     write_signer,
 )
 from cluster.security.witness import (
-    Answer,
-    Seen,
+    CheckpointStore,
+    CheckpointWitness,
     SeenCheckpoint,
-    Witness,
-    WitnessRefused,
+    WitnessError,
+    WitnessResponse,
     log_of,
     logs_in,
     make_key,
     read_key,
 )
-from cluster.security.witness import seen as seen_module
+from cluster.security.witness import checkpoint_store as store_module
 from cluster.system.clock import SystemClock
 from replica.values.units import Instant
 from tests.cluster.security.witness.logs import ORIGIN, PRIVATE, MemoryLog, keys_of
@@ -54,16 +54,16 @@ class Kept:
     def __init__(self, directory: Path, replicas: int = 3) -> None:
         self.key_file, self.db = directory / "key", directory / "key.db"
         self.public = make_key(self.key_file, "witness.example/w1")
-        Seen.create(self.db, str(self.public))
+        CheckpointStore.create(self.db, str(self.public))
         self.replicas = replicas
         self.witness = self.opened()
 
-    def opened(self) -> Witness:
+    def opened(self) -> CheckpointWitness:
         name, private = read_key(self.key_file)
-        seen = Seen(self.db, str(self.public))
-        return Witness(name, private, [log_of(ORIGIN, keys_of(self.replicas))], seen, Standing())
+        seen = CheckpointStore(self.db, str(self.public))
+        return CheckpointWitness(name, private, [log_of(ORIGIN, keys_of(self.replicas))], seen, Standing())
 
-    def asked(self, log: MemoryLog, old_size: int, size: int, signers: int = 3) -> Answer:
+    def asked(self, log: MemoryLog, old_size: int, size: int, signers: int = 3) -> WitnessResponse:
         answer = self.witness.add_checkpoint(log.asked(old_size, size, signers))
         if answer.status == 200:
             text = log.checkpoint(size).text()
@@ -72,9 +72,9 @@ class Kept:
         return answer
 
     def evidence(self) -> list[str]:
-        seen = Seen(self.db, str(self.public))
+        seen = CheckpointStore(self.db, str(self.public))
         try:
-            return [one.note for one in seen.all()[1]]
+            return [one.note for one in seen.read_all()[1]]
         finally:
             seen.close()
 
@@ -84,8 +84,8 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
     yield Kept(tmp_path)
 
 
-def conflict(size: int) -> Answer:
-    return Answer(409, f"{size}\n", SIZE_TYPE)
+def conflict(size: int) -> WitnessResponse:
+    return WitnessResponse(409, f"{size}\n", SIZE_TYPE)
 
 
 def test_what_goes_on_from_what_was_cosigned_is_cosigned_also_by_a_witness_that_was_started_again(kept: Kept) -> None:
@@ -132,7 +132,7 @@ def test_a_checkpoint_without_the_signatures_of_a_majority_gets_nothing(
 
 def test_one_replica_that_signs_several_times_is_no_majority(kept: Kept) -> None:
     text, empty, line = SOUND.note(10, signers=1).decode().rpartition("\n\n")
-    body = AddCheckpoint(0, (), (text + empty + 3 * line).encode()).encoded()
+    body = AddCheckpoint(0, (), (text + empty + 3 * line).encode()).encode()
     assert kept.witness.add_checkpoint(body).status == 403
 
 
@@ -142,7 +142,7 @@ def test_what_is_not_sound_is_refused_as_the_protocol_says(kept: Kept) -> None:
     note, proof = good.note, good.proof
 
     def status(old_size: int, hashes: tuple[bytes, ...], held: bytes = note) -> int:
-        return kept.witness.add_checkpoint(AddCheckpoint(old_size, hashes, held).encoded()).status
+        return kept.witness.add_checkpoint(AddCheckpoint(old_size, hashes, held).encode()).status
 
     assert status(201, ()) == 400
     for bad in (proof[:-1], proof[1:], (*proof, bytes(32)), proof[::-1], (bytes(32), *proof[1:]), ()):
@@ -187,12 +187,12 @@ def test_whatever_is_asked_all_that_was_cosigned_is_of_one_log(
 
 
 def test_nothing_is_cosigned_that_is_not_on_the_disk(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen_module, "LOCK_WAIT_S", 0.01)
+    monkeypatch.setattr(store_module, "LOCK_WAIT_S", 0.01)
     kept.witness = kept.opened()
     for lock in ("IMMEDIATE", "EXCLUSIVE"):
         connection = sqlite3.connect(kept.db, isolation_level=None)
         connection.execute(f"BEGIN {lock}")
-        assert kept.asked(SOUND, 0, 5) == Answer(500, "this witness cannot note what it cosigns\n"), lock
+        assert kept.asked(SOUND, 0, 5) == WitnessResponse(500, "this witness cannot note what it cosigns\n"), lock
         connection.close()
     assert kept.asked(SOUND, 0, 5).status == 200
 
@@ -201,7 +201,7 @@ def test_of_two_processes_with_one_database_only_one_goes_on_from_a_size(kept: K
     fork = MemoryLog(300, forked_from=40)
     quicker: list[int] = []
 
-    class Slow(Seen):
+    class Slow(CheckpointStore):
         """While it decides by what it has read, the other process cosigns."""
 
         def last(self, origin: str) -> SeenCheckpoint:
@@ -211,28 +211,28 @@ def test_of_two_processes_with_one_database_only_one_goes_on_from_a_size(kept: K
             return found
 
     log = log_of(ORIGIN, keys_of(3))
-    other = Witness(*read_key(kept.key_file), [log], Slow(kept.db, str(kept.public)), Standing())
+    other = CheckpointWitness(*read_key(kept.key_file), [log], Slow(kept.db, str(kept.public)), Standing())
     assert other.add_checkpoint(fork.asked(0, 120)) == conflict(100)
     assert quicker == [200]
 
 
 def test_a_witness_that_has_lost_what_it_cosigned_does_not_go_on_with_the_same_key(kept: Kept, tmp_path: Path) -> None:
     kept.db.rename(tmp_path / "away")
-    with pytest.raises(WitnessRefused, match="must not go on with the same key"):
+    with pytest.raises(WitnessError, match="must not go on with the same key"):
         kept.opened()
     other = make_key(tmp_path / "other", "witness.example/w2")
-    Seen.create(kept.db, str(other))
-    with pytest.raises(WitnessRefused, match="of another key"):
+    CheckpointStore.create(kept.db, str(other))
+    with pytest.raises(WitnessError, match="of another key"):
         kept.opened()
     kept.db.write_bytes(b"nothing of SQLite" * 100)
-    with pytest.raises(WitnessRefused):
+    with pytest.raises(WitnessError):
         kept.opened()
-    with pytest.raises(WitnessRefused, match="is there already"):
-        Seen.create(kept.db, str(kept.public))
+    with pytest.raises(WitnessError, match="is there already"):
+        CheckpointStore.create(kept.db, str(kept.public))
 
 
 def test_evidence_is_bounded_for_each_log(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen_module, "EVIDENCE_MAX", 3)
+    monkeypatch.setattr(store_module, "EVIDENCE_MAX", 3)
     assert kept.asked(SOUND, 0, 100).status == 200
     for _ in range(2):
         for forked_from in range(40, 46):
@@ -247,22 +247,22 @@ def test_a_key_file_is_of_its_owner_alone_never_overwritten_and_read_as_it_was_w
     name, private = read_key(path)
     assert (name, private.public_key().public_bytes_raw()) == (public.name, public.public)
     assert parse_key(str(public)) == public
-    with pytest.raises(WitnessRefused, match="is there already"):
+    with pytest.raises(WitnessError, match="is there already"):
         make_key(path, "witness.example/w1")
-    with pytest.raises(WitnessRefused, match="cannot be the name"):
+    with pytest.raises(WitnessError, match="cannot be the name"):
         make_key(tmp_path / "another", "has a blank")
     held = path.read_text()
     for broken in ("", "x", held[:-3], held.replace("w1", "w2"), held.replace("PRIVATE", "public")):
         path.write_text(broken)
-        with pytest.raises(WitnessRefused, match="is no key"):
+        with pytest.raises(WitnessError, match="is no key"):
             read_key(path)
     path.write_text(held)
     path.chmod(0o640)
-    with pytest.raises(WitnessRefused, match="others may use it"):
+    with pytest.raises(WitnessError, match="others may use it"):
         read_key(path)
-    with pytest.raises(WitnessRefused, match="cannot be read"):
+    with pytest.raises(WitnessError, match="cannot be read"):
         read_key(tmp_path / "none")
-    with pytest.raises(NoteRefused):
+    with pytest.raises(NoteError):
         parse_signer(write_signer("a", PRIVATE[0]).replace("+a+", "+b+"))
 
 
@@ -272,15 +272,15 @@ def test_the_keys_of_a_log_are_read_as_the_cluster_prints_them_and_others_are_re
     assert logs_in(printed + f"{mine[0]}\n{mine[1]}\n\n") == [log_of(ORIGIN, keys_of(3)), log_of("forebay/c2", mine)]
     assert log_of(ORIGIN, [*keys_of(2), *keys_of(2)]).least == 2
     for wrong in (printed.replace("forebay/c1+", "forebay/c9+", 1), "nothing\n"):
-        with pytest.raises(WitnessRefused):
+        with pytest.raises(WitnessError):
             logs_in(wrong)
     for keys in ([], mine):
-        with pytest.raises(WitnessRefused):
+        with pytest.raises(WitnessError):
             log_of(ORIGIN, keys)
 
 
 def test_an_answer_with_a_size_is_a_size_and_a_line() -> None:
     assert parse_size(b"20852014\n") == 20_852_014
     for wrong in (b"", b"12", b"012\n", b"-1\n", b"1\n2\n", b"18446744073709551616\n"):
-        with pytest.raises(RequestRefused):
+        with pytest.raises(WitnessRequestError):
             parse_size(wrong)

@@ -18,8 +18,8 @@ from cluster.security.proofs import (
     parse_note,
     verify_note,
 )
-from cluster.security.witness import Answer, Log, Seen, make_key, read_key
-from cluster.security.witness import Witness as RealWitness
+from cluster.security.witness import WitnessResponse, WitnessedLog, CheckpointStore, make_key, read_key
+from cluster.security.witness import CheckpointWitness as RealWitness
 from cluster.server.tlog import (
     Cosigning,
     LogPeers,
@@ -70,11 +70,11 @@ class Site:
         self.witnesses: dict[str, RealWitness] = {}
         for name in WITNESSES:
             self.keys[name] = make_key(directory / name, f"{name}.example")
-            Seen.create(directory / f"{name}.db", str(self.keys[name]))
-            seen = Seen(directory / f"{name}.db", str(self.keys[name]))
-            self.witnesses[name] = RealWitness(*read_key(directory / name), [Log(ORIGIN, keys, 2)], seen, SystemClock())
+            CheckpointStore.create(directory / f"{name}.db", str(self.keys[name]))
+            seen = CheckpointStore(directory / f"{name}.db", str(self.keys[name]))
+            self.witnesses[name] = RealWitness(*read_key(directory / name), [WitnessedLog(ORIGIN, keys, 2)], seen, SystemClock())
         self.asked: list[str] = []
-        self.instead: dict[str, Callable[[bytes], Awaitable[Said | Answer]]] = {}
+        self.instead: dict[str, Callable[[bytes], Awaitable[Said | WitnessResponse]]] = {}
         self.publishers = {name: self.publisher(name) for name in self.signers}
 
     def publisher(self, name: str) -> Publisher:
@@ -150,8 +150,8 @@ def _made(directory: Path) -> bool:
     return True
 
 
-def refusing(answer: Said | Answer) -> Callable[[bytes], Awaitable[Said | Answer]]:
-    async def answered(body: bytes) -> Said | Answer:
+def refusing(answer: Said | WitnessResponse) -> Callable[[bytes], Awaitable[Said | WitnessResponse]]:
+    async def answered(body: bytes) -> Said | WitnessResponse:
         return answer
 
     return answered
@@ -282,7 +282,7 @@ async def test_a_witness_that_has_more_than_a_checkpoint_and_not_more_than_the_l
     site.instead["w1"] = dead
     leader = await site.published(52)
     site.applied = 60
-    site.instead["w1"] = refusing(Answer(409, "55\n", SIZE_TYPE))
+    site.instead["w1"] = refusing(WitnessResponse(409, "55\n", SIZE_TYPE))
     site.clock.at_s += cosigning.RETRY_S
     await site.late()
     assert site.asked.count("w1") == 2 and site.cosigned() == ["w2", "w3"]
@@ -357,7 +357,7 @@ async def test_whatever_a_witness_answers_the_checkpoint_is_published(tmp_path: 
 async def test_a_cosignature_of_another_key_or_checkpoint_counts_for_nothing(tmp_path: Path) -> None:
     site = Site(tmp_path)
 
-    async def anothers(body: bytes) -> Answer:
+    async def anothers(body: bytes) -> WitnessResponse:
         return site.witnesses["w1"].add_checkpoint(body)
 
     site.instead["w2"] = anothers

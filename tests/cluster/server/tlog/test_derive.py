@@ -109,7 +109,7 @@ def roots(made: Made, sizes: set[int]) -> dict[int, bytes]:
             commands=commands,
         )
         revision += len(commands)
-        edge.append(leaf_hash(leaf.encoded()))
+        edge.append(leaf_hash(leaf.encode()))
         if edge.size in sizes:
             found[edge.size] = edge.root()
     return found
@@ -121,7 +121,7 @@ def test_roots_and_proofs_are_those_of_the_tree_over_the_entries_leaves(long: Ma
     with opened(long, derived) as tree:
         assert {size: tree.root(size) for size in sizes} == expected
         for index in (1, 3, 256, 257, 65_536, ENTRIES):
-            leaf = leaf_hash(tree.leaf(index).encoded())
+            leaf = leaf_hash(tree.leaf(index).encode())
             verify_inclusion(index - 1, ENTRIES, leaf, tree.inclusion(index, ENTRIES), expected[ENTRIES])
         for size in sizes:
             verify_consistency(size, ENTRIES, expected[size], expected[ENTRIES], tree.consistency(size, ENTRIES))

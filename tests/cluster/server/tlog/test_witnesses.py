@@ -21,7 +21,7 @@ from cluster.schemas import operations as ops
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.security.proofs import Tile, new_tiles, parse_checkpoint, parse_note
-from cluster.security.witness import Seen, Witness, WitnessServer, log_of, make_key, read_key
+from cluster.security.witness import CheckpointStore, CheckpointWitness, WitnessServer, log_of, make_key, read_key
 from cluster.server.divergence import Checkpoints
 from cluster.server.tlog import cosigning, publish
 from cluster.system.address import Address
@@ -45,7 +45,7 @@ class Watched:
         self.directory = directory
         self.ports = free_ports(2)
         self.keys = [make_key(directory / f"w{number}", f"w{number}.example") for number in (1, 2)]
-        Seen.create(directory / "w1.db", str(self.keys[0]))
+        CheckpointStore.create(directory / "w1.db", str(self.keys[0]))
         witnesses = tuple(
             WitnessConfig(name=f"w{number}", url=f"http://127.0.0.1:{port}", key=str(key))
             for number, (port, key) in enumerate(zip(self.ports, self.keys, strict=True), start=1)
@@ -57,8 +57,8 @@ class Watched:
     async def witness(self, them: Three) -> AsyncIterator[None]:
         origin = next(iter(them.replicas.values())).publisher.origin
         log = log_of(origin, [one.publisher.key for one in them.replicas.values()])
-        seen = Seen(self.directory / "w1.db", str(self.keys[0]))
-        witness = Witness(*read_key(self.directory / "w1"), [log], seen, SystemClock())
+        seen = CheckpointStore(self.directory / "w1.db", str(self.keys[0]))
+        witness = CheckpointWitness(*read_key(self.directory / "w1"), [log], seen, SystemClock())
         server = WitnessServer(witness, Address("127.0.0.1", self.ports[0]), None)
         await server.start()
         try:
@@ -229,8 +229,8 @@ async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_with
     async with three(site.config) as them, site.witness(them):
         await them.until_they_have(await pools_set(site.config, 4))
         await witnessed_by_all(them)
-    seen = Seen(tmp_path / "w1.db", str(site.keys[0]))
-    cosigned, _ = seen.all()
+    seen = CheckpointStore(tmp_path / "w1.db", str(site.keys[0]))
+    cosigned, _ = seen.read_all()
     seen.close()
     for name in ("r1", "r2", "r3"):
         assert rewrite(site.config, name, lambda entry: blamed(entry, SOMEBODY_ELSE), has_all_keys=True)
@@ -268,7 +268,7 @@ async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_with
             assert "UNWITNESSED: 0 have cosigned it, and 1 are needed." in await typed(
                 site.config, "audit", "checkpoint"
             )
-    seen = Seen(tmp_path / "w1.db", str(site.keys[0]))
-    evidence = seen.all()[1]
+    seen = CheckpointStore(tmp_path / "w1.db", str(site.keys[0]))
+    evidence = seen.read_all()[1]
     seen.close()
     assert evidence and all(parse_checkpoint(parse_note(one.note.encode())[0]) for one in evidence)

@@ -1,0 +1,39 @@
+"""The past of a replica, in a process beside it, its historian: the index by job, and states as they once were."""
+
+from typing import TYPE_CHECKING
+
+from replica.faces import shown
+
+if TYPE_CHECKING:
+    from cluster.api.history_service.follower import Follower, note_of
+    from cluster.api.history_service.frames import (
+        NO_JOB,
+        REJECTED,
+        REVERSED,
+        CommandEvents,
+        EventFilter,
+        JobRecord,
+        LeaderTerm,
+        PastQuery,
+        PastReply,
+        PoolUseReply,
+        QueryFailure,
+        RecordsReply,
+        WhyReply,
+    )
+    from cluster.api.history_service.service import (
+        HistoryService,
+        HistoryServiceBusy,
+        HistoryServiceTimeout,
+        ProofUnavailable,
+    )
+else:
+    __getattr__ = shown(
+        __name__,
+        """
+        follower: Follower note_of
+        frames: NO_JOB REJECTED REVERSED CommandEvents EventFilter JobRecord LeaderTerm PastQuery PastReply
+        frames: PoolUseReply QueryFailure RecordsReply WhyReply
+        service: HistoryService HistoryServiceBusy HistoryServiceTimeout ProofUnavailable
+        """,
+    )

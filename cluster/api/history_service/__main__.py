@@ -1,0 +1,222 @@
+"""History service process: `python -m cluster.api.past_reads SOCKET PARENT DIRECTORY [anew]`.
+
+SOCKET is a descriptor, PARENT the replica's process, with which this one dies, DIRECTORY the replica's. It reads the
+ledger and the snapshots there, as an audit does, and writes `index` and `tlog`, which are its own. With `anew` it
+begins the first anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import select
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cluster.api.history_service.follower import Follower
+from cluster.api.history_service.frames import (
+    NO_ROOM,
+    CancelQuery,
+    ChangesQuery,
+    EventPageQuery,
+    HistoryQuery,
+    HistoryReply,
+    IndexProgress,
+    PastQuery,
+    PastReply,
+    PoolUseQuery,
+    QueryFailure,
+    RecordsQuery,
+    TermsQuery,
+    TermsReply,
+    TreeQuery,
+    decode_query,
+    encode,
+)
+from cluster.api.history_service.index_scrub import IndexScrub
+from cluster.api.history_service.queries import HistoryQueries
+from cluster.api.history_service.record_counts import RecordCounts
+from cluster.api.history_service.terms import terms_of
+from cluster.api.history_service.tree import Tree
+from cluster.schemas import LENGTH
+from cluster.server.tlog import LOG_DIRECTORY
+from cluster.system import (
+    SystemClock,
+    begin_logging,
+    collect_for_a_reader,
+    die_with_parent,
+    ignore_hangup,
+    is_disk_full,
+)
+from replica.state import State
+from wal import Environment, JobIndex, JobIndexBroken, Ledger
+
+LOGGER = logging.getLogger("cluster.api.history_service")
+
+POLL_S = 0.25
+"""How often the ledger is looked at while nobody asks, seconds: one look at its marks."""
+
+TOLD_S = 1.0
+"""How often the replica is told how far the index is, seconds."""
+
+NICENESS = 10
+"""A historian has a tenth of the processor where others want all of it: commits come first, it catches up later, and
+whoever asks is answered all the same."""
+
+ANEW = "anew"
+
+
+PastReader = Callable[[PastQuery, State], PastReply]
+"""Answers a question from the state of its moment."""
+
+
+class HistoryProcess:
+    """Follows the ledger, and answers in between."""
+
+    def __init__(
+        self, link: socket.socket, follower: Follower, histories: RecordCounts, tree: Tree, read_past: PastReader
+    ) -> None:
+        self._link = link
+        self._follower = follower
+        self._histories = histories
+        self._tree = tree
+        self._read_past = read_past
+        self._clock = SystemClock()
+        self._scrub = IndexScrub(follower, self._clock.monotonic_s)
+        self._questions = HistoryQueries(follower, self._clock.monotonic_s)
+        self._received = bytearray()
+        self._waiting: deque[HistoryQuery] = deque()
+        self._told_s = 0.0
+        self._told: IndexProgress | None = None
+
+    def run(self) -> None:
+        """Go on until the replica closes the socket."""
+        is_behind = True
+        while True:
+            readable, _, _ = select.select([self._link], [], [], 0 if is_behind else POLL_S)
+            if readable and not self._receive():
+                break
+            try:
+                is_behind = self._follower.step()
+                is_behind |= self._histories.step()
+                is_behind |= self._tree.step()
+                if not is_behind:
+                    self._scrub.step()
+                self._answer()
+            except JobIndexBroken as error:
+                LOGGER.error("the index by job is made anew: %s", error)
+                self._follower.begin_anew()
+                is_behind = True
+            self._tell()
+
+    def _receive(self) -> bool:
+        """Take what the replica has sent; False if it has closed the socket."""
+        data = self._link.recv(1 << 16)
+        self._received += data
+        while len(self._received) >= LENGTH.size:
+            (size_bytes,) = LENGTH.unpack_from(self._received)
+            if len(self._received) < LENGTH.size + size_bytes:
+                break
+            asked = decode_query(bytes(self._received[LENGTH.size : LENGTH.size + size_bytes]))
+            del self._received[: LENGTH.size + size_bytes]
+            if isinstance(asked, CancelQuery):
+                self._waiting = deque(one for one in self._waiting if one.number != asked.number)
+            else:
+                self._waiting.append(asked)
+        return bool(data)
+
+    def _answer(self) -> None:
+        """Answer what has waited for no more than what is followed now, and nothing that was given up meanwhile."""
+        for _ in range(len(self._waiting)):
+            if select.select([self._link], [], [], 0)[0]:
+                self._receive()
+            if not self._waiting:
+                return
+            asked = self._waiting.popleft()
+            if isinstance(asked, TreeQuery):
+                said = self._tree.answer(asked, self._follower)
+                if said is None:
+                    self._waiting.append(asked)
+                else:
+                    self._say(said)
+            elif isinstance(asked, PoolUseQuery):
+                self._say(self._follower.capacity.answer(asked))
+            elif isinstance(asked, RecordsQuery | EventPageQuery | ChangesQuery):
+                # Whose a job is, and who changed what, the index says.
+                if self._follower.index < asked.through or self._histories.is_reading:
+                    self._waiting.append(asked)
+                elif isinstance(asked, RecordsQuery):
+                    self._say(self._questions.records(asked))
+                elif isinstance(asked, EventPageQuery):
+                    self._say(self._questions.event_page(asked))
+                else:
+                    self._say(self._questions.changes(asked))
+            elif self._follower.ledger.applied_index < asked.through:
+                self._waiting.append(asked)
+            elif isinstance(asked, PastQuery):
+                state = self._questions.moment(asked)
+                self._say(state if isinstance(state, QueryFailure) else self._read_past(asked, state))
+            elif isinstance(asked, TermsQuery):
+                self._say(TermsReply(asked.number, terms_of(self._follower.ledger, asked.limit)))
+            else:
+                self._say(self._questions.why(asked))
+
+    def _tell(self) -> None:
+        now_s, follower = self._clock.monotonic_s(), self._follower
+        if now_s - self._told_s < TOLD_S:
+            return
+        size, made_again = self._tree.progress
+        said = IndexProgress(0, follower.index, follower.revision, follower.jobs.size_bytes, size, made_again)
+        if said != self._told:
+            self._say(said)
+        self._told, self._told_s = said, now_s
+
+    def _say(self, said: HistoryReply) -> None:
+        self._link.sendall(encode(said))
+
+
+def main(arguments: Sequence[str], read_past: PastReader) -> int:
+    """Run the historian; return its exit code."""
+    descriptor, parent, directory, *options = arguments
+    ignore_hangup()
+    die_with_parent(int(parent))
+    with contextlib.suppress(OSError):  # where that is not allowed, it is as before
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.nice(NICENESS)
+    os.umask(0o077)
+    begin_logging()
+    faulthandler.enable()
+    collect_for_a_reader()
+    try:
+        _follow(int(descriptor), Path(directory), read_past, anew=ANEW in options)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        return NO_ROOM
+    return 0
+
+
+def _follow(descriptor: int, home: Path, read_past: PastReader, *, anew: bool) -> None:
+    """Follow the ledger and answer until the replica closes the socket. OSError."""
+    index = JobIndex(home / "index")
+    if anew:
+        index.begin_anew()
+    with Environment.open_readonly(home / "wal") as environment, socket.socket(fileno=descriptor) as link:
+        follower = Follower(
+            Ledger(environment),
+            snapshots=home / "snapshots",
+            index=index,
+            monotonic_s=SystemClock().monotonic_s,
+            images=home / "index" / "states",
+        )
+        histories = RecordCounts(follower, home / "index")
+        tree = Tree(Ledger(environment), home / LOG_DIRECTORY, histories, SystemClock().monotonic_s)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            HistoryProcess(link, follower, histories, tree, read_past).run()
+        # However it went: what was noted need not be noted again.
+        follower.write()
+    index.close()

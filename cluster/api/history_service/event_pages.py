@@ -1,0 +1,241 @@
+"""What happened between two moments: the commands of a ledger that somebody asks for, a stretch at a time.
+
+What concerns a job, or what is nobody's job, is read by the index: some rows and no more. Everything else is looked
+for from entry to entry, for a fifth of a second in one go, and whoever asks goes on from where that ended: no question
+holds up the next one, however long the ledger is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from cluster.api.history_service.follower import STEP_BYTES, STEP_ENTRIES, Follower
+from cluster.api.history_service.frames import REJECTED, CommandEvents, EventFilter
+from cluster.api.render import actor_words, kind_name
+from replica.messages import (
+    EVENTS,
+    Batch,
+    Entry,
+    Event,
+    JobSubmitted,
+    concerns_cluster,
+    job_of,
+    jobs_of,
+)
+from replica.messages.events import ExternalJobSetUp
+from replica.model import Job
+from replica.values import NEVER, Instant
+from wal import (
+    CLUSTER,
+    EntryKind,
+    LedgerEntry,
+    batch_of_encoded,
+    decode_batch,
+    encode_entry,
+    instant_of,
+    kind_of,
+    one_of_batch,
+)
+
+STRETCH_S: Final = 0.2
+"""How long one question looks, seconds; then it says how far it has come."""
+
+OWNERS_MAX: Final = 65_536
+"""Jobs of which it is kept whose they are, count."""
+
+_FIELDS: Final = {"buffer": "name"}
+"""Which field of an event names the thing, where it is not called so."""
+
+_OF_CLUSTER: Final = frozenset(kind_name(kind) for kind in EVENTS if concerns_cluster(kind)) | {REJECTED}
+
+
+class JobOwner(NamedTuple):
+    """Whose a job is, as it was submitted; both empty where that is not known."""
+
+    user: str = ""
+    account: str = ""
+
+
+class EventPage(NamedTuple):
+    """What was found, and the last revision that was looked at with its time."""
+
+    happened: tuple[CommandEvents, ...]
+    read: int
+    at: Instant
+
+
+def thing_in(event: Event, of: str) -> str | None:
+    """Return the name of the pool, node, or whatever `of` says, that an event is about; None for none.
+
+    What an event is about is its first field: the pool that a persistent buffer lies in stands further behind.
+    """
+    kind = type(event)
+    field = _FIELDS.get(of, of)
+    if not concerns_cluster(kind) or kind.__struct_fields__[0] != field:
+        return None
+    found = getattr(event, field)
+    return found if isinstance(found, str) else str(found.name)
+
+
+class EventPages:
+    """Answers about what happened."""
+
+    def __init__(self, follower: Follower, monotonic_s: Callable[[], float]) -> None:
+        self._follower = follower
+        self._monotonic_s = monotonic_s
+        self._owners: dict[int, JobOwner] = {}
+
+    def read_page(self, sought: EventFilter, after: int, until: int, limit: int) -> EventPage:
+        """Return what happened after one revision and up to another, `limit` commands at most.
+
+        LookupError where the ledger has a gap there; LedgerBroken, JobIndexBroken.
+        """
+        ends_s = self._monotonic_s() + STRETCH_S
+        found: list[CommandEvents] = []
+        read, at = after, NEVER
+        try:
+            for revision, batch, place in self._candidates(sought, after, until):
+                if happened := self._matching(sought, revision, batch, batch.entries[place]):
+                    found.append(happened)
+                read, at = revision, batch.at
+                if len(found) >= limit or self._monotonic_s() > ends_s:
+                    return EventPage(tuple(found), read, at)
+        except LookupError:
+            if read == after:
+                raise
+            return EventPage(tuple(found), read, at)  # what comes before the gap is told first
+        return EventPage(tuple(found), max(until, after), at)
+
+    def _candidates(self, sought: EventFilter, after: int, until: int) -> Iterator[tuple[int, Batch, int]]:
+        """Yield commands that may be meant: the revision, a batch with it, and which one of that it is."""
+        if after >= until:
+            return
+        index = self._follower.ledger.index_of_revision(after + 1)
+        if sought.job or sought.of or (sought.kinds and _OF_CLUSTER.issuperset(sought.kinds)):
+            self._check_noted(index, self._follower.ledger.index_of_revision(until))
+            for row in self._follower.rows(sought.job or CLUSTER, after):
+                if row.revision > until:
+                    return
+                entry = self._entry(self._follower.ledger.index_of_revision(row.revision))
+                yield row.revision, decode_batch(one_of_batch(entry.data, row.revision - entry.base - 1)), 0
+            return
+        while True:
+            entries = self._follower.ledger.read_some(index, entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES)
+            if not entries and index > self._follower.ledger.applied_index:
+                return
+            if not entries or entries[0].index != index:
+                raise LookupError(f"entry {index} is not held by this replica")
+            for entry in entries:
+                if entry.index != index:
+                    break
+                index += 1
+                if kind_of(entry.data) is not EntryKind.BATCH or entry.revision == entry.base:
+                    continue
+                batch = decode_batch(entry.data)
+                for place in range(max(0, after - entry.base), len(batch.entries)):
+                    revision = entry.base + place + 1
+                    yield revision, batch, place
+                    if revision == until:
+                        return
+
+    def _check_noted(self, first: int, last: int) -> None:
+        """Raise LookupError where the index has nothing of some of these entries: it would leave them out."""
+        for hole in self._follower.holes:
+            if hole.first_index <= last and hole.last_index >= first:
+                raise LookupError(f"the entries {hole.first_index} to {hole.last_index} are not held by this replica")
+
+    def _matching(self, sought: EventFilter, revision: int, batch: Batch, entry: Entry) -> CommandEvents | None:
+        """Return the part of a command that is meant; None for nothing."""
+        if sought.actor and sought.actor not in (entry.actor.name, actor_words(entry.actor, entry.command)):
+            return None
+        asked = entry.actor.name
+        if entry.refusal is not None:
+            if (
+                (sought.kinds and REJECTED not in sought.kinds)
+                or sought.job
+                or sought.of
+                or sought.account
+                or (sought.user and asked != sought.user)
+                or (sought.own and asked != sought.own)
+            ):
+                return None
+            return CommandEvents(revision, _alone(batch, entry), ())
+        events: list[Event] = []
+        users: list[str] = []
+        places: list[int] = []
+        for place, event in enumerate(entry.events):
+            jobs = jobs_of(event)
+            if (
+                kind_name(type(event)) not in sought.kinds
+                if sought.kinds
+                else not (jobs or concerns_cluster(type(event)))
+            ):
+                continue  # what happens by itself all along is shown where it is asked for
+            if sought.job and sought.job not in jobs:
+                continue
+            if sought.of and ((thing := thing_in(event, sought.of)) is None or sought.name not in ("", thing)):
+                continue
+            owner = self._owner(event) if jobs else JobOwner()
+            if sought.user and sought.user not in (owner.user, asked):
+                continue
+            if (sought.account and owner.account != sought.account) or (jobs and sought.only not in ("", owner.user)):
+                continue
+            events.append(event)
+            users.append(owner.user)
+            places.append(place)
+        if not events:
+            return None
+        return CommandEvents(revision, _alone(batch, replace(entry, events=tuple(events))), tuple(users), tuple(places))
+
+    def _owner(self, event: Event) -> JobOwner:
+        """Return whose the job is that an event is about."""
+        job = job_of(event)
+        assert job is not None, event
+        found = self._owners.get(job)
+        if found is None:
+            found = self._read_owner(event, job)
+            if len(self._owners) >= OWNERS_MAX:
+                self._owners.clear()
+            self._owners[job] = found
+        return found
+
+    def _read_owner(self, event: Event, job: int) -> JobOwner:
+        if isinstance(event, JobSubmitted | ExternalJobSetUp):
+            return _owner_of(event)
+        known = self._follower.points[-1].state.jobs.get(job)
+        if known is not None:
+            return _owner_of(known)
+        try:
+            for row in self._follower.rows(job)[:1]:
+                entry = self._entry(self._follower.ledger.index_of_revision(row.revision))
+                for first in decode_batch(one_of_batch(entry.data, row.revision - entry.base - 1)).entries[0].events:
+                    if isinstance(first, JobSubmitted | ExternalJobSetUp) and job in jobs_of(first):
+                        return _owner_of(first)
+        except LookupError:
+            pass  # nobody can say: that it is not held is said of what is asked for, not of where that began
+        return JobOwner()
+
+    def _entry(self, index: int) -> LedgerEntry:
+        found = self._follower.ledger.read_some(index, entries_max=1, bytes_max=1)
+        if not found or found[0].index != index:
+            raise LookupError(f"entry {index} is not held by this replica")
+        return found[0]
+
+    def at(self, revision: int) -> Instant:
+        """Return when a revision was settled; NEVER for none, and where that is not held."""
+        try:
+            found = instant_of(self._entry(self._follower.ledger.index_of_revision(revision)).data)
+        except LookupError:
+            found = None
+        return NEVER if found is None else found
+
+
+def _owner_of(found: Job | JobSubmitted | ExternalJobSetUp) -> JobOwner:
+    return JobOwner(found.request.user, found.request.asked.account)
+
+
+def _alone(batch: Batch, entry: Entry) -> bytes:
+    return batch_of_encoded(batch.base, batch.at, (encode_entry(entry),))

@@ -1,0 +1,458 @@
+"""The ledger followed, entry by entry, and where each job stood after each command that concerned it noted by job.
+
+Why a job waited at a moment depends on all others, so it is worked out once, on the state of that moment, while the
+ledger is followed: whoever asks for a job's history later reads a dozen rows. The follower is behind the replica by
+what it has not folded yet. It begins where the index ends, on a snapshot before that, and folds up to there without
+noting anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from heapq import merge
+from itertools import groupby
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from cluster.api.history_service.capacity import Capacity
+from cluster.server.tlog import recorded_in
+from cluster.system import free_bytes
+from replica.fold import SpeculativeState, apply_batch
+from replica.messages import EVENTS, Batch, Event, HistoriesCounted, concerns_cluster, jobs_of
+from replica.model import BufferState, JobState
+from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
+from replica.state import EMPTY, Facts, State
+from replica.views import buffer_word
+from snapshots import (
+    Image,
+    SnapshotFailed,
+    SnapshotName,
+    SnapshotRefused,
+    UnsyncedDisk,
+    load_snapshot,
+    write_snapshot,
+)
+from wal import (
+    CLUSTER,
+    EntryKind,
+    Hole,
+    IndexPosition,
+    JobIndex,
+    JobIndexRow,
+    Ledger,
+    LedgerBroken,
+    LedgerEntry,
+    decode_batch,
+    kind_of,
+)
+
+LOGGER = logging.getLogger(__name__)
+
+STEP_ENTRIES = 32
+STEP_BYTES = 128 * 1024
+"""What is followed in one step, count and bytes before the last entry: some ten milliseconds, after which whoever asks
+is answered."""
+
+WRITTEN_ROWS = 32_768
+WRITTEN_S = 5.0
+"""Rows and seconds after which what was noted is written: each writing is a flush of the disk that commits wait for."""
+
+POINTS_MAX = 64
+"""States kept, count. A State is persistent: keeping an old one costs what has changed since."""
+
+POINT_REVISIONS = 1024
+"""Revisions between two states that are kept at first; doubled each time that they are thinned out."""
+
+IMAGES_BYTES_MAX = 2 * 1024**3
+"""States kept on the disk beside the index, bytes: of ten thousand jobs each, so many that none of ten million events
+is further than a second's folding from one, even where each is an entry of its own (28 us)."""
+
+IMAGES_ROOM_SHARE = 0.25
+"""And what they may take of their room and of what is free beside them: the journal, which must be written, comes
+first, and what is derived can be derived again."""
+
+IMAGES_SHARE = 0.75
+"""What is left of so many bytes when they are thinned out: those that stood closest go."""
+
+IMAGE_REVISIONS = 16_384
+"""Revisions between two of those as they are written, half a second of folding."""
+
+JOBS_PER_REVISION = 0.4
+"""Jobs of a state that take as long to write or read as a revision takes to follow, with room: it is 1.5."""
+
+
+class Note(msgspec.Struct, frozen=True, array_like=True):
+    """Where a job stood after a command that concerned it."""
+
+    state: int
+    """A JobState; 0 for one that was gone."""
+    buffer: int
+    """A BufferState, as people see it; 0 for none."""
+    attempt: int
+    reason: str | None
+    """None only while it is not known yet."""
+
+
+class Point(NamedTuple):
+    """The state after an entry."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    state: State
+
+
+class Follower:
+    """Follows the ledger of a replica that goes on, in steps, and keeps the index by job."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        snapshots: Path,
+        index: JobIndex,
+        monotonic_s: Callable[[], float],
+        images: Path | None = None,
+    ) -> None:
+        """`ledger`: of a reader beside the replica; `snapshots`: their directory; `images`: where states are kept."""
+        self.ledger = ledger
+        """What the replica had stored of the ledger when it was looked at last."""
+        self.live: Final = ledger
+        """The ledger of a replica that goes on."""
+        self.snapshots: Final = snapshots
+        self._monotonic_s = monotonic_s
+        self.jobs = index
+        self._rows: defaultdict[int, list[JobIndexRow]] = defaultdict(list)
+        """What is noted and not written."""
+        self._noted = 0
+        self._written_s = monotonic_s()
+        self._points: list[Point] = []
+        self._stride = POINT_REVISIONS
+        self._images = images
+        self._imaged = IMAGE_REVISIONS
+        self.on_record: Callable[[int], None] = _ignore
+        """Called with each job that a command concerns whose row is noted."""
+        self.on_counted: Callable[[int, HistoriesCounted], None] = _ignore
+        """Called with each record of counts in what is noted, and the entry that it is in."""
+        self.capacity = Capacity()
+        """How full pools were in what was folded."""
+        self.begun = 0
+        """How often the index was begun, or opened, count."""
+        self.is_confirmed = False
+        """Whether all rows were noted by this process, or compared with what the ledger says."""
+        self._begin()
+
+    @property
+    def index(self) -> int:
+        """The last entry that was followed and whose rows are noted; what an index knows that is still read over."""
+        return min(self._reached.index, self._position.index)
+
+    @property
+    def revision(self) -> int:
+        """The revision after it."""
+        return int(self._reached.state.revision)
+
+    @property
+    def state(self) -> State:
+        """The state after it."""
+        return self._reached.state
+
+    @property
+    def noted_index(self) -> int:
+        """The last entry whose rows are noted, also where that is still read over."""
+        return self._position.index
+
+    def noted_jobs(self, after: int) -> Iterator[int]:
+        """Yield the jobs behind one, ascending, that something is noted of. JobIndexBroken."""
+        unwritten = sorted(job for job, rows in self._rows.items() if job > max(after, CLUSTER) and rows)
+        for job, _ in groupby(merge(self.jobs.jobs(max(after, CLUSTER)), unwritten)):
+            yield job
+
+    @property
+    def points(self) -> list[Point]:
+        """The states that are kept, oldest first."""
+        return self._points
+
+    @property
+    def holes(self) -> tuple[Hole, ...]:
+        """Entries that nothing is noted of."""
+        return self._position.holes
+
+    def step(self) -> bool:
+        """Follow a few entries more; return whether some are left. LedgerBroken, JobIndexBroken."""
+        if self._reached.index >= self.ledger.applied_index:
+            self.ledger = self.live.as_stored()  # it may have gone on since
+            if self._position.holes and not self.ledger.gaps():
+                LOGGER.info("the history that a snapshot replaced is held now: the index by job is made anew")
+                self.begin_anew()
+        found = self.ledger.read_some(self._reached.index + 1, entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES)
+        if not found and self._reached.index < self.ledger.applied_index:
+            self._leap(self.ledger.applied_index + 1)  # nothing has followed yet on the snapshot that was installed
+        for entry in found:
+            if entry.index != self._reached.index + 1:
+                self._leap(entry.index)
+                break
+            self._follow(entry)
+        if self._noted >= WRITTEN_ROWS or (self._noted and self._monotonic_s() - self._written_s >= WRITTEN_S):
+            self.write()
+        if self._reached.index >= self.ledger.applied_index:
+            self.ledger = self.live.as_stored()
+        return self._reached.index < self.ledger.applied_index
+
+    def rows(self, job: int, after: int = 0) -> list[JobIndexRow]:
+        """Return what is noted of a job, or of CLUSTER, after a revision, oldest first. JobIndexBroken."""
+        return [*self.jobs.rows(job, after), *(row for row in self._rows.get(job, ()) if row.revision > after)]
+
+    def write(self) -> None:
+        """Write what was noted. JobIndexBroken."""
+        self.jobs.add(self._rows, self._position)
+        self._rows.clear()
+        self._noted, self._written_s = 0, self._monotonic_s()
+
+    def begin_anew(self) -> None:
+        """Forget the index and follow the ledger from its beginning."""
+        self.jobs.begin_anew()
+        self._begin()
+
+    def keep(self, point: Point) -> None:
+        """Keep a state, for questions about what came after it."""
+        position = bisect_right(self._points, point.index, key=lambda kept: kept.index)
+        if position and self._points[position - 1].index == point.index:
+            return
+        self._points.insert(position, point)
+        if len(self._points) > POINTS_MAX:
+            # Every second one goes: what is left stays evenly spread over the whole history.
+            last = self._points[-1]
+            self._points = self._points[::2]
+            if self._points[-1] is not last:
+                self._points.append(last)
+            self._stride *= 2
+
+    def _save(self, point: Point, term: int, digest: bytes) -> None:
+        """Keep a state on the disk, and thin out those that are there; a full disk costs nothing but time later."""
+        if self._images is None:
+            return
+        try:
+            self._images.mkdir(mode=0o700, exist_ok=True)
+            write_snapshot(self._images, Image(point.state, point.index, term, digest), disk=UnsyncedDisk())
+            self._thin(self._images)
+        except (SnapshotFailed, OSError) as error:
+            LOGGER.warning("a state of the past is not kept: %s", error)
+
+    def _thin(self, directory: Path) -> None:
+        """Remove states until there is room for more, and what is left is spread evenly over what was settled."""
+        there: list[tuple[int, int, Path]] = []
+        for name, path in sorted((name, one) for one in directory.iterdir() if (name := SnapshotName.parse(one.name))):
+            try:
+                there.append((self.ledger.row_at(name.index).revision, path.stat().st_size, path))
+            except LedgerBroken:
+                path.unlink(missing_ok=True)  # of a ledger that went on otherwise
+        size_bytes = sum(size for _, size, _ in there)
+        bytes_max = min(IMAGES_BYTES_MAX, IMAGES_ROOM_SHARE * (size_bytes + free_bytes(directory)))
+        if size_bytes <= bytes_max:
+            return
+        while size_bytes > IMAGES_SHARE * bytes_max and len(there) > 2:
+            gaps = [after - before for (before, *_), (after, *_) in zip(there, there[2:], strict=False)]
+            _, size, path = there.pop(1 + gaps.index(min(gaps)))
+            path.unlink(missing_ok=True)
+            size_bytes -= size
+
+    def images(self, *, first: int, last: int, least: int = 0) -> Iterator[Point]:
+        """Yield the states on the disk of entries `first` to `last` that stand on this ledger, newest first.
+
+        None of a revision before `least`.
+        """
+        found: list[tuple[SnapshotName, Path]] = []
+        for directory in filter(None, (self.snapshots, self._images)):
+            with suppress(OSError):
+                found += [(name, path) for path in directory.iterdir() if (name := SnapshotName.parse(path.name))]
+        for name, path in sorted(found, reverse=True):
+            if not first <= name.index <= min(last, self.ledger.applied_index):
+                continue
+            try:
+                row = self.ledger.row_at(name.index)
+                if row.revision < least:
+                    return
+                image = load_snapshot(path)
+                if image.chain_digest == row.digest:
+                    yield Point(image.index, image.state)
+            except (SnapshotRefused, LedgerBroken, OSError):
+                continue
+
+    def _begin(self) -> None:
+        """Stand where the index ends, or on a state before that; make it anew where there is none."""
+        self._rows.clear()
+        self._noted = 0
+        self.begun += 1
+        self.ledger = self.live.as_stored()
+        self._position, self._points, self._stride = self.jobs.position, [], POINT_REVISIONS
+        self._index: SchedulingIndex | None = None
+        self._unread: list[Event] = []
+        """Events that the index does not know yet."""
+        start = self._before(self._position) if self._is_of_this_ledger(self._position) else None
+        if start is None:
+            if self._position.index:
+                LOGGER.warning("the index by job is not of this ledger: it is made anew")
+                self.jobs.begin_anew()
+            self._position, start = self.jobs.position, Point(0, EMPTY)
+        self.is_confirmed = not self._position.index
+        self._reached = start
+        self.capacity = Capacity()
+        if start.index:
+            self.capacity.note(start.state)
+        self._imaged = self._position.revision + IMAGE_REVISIONS
+        self.keep(start)
+
+    def _is_of_this_ledger(self, position: IndexPosition) -> bool:
+        if position.index > self.ledger.applied_index:
+            return False
+        try:
+            return self.ledger.row_at(position.index).digest == position.digest
+        except LedgerBroken:
+            return False
+
+    def _before(self, position: IndexPosition) -> Point | None:
+        """Return a state from which one can fold up to an index's position; None where nothing is held of one."""
+        first = max((hole.last_index for hole in position.holes), default=0)
+        found = next(self.images(first=max(first, 1), last=position.index), None)
+        if found is not None:
+            return found
+        return None if position.holes or self.ledger.first_index > 1 else Point(0, EMPTY)
+
+    def _leap(self, index: int) -> None:
+        """Go on behind entries that are not held, on the first snapshot behind them."""
+        found = list(self.images(first=index - 1, last=self.ledger.applied_index))
+        if not found:
+            raise LedgerBroken(self._reached.index + 1, "it is not held, and no snapshot is there in its place")
+        point = found[-1]
+        noted = max(self._reached.index, self._position.index)
+        if point.index > noted:
+            hole = Hole(noted + 1, point.index)
+            LOGGER.warning("nothing is noted of the entries %d to %d, which are not held", *hole)
+            digest = self.ledger.row_at(point.index).digest
+            self._position = IndexPosition(
+                point.index, int(point.state.revision), digest, (*self._position.holes, hole)
+            )
+        self._reached, self._index = point, None
+        self.capacity.note(point.state)
+        self._unread.clear()
+        self.keep(point)
+        self.write()
+
+    def _follow(self, entry: LedgerEntry) -> None:
+        state, notes = self._reached.state, entry.index > self._position.index
+        if kind_of(entry.data) is EntryKind.BATCH:
+            batch = decode_batch(entry.data)
+            if batch.base != state.revision:
+                pass  # it was decided on another revision: void
+            elif notes:
+                state = self._settle(state, batch)
+                for _, event in recorded_in(batch):
+                    self.on_counted(entry.index, event)
+            else:
+                state = apply_batch(state, batch) or state
+        self._reached = Point(entry.index, state)
+        self.capacity.note(state)
+        if notes:
+            self._position = IndexPosition(entry.index, int(state.revision), entry.digest, self._position.holes)
+        if state.revision - self._points[-1].state.revision >= self._stride:
+            self.keep(self._reached)
+        if notes and state.revision >= self._imaged:
+            self._save(self._reached, entry.term, entry.digest)
+            self._imaged = int(state.revision + max(IMAGE_REVISIONS, len(state.jobs) / JOBS_PER_REVISION))
+
+    def _settle(self, state: State, batch: Batch) -> State:
+        """Return the state after a batch; note where each job stands after each command that concerns it.
+
+        What is settled together has no time in between. So why a job waits is asked once for all, when all of it is
+        settled, or just before something more happens to the job.
+        """
+        settling = SpeculativeState(state, batch.at)
+        waiting: dict[int, tuple[int, Note]] = {}
+        for entry in batch.entries:
+            concerned = dict.fromkeys(job for event in entry.events for job in jobs_of(event))
+            self._explain(settling, waiting, [job for job in concerned if job in waiting])
+            settling.add(entry)
+            self._unread.extend(entry.events)
+            facts, revision = settling.facts, settling.revision
+            for job_id in concerned:
+                note = _note(facts, job_id)
+                if note.reason is None:
+                    waiting[job_id] = revision, note
+                else:
+                    self._rows[job_id].append(JobIndexRow(revision, _encoder.encode(note)))
+            self._noted += len(concerned)
+            for job_id in concerned:
+                self.on_record(job_id)
+            if entry.refusal is not None or not _OF_CLUSTER.isdisjoint(map(type, entry.events)):
+                self._rows[CLUSTER].append(JobIndexRow(revision, b""))
+                self._noted += 1
+        self._explain(settling, waiting, list(waiting))
+        return settling.state()
+
+    def _explain(self, settling: SpeculativeState, waiting: dict[int, tuple[int, Note]], jobs: list[int]) -> None:
+        """Note of these jobs why they wait now."""
+        if not jobs:
+            return
+        state = settling.state()
+        if self._index is None:
+            self._index = SchedulingIndex(state)
+        else:
+            self._index.advance(state, self._unread)
+        self._unread.clear()
+        prepare_whole(self._index)
+        verdicts = verdicts_of(self._index, jobs, state.at)
+        for job_id in jobs:
+            revision, note = waiting.pop(job_id)
+            explained = replace(note, reason=str(verdicts[job_id].reason))
+            self._rows[job_id].append(JobIndexRow(revision, _encoder.encode(explained)))
+
+
+def _ignore(*noted: object) -> None:
+    """Take what nobody counts."""
+
+
+def _note(facts: Facts, job_id: int) -> Note:
+    """Return where a job stands; of one that waits why it does is left open."""
+    job = facts.jobs.get(job_id)
+    if job is None:
+        return _GONE
+    reason = None
+    if job.state is not JobState.PENDING:
+        reason = str(later_reason(facts, job, facts.buffers.get(job_id)).reason)
+    word = buffer_word(facts, job_id)
+    return Note(job.state.value, 0 if word is None else _BUFFER_STATES[word].value, job.attempt, reason)
+
+
+_GONE = Note(0, 0, 0, "None")
+
+_BUFFER_STATES = {state.word: state for state in BufferState}
+
+_encoder = msgspec.msgpack.Encoder()
+_note_decoder = msgspec.msgpack.Decoder(Note)
+
+_OF_CLUSTER = frozenset(filter(concerns_cluster, EVENTS))
+
+JOBS_PREPARED = 1024
+
+
+def note_of(row: JobIndexRow) -> Note:
+    """Return what is noted in a row; msgspec.MsgspecError."""
+    return _note_decoder.decode(row.note)
+
+
+def prepare_whole(index: SchedulingIndex) -> None:
+    """Make an index ready for questions."""
+    while not index.prepare(JOBS_PREPARED):
+        pass
+
+
+def fold_to(state: State, batch: Batch, revision: int) -> State:
+    """Return the state after those commands of a batch that were settled up to `revision`."""
+    following = apply_batch(state, Batch(state.revision, batch.at, batch.entries[: revision - int(state.revision)]))
+    return state if following is None else following

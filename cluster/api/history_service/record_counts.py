@@ -1,0 +1,209 @@
+"""How many records there are of each job, in the historian: counted while the ledger is followed, read out at a start.
+
+A replica confirms no count that it has not made itself: what the ledger records is counted again when it is followed,
+and where it is something else this replica's tree ends before it, so that it signs nothing that has it.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cluster.api.history_service.follower import Follower
+from cluster.security.proofs import HistoryCounts
+from cluster.server.tlog import CountLeaf, NoDisclosureKey, TooFar, disclosure_key_of, last_recorded, records_between
+from cluster.system import replace_private
+from replica.messages import HistoriesCounted
+from wal import JobIndexBroken, LedgerBroken
+
+LOGGER = logging.getLogger(__name__)
+
+JOBS_PER_STEP: Final = 256
+"""Jobs whose records are counted in one step at a start, count: some five milliseconds."""
+
+
+TILES_PER_STEP: Final = 8
+"""Of 256 jobs each, hashed in one step at a start, count: some ten milliseconds."""
+
+
+DISPUTED_NAME: Final = "disputed"
+"""File that names the first entry that records other counts, in decimal."""
+
+
+class RecordCount(NamedTuple):
+    """What is counted in the first entries of the ledger: up to which job, and the root over that."""
+
+    jobs: int
+    root: bytes
+
+
+class CountUnavailable(LookupError):
+    """Nothing can be said of how many records there are; the sentence says why."""
+
+
+class RecordCounts:
+    """The counts of one replica."""
+
+    def __init__(self, follower: Follower, directory: Path) -> None:
+        """`directory`: of the index, where it is noted which entry is disputed."""
+        self._follower = follower
+        self._note = directory / DISPUTED_NAME
+        self._read_through, self._is_read, self._is_prepared, self._is_compared = 0, False, False, False
+        """Up to which job the records that were noted before are counted, whether all are, hashed, and compared."""
+        follower.on_record = self._add
+        follower.on_counted = self._unchecked_too
+        self._begin()
+
+    @property
+    def ends_before(self) -> int | None:
+        """The first entry that records other counts than this replica's, if there is one."""
+        return self._disputed
+
+    @property
+    def first_unchecked(self) -> int | None:
+        """The first entry whose counts were not counted again yet."""
+        return self._unchecked[0][0] if self._unchecked else None
+
+    def step(self) -> bool:
+        """Count a little more, or what the ledger records again; return whether something is left.
+
+        Raises:
+            JobIndexBroken: the index has other counts than the ledger records.
+        """
+        if self._begun != self._follower.begun:
+            self._begin()
+        if self._counts is None:
+            return self._open()
+        if not self._is_read and self._follower.index < self._follower.noted_index:
+            return False  # the index knows of more jobs than the state that is read over: that goes on first
+        if not self._is_read:
+            found = [*islice(self._follower.noted_jobs(self._read_through), JOBS_PER_STEP)]
+            for job in found:
+                self._counts.add(job, len(self._follower.rows(job)))
+                self._read_through = job
+            self._is_read = len(found) < JOBS_PER_STEP
+            return True
+        if not self._is_prepared:
+            self._is_prepared = not self._counts.prepare(TILES_PER_STEP)
+            return True
+        if not self._is_compared:
+            self._compare()
+            self._is_compared = True
+            return True
+        if self._unchecked:
+            self._check(*self._unchecked.pop(0))
+        return bool(self._unchecked)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether what was noted before this process began is still to be compared with what the ledger records."""
+        return self._counts is not None and not self._is_compared
+
+    def _compare(self) -> None:
+        """Hold the counts of an index that was found against those that the ledger recorded last."""
+        follower = self._follower
+        if follower.is_confirmed or self._disputed is not None:
+            return
+        try:
+            found = last_recorded(follower.ledger, min(follower.noted_index, follower.ledger.applied_index))
+            mine = None if found is None else self.count_first(found.event.index)
+        except (CountUnavailable, LedgerBroken) as error:
+            LOGGER.info("the index by job is not compared with the counts of the ledger now: %s", error)
+            return
+        if found is None or mine is None:
+            return
+        if mine != (found.event.jobs, found.event.root):
+            raise JobIndexBroken(
+                f"its counts of the jobs' records in the first {found.event.index} entries have the root "
+                f"{mine.root.hex()[:16]}, and the ledger records {found.event.root.hex()[:16]}: it was altered"
+            )
+        follower.is_confirmed = True
+
+    def count_first(self, size: int) -> RecordCount:
+        """Return what there is in the first `size` entries; CountUnavailable, LedgerBroken."""
+        counts, less = self._at(size)
+        return RecordCount(counts.jobs(less), counts.root(less))
+
+    def leaf(self, job: int, size: int) -> CountLeaf | None:
+        """Return the leaf of a job in the tree of the counts of the first `size` entries; None where it has none.
+
+        Raises:
+            CountUnavailable, LedgerBroken.
+        """
+        counts, less = self._at(size)
+        position, count = counts.position(job), counts.count(job, less)
+        return None if position is None or not count else CountLeaf(position, count, counts.path(job, less))
+
+    def last_recorded_root(self, size: int) -> bytes:
+        """Return the root that the ledger recorded last in its first `size` entries, or nothing. LedgerBroken."""
+        found = last_recorded(self._follower.ledger, size)
+        return b"" if found is None else found.event.root
+
+    def _at(self, size: int) -> tuple[HistoryCounts, dict[int, int]]:
+        if self._follower.holes:
+            raise CountUnavailable("history is missing here")
+        if self._counts is None or not self._is_prepared:
+            raise CountUnavailable("the records of jobs are not counted yet")
+        if size > self._follower.noted_index:
+            raise CountUnavailable(f"records are counted up to entry {self._follower.noted_index}")
+        try:
+            return self._counts, dict(records_between(self._follower.ledger, size, self._follower.noted_index))
+        except TooFar as error:
+            raise CountUnavailable(str(error)) from error
+
+    def _begin(self) -> None:
+        self._begun = self._follower.begun
+        self._counts: HistoryCounts | None = None
+        self._read_through, self._is_read, self._is_prepared, self._is_compared = 0, False, False, False
+        self._unchecked: list[tuple[int, HistoriesCounted]] = []
+        if not self._follower.noted_index:
+            self._note.unlink(missing_ok=True)  # everything is followed anew, and checked
+        self._disputed = _read_note(self._note)
+
+    def _open(self) -> bool:
+        try:
+            self._counts = HistoryCounts(disclosure_key_of(self._follower.ledger))
+        except (NoDisclosureKey, LedgerBroken):
+            return False
+        return True
+
+    def _add(self, job: int) -> None:
+        if self._begun != self._follower.begun:
+            self._begin()
+        if self._counts is not None and (self._is_read or job <= self._read_through):
+            self._counts.add(job)
+
+    def _unchecked_too(self, index: int, event: HistoriesCounted) -> None:
+        if self._begun != self._follower.begun:
+            self._begin()
+        self._unchecked.append((index, event))
+
+    def _check(self, index: int, event: HistoriesCounted) -> None:
+        try:
+            mine = self.count_first(event.index)
+        except (CountUnavailable, LedgerBroken) as error:
+            LOGGER.warning("what entry %d records of the jobs' histories is not counted again: %s", index, error)
+            return
+        if mine != (event.jobs, event.root) and self._disputed is None:
+            self._disputed = index
+            # For the next start, which goes on behind it.
+            replace_private(self._note, f"{index}\n".encode("ascii"))
+            LOGGER.critical(
+                "entry %d records other counts of the jobs' histories than there are (root %s, and here %s): this "
+                "replica signs nothing that has it",
+                index,
+                event.root.hex()[:16],
+                mine.root.hex()[:16],
+            )
+
+
+def _read_note(path: Path) -> int | None:
+    """Return the entry that a file names, None where there is none; what cannot be read disputes everything."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return 1

@@ -1,0 +1,143 @@
+"""The tree of the ledger, in the historian: it is derived where it holds up nobody, and asked about by its replica."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster.api.history_service.follower import Follower
+from cluster.api.history_service.frames import (
+    NO_JOB,
+    NOT_HELD,
+    ConsistencyQuery,
+    CountsQuery,
+    CountsReply,
+    ProofQuery,
+    QueryFailure,
+    RootQuery,
+    TileQuery,
+    TreeQuery,
+    TreeReply,
+)
+from cluster.api.history_service.record_counts import CountUnavailable, RecordCounts
+from cluster.security.proofs import ProofError, TileError, parse_path
+from cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, history_proven, records_proven
+from cluster.system import about
+from wal import Gap, Ledger, LedgerBroken
+
+LOGGER = logging.getLogger(__name__)
+
+
+CHECK_PAUSE_S = 0.25
+"""Between two steps of holding the tiles against the ledger, seconds: a hundredth of a processor; a million entries of
+one command each in half an hour."""
+
+CHECK_ROUND_S = 600.0
+"""Between two rounds of it, seconds."""
+
+
+class Tree:
+    """Derives the tree, or waits until that is possible."""
+
+    def __init__(
+        self, ledger: Ledger, directory: Path, histories: RecordCounts, monotonic_s: Callable[[], float]
+    ) -> None:
+        self._ledger = ledger
+        self._histories = histories
+        self._directory = directory
+        self._monotonic_s = monotonic_s
+        self._check_due_s = monotonic_s()
+        self._tree: LedgerTree | None = None
+        self._why_not = ""
+        self._tried: tuple[int, tuple[Gap, ...]] | None = None
+        """Up to where the ledger was stored when a tree was tried last, and what it lacked."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Entries in the tree, and files that were derived anew."""
+        return (0, 0) if self._tree is None else (self._tree.size, self._tree.made_again)
+
+    def step(self) -> bool:
+        """Derive a little more, or check a little of what there is; return whether some is left to be derived."""
+        if self._tree is None and not self._begin():
+            return False
+        assert self._tree is not None
+        if self._tree.step():
+            return True
+        now_s = self._monotonic_s()
+        if now_s >= self._check_due_s:
+            self._check_due_s = now_s + (CHECK_PAUSE_S if self._tree.check() else CHECK_ROUND_S)
+        return False
+
+    def answer(self, asked: TreeQuery, follower: Follower) -> TreeReply | CountsReply | QueryFailure | None:
+        """Return the answer; None where it has to wait until more is derived, or noted of jobs."""
+        tree = self._tree
+        if tree is None:
+            return QueryFailure(asked.number, NOT_HELD, 0, f"there are no proofs here yet: {self._why_not}")
+        try:
+            if isinstance(asked, TileQuery):
+                return TreeReply(asked.number, tree.tile(parse_path(asked.path)))
+            if tree.size < asked.size:
+                return None
+            if isinstance(asked, RootQuery):
+                return self._root(tree, asked)
+            if isinstance(asked, ConsistencyQuery):
+                return TreeReply(asked.number, b"".join(tree.consistency(asked.old_size, asked.size)))
+            if follower.index < asked.size:
+                return None
+            if isinstance(asked, CountsQuery):
+                counted = self._histories.count_first(asked.size)
+                return CountsReply(
+                    asked.number, counted.jobs, counted.root, self._histories.last_recorded_root(asked.size)
+                )
+            revisions = [row.revision for row in follower.rows(asked.job)]
+            found = records_proven(follower.ledger, tree, revisions, asked.size)
+        except (TileError, CountUnavailable, LookupError, LedgerBroken) as error:
+            return QueryFailure(asked.number, NOT_HELD, 0, str(error))
+        if not found:
+            sentence = f"nothing of a job {asked.job} is in the first {asked.size} entries"
+            return QueryFailure(asked.number, NO_JOB, 0, sentence)
+        return TreeReply(asked.number, found, self._history(tree, asked, follower))
+
+    def _root(self, tree: LedgerTree, asked: RootQuery) -> TreeReply | QueryFailure | None:
+        """Return a root, unless what the ledger records of histories was not counted here, or comes to something else.
+
+        A replica signs what it has a root of.
+        """
+        before = self._histories.ends_before
+        if before is not None and before <= asked.size:
+            sentence = f"entry {before} records other counts of the jobs' histories than this replica's"
+            return QueryFailure(asked.number, NOT_HELD, 0, sentence)
+        unchecked = self._histories.first_unchecked
+        if unchecked is not None and unchecked <= asked.size:
+            return None
+        return TreeReply(asked.number, tree.root(asked.size))
+
+    def _history(self, tree: LedgerTree, asked: ProofQuery, follower: Follower) -> bytes:
+        """Return what shows that these are all records of a job; nothing where that is not to be had now."""
+        try:
+            return history_proven(follower.ledger, tree, asked.job, asked.size, self._histories.leaf)
+        except (NotInTree, CountUnavailable, LedgerBroken, ProofError) as error:
+            LOGGER.info(
+                "a proof of job %d does not show that there is nothing else of it: %s",
+                asked.job,
+                error,
+                extra=about(job=asked.job),
+            )
+            return b""
+
+    def _begin(self) -> bool:
+        stored = self._ledger.as_stored()
+        found = stored.applied_index, stored.gaps()
+        if found == self._tried:
+            return False
+        self._tried = found
+        try:
+            self._tree = LedgerTree(self._ledger.as_stored, self._directory)
+        except (NoDisclosureKey, LedgerBroken) as error:
+            if str(error) != self._why_not:
+                LOGGER.warning("the ledger cannot be proven yet: %s", error)
+            self._why_not = str(error)
+            return False
+        return True

@@ -1,0 +1,239 @@
+"""The core behind a front door: each request to its handler, each command of a program to the proposer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import nullcontext
+
+import msgspec
+
+from cluster.api import (
+    accounts,
+    burst,
+    clients,
+    events,
+    external_jobs,
+    history,
+    jobs,
+    ledger,
+    members,
+    nodes,
+    pools,
+    transfers,
+    watch,
+)
+from cluster.api.service import ApiCall, ApiService, Handler, Route, is_long
+from cluster.api.web import (
+    AccessRules,
+    CommandClient,
+    DecodedSubmit,
+    IdentityAssertions,
+    Problem,
+    Redirect,
+    Response,
+    Stream,
+    internal_error,
+    no_leader,
+    rejection_problem,
+)
+from cluster.api.web.exchange import ApiRequest
+from cluster.providers import CALLS_MAX
+from cluster.schemas import OPERATIONS, BulkCommand, SubmitCommand
+from cluster.schemas import operations as ops
+from cluster.security import Identity, PeerCertificate
+from cluster.server import Settlement
+from cluster.system import about
+from replica.messages import SubmitJob
+from replica.model import Site
+from wal import BrokenInvariant, StorageFailed
+
+LOGGER = logging.getLogger(__name__)
+
+FAULT_REMEDY = "report it with the replica's log, and send it again with the same command_id"
+"""What to do about a fault of this release."""
+
+
+_HANDLING = (
+    accounts,
+    burst,
+    clients,
+    events,
+    external_jobs,
+    history,
+    jobs,
+    ledger,
+    members,
+    nodes,
+    pools,
+    transfers,
+)
+
+ROUTES = {
+    route.operation.name: route
+    for module in _HANDLING
+    for route in (*vars(module).values(), watch.show_overview, watch.list_pool_use)
+    if isinstance(route, Route)
+}  # fmt: skip
+"""Routes by the name of their operation: each operation has one."""
+
+if ROUTES.keys() != OPERATIONS.keys():
+    raise AssertionError(f"operations without a handler, or the reverse: {ROUTES.keys() ^ OPERATIONS.keys()}")
+
+
+def handler_of(asked: ApiRequest) -> Handler:
+    """Return who answers: from a state of the past, where the query names a moment."""
+    if "at" in asked.query and asked.operation is not ops.EXPLAIN_JOB:
+        return history.read_past
+    return ROUTES[asked.operation.name].handler
+
+
+class LocalBackend:
+    """The core as doors in its own process call it; those of other processes are served by it too."""
+
+    def __init__(self, service: ApiService) -> None:
+        self.service = service
+        self.peers = service.peers
+        self.slices = service.slices
+        self.cluster_id = service.config.cluster.id
+        self.access = AccessRules.of(service.config.access)
+        self.vouching = IdentityAssertions(self.access, self.cluster_id, clock=service.controller.clock)
+        service.document()  # made now, since it takes longer than others should wait
+
+    @property
+    def revision(self) -> int:
+        return self.service.controller.state.revision
+
+    @property
+    def site(self) -> Site:
+        return self.service.controller.state.site
+
+    @property
+    def leader_channel(self) -> str:
+        leader = self.service.controller.engine.leader
+        for replica in self.service.config.replicas:
+            if replica.name == leader and replica.channel is not None:
+                return str(replica.channel)
+        return ""
+
+    def observe(self, route: str, status: int, duration_s: float, code: str) -> None:
+        metrics = self.service.metrics
+        metrics.requests.labels(route, f"{status // 100}xx").observe(duration_s)
+        if code:
+            metrics.problems.labels(code).inc()
+
+    async def respond(self, asked: ApiRequest) -> Response | Stream:
+        operation = asked.operation
+        try:
+            outcome = await handler_of(asked)(ApiCall(self.service, asked))
+        except (Problem, Redirect):
+            raise
+        except (StorageFailed, BrokenInvariant) as error:
+            self.service.fail(error)
+        except Exception as error:
+            LOGGER.exception(
+                "%s %s failed", operation.method, operation.name, extra=about(job=asked.params.get("id", ""))
+            )
+            remedy = "report it with the replica's log; if it was a write, send it again with the same command_id"
+            raise internal_error(remedy, "unknown" if operation.method != "GET" else "refused") from error
+        if isinstance(outcome, Stream):
+            return outcome
+        content = outcome.content if outcome.content is not None else msgspec.json.encode(outcome.view)
+        return Response(operation.status, outcome.revision, content, outcome.content_type)
+
+    def elsewhere(self) -> Redirect | Problem | None:
+        controller = self.service.controller
+        return None if controller.leads else self.service.elsewhere(controller.engine.leader)
+
+    def program(self, certificate: PeerCertificate) -> LocalProgram:
+        return LocalProgram(self.service, certificate.identity)
+
+
+class LocalProgram:
+    """One connection of the channel."""
+
+    def __init__(self, service: ApiService, identity: Identity) -> None:
+        self._service = service
+        self._identity = identity
+        self._validating: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(CALLS_MAX)
+        """One program's submits take turns before the provider: what waits for it is bounded for all together."""
+
+    def take(self, request: BulkCommand, content: bytes, prepared: DecodedSubmit | None, asker: CommandClient) -> None:
+        service = self._service
+        state = service.controller.state
+        if not state.revision:
+            raise no_leader("the cluster is being founded")
+        ready: SubmitJob | None = None
+        if prepared is not None and prepared.fits(state.site):
+            ready, _ = prepared.result()
+        heard = CommandWaiter(self, asker)
+        if (ready is None and is_long(request)) or service.providing.is_needed(state):
+            task = asyncio.get_running_loop().create_task(self._prepare(request, heard, len(content)))
+            self._validating.add(task)
+            task.add_done_callback(self._validating.discard)
+            return
+        try:
+            service.admit(self._identity, request, heard, size_bytes=len(content), prepared=ready)
+        except (Problem, Redirect):
+            raise
+        except (StorageFailed, BrokenInvariant) as error:
+            service.fail(error)
+        except Exception as error:
+            raise self.fault(error) from error
+
+    def leave(self) -> None:
+        """Nothing is kept for it but what is under way."""
+
+    async def _prepare(self, request: BulkCommand, heard: CommandWaiter, size_bytes: int) -> None:
+        """Have a command that is long read beside the loop, and the site's provider validate it, before it is taken."""
+        service = self._service
+        controller = service.controller
+        try:
+            async with self._turns if isinstance(request, SubmitCommand) else nullcontext():
+                if not controller.leads:  # no longer: it may have waited for its turn
+                    raise service.elsewhere(controller.engine.leader)
+                prepared = await service.prepare(self._identity, request)
+            if not controller.leads:
+                raise service.elsewhere(controller.engine.leader)
+            service.admit(self._identity, request, heard, size_bytes=size_bytes, prepared=prepared)
+        except (StorageFailed, BrokenInvariant) as error:
+            service.fail(error)
+        except Exception as error:
+            if not heard.done():
+                heard.set_exception(error)
+
+    def fault(self, error: Exception) -> Problem | Redirect:
+        """Return what a program is told, whatever the reason: one that is never told waits for ever."""
+        if isinstance(error, Problem | Redirect):
+            return error
+        try:
+            return self._service.problem_of(error)
+        except Exception:
+            LOGGER.error("a command of %s failed", self._identity, exc_info=error)
+            return internal_error(FAULT_REMEDY, "unknown")
+
+
+class CommandWaiter:
+    """Who waits for one command, as the proposer tells him: at once, so that answers leave before the next batch."""
+
+    __slots__ = ("_asker", "_program")
+
+    def __init__(self, program: LocalProgram, asker: CommandClient) -> None:
+        self._program = program
+        self._asker = asker
+
+    def done(self) -> bool:
+        return self._asker.is_gone()
+
+    def cancelled(self) -> bool:
+        return False  # a program that goes away does not take its commands back
+
+    def set_result(self, result: Settlement) -> None:
+        if result.refusal is not None:
+            self._asker.report_failure(rejection_problem(result.refusal))
+        else:
+            self._asker.report_settled(result.revision, result.job)
+
+    def set_exception(self, exception: Exception) -> None:
+        self._asker.report_failure(self._program.fault(exception))

@@ -1,0 +1,136 @@
+"""What the leading replica asks the site's provider about submits: whether they are valid.
+
+All of it in worker processes (cluster.providers.calls), a bounded number at once; a provider that hangs holds up
+nobody but who asked it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Final
+
+from cluster.api.web import Problem, queue_full
+from cluster.providers import Local, OperationError, Subject
+from cluster.providers.calls import ProviderCalls, TooManyCalls
+from cluster.providers.worker import CallRequest
+from replica.fold import answer_to
+from replica.messages import commands as c
+from replica.model import JobStatus, Provision, dependency_text, provision_of
+from replica.state import State
+
+VERDICTS_KEPT: Final = 1024
+"""Validations remembered, count: a retry of a submit gets the verdict that its first try was given."""
+
+PROVIDER_REFUSED: Final = "provider_refused"
+"""Code: the provider says that a job's request is invalid, or could not say that it is valid."""
+
+
+class ProviderValidation:
+    """A replica's way to the provider."""
+
+    def __init__(self, local: Local) -> None:
+        """`local` says where this machine has the provider's programs."""
+        self.calls = ProviderCalls()
+        self.local = local
+        self._verdicts: OrderedDict[tuple[bytes, bytes], asyncio.Task[str | None]] = OrderedDict()
+        """What the provider said, empty for yes; None where it was not asked. By command id and what was asked: an id
+        that is used again for something else has no verdict yet."""
+
+    async def validate(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:
+        """Have the provider validate a job with a burst buffer; Problem 400 with what it said, 429 if it is busy.
+
+        A command that was settled already is not validated again, and a retry waits for the verdict of its first try.
+        """
+        provision = provision_of(state)
+        if provision is None or not asks(command) or answer_to(state, command_id) is not None:
+            return
+        key = _key(command_id, command)
+        task = self._verdicts.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._verdict(provision, command), name="validate")
+            self._verdicts[key] = task
+            while len(self._verdicts) > VERDICTS_KEPT:
+                self._verdicts.popitem(last=False)
+        # Shielded: whoever gave up asks again, and finds it under way.
+        failed = await asyncio.shield(task)
+        if failed is None:
+            if self._verdicts.get(key) is task:
+                del self._verdicts[key]
+            raise queue_full("too many submits wait for the provider", "send it again after the time in Retry-After")
+        if failed:
+            raise Problem(
+                400,
+                PROVIDER_REFUSED,
+                f"burst_buffer/{provision.provider}: {failed}",
+                "correct what the provider names, and submit again",
+            )
+
+    def is_needed(self, state: State) -> bool:
+        """Return whether there is a provider that has to be asked."""
+        return provision_of(state) is not None
+
+    def check_validated(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:
+        """Refuse a job that the provider ought to have validated and has not; Problem 503. No path goes past it."""
+        if not self.is_needed(state) or not asks(command) or answer_to(state, command_id) is not None:
+            return
+        task = self._verdicts.get(_key(command_id, command))
+        if task is None or not task.done() or task.cancelled() or task.result() != "":
+            raise Problem(
+                503, PROVIDER_REFUSED, "the provider has not validated the request", "submit it again in a moment"
+            )
+
+    async def _verdict(self, provision: Provision, command: c.SubmitJob) -> str | None:
+        request = CallRequest(operation="process", provision=provision, local=self.local, subject=subject_of(command))
+        try:
+            await self.calls.ask(request, provision.validate_timeout_s)
+        except TooManyCalls:
+            return None
+        except OperationError as error:
+            return error.message
+        return ""
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self.calls.close()
+        for task in self._verdicts.values():
+            task.cancel()
+        await asyncio.gather(*self._verdicts.values(), return_exceptions=True)
+
+
+def _key(command_id: bytes, command: c.SubmitJob) -> tuple[bytes, bytes]:
+    return command_id, c.command_digest(c.Request(command_id, c.CONTROLLER, command))
+
+
+def asks(command: c.SubmitJob) -> bool:
+    """Return whether a job asks for a burst buffer, and so for the provider."""
+    return command.request.buffer is not None
+
+
+def subject_of(command: c.SubmitJob) -> Subject:
+    """Return what the provider is told of a job that has no number yet."""
+    request, options, asked = command.request, command.request.asked, command.request.buffer
+    return Subject(
+        job=0,
+        name=request.name,
+        user=request.user,
+        gid=options.gid,
+        workdir=request.workdir,
+        script=request.script,
+        directives="" if asked is None else asked.text,
+        pool="" if asked is None else asked.pool,
+        size=0 if asked is None else asked.capacity_bytes,
+        has_size=asked is not None and asked.capacity_bytes > 0,
+        options=options,
+        status=JobStatus(
+            priority=request.priority,
+            dependency=dependency_text(request, request.dependencies),
+            output=request.output,
+            error=options.error,
+            eligible_at=request.begin_at,
+            deadline=request.deadline,
+        ),
+        time_limit_s=request.time_limit_s,
+        cpus=request.cpus,
+        persistent_only=options.nodes == 0,
+    )

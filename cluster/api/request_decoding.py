@@ -1,0 +1,430 @@
+"""From what clients write to commands: what can be refused without the state is refused here, with its place."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from cluster.api.web import LONG_CHARACTERS, DecodedSubmit, Problem, bad_request, permission_denied
+from cluster.schemas import OtherError, SubmitRequest, UpdateRequest, made_of, shared_fields
+from cluster.schemas import agents as agent_schemas
+from cluster.schemas import external_jobs as g
+from cluster.schemas import requests as r
+from cluster.security import Identity, Role
+from cluster.system import parse_instant
+from replica.grammar import DirectiveRefused, Reading, read_external_job_request, read_request, script_bytes_max
+from replica.messages import commands as c
+from replica.model import (
+    DEFAULT_SITE,
+    AfterTask,
+    ArrayFault,
+    Dependency,
+    DependencyKind,
+    Hold,
+    JobChange,
+    JobOptions,
+    JobRequest,
+    Pool,
+    Site,
+    Stage,
+    Tasks,
+    TransferReceipt,
+    clipped_checkpoint,
+    clipped_count,
+    clipped_receipt,
+    parse_array,
+    parse_reference,
+    with_options,
+)
+from replica.values import (
+    DEPENDENCIES_MAX,
+    NEVER,
+    SCRIPT_BYTES_MAX,
+    SIZE_BYTES_MAX,
+    Instant,
+    RefusalCode,
+    SizeError,
+    name_fault,
+    parse_size,
+)
+
+DEFAULT_NAME = "batch"
+"""Name of a job that was given none."""
+
+_DEPENDENCY = re.compile(r"([a-z]+):([0-9]{1,18})(?:_([0-9]{1,9}))?", re.ASCII)
+SINGLETON = "singleton"
+"""The dependency that names no job: all earlier ones of the same user and name."""
+
+_LICENSE = re.compile(r"([A-Za-z0-9_.+-]+)(?:[:=]([1-9][0-9]{0,8}))?", re.ASCII)
+_KINDS = {kind.word: kind for kind in DependencyKind if not kind.of_array}
+_STAGES = {stage.word: stage for stage in Stage}
+
+
+def submission(
+    request: SubmitRequest, identity: Identity, site: Site = DEFAULT_SITE
+) -> tuple[c.SubmitJob, tuple[str, ...]]:
+    """Return the command of a submit, and what its submitter should look at; Problem with line and column.
+
+    `site` says who performs the cluster's operations: the grammar of requests is the provider's.
+    """
+    size_bytes = len(request.script.encode())
+    most = script_bytes_max(request.script)
+    if size_bytes > most:
+        raise Problem(
+            413,
+            "limit_exceeded",
+            f"the script has {size_bytes} bytes; at most {most} are accepted",
+            "put its data into files and stage them in",
+            "script",
+        )
+    user = identity.name if request.user is None else request.user
+    if identity.role is not Role.OPERATOR and user != identity.name:
+        raise permission_denied(
+            f"{identity} may not submit for user {user!r}", "leave out user, or ask an operator", "user"
+        )
+    _refuse_blank(request, "leave it out, or write a request")
+    reading = _read_directives(request.script, request, site, too_large=413)
+    dependencies, after_tasks = _dependencies(tuple(text for text in request.dependencies if text != SINGLETON))
+    job = JobRequest(
+        **_given_fields(request, JobRequest)
+        | {
+            "name": request.name or DEFAULT_NAME,
+            "user": user,
+            "begin_at": _instant(request.begin_at, "begin_at"),
+            "deadline": _instant(request.deadline, "deadline"),
+            "dependencies": dependencies,
+            "environment": tuple(sorted(request.environment.items())),
+            "buffer": reading.request,
+            "array": None,
+        }
+    )
+    tasks, throttle = _array(request.array)
+    hold = Hold.USER if request.hold else Hold.NONE
+    command = c.SubmitJob(
+        with_options(job, _options(request)),
+        hold,
+        tasks,
+        throttle,
+        after_tasks,
+        request.ignored_options,
+        request.if_defined,
+    )
+    return command, reading.warnings
+
+
+def warnings_of(request: SubmitRequest, site: Site = DEFAULT_SITE) -> tuple[str, ...]:
+    """Return what the submitter of a request that was accepted should look at."""
+    return _read_directives(request.script, request, site).warnings
+
+
+def _refuse_blank(request: SubmitRequest | UpdateRequest, remedy: str) -> None:
+    for text, place in ((request.bb, "--bb"), (request.bbf, "--bbf")):
+        if text is not None and not text.strip():
+            raise bad_request(f"the text of {place} is empty", remedy, place, "invalid_directive")
+
+
+def _read_directives(
+    script: str, request: SubmitRequest | UpdateRequest, site: Site, *, too_large: int = 400
+) -> Reading:
+    """Return what is asked of burst buffers; Problem, with the status `too_large` for a text beyond its bound."""
+    try:
+        return read_request(
+            script, request.bb or "", request.bbf or "", provider=site.provider, directive=site.directive
+        )
+    except DirectiveRefused as error:
+        refusal = error.refusal
+        status = too_large if refusal.code is RefusalCode.LIMIT_EXCEEDED else 400
+        raise _directives_problem(status, error) from error
+
+
+def _directives_problem(status: int, error: DirectiveRefused) -> Problem:
+    first = error.refusal
+    others = tuple(OtherError(sentence=one.sentence, remedy=one.remedy, place=one.place) for one in error.others)
+    return Problem(status, first.code.name.lower(), first.sentence, first.remedy, first.place, others=others)
+
+
+def _array(text: str | None) -> tuple[tuple[int, ...], int]:
+    """Return the tasks and the throttle of `--array`."""
+    if text is None:
+        return (), 0
+    try:
+        return parse_array(text)
+    except ArrayFault as error:
+        sentence, _, remedy = str(error).partition("; ")
+        raise bad_request(sentence, remedy or "write for example 1-10 or 1-10%2", "array") from error
+
+
+def _options(request: SubmitRequest) -> JobOptions:
+    return JobOptions(
+        **_given_fields(request, JobOptions)
+        | {
+            "licenses": _licenses(request.licenses),
+            "singleton": SINGLETON in request.dependencies,
+            "any_of": request.dependency_any,
+        }
+    )
+
+
+def _given_fields(request: SubmitRequest, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return those fields of a `kind` that a submit has by the same name and says; the others have their defaults."""
+    names = shared_fields(SubmitRequest, kind)
+    return {name: value for name in names if (value := getattr(request, name)) is not None}
+
+
+def _licenses(texts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    found: dict[str, int] = {}
+    for text in texts:
+        matched = _LICENSE.fullmatch(text)
+        if matched is None or name_fault(matched.group(1)) is not None:
+            raise bad_request(f"the licence {text[:48]!r} cannot be read", "write NAME or NAME:COUNT", "licenses")
+        if matched.group(1) in found:
+            raise bad_request(f"the licence {matched.group(1)} is named twice", "name it once", "licenses")
+        found[matched.group(1)] = int(matched.group(2) or 1)
+    return tuple(sorted(found.items()))
+
+
+def external_job_setup(
+    job: str, request: g.SetUpExternalJobRequest, site: Site
+) -> tuple[c.SetUpExternalJob, tuple[str, ...]]:
+    """Return the command of an external job's setup, and what its directives say without effect; Problem with its
+    place.
+    """
+    if len(request.script.encode()) > SCRIPT_BYTES_MAX:
+        sentence = f"the script has more than {SCRIPT_BYTES_MAX} bytes"
+        raise Problem(413, "limit_exceeded", sentence, "put its data into files and stage them in", "script")
+    reading = _directives(request.script, site)
+    asked = reading.request
+    if asked is not None:
+        # Its scheduler has rounded and counted what the directives say: that, and no more, is given. What they say of
+        # making and removing persistent buffers it asks for itself, before.
+        own: dict[str, Any] = {"pool": request.pool or asked.pool, "creates": (), "destroys": ()}
+        own["capacity_bytes"] = request.size or asked.capacity_bytes
+        asked = msgspec.structs.replace(asked, **own, units="bare" if request.size else asked.units)
+    options = JobOptions(gid=request.gid, groups=request.groups)
+    wanted = JobRequest(request.name or job, request.user, "", request.workdir, 0, buffer=asked)
+    command = c.SetUpExternalJob(request.cluster, job, request.uid, with_options(wanted, options), request.epoch)
+    return command, reading.warnings
+
+
+def _directives(script: str, site: Site) -> Reading:
+    try:
+        reading = read_external_job_request(script, directive=site.directive)
+        # Without a line of Slurm's word it is a scheduler that writes Forebay's own.
+        return reading if reading.request is not None else read_request(script, "", "", provider=site.provider)
+    except DirectiveRefused as error:
+        refusal = error.refusal
+        raise Problem(400, refusal.code.name.lower(), refusal.sentence, refusal.remedy, refusal.place) from error
+
+
+def set_pool(name: str, request: r.PoolRequest) -> c.SetPool:
+    """Return the command that makes or changes a pool."""
+    out = request.out_of_service
+    return c.SetPool(
+        Pool(
+            name=name,
+            quantity_bytes=_size(request.quantity, "quantity"),
+            granularity_bytes=_size(request.granularity, "granularity"),
+            is_default=request.default,
+            out_of_service_bytes=0 if out is None or out == "0" else _size(out, "out_of_service"),
+        )
+    )
+
+
+_OF_JOBS: dict[type[r.JobCommand], Callable[[int, Tasks], c.Command]] = {
+    r.HoldCommand: c.HoldJob,
+    r.SuspendCommand: c.SuspendJob,
+    r.ContinueCommand: c.ResumeJob,
+    r.RequeueCommand: c.RequeueJob,
+}
+"""Commands that say no more than which jobs, by what they are in bulk."""
+
+
+def text_characters(request: r.Request) -> int:
+    """Return how much text a request holds: what takes long to read is long."""
+    return sum(len(value) for name in request.__struct_fields__ if isinstance(value := getattr(request, name), str))
+
+
+def bulk_command(request: r.BulkCommand, identity: Identity, site: Site = DEFAULT_SITE) -> c.Command:
+    """Return one command of a bulk request."""
+    match request:
+        case r.SubmitCommand():
+            return submission(request, identity, site)[0]
+        case r.CancelCommand():
+            job, tasks = job_reference(request.job_id)
+            return c.CancelJob(job, request.hurry, tasks)
+        case r.ReleaseCommand():
+            return c.ReleaseJob(*job_reference(request.job_id), request.partial)
+        case r.JobCommand():
+            return _OF_JOBS[type(request)](*job_reference(request.job_id))
+        case r.UpdateCommand():
+            return update_job(*job_reference(request.job_id), request, site)
+        case r.ClearCommand():
+            return _clear(request)
+        case r.PoolCommand():
+            return set_pool(request.name, request)
+        case r.DrainCommand():
+            return c.DrainNode(request.node, request.reason)
+        case r.ResumeCommand():
+            return c.ResumeNode(request.node)
+        case r.OpenSessionCommand():
+            return c.OpenSession()
+
+
+def job_reference(named: r.JobReference, place: str = "job_id") -> tuple[int, Tasks]:
+    """Return the job or array that is named, and its tasks: `12`, `12_3`, `12_[1-4]`; Problem 400 for others."""
+    if isinstance(named, int):
+        return named, None
+    try:
+        return parse_reference(named)
+    except ArrayFault as fault:
+        sentence, _, remedy = str(fault).partition("; ")
+        raise bad_request(sentence, remedy or "write the number that the submit answered", place) from fault
+
+
+def _clear(request: r.ClearCommand) -> c.ClearBuffer:
+    if (request.job_id is None) == (request.name is None):
+        raise bad_request("it is not said which buffer", "write job_id, or the name of a persistent buffer", "job_id")
+    return c.ClearBuffer(job=request.job_id or 0, name=request.name or "", discard=request.discard)
+
+
+def report_operation(node: str, report: agent_schemas.OperationReport) -> c.ReportOperation:
+    """Return the command of one report."""
+    stage = _STAGES[report.stage]
+    return c.ReportOperation(
+        node, report.job, report.attempt, stage, _bound_result(report.result, stage, report.attempt)
+    )
+
+
+def _bound_result(result: c.OperationResult, stage: Stage, attempt: int) -> c.OperationResult:
+    """Return the result with numbers that the ledger can hold. It is never refused for them: its agent would send it
+    again for ever, and the operation has ended.
+    """
+    match result:
+        case c.OperationDone(files, size_bytes, _, receipt):
+            kept = None if receipt is None else clipped_receipt(receipt, stage, attempt)
+            return msgspec.structs.replace(
+                result, files=clipped_count(files), size_bytes=clipped_count(size_bytes), receipt=kept
+            )
+        case c.OperationFailed(receipt=TransferReceipt() as receipt):
+            return msgspec.structs.replace(result, receipt=clipped_receipt(receipt, stage, attempt))
+        case c.OperationReached(checkpoint):
+            return c.OperationReached(clipped_checkpoint(checkpoint, stage, attempt))
+        case c.ScriptEnded(exit_code=exit_code, signal=signal):
+            numbers = {"exit_code": clipped_count(exit_code, least=-SIZE_BYTES_MAX), "signal": clipped_count(signal)}
+            return msgspec.structs.replace(result, **numbers)
+    return result
+
+
+def _instant(text: str | None, place: str) -> Instant:
+    if text is None:
+        return NEVER
+    try:
+        found = parse_instant(text)
+    except (ValueError, OverflowError) as error:
+        raise bad_request(f"the time {text!r} cannot be read", "write it as 2026-01-31T12:00:00Z", place) from error
+    if found < 0:
+        raise bad_request(f"the time {text!r} is before 1970", "write a later one", place)
+    return found
+
+
+def _dependencies(texts: tuple[str, ...]) -> tuple[tuple[Dependency, ...], tuple[AfterTask, ...]]:
+    """Return the conditions on jobs, and those on tasks of arrays."""
+    if len(texts) > DEPENDENCIES_MAX:
+        raise bad_request(
+            f"there are {len(texts)} dependencies", f"depend on at most {DEPENDENCIES_MAX} jobs", "dependencies"
+        )
+    jobs: list[Dependency] = []
+    tasks: list[AfterTask] = []
+    for text in texts:
+        matched = _DEPENDENCY.fullmatch(text)
+        kind = _KINDS.get(matched.group(1)) if matched else None
+        if matched is None or kind is None:
+            known = ", ".join([*(f"{word}:JOB" for word in _KINDS), SINGLETON])
+            raise bad_request(f"the dependency {text[:48]!r} is unknown", f"write one of {known}", "dependencies")
+        if matched.group(3) is None:
+            jobs.append(Dependency(kind, int(matched.group(2))))
+        else:
+            tasks.append(AfterTask(kind, int(matched.group(2)), int(matched.group(3))))
+    return tuple(jobs), tuple(tasks)
+
+
+def _size(text: str, place: str) -> int:
+    try:
+        return parse_size(text)
+    except SizeError as error:
+        raise bad_request(
+            error.sentence, error.remedy, f"{place} column {error.offset + 1}", "invalid_capacity"
+        ) from error
+
+
+_NO_SCRIPT = "#!/bin/sh\n"
+"""In place of a job's script, whose directives are not read again."""
+
+
+def update_job(job: int, tasks: Tasks, request: UpdateRequest, site: Site = DEFAULT_SITE) -> c.UpdateJob:
+    """Return the command that changes a job that waits; Problem with its place."""
+    singleton, texts = None, request.dependencies
+    dependencies: tuple[Dependency, ...] | None = None
+    after_tasks: tuple[AfterTask, ...] = ()
+    if texts is not None:
+        singleton = SINGLETON in texts
+        dependencies, after_tasks = _dependencies(tuple(text for text in texts if text != SINGLETON))
+    elif request.dependency_any:
+        raise bad_request("it is said how to read dependencies, and not which", "name them all", "dependencies")
+    reading = _read_alone(request, site)
+    change = made_of(
+        request,
+        JobChange,
+        begin_at=None if request.begin_at is None else _instant(request.begin_at or None, "begin_at"),
+        deadline=None if request.deadline is None else _instant(request.deadline or None, "deadline"),
+        dependencies=dependencies,
+        singleton=singleton,
+        any_of=None if texts is None else request.dependency_any,
+        licenses=None if request.licenses is None else _licenses(request.licenses),
+    )
+    return c.UpdateJob(job, change, None if reading is None else reading.request, after_tasks, tasks)
+
+
+def _read_alone(request: UpdateRequest, site: Site) -> Reading | None:
+    """Return what --bb and --bbf ask for without a script; None where neither is given."""
+    if request.bb is None and request.bbf is None:
+        return None
+    _refuse_blank(request, "write a request")
+    reading = _read_directives(_NO_SCRIPT, request, site)
+    if reading.request is None:
+        raise bad_request(
+            "nothing is asked of burst buffers", "write for example capacity=10GiB", "--bb", "invalid_directive"
+        )
+    return reading
+
+
+# ---- scripts read in front of the core: what a submit asks for depends on the site's grammar and on nothing else of it
+
+
+class SubmitDecoder:
+    """Reads scripts: at once where they are short, one after the other in a thread where they are long."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(1)
+
+    async def read(self, request: Any, identity: Identity, site: Site) -> DecodedSubmit | None:
+        """Return a submit as it was read; None for everything else."""
+        if not isinstance(request, SubmitRequest):
+            return None
+        if text_characters(request) <= LONG_CHARACTERS:
+            return decode_submit(request, identity, site)
+        async with self._turns:
+            return await asyncio.to_thread(decode_submit, request, identity, site)
+
+
+def decode_submit(request: SubmitRequest, identity: Identity, site: Site) -> DecodedSubmit:
+    """Return a submit as it is read by the grammar of `site`, with its command or why it is refused."""
+    try:
+        command, warnings = submission(request, identity, site)
+    except Problem as problem:
+        return DecodedSubmit(request.command_id, site.provider, site.directive, None, (), problem.status, problem.view)
+    return DecodedSubmit(request.command_id, site.provider, site.directive, command, warnings)

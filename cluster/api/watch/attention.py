@@ -1,0 +1,154 @@
+"""What does not go on without somebody: results that are not exported, what could not be removed, nodes and replicas.
+
+Each is a condition of the state, or of what replicas say of themselves, with what to look at or to type. Nothing is
+kept of it: what is mended is not there the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from cluster.api.privacy import may_see
+from cluster.api.render import job_words
+from cluster.api.service import ApiCall
+from cluster.schemas import EXPIRY_NOTICE_DAYS, MemberView, NeedKind, NeedView, PoolView, StatusView, days_left
+from cluster.system import SLOW_SYNC_S, format_instant, start_command
+from cluster.system.eventloop import SlicedWork, iterate_paced
+from replica.model import Buffer, BufferState, Job, PoolUnit, format_amount, unit_of
+from replica.operations import ExternalJobPhase, external_job_phase
+from replica.state import State
+from replica.values import Instant
+
+NEEDS_SHOWN_MAX = 100
+"""Things in one answer, count; the others are counted."""
+
+JOURNAL_FILL_NOTICE = 0.8
+"""From when on a journal needs somebody, as a share of its room."""
+
+ROOM_NOTICE_BYTES = 2 * 1024**3
+"""Below which the disk of a replica needs somebody, bytes: some snapshots of a large site."""
+
+UNWITNESSED_NOTICE_S = 60.0
+"""For how long checkpoints may lack cosignatures, seconds: a witness may be restarted."""
+
+_OF_A_RUN = (BufferState.PRE_RUN, BufferState.RUNNING, BufferState.SUSPENDED)
+
+
+class AttentionItems:
+    """What was found: the first of it, and how much there is."""
+
+    def __init__(self) -> None:
+        self.rows: list[NeedView] = []
+        self.count = 0
+
+    def add(self, kind: NeedKind, subject: str, sentence: str, remedy: str = "", **more: Any) -> None:
+        """Take note of one thing."""
+        self.count += 1
+        if len(self.rows) < NEEDS_SHOWN_MAX:
+            self.rows.append(NeedView(kind=kind, subject=subject, sentence=sentence, remedy=remedy, **more))
+
+
+async def find_jobs(call: ApiCall[Any], state: State, needs: AttentionItems, work: SlicedWork) -> None:
+    """Look for jobs that wait for somebody, of those that the caller may see."""
+    async for job_id in iterate_paced(state.unfinished, work, parts=1):
+        job, buffer = state.jobs[job_id], state.buffers.get(job_id)
+        found = _of_job(job, buffer) if buffer is not None else None
+        if found is None or not may_see(call, state, job_id):
+            continue
+        kind, sentence, remedy = found
+        name = job_words(state, job_id)
+        assert buffer is not None  # what is found is about one
+        more = {"job_id": job_id, "user": job.request.user, "since": format_instant(buffer.changed_at)}
+        needs.add(
+            kind, f"job {name}" if job.external_job is None else job.called, sentence, remedy.format(job=name), **more
+        )
+
+
+def _of_job(job: Job, buffer: Buffer) -> tuple[NeedKind, str, str] | None:
+    said = job.message
+    if job.external_job is not None and external_job_phase(job, buffer) is ExternalJobPhase.PARKED:
+        return "parked", said or "it was torn down with results that nobody has exported", "forebay buffer export {job}"
+    if buffer.state is BufferState.TEARDOWN_FAIL:
+        return "teardown_failed", said or "its buffer could not be removed", "forebay buffer clear {job}"
+    if not job.stuck:
+        return None
+    if buffer.state in (BufferState.POST_RUN, BufferState.STAGING_OUT):
+        sentence = said or "its results could not be exported"
+        return "not_exported", sentence, "forebay job release {job}; --partial gives up what is not there"
+    if buffer.state in (BufferState.TEARDOWN, *_OF_A_RUN):
+        return "operation_failed", said or "an operation of its buffer failed", "forebay job why {job}"
+    return "operation_failed", said or "staging in failed", "forebay job release {job}, or cancel it"
+
+
+async def find_nodes(state: State, needs: AttentionItems, work: SlicedWork) -> None:
+    """Look for nodes that are down."""
+    for name in await work.sort(state.nodes):
+        node = state.nodes[name]
+        if node.down:
+            busy = len(state.on_node.get(name, ()))
+            jobs = f"; {busy} jobs have something there" if busy else ""
+            sentence = f"down: {node.reason or 'its agent is not heard of'}{jobs}"
+            remedy = f"start its agent: {start_command('agent', name)}"
+            if busy and not node.lost and not node.is_mover:
+                remedy += f"; or give up what is on it: forebay node lost {name}"
+            needs.add("node_down", f"node {name}", sentence, remedy)
+
+
+def find_replicas(members: tuple[MemberView, ...], needs: AttentionItems, now: Instant) -> None:
+    """Look for replicas that are away, refused, with a clock that is off, a slow disk, or too little of something."""
+    for member in members:
+        name = f"replica {member.name}"
+        if member.forgot:
+            needs.add(
+                "replica", name, "it lacks entries that it acknowledged, and is refused",
+                f"forebay cluster replace {member.name}",
+            )  # fmt: skip
+        elif not member.reachable:
+            needs.add("replica", name, "it is not reached", start_command("replica", member.name))
+        if member.clock_off:
+            needs.add("clock", name, "its wall clock is off from those of a majority", "set its clock; is NTP running?")
+        for what, until, remedy in (
+            (
+                "its certificate",
+                member.certificate_until,
+                f"forebay cert issue {member.name} --role replica --replace",
+            ),
+            ("its certificate authority", member.authority_until, "forebay cert renew-authority"),
+        ):
+            days = days_left(until, now)
+            if days is not None and days < EXPIRY_NOTICE_DAYS:
+                needs.add("certificate", name, f"{what} expires in {days} days", remedy)
+        if member.journal_fill is not None and member.journal_fill >= JOURNAL_FILL_NOTICE:
+            sentence = f"its journal is {member.journal_fill:.0%} full"
+            needs.add("storage", name, sentence, "raise map_size in [storage], or forebay audit prune")
+        if member.room_bytes is not None and member.room_bytes < ROOM_NOTICE_BYTES:
+            free = format_amount(member.room_bytes, PoolUnit.BYTES)
+            needs.add("storage", name, f"{free} are free on its disk", "make room there")
+        if member.sync_s is not None and member.sync_s >= SLOW_SYNC_S:
+            sentence = f"its disk takes {1000 * member.sync_s:.0f} ms for a sync"
+            needs.add("storage", name, sentence, "look at the disk, and at who else writes to it")
+
+
+def find_ledger(status: StatusView, needs: AttentionItems) -> None:
+    """Look for what the replica that answers says of its ledger, and of checkpoints of it."""
+    name = f"replica {status.replica}"
+    if status.not_ready:
+        needs.add("consensus", name, status.not_ready, "forebay cluster members")
+    if status.damaged_entries:
+        sentence = f"{status.damaged_entries} entries of its ledger are damaged, and no peer has given them yet"
+        needs.add("ledger", name, sentence, "look into its log")
+    for witness, sentence in sorted(status.witness_disputes.items()):
+        needs.add("witness", f"witness {witness}", sentence, "forebay audit verify")
+    if status.unwitnessed_s is not None and status.unwitnessed_s > UNWITNESSED_NOTICE_S:
+        sentence = f"checkpoints have lacked the cosignatures that are needed for {status.unwitnessed_s:.0f} s"
+        needs.add("witness", "checkpoints", sentence, "forebay cluster probe")
+
+
+def find_pools(pools: Iterator[PoolView], needs: AttentionItems) -> None:
+    """Look for pools of which more is held than there is."""
+    for pool in pools:
+        if pool.overcommitted_bytes:
+            over = format_amount(pool.overcommitted_bytes, unit_of(pool.unit) or PoolUnit.BYTES)
+            sentence = f"{over} more is held than is in service, since it shrank"
+            needs.add("pool", f"pool {pool.name}", sentence, f"forebay pool show {pool.name}")

@@ -1,0 +1,215 @@
+"""Who asks without a certificate of one's own: the account that a gateway names, or that munged has vouched for.
+
+What a gateway says is believed of people's accounts and of nothing else. Whether an account is an operator's is never a
+gateway's word: this replica looks at [access] of its own configuration, and at the groups of its own machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import hmac
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from cluster.api.web.problems import Problem, permission_denied, too_busy
+from cluster.config import GROUP_SIGN, MUNGE, AccessTable
+from cluster.schemas import USER_HEADER
+from cluster.security import (
+    NAME_RULE,
+    SCHEME,
+    THROUGH_MUNGE,
+    Identity,
+    IdentityError,
+    Munge,
+    MungeCredential,
+    MungeError,
+    MungeUnavailable,
+    PeerCertificate,
+    Role,
+    is_name,
+    purpose_of,
+    revocable_as,
+)
+from cluster.system import Clock, SystemClock, account_of, is_member
+from cluster.system.eventloop import NameService, NotKnownNow
+from replica.values import MICROSECONDS_PER_SECOND, Instant
+
+LOGGER = logging.getLogger(__name__)
+
+SPOKEN_FOR_S: Final = 3_600
+"""How long one request may last in the name of an account, a stream of events above all, seconds: then its reader comes
+again, and is looked up again."""
+
+DECODERS: Final = 4
+"""Threads that ask munged, count: it has two by default."""
+
+DECODES_MAX: Final = 256
+"""Credentials that wait for munged, count: half a second's worth."""
+
+
+class Decoding(Protocol):
+    """What decodes credentials (`cluster.security.Munge`)."""
+
+    def decode(self, credential: str) -> MungeCredential: ...
+
+
+class AccessRules(msgspec.Struct, frozen=True, array_like=True):
+    """What of [access] decides who somebody is, as it is told to a door."""
+
+    users: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    operators_through: tuple[str, ...] | None = None
+    munge: bool = False
+    munge_socket: str | None = None
+
+    @classmethod
+    def of(cls, table: AccessTable) -> AccessRules:
+        """Return the rules of a configuration."""
+        socket = None if table.munge_socket is None else str(table.munge_socket)
+        return cls(table.users, table.operators, table.operators_through, table.munge, socket)
+
+    def may_operate_through(self, way: str) -> bool:
+        """Say whether an operator may come that way."""
+        return way != MUNGE if self.operators_through is None else way in self.operators_through
+
+
+class Voucher(msgspec.Struct, frozen=True):
+    """Whom a request is from, and what it must be where a credential says for what it was made."""
+
+    shown: PeerCertificate
+    payload: bytes | None = None
+
+    def check(self, purpose: Callable[[], bytes]) -> None:
+        """Refuse a credential that was made for anything else; Problem 401."""
+        if self.payload is not None and not hmac.compare_digest(self.payload, purpose()):
+            words = "the MUNGE credential was made for another request, or for another replica"
+            raise _not_asserted(words, "make one for each request, and for the address that it is sent to")
+
+
+class IdentityAssertions:
+    """Accounts that come through gateways and by MUNGE, as this replica knows them."""
+
+    def __init__(
+        self,
+        rules: AccessRules,
+        cluster_id: str,
+        *,
+        clock: Clock | None = None,
+        member: Callable[[tuple[str, str]], bool] = lambda asked: is_member(*asked),
+        account: Callable[[int], str | None] = account_of,
+        munge: Decoding | None = None,
+    ) -> None:
+        """`member` and `account` are questions to the name service, which may take long; `munge`: who decodes."""
+        self._rules = rules
+        self._cluster_id = cluster_id
+        self._clock = clock = clock or SystemClock()
+        self._members = NameService(member, clock)
+        self._accounts = NameService(account, clock)
+        self._munge = munge
+        self._decoders: concurrent.futures.ThreadPoolExecutor | None = None
+        self._decoding = 0
+
+    @property
+    def takes_munge(self) -> bool:
+        """Whether anybody may come with a MUNGE credential."""
+        return self._rules.munge
+
+    async def through_gateway(self, gateway: PeerCertificate, account: str) -> Voucher:
+        """Return as whom a gateway speaks; Problem where the account may not come, or is none."""
+        if not is_name(account):
+            raise permission_denied(
+                f"{account!r:.120} cannot name a user: {NAME_RULE}", "give the account another name"
+            )
+        name = gateway.identity.name
+        identity = await self._identity(account, name)
+        return Voucher(self._spoken_for(identity, gateway, f"{Role.GATEWAY}:{name}"))
+
+    async def by_munge(self, authorization: str) -> Voucher:
+        """Return who made the credential of an Authorization header; Problem 401 where it is not good."""
+        scheme, _, credential = authorization.partition(" ")
+        if scheme != SCHEME:
+            raise _not_asserted(
+                f"the Authorization {scheme!r:.40} is not known here", f"use {SCHEME}, or a certificate"
+            )
+        vouched = await self._decode_in_thread(credential.strip())
+        try:
+            account = await self._accounts.ask(vouched.uid)
+        except NotKnownNow as error:
+            raise too_busy(str(error)) from error
+        if account is None or not is_name(account):
+            words = f"this replica's machine has no account with the uid {vouched.uid}"
+            raise _not_asserted(words, "let all machines of the site have the same accounts")
+        return Voucher(self._spoken_for(await self._identity(account, MUNGE), None, THROUGH_MUNGE), vouched.payload)
+
+    def purpose(self, server: str, method: str, target: str, body: bytes) -> bytes:
+        """Return what a credential for this request must say."""
+        return purpose_of(self._cluster_id, server, method, target, body)
+
+    def _spoken_for(self, identity: Identity, by: PeerCertificate | None, through: str) -> PeerCertificate:
+        until = Instant(self._clock.now() + SPOKEN_FOR_S * MICROSECONDS_PER_SECOND)
+        serial = ""
+        if by is not None:
+            until, serial = min(until, by.valid_until), by.serial
+        return PeerCertificate(identity, serial, until, revocable_as(identity, serial, through), through)
+
+    async def _identity(self, account: str, way: str) -> Identity:
+        rules = self._rules
+        try:
+            is_operator = rules.may_operate_through(way) and await self._is_among(account, rules.operators)
+            if rules.users and not is_operator and not await self._is_among(account, rules.users):
+                words = f"the account {account} may not use this cluster"
+                raise permission_denied(
+                    words, f"ask for an entry of [access] users, which names {', '.join(rules.users):.200}"
+                )
+        except NotKnownNow as error:
+            raise too_busy(str(error)) from error
+        return Identity(Role.OPERATOR if is_operator else Role.USER, account)
+
+    async def _is_among(self, account: str, listed: tuple[str, ...]) -> bool:
+        if account in listed:
+            return True
+        groups = [text.removeprefix(GROUP_SIGN) for text in listed if text.startswith(GROUP_SIGN)]
+        for group in groups:
+            if await self._members.ask((account, group)):
+                return True
+        return False
+
+    async def _decode_in_thread(self, credential: str) -> MungeCredential:
+        if self._decoding >= DECODES_MAX:
+            raise too_busy("munged has as many credentials to decode as it may")
+        loop = asyncio.get_running_loop()
+        self._decoding += 1
+        try:
+            if self._decoders is None:
+                self._decoders = concurrent.futures.ThreadPoolExecutor(DECODERS, "munge")
+            return await loop.run_in_executor(self._decoders, self._decode, credential)
+        except MungeError as error:
+            words = f"the MUNGE credential is refused: {error}"
+            raise _not_asserted(words, "send the command again; compare the clocks of the machines") from error
+        except MungeUnavailable as error:
+            LOGGER.error("MUNGE credentials cannot be decoded: %s", error)
+            raise Problem(
+                503, "munge_unavailable", f"this replica cannot ask munged: {error}", "start munged"
+            ) from error
+        finally:
+            self._decoding -= 1
+
+    def _decode(self, credential: str) -> MungeCredential:
+        if self._munge is None:
+            socket = self._rules.munge_socket
+            self._munge = Munge(None if socket is None else Path(socket))
+        return self._munge.decode(credential)
+
+
+def unidentified_client() -> IdentityError:
+    """Return why a gateway that asks for itself is nobody."""
+    return IdentityError(f"a gateway asks for nobody but the account that its header {USER_HEADER} names, once")
+
+
+def _not_asserted(sentence: str, remedy: str) -> Problem:
+    return Problem(401, "not_identified", sentence, remedy)

@@ -1,0 +1,84 @@
+"""The process of one front door: `python -m cluster.api.worker CORE API CHANNEL PARENT`, started by a replica's core.
+
+CORE, API and CHANNEL are descriptors: a socket to the core and the sockets to accept from (-1: there is no channel).
+PARENT is the core's process, with which it dies. What it serves and as whom, the core tells it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from cluster.api.worker.channel import ChannelServer
+from cluster.api.worker.link import RemoteBackend
+from cluster.api.worker.server import Server
+from cluster.security import Credentials, TlsFiles
+from cluster.system import Address, begin_logging, die_with_parent, ignore_hangup
+
+EXIT_CORE_LOST = 1
+
+
+async def run(core_fd: int, api_fd: int, channel_fd: int) -> None:
+    """Serve until SIGTERM: then stop accepting, answer what waits, and end."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # of a terminal: the core ends its doors itself
+    _, core = await loop.create_unix_connection(
+        lambda: RemoteBackend(lambda: os._exit(EXIT_CORE_LOST)), sock=socket.socket(fileno=core_fd)
+    )
+    welcome = await core.welcome
+    files = TlsFiles(*map(Path, (welcome.authority, welcome.certificate, welcome.key)))
+    credentials = Credentials(files, serves=True, open_to_all=welcome.access.munge)
+    core.peers.checks.append(credentials.refresh)
+    credentials.on_authorities.append(core.peers.close_all)
+    loop.add_signal_handler(signal.SIGHUP, lambda: credentials.refresh(at_once=True))
+    core.peers.start()
+    tls = credentials.server_context
+    api, api_tls = Address.parse(welcome.api), credentials.api_context
+    server = Server(core, address=api, tls=api_tls, listening=_listening(api_fd))
+    await server.start()
+    channel = None
+    if channel_fd >= 0:
+        address = Address.parse(welcome.channel)
+        channel = ChannelServer(core, address=address, tls=tls, listening=_listening(channel_fd))
+        await channel.start()
+    await stopped.wait()
+    if channel is not None:
+        await channel.stop()
+    await server.stop()
+
+
+def _listening(descriptor: int) -> socket.socket:
+    found = socket.socket(fileno=descriptor)
+    found.setblocking(False)
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the door; return its exit code."""
+    core_fd, api_fd, channel_fd, parent = map(int, arguments)
+    ignore_hangup()
+    die_with_parent(parent)
+    # A door that wakes takes no processor from whoever runs, its core above all; one that waits gets its share. With a
+    # lower priority instead, whatever else keeps the machine busy would come before the site's users.
+    with contextlib.suppress(OSError):  # where that is not allowed, it is as before
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    os.umask(0o077)
+    begin_logging()
+    faulthandler.enable()
+    uvloop.run(run(core_fd, api_fd, channel_fd))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,430 @@
+"""The replica's end of the channel: reads commands, has the core settle them, and answers each at once.
+
+Who may send what is decided where the API decides it (`cluster.api.service.ApiService.admit`), and refusals carry the
+same codes and sentences. What differs is the cost: no HTTP, no task for a command, and whatever is answered in one turn
+of the loop leaves in one TLS record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from cluster.api import request_decoding
+from cluster.api.web import (
+    COMMIT_WAIT_S,
+    LONG_CHARACTERS,
+    Backend,
+    Problem,
+    Program,
+    Redirect,
+    body_problem,
+    internal_error,
+    outcome_unknown,
+    permit,
+)
+from cluster.schemas import (
+    CHANNEL_VERSION,
+    FRAME_BYTES_MAX,
+    NOT_LEADER,
+    OUTSTANDING_MAX,
+    PEOPLE,
+    BulkCommand,
+    ChannelProtocolError,
+    CommandFrame,
+    FailureFrame,
+    FrameSplitter,
+    HelloFrame,
+    SubmitCommand,
+    SuccessFrame,
+    check_hello,
+    decode_from_client,
+    encode_frame,
+)
+from cluster.security import Identity, IdentityError
+from cluster.system import Address, LogRateLimiter
+from cluster.system.eventloop import Acceptor, ReadingProtocol, read_buffer
+
+LOGGER = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 1024
+"""Open connections, count: each carries many clients' commands."""
+
+CONNECTIONS_PER_IDENTITY_MAX = 512
+"""Open connections of one certificate's holder, count: half of all, so that nobody alone keeps the others out."""
+
+IDLE_S_MAX = 300.0
+"""How long a connection may say nothing while nothing of it waits, seconds; a program opens another when it wakes."""
+
+FRAME_S_MAX = 10.0
+"""How long a frame may take to arrive once it has begun, seconds: the largest one at 50 kB/s."""
+
+SWEEP_PERIOD_S = 0.5
+"""How often commands that wait for too long and idle connections are looked for, seconds."""
+
+UNREAD_BYTES_MAX = 1024 * 1024
+"""Answers that a program has not read, bytes: all that may be outstanding. One that does not read is cut."""
+
+_command_decoder = msgspec.msgpack.Decoder(BulkCommand)
+
+
+class ChannelServer:
+    """Listens at a replica's channel address."""
+
+    def __init__(
+        self,
+        core: Backend,
+        *,
+        address: Address,
+        tls: Callable[[], ssl.SSLContext],
+        listening: socket.socket | None = None,
+    ) -> None:
+        """`tls` returns a context that asks for client certificates of the cluster's authority; `listening`: the socket
+        to accept from, where another process has it too."""
+        self.core = core
+        self.reader = request_decoding.SubmitDecoder()
+        self._listening = listening
+        self.connections: set[_Connection] = set()
+        self.held: Counter[Identity] = Counter()
+        """Open connections by who is at the other end."""
+        self.buffer = read_buffer()
+        self._limiter = LogRateLimiter(asyncio.get_running_loop().time)
+        self._acceptor = Acceptor(lambda: _Connection(self), address, tls)
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return self._acceptor.port
+
+    async def start(self) -> None:
+        """Listen; OSError if the address cannot be used."""
+        await self._acceptor.start(self._listening)
+        self._sweep()
+
+    async def stop(self) -> None:
+        """Stop listening and close; whoever waits for an answer must ask again, elsewhere."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self._acceptor.stop()
+        for connection in list(self.connections):
+            connection.close()
+
+    def warn(self, sentence: str, kind: str) -> None:
+        """Log a sentence that clients can cause at will, at most one of its kind in a minute."""
+        self._limiter.log(LOGGER, logging.WARNING, sentence, kind)
+
+    def take_in(self, connection: _Connection, identity: Identity) -> str:
+        """Give a connection a place; a sentence that says why not where there is none, else the empty string."""
+        if len(self.connections) >= CONNECTIONS_MAX:
+            return f"{CONNECTIONS_MAX} connections are open, and no more are taken"
+        if self.held[identity] >= CONNECTIONS_PER_IDENTITY_MAX:
+            return f"{identity} has {CONNECTIONS_PER_IDENTITY_MAX} connections open, and no more are taken of one"
+        self.connections.add(connection)
+        self.held[identity] += 1
+        return ""
+
+    def give_back(self, connection: _Connection, identity: Identity) -> None:
+        """Give the place of a connection that was taken in to others."""
+        self.connections.discard(connection)
+        self.held[identity] -= 1
+        if not self.held[identity]:
+            del self.held[identity]
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(SWEEP_PERIOD_S, self._sweep)
+        now_s = loop.time()
+        for connection in list(self.connections):
+            connection.sweep(now_s)
+
+
+class _LocalCommandClient:
+    """Who waits for one command. Told at once, so that answers leave before the next batch is decided and synced."""
+
+    __slots__ = ("_connection", "number", "since_s")
+
+    def __init__(self, connection: _Connection, number: int, since_s: float) -> None:
+        self._connection = connection
+        self.number = number
+        self.since_s = since_s
+        """The loop's time at which the command was taken."""
+
+    def is_gone(self) -> bool:
+        return not self._connection.has_waiting(self)
+
+    def report_settled(self, revision: int, job: int) -> None:
+        self._connection.answer(self, SuccessFrame(self.number, revision, job))
+
+    def report_failure(self, error: Problem | Redirect) -> None:
+        self._connection.answer(self, error)
+
+
+class _Connection(ReadingProtocol):
+    """One program. Everything runs in callbacks: what it reads, and the answers that the proposer resolves."""
+
+    def __init__(self, server: ChannelServer) -> None:
+        super().__init__(server.buffer)
+        self._server = server
+        self._core = server.core
+        self._program: Program | None = None
+        """What takes its commands, while the connection is open."""
+        self._loop = asyncio.get_running_loop()
+        self._cutter = FrameSplitter(FRAME_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._identity: Identity | None = None
+        """Who holds a place here, while the connection is open."""
+        self._elsewhere: Redirect | Problem | None = None
+        """Where to go instead of this replica, as of the portion of commands that is being taken."""
+        self._greeted = False
+        self._waiting: dict[int, _LocalCommandClient] = {}
+        """Who waits, by number, oldest first."""
+        self._reading: set[asyncio.Task[None]] = set()
+        self._out: list[bytes] = []
+        self._flush_soon = False
+        self._bodies: deque[bytes] = deque()
+        """Frames of the last read that wait for room: one read of the transport at most, since no further comes."""
+        self._paused = False
+        self._heard_s = self._loop.time()
+        self._frame_since_s: float | None = None
+        """When the frame began that is not complete; None where there is none."""
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
+        try:
+            identity = self._core.peers.admit(transport)
+            permit(identity, PEOPLE, "use the channel")
+        except (IdentityError, Problem) as problem:
+            self._server.warn(f"a connection of {_host_of(transport)} is rejected: {problem}", "rejected")
+            transport.abort()
+            return
+        if full := self._server.take_in(self, identity):
+            self._server.warn(f"a connection of {_host_of(transport)} is rejected: {full}", "rejected")
+            transport.abort()
+            return
+        self._identity = identity
+        self._program = self._core.program(self._core.peers.certificate_of(transport))
+        self._send(HelloFrame(CHANNEL_VERSION, self._core.cluster_id))
+
+    def data_received(self, data: bytes) -> None:
+        if self._identity is None or self._transport is None or self._transport.is_closing():
+            return
+        self._heard_s = self._loop.time()
+        try:
+            bodies = list(self._cutter.feed(data))
+            if self._cutter.is_between:
+                self._frame_since_s = None
+            elif bodies or self._frame_since_s is None:
+                self._frame_since_s = self._heard_s
+            self._bodies.extend(bodies)
+            self._work()
+        except ChannelProtocolError as error:
+            self._server.warn(f"the channel of {self._identity} is closed: {error}", "closed")
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # Its commands stand: whoever sends them again is answered from the receipts.
+        self._core.peers.forget(self._transport)
+        if self._identity is not None:
+            self._server.give_back(self, self._identity)
+        if self._program is not None:
+            self._program.leave()
+        self._waiting.clear()
+        self._bodies.clear()
+        self._identity = None
+
+    # Commands
+
+    def _work(self) -> None:
+        """Take what was read while there is room; read no further while there is none."""
+        assert self._transport is not None
+        self._elsewhere = self._core.elsewhere()  # once for all of them: no turn of the loop comes in between
+        while self._bodies and len(self._waiting) < OUTSTANDING_MAX:
+            self._take(self._bodies.popleft())
+        full = bool(self._bodies)
+        if full != self._paused:
+            self._paused = full
+            (self._transport.pause_reading if full else self._transport.resume_reading)()
+
+    def _take(self, body: bytes) -> None:
+        assert self._identity is not None
+        try:
+            message = decode_from_client(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ChannelProtocolError(f"not a frame of version {CHANNEL_VERSION}: {error}") from error
+        if isinstance(message, HelloFrame):
+            check_hello(message, self._core.cluster_id)
+            self._greeted = True
+            return
+        if not self._greeted:
+            raise ChannelProtocolError("a command came before the greeting")
+        number = message.number
+        if number in self._waiting:
+            raise ChannelProtocolError(f"number {number} is in use by a command that waits")
+        asker = self._waiting[number] = _LocalCommandClient(self, number, self._heard_s)
+        try:
+            self._begin(message, self._identity, asker)
+            return
+        except (Problem, Redirect) as error:
+            found: Problem | Redirect = error
+        except Exception as error:
+            LOGGER.error("a command of %s failed", self._identity, exc_info=error)
+            found = internal_error(FAULT_REMEDY, "unknown")
+        if self._waiting.pop(number, None) is not None:
+            self._send_failure(number, found)
+
+    def _begin(self, ask: CommandFrame, identity: Identity, asker: _LocalCommandClient) -> None:
+        if self._elsewhere is not None:
+            # Before anything of it is looked at: what a command may say, how old its id may be, and what the site's
+            # provider thinks of it are for the leader to tell, not for a state that may be stale.
+            raise self._elsewhere
+        try:
+            command = _command_decoder.decode(ask.command)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise body_problem(error) from error
+        assert self._program is not None
+        content = bytes(ask.command)
+        if not isinstance(command, SubmitCommand):
+            self._program.take(command, content, None, asker)
+        elif request_decoding.text_characters(command) <= LONG_CHARACTERS:
+            self._program.take(
+                command, content, request_decoding.decode_submit(command, identity, self._core.site), asker
+            )
+        else:
+            task = self._loop.create_task(self._take_long(self._program, command, content, identity, asker))
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+
+    async def _take_long(
+        self, program: Program, command: BulkCommand, content: bytes, identity: Identity, asker: _LocalCommandClient
+    ) -> None:
+        """Have a command that is long read beside the loop before it is taken."""
+        try:
+            found = await self._server.reader.read(command, identity, self._core.site)
+            if (elsewhere := self._core.elsewhere()) is not None:
+                raise elsewhere
+            program.take(command, content, found, asker)
+        except (Problem, Redirect) as error:
+            if not asker.is_gone():
+                asker.report_failure(error)
+        except Exception as error:
+            LOGGER.error("a command of %s failed", identity, exc_info=error)
+            if not asker.is_gone():
+                asker.report_failure(internal_error(FAULT_REMEDY, "unknown"))
+
+    def has_waiting(self, asker: _LocalCommandClient) -> bool:
+        """Whether a command is to be answered: not once the program has gone, or was told that nobody knows."""
+        return self._waiting.get(asker.number) is asker
+
+    def answer(self, asker: _LocalCommandClient, outcome: SuccessFrame | Problem | Redirect) -> None:
+        """Tell the program; called by the core as the command's entry is applied."""
+        number = asker.number
+        del self._waiting[number]
+        if isinstance(outcome, SuccessFrame):
+            self._send(outcome)
+        else:
+            self._send_failure(number, outcome)
+        if self._paused and len(self._waiting) == OUTSTANDING_MAX // 2:
+            self._loop.call_soon(self._resume)
+
+    def _send_failure(self, number: int, found: Problem | Redirect) -> None:
+        if isinstance(found, Redirect):
+            self._redirect(number)
+        else:
+            self._fail(number, found)
+
+    def _fail(self, number: int, problem: Problem) -> None:
+        leader = self._core.leader_channel if problem.status == 503 else ""
+        try:
+            self._send(failure_frame(number, problem, leader))
+        except ValueError as error:  # text that is none, such as half a surrogate pair
+            LOGGER.error("an answer to %s cannot be written", self._identity, exc_info=error)
+            self._send(failure_frame(number, internal_error(FAULT_REMEDY, "unknown"), leader))
+
+    def _redirect(self, number: int) -> None:
+        leader = self._core.leader_channel
+        sentence = "this replica does not lead; nothing has happened"
+        remedy = f"send it to {leader}" if leader else "ask another replica"
+        self._send(FailureFrame(number, 307, NOT_LEADER, sentence, remedy, "", "refused", leader))
+
+    # Bounds
+
+    def sweep(self, now_s: float) -> None:
+        """Answer what waits for too long, and end a connection that idles or does not read."""
+        for number, asker in list(self._waiting.items()):
+            if now_s - asker.since_s < COMMIT_WAIT_S:
+                break  # the others came later
+            del self._waiting[number]
+            self._fail(number, outcome_unknown())
+        slow = self._frame_since_s is not None and not self._paused and now_s - self._frame_since_s > FRAME_S_MAX
+        if slow or (not self._waiting and not self._out and now_s - self._heard_s > IDLE_S_MAX):
+            self.close()
+        if self._paused and len(self._waiting) <= OUTSTANDING_MAX // 2:
+            self._resume()
+
+    def close(self) -> None:
+        """Send what is ready and end the connection."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _resume(self) -> None:
+        if not self._paused or self._transport is None or self._transport.is_closing():
+            return
+        self.data_received(b"")
+
+    def _send(self, message: HelloFrame | SuccessFrame | FailureFrame) -> None:
+        self._out.append(encode_frame(message))
+        if not self._waiting:
+            self._flush()  # no other answer comes in this turn
+        elif not self._flush_soon:
+            self._flush_soon = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_soon = False
+        transport = self._transport
+        if transport is None or transport.is_closing() or not self._out:
+            self._out.clear()
+            return
+        out, self._out = self._out, []
+        transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+            self._server.warn(f"{self._identity} does not read its answers; its channel is cut", "closed")
+            transport.abort()
+
+
+# ---- what a command that fails is answered, in a frame that any program reads: bounded, and honest about a fault here
+
+
+WORDS_CHARACTERS_MAX = 4000
+"""A sentence, a remedy or a place in an answer, characters: the longest message four times over. Three of them, with
+four bytes to a character, leave room in ANSWER_BYTES_MAX; a place that a program made up can be as long as its frame.
+"""
+
+FAULT_REMEDY = "report it with the replica's log, and send it again with the same command_id"
+"""What to do about a fault of this release."""
+
+
+def failure_frame(number: int, problem: Problem, leader: str) -> FailureFrame:
+    """Return the answer to command `number`; what is too long to be read is cut, and stays the refusal that it is."""
+    view = problem.view
+    sentence, remedy, place = (_truncate(text) for text in (view.sentence, view.remedy, view.place))
+    return FailureFrame(number, problem.status, view.code, sentence, remedy, place, view.outcome, leader)
+
+
+def _host_of(transport: asyncio.Transport) -> str:
+    return str((transport.get_extra_info("peername") or ("an unknown address",))[0])
+
+
+def _truncate(text: str) -> str:
+    return text if len(text) <= WORDS_CHARACTERS_MAX else text[: WORDS_CHARACTERS_MAX - 1] + "…"

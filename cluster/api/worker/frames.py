@@ -1,0 +1,228 @@
+"""What a door and its core say to each other: MessagePack frames with a length before each, over a Unix socket.
+
+The two ends are of one release, since a core starts its doors itself; the version is checked all the same, and kinds
+are append-only. A number is the door's own, and names a request or a command until it is answered.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cluster.api.web import AccessRules, DecodedSubmit
+from cluster.schemas import LENGTH, ErrorView
+from cluster.security import Role
+from replica.model import Revocation, Site
+
+DOOR_VERSION: Final = 1
+
+FRAME_BYTES_MAX: Final = 24 * 1024 * 1024
+"""Bytes of one frame: a body of the largest size and what was read of it, or the largest event of a stream."""
+
+PART_BYTES_MAX: Final = 128 * 1024
+"""Bytes of an answer in one frame; a larger one takes several, so that others' come in between."""
+
+OUTSTANDING_MAX: Final = 65_536
+"""Requests and commands of one door that wait, count: of all its connections. What comes beyond it is refused."""
+
+OBSERVATIONS_MAX: Final = 4096
+"""Answers that a door has counted and not told its core, count; then it tells at once."""
+
+Number = int
+
+
+class WorkerFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What all frames have in common."""
+
+
+class Greeting(WorkerFrame, frozen=True, tag=1):
+    """A door's first frame."""
+
+    version: int
+
+
+class RequestReceived(WorkerFrame, frozen=True, tag=2):
+    """A request. `prepared`: what was read of a submit, whose `content` matters only where the site has changed."""
+
+    number: Number
+    operation: str
+    role: Role
+    name: str
+    serial: str
+    params: dict[str, str]
+    query: dict[str, str]
+    content: bytes
+    prepared: DecodedSubmit | None
+    last_event_id: str | None
+    through: str = ""
+
+
+class RequestAbandoned(WorkerFrame, frozen=True, tag=3):
+    """The client of a request has gone, or does not read its stream."""
+
+    number: Number
+
+
+class ChunkWritten(WorkerFrame, frozen=True, tag=4):
+    """A part of a stream was written: the next one may come."""
+
+    number: Number
+
+
+class ProgramConnected(WorkerFrame, frozen=True, tag=5):
+    """A connection of the channel."""
+
+    program: Number
+    role: Role
+    name: str
+    serial: str
+
+
+class ProgramDisconnected(WorkerFrame, frozen=True, tag=6):
+    """It has ended."""
+
+    program: Number
+
+
+class CommandReceived(WorkerFrame, frozen=True, tag=7):
+    """A command of a program, as it came, and what was read of it."""
+
+    number: Number
+    program: Number
+    content: bytes
+    prepared: DecodedSubmit | None
+
+
+class ResponsesObserved(WorkerFrame, frozen=True, tag=8):
+    """Answers that a door has given: route, status, seconds, and a problem's code or the empty string."""
+
+    answers: tuple[tuple[str, int, float, str], ...]
+
+
+class Welcome(WorkerFrame, frozen=True, tag=21):
+    """A core's first frame: what the door is to serve, and as whom."""
+
+    version: int
+    cluster_id: str
+    api: str
+    channel: str
+    authority: str
+    certificate: str
+    key: str
+    access: AccessRules
+
+
+class SiteSettings(WorkerFrame, frozen=True, tag=22):
+    """What of the state a door needs; again whenever it has changed."""
+
+    site: Site
+    revocations: dict[str, Revocation]
+
+
+class RevisionUpdate(WorkerFrame, frozen=True, tag=23):
+    """The revision, and where the leader's channel is; again whenever that matters."""
+
+    revision: int
+    leader_channel: str
+
+
+class ResponseStart(WorkerFrame, frozen=True, tag=24):
+    """An answer, or its first part: `left_bytes` come in frames of their own."""
+
+    number: Number
+    status: int
+    revision: int
+    content_type: str
+    content: bytes
+    left_bytes: int = 0
+
+
+class ResponseChunk(WorkerFrame, frozen=True, tag=25):
+    """A further part of an answer."""
+
+    number: Number
+    content: bytes
+
+
+class FailureResponse(WorkerFrame, frozen=True, tag=26):
+    """A request or command was not carried out, or nobody knows."""
+
+    number: Number
+    status: int
+    problem: ErrorView
+    headers: dict[str, str]
+
+
+class RedirectResponse(WorkerFrame, frozen=True, tag=27):
+    """Another replica leads."""
+
+    number: Number
+    base: str
+
+
+class StreamStart(WorkerFrame, frozen=True, tag=28):
+    """A stream begins."""
+
+    number: Number
+    revision: int
+    content_type: str
+
+
+class StreamChunkSent(WorkerFrame, frozen=True, tag=29):
+    """A part of a stream; the next one comes once the door has said that this one is written."""
+
+    number: Number
+    payload: bytes
+    farewell: bytes
+
+
+class StreamEnd(WorkerFrame, frozen=True, tag=30):
+    """A stream is over."""
+
+    number: Number
+
+
+class CommandSettled(WorkerFrame, frozen=True, tag=31):
+    """A command was carried out and is durable."""
+
+    number: Number
+    revision: int
+    job: int
+
+
+FromWorker = (
+    Greeting
+    | RequestReceived
+    | RequestAbandoned
+    | ChunkWritten
+    | ProgramConnected
+    | ProgramDisconnected
+    | CommandReceived
+    | ResponsesObserved
+)
+FromController = (
+    Welcome
+    | SiteSettings
+    | RevisionUpdate
+    | ResponseStart
+    | ResponseChunk
+    | FailureResponse
+    | RedirectResponse
+    | StreamStart
+    | StreamChunkSent
+    | StreamEnd
+    | CommandSettled
+)
+
+_encoder: Final = msgspec.msgpack.Encoder()
+decode_from_worker: Final = msgspec.msgpack.Decoder(FromWorker).decode
+decode_from_controller: Final = msgspec.msgpack.Decoder(FromController).decode
+
+
+def encode(frame: FromWorker | FromController) -> bytes:
+    """Return the frame with its length before it; ValueError for one that the other side would not take."""
+    body: bytes = _encoder.encode(frame)
+    if len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"the frame has {len(body)} bytes; at most {FRAME_BYTES_MAX} are sent")
+    return bytes(LENGTH.pack(len(body)) + body)

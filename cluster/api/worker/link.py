@@ -1,0 +1,282 @@
+"""The core as a door sees it, at the other end of a socket: requests and commands go out, answers come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import cast
+
+import msgspec
+
+from cluster.api.web import (
+    AccessRules,
+    ApiRequest,
+    CommandClient,
+    DecodedSubmit,
+    IdentityAssertions,
+    Problem,
+    Redirect,
+    Response,
+    Stream,
+    StreamChunk,
+    queue_full,
+)
+from cluster.api.worker import frames as f
+from cluster.schemas import BulkCommand, ChannelProtocolError, FrameSplitter
+from cluster.schemas import operations as ops
+from cluster.security import PeerCertificate, Peers
+from cluster.system import SystemClock
+from cluster.system.eventloop import ReadingProtocol, Slices, read_buffer
+from replica.model import DEFAULT_SITE, Revocation, Site
+
+LOGGER = logging.getLogger(__name__)
+
+OBSERVE_PERIOD_S = 0.5
+"""How often a door tells what it has answered, seconds: a scrape may lack so much of other doors' answers."""
+
+
+class _Waiting:
+    """A request that waits: what has come of its answer, and what wakes it."""
+
+    def __init__(self) -> None:
+        self.begun: asyncio.Future[f.ResponseStart | f.StreamStart] = asyncio.get_running_loop().create_future()
+        self.parts: asyncio.Queue[bytes | f.StreamChunkSent | None] = asyncio.Queue()
+        """The further parts of its answer, which the core bounds; of a stream there is one at most."""
+
+
+class RemoteBackend(ReadingProtocol):
+    """One end of the socket; `cluster.api.workers` has the other."""
+
+    def __init__(self, lost: Callable[[], None]) -> None:
+        """`lost` is called when the core has gone."""
+        super().__init__(read_buffer())
+        self._lost = lost
+        self._cutter = FrameSplitter(f.FRAME_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._number = 0
+        self._requests: dict[int, _Waiting] = {}
+        self._commands: dict[int, CommandClient] = {}
+        self._revocations: Mapping[str, Revocation] = {}
+        self._observed: list[tuple[str, int, float, str]] = []
+        self._teller: asyncio.TimerHandle | None = None
+        self.welcome: asyncio.Future[f.Welcome] = self._loop.create_future()
+        self.cluster_id = ""
+        self.vouching = IdentityAssertions(AccessRules(), "")
+        self.peers = Peers("", SystemClock())
+        self.slices = Slices()
+        self.revision = 0
+        self.site: Site = DEFAULT_SITE
+        self.leader_channel = ""
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._send(f.Greeting(f.DOOR_VERSION))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._cutter.feed(data):
+                self._take(f.decode_from_controller(body))
+        except (ChannelProtocolError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            LOGGER.critical("the core said what is no frame: %s", error)
+            self._lost()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost()
+
+    def _take(self, frame: f.FromController) -> None:
+        match frame:
+            case f.CommandSettled():
+                asker = self._commands.pop(frame.number, None)
+                self.revision = max(self.revision, frame.revision)
+                if asker is not None and not asker.is_gone():
+                    asker.report_settled(frame.revision, frame.job)
+            case f.ResponseStart() | f.StreamStart():
+                self.revision = max(self.revision, frame.revision)
+                waiting = self._requests.get(frame.number)
+                if waiting is not None and not waiting.begun.done():
+                    waiting.begun.set_result(frame)
+            case f.ResponseChunk():
+                self._part(frame.number, frame.content)
+            case f.StreamChunkSent():
+                self._part(frame.number, frame)
+            case f.StreamEnd():
+                self._part(frame.number, None)
+            case f.FailureResponse():
+                view = frame.problem
+                self._fail(
+                    frame.number,
+                    Problem(
+                        frame.status,
+                        view.code,
+                        view.sentence,
+                        view.remedy,
+                        view.place,
+                        outcome=view.outcome,
+                        headers=frame.headers,
+                    ),
+                )
+            case f.RedirectResponse():
+                self._fail(frame.number, Redirect(frame.base))
+            case f.SiteSettings():
+                self.site, self._revocations = frame.site, frame.revocations
+            case f.RevisionUpdate():
+                self.revision, self.leader_channel = frame.revision, frame.leader_channel
+            case f.Welcome():
+                self._begin(frame)
+
+    def _begin(self, welcome: f.Welcome) -> None:
+        if welcome.version != f.DOOR_VERSION:
+            raise ChannelProtocolError(f"it speaks version {welcome.version}, and this door {f.DOOR_VERSION}")
+        self.cluster_id = welcome.cluster_id
+        self.vouching = IdentityAssertions(welcome.access, welcome.cluster_id)
+        self.peers = Peers(welcome.cluster_id, SystemClock())
+        self.peers.follow(lambda: self._revocations)
+        if not self.welcome.done():
+            self.welcome.set_result(welcome)
+        self._tell()
+
+    def _part(self, number: int, part: bytes | f.StreamChunkSent | None) -> None:
+        waiting = self._requests.get(number)
+        if waiting is not None:
+            waiting.parts.put_nowait(part)
+
+    def _fail(self, number: int, error: Problem | Redirect) -> None:
+        asker = self._commands.pop(number, None)
+        if asker is not None:
+            if not asker.is_gone():
+                asker.report_failure(error)
+            return
+        waiting = self._requests.get(number)
+        if waiting is not None and not waiting.begun.done():
+            waiting.begun.set_exception(error)
+
+    def _send(self, frame: f.FromWorker) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            # What is written in one turn of the loop leaves in one call.
+            self._transport.write(f.encode(frame))
+
+    def _next(self) -> int:
+        if len(self._requests) + len(self._commands) >= f.OUTSTANDING_MAX:
+            raise queue_full("too many requests wait for the core of this replica")
+        self._number += 1
+        return self._number
+
+    # What the servers ask
+
+    async def respond(self, asked: ApiRequest) -> Response | Stream:
+        """Return the answer of the core; Problem, or Redirect to the leader."""
+        if asked.operation is ops.SHOW_METRICS:
+            self._report()  # what is asked for holds what was answered before
+        number = self._next()
+        waiting = self._requests[number] = _Waiting()
+        identity = asked.identity
+        leaving = self._loop.create_task(self._follow(number, asked.gone))
+        stays = False
+        try:
+            self._send(
+                f.RequestReceived(
+                    number,
+                    asked.operation.name,
+                    identity.role,
+                    identity.name,
+                    asked.certificate.serial,
+                    asked.params,
+                    asked.query,
+                    asked.content,
+                    asked.prepared,
+                    asked.last_event_id,
+                    asked.certificate.through,
+                )
+            )
+            begun = await waiting.begun
+            if isinstance(begun, f.StreamStart):
+                stays = True
+
+                def release() -> None:
+                    leaving.cancel()
+                    if self._requests.pop(number, None) is not None:
+                        self._send(f.RequestAbandoned(number))
+
+                return Stream(begun.revision, begun.content_type, self._parts(number, waiting), release)
+            content = begun.content
+            if begun.left_bytes:
+                whole, size_bytes = [content], len(content) + begun.left_bytes
+                while size_bytes > sum(map(len, whole)):
+                    part = await waiting.parts.get()
+                    assert isinstance(part, bytes)
+                    whole.append(part)
+                content = b"".join(whole)
+            return Response(begun.status, begun.revision, content, begun.content_type)
+        finally:
+            if not stays:
+                leaving.cancel()
+                del self._requests[number]
+
+    async def _parts(self, number: int, waiting: _Waiting) -> AsyncGenerator[StreamChunk, None]:
+        while isinstance(part := await waiting.parts.get(), f.StreamChunkSent):
+            yield StreamChunk(part.payload, part.farewell)
+            self._send(f.ChunkWritten(number))
+
+    async def _follow(self, number: int, gone: asyncio.Event) -> None:
+        """Tell the core when the client of a request has gone, and end its stream."""
+        await gone.wait()
+        self._send(f.RequestAbandoned(number))
+        self._part(number, None)
+
+    def elsewhere(self) -> Redirect | Problem | None:
+        """Return None: whether it leads is for the core to say, of each command."""
+        return None
+
+    def program(self, certificate: PeerCertificate) -> RemoteProgram:
+        """Return what takes the commands of a new connection of the channel."""
+        self._number += 1  # connections are bounded by the listener
+        number, identity = self._number, certificate.identity
+        self._send(f.ProgramConnected(number, identity.role, identity.name, certificate.serial))
+        return RemoteProgram(self, number)
+
+    def order(self, program: int, content: bytes, prepared: DecodedSubmit | None, asker: CommandClient) -> None:
+        """Send a command; Problem where too many wait."""
+        number = self._next()
+        self._commands[number] = asker
+        self._send(f.CommandReceived(number, program, content, prepared))
+
+    def close_program(self, program: int) -> None:
+        """Tell that a connection has ended, and forget who waited."""
+        self._send(f.ProgramDisconnected(program))
+        for number in [number for number, asker in self._commands.items() if asker.is_gone()]:
+            del self._commands[number]
+
+    def observe(self, route: str, status: int, duration_s: float, code: str) -> None:
+        """Count an answer, to be told to the core."""
+        self._observed.append((route, status, duration_s, code))
+        if len(self._observed) >= f.OBSERVATIONS_MAX:
+            self._report()
+
+    def _tell(self) -> None:
+        self._teller = self._loop.call_later(OBSERVE_PERIOD_S, self._tell)
+        self._report()
+
+    def _report(self) -> None:
+        if self._observed:
+            answers, self._observed = tuple(self._observed), []
+            self._send(f.ResponsesObserved(answers))
+
+
+class RemoteProgram:
+    """One connection of the channel."""
+
+    def __init__(self, core: RemoteBackend, number: int) -> None:
+        self._core = core
+        self._number = number
+
+    def take(self, request: BulkCommand, content: bytes, prepared: DecodedSubmit | None, asker: CommandClient) -> None:
+        """Send a command to the core."""
+        self._core.order(self._number, content, prepared, asker)
+
+    def leave(self) -> None:
+        """Tell that the connection has ended."""
+        self._core.close_program(self._number)

@@ -1,0 +1,518 @@
+"""The front doors of a replica as its core has them: started, served over their sockets, and started again.
+
+A door is trusted to say who asks, since it ended TLS; the core checks again what depends on the state (whether somebody
+is revoked, who leads, what a command may do), bounds what a door may have under way, and closes the socket of one that
+says what is no frame: it ends, and another one is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any, cast
+
+import msgspec
+
+from cluster.api.local_backend import FAULT_REMEDY, LocalBackend
+from cluster.api.web import (
+    ApiRequest,
+    Problem,
+    Program,
+    Redirect,
+    Response,
+    Stream,
+    body_problem,
+    decode,
+    internal_error,
+    permit,
+)
+from cluster.api.worker import frames as f
+from cluster.schemas import OPERATIONS, BulkCommand, ChannelProtocolError, FrameSplitter
+from cluster.security import Identity, PeerCertificate, Role, TlsFiles, revocable_as
+from cluster.system import Address
+from cluster.system.eventloop import BYTES_PER_SLICE, ReadingProtocol, listen, read_buffer
+from replica.values import NEVER
+
+LOGGER = logging.getLogger(__name__)
+
+WATCH_PERIOD_S = 0.25
+"""How often doors are told what has changed, seconds; as often as a core looks at its own connections."""
+
+BACK_OFF_S = 0.1
+BACK_OFF_S_MAX = 5.0
+"""The pause before a door is started again, seconds: doubled each time, up to the second, ..."""
+
+SOUND_S = 30.0
+"""... and the first again after one that ran for so long, seconds."""
+
+DRAIN_S = 5.0
+"""How long a door may take to end when it is asked to, seconds: longer than its requests may."""
+
+UNSENT_BYTES_MAX = 64 * 1024 * 1024
+"""Answers that a door has not taken, bytes; one that reads nothing is closed."""
+
+_command_decoder = msgspec.msgpack.Decoder(BulkCommand)
+
+
+class ApiWorkers:
+    """The doors of one replica."""
+
+    def __init__(
+        self, core: LocalBackend, *, count: int, api: Address, channel: Address | None, files: TlsFiles
+    ) -> None:
+        """`files`: the replica's certificate, key and authorities, which the doors read themselves."""
+        self.core = core
+        self.count = count
+        self.links: set[WorkerLink] = set()
+        self._api = api
+        self._channel = channel
+        self._files = files
+        self._sockets: list[socket.socket] = []
+        self._keepers: list[asyncio.Task[None]] = []
+        self._running: set[asyncio.subprocess.Process] = set()
+        self._watch: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        """The port of the API."""
+        return int(self._sockets[0].getsockname()[1])
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that run."""
+        return [process.pid for process in self._running]
+
+    async def start(self) -> None:
+        """Listen, and start the doors; OSError if an address cannot be used."""
+        self._sockets.append(await listen(self._api))
+        if self._channel is not None:
+            self._sockets.append(await listen(self._channel))
+        loop = asyncio.get_running_loop()
+        self._keepers = [loop.create_task(self._keep(number)) for number in range(self.count)]
+        self._tell()
+
+    async def stop(self) -> None:
+        """Have the doors stop accepting, answer what waits, and end."""
+        if self._watch is not None:
+            self._watch.cancel()
+        for keeper in self._keepers:
+            keeper.cancel()
+        running = list(self._running)
+        for process in running:
+            _signal(process, signal.SIGTERM)
+        await asyncio.gather(*(self._wait_for_exit(process) for process in running))
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for link in list(self.links):
+            link.close()
+        for listening in self._sockets:
+            listening.close()
+
+    def refresh(self) -> None:
+        """Have the doors read their certificates again."""
+        for process in self._running:
+            _signal(process, signal.SIGHUP)
+
+    async def _wait_for_exit(self, process: asyncio.subprocess.Process) -> None:
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await process.wait()
+        except TimeoutError:
+            _signal(process, signal.SIGKILL)
+            await process.wait()
+
+    async def _keep(self, number: int) -> None:
+        """Keep one door running."""
+        loop = asyncio.get_running_loop()
+        pause_s = BACK_OFF_S
+        while True:
+            began_s = loop.time()
+            try:
+                code: int | str = await self._run()
+            except OSError as error:
+                code = str(error)
+            if loop.time() - began_s > SOUND_S:
+                pause_s = BACK_OFF_S
+            LOGGER.error("door %d has ended (%s); it is started again in %.3g s", number, code, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
+
+    async def _run(self) -> int:
+        """Start a door, serve it, and return its exit code."""
+        ours, its = socket.socketpair()
+        ours.setblocking(False)
+        descriptors = [its.fileno(), *(one.fileno() for one in self._sockets)]
+        words = [*map(str, descriptors), *(["-1"] if self._channel is None else []), str(os.getpid())]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "cluster.api.worker",
+                *words,
+                pass_fds=descriptors,
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            its.close()
+        self._running.add(process)
+        metrics = self.core.service.metrics
+        metrics.doors_started.inc()
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: WorkerLink(self), sock=ours)
+            return await process.wait()
+        finally:
+            if process.returncode is not None:
+                self._running.discard(process)
+
+    def welcome(self) -> f.Welcome:
+        """Return what a door is told first."""
+        files, channel = self._files, self._channel
+        return f.Welcome(
+            f.DOOR_VERSION,
+            self.core.cluster_id,
+            str(self._api),
+            "" if channel is None else str(channel),
+            str(files.authority),
+            str(files.certificate),
+            str(files.key),
+            self.core.access,
+        )
+
+    def count_serving(self) -> None:
+        """Say in the metrics how many doors serve."""
+        self.core.service.metrics.doors.set(sum(link.greeted for link in self.links))
+
+    def _tell(self) -> None:
+        self._watch = asyncio.get_running_loop().call_later(WATCH_PERIOD_S, self._tell)
+        for link in list(self.links):
+            link.tell()
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except ProcessLookupError:
+        pass
+
+
+class WorkerLink(ReadingProtocol):
+    """The core's end of the socket to one door."""
+
+    def __init__(self, doors: ApiWorkers) -> None:
+        super().__init__(read_buffer())
+        self._doors = doors
+        self._core = doors.core
+        self._service = doors.core.service
+        self._loop = asyncio.get_running_loop()
+        self._cutter = FrameSplitter(f.FRAME_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+        self.greeted = False
+        """Whether the door has started, and serves."""
+        self._told: tuple[object, object] | None = None
+        """Site and revocations, as the door was told last."""
+        self._current: f.RevisionUpdate | None = None
+        self._elsewhere: Redirect | Problem | None = None
+        """Where commands go instead, as of the frames that are being taken."""
+        self._identities: dict[tuple[str, str], Identity] = {}
+        self._requests: dict[int, _Request] = {}
+        self._programs: dict[int, _Program] = {}
+        self.commands = 0
+        """Commands that wait, count."""
+        self._room = asyncio.Event()
+        self._room.set()
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._doors.links.add(self)
+        self.send(self._doors.welcome())
+        self.tell()
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._elsewhere = self._core.elsewhere()  # once for all of them: no turn of the loop comes in between
+        try:
+            for body in self._cutter.feed(data):
+                self._take(f.decode_from_worker(body))
+        except (ChannelProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            LOGGER.error("a door is closed for what is no frame: %s", error)
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._doors.links.discard(self)
+        self._doors.count_serving()
+        self._room.set()
+        for request in list(self._requests.values()):
+            request.gone.set()
+            request.written.set()
+        for program in self._programs.values():
+            program.local.leave()
+        self._programs.clear()
+
+    def pause_writing(self) -> None:
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
+
+    def close(self) -> None:
+        """Close the socket; its door ends."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # To the door
+
+    def send(self, frame: f.FromController) -> None:
+        """Send a frame; what is sent in one turn of the loop leaves in one call."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(f.encode(frame))
+        if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            LOGGER.error("a door does not take its answers; it is closed")
+            self.close()
+
+    def tell(self) -> None:
+        """Tell what has changed of what a door needs to know."""
+        state = self._service.controller.state
+        if self._told is None or state.site is not self._told[0] or state.revocations is not self._told[1]:
+            self._told = state.site, state.revocations
+            self.send(f.SiteSettings(state.site, dict(state.revocations)))
+        self._tell_current()
+
+    def _tell_current(self) -> None:
+        current = f.RevisionUpdate(self._core.revision, self._core.leader_channel)
+        if current != self._current:
+            self._current = current
+            self.send(current)
+
+    def fail(self, number: int, error: Problem | Redirect) -> None:
+        """Answer that something was not done."""
+        self._tell_current()
+        if isinstance(error, Redirect):
+            self.send(f.RedirectResponse(number, error.base))
+            return
+        try:
+            self.send(f.FailureResponse(number, error.status, error.view, error.headers))
+        except ValueError as wrong:  # text that is none, such as half a surrogate pair
+            LOGGER.error("an answer cannot be written", exc_info=wrong)
+            fault = internal_error(FAULT_REMEDY, "unknown")
+            self.send(f.FailureResponse(number, fault.status, fault.view, fault.headers))
+
+    # From the door
+
+    def _take(self, frame: f.FromWorker) -> None:
+        if isinstance(frame, f.Greeting):
+            if frame.version != f.DOOR_VERSION:
+                raise ChannelProtocolError(f"it speaks version {frame.version}, and this core {f.DOOR_VERSION}")
+            self.greeted = True
+            self._doors.count_serving()
+            return
+        if not self.greeted:
+            raise ChannelProtocolError("something came before the greeting")
+        match frame:
+            case f.CommandReceived():
+                self._order(frame)
+            case f.RequestReceived():
+                self._ask(frame)
+            case f.RequestAbandoned():
+                if (request := self._requests.get(frame.number)) is not None:
+                    request.gone.set()
+                    request.written.set()
+            case f.ChunkWritten():
+                if (request := self._requests.get(frame.number)) is not None:
+                    request.written.set()
+            case f.ProgramConnected():
+                self._check_room()
+                if frame.program in self._programs:
+                    raise ChannelProtocolError(f"program {frame.program} is there already")
+                shown = self._certificate(frame.role, frame.name, frame.serial)
+                self._programs[frame.program] = _Program(self._core.program(shown), shown)
+            case f.ProgramDisconnected():
+                if (program := self._programs.pop(frame.program, None)) is not None:
+                    program.local.leave()
+            case f.ResponsesObserved():
+                for route, status, duration_s, code in frame.answers:
+                    if (route != "none" and route not in OPERATIONS) or not 100 <= status <= 599 or len(code) > 64:
+                        raise ChannelProtocolError("it counts an answer that there is not")
+                    self._core.observe(route, status, duration_s, code)
+
+    def _check_room(self) -> None:
+        if len(self._requests) + self.commands + len(self._programs) >= 2 * f.OUTSTANDING_MAX:
+            raise ChannelProtocolError(f"more than {2 * f.OUTSTANDING_MAX} of its requests wait")
+
+    def _certificate(self, role: Role, name: str, serial: str, through: str = "") -> PeerCertificate:
+        identity = self._identities.get((role, name))
+        if identity is None:
+            if len(self._identities) > f.OUTSTANDING_MAX:
+                self._identities.clear()
+            identity = self._identities[role, name] = Identity(role, name)
+        return PeerCertificate(identity, serial, NEVER, revocable_as(identity, serial, through), through)
+
+    def _revocation_problem(self, shown: PeerCertificate) -> Problem | None:
+        revocations: Mapping[str, Any] = self._service.controller.state.revocations
+        for key in shown.revocable_as if revocations else ():
+            if key in revocations:
+                words = f"{key} was revoked by {revocations[key].by}"
+                return Problem(401, "not_identified", words, "use another certificate")
+        return None
+
+    def _order(self, frame: f.CommandReceived) -> None:
+        program = self._programs.get(frame.program)
+        if program is None:
+            raise ChannelProtocolError(f"program {frame.program} is not there")
+        self._check_room()
+        try:
+            if (revoked := self._revocation_problem(program.shown)) is not None:
+                raise revoked
+            if self._elsewhere is not None:
+                raise self._elsewhere
+            try:
+                request = _command_decoder.decode(frame.content)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise body_problem(error) from error
+            asker = _RemoteCommandClient(self, frame.number)
+            try:
+                program.local.take(request, frame.content, frame.prepared, asker)
+            except (Problem, Redirect) as error:
+                asker.report_failure(error)
+        except (Problem, Redirect) as error:
+            self.fail(frame.number, error)
+
+    def _ask(self, frame: f.RequestReceived) -> None:
+        self._check_room()
+        operation = OPERATIONS.get(frame.operation)
+        if operation is None or frame.number in self._requests:
+            raise ChannelProtocolError(f"request {frame.number} of {frame.operation[:64]!r} cannot be")
+        request = self._requests[frame.number] = _Request()
+        task = self._loop.create_task(self._answer(frame, request))
+        request.task = task
+
+    async def _answer(self, frame: f.RequestReceived, request: _Request) -> None:
+        number = frame.number
+        try:
+            try:
+                outcome = await self._core.respond(self._build_request(frame, request))
+            except (Problem, Redirect) as error:
+                self.fail(number, error)
+                return
+            if isinstance(outcome, Response):
+                await self._respond(number, outcome)
+            else:
+                await self._stream(number, request, outcome)
+        except Exception:
+            LOGGER.exception("an answer to a door failed")
+            self.fail(number, internal_error("report it with the replica's log", "unknown"))
+        finally:
+            del self._requests[number]
+
+    def _build_request(self, frame: f.RequestReceived, request: _Request) -> ApiRequest:
+        operation = OPERATIONS[frame.operation]
+        shown = self._certificate(frame.role, frame.name, frame.serial, frame.through)
+        if (revoked := self._revocation_problem(shown)) is not None:
+            raise revoked
+        permit(shown.identity, operation.roles, f"{operation.method} {operation.path}")
+        body = None
+        prepared = frame.prepared
+        if operation.has_body and (prepared is None or not prepared.fits(self._core.site)):
+            body = decode(frame.content, operation.request)
+        return ApiRequest(
+            operation,
+            shown,
+            frame.params,
+            frame.query,
+            body,
+            frame.content,
+            prepared,
+            frame.last_event_id,
+            request.gone,
+        )
+
+    async def _respond(self, number: int, response: Response) -> None:
+        """Send an answer, a large one in parts: in slices, so that others' work comes in between."""
+        content = response.content
+        first = content[: f.PART_BYTES_MAX]
+        left_bytes = len(content) - len(first)
+        self.send(f.ResponseStart(number, response.status, response.revision, response.content_type, first, left_bytes))
+        if not left_bytes:
+            return
+        work = self._service.slices.work(number)
+        for begin in range(len(first), len(content), f.PART_BYTES_MAX):
+            await self._room.wait()
+            await work.take(0, size_bytes=BYTES_PER_SLICE)
+            self.send(f.ResponseChunk(number, content[begin : begin + f.PART_BYTES_MAX]))
+
+    async def _stream(self, number: int, request: _Request, stream: Stream) -> None:
+        """Send a stream, each part once the door has written the one before."""
+        try:
+            self.send(f.StreamStart(number, stream.revision, stream.content_type))
+            async with aclosing(stream.parts) as parts:
+                async for part in parts:
+                    if request.gone.is_set():
+                        return
+                    request.written.clear()
+                    self.send(f.StreamChunkSent(number, part.payload, part.farewell))
+                    await request.written.wait()
+                    if request.gone.is_set():
+                        return
+            self.send(f.StreamEnd(number))
+        except ConnectionError:
+            pass  # the subscriber has gone
+        finally:
+            stream.release()
+
+
+class _Request:
+    """A request of a door that is under way."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+        """Set once its client has gone."""
+        self.written = asyncio.Event()
+        """Set once the last part of its stream was written."""
+        self.task: asyncio.Task[None] | None = None
+
+
+class _Program:
+    """A connection of the channel at a door."""
+
+    def __init__(self, local: Program, shown: PeerCertificate) -> None:
+        self.local = local
+        self.shown = shown
+
+
+class _RemoteCommandClient:
+    """Who waits for a command behind a door."""
+
+    __slots__ = ("_done", "_link", "_number")
+
+    def __init__(self, link: WorkerLink, number: int) -> None:
+        self._link = link
+        self._number = number
+        self._done = False
+        link.commands += 1
+
+    def is_gone(self) -> bool:
+        return self._done
+
+    def report_settled(self, revision: int, job: int) -> None:
+        self._end()
+        self._link.send(f.CommandSettled(self._number, revision, job))
+
+    def report_failure(self, error: Problem | Redirect) -> None:
+        self._end()
+        self._link.fail(self._number, error)
+
+    def _end(self) -> None:
+        self._done = True
+        self._link.commands -= 1

@@ -1,0 +1,131 @@
+"""On which way a command comes to the cluster: as the account that runs it, or with a certificate that it names.
+
+An account comes by the gateway of its machine, else by MUNGE where the site has it, else with the certificate that
+bears its name. Nobody is an operator by default.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cluster.client.attempt import AttemptError
+from cluster.client.errors import UNTRUSTED
+from cluster.config import AccessConfig, ConfigError
+from cluster.security import NO_CERTIFICATE, TlsFiles, TlsError, is_name
+from cluster.system import account_of, peer_account, short_path, uid_of
+
+PROBE_S: Final = 5.0
+"""How long a gateway may take to take a connection, seconds: the kernel takes it unless hundreds wait."""
+
+
+class GatewayAccess(msgspec.Struct, frozen=True):
+    """A gateway of this machine, and the accounts of which one is believed."""
+
+    path: Path
+    owners: frozenset[int]
+
+
+class MungeAccess(msgspec.Struct, frozen=True):
+    """Replicas that take MUNGE credentials."""
+
+    files: TlsFiles
+    """The authority alone."""
+    cluster_id: str
+    socket: Path | None
+
+
+AccessMethod = GatewayAccess | MungeAccess | TlsFiles
+
+
+def access_method_of(config: AccessConfig, identity: str | None) -> AccessMethod:
+    """Return the way of somebody with a certificate, or without one; ConfigError or TlsError where there is none."""
+    return own_access_method(config) if identity is None else config.tls_files(identity)
+
+
+def own_access_method(config: AccessConfig) -> AccessMethod:
+    """Return the way of the account that this process runs as; ConfigError says which there might be."""
+    table = config.access
+    way = GatewayAccess(table.socket, _owners(config))
+    why_no_gateway = _gateway_problem(way)
+    if not why_no_gateway:
+        return way
+    why_no_munge = "[access] munge is not set"
+    if table.munge:
+        from cluster.security import Munge, MungeUnavailable
+
+        try:
+            Munge(table.munge_socket).encode(b"")
+        except MungeUnavailable as error:
+            why_no_munge = str(error)
+        else:
+            nothing = TlsFiles(config.tls.authority, NO_CERTIFICATE, NO_CERTIFICATE)
+            return MungeAccess(nothing, config.cluster.id, table.munge_socket)
+    account = account_of(os.geteuid())
+    if account is not None and is_name(account):
+        try:
+            return config.tls_files(account)
+        except (ConfigError, TlsError):
+            pass
+    name = account or f"uid {os.geteuid()}"
+    raise ConfigError(
+        config.file,
+        "access",
+        f"{why_no_gateway}, {why_no_munge}, and there is no certificate for {name} in {config.tls.certificates}",
+        "start the gateway (`forebay cluster up` has one, a login node `forebay run gateway`), have a certificate "
+        "issued, "
+        "or name one that you may use with --identity or $FOREBAY_IDENTITY",
+    )
+
+
+def connect_gateway(way: GatewayAccess, timeout_s: float) -> socket.socket:
+    """Return a connection to the gateway; OSError, and AttemptError where it is somebody's whom nobody should believe.
+
+    Whoever listens there reads what is asked and answers what he likes, so who that is, is asked of the kernel.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout_s)
+        with short_path(way.path) as short:
+            connection.connect(short)
+        check_owner(way, connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def check_owner(way: GatewayAccess, connection: socket.socket) -> None:
+    """Refuse a gateway that somebody else has put there; AttemptError."""
+    uid = peer_account(connection).uid
+    if uid not in way.owners:
+        raise AttemptError(
+            f"the service at {way.path} is run by {account_of(uid) or 'an account'} (uid {uid}), who may be anybody",
+            code=UNTRUSTED,
+            may_have_arrived=False,
+            remedy="tell an operator; where that account is to run gateways, name it in [access] gateway_account",
+        )
+
+
+def _owners(config: AccessConfig) -> frozenset[int]:
+    """Return whose gateways are believed: root's, one's own, those of who may change the configuration, or is in it."""
+    named = config.access.gateway_account
+    found = uid_of(named) if named is not None else None
+    return frozenset({0, os.geteuid(), config.owner_uid} | ({found} if found is not None else set()))
+
+
+def _gateway_problem(way: GatewayAccess) -> str:
+    """Return why there is no gateway, the empty string where there is one."""
+    try:
+        connect_gateway(way, PROBE_S).close()
+    except AttemptError as error:
+        raise TlsError(str(error)) from error
+    except FileNotFoundError:
+        return f"there is no gateway at {way.path}"
+    except OSError as error:
+        return f"the gateway at {way.path} cannot be reached ({error.strerror or error})"
+    return ""

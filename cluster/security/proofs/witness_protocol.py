@@ -1,0 +1,118 @@
+"""Requests to a witness and its answers, as C2SP tlog-witness has them; the file of a cosigner's key."""
+
+import base64
+import re
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from cluster.security.proofs.notes import (
+    COSIGNATURE_KEY,
+    MAX_NOTE_BYTES,
+    NoteError,
+    Signature,
+    VerifiedSignature,
+    VerifierKey,
+    parse_note,
+    verifier_of,
+    verify_note,
+)
+from cluster.security.proofs.tree import HASH_BYTES, MAX_SIZE
+
+MAX_PROOF_HASHES = 63
+"""Hashes of a consistency proof, count: as many as the protocol lets a request have."""
+
+MAX_REQUEST_BYTES = MAX_NOTE_BYTES + 4096
+"""A request to a witness, bytes: a note, and before it a line with a size and MAX_PROOF_HASHES lines of 45 bytes."""
+
+MAX_ANSWER_BYTES = 8192
+"""What is read of a witness's answer, bytes: some lines of signatures, or a size."""
+
+SIZE_TYPE = "text/x.tlog.size"
+"""Content type of the answer 409: the size that the witness has cosigned."""
+
+_OLD = re.compile(r"old (0|[1-9][0-9]{0,19})")
+_SIZE = re.compile(rb"(0|[1-9][0-9]{0,19})\n")
+_SIGNER = re.compile(r"PRIVATE\+KEY\+(?P<name>[^+\s]+)\+(?P<id>[0-9a-f]{8})\+(?P<key>[A-Za-z0-9+/]+=*)")
+
+
+class WitnessRequestError(ValueError):
+    """A request that is not one of the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddCheckpoint:
+    """What a log asks of a witness: to go on from a tree of `old_size` leaves to that of the checkpoint in `note`."""
+
+    old_size: int
+    proof: tuple[bytes, ...]
+    note: bytes
+
+    def encode(self) -> bytes:
+        """The body of the request."""
+        lines = [f"old {self.old_size}", *(base64.b64encode(one).decode() for one in self.proof), "", ""]
+        return "\n".join(lines).encode() + self.note
+
+
+def parse_request(body: bytes) -> AddCheckpoint:
+    """The request in a body, its note not looked into; WitnessRequestError."""
+    if len(body) > MAX_REQUEST_BYTES:
+        raise WitnessRequestError(f"a request has at most {MAX_REQUEST_BYTES} bytes")
+    head, empty, note = body.partition(b"\n\n")
+    try:
+        old, *lines = head.decode("ascii").split("\n")
+    except UnicodeDecodeError as error:
+        raise WitnessRequestError("what stands before the checkpoint is not ASCII") from error
+    found = _OLD.fullmatch(old)
+    if not empty or found is None or int(found[1]) > MAX_SIZE:
+        raise WitnessRequestError(
+            "a request begins with a line `old SIZE`, and has an empty line before its checkpoint"
+        )
+    if len(lines) > MAX_PROOF_HASHES:
+        raise WitnessRequestError(f"a consistency proof has at most {MAX_PROOF_HASHES} hashes")
+    return AddCheckpoint(int(found[1]), tuple(map(_hash, lines)), note)
+
+
+def parse_size(body: bytes) -> int:
+    """The size in an answer 409; WitnessRequestError."""
+    found = _SIZE.fullmatch(body)
+    if found is None or int(found[1]) > MAX_SIZE:
+        raise WitnessRequestError(f"{body[:40]!r} is not a size")
+    return int(found[1])
+
+
+def cosignature_in(text: str, answer: bytes, key: VerifierKey) -> tuple[Signature, VerifiedSignature]:
+    """The cosignature of a checkpoint's text by `key`, out of an answer 200; NoteError where there is none."""
+    held = text.encode() + b"\n" + answer
+    verified = verify_note(held, [key])[1][0]
+    own = next(one for one in parse_note(held)[1] if (one.name, one.key_id) == (key.name, key.key_id))
+    return own, verified
+
+
+def write_signer(name: str, private: Ed25519PrivateKey) -> str:
+    """The text of a cosigner's key, a line as C2SP signed-note has it, of kind COSIGNATURE_KEY."""
+    public = verifier_of(name, private, COSIGNATURE_KEY)
+    held = bytes([COSIGNATURE_KEY]) + private.private_bytes_raw()
+    return f"PRIVATE+KEY+{name}+{public.key_id.hex()}+{base64.b64encode(held).decode()}\n"
+
+
+def parse_signer(text: str) -> tuple[str, Ed25519PrivateKey]:
+    """The name and key that `write_signer` wrote; NoteError."""
+    found = _SIGNER.fullmatch(text.removesuffix("\n"))
+    held = b"" if found is None else base64.b64decode(found["key"])
+    if found is None or len(held) != 1 + HASH_BYTES or held[0] != COSIGNATURE_KEY:
+        raise NoteError("this is not the key of a cosigner: one line, PRIVATE+KEY+name+id+key")
+    private = Ed25519PrivateKey.from_private_bytes(held[1:])
+    if verifier_of(found["name"], private, COSIGNATURE_KEY).key_id.hex() != found["id"]:
+        raise NoteError(f"the key {found['name']} has another id than the one that it is written with")
+    return found["name"], private
+
+
+def _hash(line: str) -> bytes:
+    try:
+        held = base64.b64decode(line, validate=True)
+    except ValueError as error:
+        raise WitnessRequestError(f"{line[:50]!r} is not a hash in base64") from error
+    if len(held) != HASH_BYTES or base64.b64encode(held).decode() != line:
+        raise WitnessRequestError(f"{line[:50]!r} is not a hash of {HASH_BYTES} bytes in base64")
+    return held

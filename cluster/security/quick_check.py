@@ -1,0 +1,211 @@
+"""What a certificate plainly says, read without the library that reads everything: that takes a command's time twice.
+
+Only "this has the form of one that our authority issued, and is valid" is answered here, byte by byte but for the value
+of the signature, which the other end verifies; whatever has another form is looked at closely (`cluster.security.tls`),
+which also says in words what is wrong. Source of the layout: RFC 5280, 4.1 and 4.2.1; X.690, 10.1 and 11.
+"""
+
+import datetime
+import ssl
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cluster.security.files import TlsError, TlsFiles
+from cluster.security.tls import check_validity, client_context, examine, read_pem
+from replica.values import MICROSECONDS_PER_SECOND, Instant
+
+_INTEGER: Final = 0x02
+_BITS: Final = 0x03
+_OBJECT: Final = 0x06
+_TEXT: Final = 0x0C
+_UTC_TIME: Final = 0x17
+_GENERALIZED_TIME: Final = 0x18
+_SEQUENCE: Final = 0x30
+_SET: Final = 0x31
+_EXTENSIONS: Final = 0xA3
+
+_VERSION_3: Final = bytes.fromhex("a003020102")
+_ECDSA_SHA256: Final = bytes.fromhex("300a06082a8648ce3d040302")
+_P256: Final = bytes.fromhex("301306072a8648ce3d020106082a8648ce3d030107")
+_NAMES: Final = frozenset({b"\x55\x04\x03", b"\x55\x04\x0a", b"\x55\x04\x0b"})
+"""CN, O and OU."""
+
+_KEY_ID: Final = bytes.fromhex("0603551d0e04160414")
+_ISSUER_KEY_ID: Final = bytes.fromhex("0603551d23041830168014")
+_KEY_ID_BYTES: Final = 20
+_CONSTANT_EXTENSIONS: Final = frozenset(
+    {
+        bytes.fromhex("0603551d130101ff04023000"),
+        bytes.fromhex("0603551d130101ff040830060101ff020100"),
+        bytes.fromhex("0603551d0f0101ff040403020780"),
+        bytes.fromhex("0603551d0f0101ff040403020106"),
+        bytes.fromhex("0603551d25040c300a06082b06010505070302"),
+    }
+)
+"""Basic constraints, key usage and extended key usage as `cluster.security.pki` writes them: of an authority, and of
+whom connects but serves nobody."""
+
+_SERIAL_BYTES_MAX: Final = 20
+_SCALAR_BYTES_MAX: Final = 33
+
+_PRIME: Final = 2**256 - 2**224 + 2**192 + 2**96 - 1
+_B: Final = 0x5AC635D8AA3A93E7B3EBBD55769886BC651D06B0CC53B0F63BCE3C3E27D2604B
+"""The curve P-256 (FIPS 186-4, D.1.2.3): y² = x³ - 3x + b over a prime field."""
+
+_BEGIN: Final = b"-----BEGIN CERTIFICATE-----"
+_FIRST_YEAR_OF_1900S: Final = 50
+"""Two digits of a UTCTime from here on are of the twentieth century; a later year is a GeneralizedTime."""
+
+
+class _PlainCertificate(NamedTuple):
+    """Dates as digits, `20260131120000`; names and ids of keys as they stand."""
+
+    issuer: bytes
+    subject: bytes
+    since: str
+    until: str
+    key_id: bytes
+    issuer_key_id: bytes
+
+
+class _UnusualCertificate(Exception):
+    """Something that this page does not read."""
+
+
+def context_of(files: TlsFiles, at: Instant) -> ssl.SSLContext:
+    """Return the context for connections of one command, begun at `at`; TlsError where the files cannot be used."""
+    if not _is_plainly_usable(files, at):
+        check_validity(files.certificate, at)
+        examine(files)
+    return client_context(files, examined=True)
+
+
+def _is_plainly_usable(files: TlsFiles, at: Instant) -> bool:
+    """Say whether the certificate is one of the authority beside it by name and key, and valid; False: unclear."""
+    try:
+        mine, authority = _read_plain(files.certificate), _read_plain(files.authority)
+    except (_UnusualCertificate, TlsError, ValueError, IndexError, StopIteration):
+        return False
+    now = datetime.datetime.fromtimestamp(at / MICROSECONDS_PER_SECOND, tz=datetime.UTC).strftime("%Y%m%d%H%M%S")
+    is_issuer = mine.issuer == authority.subject and mine.issuer_key_id == authority.key_id != b""
+    # Not in the second in which it begins or ends: what is said of those is the other library's.
+    return is_issuer and mine.since < now < mine.until
+
+
+def _read_plain(path: Path) -> _PlainCertificate:
+    """Return what the one certificate in a file says; _UnusualCertificate for anything unusual, such as a chain."""
+    pem = read_pem(path, "the certificate")
+    if pem.count(_BEGIN) != 1 or not pem.startswith(_BEGIN):
+        raise _UnusualCertificate
+    certificate, signed_with, signature = _parts(_only(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")), _SEQUENCE), 3)
+    _check_signature(signed_with, signature)
+    version, serial, algorithm, issuer, validity, subject, key, extensions = _parts(_only(certificate, _SEQUENCE), 8)
+    _check_integer(serial, _SERIAL_BYTES_MAX)
+    _check_name(issuer)
+    _check_name(subject)
+    _check_key(key)
+    if version != _VERSION_3 or algorithm != signed_with:
+        raise _UnusualCertificate
+    since, until = map(_digits, _parts(_only(validity, _SEQUENCE), 2))
+    key_id, issuer_key_id = _key_ids(_only(_only(extensions, _EXTENSIONS), _SEQUENCE))
+    return _PlainCertificate(issuer, subject, since, until, key_id, issuer_key_id)
+
+
+def _elements(data: bytes) -> list[bytes]:
+    """Return the elements of a DER text, one after the other, each with its tag and its length."""
+    found = []
+    first = 0
+    while first < len(data):
+        size, at = data[first + 1], first + 2
+        if size & 0x80:
+            digits = size & 0x7F
+            size, at = int.from_bytes(data[at : at + digits], "big"), at + digits
+            if size < 0x80 or size.bit_length() <= 8 * (digits - 1):
+                raise _UnusualCertificate  # DER has the shortest length
+        if at + size > len(data):
+            raise _UnusualCertificate
+        found.append(data[first : at + size])
+        first = at + size
+    return found
+
+
+def _parts(data: bytes, count: int) -> list[bytes]:
+    found = _elements(data)
+    if len(found) != count:
+        raise _UnusualCertificate
+    return found
+
+
+def _only(element: bytes, tag: int) -> bytes:
+    """Return the contents of the one element that a text is."""
+    (element,) = _parts(element, 1)
+    if element[0] != tag:
+        raise _UnusualCertificate
+    digits = element[1] & 0x7F if element[1] & 0x80 else 0
+    return element[2 + digits :]
+
+
+def _check_integer(element: bytes, bytes_max: int) -> None:
+    """Refuse what is no positive number in its shortest form."""
+    digits = _only(element, _INTEGER)
+    is_shortest = len(digits) == 1 or digits[0] != 0 or digits[1] & 0x80
+    if not 0 < len(digits) <= bytes_max or digits[0] & 0x80 or not any(digits) or not is_shortest:
+        raise _UnusualCertificate
+
+
+def _check_signature(algorithm: bytes, signature: bytes) -> None:
+    bits = _only(signature, _BITS)
+    if algorithm != _ECDSA_SHA256 or bits[0] != 0:
+        raise _UnusualCertificate
+    for scalar in _parts(_only(bits[1:], _SEQUENCE), 2):
+        _check_integer(scalar, _SCALAR_BYTES_MAX)
+
+
+def _check_name(name: bytes) -> None:
+    for element in _elements(_only(name, _SEQUENCE)):
+        kind, text = _parts(_only(_only(element, _SET), _SEQUENCE), 2)
+        if _only(kind, _OBJECT) not in _NAMES or not _only(text, _TEXT).decode("utf-8"):
+            raise _UnusualCertificate
+
+
+def _check_key(key: bytes) -> None:
+    """Refuse what is no point of the curve."""
+    algorithm, bits = _parts(_only(key, _SEQUENCE), 2)
+    point = _only(bits, _BITS)
+    x, y = int.from_bytes(point[2:34], "big"), int.from_bytes(point[34:], "big")
+    is_plain = algorithm == _P256 and len(point) == 66 and point[:2] == b"\x00\x04" and max(x, y) < _PRIME
+    if not is_plain or (y * y - (x**3 - 3 * x + _B)) % _PRIME:
+        raise _UnusualCertificate
+
+
+def _key_ids(extensions: bytes) -> tuple[bytes, bytes]:
+    """Return the ids of the key and of the issuer's, empty if there is none; each extension is there once at most."""
+    found: dict[bytes, bytes] = {}
+    kinds = []
+    for element in _elements(extensions):
+        extension = _only(element, _SEQUENCE)
+        kinds.append(extension[:5])
+        for prefix in (_KEY_ID, _ISSUER_KEY_ID):
+            if extension.startswith(prefix) and len(extension) == len(prefix) + _KEY_ID_BYTES:
+                found[prefix] = extension[len(prefix) :]
+                break
+        else:
+            if extension not in _CONSTANT_EXTENSIONS:
+                raise _UnusualCertificate
+    if len(set(kinds)) != len(kinds):
+        raise _UnusualCertificate
+    return found.get(_KEY_ID, b""), found.get(_ISSUER_KEY_ID, b"")
+
+
+def _digits(time: bytes) -> str:
+    is_short = time[0] == _UTC_TIME
+    text = _only(time, _UTC_TIME if is_short else _GENERALIZED_TIME).decode("ascii")
+    if is_short:
+        text = ("19" if int(text[:2]) >= _FIRST_YEAR_OF_1900S else "20") + text
+    elif int(text[:4]) < 2000 + _FIRST_YEAR_OF_1900S:
+        raise _UnusualCertificate
+    if len(text) != len("20260131120000Z") or not text.endswith("Z") or not text[:-1].isdecimal():
+        raise _UnusualCertificate
+    month, day, hour, minute, second = (int(text[at : at + 2]) for at in range(4, 14, 2))
+    datetime.datetime(int(text[:4]), month, day, hour, minute, second, tzinfo=datetime.UTC)  # ValueError: no such day
+    return text[:-1]

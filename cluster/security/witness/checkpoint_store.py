@@ -1,0 +1,169 @@
+"""What a witness has cosigned: one row for each log, in SQLite, on the disk before a cosignature leaves.
+
+Beside it are checkpoints that prove a fork by themselves: signed as they must be, and of another root than one that was
+cosigned, or one that does not go on from it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from cluster.security.proofs import EMPTY_ROOT
+from cluster.security.witness.keys import WitnessError
+
+EVIDENCE_MAX: Final = 64
+"""Refused checkpoints of one log that are kept, count: the first of them; one proves as much as a thousand."""
+
+LOCK_WAIT_S: Final = 5.0
+"""How long another process may hold the database, seconds: `forebay audit witness list` does for a moment."""
+
+# Sizes are u64, and integers of SQLite are signed.
+_SCHEMA: Final = """
+    CREATE TABLE seen (origin TEXT PRIMARY KEY, size TEXT NOT NULL, root BLOB NOT NULL, at_s INTEGER NOT NULL,
+        note TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE evidence (origin TEXT NOT NULL, at_s INTEGER NOT NULL, why TEXT NOT NULL, note TEXT NOT NULL,
+        UNIQUE (origin, note)) STRICT;
+    CREATE TABLE witness (key TEXT NOT NULL) STRICT;
+    PRAGMA user_version = 1;
+"""
+
+_T = TypeVar("_T")
+
+
+class SeenCheckpoint(NamedTuple):
+    """The last checkpoint of a log that was cosigned, when (seconds of the epoch), and its note without cosignature."""
+
+    origin: str
+    size: int
+    root: bytes
+    at_s: int
+    note: str
+
+
+class Evidence(NamedTuple):
+    """A checkpoint that was signed as it must be, and refused since it contradicts what was cosigned before."""
+
+    origin: str
+    at_s: int
+    why: str
+    note: str
+
+
+class CheckpointStore:
+    """The database of one witness, for one thread at a time."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        """Open the database that belongs to the key (as verifiers are given it); WitnessError."""
+        self._path = path
+        if not path.exists():
+            raise WitnessError(
+                f"the database {path} is gone",
+                "put it back; a witness that has forgotten what it has cosigned must not go on with the same key: if "
+                "it is lost, make a new one with `forebay audit witness key`, and tell the clusters",
+            )
+        self._connection = _open_database(path)
+        found = self._with_errors(lambda: self._connection.execute("SELECT key FROM witness").fetchall())
+        if found != [(key,)]:
+            self.close()
+            raise WitnessError(f"the database {path} is of another key", "name the two that belong together")
+
+    @classmethod
+    def create(cls, path: Path, key: str) -> None:
+        """Make an empty database for a key, on the disk; WitnessError where there is one."""
+        if path.exists():
+            raise WitnessError(f"{path} is there already", "name another file: a database is never overwritten")
+        connection = _open_database(path)
+        try:
+            connection.executescript(_SCHEMA)
+            connection.execute("INSERT INTO witness VALUES (?)", (key,))
+        except sqlite3.Error as error:
+            raise WitnessError(f"{path} cannot be written ({error})", "name a file of your own") from error
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Close it."""
+        self._connection.close()
+
+    def last(self, origin: str) -> SeenCheckpoint:
+        """Return what was cosigned last of a log: the empty tree, at second 0, where nothing was. WitnessError."""
+        found = self._with_errors(
+            lambda: self._connection.execute(
+                "SELECT origin, size, root, at_s, note FROM seen WHERE origin = ?", (origin,)
+            ).fetchone()
+        )
+        return _row(found) if found else SeenCheckpoint(origin, 0, EMPTY_ROOT, 0, "")
+
+    def go_on(self, before: SeenCheckpoint, after: SeenCheckpoint) -> bool:
+        """Note what is cosigned now, on the disk when this returns; False where it is not `before` that was last."""
+
+        def exchange() -> bool:
+            with self._transaction() as connection:
+                found = connection.execute("SELECT size, root FROM seen WHERE origin = ?", (after.origin,)).fetchone()
+                if (found or ("0", EMPTY_ROOT)) != (str(before.size), before.root):
+                    return False
+                row = (after.origin, str(after.size), after.root, after.at_s, after.note)
+                connection.execute("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)", row)
+                return True
+
+        return self._with_errors(exchange)
+
+    def keep(self, evidence: Evidence) -> None:
+        """Keep what proves a fork, unless there is enough of it. WitnessError."""
+
+        def insert() -> None:
+            with self._transaction() as connection:
+                count = "SELECT count(*) FROM evidence WHERE origin = ?"
+                if connection.execute(count, (evidence.origin,)).fetchone()[0] < EVIDENCE_MAX:
+                    connection.execute("INSERT OR IGNORE INTO evidence VALUES (?, ?, ?, ?)", evidence)
+
+        self._with_errors(insert)
+
+    def read_all(self) -> tuple[list[SeenCheckpoint], list[Evidence]]:
+        """Return everything, by origin, oldest evidence first. WitnessError."""
+
+        def read() -> tuple[list[SeenCheckpoint], list[Evidence]]:
+            rows = self._connection.execute("SELECT origin, size, root, at_s, note FROM seen ORDER BY origin")
+            kept = self._connection.execute("SELECT origin, at_s, why, note FROM evidence ORDER BY origin, rowid")
+            return [*map(_row, rows)], [Evidence(*one) for one in kept]
+
+        return self._with_errors(read)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._connection
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def _with_errors(self, work: Callable[[], _T]) -> _T:
+        try:
+            return work()
+        except sqlite3.Error as error:
+            raise WitnessError(
+                f"the database {self._path} cannot be used ({error})", "see to its disk and who may write there"
+            ) from error
+
+
+def _open_database(path: Path) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
+        # A commit is on the disk, and so is the name of the journal that goes with it.
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("PRAGMA synchronous = EXTRA")
+    except sqlite3.Error as error:
+        raise WitnessError(f"{path} cannot be opened ({error})", "name a file of your own") from error
+    return connection
+
+
+def _row(found: tuple[str, str, bytes, int, str]) -> SeenCheckpoint:
+    origin, size, root, at_s, note = found
+    return SeenCheckpoint(origin, int(size), bytes(root), at_s, note)

@@ -1,0 +1,147 @@
+"""A certificate that is plainly sound is one that the library which reads everything finds sound, too."""
+
+import base64
+import itertools
+import ssl
+import warnings
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.security import quick_check
+from cluster.security.certificates import certificate_of
+from cluster.security.identity import Role
+from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, PkiError, create_authority, issue, load_authority
+from cluster.security.tls import NotValidNow, TlsError, TlsFiles, check_validity, examine
+from cluster.system.clock import SystemClock
+from replica.values.units import Instant
+
+NOW = SystemClock().now()
+DAY_US = 86_400 * 1_000_000
+
+
+def pki(directory: Path, cluster_id: str) -> TlsFiles:
+    authority = create_authority(directory, cluster_name="demo", cluster_id=cluster_id, at=NOW)
+    return issue(authority, directory, role=Role.USER, name="alice", at=NOW)
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    return pki(tmp_path_factory.mktemp("mine"), "a" * 32)
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """The files of an authority that is called the same and has another key."""
+    return pki(tmp_path_factory.mktemp("twin"), "a" * 32)
+
+
+def test_what_an_authority_issued_is_plainly_sound_as_long_as_it_is_valid(mine: TlsFiles) -> None:
+    assert quick_check._is_plainly_usable(mine, NOW)
+    for days in (-400, -2, CERTIFICATE_LIFETIME_DAYS + 1, 40_000):
+        at = Instant(NOW + days * DAY_US)
+        assert not quick_check._is_plainly_usable(mine, at)
+        with pytest.raises(NotValidNow):
+            quick_check.context_of(mine, at)
+
+
+def test_what_another_authority_of_the_same_name_issued_is_not_and_is_refused(mine: TlsFiles, twin: TlsFiles) -> None:
+    mixed = TlsFiles(authority=mine.authority, certificate=twin.certificate, key=twin.key)
+    assert not quick_check._is_plainly_usable(mixed, NOW)
+    with pytest.raises(TlsError, match="is not signed by"):
+        quick_check.context_of(mixed, NOW)
+
+
+def test_a_key_that_others_may_read_is_refused_however_sound_its_certificate_is(tmp_path: Path) -> None:
+    files = pki(tmp_path, "b" * 32)
+    files.key.chmod(0o640)
+    assert quick_check._is_plainly_usable(files, NOW)
+    with pytest.raises(TlsError, match="mode 0640"):
+        quick_check.context_of(files, NOW)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 3_000), st.integers(0, 255), st.booleans())
+def test_no_text_is_a_fault_and_what_is_plainly_sound_has_sound_dates(
+    mine: TlsFiles, tmp_path: Path, at: int, byte: int, cut: bool
+) -> None:
+    data = bytearray(mine.certificate.read_bytes())
+    place = at % len(data)
+    broken = data[:place] if cut else data[:place] + bytes([byte]) + data[place + 1 :]
+    (tmp_path / "broken.pem").write_bytes(broken)
+    files = TlsFiles(authority=mine.authority, certificate=tmp_path / "broken.pem", key=mine.key)
+    if quick_check._is_plainly_usable(files, NOW):
+        try:
+            check_validity(files.certificate, NOW)
+            examine(files)
+        except TlsError as refused:
+            # A byte of the signature or of a key was changed, or of what a glance does not read: replicas refuse it.
+            assert "expired" not in str(refused) and "valid from" not in str(refused)
+
+
+def der_of(path: Path) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(path.read_text())
+
+
+def why_refused(der: bytes) -> str:
+    """Return why the library that reads everything refuses a certificate when it is read; empty if it does not."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = x509.load_der_x509_certificate(der)
+            for name in (found.subject, found.issuer):
+                name.rfc4514_string()
+            assert list(found.extensions) and found.public_key() and found.serial_number
+            assert found.signature_hash_algorithm and found.not_valid_before_utc and found.not_valid_after_utc
+    except Exception as error:  # whatever a reader of hostile bytes raises
+        return repr(error)
+    return ""
+
+
+def accepted(files: TlsFiles, directory: Path, der: bytes, *, authority: bool) -> bool:
+    """Return whether a certificate is plainly usable in place of one of the files."""
+    changed = directory / "changed.pem"
+    changed.write_text(ssl.DER_cert_to_PEM_cert(der))
+    mine = files.certificate if authority else changed
+    return quick_check._is_plainly_usable(TlsFiles(changed if authority else files.authority, mine, files.key), NOW)
+
+
+@pytest.mark.parametrize("authority", [False, True], ids=["certificate", "authority"])
+def test_no_bit_is_changed_that_the_library_which_reads_everything_refuses(
+    mine: TlsFiles, tmp_path: Path, authority: bool
+) -> None:
+    der = der_of(mine.authority if authority else mine.certificate)
+    assert accepted(mine, tmp_path, der, authority=authority)
+    for at, bit in itertools.product(range(len(der)), range(8)):
+        changed = der[:at] + bytes([der[at] ^ 1 << bit]) + der[at + 1 :]
+        if accepted(mine, tmp_path, changed, authority=authority):
+            assert why_refused(changed) == "", (at, bit)
+
+
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 520), st.integers(0, 12), st.binary(max_size=12), st.booleans())
+def test_no_bytes_are_replaced_that_the_library_which_reads_everything_refuses(
+    mine: TlsFiles, tmp_path: Path, at: int, length: int, instead: bytes, authority: bool
+) -> None:
+    der = der_of(mine.authority if authority else mine.certificate)
+    changed = der[:at] + instead + der[at + length :]
+    if accepted(mine, tmp_path, changed, authority=authority):
+        assert why_refused(changed) == ""
+
+
+def test_a_certificate_of_a_version_that_there_is_not_is_refused_wherever_one_is_read(tmp_path: Path) -> None:
+    files = pki(tmp_path, "6f1c")
+    for path in (files.certificate, files.authority):
+        body = b"".join(line for line in path.read_bytes().splitlines() if not line.startswith(b"-"))
+        der = base64.b64decode(body)
+        assert der.count(b"\xa0\x03\x02\x01\x02") == 1
+        forged = base64.encodebytes(der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x06"))
+        path.write_bytes(b"-----BEGIN CERTIFICATE-----\n" + forged + b"-----END CERTIFICATE-----\n")
+    with pytest.raises(TlsError, match="is not a PEM certificate"):
+        examine(files)
+    assert "is not a PEM certificate" in certificate_of(tmp_path, "alice").problem
+    with pytest.raises(PkiError, match="is not an unencrypted PEM file"):
+        load_authority(tmp_path)
