@@ -1,4 +1,4 @@
-"""The client of a Forebay cluster: how tools, the CLI and the agents talk to whichever replica answers."""
+"""Client of a Forebay cluster, used by the CLI, agents and other programs; finds a replica that answers."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""On which way a command comes to the cluster: as the account that runs it, or with a certificate that it names.
+"""Access methods of the CLI: as the account that runs the command, or with a named certificate.
 
-An account comes by the gateway of its machine, else by MUNGE where the site has it, else with the certificate that
-bears its name. Nobody is an operator by default.
+An account uses its machine's gateway, else MUNGE if the site has it, else the certificate with its name. No account is
+an operator by default.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from cluster.security import NO_CERTIFICATE, TlsFiles, TlsError, is_name
 from cluster.system import account_of, peer_account, short_path, uid_of
 
 PROBE_S: Final = 5.0
-"""How long a gateway may take to take a connection, seconds: the kernel takes it unless hundreds wait."""
+"""Time to connect to a gateway, seconds; the kernel connects at once unless hundreds wait."""
 
 
 class GatewayAccess(msgspec.Struct, frozen=True):
-    """A gateway of this machine, and the accounts of which one is believed."""
+    """This machine's gateway, and the accounts trusted to run it."""
 
     path: Path
     owners: frozenset[int]
 
 
 class MungeAccess(msgspec.Struct, frozen=True):
-    """Replicas that take MUNGE credentials."""
+    """Replicas that accept MUNGE credentials."""
 
     files: TlsFiles
-    """The authority alone."""
+    """Only the authority; no certificate is shown."""
     cluster_id: str
     socket: Path | None
 
@@ -43,12 +43,20 @@ AccessMethod = GatewayAccess | MungeAccess | TlsFiles
 
 
 def access_method_of(config: AccessConfig, identity: str | None) -> AccessMethod:
-    """Return the way of somebody with a certificate, or without one; ConfigError or TlsError where there is none."""
+    """Return the access method with or without a certificate.
+
+    Raises:
+        ConfigError, TlsError: No access method is available.
+    """
     return own_access_method(config) if identity is None else config.tls_files(identity)
 
 
 def own_access_method(config: AccessConfig) -> AccessMethod:
-    """Return the way of the account that this process runs as; ConfigError says which there might be."""
+    """Return the access method of the account that runs this process.
+
+    Raises:
+        ConfigError: None is available; the message lists the options.
+    """
     table = config.access
     way = GatewayAccess(table.socket, _owners(config))
     why_no_gateway = _gateway_problem(way)
@@ -83,9 +91,11 @@ def own_access_method(config: AccessConfig) -> AccessMethod:
 
 
 def connect_gateway(way: GatewayAccess, timeout_s: float) -> socket.socket:
-    """Return a connection to the gateway; OSError, and AttemptError where it is somebody's whom nobody should believe.
+    """Connect to the gateway, and check by its UID that its owner is trusted, because it sees every request.
 
-    Whoever listens there reads what is asked and answers what he likes, so who that is, is asked of the kernel.
+    Raises:
+        OSError: The gateway cannot be reached.
+        AttemptError: Its owner is not trusted.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -100,7 +110,11 @@ def connect_gateway(way: GatewayAccess, timeout_s: float) -> socket.socket:
 
 
 def check_owner(way: GatewayAccess, connection: socket.socket) -> None:
-    """Refuse a gateway that somebody else has put there; AttemptError."""
+    """Check that a trusted account runs the gateway.
+
+    Raises:
+        AttemptError: Another account runs it.
+    """
     uid = peer_account(connection).uid
     if uid not in way.owners:
         raise AttemptError(
@@ -112,14 +126,14 @@ def check_owner(way: GatewayAccess, connection: socket.socket) -> None:
 
 
 def _owners(config: AccessConfig) -> frozenset[int]:
-    """Return whose gateways are believed: root's, one's own, those of who may change the configuration, or is in it."""
+    """Return the trusted gateway owners: root, the own account, the configuration's owner and its `gateway_account`."""
     named = config.access.gateway_account
     found = uid_of(named) if named is not None else None
     return frozenset({0, os.geteuid(), config.owner_uid} | ({found} if found is not None else set()))
 
 
 def _gateway_problem(way: GatewayAccess) -> str:
-    """Return why there is no gateway, the empty string where there is one."""
+    """Return the reason the gateway cannot be used, or an empty string."""
     try:
         connect_gateway(way, PROBE_S).close()
     except AttemptError as error:

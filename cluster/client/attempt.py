@@ -1,8 +1,8 @@
-"""One request to one replica: what came back, or how exactly it failed, in the same words however it was sent.
+"""One request to one replica: its response or its exact failure, in the same terms for every transport.
 
-Two exchanges send requests: many at a time on an event loop (`exchange`), or one at a time, for a command that is typed
-(`blocking`). Nothing is retried here and no redirect is followed: `cluster.client.calls` decides that. What matters is
-whether the request may have reached the replica, because then its outcome is unknown.
+Two exchanges send requests: `exchange` many at a time on an event loop, `blocking` one at a time for the CLI. Neither
+retries nor follows redirects; `cluster.client.calls` does. A failure states whether the request may have reached the
+replica, because its outcome is then unknown.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from cluster.client.errors import ANSWER_TOO_LARGE, NO_ANSWER, UNREACHABLE, UNTR
 from cluster.system import Address
 
 if TYPE_CHECKING:
-    # Whoever comes by a gateway loads no TLS.
+    # Access through a gateway needs no TLS.
     import ssl
 
     from cluster.security import TlsFiles
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Largest answer that is read, bytes: a list of 50,000 jobs; nobody can fill a client's memory."""
+"""Largest response read, bytes: a list of 50,000 jobs. Bounds the client's memory."""
 
 CHUNK_BYTES: Final = 64 * 1024
-"""Bytes read at once, so that the bound above is checked before memory is taken."""
+"""Bytes per read, so that the bound above is checked before memory is allocated."""
 
 IDLE_CONNECTION_S: Final = 30.0
-"""Seconds that an unused connection is kept: below the server's own limit, so that no request meets a closing one."""
+"""Lifetime of an idle connection, seconds: below the server's limit, so that no request meets a closing connection."""
 
 CONNECT_SHARE_MAX: Final = 0.9
-"""Share of a request's time that connecting may take: it must end first, for only then has nothing arrived for sure."""
+"""Share of a request's time available for connecting.
+
+A failed connect proves that nothing arrived, so it must end first.
+"""
 
 ATTEMPT_HEADER: Final = "Forebay-Attempt"
-"""Header of an answer that is no replica's: its body is an AttemptView."""
+"""Header of a response from a gateway instead of a replica; its body is an AttemptView."""
 
 _HOST_MISMATCHES: Final = frozenset({62, 64})
 _CERTIFICATE_NOT_YET_VALID: Final = 9
@@ -41,9 +44,9 @@ _CERTIFICATE_HAS_EXPIRED: Final = 10
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
-    """A complete answer; `location` and `retry_after` are headers, None where they are missing.
+    """A complete response; missing `location` and `retry_after` headers are None.
 
-    `unsure`: an earlier request of the same call got no answer and may have been carried out.
+    `unsure`: an earlier request of the same call got no response and may have taken effect.
     """
 
     status: int
@@ -54,10 +57,10 @@ class HttpResponse(msgspec.Struct, frozen=True):
 
 
 class AttemptError(ApiError):
-    """A request that got no complete answer.
+    """A request without a complete response.
 
-    `may_have_arrived`: the replica may have carried it out. `untrusted`: one side refused the other's certificate, so
-    that asking again cannot help.
+    `may_have_arrived`: the replica may have executed it. `untrusted`: one side rejected the other's certificate, so
+    retries are useless.
     """
 
     def __init__(
@@ -72,16 +75,16 @@ class AttemptError(ApiError):
         super().__init__(NO_ANSWER, code, sentence, remedy=remedy)
         self.may_have_arrived = may_have_arrived
         self.nobody_listens = nobody_listens
-        """Whether the machine itself said that nothing listens at the address."""
+        """Whether the host reported that no process listens at the address."""
 
     @property
     def is_untrusted(self) -> bool:
-        """Whether a certificate was refused."""
+        """Return True if a certificate was rejected."""
         return self.code == UNTRUSTED
 
 
 class AttemptView(msgspec.Struct, frozen=True):
-    """An AttemptError as a gateway tells it."""
+    """AttemptError as sent by a gateway."""
 
     code: str
     sentence: str
@@ -91,11 +94,11 @@ class AttemptView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, failure: AttemptError) -> AttemptView:
-        """Return a failure as it is told."""
+        """Convert a failure for sending."""
         return cls(failure.code, failure.sentence, failure.remedy, failure.may_have_arrived, failure.nobody_listens)
 
     def failure(self) -> AttemptError:
-        """Return it as the client has it."""
+        """Convert a received view to an exception."""
         return AttemptError(
             self.sentence,
             code=self.code,
@@ -106,14 +109,17 @@ class AttemptView(msgspec.Struct, frozen=True):
 
 
 class Sending(Protocol):
-    """What carries requests to replicas with one identity."""
+    """Transport of requests to replicas under one identity."""
 
     async def send(
         self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
     ) -> HttpResponse:
-        """Send one request and return the answer, whatever its status; AttemptError if there is none in time.
+        """Send one request and return the response with any status.
 
-        `connect_s`: how long a new connection may take, TLS handshake included; an answer may take until `timeout_s`.
+        `connect_s` limits a new connection including the TLS handshake; `timeout_s` limits the whole request.
+
+        Raises:
+            AttemptError: No complete response arrived in time.
         """
         ...
 
@@ -123,34 +129,34 @@ class Sending(Protocol):
 
 
 def unreachable(address: Address, error: OSError) -> AttemptError:
-    """Return the failure to connect to a replica."""
+    """Return the error of a failed connection attempt."""
     reason = error.strerror or str(error)
     nobody = isinstance(error, ConnectionRefusedError)
     return AttemptError(f"{address} cannot be reached ({reason})", may_have_arrived=False, nobody_listens=nobody)
 
 
 def no_handshake(address: Address, connect_s: float) -> AttemptError:
-    """Return the failure of a replica that was connected to, or not even that, and did not shake hands in time."""
+    """Return the error of a connection or TLS handshake that timed out."""
     return AttemptError(f"{address} did not finish a handshake within {connect_s:.3g} s", may_have_arrived=False)
 
 
 def no_answer(address: Address, timeout_s: float) -> AttemptError:
-    """Return the failure of a replica that was asked and did not answer in time."""
+    """Return the error of a replica that did not respond in time."""
     return AttemptError(f"{address} did not answer within {timeout_s:.3g} s", may_have_arrived=True)
 
 
 def broken(address: Address, error: Exception, tls: TlsFiles | None) -> AttemptError:
-    """Return the failure of a connection that ended before the answer was complete."""
+    """Return the error of a connection that broke before the response was complete."""
     return AttemptError(
         f"the connection to {address} broke before the answer was complete ({error or type(error).__name__})",
         may_have_arrived=True,
-        # TLS 1.3 lets a server refuse a client after the handshake; asyncio then closes without an alert.
+        # A TLS 1.3 server can reject a client after the handshake; asyncio then reports a close without an alert.
         remedy="" if tls is None else f"if every replica does this, it may be refusing {_shown_certificate(tls)}",
     )
 
 
 def server_refused(address: Address, error: Exception, tls: TlsFiles) -> AttemptError:
-    """Say why the certificate of a replica was refused, and whose signature was expected."""
+    """Return the error of a rejected replica certificate, naming the expected authority."""
     code = getattr(error, "verify_code", None)
     if code in _HOST_MISMATCHES:
         sentence = f"the certificate of {address} is for another address"
@@ -169,7 +175,7 @@ def server_refused(address: Address, error: Exception, tls: TlsFiles) -> Attempt
 
 
 def client_refused(address: Address, error: ssl.SSLError, tls: TlsFiles) -> AttemptError:
-    """Say that a replica refused our certificate, and which that is."""
+    """Return the error of a replica that rejected the client's certificate, naming that certificate."""
     reason = (error.reason or str(error)).replace("_", " ").lower()
     return AttemptError(
         f"{address} refused {_shown_certificate(tls)}: {reason}",
@@ -180,7 +186,7 @@ def client_refused(address: Address, error: ssl.SSLError, tls: TlsFiles) -> Atte
 
 
 def too_large(address: Address, bytes_max: int) -> AttemptError:
-    """Return the failure of an answer that nobody reads to its end."""
+    """Return the error of a response larger than `bytes_max`."""
     return AttemptError(
         f"the answer of {address} has more than {bytes_max} bytes",
         code=ANSWER_TOO_LARGE,
@@ -196,5 +202,5 @@ def _shown_certificate(tls: TlsFiles) -> str:
 
 
 def is_alert(error: ssl.SSLError) -> bool:
-    """Say whether the other side said that it refuses us."""
+    """Return True if the peer rejected the connection with a TLS alert."""
     return "ALERT" in (error.reason or "").upper() or "certificate required" in str(error).lower()

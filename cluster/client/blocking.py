@@ -1,9 +1,9 @@
-"""Requests one at a time, on a socket of the standard library: what a command that is typed needs, and no more.
+"""Requests one at a time on a standard socket, for the CLI.
 
-An event loop, and a client for it, take longer to import than a command may last. What an answer may be is read in
-`cluster.client.http_responses`.
+Importing an event loop and its HTTP client would take longer than a command. `cluster.client.http_responses` parses
+the responses.
 
-`send` is a coroutine that never waits for a loop: `calls.finish` runs it, and whatever awaits nothing else, to its end.
+`send` is a coroutine that never waits on a loop; `calls.finish` runs it, and its callers, to completion.
 """
 
 import socket
@@ -31,16 +31,19 @@ from cluster.system import Address, Clock
 class _Connection(NamedTuple):
     socket: ssl.SSLSocket
     used_s: float
-    """When it was used last, on the monotonic clock."""
+    """Monotonic time of its last use."""
 
 
 class BlockingExchange:
-    """Connections to the replicas with one identity, each for one request after the other."""
+    """Connections to the replicas under one identity, each used for one request at a time."""
 
     def __init__(self, tls: TlsFiles, clock: Clock, context: ssl.SSLContext | None = None) -> None:
-        """Read certificate and key; TlsError if they cannot be used. Nothing is connected yet.
+        """Read certificate and key without connecting.
 
-        `context`: the one to use, where the files hold none that would be shown.
+        `context`: TLS context to use if the files contain no certificate.
+
+        Raises:
+            TlsError: The files cannot be used.
         """
         self._tls = tls
         self._clock = clock
@@ -50,9 +53,9 @@ class BlockingExchange:
     async def send(
         self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
     ) -> HttpResponse:
-        """Send one request and return the answer, whatever its status; AttemptError if there is none in time.
+        """Send one request and return the response with any status.
 
-        `connect_s`: how long a new connection may take, TLS handshake included; an answer may take until `timeout_s`.
+        `connect_s` limits a new connection including the TLS handshake; `timeout_s` limits the whole request.
         """
         until_s = self._clock.monotonic_s() + timeout_s
         connection = self._idle_connection(address)
@@ -77,7 +80,7 @@ class BlockingExchange:
                 connection.close()
 
     def _more_headers(self, address: Address, method: str, target: str, body: bytes | None) -> tuple[str, ...]:
-        """Return what the head of a request says besides."""
+        """Return additional header lines."""
         return ()
 
     async def close(self) -> None:
@@ -87,7 +90,7 @@ class BlockingExchange:
         self._connections.clear()
 
     def _idle_connection(self, address: Address) -> ssl.SSLSocket | None:
-        """Return a connection that an earlier request has left, unless it or its peer's certificate is too old."""
+        """Return a connection left by an earlier request, unless it or its peer's certificate is too old."""
         kept = self._connections.pop(address, None)
         if kept is None:
             return None
@@ -99,13 +102,13 @@ class BlockingExchange:
 
     def _connect(self, address: Address, connect_s: float) -> ssl.SSLSocket:
         until_s = self._clock.monotonic_s() + connect_s
-        # As bytes, since hosts are ASCII here (`Address`): text would go through a codec that is slow to import.
+        # Hosts are ASCII here (`Address`), and bytes avoid a codec that is slow to import.
         host = address.host.encode("ascii")
         trouble: OSError = OSError("it has no address")
         try:
             found = _addresses(host, address.port, connect_s)
             for number, (family, kind, protocol, _, place) in enumerate(found, start=1):
-                # Each address of a name has its share of the time: one that swallows everything hides no other.
+                # Addresses share the time equally, so that one without an answer does not starve the others.
                 share_s = (until_s - self._clock.monotonic_s()) / (len(found) - number + 1)
                 if share_s <= 0:
                     raise TimeoutError
@@ -137,7 +140,11 @@ class BlockingExchange:
 
 
 def _addresses(host: bytes, port: int, wait_s: float) -> list[tuple[Any, ...]]:
-    """Return what a host is called in sockets; OSError, and TimeoutError where the name service does not answer."""
+    """Resolve a host.
+
+    Raises:
+        OSError: The name is unknown, or (TimeoutError) the name service does not answer.
+    """
     try:
         return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
     except socket.gaierror:
@@ -150,7 +157,7 @@ def _addresses(host: bytes, port: int, wait_s: float) -> list[tuple[Any, ...]]:
         except OSError as error:
             answers.append(error)
 
-    # The resolver knows no deadline of ours.
+    # The resolver has no timeout.
     asking = threading.Thread(target=look, daemon=True)
     asking.start()
     asking.join(wait_s)

@@ -1,20 +1,19 @@
-"""One call to the cluster: as many requests as it takes within one deadline, all with the same command id.
+"""One call to the cluster: requests with the same command ID until a response or the deadline.
 
 Theory of operation
 ===================
 
-A call is one *round* after another. In a round each replica gets one turn, the most promising first; a redirect leads
-to the leader within that turn, over at most REDIRECTS_MAX hops. A replica that cannot be reached, breaks off, or says
-429, 502, 503 or 504 ends the turn. When nobody is left the call backs off, with jitter, and begins the next round,
-until the deadline.
+A call is a sequence of *rounds*. In a round each replica gets one turn, the most promising first. A redirect leads to
+the leader within that turn, over at most REDIRECTS_MAX hops. A replica that cannot be reached, breaks off, or returns
+429, 502, 503 or 504 ends its turn. After a round without success the call backs off, with jitter, and starts the next
+one, until the deadline.
 
-The body, and with it the command id, is the same in every request. So whatever was carried out by a replica whose
-answer was lost is answered, not repeated (law 6). Only when the deadline passes after a request may have arrived is the
-outcome *unknown*.
+The body, including the command ID, is the same in every request. A command whose response was lost is therefore
+answered, not repeated (law 6). Its outcome is *unknown* only if the deadline passes after a request may have arrived.
 
-A refusal (any other status from 400) ends the call at once. So does a round in which every replica that could be
-reached refused our certificate or showed one that we refuse: trust does not come by waiting. A person's call ends, too,
-once nothing has listened at any address for half a second: a cluster that is down is not one that elects.
+A rejection (any other status from 400) ends the call at once. So does a round in which every reachable replica rejected
+the client's certificate or showed an untrusted one. An interactive call also ends once nothing has listened at any
+address for half a second: the cluster is then down, not electing.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -40,55 +39,56 @@ from cluster.system import Address, AddressError, Clock
 _T = TypeVar("_T")
 
 REDIRECTS_MAX: Final = 4
-"""Redirects followed in a row, count: one is normal, two happen in an election; more are replicas that disagree."""
+"""Redirects followed in a row, count: one is normal, two happen in an election; more mean that replicas disagree."""
 
 DEADLINE_S: Final = 30.0
-"""Seconds that a call may take if nobody says otherwise: many elections long, short enough for a person to wait."""
+"""Default time limit of a call, seconds: many elections long, short enough for an interactive user."""
 
 ATTEMPT_S: Final = 5.0
-"""Seconds that one replica may take to answer before the next is asked: ten times the slowest healthy commit."""
+"""Time for one replica to respond before the next is tried, seconds: ten times the slowest healthy commit."""
 
 CONNECT_S: Final = 1.0
-"""Seconds that a new connection may take in the first round, TLS handshake included: a hundred times a healthy one.
+"""Time for a new connection in the first round, seconds, including TLS: a hundred times a healthy one.
 
-A process that is frozen accepts connections and never shakes hands. Doubled from round to round, so that replicas that
-are slow because everybody connects at once are reached too.
+A frozen process accepts connections but never completes a handshake. The limit doubles each round, to reach replicas
+that are slow because all clients connect at once.
 """
 
 NOBODY_S: Final = 0.5
-"""Seconds that a person waits while nothing listens at any address: a replica that is started again takes less, and all
-of them are never started again at once but by somebody who knows."""
+"""Time an interactive call waits while nothing listens at any address, seconds. A restarting replica takes less."""
 
 FIRST_WAIT_S: Final = 0.05
-"""Seconds before the second round: elections take tenths of a second, so asking soon often meets a new leader."""
+"""Wait before the second round, seconds: elections take tenths of a second, so an early retry often finds a leader."""
 
 LONGEST_WAIT_S: Final = 1.0
 """Longest wait between rounds, seconds: 1,000 waiting clients then cost a replica about 1,500 requests a second."""
 
 LEAST_SHARE: Final = 0.5
-"""Share of a wait that is certain; the rest is chance: clients that failed together do not come back together."""
+"""Fixed share of a wait; the rest is random, so that clients that failed together do not return together."""
 
 RETRY_AFTER_S_MAX: Final = 60.0
-"""Longest Retry-After that is believed, seconds: the deadline of the call bounds it anyway."""
+"""Longest accepted Retry-After, seconds; the call's deadline bounds it anyway."""
 
 ENDPOINTS_MAX: Final = 32
-"""Addresses kept, count: the configured ones and those learned from redirects; a cluster has at most five replicas."""
+"""Addresses kept, count: configured ones and those learned from redirects. A cluster has at most five replicas."""
 
 REDIRECT_STATUSES: Final = frozenset({307, 308})
 RETRY_STATUSES: Final = frozenset({429, 502, 503, 504})
 TOO_MANY: Final = 429
 BLIND_REFUSALS: Final = frozenset({401, 403, 408, TOO_MANY})
-"""Refusals below 500 that say nothing of an earlier request: who may ask, and how much, can have changed since."""
+"""Rejections below 500 that say nothing about an earlier request: permissions and limits can have changed since."""
 
 RECEIPT_REFUSALS: Final = frozenset({"command_too_old", "command_id_reused", "unknown_session"})
-"""Codes of a receipt that is gone, alone or with its session, or of one that does not know its command again (a replica
-of another release read it otherwise): the earlier request may be the very one that was carried out."""
+"""Codes of a missing or mismatched cached reply; the earlier request may be the one that took effect. A mismatch occurs
+if a replica of another release decoded the command differently.
+"""
 
 
 def is_definite(status: int, code: str = "") -> bool:
-    """Return whether an answer with this status knows what became of earlier requests with the same command id.
+    """Return True if a response with this status settles earlier requests with the same command ID.
 
-    Success does: it comes with the receipt. So does a refusal of what is asked: the first request met it too.
+    Success does, because it carries the cached reply. So does a rejection on the merits, which the first request met
+    too.
     """
     if status < 300:
         return True
@@ -96,16 +96,16 @@ def is_definite(status: int, code: str = "") -> bool:
 
 
 EARLIER: Final = "An earlier request may have arrived; whether it was carried out is unknown"
-"""What is said behind a refusal that does not tell."""
+"""Appended to a rejection that does not settle earlier requests."""
 
 
 def send_again(command_id: str) -> str:
-    """Return the remedy where an outcome is unknown."""
+    """Return the remedy for an unknown outcome."""
     return f"send it again with the same command id {command_id}"
 
 
 def unknown_after(error: ApiError, command_id: str) -> ApiError:
-    """Return what a refusal that looked at nothing comes to, where an earlier request may have been carried out."""
+    """Convert an indefinite rejection into an unknown outcome, because an earlier request may have taken effect."""
     return ApiError(
         error.status,
         OUTCOME_UNKNOWN,
@@ -117,7 +117,7 @@ def unknown_after(error: ApiError, command_id: str) -> ApiError:
 
 
 class ClientCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked. `command_id` is set for what changes something; `leader_only` is false for stale reads."""
+    """Request of a call. `command_id` is set for writes; `leader_only` is false for stale reads."""
 
     method: str
     target: str
@@ -127,13 +127,17 @@ class ClientCall(msgspec.Struct, frozen=True, kw_only=True):
     leader_only: bool = True
     deadline_s: float = DEADLINE_S
     attempt_s: float = ATTEMPT_S
-    """Seconds for one request; a long poll adds its own wait."""
+    """Time limit of one request, seconds; a long poll adds its own wait."""
     once: bool = False
-    """Whether nobody is asked twice: the caller knows better whom to ask next."""
+    """Try each replica once only; the caller chooses the next one."""
 
 
 def finish(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine that waits for nothing but a blocking exchange to its end; RuntimeError for one that does."""
+    """Run a coroutine that only awaits a blocking exchange to completion.
+
+    Raises:
+        RuntimeError: The coroutine waits for an event loop.
+    """
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -144,21 +148,21 @@ def finish(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def draw_jitter() -> float:
-    """Return a number from 0 to 1 by chance: what only a call needs that has to wait."""
+    """Return a random number from 0 to 1; imports `random` only if a call has to wait."""
     import random
 
     return random.random()
 
 
 async def sleep_for(duration_s: float) -> None:
-    """Wait on the event loop that the call runs on, seconds."""
+    """Sleep on the running event loop, seconds."""
     import asyncio
 
     await asyncio.sleep(duration_s)
 
 
 class BackOff:
-    """Waits of one call between its rounds: longer each time, and never in step with other clients."""
+    """Waits between the rounds of one call: growing, and randomized across clients."""
 
     def __init__(self, chance: Callable[[], float] = draw_jitter) -> None:
         self._chance = chance
@@ -172,7 +176,7 @@ class BackOff:
 
 
 def parse_retry_after(text: str | None) -> float:
-    """Return the seconds of a Retry-After header; 0.0 where there is none or it is a date or nonsense."""
+    """Return the seconds of a Retry-After header; 0.0 for none, a date or an invalid value."""
     try:
         seconds = float(text) if text else 0.0
     except ValueError:
@@ -181,9 +185,12 @@ def parse_retry_after(text: str | None) -> float:
 
 
 def redirection(address: Address, location: str | None) -> Address:
-    """Return the replica that an answer of `address` leads to; ValueError is a sentence where it names none.
+    """Return the replica that a redirect of `address` leads to.
 
-    Whoever it is must prove to be a replica of this cluster by its certificate, as any other endpoint.
+    Its certificate must prove that it is a replica of this cluster, as for any endpoint.
+
+    Raises:
+        ValueError: The redirect names no replica.
     """
     from urllib.parse import urlsplit
 
@@ -197,7 +204,7 @@ def redirection(address: Address, location: str | None) -> Address:
 
 
 class Endpoints:
-    """The replicas' API addresses: the one that led last first, the ones that failed last at the end."""
+    """API addresses of the replicas: the last leader first, recent failures last."""
 
     def __init__(self, addresses: Iterable[Address]) -> None:
         self._order = list(dict.fromkeys(addresses))
@@ -207,7 +214,7 @@ class Endpoints:
             raise ValueError(f"a client has {len(self._order)} addresses; at most {ENDPOINTS_MAX} are possible")
 
     def renew(self, addresses: Iterable[Address]) -> None:
-        """Ask at these from now on, those first that led or answered before; nothing changes where there are none."""
+        """Replace the addresses, keeping the order of known ones; an empty list changes nothing."""
         wanted = dict.fromkeys(addresses)
         if wanted:
             kept = [address for address in self._order if address in wanted]
@@ -215,15 +222,15 @@ class Endpoints:
 
     @property
     def order(self) -> tuple[Address, ...]:
-        """The addresses in the order in which they should be asked."""
+        """Return the addresses in the order to try them."""
         return tuple(self._order)
 
     def next_after(self, tried: frozenset[Address] | set[Address]) -> Address | None:
-        """Return the most promising address that has not been tried, or None."""
+        """Return the most promising untried address, or None."""
         return next((address for address in self._order if address not in tried), None)
 
     def prefer(self, address: Address) -> None:
-        """Remember that this one answered what only a leader can: it is asked first."""
+        """Move the address of a leader to the front."""
         if address in self._order:
             self._order.remove(address)
         elif len(self._order) >= ENDPOINTS_MAX:
@@ -231,14 +238,14 @@ class Endpoints:
         self._order.insert(0, address)
 
     def demote(self, address: Address) -> None:
-        """Remember that this one did not answer: it is asked last."""
+        """Move an address that did not respond to the end."""
         if address in self._order:
             self._order.remove(address)
             self._order.append(address)
 
 
 class Caller:
-    """Performs calls over one exchange and remembers who led last."""
+    """Performs calls over one exchange and remembers the last leader."""
 
     def __init__(
         self,
@@ -250,7 +257,10 @@ class Caller:
         sleep: Callable[[float], Awaitable[None]] = sleep_for,
         chance: Callable[[], float] = draw_jitter,
     ) -> None:
-        """`nobody_s`: how long nothing may listen at any address, seconds; None: until the deadline of the call."""
+        """`nobody_s`: end a call once nothing has listened at any address for this long, seconds.
+
+        None: use the deadline.
+        """
         self._exchange = exchange
         self._endpoints = endpoints
         self._clock = clock
@@ -259,13 +269,17 @@ class Caller:
         self._chance = chance
 
     async def perform(self, call: ClientCall) -> HttpResponse:
-        """Return the first answer with a status below 300; ApiError for a refusal or when the deadline passes."""
+        """Return the first response with a status below 300.
+
+        Raises:
+            ApiError: The request was rejected, or the deadline passed.
+        """
         run = _Run(call, self._exchange, self._endpoints, self._clock, BackOff(self._chance), self._nobody_s)
         return await run.finish(self._sleep)
 
 
 class _Run:
-    """The state of one call under way."""
+    """State of one call in progress."""
 
     def __init__(
         self,
@@ -283,12 +297,12 @@ class _Run:
         self._back_off = back_off
         self._nobody_s = nobody_s
         self._nobody_since_s: float | None = None
-        """Since when nothing listens at any address; None: somebody does, or nobody was asked."""
+        """Time since which nothing listens at any address; None: a replica does, or none was tried."""
         self._deadline_s = clock.monotonic_s() + call.deadline_s
         self._may_have_happened = False
         self._retry_after_s = 0.0
         self._last: ApiError | None = None
-        """Why the turn of the replica that was asked last was over."""
+        """Last failed turn."""
         self._connect_s = CONNECT_S
 
     async def finish(self, sleep: Callable[[float], Awaitable[None]]) -> HttpResponse:
@@ -302,7 +316,7 @@ class _Run:
             self._connect_s *= 2
             wait_s = self._back_off.wait_s(self._retry_after_s)
             if wait_s >= self._left_s():
-                # Nothing could be asked after the wait: say so now rather than later.
+                # No time remains after the wait, so fail now.
                 raise self._gave_up()
             await sleep(wait_s)
 
@@ -318,7 +332,7 @@ class _Run:
         return self._deadline_s - self._clock.monotonic_s()
 
     async def _round(self) -> HttpResponse | None:
-        """Ask every replica once; None if nobody could answer."""
+        """Try every replica once; return None if none gave a result."""
         tried: set[Address] = set()
         silent: set[Address] = set()
         troubles: list[ApiError] = []
@@ -335,7 +349,7 @@ class _Run:
             if isinstance(outcome, Address):
                 redirects += 1
                 if outcome in silent:
-                    # Its peers have not noticed that the leader is gone; waiting for it again would cost an attempt.
+                    # The peers have not noticed the leader's failure; another wait for it would cost an attempt.
                     outcome = ApiError(NO_ANSWER, UNREACHABLE, f"{target} redirected to {outcome}, which is silent")
                 elif redirects <= REDIRECTS_MAX:
                     target = outcome
@@ -349,7 +363,7 @@ class _Run:
                 silent.add(target)
             troubles.append(outcome)
             if self._last is None or outcome.status != NO_ANSWER or self._left_s() > 0:
-                # What the call's own deadline cut short says less than what was answered before.
+                # A failure caused by the call's own deadline says less than an earlier response.
                 self._last = outcome
             target = self._endpoints.next_after(tried)
         if not all(isinstance(trouble, AttemptError) and trouble.nobody_listens for trouble in troubles):
@@ -362,7 +376,7 @@ class _Run:
         return None
 
     async def _ask(self, address: Address) -> HttpResponse | Address | ApiError:
-        """Send one request: an answer, where to go instead, or why this replica's turn is over."""
+        """Send one request; return its response, a redirect target, or the reason the turn ended."""
         call = self._call
         timeout_s = min(self._left_s(), call.attempt_s)
         try:
@@ -389,12 +403,13 @@ class _Run:
             raise self._final(error)
         self._may_have_happened |= error.outcome == "unknown"
         if answer.status == TOO_MANY:
-            # A full queue knows when there will be room; the end of an election nobody knows: our own back-off decides.
+            # A full queue can predict its free space; the end of an election is unpredictable, so the call's back-off
+            # applies.
             self._retry_after_s = max(self._retry_after_s, parse_retry_after(answer.retry_after))
         return error
 
     def _final(self, error: ApiError) -> ApiError:
-        """Return what a refusal comes to: one that looked at nothing says nothing of the requests before it."""
+        """Return the final error of a rejection, taking earlier requests into account."""
         if self._call.command_id is None or not self._may_have_happened or is_definite(error.status, error.code):
             return error
         return unknown_after(error, self._call.command_id)

@@ -1,11 +1,11 @@
-"""The channel from a program's side: many commands under way at once on one connection, each answered when durable.
+"""Client of the channel: many commands in flight on one connection, each answered when durable.
 
-    async with Channel.from_config(config, "alice") as channel:
+    async with ChannelClient.from_config(config, "alice") as channel:
         command_id = await channel.next_command_id()
         submit = SubmitCommand(command_id=command_id, script=…, time_limit_s=60, workdir="/home/alice")
         done = await channel.perform(submit)
 
-`ChannelClient` finds the leader, follows it, and sends a command again with the same id until its deadline;
+`ChannelClient` finds and follows the leader, and resends a command with the same ID until its deadline.
 `ChannelConnection` is one connection to one replica, for programs that do this themselves.
 """
 
@@ -46,19 +46,20 @@ from cluster.system import Address, AddressError, Clock, SystemClock
 from cluster.system.eventloop import ReadingProtocol, read_buffer
 
 CONNECT_S: Final = 3.0
-"""Seconds for connecting, TLS and the greeting; a LAN needs milliseconds, a loaded replica a second."""
+"""Time for connecting, TLS and the greeting, seconds; a LAN needs milliseconds, a loaded replica a second."""
 
 SILENT_LOOKS: Final = 5
 LOOK_S: Final = ATTEMPT_S / SILENT_LOOKS
-"""How often a connection with commands that wait is looked at, seconds, and how many looks in a row may find that
-nothing came before it is given up: a replica that runs answers each command sooner, if only with what it does not know.
-Looks are counted, not seconds: a program that was stopped itself first reads what came meanwhile."""
+"""Interval of checks on a connection with outstanding commands, seconds, and the number of consecutive silent checks
+after which it is given up. A running replica answers each command sooner, even if only with an unknown outcome. Checks
+are counted instead of seconds, so that a client that was itself stopped first reads its backlog.
+"""
 
 _REDIRECT: Final = 307
 
 
 class ChannelError(ApiError):
-    """An answer that says why a command was not carried out; `leader`: the channel to send it to instead, or empty."""
+    """Response to a failed command; `leader`: the leader's channel, or empty."""
 
     leader: str = ""
 
@@ -79,17 +80,20 @@ class ChannelConnection(ReadingProtocol):
         self._out: list[bytes] = []
         self._flush_soon = False
         self._answered_at_once = 0
-        """Answers in the last portion that came in: as many may be about to ask again."""
+        """Responses in the last read, count: as many commands may follow at once."""
         self._watch: asyncio.TimerHandle | None = None
-        """The next look whether the replica still says anything; None while no command waits."""
+        """Next check for a silent replica; None while no command is outstanding."""
         self._heard = False
         self._silent_looks = 0
         self._end = "broke"
 
     @classmethod
     async def open(cls, address: Address, tls: ssl.SSLContext, cluster_id: str) -> "ChannelConnection":
-        """Connect and greet; ApiError if that fails within CONNECT_S. `tls` comes from
-        `cluster.security.Credentials`."""
+        """Connect and exchange greetings within CONNECT_S. `tls` comes from `cluster.security.Credentials`.
+
+        Raises:
+            ApiError: The connection failed.
+        """
         loop = asyncio.get_running_loop()
         connection: ChannelConnection | None = None
         try:
@@ -107,18 +111,19 @@ class ChannelConnection(ReadingProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether commands can be sent."""
+        """Return True if commands can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
     def outstanding(self) -> int:
-        """Commands that wait for their answers."""
+        """Return the number of unanswered commands."""
         return len(self._answers)
 
     def ask(self, command: BulkCommand) -> asyncio.Future[SuccessFrame]:
-        """Send a command; the future gives its answer, or ApiError with `outcome` refused or unknown.
+        """Send a command; the future yields its result, or ApiError with `outcome` refused or unknown.
 
-        ApiError 429 at once where OUTSTANDING_MAX commands wait already, 413 for a command that no frame can hold.
+        Raises:
+            ApiError: 429 if OUTSTANDING_MAX commands are outstanding, 413 if the command exceeds a frame.
         """
         answer: asyncio.Future[SuccessFrame] = self._loop.create_future()
         if not self.is_open:
@@ -135,14 +140,14 @@ class ChannelConnection(ReadingProtocol):
         if self._watch is None:
             self._watch = self._loop.call_later(LOOK_S, self._look)
         if len(self._answers) == 1 and self._answered_at_once <= 1:
-            self._flush()  # nobody else has asked anything, or is about to: nothing to wait for
+            self._flush()  # no other command is outstanding or imminent, so do not wait for more
         elif not self._flush_soon:
             self._flush_soon = True
             self._loop.call_soon(self._flush)
         return answer
 
     def close(self) -> None:
-        """End the connection; what waits gets an unknown outcome."""
+        """Close the connection; outstanding commands get an unknown outcome."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -153,7 +158,7 @@ class ChannelConnection(ReadingProtocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _look(self) -> None:
-        """Give up a replica that hangs: its kernel keeps the connection, and another one leads long since."""
+        """Give up a hung replica, whose kernel keeps the connection open although another replica leads."""
         self._watch = None
         self._silent_looks = 0 if self._heard else self._silent_looks + 1
         self._heard = False
@@ -165,15 +170,15 @@ class ChannelConnection(ReadingProtocol):
         else:
             self._watch = self._loop.call_later(LOOK_S, self._look)
 
-    # What asyncio calls
+    # asyncio callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet."""
+        """Send the greeting."""
         self._transport = transport = cast(asyncio.Transport, transport)
         transport.write(encode_frame(HelloFrame(CHANNEL_VERSION, self._cluster_id)))
 
     def data_received(self, data: bytes) -> None:
-        """Take the answers that are complete."""
+        """Process the complete responses."""
         self._heard = True
         self._answered_at_once = 0
         try:
@@ -201,7 +206,7 @@ class ChannelConnection(ReadingProtocol):
             answer.set_exception(_error_of(message))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell who waits that nobody here knows."""
+        """Fail outstanding commands with an unknown outcome."""
         if not self._greeting.done():
             self._greeting.set_exception(
                 ChannelProtocolError("it was closed at once; the replica may be refusing this certificate")
@@ -225,7 +230,7 @@ class ChannelConnection(ReadingProtocol):
 
 
 class ChannelClient:
-    """A channel to whichever replica leads, as one identity."""
+    """Channel to the current leader, under one identity."""
 
     def __init__(
         self,
@@ -236,7 +241,11 @@ class ChannelClient:
         chance: Callable[[], float] = random.random,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare; nothing is connected yet. `addresses`: the channels of the replicas. TlsError for bad files."""
+        """Prepare without connecting. `addresses`: channel addresses of the replicas.
+
+        Raises:
+            TlsError: The files cannot be used.
+        """
         self._addresses = list(addresses)
         if not self._addresses:
             raise ValueError("no replica offers a channel")
@@ -251,7 +260,11 @@ class ChannelClient:
 
     @classmethod
     def from_config(cls, config: Config, identity: str) -> "ChannelClient":
-        """Return a channel to the configured cluster; ConfigError where no replica offers one or there are no files."""
+        """Return a channel to the configured cluster.
+
+        Raises:
+            ConfigError: No replica offers a channel, or the certificate files are missing.
+        """
         addresses = [replica.channel for replica in config.replicas if replica.channel is not None]
         if not addresses:
             raise ConfigError(
@@ -268,14 +281,18 @@ class ChannelClient:
         await self.close()
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
 
     async def next_command_id(self) -> str:
-        """Return the id for one more command, numbered in a session that is opened if need be; ApiError if it cannot.
+        """Return the ID of the next command, numbered in a session that is opened on demand.
 
-        Of a session only those answers are kept that have not arrived; of single commands all of ten minutes.
+        The cluster keeps a session's cached replies until they are acknowledged, those of single commands for ten
+        minutes.
+
+        Raises:
+            ApiError: No session can be opened.
         """
         return await self._session_ids.next_id()
 
@@ -283,7 +300,11 @@ class ChannelClient:
         return (await self.perform(OpenSessionCommand(command_id=new_command_id(self._clock)))).revision
 
     async def perform(self, command: BulkCommand, *, deadline_s: float = DEADLINE_S) -> SuccessFrame:
-        """Have one command carried out; sent again with its id where nobody knows. ApiError refused, or unknown."""
+        """Execute one command, resending it with its ID while the outcome is unknown.
+
+        Raises:
+            ApiError: The command was rejected, or its outcome is unknown at the deadline.
+        """
         try:
             done = await self._perform(command, deadline_s)
         except ApiError as error:
@@ -295,8 +316,8 @@ class ChannelClient:
 
     async def _perform(self, command: BulkCommand, deadline_s: float) -> SuccessFrame:
         back_off = BackOff(self._chance)
-        may_have_happened = False  # by a request before the one that is out
-        is_out = False  # a request was written, and no answer to it has come
+        may_have_happened = False  # an earlier request may have taken effect
+        is_out = False  # a request was written and is unanswered
         last: ApiError | None = None
         try:
             async with asyncio.timeout(deadline_s):
@@ -308,7 +329,7 @@ class ChannelClient:
                         is_out = True
                         return await answer
                     except ApiError as error:
-                        is_out = False  # its own outcome says whether it may have been carried out
+                        is_out = False  # its own outcome says whether it may have taken effect
                         if error.status not in (NO_ANSWER, _REDIRECT) and error.status not in RETRY_STATUSES:
                             error.command_id = command.command_id
                             if may_have_happened and not _is_definite(error):
@@ -345,12 +366,12 @@ class ChannelClient:
             return self._connection
 
     def _move(self, connection: ChannelConnection | None, error: ApiError) -> bool:
-        """Turn to another replica after `error`; True if it was named, so that there is no need to wait."""
+        """Switch to another replica after `error`; return True if it was named, so that no wait is needed."""
         if connection is None or connection is not self._connection:
-            return connection is not None  # somebody has turned already
+            return connection is not None  # another task has switched already
         leader = error.leader if isinstance(error, ChannelError) else ""
         if error.code != NOT_LEADER and connection.is_open and not leader:
-            return False  # busy, or between two leaders: this replica is as good as any
+            return False  # busy, or between leaders: this replica is as good as any
         self._connection = None
         if connection.outstanding == 0:
             connection.close()

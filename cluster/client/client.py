@@ -1,14 +1,14 @@
-"""The client of a cluster: one typed call for every operation of the API.
+"""Client of a cluster: one typed call for every operation of the API.
 
     async with Client.from_config(config, "operator") as client:
         request = SubmitRequest(command_id=client.new_command_id(), script=…, time_limit_s=60, workdir="/home/a")
         job = await client.call(operations.SUBMIT_JOB, request)
         held = await client.call(operations.HOLD_JOB, id=job.job_id)
 
-A call may take a `deadline_s`, retries included, and raises ApiError. The id of a write is its request's: send the same
-request to retry, perhaps from another process, a call whose outcome is unknown.
+A call raises ApiError; its `deadline_s` includes retries. A write is identified by the command ID of its request. To
+retry a write with an unknown outcome, even from another process, send the same request again.
 
-It runs on an event loop, or, with a `BlockingExchange`, without one: `finish` then runs what was written for a loop.
+The client runs on an event loop or, with a `BlockingExchange` and `finish`, without one.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ UNKNOWN: Final = "unknown"
 OK: Final = 200
 
 FULL_QUEUE_S: Final = 1.0
-"""Least wait after a full queue, seconds: what a replica's Retry-After says, which single results have no room for."""
+"""Shortest wait after a full queue, seconds: a replica's Retry-After, which bulk results do not include."""
 
 LEAST_S: Final = 0.1
-"""Seconds that a request must have to be worth sending: one that is cut short makes a refusal an unknown outcome."""
+"""Shortest useful time for a request, seconds: one that is cut short turns a rejection into an unknown outcome."""
 
 
 class Client:
-    """A connection to a cluster as one identity; use it as an asynchronous context manager, or call close()."""
+    """Access to a cluster under one identity; an asynchronous context manager, or call close()."""
 
     def __init__(
         self,
@@ -88,12 +88,13 @@ class Client:
         nobody_s: float | None = None,
         blocking: bool = False,
     ) -> None:
-        """Prepare to talk to the replicas at `endpoints` (API addresses); nothing is connected yet.
+        """Prepare to use the replicas at `endpoints` (API addresses) without connecting.
 
-        `deadline_s` holds for calls that do not name their own; `nobody_s`: when a call is over before, because
-        nothing listens at any address. `blocking`: calls are run by `finish`, one after the
-        other. `way`: the certificate to show, or how else one is known. TlsError if certificate or key cannot be
-        used: it is malformed, expired, readable by others, or of another authority.
+        `deadline_s` is the default deadline; `nobody_s` ends a call earlier if nothing listens at any address. With
+        `blocking`, `finish` runs calls one at a time. `way` is the certificate or other access method.
+
+        Raises:
+            TlsError: A certificate or key is malformed, expired, readable by others, or of another authority.
         """
         self._clock = clock or SystemClock()
         self._endpoints = endpoints if isinstance(endpoints, Endpoints) else Endpoints(endpoints)
@@ -115,9 +116,10 @@ class Client:
         nobody_s: float | None = None,
         blocking: bool = False,
     ) -> Client:
-        """Return a client of the configured cluster as `identity`, or as the account that this process runs as.
+        """Return a client of the configured cluster as `identity`, by default as this process's account.
 
-        ConfigError or TlsError if that cannot be.
+        Raises:
+            ConfigError, TlsError: No access method is available.
         """
         way = access_method_of(config, identity)
         endpoints = (
@@ -138,18 +140,21 @@ class Client:
         await self._exchange.close()
 
     def reach_at(self, endpoints: Iterable[Address]) -> None:
-        """Look for the replicas at these API addresses from now on."""
+        """Use these API addresses from now on."""
         self._endpoints.renew(endpoints)
 
     def new_command_id(self) -> str:
-        """Return a fresh id for a single command."""
+        """Return a new ID for a single command."""
         return new_command_id(self._clock)
 
     async def next_command_id(self) -> str:
-        """Return the id for one more of many commands: they are numbered in a session, which is opened if need be.
+        """Return the ID of the next command, numbered in a session that is opened on demand.
 
-        The answers to single commands are kept for ten minutes, and only so many for one user; of a session only those
-        that have not arrived. ApiError if none can be opened.
+        The cluster keeps cached replies of single commands for ten minutes and limits them by user. In a session it
+        keeps only unacknowledged ones.
+
+        Raises:
+            ApiError: No session can be opened.
         """
         return await self._session_ids.next_id()
 
@@ -168,12 +173,14 @@ class Client:
         once: bool = False,
         **parameters: Parameter,
     ) -> _T:
-        """Perform an operation and return its answer; TypeError for parameters that it does not have.
+        """Perform an operation and return its response.
 
-        `request` is made, with a new command id, where it would hold nothing else. `stale`: whoever is asked answers at
-        once, from a state that may be old. `replica`: only this one is asked, of its own state. `attempt_s` is how long
-        one replica may take to answer. `once`: nobody is asked again who cannot be reached. `parameters` are those of
-        the path and of the query, named as in the OpenAPI document; None and False are left out.
+        If the body would only hold a command ID, `request` is created. `stale`: accept the state of any replica.
+        `replica`: ask only this one about its own state. `attempt_s` limits each request. `once`: try each replica
+        once. `parameters` are named as in the OpenAPI document; None and False are omitted.
+
+        Raises:
+            TypeError: The operation has no such parameter.
         """
         if request is None and issubclass(operation.request, Command):
             request = operation.request(command_id=self.new_command_id())
@@ -203,9 +210,9 @@ class Client:
         timeout_s: float,
         **parameters: Parameter,
     ) -> _T | None:
-        """Ask one replica, once, following no redirect: None where it does not answer, does not lead, or has no time.
+        """Ask one replica once, without following redirects; None if it does not answer, does not lead, or is busy.
 
-        For whoever measures what each replica does. ApiError for a refusal.
+        Intended for measuring individual replicas.
         """
         body = None if request is None else _JSON.encode(request)
         target = operation.target(parameters)
@@ -222,15 +229,16 @@ class Client:
         raise error_of(answer.status, answer.body, who=str(replica), command_id=_command_id(request))
 
     async def commands(self, commands: Sequence[BulkCommand], *, deadline_s: float | None = None) -> BulkAnswer:
-        """Send many commands in one request; each gets its own result, in order, and a refusal of one stops none.
+        """Send many commands in one request.
 
-        A request that came through may still hold commands that could not be carried out at that moment: the replica
-        stopped leading in the midst of them, or its queue was full. Those, and only those, are sent again with the same
-        ids until the deadline, after the others, as a command that is sent alone is. The answer's revision is that of
-        the last request.
+        Each gets its own result, in order, and a rejection does not stop the others.
 
-        What is told of a command is true of all requests that it was in. "Not now" says nothing of the requests before
-        it: one that may have been carried out stays unknown until an answer that `is_definite`.
+        A successful request can contain commands that failed temporarily, because the replica lost its leadership or
+        its queue was full. Only those are resent, with the same IDs, until the deadline. The response's revision is
+        that of the last request.
+
+        A command's result accounts for all requests that contained it. A temporary failure says nothing about earlier
+        requests: a command that may have taken effect stays unknown until a response that `is_definite`.
         """
         left_s = self._deadline_s if deadline_s is None else deadline_s
         from cluster.schemas import BulkAnswer
@@ -264,7 +272,7 @@ class Client:
     async def _send(self, commands: Sequence[BulkCommand], deadline_s: float) -> BulkAnswer:
         from cluster.schemas import BulkRequest
 
-        # Any of the ids tells an unknown outcome apart; the whole request is what is sent again.
+        # Any of the IDs distinguishes an unknown outcome; the whole request is resent.
         marker = commands[0].command_id if commands else None
         body = msgspec.json.encode(BulkRequest(commands=tuple(commands)))
         row = operations.SEND_COMMANDS
@@ -286,29 +294,29 @@ class Client:
         return answer
 
     def events(self, *, from_revision: int = 0, give_up_s: float | None = None) -> AsyncGenerator[EventView, None]:
-        """Iterate over the events of all revisions after `from_revision`, for ever, over broken connections.
+        """Iterate forever over the events of all revisions after `from_revision`, reconnecting as needed.
 
-        Whoever stops early closes it: `async with contextlib.aclosing(client.events()) as events`.
+        To stop early, close it: `async with contextlib.aclosing(client.events()) as events`.
         """
         from cluster.client.events import GIVE_UP_S, EventStream
 
         if give_up_s is None:
             give_up_s = GIVE_UP_S
-        # Only an event loop has something to do while it waits for events.
+        # Only an event loop can wait for events.
         exchange = cast("Exchange", self._exchange)
         stream = EventStream(exchange, self._endpoints, self._clock, from_revision=from_revision, give_up_s=give_up_s)
         return stream.read()
 
-    # What an agent asks of the cluster
+    # Operations of agents
 
     async def register(self, node: str, request: RegisterRequest) -> RegisterAnswer:
-        """Announce an agent that has just started."""
+        """Register an agent that has just started."""
         return await self.call(operations.REGISTER_NODE, request, node=node)
 
     async def poll(self, node: str, request: PollRequest, replica: Address) -> PollAnswer:
-        """Wait at most `wait_s` for the node's orders to differ from those at `seen_revision`; return all of them.
+        """Wait up to `wait_s` for the node's orders to differ from those at `seen_revision`; return all orders.
 
-        One replica is asked, once: any can answer, and the agent says which. The deadline starts after `wait_s`.
+        Asks the chosen replica once. The deadline starts after `wait_s`.
         """
         row = operations.POLL_ORDERS
         call = ClientCall(
@@ -324,19 +332,19 @@ class Client:
         return answer
 
     async def members(self, replica: Address) -> list[Address]:
-        """Return where the replicas that vote answer, as the one that is asked knows them."""
+        """Return the API addresses of the voting replicas, according to `replica`."""
         rows = (await self.call(operations.LIST_MEMBERS, replica=replica)).members
         return [Address.parse(row.api) for row in rows if row.votes and row.api]
 
     async def report(self, node: str, request: ReportsRequest) -> ReportsAnswer:
-        """Report results; whatever is in the answer, accepted or refused, is acknowledged."""
+        """Report results; every result in the response, accepted or rejected, is acknowledged."""
         return await self.call(operations.REPORT_OPERATIONS, request, node=node)
 
     def _caller_of(self, endpoints: Endpoints) -> Caller:
         return Caller(self._exchange, endpoints, self._clock, sleep=self._sleep, nobody_s=self._nobody_s)
 
     async def _perform(self, call: ClientCall, kind: type[_T], only: Address | None = None) -> tuple[_T, bool]:
-        """Return the answer, and whether an earlier request of this call may have been carried out."""
+        """Return the response, and whether an earlier request of this call may have taken effect."""
         caller = self._caller if only is None else self._caller_of(Endpoints([only]))
         try:
             answer = await caller.perform(call)
@@ -364,10 +372,10 @@ class Client:
 
 
 def _command_id(request: object) -> str | None:
-    """Return the id that tells what became of a request: any of the ids that it carries; None where it has none."""
+    """Return an ID that identifies the request's outcome: any of its command IDs, or None."""
     if isinstance(request, Command):
         return request.command_id
-    # Of an agent's reports, which nothing else needs to know of.
+    # An agent's reports
     reports: Sequence[Command] = getattr(request, "reports", ())
     return reports[0].command_id if reports else None
 
@@ -403,7 +411,7 @@ def _on_a_loop(way: AccessMethod, clock: Clock) -> Exchange:
 
 
 async def _sleep(duration_s: float) -> None:
-    """Wait without an event loop, seconds; a signal ends it."""
+    """Sleep without an event loop, seconds; a signal interrupts it."""
     threading.Event().wait(duration_s)
 
 
@@ -416,7 +424,7 @@ def _is_unknown(result: CommandResult) -> bool:
 
 
 def _unknown(result: CommandResult) -> CommandResult:
-    """Return the result with what it does not know: whether an earlier request was carried out."""
+    """Mark a result as unknown because of an earlier request."""
     if result.error is None or _is_unknown(result):
         return result
     sentence, remedy = f"{result.error.sentence}. {EARLIER}", send_again(result.command_id)
@@ -425,9 +433,12 @@ def _unknown(result: CommandResult) -> CommandResult:
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run `coroutine` to its end in a loop of its own and return its result: for callers that are not asynchronous.
+    """Run `coroutine` to completion in its own loop and return its result, for synchronous callers.
 
-    KeyboardInterrupt cancels it first, so that connections are closed. RuntimeError in a running loop: await it there.
+    KeyboardInterrupt cancels it first, so that connections are closed.
+
+    Raises:
+        RuntimeError: A loop is already running; await the coroutine instead.
     """
     import asyncio
 

@@ -1,4 +1,4 @@
-"""How a call fails: one exception, with a code for programs and sentences for people."""
+"""Errors of calls: one exception with a code for programs and sentences for users."""
 
 from typing import Final, Literal
 
@@ -8,7 +8,7 @@ from cluster.schemas import ErrorAnswer, ErrorView, OtherError
 
 Outcome = Literal["refused", "unknown"]
 
-# Codes that the client itself gives; all others come from the server.
+# Codes created by the client; all others come from the server.
 UNREACHABLE: Final = "unreachable"
 OUTCOME_UNKNOWN: Final = "outcome_unknown"
 UNTRUSTED: Final = "untrusted"
@@ -17,17 +17,17 @@ BAD_ANSWER: Final = "bad_answer"
 ANSWER_TOO_LARGE: Final = "answer_too_large"
 
 NO_ANSWER: Final = 0
-"""Status of an error for which no replica answered."""
+"""Status of an error without a response."""
 
 _SENTENCE_CHARACTERS_MAX: Final = 2_000
-"""Characters of a foreign answer that an error repeats: enough to see what it was."""
+"""Length of a foreign response quoted in an error, characters."""
 
 
 class ApiError(Exception):
-    """A call that did not succeed.
+    """A failed call.
 
-    `status` is the HTTP status, 0 where nobody answered; `outcome` is `refused` where nothing has changed and `unknown`
-    where only a retry with the same `command_id` can tell.
+    `status` is the HTTP status, 0 without a response. `outcome` is `refused` if nothing changed, and `unknown` if only
+    a retry with the same `command_id` can tell.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ApiError(Exception):
 
 
 def error_of(status: int, body: bytes, *, who: str, command_id: str | None) -> ApiError:
-    """Return the error that an answer with `status` carries; `who` answered it, in words."""
+    """Return the error in a response with `status`; `who` describes the responder."""
     try:
         view = msgspec.json.decode(body, type=ErrorAnswer).error
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -68,14 +68,14 @@ def error_of(status: int, body: bytes, *, who: str, command_id: str | None) -> A
             code=BAD_ANSWER,
             sentence=f"{who} answered with status {status}" + (f": {text!r}" if text else ""),
             remedy="check that this is the api address of a Forebay replica",
-            # Something else than Forebay's own code refused it, perhaps after it had been carried out.
+            # A proxy or other foreign server responded, perhaps after the command took effect.
             outcome="unknown" if status >= 500 else "refused",
         )
     return error_of_view(status, view, command_id)
 
 
 def error_of_view(status: int, view: ErrorView, command_id: str | None) -> ApiError:
-    """Return the error that a replica gave, for a call or for one command among many."""
+    """Return the error a replica gave for a call or for one command of a bulk request."""
     return ApiError(
         status,
         view.code,

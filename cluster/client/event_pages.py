@@ -1,4 +1,4 @@
-"""What happened, read to its end: an answer is a stretch of it, which ends where looking took too long."""
+"""Reader of the event history, page by page. A page ends early if the search takes too long."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 async def read_event_pages(client: Client, after: int | None = None, **asked: Any) -> AsyncIterator[StoryAnswer]:
-    """Yield the answers of GET /v1/history, oldest first, until one has read up to the last revision that there was.
+    """Yield the pages of GET /v1/history after revision `after`, oldest first, up to the last existing revision.
 
-    Whoever asks once knows less than there is. `after` is the revision behind which to begin; ApiError.
+    A single request may return only part of the history.
     """
     while True:
         answer = await client.call(ops.SHOW_HISTORY, **asked, after=after)

@@ -1,8 +1,7 @@
-"""The cluster's events, in order, each once, for as long as somebody reads: connections break, the stream goes on.
+"""Event stream of the cluster: every event once and in order, across broken connections.
 
-Law: what is yielded is what one unbroken stream would have yielded. Events of one command share its revision, so a
-stream that broke in the middle of a revision is asked for that revision again, and what had been seen of it is dropped
-by its sequence number.
+Law: it yields what one unbroken stream would have yielded. Events of one command share its revision. After a break
+within a revision the stream requests that revision again and drops known events by their sequence number.
 """
 
 import asyncio
@@ -22,34 +21,39 @@ from cluster.schemas import EventView
 from cluster.system import Address, Clock
 
 IDLE_S: Final = 45.0
-"""Seconds of silence after which a stream counts as dead: three of the server's keep-alive comments, 15 s apart."""
+"""Silence after which a stream counts as dead, seconds: three of the server's keep-alive comments, 15 s apart."""
 
 CONNECT_S: Final = 2.0
-"""Seconds to connect to one replica before the next one is tried."""
+"""Time to connect to one replica before the next is tried, seconds."""
 
 GIVE_UP_S: Final = 60.0
-"""Seconds without any replica that streams, after which the reader is told: far longer than any election."""
+"""Time without any streaming replica before the reader gets an error, seconds: far longer than any election."""
 
 STEADY_S: Final = 10.0
-"""Seconds after which a stream that still shows life was no vain attempt, events or not: less than the server's 15 s
-between keep-alive comments, and far more than the longest wait between rounds, so that nothing is asked often by it."""
+"""Duration after which a live stream counts as a success even without events, seconds: less than the server's 15 s
+between keep-alive comments, and much longer than the longest wait between rounds, which limits reconnects.
+"""
 
 GONE: Final = 410
-"""Status with which a replica says that it does not hold the history that was asked for."""
+"""Status of a replica that does not hold the requested history."""
 
 
 class StreamPosition(msgspec.Struct):
-    """How far a reader is: it has everything of the revisions up to `complete`, and of the next one `seen`."""
+    """Progress of a reader: all revisions up to `complete`, and of the next one the events in `seen`."""
 
     complete: int
     seen: tuple[int, int] = (-1, -1)
 
     def accept(self, event: EventView) -> bool:
-        """Say whether the event is new, and remember it; ApiError if the stream went back or left something out."""
+        """Record the event and return True if it is new.
+
+        Raises:
+            ApiError: The stream went back or skipped events.
+        """
         at = (event.revision, event.sequence)
         if at <= self.seen or event.revision <= self.complete:
             return False
-        # A later revision has begun: the one before it is complete.
+        # A later revision has begun, so the previous one is complete.
         if event.revision > self.seen[0] > self.complete:
             self.complete = self.seen[0]
         follows = event.sequence == (self.seen[1] + 1 if event.revision == self.seen[0] else 0)
@@ -65,7 +69,7 @@ class StreamPosition(msgspec.Struct):
 
 
 class EventStream:
-    """Reads events of revisions after `from_revision` from whichever replica streams them."""
+    """Reads events after `from_revision` from any replica that streams them."""
 
     def __init__(
         self,
@@ -82,7 +86,7 @@ class EventStream:
         if from_revision < 0:
             raise ValueError(f"from_revision is {from_revision}; write 0 for everything, or a revision")
         self._exchange = exchange
-        # Its own copy: that a stream ended says nothing about who leads.
+        # A private copy, because the end of a stream says nothing about the leader.
         self._endpoints = Endpoints(endpoints.order)
         self._clock = clock
         self._position = StreamPosition(from_revision)
@@ -92,7 +96,11 @@ class EventStream:
         self._chance = chance
 
     async def read(self) -> AsyncGenerator[EventView, None]:
-        """Yield events for ever; ApiError if a replica refuses, or none has streamed for `give_up_s`."""
+        """Yield events forever.
+
+        Raises:
+            ApiError: A replica rejects the request, or none has streamed for `give_up_s`.
+        """
         back_off = BackOff(self._chance)
         heard_s = self._clock.monotonic_s()
         tried: set[Address] = set()
@@ -105,7 +113,7 @@ class EventStream:
         while True:
             if target is None:
                 if untrusted is not None and not streamed:
-                    # Nobody in the whole round could be talked to, and trust does not come by waiting.
+                    # No replica of the round is trusted, and waiting does not change that.
                     raise untrusted
                 if self._clock.monotonic_s() - heard_s >= self._give_up_s:
                     raise ApiError(
@@ -131,14 +139,14 @@ class EventStream:
                             following = item
                             break
                         heard_s, redirects, streamed = self._clock.monotonic_s(), 0, True
-                        # A replica that streams and at once breaks off, over and over, must not be asked in a storm:
-                        # only progress, or a stream that lasted, gives all others their turn without a wait.
+                        # A replica that repeatedly opens and breaks a stream must not be retried without a wait. Only
+                        # progress, or a stream that lasted, resets the round.
                         if item is not None or heard_s - asked_s >= STEADY_S:
                             back_off = BackOff(self._chance)
                             tried = {target}
                         if item is not None:
                             yield item
-                            # How long the reader was busy with it says nothing about the replicas.
+                            # Exclude the time the reader spent on the event.
                             heard_s = self._clock.monotonic_s()
                 trouble = f"{target} ended the stream"
             except AttemptError as failure:
@@ -147,7 +155,7 @@ class EventStream:
             except ApiError as error:
                 if error.status != GONE:
                     raise
-                # A replica that was caught up by a snapshot lacks this history; another one may hold it.
+                # A replica restored from a snapshot lacks this history; another may hold it.
                 untrusted, not_held, trouble = None, error, error.sentence
             except StreamBroken as broken:
                 untrusted = None
@@ -157,9 +165,9 @@ class EventStream:
             target = following if following and redirects <= REDIRECTS_MAX else self._endpoints.next_after(tried)
 
     async def _follow(self, address: Address) -> AsyncGenerator[EventView | Address | None, None]:
-        """Yield the new events of one connection, or the one address that it redirects to; None for a sign of life.
+        """Yield the new events of one connection, or a redirect target; None for each sign of life.
 
-        A sign of life is that the stream was opened, and whatever arrives on it, keep-alive comments too.
+        A sign of life is the opening of the stream or any received data, including keep-alive comments.
         """
         path = f"/v1/events?from={self._position.complete}"
         async with self._exchange.stream(address, path, connect_s=CONNECT_S, idle_s=self._idle_s) as (answer, chunks):

@@ -1,4 +1,4 @@
-"""Requests on an event loop, many at a time over connections that are kept: for agents, programs and event streams."""
+"""Requests on an event loop over pooled connections, for agents, programs and event streams."""
 
 import asyncio
 import contextlib
@@ -28,14 +28,18 @@ from cluster.security import Credentials, TlsFiles
 from cluster.system import Address
 
 CONNECTIONS_MAX: Final = 1024
-"""Connections of one client, count: what the benchmark's largest crowd uses."""
+"""Connections of one client, count: the benchmark's largest number of clients."""
 
 
 class Exchange:
-    """Connections to the replicas with one identity."""
+    """Connections to the replicas under one identity."""
 
     def __init__(self, tls: TlsFiles) -> None:
-        """Read the certificate and key; TlsError if they cannot be used. Nothing is connected yet."""
+        """Read certificate and key without connecting.
+
+        Raises:
+            TlsError: The files cannot be used.
+        """
         self._tls = tls
         self._credentials = None if tls.shows_nothing else Credentials(tls)
         self._session: aiohttp.ClientSession | None = None
@@ -43,9 +47,9 @@ class Exchange:
     async def send(
         self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
     ) -> HttpResponse:
-        """Send one request and return the answer, whatever its status; AttemptError if there is none in time.
+        """Send one request and return the response with any status.
 
-        `connect_s`: how long a new connection may take, TLS handshake included; an answer may take until `timeout_s`.
+        `connect_s` limits a new connection including the TLS handshake; `timeout_s` limits the whole request.
         """
         connect_s = min(connect_s, CONNECT_SHARE_MAX * timeout_s)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
@@ -57,9 +61,9 @@ class Exchange:
     async def stream(
         self, address: Address, target: str, *, connect_s: float, idle_s: float
     ) -> AsyncIterator[tuple[HttpResponse, AsyncIterator[bytes]]]:
-        """Open a GET whose answer never ends: yields (answer without body, chunks).
+        """Open a GET with an endless response: yield (response without body, chunks).
 
-        A status other than 200 comes with its body and no chunks. AttemptError if it breaks or is silent for `idle_s`.
+        A status other than 200 has a body and no chunks. The stream fails if it breaks or is silent for `idle_s`.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=idle_s)
         async with self._attempt(address, idle_s, connect_s):
@@ -78,9 +82,9 @@ class Exchange:
         *,
         connect_s: float,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Pass a request of somebody else on, and give the answer as it arrives; AttemptError.
+        """Forward a client's request and pass its response on as it arrives.
 
-        Nothing but the connecting is bounded in time: whoever asked goes away when it takes too long.
+        Only connecting is bounded in time; the client disconnects if it takes too long.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
         async with self._attempt(address, connect_s, connect_s):
@@ -88,7 +92,7 @@ class Exchange:
                 yield response
 
     async def close(self) -> None:
-        """Close all connections; the exchange may be used again and then opens new ones."""
+        """Close all connections; later requests open new ones."""
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
@@ -109,7 +113,7 @@ class Exchange:
             self._session = aiohttp.ClientSession(
                 connector=self._connector(),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                # An answer that grows when it is unpacked would get past the bound on what is read.
+                # A compressed response could exceed the size limit after decompression.
                 auto_decompress=False,
                 skip_auto_headers=("Accept-Encoding",),
             )
@@ -124,12 +128,12 @@ class Exchange:
             headers=headers,
             timeout=timeout,
             allow_redirects=False,
-            # A pooled connection is for requests of its own context: one of an earlier certificate is left to idle out.
+            # The pool separates connections by context, so those of an old certificate are left to idle out.
             ssl=self._context(),
         )
 
     def _connector(self) -> aiohttp.BaseConnector:
-        # Names are resolved anew for each connection: a replica may have moved since the last one.
+        # Names are resolved for each connection, because a replica may have moved.
         return aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_CONNECTION_S, use_dns_cache=False)
 
     def _base(self, address: Address) -> str:
@@ -142,16 +146,16 @@ class Exchange:
     def _more_headers(
         self, address: Address, method: str, target: str, body: bytes | AsyncIterator[bytes] | None
     ) -> Mapping[str, str]:
-        """Return what the head of a request says besides."""
+        """Return additional headers."""
         return {}
 
     def _check_server(self, response: aiohttp.ClientResponse, answer: HttpResponse) -> HttpResponse:
-        """Return the answer, if it is a replica's."""
+        """Return the response after checking that a replica sent it."""
         return answer
 
     @contextlib.asynccontextmanager
     async def _attempt(self, address: Address, timeout_s: float, connect_s: float) -> AsyncIterator[None]:
-        """Turn every way in which a request can fail into an AttemptError."""
+        """Convert every kind of request failure into an AttemptError."""
         try:
             yield
         except aiohttp.ClientConnectorCertificateError as error:
@@ -191,7 +195,7 @@ async def _read_bounded(response: aiohttp.ClientResponse, address: Address) -> b
 
 
 def _tls_error(error: BaseException) -> ssl.SSLError | None:
-    """Return the TLS error in the chain of causes of `error`, if any."""
+    """Return the TLS error among the causes of `error`, or None."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLError):

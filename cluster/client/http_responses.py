@@ -1,7 +1,7 @@
-"""What an answer of HTTP/1.1 may be, read strictly and within bounds: for requests that are sent without an event loop.
+"""Strict, bounded parser of HTTP/1.1 responses for requests without an event loop.
 
-`http.client`, and the mail parser that it brings, take longer to import than a command may last. So a status, the
-headers, and a body that its length, its chunks or the end of the connection delimits are read here (RFC 9112, 6 and 7).
+Importing `http.client` and its mail parser would take longer than a command. This module reads a status, headers, and a
+body delimited by its length, chunks or the end of the connection (RFC 9112, 6 and 7).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from cluster.client.attempt import ANSWER_BYTES_MAX, CHUNK_BYTES, HttpResponse, 
 from cluster.system import Address, Clock
 
 HEAD_BYTES_MAX: Final = 64 * 1024
-"""Status line and headers of an answer, or one line of its chunks, bytes: a replica's have some two hundred."""
+"""Size of the status line and headers, or of one chunk line, bytes; a replica's have some two hundred."""
 
 
 class MalformedResponse(Exception):
-    """An answer that is not HTTP."""
+    """The response is not valid HTTP."""
 
 
 class ResponseReader:
-    """What has arrived on a connection and was not read yet; TimeoutError once `until_s` is over."""
+    """Buffered input of a connection; raises TimeoutError after `until_s`."""
 
     def __init__(self, connection: socket.socket, clock: Clock, until_s: float) -> None:
         self._connection = connection
@@ -30,12 +30,12 @@ class ResponseReader:
         self._rest = b""
 
     def send(self, data: bytes) -> None:
-        """Send all of it."""
+        """Send all data."""
         self._limit()
         self._connection.sendall(data)
 
     def line(self) -> bytes:
-        """Return the next line without its end; Malformed where there is none within HEAD_BYTES_MAX."""
+        """Return the next line without its end; MalformedResponse if it exceeds HEAD_BYTES_MAX."""
         while b"\n" not in self._rest:
             if len(self._rest) > HEAD_BYTES_MAX or not self._more():
                 raise MalformedResponse("the answer is not HTTP")
@@ -43,14 +43,14 @@ class ResponseReader:
         return line.rstrip(b"\r")
 
     def read_some(self) -> bytes:
-        """Return what comes next, at least a byte; nothing at the end of the connection."""
+        """Return at least one byte, or nothing at the end of the connection."""
         if not self._rest:
             self._more()
         data, self._rest = self._rest, b""
         return data
 
     def put_back(self, data: bytes) -> None:
-        """Have it read again."""
+        """Push data back for the next read."""
         self._rest = data + self._rest
 
     def _more(self) -> bool:
@@ -67,7 +67,7 @@ class ResponseReader:
 
 
 def request_of(address: Address, method: str, target: str, body: bytes | None, more: tuple[str, ...] = ()) -> bytes:
-    """Return a request to the replica at `address`; `more` are lines of its head."""
+    """Return a request to the replica at `address`; `more` are additional header lines."""
     lines = [f"{method} {target} HTTP/1.1", f"Host: {address}", "Accept: application/json", *more]
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
@@ -75,7 +75,7 @@ def request_of(address: Address, method: str, target: str, body: bytes | None, m
 
 
 def read_response(reader: ResponseReader, address: Address) -> tuple[HttpResponse, dict[str, str], bool]:
-    """Return an answer, its headers, and whether another request may follow on its connection."""
+    """Return a response, its headers, and whether its connection can be reused."""
     status = 100
     headers: dict[str, str] = {}
     while 100 <= status < 200:

@@ -1,7 +1,7 @@
-"""Who led last, remembered from one command to the next: who is asked first need not redirect, nor shake hands before.
+"""The last leader, remembered between commands to avoid a redirect and a second handshake.
 
-It stands in the directory that a login session has to itself (XDG_RUNTIME_DIR) and goes with it. Where there is no such
-directory, or where something is wrong with it, nothing is remembered; what is remembered wrongly costs one redirect.
+It is stored in the login session's private directory (XDG_RUNTIME_DIR). Without a usable directory nothing is stored. A
+wrong entry costs one redirect.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from cluster.client.calls import Endpoints
 from cluster.system import Address, closing, open_directory
 
 DIRECTORY_VARIABLE: Final = "XDG_RUNTIME_DIR"
-"""Environment variable with the session's directory (XDG Base Directory Specification)."""
+"""Environment variable of the session's directory (XDG Base Directory Specification)."""
 
 _BYTES_MAX: Final = 512
-"""Bytes of an address that are read: a host's name has 253."""
+"""Longest stored address, bytes; a host name has at most 253."""
 
 
 class RememberedEndpoints(Endpoints):
-    """Endpoints that begin with the replica that led when they were used last."""
+    """Endpoints that start with the leader of the previous command."""
 
     def __init__(self, addresses: Iterable[Address], cluster_id: str) -> None:
         super().__init__(addresses)
@@ -36,7 +36,7 @@ class RememberedEndpoints(Endpoints):
                 super().prefer(address)
 
     def prefer(self, address: Address) -> None:
-        """Remember that this one answered what only a leader can, for the next command too."""
+        """Move a leader to the front, and store it for the next command."""
         super().prefer(address)
         if address != self._remembered:
             self._remembered = address
@@ -63,7 +63,7 @@ class RememberedEndpoints(Endpoints):
 
 
 def _directory() -> int:
-    """Return a descriptor of the session's directory; OSError where there is none that is this account's alone."""
+    """Return a descriptor of the session's directory; OSError unless it belongs to this account alone."""
     directory = open_directory(os.environ.get(DIRECTORY_VARIABLE, ""))
     status = os.fstat(directory)
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:

@@ -1,4 +1,4 @@
-"""Requests of an account without a certificate, one at a time and without a loop: by the gateway, or by MUNGE."""
+"""Requests without a certificate, one at a time and without an event loop, through a gateway or with MUNGE."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class GatewayExchange:
-    """Requests by the gateway of this machine: no TLS, since nobody but the kernel is between."""
+    """Requests through this machine's gateway, without TLS because they do not leave the machine."""
 
     def __init__(self, way: GatewayAccess, clock: Clock) -> None:
-        """Connect to nothing yet."""
+        """Prepare without connecting."""
         self._way = way
         self._clock = clock
         self._kept: tuple[socket.socket, float] | None = None
@@ -37,7 +37,7 @@ class GatewayExchange:
     async def send(
         self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
     ) -> HttpResponse:
-        """Send one request and return the answer, whatever its status; AttemptError if there is none in time."""
+        """Send one request and return the response with any status."""
         until_s = self._clock.monotonic_s() + timeout_s
         connection, kept = self._connection(min(connect_s, timeout_s)), None
         try:
@@ -77,28 +77,28 @@ class GatewayExchange:
 
 
 def gateway_unreachable(way: GatewayAccess, error: OSError) -> AttemptError:
-    """Return the failure to connect to a gateway."""
+    """Return the error of a failed connection to a gateway."""
     words = f"the gateway at {way.path} cannot be reached ({error.strerror or error})"
     return AttemptError(words, may_have_arrived=False)
 
 
 def attempt_of(answer: HttpResponse) -> AttemptError:
-    """Return the failure that a gateway tells; msgspec.MsgspecError for an answer that says none."""
+    """Return the error in a gateway's response; msgspec.MsgspecError if it contains none."""
     return msgspec.json.decode(answer.body, type=AttemptView).failure()
 
 
 class Credential:
-    """What makes MUNGE credentials of this process's account: one for each request, good for that alone."""
+    """Creates MUNGE credentials of this process's account, each valid for one request only."""
 
     def __init__(self, way: MungeAccess) -> None:
-        """Load libmunge; MungeUnavailable."""
+        """Load libmunge; MungeUnavailable if that fails."""
         from cluster.security import Munge
 
         self._munge = Munge(way.socket)
         self._cluster_id = way.cluster_id
 
     def header(self, address: Address, method: str, target: str, body: bytes | None) -> str:
-        """Return the Authorization of one request to the replica at `address`; AttemptError."""
+        """Return the Authorization header of one request to the replica at `address`."""
         from cluster.security import SCHEME, MungeUnavailable, purpose_of
 
         try:
@@ -109,7 +109,11 @@ class Credential:
 
 
 def by_munge(way: MungeAccess, clock: Clock) -> Sending:
-    """Return what sends requests with a MUNGE credential each; TlsError, MungeUnavailable."""
+    """Return an exchange that adds a MUNGE credential to each request.
+
+    Raises:
+        TlsError, MungeUnavailable: The authority or libmunge cannot be used.
+    """
     from cluster.client.blocking import BlockingExchange
     from cluster.security import authority_context
 

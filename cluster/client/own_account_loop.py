@@ -1,4 +1,4 @@
-"""Requests of an account without a certificate, many at a time on an event loop: by the gateway, or by MUNGE."""
+"""Requests without a certificate on an event loop, through a gateway or with MUNGE."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cluster.system import Address
 
 
 class _Connector(aiohttp.BaseConnector):
-    """Connections to one gateway, each checked for who listens there."""
+    """Connections to one gateway, each with a check of its owner."""
 
     allowed_protocol_schema_set = frozenset({"http"})
 
@@ -45,10 +45,10 @@ class _Connector(aiohttp.BaseConnector):
 
 
 class GatewayLoopExchange(Exchange):
-    """Requests by the gateway of this machine."""
+    """Requests through this machine's gateway."""
 
     def __init__(self, way: GatewayAccess) -> None:
-        """Connect to nothing yet."""
+        """Prepare without connecting."""
         super().__init__(TlsFiles(NO_CERTIFICATE, NO_CERTIFICATE, NO_CERTIFICATE))
         self._way = way
 
@@ -75,7 +75,11 @@ class MungeLoopExchange(Exchange):
     """Requests to the replicas, each with a MUNGE credential."""
 
     def __init__(self, way: MungeAccess) -> None:
-        """Read the authority, and load libmunge; TlsError, MungeUnavailable."""
+        """Read the authority and load libmunge.
+
+        Raises:
+            TlsError, MungeUnavailable: The authority or libmunge cannot be used.
+        """
         super().__init__(way.files)
         self._credential = Credential(way)
         self._authority = authority_context(way.files.authority)

@@ -1,4 +1,4 @@
-"""The ids of a program's commands, numbered in its session: which are answered, and up to where all are (law 6)."""
+"""Command IDs of a program's session: numbering, and acknowledgement up to the first unanswered one (law 6)."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ if TYPE_CHECKING:
     import asyncio
 
 REST_S: Final = SESSION_IDLE_S_MAX / 2
-"""Seconds without a command after which another session is opened: the cluster's clock may go at another speed."""
+"""Idle time after which a new session is opened, seconds; half the limit, since the cluster's clock may run faster."""
 
 UNKNOWN_SESSION: Final = "unknown_session"
 
 
 class SessionIds:
-    """Numbers for commands in one session after the other.
+    """Command numbers in successive sessions.
 
-    One that was never answered keeps its place among those that are outstanding, so that it can be sent again; where
-    they fill the window, another session is opened, and the former ends by itself.
+    An unanswered command stays outstanding so that it can be resent. When these fill the window a new session is
+    opened, and the old one expires.
     """
 
     def __init__(self, open_session: Callable[[], Awaitable[int]], clock: Clock) -> None:
-        """`open_session` opens one and returns its number; ApiError if it cannot."""
+        """`open_session` opens a session and returns its number, or raises ApiError."""
         self._open = open_session
         self._clock = clock
         self._opening: asyncio.Future[None] | None = None
         self._session = 0
         self._last = 0
-        """The sequence number that was given out last."""
+        """Last assigned sequence number."""
         self._acknowledged = 0
         self._answered: set[int] = set()
-        """Those above it that were answered."""
+        """Answered numbers above it."""
         self._used_s = 0.0
 
     async def next_id(self) -> str:
-        """Return the id for one more command; opens a session where there is none that can be used."""
+        """Return the ID of the next command; open a session if none is usable."""
         while not self._is_usable(now_s := self._clock.monotonic_s()):
-            # A client without a loop has no session.
+            # A client without an event loop has no session.
             import asyncio
 
             if self._opening is None:
                 self._opening = asyncio.ensure_future(self._begin())
-            # Not a lock, which lets one on a turn of the loop: whoever waited sends in the same one.
+            # A lock would release one waiter per loop iteration; this way all waiters send in the same one.
             await asyncio.shield(self._opening)
         self._used_s = now_s
         self._last += 1
@@ -65,7 +65,7 @@ class SessionIds:
         return self._session > 0 and not is_full and now_s - self._used_s < REST_S
 
     def acknowledge(self, command_id: str) -> None:
-        """Take note that a command's answer is here, or that nobody will ask for it again."""
+        """Record that a command was answered or will not be resent."""
         sequence = self._sequence_of(command_id)
         if not self._acknowledged < sequence <= self._last:
             return
@@ -75,14 +75,14 @@ class SessionIds:
             self._answered.remove(self._acknowledged)
 
     def note_rejection(self, command_id: str, status: int, code: str) -> None:
-        """Take note of a refusal, of no unknown outcome: a session that the cluster does not have is used no more."""
+        """Record a rejection with a known outcome; a session the cluster does not know is abandoned."""
         if code == UNKNOWN_SESSION and self._sequence_of(command_id):
             self._session = 0
         elif is_definite(status, code):
             self.acknowledge(command_id)
 
     def _sequence_of(self, command_id: str) -> int:
-        """Return the number of a command in the present session; 0 for any other id, whoever wrote it."""
+        """Return a command's number in the current session; 0 for any other ID."""
         try:
             said = numbered(bytes.fromhex(command_id))
         except ValueError:

@@ -1,4 +1,4 @@
-"""Server-sent events as the HTML standard defines them: bytes in, events out, with a bound on everything.
+"""Parser of server-sent events as in the HTML standard, with bounds on every size.
 
 Source: the HTML living standard, 9.2.6 "Interpreting an event stream". Pure: no input or output here.
 """
@@ -11,17 +11,17 @@ LINE_BYTES_MAX: Final = 2 * 1024 * 1024
 """Longest line, bytes: a batch is under 1 MiB, and JSON may double it."""
 
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Largest event, bytes: the lines of one event together."""
+"""Largest event, bytes: all its lines together."""
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class StreamBroken(Exception):
-    """The stream is not one of server-sent events, or goes past a bound; the message says which."""
+    """The stream is invalid or exceeds a bound; the message gives the reason."""
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True):
-    """One event. `id` is the last id that the stream gave, also where this event had none of its own."""
+    """One event. `id` is the last ID of the stream, even if this event had none."""
 
     event: str
     data: str
@@ -29,7 +29,7 @@ class ServerSentEvent(msgspec.Struct, frozen=True):
 
 
 class SseParser:
-    """Turns chunks into events; a chunk may end anywhere, also within a character or between CR and LF."""
+    """Turns chunks into events; a chunk may end anywhere, even within a character or between CR and LF."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -40,10 +40,14 @@ class SseParser:
         self._size_bytes = 0
         self._id = ""
         self.retry_ms: int | None = None
-        """What the stream said last about how long to wait before connecting again, milliseconds."""
+        """Last reconnection delay requested by the stream, milliseconds."""
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """Return the events that this chunk completes; StreamBroken past a bound or for what is not UTF-8."""
+        """Return the events completed by this chunk.
+
+        Raises:
+            StreamBroken: A bound is exceeded, or the data is not UTF-8.
+        """
         self._pending += chunk
         if self._at_start:
             if len(self._pending) < len(_BYTE_ORDER_MARK) and _BYTE_ORDER_MARK.startswith(self._pending):
@@ -56,7 +60,7 @@ class SseParser:
         data = bytes(self._pending)
         while start < len(data):
             if self._skip_line_feed:
-                # The LF of a CR LF: the line ended at the CR.
+                # The LF of a CR LF; the line ended at the CR.
                 self._skip_line_feed = False
                 if data[start : start + 1] == b"\n":
                     start += 1

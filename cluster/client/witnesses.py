@@ -1,4 +1,4 @@
-"""Requests to witnesses: somebody else's machines, which are believed by their signatures and read within bounds."""
+"""Requests to external witnesses, which are trusted by their signatures only and read within bounds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cluster.security.proofs import MAX_ANSWER_BYTES
 ADD_CHECKPOINT: Final = "/add-checkpoint"
 
 CONNECTIONS_MAX: Final = 32
-"""Connections to all witnesses, count: two each, where one is being replaced."""
+"""Connections to all witnesses, count: two for each during a replacement."""
 
 IDLE_S: Final = 45.0
-"""How long a connection is kept, seconds: checkpoints come every ten."""
+"""Lifetime of an idle connection, seconds; checkpoints come every ten."""
 
 
 class WitnessReply(NamedTuple):
-    """What came back: status, content type without parameters, and body."""
+    """Response: status, content type without parameters, and body."""
 
     status: int
     content_type: str
@@ -33,25 +33,29 @@ class WitnessReply(NamedTuple):
 
 
 class WitnessUnreachable(Exception):
-    """No answer was had; the sentence says why."""
+    """No response arrived; the message gives the reason."""
 
 
 class WitnessClient:
     """Connections to the witnesses of one replica."""
 
     def __init__(self, witnesses: Sequence[WitnessConfig]) -> None:
-        """Nothing is connected or read yet."""
+        """Prepare without connecting or reading files."""
         self._witnesses = {one.name: one for one in witnesses}
         self._contexts: dict[str, ssl.SSLContext] = {}
         self._session: aiohttp.ClientSession | None = None
 
     def renew(self, witnesses: Sequence[WitnessConfig]) -> None:
-        """Know these from now on, and read their authorities again."""
+        """Replace the witnesses, and reload their authorities."""
         self._witnesses = {one.name: one for one in witnesses}
         self._contexts.clear()
 
     async def add_checkpoint(self, witness: str, body: bytes) -> WitnessReply:
-        """Send a request to the witness of that name; WitnessUnreachable. Whoever calls bounds the time."""
+        """Send a request to the named witness; the caller bounds the time.
+
+        Raises:
+            WitnessUnreachable: No response arrived.
+        """
         asked = self._witnesses[witness]
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -86,10 +90,10 @@ class WitnessClient:
                 await session.close()
 
     async def _tls(self, asked: WitnessConfig) -> ssl.SSLContext | Literal[True]:
-        """Return the context for a witness; aiohttp's own default for one that a proxy of this machine reaches."""
+        """Return the TLS context of a witness; aiohttp's default for one behind a local proxy."""
         if asked.url.startswith("http:"):
             return True
         if asked.name not in self._contexts:
-            # In a thread: all that a system knows takes tens of milliseconds to read.
+            # In a thread, because reading the system's authorities takes tens of milliseconds.
             self._contexts[asked.name] = await asyncio.to_thread(open_client_context, asked.authority)
         return self._contexts[asked.name]

@@ -1,4 +1,4 @@
-"""What is said over HTTP and over the channel: requests, answers, frames, command ids."""
+"""Wire schemas: requests, responses, frames, and command IDs."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What is sent and answered about accounts, QOS, licences, reservations, the rules of scheduling, and estimates."""
+"""Schemas of accounts, QOS, licences, reservations, scheduling rules, and start estimates."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -9,15 +9,15 @@ from cluster.schemas.job_fields import Text
 from replica.values import ACCOUNT_USERS_MAX, LIMITS_PER_RECORD_MAX, PARTITION_NODES_CHARACTERS_MAX
 
 TEXT_CHARACTERS_MAX = 128
-"""A name, or a limit as text, characters: a name has at most 64."""
+"""Length of a name or of a limit written as text, characters; a name has at most 64."""
 
 SPACE_CHARACTERS_MAX = 16_384
-"""The space of a reservation as text, characters: some for each pool that there may be."""
+"""Length of a reservation's space written as text, characters: one amount for each possible pool."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS_MAX)]
 _Names: TypeAlias = Annotated[tuple[_Text, ...], msgspec.Meta(max_length=ACCOUNT_USERS_MAX)]
 Limits: TypeAlias = Annotated[dict[_Text, _Text], msgspec.Meta(max_length=LIMITS_PER_RECORD_MAX)]
-"""Such as {"MaxJobsPerUser": "4", "GrpBB:bb/fast": "10TiB"}."""
+"""Limits by name, for example {"MaxJobsPerUser": "4", "GrpBB:bb/fast": "10TiB"}."""
 
 UserLimits: TypeAlias = Annotated[dict[_Text, Limits], msgspec.Meta(max_length=ACCOUNT_USERS_MAX)]
 
@@ -26,17 +26,17 @@ UserLimits: TypeAlias = Annotated[dict[_Text, Limits], msgspec.Meta(max_length=A
 
 
 class AccountRequest(Command, frozen=True, kw_only=True):
-    """Body of PUT /v1/accounts/{name}: all of the account."""
+    """Body of PUT /v1/accounts/{name}: the complete account."""
 
     parent: _Text = ""
     users: _Names = ()
     limits: Limits = {}
     user_limits: UserLimits = {}
-    """User -> limits of this user in this account; the user must be among `users`."""
+    """Limits by user within this account; each user must be listed in `users`."""
 
 
 class QosRequest(Command, frozen=True, kw_only=True):
-    """Body of PUT /v1/qos/{name}: all of the QOS."""
+    """Body of PUT /v1/qos/{name}: the complete QOS."""
 
     priority: Number = 0
     limits: Limits = {}
@@ -52,18 +52,18 @@ class LicenseRequest(Command, frozen=True, kw_only=True):
 
 
 class ReservationRequest(Command, frozen=True, kw_only=True):
-    """Body of PUT /v1/reservations/{name}. Times are ISO 8601 with a zone; without a start it begins now."""
+    """Body of PUT /v1/reservations/{name}. Times are ISO 8601 with a zone; the default start is now."""
 
     end: _Text
     start: _Text | None = None
     users: _Names = ()
     accounts: _Names = ()
     burst_buffer: Annotated[str, msgspec.Meta(max_length=SPACE_CHARACTERS_MAX)]
-    """`[plugin:][pool:]#[units]`, more of them after commas."""
+    """`[plugin:][pool:]#[units]`, comma-separated."""
 
 
 class SchedulingRequest(Command, frozen=True, kw_only=True):
-    """Body of PUT /v1/scheduling: all of the rules."""
+    """Body of PUT /v1/scheduling: the complete set of rules."""
 
     size_points_per_gib: Number = 0
     default_account: _Text = ""
@@ -73,7 +73,7 @@ class SchedulingRequest(Command, frozen=True, kw_only=True):
     revoke_after_s: Number = 300
 
 
-# Answers
+# Responses
 
 
 class AccountView(View, frozen=True, kw_only=True):
@@ -87,13 +87,13 @@ class AccountView(View, frozen=True, kw_only=True):
 
 
 class AccountsAnswer(Answer, frozen=True, kw_only=True):
-    """Answer about accounts."""
+    """Response with accounts."""
 
     accounts: tuple[AccountView, ...]
 
 
 class QosView(View, frozen=True, kw_only=True):
-    """One QOS; where users and accounts are empty, everybody may use it."""
+    """One QOS. Empty `users` and `accounts` allow all users."""
 
     name: str
     priority: int
@@ -104,13 +104,13 @@ class QosView(View, frozen=True, kw_only=True):
 
 
 class QosAnswer(Answer, frozen=True, kw_only=True):
-    """Answer about QOS."""
+    """Response with QOS records."""
 
     qos: tuple[QosView, ...]
 
 
 class LicenseView(View, frozen=True, kw_only=True):
-    """One licence, and how many of it running jobs have."""
+    """One licence, and the number that running jobs use."""
 
     name: str
     total: int
@@ -118,13 +118,13 @@ class LicenseView(View, frozen=True, kw_only=True):
 
 
 class LicensesAnswer(Answer, frozen=True, kw_only=True):
-    """Answer about licences."""
+    """Response with licences."""
 
     licenses: tuple[LicenseView, ...]
 
 
 class ReservationView(View, frozen=True, kw_only=True):
-    """One reservation; `held_bytes` is what its jobs hold of its pools."""
+    """One reservation; `held_bytes` is the space its jobs hold in its pools."""
 
     name: str
     state: str
@@ -138,13 +138,13 @@ class ReservationView(View, frozen=True, kw_only=True):
 
 
 class ReservationsAnswer(Answer, frozen=True, kw_only=True):
-    """Answer about reservations."""
+    """Response with reservations."""
 
     reservations: tuple[ReservationView, ...]
 
 
 class RateView(View, frozen=True, kw_only=True):
-    """What was measured of the transfers of one pool; 0 where nothing was."""
+    """Transfer rates measured for one pool; 0 without measurements."""
 
     pool: str
     stage_ins: int
@@ -154,11 +154,11 @@ class RateView(View, frozen=True, kw_only=True):
     stage_out_bytes_per_s: int
     stage_out_mean_s: float
     drain_s: float
-    """What stage-out and teardown are expected to take together."""
+    """Expected duration of stage-out and teardown together."""
 
 
 class SchedulingAnswer(Answer, frozen=True, kw_only=True):
-    """Answer about the rules of scheduling."""
+    """Response with the scheduling rules."""
 
     size_points_per_gib: int
     default_account: str | None
@@ -170,7 +170,7 @@ class SchedulingAnswer(Answer, frozen=True, kw_only=True):
 
 
 class EstimateStep(View, frozen=True, kw_only=True):
-    """One thing that the job waits for; `until` null: nobody knows."""
+    """One condition the job waits for; `until` is null if it cannot be predicted."""
 
     what: str
     until: str | None
@@ -178,17 +178,20 @@ class EstimateStep(View, frozen=True, kw_only=True):
 
 
 class EstimateView(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/jobs/{id}/estimate; `start` null: nobody knows, and the last step says why."""
+    """Response of GET /v1/jobs/{id}/estimate.
+
+    If the start cannot be predicted, `start` is null and the last step explains it.
+    """
 
     job_id: int
     state: str
     priority: int
-    """The effective priority: with nice, QOS and size."""
+    """Effective priority, including nice, QOS and size."""
     start: str | None
     steps: tuple[EstimateStep, ...]
 
 
-# ---- what is sent and answered about partitions, and about what was used of burst buffers
+# ---- schemas of partitions and of burst-buffer usage
 
 
 _PartitionNames: TypeAlias = Annotated[tuple[Text, ...], msgspec.Meta(max_length=ACCOUNT_USERS_MAX)]
@@ -199,33 +202,33 @@ PartitionWord: TypeAlias = Literal["UP", "DOWN", "DRAIN", "INACTIVE"]
 
 
 class PartitionRequest(Command, frozen=True, kw_only=True):
-    """Body of PUT /v1/partitions/{name}: all of the partition."""
+    """Body of PUT /v1/partitions/{name}: the complete partition."""
 
     nodes: Annotated[str, msgspec.Meta(max_length=PARTITION_NODES_CHARACTERS_MAX)] = "ALL"
-    """Such as `n[1-4],n7`, or `ALL` for every node that there is; empty: none."""
+    """Node list such as `n[1-4],n7`; `ALL` selects every node, an empty string none."""
     state: PartitionWord = "UP"
     default: bool = False
     max_time_s: Number | None = None
-    """The longest time limit of its jobs, seconds; null: any."""
+    """Longest time limit of its jobs, seconds; null: no limit."""
     min_nodes: Number = 0
     max_nodes: Number | None = None
     users: _PartitionNames = ()
     accounts: _PartitionNames = ()
-    """Who may use it; empty: everybody. Both must hold."""
+    """Accounts that may use the partition; empty: all. `accounts` and `qos` must both allow a job."""
 
 
 class UsageResetRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/usage/reset: what an account, or a QOS, has used counts as nothing from here on."""
+    """Body of POST /v1/usage/reset: set the recorded usage of an account or a QOS to zero."""
 
     account: Text | None = None
     qos: Text | None = None
 
 
-# Answers
+# Responses
 
 
 class PartitionView(View, frozen=True, kw_only=True):
-    """One partition; `nodes_up` and `cpus` are of those of its nodes that are up."""
+    """One partition; `nodes_up` and `cpus` count only nodes that are up."""
 
     name: str
     state: str
@@ -241,13 +244,13 @@ class PartitionView(View, frozen=True, kw_only=True):
 
 
 class PartitionsAnswer(Answer, frozen=True, kw_only=True):
-    """Answer about partitions."""
+    """Response with partitions."""
 
     partitions: tuple[PartitionView, ...]
 
 
 class UsageView(View, frozen=True, kw_only=True):
-    """What an account, one user in it, or a QOS has used of one pool, or (`pool` null) of all pools together."""
+    """Usage of one pool by an account, by one of its users, or by a QOS; `pool` null: all pools together."""
 
     account: str | None
     qos: str | None
@@ -255,10 +258,10 @@ class UsageView(View, frozen=True, kw_only=True):
     """Null: all users together."""
     pool: str | None
     byte_minutes: int
-    """Bytes (units of the pool) times minutes that they were held."""
+    """Bytes (or the pool's units) multiplied by the minutes they were held."""
 
 
 class UsageAnswer(Answer, frozen=True, kw_only=True):
-    """Answer about what was used of burst buffers."""
+    """Response with burst-buffer usage."""
 
     usage: tuple[UsageView, ...]

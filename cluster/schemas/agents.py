@@ -1,4 +1,4 @@
-"""What agents send to a replica: who they are, how far they are, and what came of their orders."""
+"""Schemas of agent requests: registration, polls with progress, and operation reports."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -11,12 +11,12 @@ from replica.values import NAME_CHARACTERS_MAX, PLACES_MAX
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 
 POLL_WAIT_S_MAX = 30
-"""Seconds that a poll may wait: below the idle timeouts of common proxies and firewalls."""
+"""Longest wait of a poll, seconds: below the idle timeouts of common proxies and firewalls."""
 
 
 class RegisterRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/agents/{node}/register. `instance` is new with every start, `storage_id` with every disk;
-    `buffers` is the directory that jobs' buffers lie in.
+    """Body of POST /v1/agents/{node}/register. `instance` changes with every start, `storage_id` with every disk;
+    `buffers` is the directory that contains the jobs' buffers.
     """
 
     instance: str
@@ -24,12 +24,16 @@ class RegisterRequest(Command, frozen=True, kw_only=True):
     cpus: Number
     buffers: str = ""
     process_control: str = ""
-    """How all processes of a job are ended: cgroup, or listing, which may miss what forks fast; empty: not known."""
+    """Method of ending all processes of a job: cgroup, or listing, which can miss fast forks; empty: unknown."""
     capacity_control: str = ""
-    """What holds a buffer to its capacity while a job writes: project_quota, subvolume_quota, image, or watch; empty:
-    not known."""
+    """Method of limiting a buffer to its capacity while a job writes: project_quota, subvolume_quota, image, or watch;
+    empty: unknown.
+    """
     places: Annotated[dict[_Name, _Name], msgspec.Meta(max_length=PLACES_MAX)] = {}
-    """The places that it stages for, each with what its own file says there: then it is a mover, and has no CPUs."""
+    """Shared filesystems it stages for, each with the content of its identity file.
+
+    An agent with any is a mover without CPUs.
+    """
 
 
 StageWord: TypeAlias = Literal["stage_in", "run", "post_run", "stage_out", "teardown"]
@@ -37,11 +41,11 @@ StageWord: TypeAlias = Literal["stage_in", "run", "post_run", "stage_out", "tear
 
 PHASE_CHARACTERS_MAX = 32
 FILE_SHOWN_CHARACTERS_MAX = 1_100
-"""What a progress row says in words, characters: one word, and the end of a path with what it needs to escape."""
+"""Length of the file name in a progress row, characters: one word and the escaped end of a path."""
 
 
 class OperationProgress(Request, frozen=True, kw_only=True):
-    """How far one operation is. Soft: shown, never replicated. Totals are 0 while they are not known."""
+    """Progress of one operation. It is displayed but never replicated. Unknown totals are 0."""
 
     job: Number
     attempt: Number
@@ -55,23 +59,23 @@ class OperationProgress(Request, frozen=True, kw_only=True):
     retries: Number = 0
     resumed_files: Number = 0
     resumed_bytes: Number = 0
-    """What an earlier attempt had moved; it is in `files_done` and `bytes_done`, too."""
+    """Bytes moved by an earlier attempt; `files_done` and `bytes_done` include them."""
     phase: Annotated[str, msgspec.Meta(max_length=PHASE_CHARACTERS_MAX)] = ""
-    """What it is busy with: planning, copying, verifying, committing."""
+    """Current phase: planning, copying, verifying, committing."""
     file: Annotated[str, msgspec.Meta(max_length=FILE_SHOWN_CHARACTERS_MAX)] = ""
-    """The file that is being moved, the end of its path."""
+    """End of the path of the file being moved."""
     waiting: bool = False
-    """Whether the rate holds it back."""
+    """Whether a rate limit delays it."""
 
 
 PROGRESS_ROWS_MAX = 1024
-"""Operations reported by one poll: eight stages' worth of the default limit on operations."""
+"""Operations in one poll, count: eight times the default limit on operations of a stage."""
 
 
 class PollRequest(Request, frozen=True, kw_only=True):
-    """Body of POST /v1/agents/{node}/poll: answered when the node's orders differ from those at `seen_revision`.
+    """Body of POST /v1/agents/{node}/poll, answered when the node's orders differ from those at `seen_revision`.
 
-    At the latest after `wait_s` seconds it is answered anyway.
+    After `wait_s` seconds the replica answers in any case.
     """
 
     instance: str
@@ -81,11 +85,14 @@ class PollRequest(Request, frozen=True, kw_only=True):
 
 
 REPORTS_MAX = 1024
-"""Reports in one request: what one batch holds."""
+"""Reports in one request, count: the size of one batch."""
 
 
 class OperationReport(Command, frozen=True, kw_only=True):
-    """What an agent says of one order; (job, attempt) says which. The same id is sent until it is acknowledged."""
+    """An agent's report on one order, identified by job and attempt.
+
+    It is resent with the same ID until acknowledged.
+    """
 
     job: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
     attempt: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]

@@ -1,4 +1,4 @@
-"""What every request and every answer has in common."""
+"""Base classes and shared types of all requests and responses."""
 
 from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 COMMAND_ID_PATTERN = r"^[0-9a-f]{32}$"
 
-# The length is said too: a dollar sign also matches before a line break at the end.
+# The length is bounded as well, because `$` also matches before a trailing line break.
 CommandId = Annotated[
     str,
     msgspec.Meta(
@@ -20,36 +20,36 @@ CommandId = Annotated[
 ]
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
-"""One request's body, bytes: a full bulk request of ordinary scripts, or one script of the largest size, escaped."""
+"""Size of one request body, bytes: a full bulk request of ordinary scripts, or the largest script, escaped."""
 
 USER_HEADER = "Forebay-User"
-"""The header in which a gateway names the account that it speaks for."""
+"""Header in which a gateway names the account it acts for."""
 
 NUMBER_MAX = 2**63 - 1
-"""A number in a request: what a signed 64-bit field of the ledger holds. What it may be is asked where it is used."""
+"""Largest number in a request: a signed 64-bit field of the ledger. Each use checks its own range."""
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
-"""A name that has to be given."""
+"""Non-empty name."""
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What every body has in common: it is frozen, refuses unknown fields, and says no more than what was asked for."""
+    """Base of request bodies: frozen, without unknown fields, encoded without default values."""
 
 
 class Command(Request, frozen=True, kw_only=True):
-    """A request that changes something; its id makes it happen once. All of the body where the path says the rest."""
+    """Request that changes state. Its ID makes it take effect exactly once."""
 
     command_id: CommandId
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What every answer has in common: it is frozen and made of named fields."""
+    """Base of everything a replica returns: frozen, with named fields."""
 
 
 class Answer(View, frozen=True, kw_only=True):
-    """Answer that was true at one moment of the cluster's history."""
+    """Response that was true at one revision."""
 
     revision: int
 
@@ -59,14 +59,15 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 @cache
 def shared_fields(record: Any, kind: Any) -> tuple[str, ...]:
-    """Return the fields of the struct `kind` that the class `record` has under the same names."""
+    """Return the field names that the struct `kind` shares with the class `record`."""
     return tuple(name for name in kind.__struct_fields__ if hasattr(record, name))
 
 
 def made_of(record: object, kind: type[_Struct], /, **differing: Any) -> _Struct:
-    """Return a `kind` with the fields that `record` has under the same names; `differing` are those that it has not.
+    """Return a `kind` filled from the fields of `record` with the same names; `differing` supplies the others.
 
-    TypeError for a required field that comes from neither, or one that `kind` does not have.
+    Raises:
+        TypeError: A required field is missing, or `kind` has no such field.
     """
     its_class: Any = type(record)
     names = shared_fields(its_class, kind)

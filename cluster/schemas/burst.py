@@ -1,9 +1,9 @@
-"""The answer of GET /v1/burst, and its text: what `scontrol show burst` prints, line for line and unit for unit.
+"""Response of GET /v1/burst and its text form, identical to `scontrol show burst` in lines and units.
 
-One renderer for the API (`text`) and the command line. Times are those of the zone where it is printed, as scontrol's.
-Source of the form: transcripts of Slurm 22.05.8 and 26.05, SLURM-OBSERVED.md section 7. `PollInterval=` is a line of
-24.11 and newer. Two lines are Forebay's own, printed only when needed: a pool that is partly out of service, and a pool
-that shrank below its use.
+The API (`text`) and the command line share this renderer. Like scontrol, it prints times in the local zone.
+Source of the format: transcripts of Slurm 22.05.8 and 26.05, SLURM-OBSERVED.md section 7. `PollInterval=` is a line of
+25.05 and newer. Two lines are Forebay's own and appear only if they apply: a pool that is partly out of service, and a
+pool that shrank below its use.
 """
 
 import datetime
@@ -16,10 +16,10 @@ from replica.model import PoolUnit, format_slurm_amount
 from replica.values import MICROSECONDS_PER_SECOND, plain
 
 NO_VALUE: Final = "(null)"
-"""What Slurm prints where there is no text."""
+"""Slurm's output for an empty text."""
 
 NO_ID: Final = "unknown"
-"""What stands in the place of a uid that nobody knows."""
+"""Printed instead of an unknown UID."""
 
 
 class BurstPoolView(View, frozen=True, kw_only=True):
@@ -33,32 +33,32 @@ class BurstPoolView(View, frozen=True, kw_only=True):
     used: int
     out_of_service: int = 0
     missing: int = 0
-    """By how much it shrank below what is in use; free is 0 then, and nothing is taken from the holders."""
+    """Excess of use over capacity after the pool shrank. Free is then 0, and holders keep their space."""
     is_default: bool = False
 
 
 class BurstBufferView(View, frozen=True, kw_only=True):
-    """One buffer that holds space: of a job (`job_id`), of a task of an array as well, or persistent (`name`)."""
+    """One buffer that holds space: of a job (`job_id`), of an array task, or persistent (`name`)."""
 
     job_id: int | None
     array_job_id: int | None = None
     array_task_id: int | None = None
     name: str | None = None
     create_time: str | None
-    """When its space was reserved."""
+    """Time its space was reserved."""
     pool: str | None
     unit: str
     size: int
     state: str
-    """As the record of Slurm's plugin shows it: allocated, staged-in, teardown, teardown-fail, …"""
+    """State in the terms of Slurm's plugin: allocated, staged-in, teardown, teardown-fail, …"""
     buffer_state: str
     user: str
     uid: int | None = None
-    """As the replica that answers knows the user; null where it does not."""
+    """The user's UID on the responding replica; null if the account is unknown there."""
 
 
 class BurstUseView(View, frozen=True, kw_only=True):
-    """What one user holds: sizes and counts added up as Slurm does, nodes apart."""
+    """Space held by one user: sizes and counts added as Slurm does, nodes separately."""
 
     user: str
     uid: int | None = None
@@ -67,16 +67,16 @@ class BurstUseView(View, frozen=True, kw_only=True):
 
 
 class BurstAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/burst: what `forebay slurm burst` prints. Null where nothing is configured."""
+    """Response of GET /v1/burst, printed by `forebay slurm burst`. Unconfigured values are null."""
 
     name: str
     default_pool: str | None
     granularity: int
-    """Of a pool that comes without one."""
+    """Granularity of a pool that defines none."""
     pools: tuple[BurstPoolView, ...]
     flags: str
     poll_interval_s: int | None = None
-    """Null in an answer of a replica that does not send it: the line is left out."""
+    """Null if the replica does not report it; the line is then omitted."""
     stage_in_timeout_s: int
     stage_out_timeout_s: int
     validate_timeout_s: int
@@ -99,16 +99,16 @@ Zone = datetime.tzinfo | None
 
 
 def burst_text(burst: BurstAnswer, *, one_line: bool = False, zone: Zone = None) -> str:
-    """Return what `scontrol show burst` prints, without the last newline; `one_line` as `scontrol -o` does.
+    """Return the output of `scontrol show burst` without the last newline; `one_line` formats it as `scontrol -o`.
 
-    `zone` is what times are printed in; None is this machine's.
+    `zone` is the time zone of printed times; None: the local zone.
     """
     text = "\n".join(burst_lines(burst, zone))
     return " ".join(text.split()) if one_line else text
 
 
 def burst_lines(burst: BurstAnswer, zone: Zone = None) -> Iterator[str]:
-    """Yield the lines of `burst_text` one by one."""
+    """Yield the lines of `burst_text`."""
     default = next((pool for pool in burst.pools if pool.is_default), None)
     first = BurstPoolView(name="", unit="bytes", granularity=burst.granularity, total=0, free=0, used=0)
     yield f"Name={_word(burst.name)} DefaultPool={_word(burst.default_pool)} {_amounts(default or first)}"
@@ -174,7 +174,7 @@ def _buffer(buffer: BurstBufferView, zone: Zone) -> str:
 
 
 def _identity(buffer: BurstBufferView) -> str:
-    """Return the key of a buffer: `Name=alpha`, `JobID=12`, or `JobID=1_3(1)` for task 3 of array 1, which is job 1."""
+    """Return a buffer's key: `Name=alpha`, `JobID=12`, or `JobID=1_3(1)` for task 3 of array 1, which is job 1."""
     if buffer.job_id is None:
         return f"Name={_word(buffer.name)}"
     if buffer.array_job_id is None:
@@ -188,12 +188,12 @@ def _amount(unit: str) -> Callable[[int], str]:
 
 
 def owner(name: str, number: int | None) -> str:
-    """Return an account as Slurm prints it, `alice(1001)`; `alice(unknown)` where nobody knows its number."""
+    """Format an account as Slurm does: `alice(1001)`, or `alice(unknown)` without a known UID."""
     return f"{_word(name)}({NO_ID if number is None else number})"
 
 
 def local_time(iso: str | None, zone: Zone = None) -> str:
-    """Return a time as Slurm's commands print it: to the second, in the zone where it is printed, without naming it."""
+    """Format a time as Slurm's commands do: local time to the second, without a zone."""
     if iso is None:
         return "Unknown"
     try:
@@ -209,14 +209,14 @@ def _word(text: str | None) -> str:
 
 
 def _text(text: str | None) -> str:
-    """Return a text whose characters no terminal obeys: names and paths come from other people."""
+    """Escape terminal control characters, because names and paths come from other users."""
     return plain(text or "")
 
 
-# ---- the answer of GET /v1/bbstat
+# ---- response of GET /v1/bbstat
 
 
 class ProviderStatus(Answer, frozen=True, kw_only=True):
-    """What the site's burst-buffer provider says of itself."""
+    """Status output of the site's burst-buffer provider."""
 
     text: str

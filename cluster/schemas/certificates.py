@@ -1,4 +1,4 @@
-"""Bodies and answers about revoked certificates."""
+"""Schemas of certificate revocation."""
 
 from typing import Annotated
 
@@ -13,24 +13,26 @@ class RevocationRequest(Command, frozen=True, kw_only=True):
 
     reason: Annotated[str, msgspec.Meta(max_length=MESSAGE_CHARACTERS_MAX)] = ""
     valid_until: Annotated[str, msgspec.Meta(max_length=64)] | None = None
-    """When the certificate expires, ISO 8601 with a zone; the entry can go then. Without: when any that is issued by
-    now does, or never for a holder."""
+    """Expiry of the certificate, ISO 8601 with a zone; the entry can be dropped then. Default: the latest expiry of any
+    certificate issued so far, or never for all certificates of a holder.
+    """
 
 
 class RevocationView(View, frozen=True, kw_only=True):
-    """One entry of the list."""
+    """One entry of the revocation list."""
 
     certificate: str
-    """`serial:1f2e…` for one certificate; `user:alan`, `agent:n1`, `replica:r1`, `operator:op`, and
-    `scheduler:slurm` for all of a holder."""
+    """`serial:1f2e…` for one certificate; `user:alan`, `agent:n1`, `replica:r1`, `operator:op` or `scheduler:slurm`
+    for all certificates of a holder.
+    """
     reason: str
     by: str
     at: str | None
     until: str | None
-    """When the entry can go; null: when somebody takes it off the list."""
+    """Time the entry can be dropped; null: only when an operator removes it."""
 
 
 class RevocationsAnswer(Answer, frozen=True, kw_only=True):
-    """Answer about revoked certificates."""
+    """Response with revoked certificates."""
 
     revocations: tuple[RevocationView, ...]

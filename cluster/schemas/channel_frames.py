@@ -1,9 +1,8 @@
-"""What programs and replicas say on the channel: MessagePack frames with a length before each, as between replicas.
+"""Frames of the channel between programs and replicas: length-prefixed MessagePack, as between replicas.
 
-A frame is four bytes of length (big endian) and an array that begins with its kind. Kinds are for ever: append-only,
-never reused (law 12). The first frame of each side is its greeting, with the version and the cluster's id; after that
-a program sends commands, as many as it likes before the first answer, and a replica answers each with the program's own
-number, in whatever order they are settled.
+A frame is four bytes of length (big endian) and an array that begins with its kind. Kinds are append-only and never
+reused (law 12). Each side first sends a greeting with the version and the cluster ID. The program then sends commands
+without waiting for responses; the replica answers each under the program's number, in the order of settlement.
 """
 
 import struct
@@ -16,43 +15,47 @@ from msgspec import Meta
 CHANNEL_VERSION: Final = 1
 
 FRAME_BYTES_MAX: Final = 512 * 1024
-"""Bytes of one frame: one command with a script and an environment of the largest size."""
+"""Size of one frame, bytes: one command with a script and an environment of the largest size."""
 
 ANSWER_BYTES_MAX: Final = 64 * 1024
-"""Bytes of one answer: numbers, or a sentence with its remedy."""
+"""Size of one response, bytes: numbers, or an error sentence with its remedy."""
 
 OUTSTANDING_MAX: Final = 1024
-"""Commands of one connection that wait for their answers, count: a whole batch. A replica reads no further meanwhile,
-so whoever sends more waits in its own socket."""
+"""Unanswered commands of one connection, count: one batch. At the limit a replica stops reading, so the program blocks
+on its own socket.
+"""
 
 LENGTH: Final = struct.Struct(">I")
 
 NOT_LEADER: Final = "not_leader"
-"""The code of an answer that says where to send the command instead."""
+"""Error code of a response that names the leader's address."""
 
 Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 class ChannelProtocolError(Exception):
-    """The other side sent what is not a frame of this cluster; the connection is closed. The message says why."""
+    """The peer sent an invalid frame or belongs to another cluster; the connection is closed.
+
+    The message gives the reason.
+    """
 
 
 class HelloFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
-    """The first frame of either side."""
+    """First frame of either side."""
 
     version: int
     cluster: Annotated[str, Meta(max_length=64)]
 
 
 class CommandFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
-    """A command: one of `cluster.schemas.requests.BulkCommand`, as in POST /v1/commands."""
+    """Command: one of `cluster.schemas.requests.BulkCommand`, as in POST /v1/commands."""
 
     number: Number
     command: msgspec.Raw
 
 
 class SuccessFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
-    """The command was carried out and is durable. `job`: the one it made or concerned, 0 for none."""
+    """The command is durable. `job` is the job it created or changed, 0 for none."""
 
     number: Number
     revision: int
@@ -60,9 +63,9 @@ class SuccessFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class FailureFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
-    """The command was not carried out, or nobody here knows: the same words as the API's errors.
+    """The command failed, or its outcome is unknown; same fields as the API's errors.
 
-    `status` is the API's; 307 says that another replica leads, `leader` where its channel is, if that is known.
+    `status` is the HTTP status. With 307, `leader` is the address of the leader's channel, if known.
     """
 
     number: Number
@@ -82,7 +85,11 @@ decode_from_replica: Final = msgspec.msgpack.Decoder(HelloFrame | SuccessFrame |
 
 
 def encode_frame(message: HelloFrame | CommandFrame | SuccessFrame | FailureFrame) -> bytes:
-    """Return the message with its length before it; ValueError for one that no other side would take."""
+    """Encode the message with its length prefix.
+
+    Raises:
+        ValueError: The frame exceeds the peer's limit.
+    """
     body = _encoder.encode(message)
     if len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"the frame has {len(body)} bytes; at most {FRAME_BYTES_MAX} are sent")
@@ -90,7 +97,11 @@ def encode_frame(message: HelloFrame | CommandFrame | SuccessFrame | FailureFram
 
 
 def check_hello(hello: HelloFrame, cluster_id: str) -> None:
-    """Refuse a greeting of another version or cluster; ChannelProtocolError."""
+    """Check the version and cluster ID of a greeting.
+
+    Raises:
+        ChannelProtocolError: The greeting is of another version or cluster.
+    """
     if hello.version != CHANNEL_VERSION:
         raise ChannelProtocolError(
             f"the other side speaks version {hello.version}; this release speaks {CHANNEL_VERSION}"
@@ -100,23 +111,27 @@ def check_hello(hello: HelloFrame, cluster_id: str) -> None:
 
 
 class FrameSplitter:
-    """Cuts a stream of bytes into the bodies of frames, and holds at most one unfinished frame and one read."""
+    """Splits a byte stream into frame bodies. It buffers at most one unfinished frame and one read."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._parts: list[bytes] = []
-        """What has come of the frame that is not complete."""
+        """Received parts of the unfinished frame."""
         self._size = 0
         self._needed = 0
-        """Bytes without which nothing more is complete: those of its length, or all of it."""
+        """Bytes required before anything can be completed: the length prefix, or the whole frame."""
 
     @property
     def is_between(self) -> bool:
-        """Whether no frame has begun that is not complete."""
+        """Return True if no frame is unfinished."""
         return not self._size
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the body of each frame that is complete with `data`; ChannelProtocolError for one that is too long."""
+        """Yield the body of each frame that `data` completes.
+
+        Raises:
+            ChannelProtocolError: A frame is too long.
+        """
         self._parts.append(data)
         self._size += len(data)
         if self._size < self._needed:

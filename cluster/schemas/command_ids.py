@@ -1,7 +1,7 @@
-"""How a single command gets its id: a UUIDv7 (RFC 9562, 5.7), 48 bits of milliseconds and 74 random ones.
+"""IDs of single commands: UUIDv7 (RFC 9562, 5.7) with 48 bits of milliseconds and 74 random bits.
 
-The same id is sent with every retry of one command, and with no other: that is what makes it happen once (law 6). The
-commands of a session are numbered instead (`replica.values.command_ids`), in a UUIDv8.
+Every retry of a command carries the same ID, and no other command does; that makes commands exactly-once (law 6).
+Commands of a session are numbered instead (`replica.values.command_ids`), in a UUIDv8.
 """
 
 import os
@@ -17,7 +17,7 @@ _MILLISECONDS_MAX: Final = 2**48 - 1
 
 
 def new_command_id(clock: Clock, entropy: Callable[[int], bytes] = os.urandom) -> str:
-    """Return a new id as 32 hexadecimal digits; `entropy(n)` gives n random bytes."""
+    """Return a new ID as 32 hexadecimal digits; `entropy(n)` returns n random bytes."""
     milliseconds = clock.now() // MICROSECONDS_PER_MILLISECOND
     if not 0 <= milliseconds <= _MILLISECONDS_MAX:
         raise ValueError(f"the clock says {clock.now()} µs, which no UUIDv7 can hold; set this machine's clock")
@@ -27,7 +27,11 @@ def new_command_id(clock: Clock, entropy: Callable[[int], bytes] = os.urandom) -
 
 
 def instant_of(command_id: str) -> Instant:
-    """Return when the id was made, to the millisecond, by its maker's clock; ValueError if it is not a UUIDv7."""
+    """Return the creation time of an ID, to the millisecond, by its creator's clock.
+
+    Raises:
+        ValueError: The text is not a UUIDv7.
+    """
     found = bytes_of(command_id)
     if is_in_session(found):
         raise ValueError(f"{command_id!r} is the id of a command in a session, which says no time")
@@ -35,17 +39,21 @@ def instant_of(command_id: str) -> Instant:
 
 
 def instant_in(found: bytes) -> Instant:
-    """Return when an id was made whose bytes were read."""
+    """Return the creation time of an ID given as bytes."""
     return Instant(int.from_bytes(found[:6], "big") * MICROSECONDS_PER_MILLISECOND)
 
 
 def bytes_of(command_id: str) -> bytes:
-    """Return the 16 bytes of an id; ValueError if it is neither a single command's nor one of a session."""
+    """Return the 16 bytes of an ID.
+
+    Raises:
+        ValueError: The text is neither the ID of a single command nor of a session's command.
+    """
     try:
         found = bytes.fromhex(command_id)
     except ValueError:
         found = b""
-    # `fromhex` also takes capitals and blanks: there is one way to write an id.
+    # `fromhex` also accepts capitals and blanks, but an ID has exactly one spelling.
     if len(found) != 16 or found.hex() != command_id:
         raise ValueError(f"{command_id!r} is not a command id: write the 32 hexadecimal digits of a UUIDv7")
     if is_in_session(found):

@@ -1,4 +1,4 @@
-"""What is sent and answered about the configuration and about pools that are changed while they are in use."""
+"""Schemas of the replicated configuration and of online pool changes."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -9,13 +9,13 @@ from cluster.schemas.jobs import PoolView
 from replica.values import NAME_CHARACTERS_MAX, PATH_BYTES_MAX, SETTING_CHARACTERS_MAX, SETTINGS_MAX, SIZE_BYTES_MAX
 
 KEY_CHARACTERS_MAX = 64
-"""A key of the configuration, characters: none is nearly as long."""
+"""Length of a configuration key, characters; all keys are much shorter."""
 
 LINES_MAX = 1_000_000
-"""A line or column in a file, count: for people to find a place."""
+"""Largest line or column number of a position in a file."""
 
 SIZE_CHARACTERS_MAX = 64
-"""A size as text, characters: more digits than one may have, and a suffix."""
+"""Length of a size written as text, characters: all its digits and a suffix."""
 
 UnitWord: TypeAlias = Literal["bytes", "nodes", "count"]
 
@@ -28,7 +28,7 @@ _Place = Annotated[int, msgspec.Meta(ge=0, le=LINES_MAX)]
 
 
 class SettingBody(Request, frozen=True, kw_only=True):
-    """One key of the configuration as it is written, and where: refusals name the place, or else the key."""
+    """One configuration key as written in a file. Errors name its position, or else the key."""
 
     key: Annotated[str, msgspec.Meta(max_length=KEY_CHARACTERS_MAX)]
     value: Annotated[str, msgspec.Meta(max_length=SETTING_CHARACTERS_MAX)]
@@ -42,10 +42,10 @@ _Revision = Annotated[int, msgspec.Meta(ge=0, le=SIZE_BYTES_MAX)]
 
 
 class ConfigureRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/configuration: all of it is applied in one entry, or nothing.
+    """Body of POST /v1/configuration, applied completely in one entry or not at all.
 
-    Without `partial`, keys of burst_buffer.conf that are not named get Slurm's default. `expect_revision`: refused if
-    the configuration was changed later.
+    Without `partial`, omitted keys of burst_buffer.conf get Slurm's default. With `expect_revision`, the request is
+    rejected if the configuration has changed since that revision.
     """
 
     settings: Settings
@@ -54,7 +54,7 @@ class ConfigureRequest(Command, frozen=True, kw_only=True):
 
 
 class CompareRequest(Request, frozen=True, kw_only=True):
-    """Body of POST /v1/configuration/diff: what such a change would do, or why it would be refused. Nothing changes."""
+    """Body of POST /v1/configuration/diff: show the effect of a change, or its rejection, without applying it."""
 
     settings: Settings
     partial: bool = False
@@ -62,19 +62,22 @@ class CompareRequest(Request, frozen=True, kw_only=True):
 
 
 class PoolAddRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/pools/{name}/add. Sizes are text; without a suffix they are units of the pool."""
+    """Body of POST /v1/pools/{name}/add. Sizes are text; a size without a suffix counts units of the pool."""
 
     quantity: _SizeText
     granularity: _SizeText | None = None
-    """The configuration's Granularity if left out."""
+    """Default: the configuration's Granularity."""
     unit: UnitWord = "bytes"
     default: bool | None = None
     place: _NameText | None = None
-    """The place that its buffers are to lie in."""
+    """Shared filesystem for its buffers."""
 
 
 class PoolChangeRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/pools/{name}/change: what is left out stays as it is. `out_of_service`: `all` for everything."""
+    """Body of POST /v1/pools/{name}/change. Omitted fields stay unchanged.
+
+    `out_of_service`: `all` takes the whole pool out.
+    """
 
     quantity: _SizeText | None = None
     granularity: _SizeText | None = None
@@ -82,7 +85,7 @@ class PoolChangeRequest(Command, frozen=True, kw_only=True):
     unit: UnitWord | None = None
     default: bool | None = None
     place: _NameText | None = None
-    """The place that its buffers are to lie in from now on; empty: none. Only while nobody uses the pool."""
+    """New shared filesystem for its buffers; empty: none. Allowed only while the pool is unused."""
 
 
 class PlaceAddRequest(Command, frozen=True, kw_only=True):
@@ -91,34 +94,34 @@ class PlaceAddRequest(Command, frozen=True, kw_only=True):
     path: Annotated[str, msgspec.Meta(max_length=PATH_BYTES_MAX)]
 
 
-# Answers
+# Responses
 
 
 class SettingView(View, frozen=True, kw_only=True):
-    """One key of the configuration; `value` is as it is written in a file, empty where nothing is."""
+    """One configuration key; `value` is its text in a file, empty if not set."""
 
     key: str
     value: str
     default: str
     slurm: bool
-    """Whether it is a key of burst_buffer.conf; the others are Forebay's own."""
+    """Whether the key belongs to burst_buffer.conf; the others are Forebay's own."""
     about: str
 
 
 class ConfigurationAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET and POST /v1/configuration."""
+    """Response of GET and POST /v1/configuration."""
 
     changed_revision: int
-    """The revision at which it was changed last, 0 for never: what expect_revision is compared with."""
+    """Revision of the last change, 0 for none. `expect_revision` is compared with it."""
     settings: tuple[SettingView, ...]
     text: str
-    """As a file that changes nothing when it is applied."""
+    """Configuration file that changes nothing when applied."""
     burst_buffer_conf: str
-    """As Slurm's burst_buffer.conf: without what only Forebay knows."""
+    """Configuration as Slurm's burst_buffer.conf, without Forebay's own keys."""
 
 
 class DifferenceView(View, frozen=True, kw_only=True):
-    """One key that differs; empty where nothing is written for it."""
+    """One key that differs; the value is empty if the key is not set."""
 
     key: str
     before: str
@@ -126,18 +129,18 @@ class DifferenceView(View, frozen=True, kw_only=True):
 
 
 class CompareAnswer(View, frozen=True, kw_only=True):
-    """Answer of POST /v1/configuration/diff."""
+    """Response of POST /v1/configuration/diff."""
 
     revision: int
-    """What it was compared at: --expect-revision of a change that is to be based on it."""
+    """Revision compared with; pass it as --expect-revision of a dependent change."""
     changed_revision: int
     feature_level: int
-    """From level 3 on the configuration has a revision, and changes may be based on one."""
+    """From level 3 on, the configuration has a revision that changes can refer to."""
     differences: tuple[DifferenceView, ...]
 
 
 class PoolRemovedAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of POST /v1/pools/{name}/remove: what is left."""
+    """Response of POST /v1/pools/{name}/remove: the remaining pools."""
 
     removed: str
     pools: tuple[PoolView, ...]

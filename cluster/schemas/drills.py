@@ -1,4 +1,4 @@
-"""Bodies and answers about drills: what was done to the cluster on purpose, and what came of it."""
+"""Schemas of failover drills."""
 
 from typing import Annotated
 
@@ -15,15 +15,15 @@ class StartDrillRequest(Command, frozen=True, kw_only=True):
 
     scenario: Name
     target: Name
-    """The replica that it is about."""
+    """Replica under test."""
     lasts_s: Annotated[int, msgspec.Meta(ge=1, le=DRILL_S_MAX)]
-    """After so many seconds it is over, whatever is heard of it."""
+    """Time after which the drill ends in any case, seconds."""
     forced: Annotated[tuple[Name, ...], msgspec.Meta(max_length=DRILL_FIGURES_MAX)] = ()
-    """The preconditions that do not hold and are overridden."""
+    """Failed preconditions that the operator overrides."""
     plan: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
-    """Id of the plan that was confirmed."""
+    """ID of the confirmed plan."""
     lease_s: Annotated[int, msgspec.Meta(ge=0, le=DRILL_S_MAX)] = 0
-    """After so many seconds without a probe of who carries it out it is over; 0: only after `lasts_s`."""
+    """Time without a probe from the coordinator after which the drill ends, seconds; 0: only `lasts_s` applies."""
 
 
 class AbortDrillRequest(Command, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class EndDrillRequest(Command, frozen=True, kw_only=True):
     """passed, failed or aborted."""
     sentence: Sentence
     figures: Annotated[dict[str, int], msgspec.Meta(max_length=DRILL_FIGURES_MAX)] = {}
-    """What was measured, by names that end with the unit."""
+    """Measurements by name; each name ends in its unit."""
 
 
 class DrillView(View, frozen=True, kw_only=True):
@@ -50,30 +50,30 @@ class DrillView(View, frozen=True, kw_only=True):
     target: str
     by: str
     verdict: str
-    """under way, passed, failed, aborted; lost: nothing was heard of it in its time."""
+    """under way, passed, failed, aborted, or lost: nothing was received from the drill in time."""
     began: str | None
     until: str | None
-    """It is over by then unless something is heard of it."""
+    """Time the drill ends unless another probe arrives."""
     ended: str | None = None
     forced: tuple[str, ...] = ()
     abort: str = ""
-    """Who wants it to end before its time, and why."""
+    """Actor and reason of a requested abort."""
     sentence: str = ""
     figures: dict[str, int] = {}
     plan: str = ""
-    """Id of the plan that was confirmed."""
+    """ID of the confirmed plan."""
     second: str = ""
-    """The other operator who agreed to it."""
+    """Second operator, who confirmed the drill."""
 
 
 class DrillAnswer(DrillView, frozen=True, kw_only=True):
-    """Answer about one drill."""
+    """Response with one drill."""
 
     revision: int
 
 
 class DrillLockView(View, frozen=True, kw_only=True):
-    """An operator's word that there shall be no drill."""
+    """An operator's lock against drills."""
 
     by: str
     reason: str
@@ -81,13 +81,13 @@ class DrillLockView(View, frozen=True, kw_only=True):
 
 
 class DrillsAnswer(Answer, frozen=True, kw_only=True):
-    """The last drills, the newest first, and who wants none."""
+    """The last drills, newest first, and the locks against drills."""
 
     drills: tuple[DrillView, ...]
     locks: tuple[DrillLockView, ...]
 
 
 class DrillProbeAnswer(Answer, frozen=True, kw_only=True):
-    """Answer to a probe: its revision is that of the command, however often it is sent."""
+    """Response to a probe; its revision is that of the command, even if resent."""
 
     drill: int

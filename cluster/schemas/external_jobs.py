@@ -1,4 +1,4 @@
-"""Bodies and answers about external jobs: buffers whose jobs belong to another scheduler."""
+"""Schemas of external jobs: jobs of another scheduler with buffers here."""
 
 from typing import Annotated
 
@@ -8,50 +8,50 @@ from cluster.schemas.base import Answer, Command, Name, Number, View
 from replica.values import MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX, PATH_BYTES_MAX, SIZE_BYTES_MAX
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 2)]
-"""A user's or a group's number, as Linux has them."""
+"""UID or GID, in the range of Linux."""
 
 
 class RegisterSchedulerRequest(Command, frozen=True, kw_only=True):
     """Body of POST /v1/scheduler/register."""
 
     cluster: Name
-    """What all hosts of this scheduler say and no other scheduler does, such as a random text beside its state."""
+    """Text unique to this scheduler and shared by its hosts, for example random text beside its state."""
     address: Name
-    """The host that asks: whoever is refused later is told it."""
+    """Host that registers; later rejections name it."""
 
 
 class ExternalJobCommand(Command, frozen=True, kw_only=True):
-    """What every command about an external job says."""
+    """Base of all commands about external jobs."""
 
     cluster: Name
-    """As at its registration."""
+    """Same value as at the registration."""
     epoch: Number = 0
-    """The epoch that is meant, as an answer gave it: what comes late then changes nothing. 0: the last one."""
+    """Epoch the command refers to, as returned in a response; late commands then have no effect. 0: the last epoch."""
 
 
 class SetUpExternalJobRequest(ExternalJobCommand, frozen=True, kw_only=True):
-    """Body of POST /v1/external-jobs/{job}/setup. With an `epoch`: that one, be it the last or the next."""
+    """Body of POST /v1/external-jobs/{job}/setup. `epoch`, if given, is the last epoch or the next one."""
 
     user: Name
     uid: Id
     gid: Id
     groups: Annotated[tuple[Id, ...], msgspec.Meta(max_length=65_536)] = ()
     script: str
-    """The job's script, with its directives and symbols as its scheduler has replaced them."""
+    """Job script with directives, after the scheduler replaced its symbols."""
     pool: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
     size: Annotated[int, msgspec.Meta(ge=0, le=SIZE_BYTES_MAX)] = 0
-    """What its scheduler has taken off its own books, in units of the pool: instead of what the directives say."""
+    """Space the scheduler has accounted for, in units of the pool. Overrides the directives."""
     name: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = ""
-    """The job's name, for people and `%x`."""
+    """Job name, for display and `%x`."""
     workdir: Annotated[str, msgspec.Meta(max_length=PATH_BYTES_MAX)] = ""
 
 
 class TearDownExternalJobRequest(ExternalJobCommand, frozen=True, kw_only=True):
-    """Body of POST /v1/external-jobs/{job}/teardown. `hurry`: results that are not exported are lost."""
+    """Body of POST /v1/external-jobs/{job}/teardown. `hurry`: discard unexported results."""
 
     hurry: bool = False
     reason: Annotated[str, msgspec.Meta(max_length=MESSAGE_CHARACTERS_MAX)] = ""
-    """Why, where its scheduler knows nothing of it any more: then what has not run is removed and does not linger."""
+    """Reason, if the scheduler no longer knows the job. A job that has not run is then removed without lingering."""
 
 
 class MissExternalJobRequest(Command, frozen=True, kw_only=True):
@@ -59,38 +59,38 @@ class MissExternalJobRequest(Command, frozen=True, kw_only=True):
 
     cluster: Name
     state: Name
-    """How its scheduler calls where the external job stands."""
+    """Job state in the scheduler's terms."""
 
 
 class ExternalJobView(View, frozen=True, kw_only=True):
-    """One external job: its last epoch."""
+    """Last epoch of one external job."""
 
     scheduler: str
     job: str
     epoch: int
-    """0: there is none."""
+    """0: no epoch exists."""
     phase: str
     """none, waiting, set-up, staging-in, stage-in-failed, staged-in, running, post-run, staging-out, stage-out-failed,
     lingering, parked, teardown, teardown-failed, over."""
     job_id: int | None = None
-    """The number of its record among Forebay's own jobs."""
+    """ID of its record among Forebay's jobs."""
     user: str = ""
     uid: int = 0
-    """The user's number, as its scheduler knows it."""
+    """UID of the user on the scheduler's hosts."""
     pool: str = ""
     size: int = 0
-    """What it holds or waits for, in units of the pool."""
+    """Space it holds or waits for, in units of the pool."""
     message: str = ""
-    """Why its setup, or its last operation, failed."""
+    """Failure of its setup or of its last operation."""
     path: str | None = None
-    """Its directory in the place of its pool; null while there is none."""
+    """Its directory on the pool's shared filesystem; null if none exists."""
     persistent: dict[str, str] = {}
-    """The persistent buffers that it works with, by name: the directory of each."""
+    """Directory of each persistent buffer it uses, by name."""
     mover: str | None = None
-    """The agent that stages for it."""
+    """Agent that stages for it."""
     submit_time: str | None = None
     kept_until: str | None = None
-    """While it lingers: until when, if nobody needs the space before."""
+    """End of lingering, unless the space is needed earlier."""
     staged_in_files: int = 0
     staged_in_bytes: int = 0
     staged_out_files: int = 0
@@ -98,14 +98,14 @@ class ExternalJobView(View, frozen=True, kw_only=True):
 
 
 class ExternalJobAnswer(ExternalJobView, frozen=True, kw_only=True):
-    """Answer about one external job. `warnings`: what the directives say that has no effect here, after a setup."""
+    """Response with one external job. `warnings`: directive options that have no effect here, after a setup."""
 
     revision: int
     warnings: tuple[str, ...] = ()
 
 
 class ExternalJobsAnswer(Answer, frozen=True, kw_only=True):
-    """The external jobs of the scheduler that asks, each with its last epoch."""
+    """External jobs of the calling scheduler, each with its last epoch."""
 
     external_jobs: tuple[ExternalJobView, ...]
     truncated: bool = False
@@ -135,7 +135,7 @@ class RemovePersistentRequest(Command, frozen=True, kw_only=True):
 
 
 class PersistentView(View, frozen=True, kw_only=True):
-    """One persistent buffer that all nodes see, or what a scheduler has asked for it."""
+    """One persistent buffer on a shared filesystem, or the scheduler's pending request for it."""
 
     name: str
     state: str
@@ -143,47 +143,49 @@ class PersistentView(View, frozen=True, kw_only=True):
     user: str = ""
     pool: str = ""
     size: int = 0
-    """What it holds, in units of the pool."""
+    """Space it holds, in units of the pool."""
     path: str | None = None
-    """Its directory; null while there is none."""
+    """Its directory; null if none exists."""
     number: int = 0
-    """Of the job that made it, or is removing it."""
+    """ID of the job that creates or removes it."""
     create_time: str | None = None
 
 
 class PersistentAnswer(PersistentView, frozen=True, kw_only=True):
-    """Answer about one persistent buffer. `under_way`: make, remove, or empty, of the user that the command named."""
+    """Response with one persistent buffer. `under_way`: the named user's pending operation: make, remove, or empty."""
 
     revision: int
     under_way: str = ""
     failed: bool = False
-    """Whether what is under way goes on only if somebody sees to it: remove it, and ask again."""
+    """Whether the operation is stuck and needs an operator: remove the buffer, then request it again."""
     message: str = ""
-    """Why it has not ended."""
+    """Reason the operation has not ended."""
 
 
 class PersistentsAnswer(Answer, frozen=True, kw_only=True):
-    """Persistent buffers that all nodes see, by name."""
+    """Persistent buffers on shared filesystems, by name."""
 
     buffers: tuple[PersistentView, ...]
 
 
 class ExternalJobPoolView(View, frozen=True, kw_only=True):
-    """One pool that external jobs may be in. Numbers are units of the pool."""
+    """One pool available to external jobs. Numbers are units of the pool."""
 
     name: str
     unit: str
     quantity: int
-    """What is in service, in whole grains."""
+    """Capacity in service, in whole grains."""
     granularity: int
     free: int
-    """What one more setup would get now: what lingers counts as free, what reservations keep for others does not, and
-    nothing is while an external job waits for its space there, or a job that has been passed as often as may be."""
+    """Space available to one more setup. Lingering buffers count as free, space reserved for others does not.
+
+    The result is 0 while an external job waits for space there, or a job that has been passed over as often as allowed.
+    """
     default: bool = False
 
 
 class SchedulerSiteAnswer(Answer, frozen=True, kw_only=True):
-    """What another scheduler needs to know of this site: its pools, and what requests may say."""
+    """Facts about this site for another scheduler: pools and request limits."""
 
     pools: tuple[ExternalJobPoolView, ...]
     directive: str
@@ -195,16 +197,16 @@ class SchedulerSiteAnswer(Answer, frozen=True, kw_only=True):
 
 
 class SchedulerView(View, frozen=True, kw_only=True):
-    """One scheduler that has external jobs here."""
+    """One scheduler with external jobs here."""
 
     scheduler: str
     cluster: str
     address: str
-    """From where it came last."""
+    """Address of its last registration."""
     since: str | None
 
 
 class SchedulersAnswer(Answer, frozen=True, kw_only=True):
-    """Other schedulers, by name."""
+    """Registered schedulers, by name."""
 
     schedulers: tuple[SchedulerView, ...]

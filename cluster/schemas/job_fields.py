@@ -1,8 +1,8 @@
-"""What people can say of a job: one table of it, the bodies that say it, and the details that show it.
+"""Job fields that users can set: the table of fields, and the request bodies and view that contain them.
 
-A field that people can set is one of JobOptions and, where it may change, of JobChange (`replica.model.requests`); it
-is one of SubmitRequest, UpdateRequest and JobDetailsView here, and a row of JOB_FIELDS. By the same name everywhere it
-is read, copied, shown and changed with nothing more to write. What its value may be: `replica.decide.checks`.
+A field is a member of JobOptions and, if it may change, of JobChange (`replica.model.requests`); of SubmitRequest,
+UpdateRequest and JobDetailsView here; and it has a row in JOB_FIELDS. Because the name is the same everywhere, no other
+code is needed to read, copy, show and change it. `replica.decide.checks` validates its value.
 """
 
 from typing import Annotated, Literal, TypeAlias, get_args
@@ -13,24 +13,24 @@ from cluster.schemas.base import Command, Number
 from replica.values import ARGUMENTS_MAX, DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
 
 NODES_ASKED_MAX = 2**31 - 1
-"""Nodes that a request may name; how many there can be is for the controller to say."""
+"""Nodes a request may name, count; the controller checks the actual limit."""
 
 TEXT_CHARACTERS_MAX = 4_096
-"""One text of a change, characters: longer than any name, comment or address may be."""
+"""Length of one text in a change, characters: longer than any name, comment or address."""
 
 OPTION_CHARACTERS_MAX = 4096
-"""The text of one option that lists much, characters: an array of 1,000 tasks named one by one."""
+"""Length of an option that holds a list, characters: an array of 1,000 tasks listed one by one."""
 
 IGNORED_OPTIONS_MAX = 128
-"""Options that one submit names as ignored, count: more than sbatch has."""
+"""Ignored options in one submit, count: more than sbatch has."""
 
 MAIL_TYPES_MAX = 16
-"""Types of mail that one job names, count: more than there are."""
+"""Mail types of one job, count: more than exist."""
 
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS_MAX)]
 
 OPTION_SHOWN_MAX = 64
-"""An option that is named as ignored, characters: the longest name, and the beginning of its value."""
+"""Length of an ignored option, characters: the longest name and the beginning of its value."""
 
 OptionShown: TypeAlias = Annotated[str, msgspec.Meta(pattern="^-[!-~]*$", max_length=OPTION_SHOWN_MAX)]
 
@@ -38,35 +38,35 @@ Reads = Literal[
     "text", "directory", "directives", "duration", "moment", "names", "dependencies",
     "cpus", "priority", "nice", "nodes", "array", "switch", "tasks", "exclusive", "signal",
 ]  # fmt: skip
-"""How the text that people write is read: the readers of `cluster.cli.submission.readers`."""
+"""Reader for the field's text: one of `cluster.cli.submission.readers`."""
 
 
 IfDefined = Literal["account", "qos", "licenses", "reservation"]
-"""Fields that are left out, if the submit says so, where the site has not defined what they name."""
+"""Fields that a submit can ask to drop if the site does not define their value."""
 
 IF_DEFINED: tuple[IfDefined, ...] = get_args(IfDefined)
 
 
 class JobField(msgspec.Struct, frozen=True):
-    """One thing that people can say of a job: its name in requests, and what it is called where they write and look."""
+    """One settable job field: its name in requests and in each user interface."""
 
     field: str
     options: tuple[str, ...]
-    """On the command line; a refusal names the first long one as its place."""
+    """Command-line options; errors name the first long one."""
     slurm: tuple[str, ...]
-    """In `#SBATCH` lines: the long one, and the short one where there is one; of a switch the long one for no."""
+    """`#SBATCH` options: the long one, and the short one if it exists; for a switch, the long negative form."""
     metavar: str
     help: str
     reads: Reads = "text"
     change: str | None = None
-    """What `job update` says of it; None: it cannot be changed."""
+    """Help text of `job update`; None: the field cannot be changed."""
     alone: str = ""
-    """What it says in an `#SBATCH` line without a value, where it may stand alone."""
+    """Value of an `#SBATCH` option without an argument, if that is allowed."""
     label: str = ""
-    """Its name in `job show`, where it has a line of its own once it is set."""
+    """Label in `job show`, if the field has a line of its own when set."""
     letter: str = ""
     heading: str = ""
-    """Its letter in a format of squeue, and the heading of its column."""
+    """squeue format letter and column heading."""
 
 
 JOB_FIELDS = (
@@ -137,7 +137,7 @@ JOB_FIELDS = (
     JobField("open_mode", ("--open-mode",), ("--open-mode",), "MODE",
              "Open output files to append or truncate.  [default: truncate]"),
 )  # fmt: skip
-"""All of them, in the order in which help shows them."""
+"""All fields, in the order of the help text."""
 
 
 class SubmitRequest(Command, frozen=True, kw_only=True):
@@ -152,76 +152,76 @@ class SubmitRequest(Command, frozen=True, kw_only=True):
     cpus: Number = 1
     priority: Number | None = None
     begin_at: str | None = None
-    """ISO 8601 with a zone: the job is not eligible before."""
+    """Earliest start, ISO 8601 with a zone."""
     deadline: str | None = None
-    """ISO 8601 with a zone: the job is dropped if it cannot have run by then."""
+    """Time by which the job must be able to end, ISO 8601 with a zone; otherwise it is dropped."""
     dependencies: tuple[str, ...] = ()
-    """Such as `afterok:12`, `afterburstbuffer:12` or `singleton`; all must hold."""
+    """For example `afterok:12`, `afterburstbuffer:12` or `singleton`; all must hold."""
     dependency_any: bool = False
-    """One of the dependencies is enough (`?`)."""
+    """Whether one satisfied dependency is enough (`?`)."""
     output: str | None = None
     environment: dict[str, str] = {}
     hold: bool = False
     user: str | None = None
-    """Operators only: on whose behalf."""
+    """Operators only: the user the job is submitted for."""
     nodes: Annotated[int, msgspec.Meta(ge=0, le=NODES_ASKED_MAX)] = 1
     """0: a job that only creates or destroys persistent buffers (`-N0`)."""
     array: Annotated[str, msgspec.Meta(max_length=OPTION_CHARACTERS_MAX)] | None = None
-    """Such as `1-10:2%3`: tasks, and how many of them may go at once."""
+    """Array tasks and the number that may run at once, for example `1-10:2%3`."""
     account: str | None = None
     qos: str | None = None
     licenses: Annotated[tuple[str, ...], msgspec.Meta(max_length=LICENSES_PER_JOB_MAX)] = ()
-    """Such as `matlab:2` or `matlab`, which is one of them."""
+    """For example `matlab:2`; `matlab` requests one."""
     reservation: str | None = None
     partition: str | None = None
     nice: Number = 0
-    """Larger goes later."""
+    """A larger value lowers the priority."""
     requeue: bool = True
-    """Whether the job may be requeued after a failure that is not its own."""
+    """Whether the job may be requeued after a failure it did not cause."""
     mail_types: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAIL_TYPES_MAX)] = ()
-    """Such as `stage_out` or `all`."""
+    """For example `stage_out` or `all`."""
     mail_user: str | None = None
     comment: str | None = None
     error: str | None = None
-    """Where standard error goes; null: where standard output goes."""
+    """File for standard error; null: same as standard output."""
     open_mode: str | None = None
     """`append` or `truncate`."""
     arguments: Annotated[tuple[Text, ...], msgspec.Meta(max_length=ARGUMENTS_MAX)] = ()
-    """Of the script."""
+    """Arguments of the script."""
     tasks: Number = 1
-    """Tasks that the script will start; `cpus` counts the CPUs of all of them."""
+    """Tasks the script starts; `cpus` counts the CPUs of all of them."""
     exclusive: bool = False
-    """All CPUs of a node, however many `cpus` asks for."""
+    """Allocate all CPUs of a node, regardless of `cpus`."""
     input: str | None = None
-    """The file for standard input; null: none."""
+    """File for standard input; null: none."""
     signal: str | None = None
-    """Such as `B:USR1@120`: the signal that the script gets before its time limit."""
+    """Signal sent to the script before its time limit, for example `B:USR1@120`."""
     ignored_options: Annotated[tuple[OptionShown, ...], msgspec.Meta(max_length=IGNORED_OPTIONS_MAX)] = ()
-    """Options of sbatch that the client read and does not carry out, such as `--mem`: the site may reject them."""
+    """sbatch options that the client read but Forebay does not implement, such as `--mem`; the site may reject them."""
     if_defined: Annotated[tuple[IfDefined, ...], msgspec.Meta(max_length=4)] = ()
-    """Fields that are left out, with a warning, if the site has not defined what they name."""
+    """Fields to drop with a warning if the site does not define their value."""
 
 
 class UpdateRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/jobs/{id}/update: what is null, or left out, stays as it is."""
+    """Body of POST /v1/jobs/{id}/update. Null or omitted fields stay unchanged."""
 
     name: Text | None = None
     time_limit_s: Number | None = None
     priority: Number | None = None
     nice: Number | None = None
     begin_at: Text | None = None
-    """ISO 8601 with a zone; empty: at once."""
+    """ISO 8601 with a zone; empty: no earliest start."""
     deadline: Text | None = None
-    """ISO 8601 with a zone; empty: none any more."""
+    """ISO 8601 with a zone; empty: no deadline."""
     dependencies: Annotated[tuple[Text, ...], msgspec.Meta(max_length=DEPENDENCIES_MAX + 1)] | None = None
-    """Such as `afterok:12` or `singleton`, all of them; empty: none any more."""
+    """Complete list, for example `afterok:12` or `singleton`; empty: no dependencies."""
     dependency_any: bool = False
-    """Whether one of these dependencies is enough."""
+    """Whether one satisfied dependency is enough."""
     account: Text | None = None
     qos: Text | None = None
     reservation: Text | None = None
     partition: Text | None = None
-    """Empty, as for the three before it: none any more, or the default one."""
+    """Empty, as for the three fields above: none, or the default one."""
     licenses: Annotated[tuple[Text, ...], msgspec.Meta(max_length=LICENSES_PER_JOB_MAX)] | None = None
     comment: Text | None = None
     requeue: bool | None = None
@@ -229,11 +229,11 @@ class UpdateRequest(Command, frozen=True, kw_only=True):
     mail_user: Text | None = None
     bb: str | None = None
     bbf: str | None = None
-    """What it asks of burst buffers instead of all that it asked for: the text of --bb, what a --bbf file holds."""
+    """Complete new burst-buffer request: the text of --bb, or the contents of a --bbf file."""
 
 
 class JobDetailsView(msgspec.Struct, frozen=True, kw_only=True):
-    """More of one job. Null in JobView where all of it is as it is here by default."""
+    """Further details of a job; null in JobView if all have their default."""
 
     nodes: int = 1
     """0: the job runs no script, and only creates or destroys persistent buffers."""
@@ -241,38 +241,38 @@ class JobDetailsView(msgspec.Struct, frozen=True, kw_only=True):
     account: str | None = None
     qos: str | None = None
     licenses: tuple[str, ...] = ()
-    """Such as `matlab:2`."""
+    """For example `matlab:2`."""
     reservation: str | None = None
     partition: str | None = None
     nice: int = 0
     array_job_id: int | None = None
     array_task_id: int | None = None
     array_throttle: int = 0
-    """How many tasks of the array may go at once; 0: all."""
+    """Tasks of the array that may run at once, count; 0: all."""
     requeue: bool = True
     restarts: int = 0
-    """How often the job was requeued."""
+    """Number of requeues."""
     singleton: bool = False
     dependency_any: bool = False
-    """Whether one of its dependencies is enough."""
+    """Whether one satisfied dependency is enough."""
     mail_types: tuple[str, ...] = ()
     mail_user: str | None = None
     comment: str | None = None
     deadline: str | None = None
-    """When it must have ended."""
+    """Time by which it must have ended."""
     suspend_time: str | None = None
-    """Since when it is suspended; null if it is not."""
+    """Start of the suspension; null if not suspended."""
     suspended_s: int = 0
-    """For how long it was suspended before, whole seconds."""
+    """Total time of earlier suspensions, whole seconds."""
     error: str | None = None
-    """The file for standard error, absolute; null: that of standard output."""
+    """Absolute path for standard error; null: same as standard output."""
     open_mode: str | None = None
     arguments: tuple[str, ...] = ()
     tasks: int | None = None
     """Null: one."""
     exclusive: bool = False
     input: str | None = None
-    """The file for standard input, absolute; null: none."""
+    """Absolute path for standard input; null: none."""
     signal: str | None = None
 
 

@@ -1,7 +1,7 @@
-"""What a replica answers: the JSON shapes of `/v1`, shared by the server that fills them and the clients.
+"""Responses of `/v1`: JSON schemas shared by the server and its clients.
 
-Times are ISO 8601 in UTC with microseconds, null where something has not happened; sizes are bytes. Fields that a newer
-server adds are ignored by an older client. `revision` says at which moment of the cluster's history an answer was true.
+Times are ISO 8601 in UTC with microseconds, null for events that have not happened; sizes are bytes. Older clients
+ignore fields that a newer server adds. `revision` is the revision at which a response was true.
 """
 
 from typing import Literal
@@ -17,7 +17,7 @@ from replica.model import Order
 
 
 class OtherError(View, frozen=True, kw_only=True):
-    """Another thing that is wrong with a request, found at the same time."""
+    """A further error found in the same request."""
 
     sentence: str
     remedy: str = ""
@@ -25,9 +25,9 @@ class OtherError(View, frozen=True, kw_only=True):
 
 
 class ErrorView(View, frozen=True, kw_only=True):
-    """Why a request was refused or what went wrong: a sentence for a person, a code for a program.
+    """Reason of a rejection or failure: a sentence for users, a code for programs.
 
-    `outcome` is `refused` where nothing has changed, `unknown` where the same command id must be sent again to learn.
+    `outcome` is `refused` if nothing changed, and `unknown` if the client must resend the same command ID to find out.
     """
 
     code: str
@@ -36,11 +36,11 @@ class ErrorView(View, frozen=True, kw_only=True):
     place: str = ""
     outcome: Literal["refused", "unknown"] = "refused"
     others: tuple[OtherError, ...] | msgspec.UnsetType = msgspec.UNSET
-    """What else is wrong with the request; left out where that is nothing."""
+    """Further errors of the request; omitted if there are none."""
 
 
 class ErrorAnswer(View, frozen=True, kw_only=True):
-    """Body of every answer with a status of 400 and above."""
+    """Body of every response with a status of 400 or above."""
 
     error: ErrorView
 
@@ -49,7 +49,7 @@ class ErrorAnswer(View, frozen=True, kw_only=True):
 
 
 class JobView(View, frozen=True, kw_only=True):
-    """One job. `state` and `reason` are Slurm's words, byte for byte."""
+    """One job. `state` and `reason` are spelled exactly as in Slurm."""
 
     job_id: int
     name: str
@@ -57,14 +57,14 @@ class JobView(View, frozen=True, kw_only=True):
     state: str
     """PENDING CONFIGURING RUNNING SUSPENDED STAGE_OUT COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL."""
     reason: str
-    """`None` (the word) where nothing holds the job back."""
+    """`None` (the word) if nothing holds the job back."""
     burst_buffer: str | None
-    """The request as text, as `BurstBuffer=` shows it; null for a job without a buffer."""
+    """Request as text, in the form of `BurstBuffer=`; null for a job without a buffer."""
     burst_buffer_state: str | None
     """pending, staging-in, staged-in, …; null for a job without a buffer."""
     pool: str | None
     capacity_bytes: int
-    """What the buffer gets: the request rounded up to the pool's granularity; 0 where nothing is reserved."""
+    """Capacity of the buffer: the request rounded up to the pool's granularity; 0 if nothing is reserved."""
     node: str | None
     priority: int
     attempt: int
@@ -78,57 +78,56 @@ class JobView(View, frozen=True, kw_only=True):
     signal: int
     hold: Literal["user", "admin", "system"] | None
     system_comment: str
-    """What the last failed operation said."""
+    """Message of the last failed operation."""
     workdir: str
     output: str
     dependencies: tuple[str, ...] = ()
     cancelled: bool = False
     warnings: tuple[str, ...] = ()
-    """Only in the answer to a submit: directive options that were kept but not understood."""
+    """Response to a submit only: directive options that were kept but not understood."""
     uid: int | None = None
-    """Only in the answer about one job: the user's number as the replica that answers knows it."""
+    """Response about a single job only: the user's UID on the responding replica."""
     mover: str | None = None
-    """The agent that stages for it where its buffer lies in a place."""
+    """Agent that stages for it, if its buffer is on a shared filesystem."""
     external_job: str | None = None
-    """What people call it at the scheduler that it belongs to, such as `slurm:42`; null: it is Forebay's own."""
+    """Its name at the external scheduler, for example `slurm:42`; null for Forebay's own jobs."""
     epoch: int | None = None
-    """Of an external job: how often that number has been set up, from 1."""
+    """External jobs: number of setups of this ID, from 1."""
     phase: str | None = None
-    """Of an external job: where it stands, such as `lingering` or `parked`."""
+    """External jobs: current phase, for example `lingering`."""
     tres: str = ""
-    """What counts for it, as Slurm writes it: `cpu=1,node=1,bb/datawarp=200G`."""
+    """Resources that count against limits, in Slurm's format: `cpu=1,node=1,bb/datawarp=200G`."""
     details: JobDetailsView | None = None
-    """What it asked for beyond the ordinary; null for most jobs."""
+    """Non-default options; null for most jobs."""
     transfers: JobTransfersView | None = None
-    """Only in the answer about one job: what is moved for it, what was, and what was not exported; null for nothing."""
+    """Response about a single job only: current and past transfers and unexported files; null for none."""
     expected_start: str | None = None
-    """Of one that waits, in the answer about it alone or where it is asked for: when it should start; null where nobody
-    knows."""
+    """Expected start of a waiting job, in a response about that job or on request; null if it cannot be predicted."""
     expected_after: tuple[str, ...] = ()
-    """What it waits for until then, in this order; GET /v1/jobs/{id}/estimate explains each."""
+    """Conditions it waits for until then, in order; GET /v1/jobs/{id}/estimate explains each."""
     burst_buffer_path: str | None = None
-    """Only in the answer about one job, to who may see its files: the directory on its node that its buffer is."""
+    """Response about a single job only, for users who may see its files: directory of its buffer on the node."""
     stage_out_shared: tuple[str, ...] = ()
-    """Only in the answer about one job: destinations that other jobs stage out to as well, and which."""
+    """Response about a single job only: stage-out destinations shared with other jobs, and those jobs."""
     revision: int
 
 
 class JobsAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/jobs. `truncated`: more match than `limit` allows; with `after`, go on after the last id."""
+    """Response of GET /v1/jobs. `truncated`: more jobs match than `limit`; continue with `after` set to the last ID."""
 
     jobs: tuple[JobView, ...]
     truncated: bool = False
     at: str | None = None
-    """When it was so; None for now."""
+    """Time of the state shown; None for the current state."""
 
 
 class HistoryRow(View, frozen=True, kw_only=True):
-    """One event of a job's history, and where the job stood after it."""
+    """One event of a job's history, and the job's state after it."""
 
     revision: int
     at: str
     actor: str
-    """Who sent the command: `operator admin`, `user alice`, `agent n1`, `scheduler`; `operator` for the operator."""
+    """Sender of the command: `operator admin`, `user alice`, `agent n1`, `scheduler`; `operator` for the operator."""
     command: str
     event: str
     sentence: str
@@ -140,7 +139,7 @@ class HistoryRow(View, frozen=True, kw_only=True):
 
 
 class ArchivedView(View, frozen=True, kw_only=True):
-    """What of a job's history this replica has pruned: how many commands, and which segments have them."""
+    """Pruned part of a job's history: number of commands, and the archive segments that contain them."""
 
     commands: int
     first_revision: int
@@ -149,40 +148,40 @@ class ArchivedView(View, frozen=True, kw_only=True):
 
 
 class HistoryAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/jobs/{id}/history, oldest first.
+    """Response of GET /v1/jobs/{id}/history, oldest first.
 
-    `complete` is false where this replica does not hold the beginning; `archived` says where what was pruned is.
+    `complete` is false if this replica lacks the beginning; `archived` says where pruned records are.
     """
 
     job_id: int
     task: str | None = None
-    """What people call the job if it is a task of an array, such as `10_3`."""
+    """Display name of an array task, for example `10_3`."""
     rows: tuple[HistoryRow, ...]
     complete: bool = True
     archived: ArchivedView | None = None
     left_out: int = 0
-    """Rows before these that were not asked for."""
+    """Earlier rows that were not requested, count."""
 
 
 class WhyView(View, frozen=True, kw_only=True):
-    """Answer of GET /v1/jobs/{id}/why: the reason that `job show` gives at that moment, explained."""
+    """Response of GET /v1/jobs/{id}/why: explanation of the reason that `job show` gives at that revision."""
 
     revision: int
-    """The moment that the answer is about."""
+    """Revision the response describes."""
     at: str
     job_id: int
     name: str = ""
-    """What people call it: `13`, or `10_3` for task 3 of array 10."""
+    """Display name: `13`, or `10_3` for task 3 of array 10."""
     state: str
     reason: str
     burst_buffer_state: str | None = None
     sentence: str
-    """What holds the job back, in words and figures."""
+    """Condition that holds the job back, with figures."""
     remedy: str = ""
     blockers: tuple[int, ...] = ()
-    """Jobs that hold what this one waits for."""
+    """Jobs that hold the resources this job waits for."""
     blocking: tuple[str, ...] = ()
-    """The same jobs, as people call them."""
+    """Display names of the same jobs."""
 
 
 # Capacity
@@ -193,16 +192,16 @@ class BufferView(View, frozen=True, kw_only=True):
 
     job_id: int | None
     task: str | None = None
-    """What people call the job if it is a task of an array, such as `10_3`."""
+    """Display name of an array task, for example `10_3`."""
     name: str | None = None
     user: str
     state: str
     pool: str | None
     capacity_bytes: int
-    """Granted: the request rounded up to the pool's granularity."""
+    """Granted capacity: the request rounded up to the pool's granularity."""
     requested_bytes: int
     held_bytes: int
-    """What it takes from the pool in its present state."""
+    """Space it takes from the pool in its current state."""
     node: str | None
     access: tuple[str, ...] = ()
     type: str = "scratch"
@@ -215,15 +214,15 @@ class BufferView(View, frozen=True, kw_only=True):
     request: str = ""
     hurry: bool = False
     unit: str = "bytes"
-    """What its numbers count: bytes, nodes or count, as those of its pool."""
+    """Unit of its numbers, as for its pool: bytes, nodes or count."""
     external_job: str | None = None
-    """Of an external job: what people call it, such as `slurm:42`."""
+    """External jobs: display name, for example `slurm:42`."""
     phase: str | None = None
-    """Of an external job: where it stands, such as `lingering` or `parked`."""
+    """External jobs: current phase, for example `lingering`."""
     made_by: int | None = None
-    """Of a persistent buffer: the job that made it, makes it, or has it deleted."""
+    """Persistent buffers: job that creates or deletes it."""
     path: str | None = None
-    """Where it lies: in a place on every node, else on `node`. Of a job's, for its user and operators."""
+    """Path on the shared filesystem, or on `node`. For a job's buffer, shown to its user and to operators only."""
     revision: int
 
 
@@ -244,16 +243,18 @@ class PoolView(View, frozen=True, kw_only=True):
     out_of_service_bytes: int = 0
     is_default: bool = False
     buffers: int = 0
-    """How many buffers hold something of it."""
+    """Buffers that hold space in it, count."""
     unit: str = "bytes"
-    """What its numbers count: bytes, nodes or count."""
+    """Unit of its numbers: bytes, nodes or count."""
     overcommitted_bytes: int = 0
-    """How much more is held than it has in service, since it shrank: nothing is free before this is given back."""
+    """Excess of held space over capacity in service after the pool shrank; nothing is free until it is released."""
     capacity_control: tuple[str, ...] = ()
-    """What holds its buffers to their capacity while a job writes, wherever they are: words of the nodes; none where
-    it does not count bytes, or a provider of the site's has them."""
+    """Methods that limit its buffers to their capacity while jobs write, as reported by the nodes.
+
+    Empty for a pool that does not count bytes or belongs to a site's own provider.
+    """
     place: str = ""
-    """The place that its buffers lie in, which all nodes see; empty: each is on one node."""
+    """Shared filesystem that contains its buffers; empty: each buffer is on one node."""
     revision: int
 
 
@@ -263,27 +264,27 @@ class PoolsAnswer(Answer, frozen=True, kw_only=True):
     pools: tuple[PoolView, ...]
 
 
-# Places
+# Shared filesystems
 
 
 class PlaceView(View, frozen=True, kw_only=True):
-    """One place: a file system that all nodes mount."""
+    """One shared filesystem: a file system that all nodes mount."""
 
     name: str
     path: str
     identity: str
-    """What its own file says as the movers have read it; empty: no mover has come yet."""
+    """Content of its identity file as read by the movers; empty before the first mover registers."""
     movers: tuple[str, ...] = ()
     """Nodes whose agents stage for it."""
     movers_up: tuple[str, ...] = ()
-    """Those of them that get new work."""
+    """Movers that accept new work."""
     pools: tuple[str, ...] = ()
-    """Pools that have their buffers there."""
+    """Pools with buffers on it."""
     revision: int
 
 
 class PlacesAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/places, and of a change of them."""
+    """Response of GET /v1/places and of its changes."""
 
     places: tuple[PlaceView, ...]
 
@@ -292,7 +293,7 @@ class PlacesAnswer(Answer, frozen=True, kw_only=True):
 
 
 class NodeView(View, frozen=True, kw_only=True):
-    """One node. `last_contact_s` is what the leader has seen, seconds ago; null where it has not heard of it yet."""
+    """One node. `last_contact_s` is the time since the leader's last contact, seconds; null before the first."""
 
     name: str
     state: str
@@ -307,40 +308,39 @@ class NodeView(View, frozen=True, kw_only=True):
     jobs: tuple[int, ...] = ()
     last_contact_s: float | None = None
     process_control: str = ""
-    """How its agent ends all processes of a job: cgroup, or listing, which may miss what forks fast."""
+    """Its agent's method of ending all processes of a job: cgroup, or listing, which can miss fast forks."""
     capacity_control: str = ""
-    """What holds its buffers to their capacity while a job writes: project_quota, subvolume_quota, image, or watch,
-    which ends the job."""
+    """Method of limiting its buffers to their capacity while jobs write: project_quota, subvolume_quota, image, or
+    watch, which ends the job.
+    """
     places: tuple[str, ...] = ()
-    """The places that it stages for: then it is a mover, and runs no scripts."""
+    """Shared filesystems it stages for. A node with any is a mover and runs no scripts."""
     lost: bool = False
-    """Whether an operator declared it lost while it was down."""
+    """Whether an operator declared it lost."""
     abandoned: tuple[int, ...] = ()
-    """Jobs whose buffers were given up here while it was down, and that its agent has not removed yet."""
+    """Jobs whose buffers here were given up while it was down and that its agent has not removed yet."""
     revision: int
 
 
 class AdmittedAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of POST /v1/nodes/{name}/admit: the agent of this node may register."""
+    """Response of POST /v1/nodes/{name}/admit: the node's agent may register."""
 
     node: str
 
 
 class LostJobView(View, frozen=True, kw_only=True):
-    """One job of a node that is lost, and what becomes of it."""
+    """One job of a lost node, and its outcome."""
 
     job_id: int
     user: str
     name: str
     state: str
-    """As it was before."""
+    """State before the loss."""
     burst_buffer_state: str | None
     loss: str
     """staged_again, requeued, ended, results_lost or removed."""
     results: tuple[str, ...] = ()
-    """Destinations that the job's results were to be exported to from the node: they are lost, unless they are saved
-    from its disk.
-    """
+    """Destinations of results that were to be exported from the node. They are lost unless its disk can be read."""
 
 
 class NodeLostAnswer(Answer, frozen=True, kw_only=True):
@@ -349,23 +349,23 @@ class NodeLostAnswer(Answer, frozen=True, kw_only=True):
     node: str
     dry_run: bool
     jobs: tuple[LostJobView, ...]
-    """By job."""
+    """Affected jobs, by ID."""
     persistent: tuple[str, ...] = ()
-    """Persistent buffers that lie on the node. They stay in the list until they are cleared."""
+    """Persistent buffers on the node. They remain listed until cleared."""
 
 
 class NodesAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/nodes. `truncated`: there are more than `limit`; go on after the last name."""
+    """Response of GET /v1/nodes. `truncated`: more than `limit` exist; continue after the last name."""
 
     nodes: tuple[NodeView, ...]
     truncated: bool = False
 
 
-# The cluster itself
+# Replicas
 
 
 class MemberView(View, frozen=True, kw_only=True):
-    """One replica as the one that answers sees it; null where it cannot know."""
+    """One replica as seen by the responding one; unknown values are null."""
 
     name: str
     peer: str
@@ -374,9 +374,9 @@ class MemberView(View, frozen=True, kw_only=True):
     """leader, follower, candidate, learner, refused or unknown."""
     reachable: bool
     id: str = ""
-    """What nobody else ever is called: the name for a founder, `name#VERSION` for whoever was added since."""
+    """Unique ID: the name of a founding member, `name#VERSION` of a later one."""
     votes: bool = True
-    """Whether it counts in majorities; who was added does once it has caught up."""
+    """Whether it counts in majorities. A new member does after it has caught up."""
     term: int | None = None
     commit_index: int | None = None
     applied_index: int | None = None
@@ -385,130 +385,131 @@ class MemberView(View, frozen=True, kw_only=True):
     last_contact_s: float | None = None
     sending_snapshot: bool = False
     forgot: bool = False
-    """Whether it lacks entries that it acknowledged to this leader: it is refused until it is replaced."""
+    """Whether it lost entries that it had acknowledged to this leader. It is rejected until it is replaced."""
     clock_offset_s: float | None = None
-    """How far its wall clock is ahead of that of the replica that answers, seconds; null if it was not read lately."""
+    """Lead of its wall clock over that of the responding replica, seconds; null without a recent reading."""
     clock_off: bool = False
-    """Whether its wall clock is off from those of a majority: it leaves leading to others."""
+    """Whether its wall clock differs too much from a majority's; it then does not campaign."""
     addresses_differ: str = ""
-    """What the cluster has agreed on and what the file of the replica that answers says, where that is not the same,
-    and what would be right."""
+    """Difference between the agreed addresses and the responding replica's configuration file, with the remedy."""
     room_bytes: int | None = None
-    """What is free where it stores its ledger. This and what follows is what it says of itself."""
+    """Free space of its ledger's file system. This and the following fields are reported by the replica itself."""
     journal_fill: float | None = None
-    """How much of its journal's room is used, from 0 to 1."""
+    """Used share of its journal, from 0 to 1."""
     sync_s: float | None = None
-    """What its disk takes for a sync, seconds: the quickest of the last few."""
+    """Fastest of its last few fsyncs, seconds."""
     certificate_until: str | None = None
-    """When the certificate that it shows expires."""
+    """Expiry of its certificate."""
     authority_until: str | None = None
-    """When the authority expires that issued it: all have to come from a later one by then."""
+    """Expiry of the authority that issued its certificate. All replicas need a newer one by then."""
 
 
 class MembersAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/members; `replica` is who answers."""
+    """Response of GET /v1/members; `replica` is the responding one."""
 
     replica: str
     leader: str | None
     term: int
     version: int = 0
-    """How often who is a member has been agreed on; 0 before the cluster is founded."""
+    """Number of agreed membership changes; 0 before the cluster is founded."""
     incarnation: str = "1"
-    """Of the cluster: the first one, or `2-…` from a recovery after a lost majority on."""
+    """Incarnation of the cluster: `1`, or `2-…` after a recovery from a lost majority."""
     members: tuple[MemberView, ...]
 
 
 class TransferAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of POST /v1/members/transfer: who leads now, as far as is known, and in which term."""
+    """Response of POST /v1/members/transfer: the leader and its term, as far as known."""
 
     leader: str | None
     term: int
 
 
 class StatusView(View, frozen=True, kw_only=True):
-    """Answer of GET /v1/status: the replica that was asked, as it is now."""
+    """Response of GET /v1/status: current status of the responding replica."""
 
     cluster: str
     cluster_id: str
     incarnation: str = "1"
-    """Of the cluster, as in the answer of GET /v1/members."""
+    """Incarnation of the cluster, as in GET /v1/members."""
     replica: str
     role: str
     term: int
     leader: str | None
     leader_api: str | None = None
     ready: bool
-    """Whether it can commit, or forwards to one that can."""
+    """Whether it can commit, or forward to a replica that can."""
     not_ready: str = ""
-    """Why not, as a sentence."""
+    """Reason it is not ready."""
     commit_index: int
     applied_index: int
     last_index: int
     first_index: int = 1
     revision: int
     at: str | None = None
-    """The leader's clock in the last batch that was applied."""
+    """Leader's clock in the last applied batch."""
     state_digest: str | None = None
-    """Only with ?digest=yes; hexadecimal, true at `revision`."""
+    """Only with ?digest=yes; hexadecimal, valid at `revision`."""
     ledger_digest: str | None = None
     """Digest of the chain at `applied_index`, hexadecimal."""
     snapshot_index: int | None = None
     queued_commands: int = 0
     version: str = ""
     feature_level: int = 1
-    """Of the cluster, as of `revision`."""
+    """Feature level of the cluster at `revision`."""
     feature_level_known: int = 1
-    """The highest that this replica could carry out; a release that says nothing of it knows level 1."""
+    """Highest feature level this replica supports; a release that does not report it supports level 1."""
     clock_off: bool = False
-    """Whether this replica's wall clock is off from those of a majority: it leaves leading to others."""
+    """Whether this replica's wall clock differs too much from a majority's; it then does not campaign."""
     clock_ahead_s: float = 0.0
-    """How far the cluster's time, as this replica has it, is ahead of what a majority's wall clocks say, seconds."""
+    """Lead of the cluster's time over the wall clocks of a majority, seconds."""
     damaged_entries: int = 0
-    """Entries that are damaged in this replica's ledger, and that no peer has given yet."""
+    """Damaged entries in this replica's ledger that no peer has supplied yet."""
     unwitnessed_s: float | None = None
-    """For how long checkpoints have lacked the cosignatures of witnesses that are needed, seconds; null: none are."""
+    """Time since checkpoints last had enough witness cosignatures, seconds; null: none are required."""
     witness_disputes: dict[str, str] = {}
-    """Witness -> what it has seen that is not in this ledger, as the leader was told: the cluster was set back, or its
-    history altered."""
+    """Witness -> checkpoint it has seen that this ledger does not contain, as reported to the leader: the cluster was
+    reset, or its history altered.
+    """
     witness_errors: dict[str, str] = {}
-    """Witness -> why it did not cosign when the leader asked it last."""
+    """Witness -> reason of its last refusal to cosign."""
     room_bytes: int | None = None
-    """What is free where it stores its ledger, bytes; null where the file system does not say."""
+    """Free space of its ledger's file system, bytes; null if unknown."""
     journal_fill: float = 0.0
-    """How much of the journal's room is used, from 0 to 1."""
+    """Used share of the journal, from 0 to 1."""
     sync_s: float | None = None
-    """What its disk takes for a sync, seconds: the quickest of the last few; null before there were as many."""
+    """Fastest of its last few fsyncs, seconds; null before enough were measured."""
     certificate_until: str | None = None
-    """When the certificate expires that it shows."""
+    """Expiry of its certificate."""
     authority_until: str | None = None
-    """When the authority expires that issued it."""
+    """Expiry of the authority that issued its certificate."""
 
 
 class DigestsAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/digests: the states that were digested last, and the ledger, for comparing replicas."""
+    """Response of GET /v1/digests: digests of recent states and of the ledger, for comparing replicas."""
 
     replica: str
     digests: dict[int, str]
     """Entry index -> digest of the state after that entry, hexadecimal."""
     ledgers: dict[int, str] = {}
-    """Entry index -> digest of the ledger up to that entry, hexadecimal: of the same entries, of the one that was
-    asked for, or of the last that is applied."""
+    """Entry index -> digest of the ledger up to that entry, hexadecimal: for the same entries, the requested one, or
+    the last applied one.
+    """
     verdict: str
-    """agrees, undecided, disputed or odd: what the last comparison with the peers said."""
+    """Result of the last comparison with the peers: agrees, undecided, disputed or odd."""
 
 
 class StateDigestAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/state-digest: `revision` is that of the state."""
+    """Response of GET /v1/state-digest; `revision` is that of the state."""
 
     state_digest: str
-    """Hexadecimal: the same for the same state, whoever has it."""
+    """Hexadecimal; equal states have equal digests on every replica."""
 
 
-# Answers to commands
+# Responses to commands
 
 
 class CommandResult(View, frozen=True, kw_only=True):
-    """What became of one command of a bulk request: `status` is what it would have got alone."""
+    """Result of one command of a bulk request; `status` is the status it would have had alone."""
 
     command_id: str
     status: int
@@ -520,7 +521,7 @@ class CommandResult(View, frozen=True, kw_only=True):
 
 
 class BulkAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of POST /v1/commands: one result per command, in the order they were sent."""
+    """Response of POST /v1/commands: one result per command, in request order."""
 
     results: tuple[CommandResult, ...]
 
@@ -530,17 +531,17 @@ class RegisterAnswer(Answer, frozen=True, kw_only=True):
 
 
 class PollAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of POST /v1/agents/{node}/poll: all that the node has to do at `revision`, not what is new."""
+    """Response of POST /v1/agents/{node}/poll: all orders of the node at `revision`, not only new ones."""
 
     orders: tuple[Order, ...]
     wait_s: float = 0.0
-    """How long the replica lets a poll wait now, seconds: the longer, the more agents ask it. 0: it does not say."""
+    """Longest poll the replica currently allows, seconds; it grows with the number of agents. 0: not reported."""
     spread_s: float = 0.0
-    """Within how long agents look for another replica when this one is away, each at a moment of its own, seconds."""
+    """Interval over which agents spread their search for another replica, seconds."""
 
 
 class ReportResult(View, frozen=True, kw_only=True):
-    """What became of one report. Refused is acknowledged too: the agent drops it from its outbox."""
+    """Result of one report. A rejection acknowledges it too: the agent removes it from its outbox."""
 
     command_id: str
     outcome: Literal["accepted", "refused"]
@@ -549,6 +550,6 @@ class ReportResult(View, frozen=True, kw_only=True):
 
 
 class ReportsAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of POST /v1/agents/{node}/reports, in the order they were sent."""
+    """Response of POST /v1/agents/{node}/reports, in request order."""
 
     results: tuple[ReportResult, ...]

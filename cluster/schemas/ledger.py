@@ -1,4 +1,4 @@
-"""What a replica answers about its ledger, its snapshots and the stream of events: a part of `cluster.schemas.jobs`."""
+"""Responses about the ledger, snapshots and the event stream: a part of `cluster.schemas.jobs`."""
 
 from typing import Annotated, Any
 
@@ -7,11 +7,11 @@ import msgspec
 from cluster.schemas.base import NUMBER_MAX, Answer, Json, Request, View
 
 NOTE_CHARACTERS_MAX = 64 * 1024
-"""A checkpoint with its signatures, characters: three lines, and one for each replica and witness."""
+"""Length of a checkpoint with its signatures, characters: three lines, and one for each replica and witness."""
 
 
 class LedgerEntryView(View, frozen=True, kw_only=True):
-    """One entry of the ledger. `records` are its commands with their answers and events; a no-op has none."""
+    """One ledger entry. `records` are its commands with their replies and events; a no-op has none."""
 
     index: int
     term: int
@@ -27,7 +27,7 @@ class LedgerEntryView(View, frozen=True, kw_only=True):
 
 
 class LedgerAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/ledger; ask again from the index after the last one."""
+    """Response of GET /v1/ledger; continue from the index after the last one."""
 
     first_index: int
     applied_index: int
@@ -35,21 +35,21 @@ class LedgerAnswer(Answer, frozen=True, kw_only=True):
 
 
 class HandedView(View, frozen=True, kw_only=True):
-    """One entry of the ledger as it is stored: what a replica needs that was sent a snapshot instead of it."""
+    """One ledger entry as stored, for a replica that received a snapshot in its place."""
 
     index: int
     term: int
     data: bytes
     """The entry's bytes, base64."""
     digest_before: str
-    """Digest of the ledger before it, hexadecimal."""
+    """Digest of the preceding ledger, hexadecimal."""
     revision_before: int
     seal: bytes = b""
     """Signature of the leader that accepted it, base64."""
 
 
 class HandedAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/ledger/history: entries that end with the one that was asked for, the newest first."""
+    """Response of GET /v1/ledger/history: entries that end with the requested one, newest first."""
 
     entries: tuple[HandedView, ...]
 
@@ -79,7 +79,7 @@ class SnapshotView(View, frozen=True, kw_only=True):
 
 
 class StoredSnapshotView(View, frozen=True, kw_only=True):
-    """One snapshot that a replica may hand out."""
+    """One snapshot that a replica offers for download."""
 
     name: str
     index: int
@@ -95,7 +95,7 @@ class SnapshotsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class EventView(View, frozen=True, kw_only=True):
-    """One event of GET /v1/events. Events of one command share its revision and come in order (`sequence` from 0)."""
+    """One event of GET /v1/events. Events of one command share its revision and are ordered by `sequence`, from 0."""
 
     revision: int
     sequence: int = 0
@@ -108,68 +108,68 @@ class EventView(View, frozen=True, kw_only=True):
 
 
 class StoryRow(View, frozen=True, kw_only=True):
-    """Something that happened, or a command that was refused. Those of one command share its revision, in order: the
-    same `revision` and `sequence` as in GET /v1/events, whatever was asked for.
+    """One event, or one rejected command. Rows of a command share its revision, in order: `revision` and `sequence` are
+    those of GET /v1/events, whatever the filter.
     """
 
     revision: int
     sequence: int = 0
     at: str
     actor: str
-    """Who sent the command: `operator admin`, `user alice`, `agent n1`, `scheduler`, `leader`."""
+    """Sender of the command: `operator admin`, `user alice`, `agent n1`, `scheduler`, `leader`."""
     command: str
     event: str
     """Name of the event, or `refused`."""
     job_id: int | None = None
     user: str | None = None
-    """Whose job it is; null for none, and where that is not known."""
+    """Owner of the job; null for no job or an unknown owner."""
     sentence: str
     remedy: str | None = None
-    """Of what was refused: what would be right."""
+    """Remedy of a rejection."""
     detail: Json = {}
 
 
 class StoryAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/history: a stretch of it, oldest first. Where `read` is less than `last` there is more: ask
-    again after `read`.
+    """Response of GET /v1/history: one page, oldest first. If `read` is less than `last`, request the next page after
+    `read`.
     """
 
     rows: tuple[StoryRow, ...]
     read: int
-    """The revision up to which was looked; everything that was asked for up to there is in `rows`."""
+    """Last revision searched; `rows` has every match up to it."""
     read_at: str | None
-    """When that was."""
+    """Time of that revision."""
     last: int
-    """The last revision that was asked for."""
+    """Last requested revision."""
 
 
 class MomentView(View, frozen=True, kw_only=True):
-    """A moment of the ledger: the last revision then, and its time."""
+    """A point in the ledger: the last revision and its time."""
 
     revision: int
     at: str | None
 
 
 class ChangeView(View, frozen=True, kw_only=True):
-    """One thing that is not what it was. Who did that is null where nobody asked for it, as where jobs took space."""
+    """One changed record. The actor is null for changes without a command of their own, such as allocations."""
 
     kind: str
     """job, pool, node, account, site, ..."""
     name: str
-    """A job's number, or a name; empty for what there is one of."""
+    """Job ID or name; empty for a singleton."""
     change: str
     """new, changed or gone."""
     fields: dict[str, tuple[Any, Any]]
-    """What each field was, and is; null for what was not there. Fields of records in it as `request.user`."""
+    """Old and new value of each field; null if it did not exist. Nested fields are written `request.user`."""
     revision: int | None
-    """The last one that changed it."""
+    """Last revision that changed it."""
     at: str | None
     actor: str | None
     command: str | None
 
 
 class DiffAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/diff: what differs between two moments; `more`: the limit cut it off."""
+    """Response of GET /v1/diff: differences between two revisions. `more`: the limit cut them off."""
 
     since: MomentView
     until: MomentView
@@ -178,82 +178,84 @@ class DiffAnswer(Answer, frozen=True, kw_only=True):
 
 
 class LeaderTermView(View, frozen=True, kw_only=True):
-    """One leader's term, as the ledger has it."""
+    """One leader's term in the ledger."""
 
     term: int
     leader: str | None
-    """Name of the replica; null where the ledger does not say."""
+    """Name of the replica; null if the ledger does not say."""
     first_index: int
     last_index: int
     from_at: str | None
-    """When the first command of the term was settled; null where none was."""
+    """Settlement time of the term's first command; null for none."""
     to_at: str | None
     silent_s: float | None
-    """Between the last command before it and its first one, seconds: never less than for how long nobody led."""
+    """Time between the previous term's last command and this term's first, seconds: an upper bound of the time without
+    a leader.
+    """
 
 
 class LeadersAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/history/leaders, oldest first."""
+    """Response of GET /v1/history/leaders, oldest first."""
 
     terms: tuple[LeaderTermView, ...]
 
 
-# ---- the answers about the feature level, beside those of `cluster.schemas.jobs`
+# ---- responses about the feature level
 
 
 class MemberLevelView(View, frozen=True, kw_only=True):
-    """One replica in the answer about the feature level."""
+    """Feature level of one replica."""
 
     name: str
     id: str
     votes: bool = True
     known: int | None
-    """The highest feature level that it knows; null if it did not answer."""
+    """Highest feature level it supports; null without a response."""
     version: str = ""
 
 
 class ClockAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET and POST /v1/clock: the cluster's time, and what the wall clocks of a majority say."""
+    """Response of GET and POST /v1/clock: the cluster's time and the wall clocks of a majority."""
 
     at: str
-    """The time that a command would have now."""
+    """Time a command would get now."""
     earliest: str | None = None
-    """What a majority's wall clocks have passed; null where no majority can be read."""
+    """Lower bound from a majority's wall clocks; null if no majority can be read."""
     latest: str | None = None
-    """What a majority's wall clocks have not reached."""
+    """Upper bound from a majority's wall clocks."""
     ahead_s: float = 0.0
-    """How far the cluster's time is ahead of that, seconds; it goes at half its speed meanwhile."""
+    """Lead of the cluster's time over those clocks, seconds; it runs at half speed until they agree."""
     off: tuple[str, ...] = ()
-    """Replicas whose wall clocks are off from a majority's: none of them is to lead."""
+    """Replicas whose wall clocks differ too much from a majority's; they do not campaign."""
 
 
 class FeatureLevelAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET and POST /v1/feature-level: where the cluster is, and who knows what."""
+    """Response of GET and POST /v1/feature-level: the cluster's level and each replica's highest."""
 
     feature_level: int
     release: str
-    """The first release that knows the cluster's level; an earlier one stops."""
+    """First release that supports the cluster's level; earlier releases stop."""
     next_level: int | None = None
-    """What it may be raised to, as far as the replica that answers knows; null: nothing further."""
+    """Next level the responding replica supports; null: none."""
     next_release: str = ""
     next_brings: str = ""
-    """What it then allows, in words."""
+    """Description of what the next level allows."""
     may_be_raised: bool = False
-    """Whether every member knows the next level."""
+    """Whether every member supports the next level."""
     members: tuple[MemberLevelView, ...] = ()
 
 
 class SignRequest(Request, frozen=True, kw_only=True):
-    """Body of POST /v1/tlog/sign: the size of the tree, in entries, and the root (hexadecimal) that the leader has."""
+    """Body of POST /v1/tlog/sign: the leader's tree size, in entries, and its root (hexadecimal)."""
 
     size: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
     root: Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
     histories: bool = False
-    """Whether the records of jobs are to be counted in it, too."""
+    """Whether to count the job records as well."""
 
 
 class HistoriesView(View, frozen=True, kw_only=True):
-    """How many records of each job there are in so many entries: up to which job, and the root over the counts."""
+    """Record counts of all jobs in the first entries: the highest job ID, and the root over the counts."""
 
     jobs: int
     root: str
@@ -261,17 +263,17 @@ class HistoriesView(View, frozen=True, kw_only=True):
 
 
 class SignedAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of POST /v1/tlog/sign: what this replica's own ledger comes to, signed where it is what was asked for."""
+    """Response of POST /v1/tlog/sign: the replica's own tree, signed if it matches the request."""
 
     replica: str
     key: str
-    """As verifiers are given it: `name+key id+key`."""
+    """Public key in verifier form: `name+key id+key`."""
     root: str
-    """Of its own tree at that size, hexadecimal."""
+    """Root of its own tree at that size, hexadecimal."""
     note: str | None
-    """The checkpoint with its signature; none where its root is another one."""
+    """Checkpoint with its signature; null if the roots differ."""
     histories: HistoriesView | None = None
-    """What was counted, if that was asked for and could be."""
+    """Record counts, if requested and available."""
 
 
 class CheckpointRequest(Request, frozen=True, kw_only=True):
@@ -281,36 +283,36 @@ class CheckpointRequest(Request, frozen=True, kw_only=True):
 
 
 class CheckpointAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of POST /v1/tlog/checkpoint: how many entries are under the last checkpoint that this replica has."""
+    """Response of POST /v1/tlog/checkpoint: entries covered by this replica's last checkpoint."""
 
     size: int
 
 
 class LogKeyView(View, frozen=True, kw_only=True):
-    """The key that a replica signs checkpoints with."""
+    """Key with which a replica signs checkpoints."""
 
     replica: str
     key: str
-    """As verifiers are given it: `name+key id+key`."""
+    """Public key in verifier form: `name+key id+key`."""
 
 
 class WitnessKeyView(View, frozen=True, kw_only=True):
-    """The key that a witness cosigns checkpoints with, as the replica that answers has it configured."""
+    """Key with which a witness cosigns checkpoints, from the responding replica's configuration."""
 
     witness: str
     key: str
-    """As verifiers are given it: `name+key id+key`."""
+    """Public key in verifier form: `name+key id+key`."""
 
 
 class LogKeysAnswer(Answer, frozen=True, kw_only=True):
     """Answer of GET /v1/tlog/keys."""
 
     origin: str
-    """What checkpoints of this ledger begin with."""
+    """First line of this ledger's checkpoints."""
     replica: str
-    """Who answers."""
+    """Responding replica."""
     keys: tuple[LogKeyView, ...]
-    """Those of all members that could be asked."""
+    """Keys of all reachable members."""
     witnesses: tuple[WitnessKeyView, ...] = ()
     witnesses_needed: int = 0
-    """How many of them must have cosigned a checkpoint that is called witnessed."""
+    """Cosignatures that make a checkpoint witnessed, count."""

@@ -1,7 +1,7 @@
-"""Table of the API's operations: routes, the client's calls and the OpenAPI document come from its rows.
+"""Table of the API's operations, the source of routes, client calls and the OpenAPI document.
 
-An operation's name is contract: the metric label `route` and the OpenAPI operationId show it. It is imperative, and
-where the operation is one command to the state machine it is that command's name (`replica.messages.kind_of`).
+An operation's name is part of the contract: the metric label `route` and the OpenAPI operationId contain it. It is
+imperative. An operation that is one command of the state machine has its name (`replica.messages.kind_of`).
 """
 
 import re
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cluster.schemas import requests as r
     from cluster.schemas import transfers as t
 else:
-    # Shapes are made when somebody asks for them: a command that is typed uses two of these hundred.
+    # Schemas are built on first use, because one CLI command needs two of these hundred.
     a, b, c, j = map(Later, [f"cluster.schemas.{name}" for name in ("accounts", "burst", "configuration", "jobs")])
     agents, r, s, t = map(
         Later, [f"cluster.schemas.{name}" for name in ("agents", "requests", "certificates", "transfers")]
@@ -43,45 +43,48 @@ Asked = TypeVar("Asked")
 Answered = TypeVar("Answered", covariant=True)
 
 PEOPLE: Final = frozenset({Role.OPERATOR, Role.USER})
-"""Roles that ask for jobs: through the API, in bulk and on the channel alike."""
+"""Roles that submit and manage jobs through the API, in bulk and on the channel."""
 
 _OPERATORS: Final = frozenset({Role.OPERATOR})
 _AGENTS: Final = frozenset({Role.AGENT})
 _REPLICAS: Final = frozenset({Role.REPLICA})
 _LEDGER_READERS: Final = frozenset({Role.OPERATOR, Role.REPLICA})
 _AUDITORS: Final = _LEDGER_READERS | {Role.AUDITOR}
-"""Who reads what is proven of the ledger; an auditor reads nothing else."""
+"""Roles that read ledger proofs; an auditor reads nothing else."""
 _SCHEDULERS: Final = frozenset({Role.SCHEDULER})
 _DRILLS: Final = frozenset({Role.OPERATOR, Role.DRILL})
-"""Who carries out drills of the cluster."""
+"""Roles that run drills."""
 _DRILL_WATCHERS: Final = PEOPLE | {Role.DRILL}
 _READERS: Final = PEOPLE | _SCHEDULERS
-"""People, and other schedulers about their own external jobs: `Call.job_in` finds no other job for them."""
+"""Users, operators, and other schedulers for their own external jobs.
+
+`ApiCall.job_in` hides all other jobs from those.
+"""
 _EVERYBODY: Final = frozenset(Role) - {Role.AUDITOR, Role.MONITOR, Role.GATEWAY}
-"""Everybody who takes part; a gateway does in the name of people only."""
+"""All participating roles; a gateway only acts on behalf of users."""
 _WATCHERS: Final = _EVERYBODY | {Role.MONITOR}
-"""Who reads metrics and health; a monitor reads nothing else."""
+"""Roles that read metrics and health; a monitor reads nothing else."""
 
 JOBS_LISTED: Final = 1_000
-"""Jobs in a list when nobody says otherwise, count."""
+"""Default number of jobs in a list."""
 
 JOBS_LISTED_MAX: Final = 10_000
-"""Jobs in one list, count: about ten megabytes of JSON; ask by state or user for fewer."""
+"""Jobs in one list, count: about ten megabytes of JSON; filter by state or user to get fewer."""
 
 EXPECTED_LISTED_MAX: Final = 100
-"""Jobs in one list that says when each should start, count: it is computed for each, over all that stand before it."""
+"""Jobs in one list with expected starts, count: each requires the jobs ahead of it."""
 
 TRANSFERS_LISTED_MAX: Final = 10_000
-"""Transfers in one list, count: more than two stages' worth of the default limit on operations."""
+"""Transfers in one list, count: more than twice the default limit on operations of a stage."""
 
 ENTRIES_READ: Final = 100
-"""Entries of the ledger in one answer when nobody says otherwise, count."""
+"""Default number of ledger entries in one response."""
 
 ENTRIES_READ_MAX: Final = 1_000
-"""Entries of the ledger in one answer, count."""
+"""Ledger entries in one response, count."""
 
 EXTERNAL_JOB_WAIT_S_MAX: Final = 30
-"""Seconds that a question about an external job may wait: below the idle timeouts of common proxies and firewalls."""
+"""Longest wait of a query about an external job, seconds: below the idle timeouts of common proxies and firewalls."""
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
@@ -90,20 +93,20 @@ EVENT_STREAM: Final = "text/event-stream"
 
 HISTORY_LIMIT: Final = 1_000
 HISTORY_LIMIT_MAX: Final = 10_000
-"""Commands in one stretch of a history, count."""
+"""Commands in one history page, count."""
 
 LEADERS_LIMIT: Final = 100
 LEADERS_LIMIT_MAX: Final = 1_000
-"""Terms of leaders in one answer, count."""
+"""Leader terms in one response, count."""
 
 DIFF_LIMIT: Final = 1_000
 DIFF_LIMIT_MAX: Final = 10_000
-"""Things that changed in one answer, count."""
+"""Changes in one response, count."""
 
 HISTORY_OF: Final = (
     "pool", "place", "node", "partition", "reservation", "buffer", "account", "qos", "license", "scheduler",
 )  # fmt: skip
-"""Kinds of things that are nobody's job and have a name; `buffer`: persistent ones."""
+"""Kinds of named records that belong to no job; `buffer`: persistent ones."""
 
 _THEN: Final = {"at": "how it was after a revision, or at a time, 2026-01-31T12:00:00Z; how it is if left out"}
 _PATIENCE: Final = {
@@ -114,10 +117,10 @@ _STALE: Final = {"stale": "`ok`: answer at once from the replica that is asked, 
 _PARAMETER: Final = re.compile(r"\{([a-z_]+)\}")
 
 REST: Final = "tile"
-"""A parameter that takes all that is left of a path, with its slashes."""
+"""Parameter that matches the rest of a path, including slashes."""
 
 Parameter = str | int | bool | None
-"""A parameter of a path or a query; True is sent as `yes`, False and None are left out."""
+"""Path or query parameter. True is sent as `yes`; False and None are omitted."""
 
 
 class ApiOperation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
@@ -131,24 +134,24 @@ class ApiOperation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
     answers: Callable[[], type[Answered]]
     summary: str
     query: Mapping[str, str] = {}
-    """Query parameters and what they mean."""
+    """Query parameters and their meaning."""
     status: int = 200
-    """Status of a success."""
+    """HTTP status of success."""
     tag: str = "jobs"
     content_type: str = JSON
     own: bool = False
-    """Whether each replica answers for itself, so that no leader has to be found."""
+    """Whether each replica answers for itself, without a leader."""
     slow: bool = False
-    """Whether one replica may take as long as the whole call to answer."""
+    """Whether one replica may use the whole timeout of the call."""
 
     @property
     def request(self) -> type[Asked]:
-        """Type of the body; NoneType where there is none."""
+        """Type of the body; NoneType for none."""
         return self.asks()
 
     @property
     def answer(self) -> type[Answered]:
-        """Type of what a success answers."""
+        """Type of a successful response."""
         return self.answers()
 
     @property
@@ -162,7 +165,11 @@ class ApiOperation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
         return _PARAMETER.findall(self.path)
 
     def target(self, parameters: Mapping[str, Parameter]) -> str:
-        """Return path and query, encoded; TypeError for a parameter that is missing or unknown."""
+        """Return the encoded path and query.
+
+        Raises:
+            TypeError: A parameter is missing or unknown.
+        """
         names = self.path_parameters
         wrong = {*names} - {*parameters} or {*parameters} - {*names} - {*self.query}
         if wrong:
@@ -190,8 +197,8 @@ def _get(
     then: bool = False,
     **more: Any,
 ) -> ApiOperation[None, Answered]:
-    """Return the row of a read; `stale`: whether any replica may be asked for what it knows; `then`: whether one may
-    ask how it was at a moment of the past.
+    """Return the row of a read. `stale`: any replica may answer from its own state. `then`: the read accepts a past
+    revision or time.
     """
     known = {**(query or {}), **(_THEN if then else {}), **(_STALE if stale else {})}
     return ApiOperation(name, "GET", path, roles, lambda: NoneType, answer, summary, known, **more)
@@ -206,7 +213,7 @@ def _write(
     summary: str,
     **more: Any,
 ) -> ApiOperation[Asked, Answered]:
-    """Return the row of what has a body or an effect; `where` is method and path."""
+    """Return the row of an operation with a body or an effect; `where` is method and path."""
     method, path = where.split()
     return ApiOperation(name, method, path, roles, request, answer, summary, **more)
 
@@ -618,4 +625,4 @@ SHOW_METRICS = _get("show_metrics", "/metrics", _WATCHERS, lambda: str,
 # fmt: on
 
 OPERATIONS: Final = {row.name: row for row in tuple(globals().values()) if isinstance(row, ApiOperation)}
-"""Operations by name, in the order of this page."""
+"""Operations by name, in the order of this table."""

@@ -1,4 +1,4 @@
-"""The cluster at a glance: what it does, what needs somebody, and how full its pools were."""
+"""Cluster overview: activity, items that need attention, and pool use over time."""
 
 from typing import Final, Literal
 
@@ -14,66 +14,66 @@ NeedKind = Literal[
 
 
 class NeedView(View, frozen=True, kw_only=True):
-    """One thing that does not go on without somebody."""
+    """One item that needs attention."""
 
     kind: NeedKind
     subject: str
-    """What it is about: `job 12`, `node n3`, `replica r2`."""
+    """Subject: `job 12`, `node n3`, `replica r2`."""
     job_id: int | None = None
     user: str = ""
-    """Whose it is; empty where it is the site's."""
+    """Affected user; empty for the site."""
     since: str | None = None
-    """Since when, null where nobody knows."""
+    """Start of the condition; null if unknown."""
     sentence: str
     remedy: str = ""
-    """What to look at or to type."""
+    """Suggested command or page."""
 
 
 class TransfersSummary(View, frozen=True, kw_only=True):
-    """All transfers that are under way, wait for their turn, or for somebody."""
+    """All transfers that are running, queued, or need attention."""
 
     moving: int = 0
     queued: int = 0
     retrying: int = 0
     failed: int = 0
     rate_bytes_s: float = 0.0
-    """Of all together, as agents told the leader; 0 where another replica answers."""
+    """Total rate as reported to the leader; 0 on other replicas."""
 
 
 class OverviewAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/overview: counts of everything, and of what needs somebody the first."""
+    """Response of GET /v1/overview: counts, and the first items that need attention."""
 
     cluster: str
     replica: str
-    """Who answers."""
+    """Responding replica."""
     leader: str | None
     leader_api: str | None = None
     term: int
     at: str | None = None
-    """The cluster's time of the last batch that was applied."""
+    """Cluster time of the last applied batch."""
     ready: bool
     not_ready: str = ""
     members: tuple[MemberView, ...]
-    """The replicas, each with what it said of itself some seconds ago."""
+    """Replicas, each with its own status of some seconds ago."""
     jobs: dict[str, int]
-    """State -> jobs that are not over."""
+    """State -> unfinished jobs."""
     waiting: dict[str, int]
     """Reason -> pending jobs."""
     nodes: dict[str, int]
-    """State -> nodes; DRAINING for one that finishes what it has."""
+    """State -> nodes; DRAINING for a drained node that still has work."""
     transfers: TransfersSummary
     needs: tuple[NeedView, ...]
     needs_count: int
-    """How many there are, of which `needs` has the first."""
+    """Total number of items; `needs` has the first of them."""
 
 
 class PoolStepView(View, frozen=True, kw_only=True):
-    """How full a pool was from a moment on, until the next step."""
+    """Pool use from a point in time until the next step."""
 
     at: str
     held_bytes: int
     served_bytes: int
-    """What is in service of it."""
+    """Capacity in service."""
     quantity_bytes: int
 
 
@@ -86,24 +86,24 @@ class PoolUseView(View, frozen=True, kw_only=True):
 
 
 class PoolUseAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/history/pools: the first pools by name, as they were in the last day, or since `from_time`."""
+    """Response of GET /v1/history/pools: the first pools by name, over the last day or since `from_time`."""
 
     from_time: str | None
-    """From when on this replica can say it; null: nothing was settled yet."""
+    """Start of the data on this replica; null: nothing was settled yet."""
     to_time: str | None
-    """The moment up to which the last steps last."""
+    """End of the last steps."""
     step_s: float
-    """The least time between two steps, seconds: what changed more often is shown as it was at the end of it."""
+    """Shortest time between two steps, seconds; faster changes are shown by their last value."""
     pools: tuple[PoolUseView, ...]
     truncated: bool = False
 
 
 EXPIRY_NOTICE_DAYS: Final = 30
-"""How long before its end a certificate needs somebody, days."""
+"""Days before its expiry at which a certificate needs attention."""
 
 _DAY_US = 86_400 * MICROSECONDS_PER_SECOND
 
 
 def days_left(until: str | None, now: Instant) -> int | None:
-    """Return the whole days up to a moment, None where it is not known; 0 for one that has passed."""
+    """Return the whole days until a time, 0 if it has passed, None if it is unknown."""
     return None if until is None else max(0, (parse_instant(until) - now) // _DAY_US)

@@ -1,9 +1,8 @@
-"""What is sent to a replica: the JSON bodies of `/v1`, shared by the server, the CLI and the client.
+"""Request bodies of `/v1`, shared by the server, the CLI and the client.
 
-Every write carries a `command_id` that its sender made (cluster.schemas.command_ids): a retry with the same id gets the
-first answer. Unknown fields are refused, so that a misspelt one is never silently ignored. What nobody asked for is not
-said: in a rolling upgrade a replica of an earlier release does not know all fields, and need not. So a default that was
-released never changes.
+Every write carries a `command_id` made by its sender (cluster.schemas.command_ids); a retry with the same ID gets the
+first response. Unknown fields are rejected, so that misspelt ones are not ignored. Default values are not sent, because
+during a rolling upgrade an older replica does not know newer fields. A released default therefore never changes.
 """
 
 from typing import Annotated, TypeAlias
@@ -14,26 +13,26 @@ from cluster.schemas.base import Answer, Command, Number, Request
 from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 
 FEATURE_LEVEL_MAX = 2**31 - 1
-"""Feature levels that a request may name, far more than there will ever be."""
+"""Largest feature level in a request, far above any real one."""
 
 JOB_REFERENCE_CHARACTERS_MAX = 4_200
-"""A job or tasks of an array as text, characters: what `replica.decide.arrays` reads."""
+"""Length of a job or array task reference, characters, as read by `replica.decide.arrays`."""
 
 JobReference: TypeAlias = Number | Annotated[str, msgspec.Meta(max_length=JOB_REFERENCE_CHARACTERS_MAX)]
-"""A job's number, or text as in a path: `12`, `12_3` for a task of an array, `12_[1-4]` for several."""
+"""Job ID, or text as in a path: `12`, `12_3` for an array task, `12_[1-4]` for several."""
 
 
 # Jobs
 
 
 class CancelRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/jobs/{id}/cancel. `hurry`: skip stage-out and lose what was not exported."""
+    """Body of POST /v1/jobs/{id}/cancel. `hurry`: skip stage-out and discard unexported results."""
 
     hurry: bool = False
 
 
 class ReleaseRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/jobs/{id}/release. `partial`: a stage-out that failed gives up results that are not there."""
+    """Body of POST /v1/jobs/{id}/release. `partial`: give up missing results of a failed stage-out."""
 
     partial: bool = False
 
@@ -42,7 +41,7 @@ class ReleaseRequest(Command, frozen=True, kw_only=True):
 
 
 class PoolRequest(Command, frozen=True, kw_only=True):
-    """Body of PUT /v1/pools/{name}: sizes as text with a suffix (`96MiB`), exact and never rounded silently."""
+    """Body of PUT /v1/pools/{name}. Sizes are text with a suffix (`96MiB`), exact and never rounded silently."""
 
     quantity: str
     granularity: str
@@ -61,14 +60,14 @@ class LostRequest(Command, frozen=True, kw_only=True):
 
     reason: str = ""
     dry_run: bool = False
-    """Only say what would become of the node's jobs."""
+    """Only show the effect on the node's jobs."""
 
 
 # Replicas (operators)
 
 
 class AddMemberRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/members: where the others reach it, and where people do, each `host:port`."""
+    """Body of POST /v1/members: the addresses for peers and for clients, each `host:port`."""
 
     name: str
     peer: str
@@ -76,31 +75,31 @@ class AddMemberRequest(Command, frozen=True, kw_only=True):
 
 
 class UpdateMemberRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/members/{name}/update: where it is reached from now on; what is left out stays."""
+    """Body of POST /v1/members/{name}/update: new addresses; omitted ones stay."""
 
     peer: str | None = None
     api: str | None = None
 
 
 class TransferRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/members/transfer: to whom; to whoever is furthest if left out."""
+    """Body of POST /v1/members/transfer: the new leader; default: the most advanced replica."""
 
     name: str | None = None
 
 
 class SetClockRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/clock: the time that it is; the cluster's must be ahead of it."""
+    """Body of POST /v1/clock: the correct time; the cluster's must be ahead of it."""
 
     at: Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class FeatureLevelRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/feature-level: the level to raise the cluster to, one above the present one."""
+    """Body of POST /v1/feature-level: the new level, one above the current one."""
 
     level: Annotated[int, msgspec.Meta(ge=1, le=FEATURE_LEVEL_MAX)]
 
 
-# Bulk: the same commands with what the path says elsewhere
+# Bulk: the same commands with their path parameters as fields
 
 
 class SubmitCommand(SubmitRequest, frozen=True, kw_only=True, tag_field="type", tag="submit_job"):
@@ -114,7 +113,7 @@ class CancelCommand(CancelRequest, frozen=True, kw_only=True, tag_field="type", 
 
 
 class JobCommand(Command, frozen=True, kw_only=True):
-    """A command that says no more than which jobs, among many."""
+    """Base of bulk commands whose only parameter is the job."""
 
     job_id: JobReference
 
@@ -142,15 +141,15 @@ class RequeueCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", ta
 
 
 class UpdateCommand(UpdateRequest, frozen=True, kw_only=True, tag_field="type", tag="update_job"):
-    """A change of a job that waits, among many."""
+    """A change of a pending job among many."""
 
     job_id: JobReference
 
 
 class ClearCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="clear_buffer"):
-    """A clear among many (operators): the buffer of a job, or (`name`) a persistent one.
+    """A clear among many (operators): the buffer of a job, or the persistent buffer `name`.
 
-    `discard`: also where the only copy of data is lost by it.
+    `discard`: clear even the only copy of data.
     """
 
     job_id: Number | None = None
@@ -159,7 +158,7 @@ class ClearCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="cl
 
 
 class PoolCommand(PoolRequest, frozen=True, kw_only=True, tag_field="type", tag="set_pool"):
-    """A pool's change among many."""
+    """A pool change among many."""
 
     name: str
 
@@ -177,7 +176,7 @@ class ResumeCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="r
 
 
 class OpenSessionCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="open_session"):
-    """A session for a program, opened where its commands go; the revision that it is answered is its number."""
+    """Open a program's session on the channel; the revision in the response is its number."""
 
 
 BulkCommand: TypeAlias = (
@@ -197,7 +196,7 @@ BulkCommand: TypeAlias = (
 )
 
 BULK_COMMANDS_MAX = 1024
-"""Commands in one bulk request, count: a few batches, which take some hundredths of a second."""
+"""Commands in one bulk request, count: a few batches, some hundredths of a second."""
 
 
 class BulkRequest(Request, frozen=True, kw_only=True):
@@ -206,18 +205,16 @@ class BulkRequest(Request, frozen=True, kw_only=True):
     commands: Annotated[tuple[BulkCommand, ...], msgspec.Meta(max_length=BULK_COMMANDS_MAX)]
 
 
-# ---- the JSON shapes of what is done to runs and stuck buffers
+# ---- requests about running jobs and stuck buffers
 
 
 class ClearRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/jobs/{id}/clear and /v1/persistent/{name}/clear. `discard`: also where the only copy of data is
-    lost by it.
-    """
+    """Body of POST /v1/jobs/{id}/clear and /v1/persistent/{name}/clear. `discard`: clear even the only copy of data."""
 
     discard: bool = False
 
 
 class PersistentClearedAnswer(Answer, frozen=True, kw_only=True):
-    """A persistent buffer that left the list."""
+    """Response after a persistent buffer was cleared."""
 
     name: str

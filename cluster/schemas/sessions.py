@@ -1,34 +1,34 @@
-"""What the API says of the sessions of programs."""
+"""Schemas of program sessions."""
 
 from cluster.schemas.base import Answer, View
 
 
 class SessionView(View, frozen=True, kw_only=True):
-    """One session, as it was at the revision of the answer."""
+    """One session at the revision of the response."""
 
     session: int
     actor: str
-    """Whose it is: `user:NAME` or `operator:NAME`."""
+    """Owner: `user:NAME` or `operator:NAME`."""
     opened_at: str
     used_at: str
-    """When its last command was settled, to ten seconds."""
+    """Settlement time of its last command, to ten seconds."""
     acknowledged: int
-    """Its program has every answer up to this sequence number."""
+    """Last sequence number up to which the program has acknowledged all replies."""
     answers: int
-    """Answers that are kept for it."""
+    """Cached replies, count."""
 
 
 class SessionsAnswer(Answer, frozen=True, kw_only=True):
-    """The caller's sessions; all, for an operator."""
+    """The caller's sessions, or all sessions for an operator."""
 
     sessions: tuple[SessionView, ...]
 
 
 class OpenedSession(Answer, frozen=True, kw_only=True):
-    """A session that was opened, and what its program has to keep to."""
+    """A new session and its limits."""
 
     session: int
     window: int
     """Commands that may be outstanding, count."""
     idle_s: int
-    """Seconds of the cluster's clock after which it ends if nothing comes."""
+    """Idle time after which the session ends, seconds of the cluster's clock."""

@@ -1,4 +1,4 @@
-"""What is moved, and what was: transfers under way, receipts, what was not exported."""
+"""Schemas of transfers: running transfers, receipts, and unexported files."""
 
 from typing import Literal
 
@@ -8,13 +8,14 @@ TransferState = Literal["queued", "moving", "retrying", "failed"]
 
 
 class TransferView(View, frozen=True, kw_only=True):
-    """One operation: as the replicas agree on it (`state`), and how far its agent last said it is, which is soft and
-    known to the leader only. Counts are 0 while nobody has said anything.
+    """One operation: its replicated `state`, and its agent's last reported progress, which only the leader knows.
+
+    Counts are 0 before the first report.
     """
 
     job_id: int
     task: str | None = None
-    """What people call the job if it is a task of an array, such as `10_3`."""
+    """Display name of an array task, for example `10_3`."""
     attempt: int
     node: str
     stage: str
@@ -24,57 +25,57 @@ class TransferView(View, frozen=True, kw_only=True):
     bytes_total: int = 0
     rate_bytes_s: float = 0.0
     updated_time: str | None = None
-    """When the agent said so; null if it has not, or not to this leader."""
+    """Time of the agent's report; null if none reached this leader."""
     user: str = ""
     state: TransferState = "moving"
-    """queued: it waits for its turn. retrying: it failed and is tried again. failed: it waits for a release."""
+    """queued: waits for its turn. retrying: failed, will be retried. failed: waits for a release."""
     message: str = ""
-    """What the last failed attempt said."""
+    """Message of the last failed attempt."""
     directories_done: int = 0
     retries: int = 0
     resumed_files: int = 0
     resumed_bytes: int = 0
     phase: str = ""
-    """What it is busy with: planning, copying, verifying, committing."""
+    """Current phase: planning, copying, verifying, committing."""
     file: str = ""
-    """The file that is being moved; shown to its user and to operators."""
+    """File being moved; shown to its user and to operators only."""
     waiting: bool = False
-    """Whether a rate holds it back."""
+    """Whether a rate limit delays it."""
     paused: bool = False
-    """Whether a rate of 0 has it stand still."""
+    """Whether a rate of 0 pauses it."""
     time_left_s: float | None = None
-    """At its present rate, seconds; null where that cannot be said."""
+    """Remaining time at the current rate, seconds; null if unknown."""
     order_time: str | None = None
-    """When its attempt was ordered; null for one that waits for its turn."""
+    """Start of its attempt; null if queued."""
     transfer_limit_bytes_s: int | None = None
     user_limit_bytes_s: int | None = None
     node_limit_bytes_s: int | None = None
-    """How fast this transfer, all of its user on its node, and all on its node may go; null: without limit."""
+    """Rate limits of this transfer, of its user on the node, and of the node; null: no limit."""
 
 
 class TransfersAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/transfers: what is under way, queued or waiting for somebody, by job."""
+    """Response of GET /v1/transfers: running, queued and stuck transfers, by job."""
 
     transfers: tuple[TransferView, ...]
     truncated: bool = False
 
 
 class LeftOutView(View, frozen=True, kw_only=True):
-    """One thing that was not moved."""
+    """One file or directory that was not moved."""
 
     path: str
     reason: str
 
 
 class ReceiptView(View, frozen=True, kw_only=True):
-    """What one attempt of a transfer did, as its agent said. Times are of the agent's clock."""
+    """Result of one transfer attempt, as reported by the agent. Times are of the agent's clock."""
 
     job_id: int
     node: str
     stage: str
     attempt: int
     complete: bool
-    """Whether everything is where it should be; an attempt that failed has a receipt, too."""
+    """Whether every file is in place; a failed attempt has a receipt too."""
     backends: tuple[str, ...]
     files: int
     directories: int
@@ -89,22 +90,22 @@ class ReceiptView(View, frozen=True, kw_only=True):
     left_out_first: tuple[LeftOutView, ...]
     stripped: int
     dangling: int = 0
-    """Of `links`, those that lead to nothing at the destination."""
+    """Links whose target does not exist at the destination."""
     verify: str
     algorithm: str
     digest: str
-    """Over the lines that the agent wrote, one per file."""
+    """Digest of the agent's per-file lines."""
     manifest_digest: str
     start_time: str | None
     end_time: str | None
     revision: int | None = None
-    """Where in the ledger it stands; null where it was read from the state."""
+    """Its revision in the ledger; null if read from the state."""
 
 
 class ReceiptsAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/transfers/{id}/receipts, oldest first.
+    """Response of GET /v1/transfers/{id}/receipts, oldest first.
 
-    `complete` is false where this replica does not hold the beginning of the job.
+    `complete` is false if this replica lacks the beginning of the job.
     """
 
     job_id: int
@@ -113,7 +114,7 @@ class ReceiptsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class CheckpointView(View, frozen=True, kw_only=True):
-    """How much of a transfer is durable: a later attempt goes on from there."""
+    """Durable part of a transfer, from which a later attempt continues."""
 
     stage: str
     attempt: int
@@ -126,23 +127,23 @@ class CheckpointView(View, frozen=True, kw_only=True):
 
 
 class NotExportedView(View, frozen=True, kw_only=True):
-    """Something that the job was to stage out and has not."""
+    """One output that was not staged out."""
 
     path: str
     why: str
     lost: bool
-    """Whether the buffer that held it is gone."""
+    """Whether its buffer no longer exists."""
 
 
 class JobTransfersView(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/transfers/{id}, and part of the answer about one job."""
+    """Response of GET /v1/transfers/{id}, also part of a job's details."""
 
     job_id: int
     task: str | None = None
-    """What people call the job if it is a task of an array, such as `10_3`."""
+    """Display name of an array task, for example `10_3`."""
     transfer: TransferView | None = None
-    """What is under way; null for nothing."""
+    """Current transfer; null for none."""
     checkpoint: CheckpointView | None = None
     receipts: tuple[ReceiptView, ...] = ()
-    """The newest of them; the ledger has all."""
+    """Newest receipts; the ledger has all of them."""
     not_exported: tuple[NotExportedView, ...] = ()

@@ -1,1 +1,1 @@
-"""A login node's gateway: a service that speaks to the replicas for the accounts of the people on its machine."""
+"""Gateway of a login node: forwards requests of its local accounts to the replicas."""

@@ -1,4 +1,4 @@
-"""What `forebay run gateway` becomes: the gateway of a login node in the foreground."""
+"""Process of `forebay run gateway`: a login node's gateway in the foreground."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOGGER = logging.getLogger("cluster.client.gateway")
 
 
 def run(arguments: list[str]) -> int:
-    """Read the command line and the configuration, and be the gateway; return the exit code."""
+    """Run the gateway and return the exit code."""
     leave_when_terminated()
     parser = argparse.ArgumentParser(prog="forebay run gateway", description="Run a login node's gateway.")
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")

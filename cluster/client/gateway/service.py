@@ -1,8 +1,7 @@
-"""The gateway: who asks is what the kernel says of his connection, and what he asks goes on as it is.
+"""The gateway service: identifies clients by their socket's UID and forwards their requests unchanged.
 
-A client names in `Host` the replica that it wants, so all that it decides by itself (whom to ask next, what may have
-happened) is decided where it always is. Nothing a client sends but the target, the body and three headers reaches a
-replica, and the account is never one of them.
+A client names the target replica in `Host`, so retries and outcomes remain its own decision. The gateway forwards only
+the target, the body and three headers, and sets the account itself.
 """
 
 from __future__ import annotations
@@ -33,32 +32,32 @@ from cluster.system.eventloop import HttpConnection, HttpServer, MalformedReques
 LOGGER = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 1_000
-"""Open connections, count: each may have a request at a replica, whose bound for one gateway is twice as many."""
+"""Open connections, count. Each may have one request at a replica, whose limit for a gateway is twice as high."""
 
 CONNECTIONS_PER_ACCOUNT_MAX: Final = 64
-"""Those of one account, count: nobody keeps the others out."""
+"""Open connections of one account, count, so that no account shuts out the others."""
 
 REFUSED_PER_ACCOUNT_MAX: Final = 64
-"""Connections of an account beyond those that are told so, count; further ones are cut."""
+"""Excess connections of an account that get an error response, count; further ones are closed."""
 
 SILENT_S_MAX: Final = 75.0
-"""How long a connection may ask nothing, seconds; and how long a request's body may take."""
+"""Longest idle time of a connection, and longest time to receive a request body, seconds."""
 
 SWEEP_PERIOD_S: Final = 2.0
-"""How often silent and slow connections are looked for, seconds."""
+"""Interval of checks for idle and slow connections, seconds."""
 
 CONNECT_S: Final = 3.0
-"""How long a connection to a replica may take, TLS handshake included, seconds."""
+"""Time to connect to a replica including TLS, seconds."""
 
 WRITE_S_MAX: Final = 30.0
-"""How long a client may take to read a piece of its answer, seconds."""
+"""Time for a client to read one chunk of its response, seconds."""
 
 SHUTDOWN_S: Final = 3.0
-"""How long requests under way may take to end when the gateway stops, seconds."""
+"""Time for pending requests to end at shutdown, seconds."""
 
 BACKLOG: Final = 256
 MODE: Final = 0o666
-"""Everybody on the machine may connect."""
+"""Mode of the socket: all accounts may connect."""
 
 _PASSED_ON: Final = ("Accept", "Content-Type", "Last-Event-ID")
 _PASSED_BACK: Final = ("Allow", "Cache-Control", "Content-Type", "Forebay-Revision", "Location", "Retry-After")
@@ -69,7 +68,7 @@ class GatewayError(Exception):
 
 
 class _Refusal(Exception):
-    """An answer that no replica gives."""
+    """Error response created by the gateway."""
 
     def __init__(self, status: int, code: str, sentence: str, remedy: str) -> None:
         super().__init__(sentence)
@@ -78,7 +77,7 @@ class _Refusal(Exception):
 
 
 class _Connection(HttpConnection):
-    """One client, with the uid that the kernel says it has."""
+    """One client connection with the UID reported by the kernel."""
 
     __slots__ = ("full", "uid")
 
@@ -88,10 +87,10 @@ class _Connection(HttpConnection):
         super().__init__(*arguments, **options)
         self.uid: int | None = None
         self.full = ""
-        """Why nothing is asked for it."""
+        """Reason its requests are rejected; empty: none."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection and note whose it is."""
+        """Accept the connection and record its account."""
         super().connection_made(transport)
         server = cast(_Server, self._manager)
         try:
@@ -110,7 +109,7 @@ class _Connection(HttpConnection):
             cast(asyncio.Transport, transport).abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Count it no more."""
+        """Remove it from the account's count."""
         server, uid = cast("_Server | None", self._manager), self.uid
         if server is not None and uid is not None:
             self.uid = None
@@ -120,11 +119,11 @@ class _Connection(HttpConnection):
         super().connection_lost(exc)
 
     def peer(self) -> str:
-        """Return who is at the other end, as the log names it."""
+        """Return the client's name for the log."""
         return f"uid {self.uid}" if self.uid is not None else "a client that has gone"
 
     def problem_response(self, malformed: MalformedRequest) -> web.Response:
-        """Return the answer to a malformed request, as a replica would give it."""
+        """Return the response to a malformed request in a replica's format."""
         codes = {431: "limit_exceeded", 500: "internal_error"}
         code = codes.get(malformed.status, "malformed_request")
         view = ErrorView(code=code, sentence=malformed.sentence, remedy=malformed.remedy)
@@ -133,7 +132,7 @@ class _Connection(HttpConnection):
 
 
 class _Server(HttpServer):
-    """HTTP server that counts connections by account."""
+    """HTTP server that counts connections per account."""
 
     connection_type: ClassVar[type[HttpConnection]] = _Connection
 
@@ -143,10 +142,14 @@ class _Server(HttpServer):
 
 
 class Gateway:
-    """Listens at a path of this machine and speaks to the replicas."""
+    """Listens on a local socket and forwards requests to the replicas."""
 
     def __init__(self, config: AccessConfig, files: TlsFiles, path: Path, clock: Clock) -> None:
-        """`files`: the gateway's own certificate; TlsError if they cannot be used."""
+        """`files`: the gateway's own certificate.
+
+        Raises:
+            TlsError: The files cannot be used.
+        """
         self._path = path
         self._replicas = list(config.endpoints)
         self._exchange = Exchange(files)
@@ -156,7 +159,11 @@ class Gateway:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Listen; GatewayError or OSError if the path cannot be used."""
+        """Start listening.
+
+        Raises:
+            GatewayError, OSError: The path cannot be used.
+        """
         self._server = _Server(self._handle, LOGGER, handler_cancellation=True)
         self._listening = await asyncio.get_running_loop().create_unix_server(
             self._server, sock=listen_at(self._path), backlog=BACKLOG
@@ -164,7 +171,7 @@ class Gateway:
         self._sweep()
 
     async def stop(self) -> None:
-        """Stop listening, let what is under way end, and close."""
+        """Stop listening, finish pending requests, and close."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._listening is not None:
@@ -252,7 +259,7 @@ class Gateway:
         return account
 
     def _replica(self, request: web.BaseRequest) -> Address:
-        """Return whom a request is for: a replica of the configuration, or one that another has redirected to."""
+        """Return the target of a request: a configured replica, or one another replica redirected to."""
         wanted = request.headers.get("Host", "")
         if not request.raw_path.startswith("/v1/"):
             raise _Refusal(404, "unknown_route", "there is nothing there", "see /v1/openapi.json")
@@ -270,14 +277,18 @@ class Gateway:
 
 
 def listen_at(path: Path) -> socket.socket:
-    """Return a socket that listens at a path, to which everybody may connect; GatewayError, OSError."""
+    """Return a socket that listens at `path` and accepts all accounts.
+
+    Raises:
+        GatewayError, OSError: The path cannot be used.
+    """
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(mode=0o755)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with short_path(path) as short:
             _clear(path, short)
-            # Not chmod afterwards: by then another account's link might have the name.
+            # A later chmod could hit another account's link of the same name.
             before = os.umask(0o777 & ~MODE)
             try:
                 listening.bind(short)
@@ -292,7 +303,7 @@ def listen_at(path: Path) -> socket.socket:
 
 
 def _clear(path: Path, short: str) -> None:
-    """Remove a socket that a gateway of before has left; GatewayError for anything else."""
+    """Remove the socket of an earlier gateway; GatewayError for any other file."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Pictures over one time axis, and pages that open without a network, with the figures under each as a table."""
+"""SVG charts over one time axis, and self-contained HTML pages with the figures as tables."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing but itself: its style, legends, tables that are folded away."""
+"""Self-contained HTML pages: style, legends and collapsible tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")
-"""Colours that people with any kind of colour vision tell apart (Okabe and Ito, 2002): of the classes c0 to c7."""
+"""Colours of the classes c0 to c7, distinguishable with any kind of colour vision (Okabe and Ito, 2002)."""
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #222; --faint: #ddd; --page: #fff; }
@@ -26,7 +26,7 @@ table { border-collapse: collapse; } td, th { padding: 1px 10px 1px 0; text-alig
 
 
 def page(title: str, parts: Iterable[str], colours: Mapping[str, str] | None = None) -> str:
-    """Return the page with its title and parts, which are HTML; `colours` are those of classes beside c0 to c7."""
+    """Return a page from HTML parts; `colours` adds classes to c0 to c7."""
     style = (
         _STYLE
         + "".join(f".{kind} {{ fill: {colour}; background: {colour}; }}\n" for kind, colour in (colours or {}).items())
@@ -44,17 +44,17 @@ def page(title: str, parts: Iterable[str], colours: Mapping[str, str] | None = N
 
 
 def key(kinds: Iterable[tuple[str, str]]) -> str:
-    """Return the legend of a picture: a class and what it means, each."""
+    """Return a chart legend from classes and their meanings."""
     return '<p class="key">' + "".join(f'<span class="{kind}"></span>{escape(name)}' for kind, name in kinds) + "</p>"
 
 
 def details(table: str) -> str:
-    """Return a table that is shown when it is asked for."""
+    """Return a collapsed table."""
     return f"<details><summary>as a table</summary>{table}</details>"
 
 
 def html_table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table; numbers stand at the right."""
+    """Return a table with numbers aligned right."""
     cell: Callable[[Any], str] = lambda value: (  # noqa: E731
         f'<td class="n">{value}</td>' if isinstance(value, int) else f"<td>{escape(str(value))}</td>"
     )

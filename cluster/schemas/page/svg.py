@@ -1,4 +1,4 @@
-"""Pictures over one time axis as SVG: bars, steps and stacked steps. The same figures give the same bytes."""
+"""SVG charts over one time axis: bars, steps and stacked steps. Equal figures give equal bytes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _DAY_US: Final = 86_400_000_000
 
 
 class ChartFrame(NamedTuple):
-    """The time axis that all pictures of a page share; microseconds since 1970."""
+    """Time axis shared by all charts of a page; microseconds since 1970."""
 
     from_us: int
     to_us: int
 
     def x(self, at_us: float) -> float:
-        """Return where a moment lies, in the picture's units; at the edge if it lies outside."""
+        """Return the x coordinate of a time, clipped to the chart."""
         return LEFT + self.share(at_us) * (WIDTH - LEFT - RIGHT)
 
     def share(self, at_us: float) -> float:
-        """Return where a moment lies, from 0 to 1."""
+        """Return the position of a time on the axis, from 0 to 1."""
         return min(max((at_us - self.from_us) / max(1, self.to_us - self.from_us), 0.0), 1.0)
 
     def ticks(self) -> list[int]:
-        """Return the moments that are written at the axis: round ones, eight at most."""
+        """Return at most eight round times for the axis labels."""
         span = self.to_us - self.from_us
         step = next((step for step in _STEPS_US if span // step <= _TICKS_MAX), 0)
         if not step:
@@ -48,18 +48,18 @@ class ChartFrame(NamedTuple):
 
 
 def moment(at_us: int, *, seconds: bool = True) -> str:
-    """Return a moment as people read it, UTC."""
+    """Format a time for display, UTC."""
     at = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=at_us)
     return at.strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
 
 
 def number(value: float) -> str:
-    """Return a coordinate, in as few digits as say it to a hundredth."""
+    """Format a coordinate to a hundredth, as short as possible."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 class ChartBar(NamedTuple):
-    """One bar: its row, from where to where, its class for the colour, and what it says."""
+    """One bar: row, start, end, colour class and title."""
 
     row: int
     from_us: int
@@ -69,7 +69,7 @@ class ChartBar(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One line or area: its name, its class, and its steps (at_us, value), each until the next."""
+    """One line or area: name, class, and steps (at_us, value), each valid until the next."""
 
     name: str
     kind: str
@@ -77,7 +77,7 @@ class Layer(NamedTuple):
 
 
 def bars(frame: ChartFrame, rows: Sequence[str], found: Iterable[ChartBar]) -> str:
-    """Return rows of bars, each with what it says as its title."""
+    """Return rows of bars with their titles."""
     height = TOP + len(rows) * ROW
     parts = [
         f'<text x="{LEFT - 8}" y="{number(TOP + row * ROW + BAR - 3)}" class="label">{escape(name)}</text>'
@@ -93,7 +93,7 @@ def bars(frame: ChartFrame, rows: Sequence[str], found: Iterable[ChartBar]) -> s
 
 
 def lines(frame: ChartFrame, layers: Sequence[Layer], most: float, top: str, height: int = 120) -> str:
-    """Return step lines; the first is an area. `most` is the value at the top, `top` what is written there."""
+    """Return step lines; the first is an area. `most` is the value at the top edge, `top` its label."""
     parts = [_scale(height, top)]
     for place, layer in enumerate(layers):
         points = _corners(frame, layer.steps, most, height)
@@ -117,7 +117,7 @@ def stacked_areas(
     kinds: Mapping[str, str],
     height: int = 160,
 ) -> str:
-    """Return areas on top of each other, the first at the bottom: of each a value for each moment, until the next."""
+    """Return stacked areas, the first at the bottom, with one value per time, valid until the next."""
     sums = [sum(layer[place] for layer in layers.values()) for place in range(len(moments))]
     most = max(sums, default=0) or 1
     below = [0.0] * len(moments)
@@ -133,13 +133,13 @@ def stacked_areas(
 
 
 STRIP: Final = 1000
-"""Width of a strip, units: it is stretched to the room that there is."""
+"""Width of a strip, units; it is stretched to the available width."""
 
 
 def area_strip(frame: ChartFrame, layers: Sequence[Layer], most: float, label: str, height: int = 100) -> str:
-    """Return steps as areas, without any text, stretched to the room that there is: the page says the scale beside it.
+    """Return steps as areas without text, stretched to the available width; the page prints the scale beside them.
 
-    `label` says in words what it shows, for those who do not see it.
+    `label` describes the chart for screen readers.
     """
     parts = []
     for layer in layers:
@@ -160,7 +160,7 @@ def area_strip(frame: ChartFrame, layers: Sequence[Layer], most: float, label: s
 
 
 def bar_strip(frame: ChartFrame, found: Iterable[ChartBar], label: str, height: int = 100) -> str:
-    """Return bars in one row, each with its title, stretched to the room that there is."""
+    """Return bars in one row with their titles, stretched to the available width."""
     parts = []
     for bar in found:
         left, right = frame.share(bar.from_us) * STRIP, frame.share(bar.to_us) * STRIP
