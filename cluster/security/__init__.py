@@ -1,4 +1,4 @@
-"""Who is who: certificates, identities, mutual TLS."""
+"""Authentication: certificates, roles, and mutual TLS."""
 
 from typing import TYPE_CHECKING
 

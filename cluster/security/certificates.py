@@ -1,4 +1,4 @@
-"""Which certificates lie in a directory: whose they are, as what, and until when."""
+"""Certificate files of a directory: holders, roles and expiry."""
 
 import contextlib
 import os
@@ -16,37 +16,40 @@ from cluster.security.tls import parse_certificates, read_pem
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 AUTHORITY_ROLE: Final = "authority"
-"""What is said of ca.pem, which has no role in the cluster."""
+"""Role shown for ca.pem, which has none in the cluster."""
 
 CERTIFICATES_LISTED_MAX: Final = 10_000
-"""Files of one directory that are read, count: every user of a large site."""
+"""Files read from one directory, count: every user of a large site."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """One certificate. Times are instants, µs; `problem` says why nothing is known of a file, and is empty else."""
+    """One certificate file. Times are instants, µs.
+
+    `problem` explains why a file is unreadable, and is empty otherwise.
+    """
 
     name: str
     role: str
-    """replica, agent, operator, user; `authority` for ca.pem; empty where it cannot be read."""
+    """replica, agent, operator, user; `authority` for ca.pem; empty if unreadable."""
     cluster_id: str = ""
     valid_from: Instant = NEVER
     valid_until: Instant = NEVER
     addresses: tuple[str, ...] = ()
     serial: str = ""
-    """Hexadecimal digits, as in the list of what is revoked."""
+    """Hexadecimal digits, as in the revocation list."""
     has_key: bool = False
-    """Whether the private key lies beside it."""
+    """Whether the private key is in the same directory."""
     problem: str = ""
 
 
 def certificates_in(directory: Path) -> list[Certificate]:
-    """Return the certificates of a directory by name; OSError if it cannot be read."""
+    """Return the certificates of a directory by name; OSError if it is unreadable."""
     names = sorted(name for name in os.listdir(directory) if name.endswith(".pem") and not name.startswith("."))
     return [certificate_of(directory, name.removesuffix(".pem")) for name in names[:CERTIFICATES_LISTED_MAX]]
 
 
 def certificate_of(directory: Path, name: str) -> Certificate:
-    """Return what <name>.pem says; never raises: what is wrong with it is its `problem`."""
+    """Return the contents of <name>.pem; any error is reported in its `problem`."""
     has_key = False
     with contextlib.suppress(OSError):
         has_key = (directory / f"{name}.key").exists()
@@ -70,9 +73,7 @@ def certificate_of(directory: Path, name: str) -> Certificate:
 
 
 def expiries(files: TlsFiles) -> tuple[Instant, Instant]:
-    """Return until when a process's certificate is valid, and the authority that issued it; NEVER where that cannot be
-    said.
-    """
+    """Return the expiry of a process's certificate and of its issuing authority; NEVER if unknown."""
     try:
         shown = parse_certificates(read_pem(files.certificate, "the certificate"))[0]
         authorities = parse_certificates(read_pem(files.authority, "the certificate authority"))

@@ -1,7 +1,7 @@
-"""Certificate, key and authorities of one process, as they are in its files now: renewed without a restart.
+"""Certificate, key and authorities of a process, reloaded from their files without a restart.
 
-Handshakes that begin after a change use what it brought. Files that cannot be used (half of a pair was copied yet, say)
-change nothing, are logged once, and are read again when they change.
+Handshakes that start after a change use the new files. Unusable files, for example a half-copied pair, change nothing.
+They are logged once, and read again at their next change.
 """
 
 import logging
@@ -23,23 +23,26 @@ from cluster.system import Clock, SystemClock
 LOGGER = logging.getLogger(__name__)
 
 REFRESH_S: Final = 1.0
-"""Seconds between two checks whether a file has changed: three calls of stat."""
+"""Interval of checks for changed files, seconds; a check costs three stat calls."""
 
 _AUTHORITIES: Final = "the certificate authority"
 
 _Signature = tuple[tuple[int, int, int], ...]
-"""What tells that a file is another one: inode, size and time of modification, ns; of three files."""
+"""Identity of three files: inode, size and modification time in ns."""
 
 
 class Credentials:
-    """What one process shows to others, and whom it believes; both kinds of contexts are of the same files."""
+    """TLS contexts of one process for outgoing and incoming connections, from the same files."""
 
     def __init__(
         self, files: TlsFiles, *, serves: bool = False, open_to_all: bool = False, clock: Clock | None = None
     ) -> None:
-        """Read the files; TlsError if they cannot be used.
+        """Read the files.
 
-        `serves`: contexts for listeners are asked for; `open_to_all`: that of the API lets in who shows no certificate.
+        `serves`: create contexts for listeners. `open_to_all`: the API accepts clients without a certificate.
+
+        Raises:
+            TlsError: The files cannot be used.
         """
         self.files: Final = files
         self._serves: Final = serves
@@ -52,28 +55,28 @@ class Credentials:
         self._api = server_context(files, required=False) if open_to_all else self._server
         self._read_s = self._clock.monotonic_s()
         self.generation = 0
-        """How often the files were read again: contexts of an earlier one are for connections that are open."""
+        """Number of reloads; contexts of earlier generations belong to open connections."""
         self.on_renewed: list[Callable[[], None]] = []
-        """Whom to call when the files were read again."""
+        """Called after each reload."""
         self.on_authorities: list[Callable[[], None]] = []
-        """Whom to call when the authorities changed: who was let in by one that is gone has to come again."""
+        """Called when the authorities changed, so that peers admitted by a removed one must reconnect."""
 
     def client_context(self) -> ssl.SSLContext:
-        """Return the context of the next connection that is opened."""
+        """Return the context for the next outgoing connection."""
         return self._client
 
     def server_context(self) -> ssl.SSLContext:
-        """Return the context of the next connection that is accepted."""
+        """Return the context for the next accepted connection."""
         assert self._server is not None
         return self._server
 
     def api_context(self) -> ssl.SSLContext:
-        """Return the context of the next connection that the API accepts."""
+        """Return the context for the next connection to the API."""
         assert self._api is not None
         return self._api
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Read the files again if they have changed, looking at most once in REFRESH_S unless `at_once`."""
+        """Reload changed files; checks at most once in REFRESH_S unless `at_once`."""
         now_s = self._clock.monotonic_s()
         if not at_once and now_s - self._read_s < REFRESH_S:
             return

@@ -1,6 +1,6 @@
-"""Files of certificates and keys: where they are, and whether others may change or read them.
+"""Certificate and key files: their paths, and checks of their permissions.
 
-Apart from what uses them: a command that comes by a gateway loads no TLS.
+Separate from their use, because access through a gateway needs no TLS library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 FORBIDDEN_KEY_BITS: Final = stat.S_IRWXG | stat.S_IRWXO
-"""Permission bits that a private key must not have: anybody but its owner could impersonate its holder."""
+"""Permission bits forbidden on a private key; other accounts could impersonate its holder."""
 
 
 class TlsError(Exception):
@@ -20,7 +20,7 @@ class TlsError(Exception):
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
-    """The three files that one side of a connection needs."""
+    """The three files one side of a connection needs."""
 
     authority: Path
     certificate: Path
@@ -28,16 +28,20 @@ class TlsFiles(msgspec.Struct, frozen=True):
 
     @property
     def shows_nothing(self) -> bool:
-        """Whether no certificate is shown: whoever asks is vouched for otherwise."""
+        """Return True if no certificate is shown; the client is then authenticated in another way."""
         return self.certificate == NO_CERTIFICATE
 
 
 NO_CERTIFICATE: Final = Path()
-"""Certificate and key of who shows none."""
+"""Path of the certificate and key of a client that shows none."""
 
 
 def is_there(certificate: Path) -> bool:
-    """Say whether a certificate exists; TlsError if its directory is somebody else's and may not be looked into."""
+    """Return True if the certificate exists.
+
+    Raises:
+        TlsError: Its directory belongs to another account and is not accessible.
+    """
     try:
         return certificate.exists()
     except OSError as error:
@@ -48,9 +52,9 @@ def is_there(certificate: Path) -> bool:
 
 
 def find_unsafe_keys(directory: Path) -> tuple[str, str] | None:
-    """Return (sentence, remedy) if others may change the directory of keys or read a key in it, else None.
+    """Return (sentence, remedy) if other accounts can change the key directory or read a key in it, else None.
 
-    Whoever may not look into the directory sees no keys: the one that is used is checked again when it is loaded.
+    An account without access to the directory sees no keys; the key it uses is checked again when loaded.
     """
     try:
         mode = stat.S_IMODE(directory.stat().st_mode)

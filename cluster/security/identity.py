@@ -1,7 +1,7 @@
-"""Who is on the other end of a connection: the role and the name in a peer's certificate.
+"""Role and name of a connection's peer, from its certificate.
 
-The API server and the peer transport ask the same function, so that they cannot disagree about who somebody is. Whoever
-is not named exactly once, or has a role that Forebay does not know, is nobody: deny by default.
+The API server and the peer transport share this function, so that they always agree. A peer without exactly one name
+and one known role has no identity: deny by default.
 """
 
 import re
@@ -14,16 +14,17 @@ import msgspec
 from replica.values import NAME_CHARACTERS_MAX
 
 AUTHORITY_NAME: Final = "ca"
-"""Stem of the authority's two files, ca.pem and ca.key; nobody else may have this name."""
+"""Stem of the authority's files, ca.pem and ca.key; reserved."""
 
 HELPER_HOST: Final = "drill-helper.forebay.invalid"
-"""What a helper's certificate is for instead of an address. No host has such a name (RFC 6761): a client that connects
-to a replica, wherever it is, refuses a helper there; who connects to a helper asks for this name."""
+"""Host name in a drill helper's certificate, in place of an address. No host has this name (RFC 6761), so clients that
+connect to a replica reject a helper at its address; clients of a helper expect this name.
+"""
 
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 """Names are also file names (`<name>.pem`) and X.509 common names (64 characters).
 
-No slash, no leading dot, no leading dash that a command would take for an option.
+No slash, no leading dot, and no leading dash, which would look like an option.
 """
 
 NAME_RULE: Final = (
@@ -32,28 +33,28 @@ NAME_RULE: Final = (
 
 
 class Role(StrEnum):
-    """What the holder of a certificate may be; the certificate's organisational unit (OU) says it."""
+    """Role of a certificate's holder, stored as the organisational unit (OU)."""
 
     REPLICA = "replica"
     AGENT = "agent"
     OPERATOR = "operator"
     USER = "user"
     SCHEDULER = "scheduler"
-    """Another scheduler: for its external jobs, which stand under the name of the certificate, and nothing else."""
+    """Another scheduler; may use its own external jobs only, which carry the certificate's name."""
     AUDITOR = "auditor"
-    """Somebody outside: reads checkpoints, tiles and leaves of the ledger's tree, and nothing else."""
+    """External auditor; reads only checkpoints, tiles and leaves of the ledger's tree."""
     MONITOR = "monitor"
-    """A program that watches: reads metrics and health of each replica, and nothing else."""
+    """Monitoring program; reads only metrics and health of each replica."""
     DRILL = "drill"
-    """Somebody who carries out drills of the cluster, and nothing else."""
+    """Drill coordinator; may only run drills."""
     HELPER = "helper"
-    """A machine's helper for drills: reads whether one is under way, and does what its own machine allows."""
+    """Drill helper of a machine; reads whether a drill is under way, and acts on its own machine only."""
     GATEWAY = "gateway"
-    """A login node's service: speaks for the accounts of the people on it, and asks nothing for itself."""
+    """Login node's gateway; acts for its local accounts only."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Somebody whom the cluster's certificate authority vouches for."""
+    """Identity certified by the cluster's authority."""
 
     role: Role
     name: str
@@ -63,19 +64,21 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class IdentityError(Exception):
-    """The peer's certificate does not say who the peer is in this cluster; the message is a sentence for the peer."""
+    """The peer's certificate identifies no member of this cluster; the message is meant for the peer."""
 
 
 def is_name(text: str) -> bool:
-    """Say whether `text` may name a replica, a node, an operator or a user."""
+    """Return True if `text` is a valid name of a replica, node, operator or user."""
     return NAME_PATTERN.fullmatch(text) is not None
 
 
 def identify(certificate: Mapping[str, Any] | None, *, cluster_id: str | None = None) -> Identity:
-    """Return who a verified peer is; `certificate` is what `ssl.SSLSocket.getpeercert()` returned.
+    """Return the identity of a verified peer; `certificate` is the result of `ssl.SSLSocket.getpeercert()`.
 
-    With `cluster_id` the certificate's organisation must be that cluster too, for clusters that share an authority.
-    IdentityError if there is no certificate or it does not name exactly one role and one name.
+    With `cluster_id`, the certificate's organisation must match it, for clusters that share an authority.
+
+    Raises:
+        IdentityError: There is no certificate, or it does not contain exactly one role and one name.
     """
     if not certificate:
         raise IdentityError(

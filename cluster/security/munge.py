@@ -1,11 +1,11 @@
-"""MUNGE credentials: the account of a process, vouched for by its machine's munged to whoever has the same key.
+"""MUNGE credentials: an account authenticated by its host's munged to all hosts with the same key.
 
-libmunge is loaded when it is asked for first; a machine without it can do all else. A call asks munged over a local
-socket and may take as long as that: servers call it in a thread (ctypes lets others run meanwhile).
+libmunge is loaded on first use; a machine without it lacks only this feature. Calls block on munged's local socket, so
+servers make them in a thread (ctypes releases the interpreter lock).
 
-A credential says who made it and when, once: munged decodes it a second time for nobody. What it is for stands in its
-payload, the digest of `purpose_of`: this cluster, this replica, this very request. So whoever gets hold of one can ask
-nobody else for anything, and not the same twice. Source of the interface: munge.h, munge(3), munge_enum(3).
+A credential contains its creator and time, and munged decodes it only once. Its payload is the digest of `purpose_of`:
+this cluster, this replica, this request. A stolen credential therefore serves no other request and cannot be replayed.
+Source of the interface: munge.h, munge(3), munge_enum(3).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any, Final, NamedTuple
 LIBRARY: Final = "libmunge.so.2"
 
 SCHEME: Final = "MUNGE"
-"""The scheme of the Authorization header that carries a credential."""
+"""Scheme of the Authorization header with a credential."""
 
 TTL_S: Final = 60
-"""How long a credential is good, seconds: a request that waits for a connection, and clocks that differ."""
+"""Validity of a credential, seconds: covers the wait for a connection and differing clocks."""
 
 CREDENTIAL_CHARACTERS_MAX: Final = 2_048
-"""Characters of a credential: ours have some 300."""
+"""Longest credential, characters; Forebay's have about 300."""
 
 PURPOSE: Final = b"forebay request 1\n"
-"""What a payload begins with: a credential of another program is none for us."""
+"""Prefix of a payload; credentials made for other programs are rejected."""
 
 _SUCCESS: Final = 0
 _NO_MEMORY: Final = 5
@@ -54,18 +54,18 @@ class MungeUnavailable(Exception):
 
 
 class MungeError(Exception):
-    """A credential is not good; the message is a sentence."""
+    """A credential is invalid; the message is a sentence."""
 
 
 class MungeCredential(NamedTuple):
-    """Who made a credential, by the word of munged, and for what."""
+    """Creator and payload of a credential, as verified by munged."""
 
     uid: int
     payload: bytes
 
 
 def purpose_of(cluster_id: str, server: str, method: str, target: str, body: bytes) -> bytes:
-    """Return the payload of a credential for one request to the replica that answers at `server` (HOST:PORT)."""
+    """Return the credential payload for one request to the replica at `server` (HOST:PORT)."""
     digest = hashlib.sha256()
     for part in (cluster_id.encode(), server.encode(), method.encode(), target.encode(), body):
         digest.update(len(part).to_bytes(8, "big"))
@@ -74,16 +74,20 @@ def purpose_of(cluster_id: str, server: str, method: str, target: str, body: byt
 
 
 class Munge:
-    """libmunge, asked by one thread or several at a time."""
+    """libmunge bindings, safe for several threads."""
 
     def __init__(self, socket: Path | None = None) -> None:
-        """Load the library; MungeUnavailable. `socket`: where munged listens; None: where the library looks."""
+        """Load the library. `socket`: munged's socket; None: the library's default.
+
+        Raises:
+            MungeUnavailable: The library cannot be loaded.
+        """
         self._socket = None if socket is None else str(socket).encode()
         self._library = _library()
         self._contexts = threading.local()
 
     def encode(self, payload: bytes) -> str:
-        """Return a credential of this process's account; MungeUnavailable where munged makes none."""
+        """Return a credential of this process's account; MungeUnavailable if munged creates none."""
         context, found = self._context(), ctypes.c_void_p()
         code = self._library.munge_encode(ctypes.byref(found), context, payload, len(payload))
         try:
@@ -94,7 +98,11 @@ class Munge:
             self._library.free(found)
 
     def decode(self, credential: str) -> MungeCredential:
-        """Return who made a credential; MungeError for one that is not good, now and here."""
+        """Return the verified contents of a credential.
+
+        Raises:
+            MungeError: The credential is not valid here and now.
+        """
         if len(credential) > CREDENTIAL_CHARACTERS_MAX or not credential.isascii() or "\0" in credential:
             raise MungeError("this is no credential")
         context, data, size = self._context(), ctypes.c_void_p(), ctypes.c_int(0)
@@ -112,7 +120,7 @@ class Munge:
                 raise MungeUnavailable(f"munged does not answer: {self._words(context, code)}")
             if code != _SUCCESS:
                 raise MungeError(_WORDS.get(code) or self._words(context, code))
-            # Whoever makes a credential says how long it is good; munged believes him up to an hour.
+            # The creator sets the validity, and munged accepts up to an hour.
             age_s = self._number(context, _OPTION_DECODED) - self._number(context, _OPTION_ENCODED)
             if age_s > TTL_S:
                 raise MungeError(f"it is {age_s} s old, and good for {TTL_S}")
@@ -122,7 +130,7 @@ class Munge:
             self._library.free(data)
 
     def _context(self) -> Any:
-        """Return this thread's context: one is for one caller at a time."""
+        """Return this thread's context; a context serves one caller at a time."""
         known = getattr(self._contexts, "context", None)
         if known is not None:
             return known

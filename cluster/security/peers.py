@@ -1,8 +1,8 @@
-"""Open connections of one replica by the certificates that they showed: each ends with its certificate.
+"""Open connections of one replica by certificate; a connection ends when its certificate does.
 
-TLS looks at a certificate once, in the handshake. A connection outlives that for as long as somebody keeps it open, so
-every listener and every link has its connections watched here: they are closed when the certificate expires, when it is
-revoked, and when the authorities of this replica change.
+TLS checks a certificate only in the handshake, but a connection can outlive it. All listeners and links therefore
+register their connections here. They are closed when the certificate expires, is revoked, or when the authorities of
+this replica change.
 """
 
 import asyncio
@@ -21,32 +21,34 @@ from replica.values import Instant
 LOGGER = logging.getLogger(__name__)
 
 CHECK_PERIOD_S: Final = 0.25
-"""Seconds between two checks of all connections: what is revoked is out within a second of the entry that says so.
-Five thousand connections take about a millisecond."""
+"""Interval of checks of all connections, seconds: a revoked certificate is out within a second.
+
+Five thousand connections take about a millisecond.
+"""
 
 
 class PeerCertificate(msgspec.Struct, frozen=True):
-    """What the other end of a connection showed."""
+    """Identity and certificate of a connection's peer."""
 
     identity: Identity
     serial: str
     """Hexadecimal digits, lower case, without leading zeros."""
     valid_until: Instant
     revocable_as: tuple[str, ...] = ()
-    """Under which words it may be in the list of what is revoked (`replica.model.accounts`)."""
+    """Keys under which the revocation list can contain it (`replica.model.accounts`)."""
     through: str = ""
-    """Who vouches for an account that has shown no certificate itself: `gateway:NAME`, or `munge`; empty: nobody."""
+    """Authenticator of an account without a certificate: `gateway:NAME`, or `munge`; empty: none."""
 
 
 THROUGH_MUNGE: Final = "munge"
-"""`through` of whoever came with a MUNGE credential."""
+"""`through` of a client with a MUNGE credential."""
 
 
 def revocable_as(identity: Identity, serial: str, through: str = "") -> tuple[str, ...]:
-    """Return under which words somebody may be in the list of what is revoked.
+    """Return the keys under which the revocation list can contain a peer.
 
-    An account that others vouch for is one of the site's users whatever else it is: `user:NAME` keeps it out on every
-    way, as does what is said of its gateway, or of the gateway's certificate.
+    An account authenticated by a gateway or MUNGE is always also a user: `user:NAME` excludes it everywhere, as does a
+    revocation of its gateway or of the gateway's certificate.
     """
     words = [f"serial:{serial}"] if serial else []
     words.append(f"{identity.role}:{identity.name}")
@@ -56,13 +58,17 @@ def revocable_as(identity: Identity, serial: str, through: str = "") -> tuple[st
 
 
 Revocations = Callable[[], Mapping[str, Revocation]]
-"""Gives the list in force; another object whenever it has changed."""
+"""Returns the current list; a different object after each change."""
 
 _NONE_REVOKED: Final[Mapping[str, Revocation]] = {}
 
 
 def certificate_shown(transport: asyncio.BaseTransport | None, cluster_id: str) -> PeerCertificate:
-    """Return what the other end of a TLS connection showed; IdentityError for nobody of this cluster."""
+    """Return the certificate of a TLS connection's peer.
+
+    Raises:
+        IdentityError: The peer does not belong to this cluster.
+    """
     shown: dict[str, Any] = (transport.get_extra_info("peercert") if transport is not None else None) or {}
     identity = identify(shown, cluster_id=cluster_id)
     serial = str(shown.get("serialNumber", "")).lower().lstrip("0")
@@ -70,33 +76,34 @@ def certificate_shown(transport: asyncio.BaseTransport | None, cluster_id: str) 
 
 
 class Peers:
-    """Connections that are open, each with what its other end showed."""
+    """Open connections, each with its peer's certificate."""
 
     def __init__(self, cluster_id: str, clock: Clock) -> None:
-        """Begin with none; nothing is revoked until `follow` says what is."""
+        """Start without connections; nothing counts as revoked before `follow`."""
         self._cluster_id: Final = cluster_id
         self._clock: Final = clock
         self._open: dict[asyncio.BaseTransport, PeerCertificate] = {}
         self._revocations: Revocations = lambda: _NONE_REVOKED
         self._seen = _NONE_REVOKED
-        """The list by which all connections were checked last."""
+        """Revocation list used by the last check."""
         self._ticker: asyncio.TimerHandle | None = None
         self.checks: list[Callable[[], None]] = []
-        """What else is done with each check."""
+        """Further callbacks of each check."""
 
     @property
     def count(self) -> int:
-        """How many connections are watched."""
+        """Return the number of registered connections."""
         return len(self._open)
 
     def follow(self, revocations: Revocations) -> None:
-        """Refuse what is in the list from now on, and with each check close the connections of what came into it."""
+        """Use this revocation list: reject its certificates, and close connections of new entries at each check."""
         self._revocations = revocations
 
     def admit(self, transport: asyncio.BaseTransport) -> Identity:
-        """Return who is at the other end, and watch the connection until `forget`.
+        """Return the identity of a connection's peer, and watch the connection until `forget`.
 
-        IdentityError for nobody of this cluster, and where the certificate is not good any more.
+        Raises:
+            IdentityError: The peer does not belong to this cluster, or its certificate is no longer valid.
         """
         shown = certificate_shown(transport, self._cluster_id)
         why = self._why_not(shown, self._revocations())
@@ -106,13 +113,14 @@ class Peers:
         return shown.identity
 
     def certificate_of(self, transport: asyncio.BaseTransport) -> PeerCertificate:
-        """Return what the other end of a connection that is watched showed; KeyError for others."""
+        """Return the peer certificate of a watched connection; KeyError for others."""
         return self._open[transport]
 
     def speak(self, transport: asyncio.BaseTransport | None, shown: PeerCertificate | None) -> None:
-        """Watch a connection as that of an account it is used for from now on; None: as nobody's in particular.
+        """Watch a connection on behalf of the account that uses it; None: of no particular account.
 
-        IdentityError where that account, or who vouches for it, may not come.
+        Raises:
+            IdentityError: The account or its authenticator is revoked.
         """
         if transport is None:
             raise IdentityError("the connection has ended")
@@ -125,24 +133,24 @@ class Peers:
         self._open[transport] = shown
 
     def forget(self, transport: asyncio.BaseTransport | None) -> None:
-        """Watch a connection no more: it has ended."""
+        """Stop watching a connection that has ended."""
         if transport is not None:
             self._open.pop(transport, None)
 
     def start(self) -> None:
-        """Check all connections every CHECK_PERIOD_S, in the running loop."""
+        """Check all connections every CHECK_PERIOD_S in the running loop."""
         self._ticker = asyncio.get_running_loop().call_later(CHECK_PERIOD_S, self.start)
         self.check()
         for check in self.checks:
             check()
 
     def stop(self) -> None:
-        """Check no more."""
+        """Stop the checks."""
         if self._ticker is not None:
             self._ticker.cancel()
 
     def check(self) -> None:
-        """Close the connections whose certificate is not good any more."""
+        """Close the connections whose certificate is no longer valid."""
         revocations = self._revocations()
         changed, self._seen = revocations is not self._seen, revocations
         for transport, shown in list(self._open.items()):
@@ -152,13 +160,13 @@ class Peers:
                 self._close(transport)
 
     def close_all(self) -> None:
-        """Close all connections: who may still come comes again."""
+        """Close all connections; permitted peers reconnect."""
         for transport in list(self._open):
             self._close(transport)
 
     def _close(self, transport: asyncio.BaseTransport) -> None:
         self.forget(transport)
-        cast(asyncio.Transport, transport).abort()  # uvloop's is none by inheritance
+        cast(asyncio.Transport, transport).abort()  # uvloop's transport does not inherit from asyncio.Transport
 
     def _why_not(self, shown: PeerCertificate, revocations: Mapping[str, Revocation]) -> str:
         if self._clock.now() > shown.valid_until:

@@ -1,9 +1,9 @@
-"""The cluster's own certificate authority: who made it, whom it vouches for, and as what.
+"""The cluster's certificate authority: creation, renewal, and issuing of certificates.
 
-A certificate's subject is O = cluster id, OU = role, CN = name. Only a replica's and a helper's certificate may serve
-(extended key usage serverAuth); an agent's or user's certificate cannot be used to pose as a replica. A helper's is for
-one name that is no address, HELPER_HOST: who has its key poses as no replica, at no address, to no client. `ca.key` is
-needed to issue certificates and for nothing else: on a cluster of several machines it stays with the operator.
+A certificate's subject is O = cluster ID, OU = role, CN = name. Only certificates of replicas and helpers may serve
+(extended key usage serverAuth), so agents and users cannot pose as a replica. A helper's certificate names only
+HELPER_HOST, which is no address, so it cannot pose as a replica either. `ca.key` is needed only to issue certificates;
+in a cluster of several machines it stays with the operator.
 """
 
 import contextlib
@@ -29,50 +29,53 @@ from cluster.system import keep_ownership, make_private_directory
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 AUTHORITY_LIFETIME_DAYS: Final = 3650
-"""Days that an authority is valid: replacing it means touching every machine, so it outlives the hardware."""
+"""Validity of an authority, days: replacing it touches every machine, so it outlives the hardware."""
 
 CERTIFICATE_LIFETIME_DAYS: Final = 825
-"""Days that a certificate is valid: long enough for yearly renewal with a year's grace."""
+"""Validity of a certificate, days: yearly renewal with a year's grace."""
 
 CLOCK_TOLERANCE_MINUTES: Final = 10
-"""Minutes by which a certificate is valid before it was made: the clock of another machine may be behind."""
+"""Minutes a certificate is valid before its creation, because another machine's clock may be behind."""
 
 MAX_SUBJECT_ALTERNATIVE_NAMES: Final = 64
-"""Addresses in one certificate: a replica has a handful; more is a mistake."""
+"""Addresses in one certificate, count: a replica has a handful; more is a mistake."""
 
 DIRECTORY_MODE: Final = 0o700
 
 SHARED_DIRECTORY_MODE: Final = 0o750
-"""Of a directory with keys of several accounts, such as a service's and root's: its group may look in."""
+"""Mode of a directory with keys of several accounts, such as a service's and root's; its group may list it."""
 
 FORBIDDEN_DIRECTORY_BITS: Final = stat.S_IWGRP | stat.S_IRWXO
-"""Permission bits that a directory of keys must not have: who may write there could replace keys. Each key's own mode
-keeps it from a group that may only look in."""
+"""Permission bits forbidden on a key directory, because write access allows replacing keys.
+
+Each key's own mode protects it from a group that may list the directory.
+"""
 
 KEY_MODE: Final = 0o600
 CERTIFICATE_MODE: Final = 0o644
 
 
 class PkiError(Exception):
-    """A certificate cannot be issued; the message is a sentence that names the file or the name, and the remedy."""
+    """A certificate cannot be issued; the message names the file or the name, and the remedy."""
 
 
 class Authority(msgspec.Struct, frozen=True):
-    """A certificate authority that can sign: its certificate and its private key."""
+    """Certificate and private key of an authority."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     @property
     def cluster_id(self) -> str:
-        """The id of the cluster that this authority belongs to."""
+        """Return the ID of this authority's cluster."""
         return str(self.certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value)
 
 
 def create_authority(directory: Path, *, cluster_name: str, cluster_id: str, at: Instant) -> Authority:
-    """Make a certificate authority and write ca.pem and ca.key (mode 0600) into `directory` (made with mode 0700).
+    """Create an authority and write ca.pem and ca.key (mode 0600) to `directory` (created with mode 0700).
 
-    PkiError if there is one already: a second authority would lock out everybody whom the first one vouched for.
+    Raises:
+        PkiError: An authority exists. A second one would lock out all holders of certificates of the first.
     """
     _make_private_directory(directory)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -88,7 +91,11 @@ def create_authority(directory: Path, *, cluster_name: str, cluster_id: str, at:
 
 
 def load_authority(directory: Path) -> Authority:
-    """Read ca.pem and ca.key from `directory`; PkiError names a file that is missing, malformed or not private."""
+    """Read ca.pem and ca.key from `directory`.
+
+    Raises:
+        PkiError: A file is missing, malformed or not private.
+    """
     certificate_path, key_path = directory / f"{AUTHORITY_NAME}.pem", directory / f"{AUTHORITY_NAME}.key"
     try:
         key_pem = read_key_file(key_path, "the authority's key")
@@ -102,7 +109,7 @@ def load_authority(directory: Path) -> Authority:
         raise PkiError(
             f"{directory}: ca.pem or ca.key is not an unencrypted PEM file that `forebay cluster init` wrote"
         ) from error
-    # While the authority is renewed the former one is beside it.
+    # During a renewal, ca.pem also contains the previous authority.
     certificate = next((one for one in certificates if one.public_key() == key.public_key()), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate is None:
         raise PkiError(
@@ -116,10 +123,12 @@ def load_authority(directory: Path) -> Authority:
 
 
 def renew_authority(directory: Path, *, at: Instant) -> Authority:
-    """Make a new key for the authority, and put its certificate before those that ca.pem has; return it.
+    """Create a new authority key, put its certificate first in ca.pem, and return the new authority.
 
-    Who has the new ca.pem believes certificates of both, so it goes to everybody before anything is issued. PkiError
-    while there is more than one authority already: finish that change first.
+    Hosts with the new ca.pem trust certificates of both, so distribute it before issuing any.
+
+    Raises:
+        PkiError: An earlier renewal is unfinished.
     """
     former = load_authority(directory)
     if len(_authorities(directory)) > 1:
@@ -133,7 +142,7 @@ def renew_authority(directory: Path, *, at: Instant) -> Authority:
 
 
 def retire_authorities(directory: Path) -> int:
-    """Leave only the authority in ca.pem that ca.key belongs to; return how many are gone."""
+    """Remove all authorities from ca.pem except ca.key's; return the number removed."""
     current, known = load_authority(directory), _authorities(directory)
     if len(known) > 1:
         _write_pair(directory, AUTHORITY_NAME, [current.certificate], current.key, replace=True)
@@ -164,11 +173,13 @@ def issue(
     addresses: Iterable[str] = (),
     replace: bool = False,
 ) -> TlsFiles:
-    """Issue a certificate and write <name>.pem and <name>.key (mode 0600) into `directory`.
+    """Issue a certificate and write <name>.pem and <name>.key (mode 0600) to `directory`.
 
-    `addresses` are host names or IP addresses (without ports) at which a replica is reached, which needs at least one;
-    nobody else may have any. `at` is the wall clock, µs. PkiError if the name is not one, or its files
-    exist and `replace` is false.
+    `addresses` are the host names or IP addresses of a replica, without ports. A replica needs at least one; other
+    roles have none. `at` is the wall clock, µs.
+
+    Raises:
+        PkiError: The name is invalid, or its files exist and `replace` is false.
     """
     if not is_name(name) or name == AUTHORITY_NAME:
         raise PkiError(
@@ -206,7 +217,7 @@ def issue(
 
 
 _SERVERS = frozenset({Role.REPLICA, Role.HELPER})
-"""Roles that others connect to."""
+"""Roles that accept connections."""
 
 
 def _alternative_names(name: str, role: Role, addresses: list[str]) -> list[x509.GeneralName]:
@@ -274,7 +285,7 @@ def _make_private_directory(directory: Path) -> None:
         mode = stat.S_IMODE(directory.stat().st_mode)
     except OSError as error:
         raise PkiError(f"{directory}: the directory for certificates cannot be made ({error.strerror})") from error
-    # Not changed behind its owner's back: it may be a directory that others need.
+    # The mode is not corrected here, because the directory may serve other purposes.
     if mode & FORBIDDEN_DIRECTORY_BITS:
         raise PkiError(f"{directory}: the directory for keys has mode {mode:04o}; run: chmod 700 {directory}")
 
@@ -309,7 +320,7 @@ def _write_pair(
 
 def _write_file(directory_fd: int, file_name: str, data: bytes, mode: int) -> None:
     temporary = f".{file_name}.{secrets.token_hex(8)}"
-    # The mode is given at creation: there is no moment at which somebody else could open the key.
+    # Setting the mode at creation leaves no moment in which another account could open the key.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, mode, dir_fd=directory_fd)
     try:

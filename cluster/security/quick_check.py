@@ -1,8 +1,8 @@
-"""What a certificate plainly says, read without the library that reads everything: that takes a command's time twice.
+"""Quick certificate check without the X.509 library, whose import doubles the time of a command.
 
-Only "this has the form of one that our authority issued, and is valid" is answered here, byte by byte but for the value
-of the signature, which the other end verifies; whatever has another form is looked at closely (`cluster.security.tls`),
-which also says in words what is wrong. Source of the layout: RFC 5280, 4.1 and 4.2.1; X.690, 10.1 and 11.
+It only confirms "a certificate issued by the cluster's authority, and valid", by its exact bytes except for the
+signature's value, which the peer verifies. Any other form goes to the full check (`cluster.security.tls`), which also
+explains the error. Source of the layout: RFC 5280, 4.1 and 4.2.1; X.690, 10.1 and 11.
 """
 
 import datetime
@@ -42,8 +42,9 @@ _CONSTANT_EXTENSIONS: Final = frozenset(
         bytes.fromhex("0603551d25040c300a06082b06010505070302"),
     }
 )
-"""Basic constraints, key usage and extended key usage as `cluster.security.pki` writes them: of an authority, and of
-whom connects but serves nobody."""
+"""Basic constraints, key usage and extended key usage as written by `cluster.security.pki` for an authority and for a
+certificate that only connects.
+"""
 
 _SERIAL_BYTES_MAX: Final = 20
 _SCALAR_BYTES_MAX: Final = 33
@@ -54,11 +55,11 @@ _B: Final = 0x5AC635D8AA3A93E7B3EBBD55769886BC651D06B0CC53B0F63BCE3C3E27D2604B
 
 _BEGIN: Final = b"-----BEGIN CERTIFICATE-----"
 _FIRST_YEAR_OF_1900S: Final = 50
-"""Two digits of a UTCTime from here on are of the twentieth century; a later year is a GeneralizedTime."""
+"""Two-digit years of a UTCTime from here on belong to the twentieth century; later years use GeneralizedTime."""
 
 
 class _PlainCertificate(NamedTuple):
-    """Dates as digits, `20260131120000`; names and ids of keys as they stand."""
+    """Fields of a certificate: dates as digits, `20260131120000`; names and key IDs as bytes."""
 
     issuer: bytes
     subject: bytes
@@ -69,11 +70,15 @@ class _PlainCertificate(NamedTuple):
 
 
 class _UnusualCertificate(Exception):
-    """Something that this page does not read."""
+    """The certificate has a form this module does not parse."""
 
 
 def context_of(files: TlsFiles, at: Instant) -> ssl.SSLContext:
-    """Return the context for connections of one command, begun at `at`; TlsError where the files cannot be used."""
+    """Return the TLS context for one command started at `at`.
+
+    Raises:
+        TlsError: The files cannot be used.
+    """
     if not _is_plainly_usable(files, at):
         check_validity(files.certificate, at)
         examine(files)
@@ -81,19 +86,22 @@ def context_of(files: TlsFiles, at: Instant) -> ssl.SSLContext:
 
 
 def _is_plainly_usable(files: TlsFiles, at: Instant) -> bool:
-    """Say whether the certificate is one of the authority beside it by name and key, and valid; False: unclear."""
+    """Return True if the certificate is valid and issued by the authority beside it.
+
+    False if the quick check cannot tell.
+    """
     try:
         mine, authority = _read_plain(files.certificate), _read_plain(files.authority)
     except (_UnusualCertificate, TlsError, ValueError, IndexError, StopIteration):
         return False
     now = datetime.datetime.fromtimestamp(at / MICROSECONDS_PER_SECOND, tz=datetime.UTC).strftime("%Y%m%d%H%M%S")
     is_issuer = mine.issuer == authority.subject and mine.issuer_key_id == authority.key_id != b""
-    # Not in the second in which it begins or ends: what is said of those is the other library's.
+    # Exclude the first and last second, which are left to the library.
     return is_issuer and mine.since < now < mine.until
 
 
 def _read_plain(path: Path) -> _PlainCertificate:
-    """Return what the one certificate in a file says; _UnusualCertificate for anything unusual, such as a chain."""
+    """Parse the only certificate in a file; _UnusualCertificate for anything else, such as a chain."""
     pem = read_pem(path, "the certificate")
     if pem.count(_BEGIN) != 1 or not pem.startswith(_BEGIN):
         raise _UnusualCertificate
@@ -112,7 +120,7 @@ def _read_plain(path: Path) -> _PlainCertificate:
 
 
 def _elements(data: bytes) -> list[bytes]:
-    """Return the elements of a DER text, one after the other, each with its tag and its length."""
+    """Return the consecutive DER elements of `data`, each with its tag and length."""
     found = []
     first = 0
     while first < len(data):
@@ -121,7 +129,7 @@ def _elements(data: bytes) -> list[bytes]:
             digits = size & 0x7F
             size, at = int.from_bytes(data[at : at + digits], "big"), at + digits
             if size < 0x80 or size.bit_length() <= 8 * (digits - 1):
-                raise _UnusualCertificate  # DER has the shortest length
+                raise _UnusualCertificate  # DER requires the shortest length
         if at + size > len(data):
             raise _UnusualCertificate
         found.append(data[first : at + size])
@@ -137,7 +145,7 @@ def _parts(data: bytes, count: int) -> list[bytes]:
 
 
 def _only(element: bytes, tag: int) -> bytes:
-    """Return the contents of the one element that a text is."""
+    """Return the contents of the single element in `element`."""
     (element,) = _parts(element, 1)
     if element[0] != tag:
         raise _UnusualCertificate
@@ -146,7 +154,7 @@ def _only(element: bytes, tag: int) -> bytes:
 
 
 def _check_integer(element: bytes, bytes_max: int) -> None:
-    """Refuse what is no positive number in its shortest form."""
+    """Reject anything but a positive integer in its shortest form."""
     digits = _only(element, _INTEGER)
     is_shortest = len(digits) == 1 or digits[0] != 0 or digits[1] & 0x80
     if not 0 < len(digits) <= bytes_max or digits[0] & 0x80 or not any(digits) or not is_shortest:
@@ -169,7 +177,7 @@ def _check_name(name: bytes) -> None:
 
 
 def _check_key(key: bytes) -> None:
-    """Refuse what is no point of the curve."""
+    """Reject anything but a point on the curve."""
     algorithm, bits = _parts(_only(key, _SEQUENCE), 2)
     point = _only(bits, _BITS)
     x, y = int.from_bytes(point[2:34], "big"), int.from_bytes(point[34:], "big")
@@ -179,7 +187,7 @@ def _check_key(key: bytes) -> None:
 
 
 def _key_ids(extensions: bytes) -> tuple[bytes, bytes]:
-    """Return the ids of the key and of the issuer's, empty if there is none; each extension is there once at most."""
+    """Return the key ID and the issuer's key ID, empty if missing; each extension may occur only once."""
     found: dict[bytes, bytes] = {}
     kinds = []
     for element in _elements(extensions):

@@ -1,8 +1,8 @@
-"""How two ends of a connection trust each other: TLS 1.3, both sides with a certificate of the cluster's authority.
+"""TLS contexts: TLS 1.3, both sides with a certificate of the cluster's authority.
 
-Replicas, agents, the API and the CLI all make their contexts here. Only the cluster's own authority is trusted, never
-the system's. No session is ever resumed: a ticket would stand for a certificate after that has expired or is revoked.
-A witness belongs to somebody else: it is believed by what it signs, and asks nobody who he is (`open_…_context`).
+Replicas, agents, the API and the CLI create their contexts here. Only the cluster's own authority is trusted, never the
+system's. Sessions are never resumed, because a ticket could outlive its certificate. Witnesses belong to third parties:
+they are trusted by their signatures and do not authenticate clients (`open_…_context`).
 """
 
 from __future__ import annotations
@@ -27,28 +27,31 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 MAX_PEM_BYTES: Final = 256 * 1024
-"""Bytes of a certificate or key file: a chain of certificates is a few KiB; more is not one."""
+"""Largest certificate or key file, bytes; a certificate chain has a few KiB."""
 
 
 _CLOCK: Final = SystemClock()
 
 VALIDITY_LOOK_S: Final = 5.0
-"""How often a process that waits for its certificate to be valid looks again, seconds: a time service needs some."""
+"""Interval of checks while a process waits for its certificate to become valid, seconds: a time service needs some."""
 
 
 class NotValidNow(TlsError):
-    """A certificate is not valid by this machine's clock: either may be set right while a process waits."""
+    """A certificate is not valid by this machine's clock; either may be corrected while a process waits."""
 
 
 def server_context(files: TlsFiles, *, required: bool = True) -> ssl.SSLContext:
-    """Return a context for a listener: TLS 1.3 only, and a client without a certificate of the authority is refused.
+    """Return a listener's context: TLS 1.3 only, rejecting clients without a certificate of the authority.
 
-    Not `required`: one that shows none may connect, and is nobody; one that shows another is refused all the same.
-    TlsError if a file is missing, malformed or a key that others may read.
+    Without `required`, a client without a certificate may connect unauthenticated; one with a wrong certificate is
+    still rejected.
+
+    Raises:
+        TlsError: A file is missing or malformed, or other accounts can read a key.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
-    # In TLS 1.3 the option alone makes tickets that name a session kept here; none at all needs both.
+    # In TLS 1.3 this option alone still allows stateful tickets; disabling all tickets needs both lines.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     examine(files)
@@ -56,10 +59,12 @@ def server_context(files: TlsFiles, *, required: bool = True) -> ssl.SSLContext:
 
 
 def client_context(files: TlsFiles, *, examined: bool = False) -> ssl.SSLContext:
-    """Return a context for a connection that is opened: TLS 1.3 only, the server's certificate and address verified.
+    """Return the context of an outgoing connection: TLS 1.3 only, verifying the server's certificate and address.
 
-    TlsError if a file is missing, malformed or a key that others may read. `examined`: the caller knows that the
-    authority issued the certificate.
+    `examined`: the caller has checked that the authority issued the certificate.
+
+    Raises:
+        TlsError: A file is missing or malformed, or other accounts can read a key.
     """
     if not examined:
         examine(files)
@@ -70,9 +75,7 @@ def client_context(files: TlsFiles, *, examined: bool = False) -> ssl.SSLContext
 
 
 def authority_context(authority: Path) -> ssl.SSLContext:
-    """Return a context for a connection to a replica that is shown no certificate: the replica's is verified all the
-    same. TlsError.
-    """
+    """Return the context of a connection to a replica without a client certificate; the replica's is still verified."""
     context = open_client_context(authority)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -81,9 +84,10 @@ def authority_context(authority: Path) -> ssl.SSLContext:
 
 
 def open_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return a context for a listener that asks nobody who he is, a witness's: TLS 1.3 only.
+    """Return the context of a listener that does not authenticate clients, for a witness: TLS 1.3 only.
 
-    TlsError if a file is missing, malformed or a key that others may read.
+    Raises:
+        TlsError: A file is missing or malformed, or other accounts can read a key.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_TICKET
@@ -93,9 +97,12 @@ def open_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def open_client_context(authority: Path | None) -> ssl.SSLContext:
-    """Return a context for a connection to somebody else's listener, which is shown no certificate.
+    """Return the context of a connection to a third party's listener, without a client certificate.
 
-    Its certificate is verified by an authority in a file, or by those that the system knows. TlsError.
+    Its certificate is verified by the authority in a file, or by those the system trusts.
+
+    Raises:
+        TlsError: The authority file cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = True
@@ -111,13 +118,13 @@ def open_client_context(authority: Path | None) -> ssl.SSLContext:
 
 
 class _ExpiringSSLObject(ssl.SSLObject):
-    """Client's end of a connection that nothing more is read from or written to once the server's certificate expired.
+    """Client side of a connection that fails all reads and writes after the server's certificate has expired.
 
-    A listener closes its connections itself (`cluster.security.peers`); a pool of a client has nobody who looks.
+    A listener closes expired connections itself (`cluster.security.peers`); a client's pool has no such check.
     """
 
     def do_handshake(self) -> None:
-        """Note until when the certificate is valid."""
+        """Complete the handshake and record the expiry of the server's certificate."""
         super().do_handshake()
         self._valid_until = valid_until(self.getpeercert() or {})
 
@@ -137,7 +144,7 @@ class _ExpiringSSLObject(ssl.SSLObject):
 
 
 def valid_until(certificate: Mapping[str, Any]) -> Instant:
-    """Return until when a certificate is valid; `certificate` is what `ssl.SSLSocket.getpeercert()` returned."""
+    """Return a certificate's expiry; `certificate` is the result of `ssl.SSLSocket.getpeercert()`."""
     not_after = certificate.get("notAfter")
     if not isinstance(not_after, str):
         return NEVER
@@ -145,15 +152,15 @@ def valid_until(certificate: Mapping[str, Any]) -> Instant:
 
 
 def check_key_file(path: Path) -> None:
-    """Refuse a private key that anybody but its owner may read or write; TlsError names the file and the chmod."""
+    """Reject a private key accessible to other accounts; TlsError names the file and the chmod."""
     os.close(open_key_file(path))
 
 
 def open_key_file(path: Path) -> int:
-    """Return a descriptor (O_PATH) of a private key that only its owner may read or write; TlsError as
+    """Return a descriptor (O_PATH) of a private key that only its owner can access; TlsError as for
     `check_key_file`.
 
-    What is read through it (`/proc/self/fd/N`) is the file that was judged, whatever has its name by then.
+    Reading through it (`/proc/self/fd/N`) reads the checked file, even if its name has been reused.
     """
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -183,17 +190,17 @@ def _check_key(status: os.stat_result, path: Path) -> None:
 
 
 def describe_authority(path: Path) -> str:
-    """Return a phrase that names the authority in `path`: its name, fingerprint and file; never raises."""
+    """Describe the authority in `path` by name, fingerprint and file; never raises."""
     try:
         certificate = _load_certificate(path)
         return f"the authority {_common_name(certificate.subject)!r} (SHA-256 {_fingerprint(certificate)}) in {path}"
     except (TlsError, ValueError):
-        # A part of a certificate that cannot be read is found when it is asked for.
+        # Unreadable parts of a certificate raise only on access.
         return f"the authority in {path} (unreadable)"
 
 
 def describe_certificate(path: Path) -> str:
-    """Return a phrase that names the certificate in `path`: holder, role, issuer and file; never raises."""
+    """Describe the certificate in `path` by holder, role, issuer and file; never raises."""
     from cryptography.x509.oid import NameOID
 
     try:
@@ -208,15 +215,16 @@ def describe_certificate(path: Path) -> str:
 
 
 def read_key_file(path: Path, what: str) -> bytes:
-    """Return the bytes of a private key that only its owner may read or write; TlsError."""
+    """Return the bytes of a private key that only its owner can access."""
     with closing(open_key_file(path)) as descriptor:
         return read_pem(path, what, opened=f"/proc/self/fd/{descriptor}")
 
 
 def read_pem(path: Path, what: str, *, opened: str | None = None) -> bytes:
-    """Return the bytes of a small PEM file, which `what` names in sentences; `opened` is another name of that file.
+    """Return the bytes of a small PEM file; `what` describes it in messages, `opened` is another path to it.
 
-    TlsError if it is missing or larger than MAX_PEM_BYTES.
+    Raises:
+        TlsError: The file is missing or larger than MAX_PEM_BYTES.
     """
     try:
         with open(opened or path, "rb") as file:
@@ -231,18 +239,18 @@ def read_pem(path: Path, what: str, *, opened: str | None = None) -> bytes:
 
 
 def parse_certificates(pem: bytes) -> list[x509.Certificate]:
-    """Return the certificates of a PEM text, at least one; ValueError for what is none."""
+    """Parse the certificates of a PEM text, at least one; ValueError for anything else."""
     from cryptography import x509
 
     try:
         return x509.load_pem_x509_certificates(pem)
     except x509.InvalidVersion as error:
-        # The one fault of a text that the library does not call a ValueError.
+        # The only parse error the library does not report as ValueError.
         raise ValueError(str(error)) from error
 
 
 def _unreadable(certificate: Path, key: Path) -> Path:
-    """Return which of certificate and key cannot be read."""
+    """Return the unreadable one of certificate and key."""
     try:
         certificate.open("rb").close()
     except OSError:
@@ -266,7 +274,7 @@ def _load_files(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
 def _with_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         with closing(open_key_file(key)) as descriptor:
-            # Without a password callback OpenSSL would ask the terminal for one, and a daemon would hang.
+            # Without a password callback OpenSSL would prompt on the terminal, and a daemon would hang.
             context.load_cert_chain(certificate, f"/proc/self/fd/{descriptor}", password=_no_password)
     except ssl.SSLError as error:
         raise TlsError(
@@ -286,9 +294,10 @@ def _with_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> ssl.SS
 
 
 def check_validity(path: Path, at: Instant) -> None:
-    """Refuse a certificate that is not valid at `at`; NotValidNow names the file and the date.
+    """Check that a certificate is valid at `at`. The peer would only close the connection, without a reason.
 
-    The other side would refuse it by closing the connection, which tells nobody why.
+    Raises:
+        NotValidNow: It is not; the message names the file and the date.
     """
     certificate = _load_certificate(path)
     moment = datetime.datetime.fromtimestamp(at / MICROSECONDS_PER_SECOND, tz=datetime.UTC)
@@ -307,9 +316,9 @@ def check_validity(path: Path, at: Instant) -> None:
 
 
 async def until_valid(path: Path, clock: Clock, stop: asyncio.Event) -> bool:
-    """Wait until the certificate is valid by this machine's clock; False if `stop` is set before. TlsError.
+    """Wait until the certificate is valid by this machine's clock; return False if `stop` is set first.
 
-    At the start of a machine its clock is often wrong for a while, and a process that ends for it stays away.
+    At boot the clock is often wrong for a while, and a process that exits for it would stay down.
     """
     import asyncio
     import logging
@@ -330,9 +339,12 @@ async def until_valid(path: Path, clock: Clock, stop: asyncio.Event) -> bool:
 
 
 def examine(files: TlsFiles) -> None:
-    """Refuse a key that others may read, and a certificate that the authority beside it did not sign; TlsError.
+    """Check that no other account can read the key and that the authority signed the certificate.
 
-    The other side trusts the same authority and would close the connection without a word.
+    The peer trusts the same authority, and would close the connection without a reason.
+
+    Raises:
+        TlsError: A check failed.
     """
     from cryptography.exceptions import InvalidSignature
 

@@ -1,4 +1,4 @@
-"""What an outsider checks without believing anybody: trees of RFC 6962, their tiles, signed checkpoints. Pure."""
+"""Transparency-log proofs that a third party can verify: RFC 6962 trees, tiles, and signed checkpoints. Pure."""
 
 from typing import TYPE_CHECKING
 

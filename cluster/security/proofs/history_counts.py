@@ -1,8 +1,8 @@
-"""How many records the ledger has of each job, and a tree over that: what shows that records of a job are all of them.
+"""Record counts of all jobs, and a Merkle tree over them, which proves that a job's records are complete.
 
-Leaf j - 1 is that of job j. Jobs are numbered from 1 on and never anew, so the leaves only grow in number, and a count
-only grows: also of a job that was purged from the state. A record of a job is a command of whose events one is about
-it. Leaves are salted, so that who is shown that of one job learns nothing of the jobs beside it.
+Leaf j - 1 belongs to job j. Job IDs start at 1 and are never reused, so leaves are only added and counts only grow,
+even for purged jobs. A record of a job is a command with at least one event about it. Leaves are salted: disclosing one
+job's leaf reveals nothing about its neighbours.
 """
 
 import hmac
@@ -26,33 +26,33 @@ NOTHING_LESS: Mapping[int, int] = {}
 
 
 def history_salt(disclosure_key: bytes, job: int) -> bytes:
-    """The salt of a job's leaf: given away with that leaf, and with no other."""
+    """Return the salt of a job's leaf, which is disclosed with that leaf only."""
     return hmac.digest(disclosure_key, _SALT + _NUMBER.pack(job), "sha256")[:SALT_BYTES]
 
 
 def history_leaf(salt: bytes, job: int, count: int) -> bytes:
-    """The hash of the leaf that says that there are so many records of a job; the salt has SALT_BYTES."""
+    """Return the hash of a job's count leaf; the salt has SALT_BYTES."""
     return leaf_hash(HISTORY_HEAD + salt + _LEAF.pack(job, count))
 
 
 class HistoryCounts:
-    """The counts as they are now, and the tree over them, now or as it was when there were fewer.
+    """Current counts and the tree over them, now or for an earlier prefix.
 
-    A leaf for each job that there are records of, in the order of their numbers: these have gaps, since each
-    incarnation of a cluster begins far above the one before. A job's first record comes after those of all lower ones.
+    Each job with records has a leaf, ordered by job ID. IDs have gaps, because each incarnation of a cluster starts far
+    above the previous one. A job's first record follows those of all lower IDs.
     """
 
     def __init__(self, disclosure_key: bytes) -> None:
         self._key = disclosure_key
         self._jobs = array("Q")
-        """Ascending."""
+        """Job IDs, ascending."""
         self._counts = array("Q")
-        """Of each of them."""
+        """Record count of each job."""
         self._tiles: dict[int, bytes] = {}
-        """Roots over 256 leaves each, of those in which nothing has changed since they were computed."""
+        """Cached roots over 256 leaves each, if unchanged."""
 
     def add(self, job: int, records: int = 1) -> None:
-        """Count more records of a job."""
+        """Add records to a job's count."""
         position = bisect_left(self._jobs, job)
         if position == len(self._jobs) or self._jobs[position] != job:
             for number in range(position // _TILE, len(self._jobs) // _TILE + 1):
@@ -63,24 +63,24 @@ class HistoryCounts:
         self._tiles.pop(position // _TILE, None)
 
     def position(self, job: int) -> int | None:
-        """Return which leaf a job has, from 0; None where nothing is counted of it."""
+        """Return a job's leaf position, from 0; None without records."""
         position = bisect_left(self._jobs, job)
         return position if position < len(self._jobs) and self._jobs[position] == job else None
 
     def count(self, job: int, less: Mapping[int, int] = NOTHING_LESS) -> int:
-        """Return how many records there are of a job; `less`: without so many of some jobs, the last ones."""
+        """Return a job's record count; `less` subtracts the latest records of some jobs."""
         position = self.position(job)
         return 0 if position is None else self._counts[position] - less.get(job, 0)
 
     def jobs(self, less: Mapping[int, int] = NOTHING_LESS) -> int:
-        """Return how many jobs there are records of: as many leaves has the tree."""
+        """Return the number of jobs with records, which is the size of the tree."""
         jobs = len(self._jobs)
         while jobs and not self._counts[jobs - 1] - less.get(self._jobs[jobs - 1], 0):
             jobs -= 1
         return jobs
 
     def prepare(self, tiles_max: int) -> bool:
-        """Compute so many roots of tiles that are not known; return whether some are left."""
+        """Compute up to `tiles_max` missing tile roots; return True if more are missing."""
         read = self._reader(NOTHING_LESS)
         for number in range(len(self._jobs) // _TILE):
             if number not in self._tiles:
@@ -95,7 +95,7 @@ class HistoryCounts:
         return root_of(self.jobs(less), self._reader(less))
 
     def path(self, job: int, less: Mapping[int, int] = NOTHING_LESS) -> list[bytes]:
-        """Return the inclusion proof of a job's leaf; LookupError where it has none."""
+        """Return the inclusion proof of a job's leaf; LookupError without one."""
         position = self.position(job)
         if position is None:
             raise LookupError(f"nothing is counted of job {job}")
@@ -125,7 +125,7 @@ class HistoryCounts:
 
 
 def _full_tree_root(hashes: list[bytes]) -> bytes:
-    """The root over so many hashes, a power of two."""
+    """Return the root over a power of two of hashes."""
     assert all(len(one) == HASH_BYTES for one in hashes[:1])
     while len(hashes) > 1:
         hashes = [node_hash(left, right) for left, right in zip(hashes[::2], hashes[1::2], strict=True)]

@@ -1,8 +1,8 @@
-"""Leaf of a ledger entry: what an auditor is shown of each, and what can be disclosed of it later, command by command.
+"""Leaf of a ledger entry: the part shown to auditors, with commands that can be disclosed one by one.
 
-Nobody who sees all leaves learns what an entry holds, however little there is to guess: the digest of its bytes and the
-leaf of each of its commands are salted. A salt follows from the cluster's disclosure key and from where it is used, so
-it is the same on every replica, can be had again for the oldest entry, and discloses nothing but its own command.
+The leaves reveal nothing about an entry's contents, even if easy to guess, because the digest of its bytes and the leaf
+of each command are salted. Salts are derived from the cluster's disclosure key and their position. They are therefore
+the same on every replica, can be recomputed for any entry, and disclose only their own command.
 """
 
 import hmac
@@ -24,30 +24,30 @@ _ENTRY = b"forebay entry salt/1\n"
 
 
 class LeafError(ValueError):
-    """Bytes that are not a leaf of this format."""
+    """The bytes are not a leaf of this format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What the tree says of one entry. Numbers are u64; hashes have 32 bytes."""
+    """Contents of one entry's leaf. Numbers are u64; hashes have 32 bytes."""
 
     index: int
-    """Index of the entry; its leaf is number index - 1 of the tree."""
+    """Index of the entry; its leaf has position index - 1 in the tree."""
     term: int
     revision: int
-    """Revision after it."""
+    """Revision after the entry."""
     at: int
-    """The replicated clock, microseconds of the epoch; 0 for an entry that settles no commands."""
+    """Replicated clock, microseconds since 1970; 0 for an entry without commands."""
     size_bytes: int
     commands: int
-    """How many commands it settled, one revision each. A proof shows a place among so many, not how many there are."""
+    """Number of commands, one revision each. A proof shows a position among them, but does not prove this number."""
     data_digest: bytes
     """SHA-256 of the entry's salt and data."""
     commands_root: bytes
-    """Root of the tree over them, one salted leaf each (`command_leaf`)."""
+    """Root of the tree over the commands' salted leaves (`command_leaf`)."""
 
     def encode(self) -> bytes:
-        """The LEAF_BYTES that are hashed as a leaf of the tree."""
+        """Return the LEAF_BYTES that are hashed as a leaf of the tree."""
         return LEAF_HEAD + _FIELDS.pack(
             self.index,
             self.term,
@@ -61,24 +61,28 @@ class Leaf:
 
 
 def parse_leaf(held: bytes) -> Leaf:
-    """The leaf that these bytes are; LeafError."""
+    """Parse a leaf.
+
+    Raises:
+        LeafError: The bytes are not a leaf.
+    """
     if len(held) != LEAF_BYTES or not held.startswith(LEAF_HEAD):
         raise LeafError(f"{len(held)} bytes that begin with {held[: len(LEAF_HEAD)]!r} are no leaf of a ledger")
     return Leaf(*_FIELDS.unpack_from(held, len(LEAF_HEAD)))
 
 
 def command_salt(disclosure_key: bytes, revision: int) -> bytes:
-    """The salt of the command that was settled as `revision`: given away with that command, and with no other."""
+    """Return the salt of the command settled as `revision`, which is disclosed with that command only."""
     return _salt(disclosure_key, _COMMAND, revision)
 
 
 def entry_salt(disclosure_key: bytes, index: int) -> bytes:
-    """The salt of the whole entry at `index`: given away with all that it holds."""
+    """Return the salt of the whole entry at `index`, which is disclosed with its data."""
     return _salt(disclosure_key, _ENTRY, index)
 
 
 def command_leaf(salt: bytes, command: bytes) -> bytes:
-    """The hash of a command's leaf in its entry's tree; the salt has SALT_BYTES."""
+    """Return the hash of a command's leaf in its entry's tree; the salt has SALT_BYTES."""
     return leaf_hash(salt + command)
 
 
@@ -93,7 +97,7 @@ def leaf_of(
     at: int,
     commands: Sequence[bytes],
 ) -> Leaf:
-    """The leaf of an entry that led from revision `base` to `revision` by these commands, one revision each."""
+    """Return the leaf of an entry whose commands led from revision `base` to `revision`, one revision each."""
     return Leaf(
         index,
         term,
@@ -107,7 +111,7 @@ def leaf_of(
 
 
 def command_path(disclosure_key: bytes, base: int, commands: Sequence[bytes], position: int) -> list[bytes]:
-    """The inclusion proof of the command at `position` in its entry's tree."""
+    """Return the inclusion proof of the command at `position` in its entry's tree."""
     nodes: dict[tuple[int, int], bytes] = {}
     _commands_edge(disclosure_key, base, commands, nodes)
     return inclusion_proof(position, len(commands), lambda level, index: nodes[level, index])

@@ -1,6 +1,7 @@
-"""Signed notes, checkpoints and cosignatures (v1), as C2SP signed-note, tlog-checkpoint and tlog-cosignature have them.
+"""Signed notes, checkpoints and cosignatures (v1), as specified by C2SP signed-note, tlog-checkpoint and
+tlog-cosignature.
 
-Keys are Ed25519. A key is known by its name and a key id, four bytes that follow from name, kind and public key.
+Keys are Ed25519. A key is identified by its name and a key ID: four bytes derived from name, kind and public key.
 """
 
 import base64
@@ -20,7 +21,7 @@ COSIGNATURE_KEY = 0x04
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 KEY_ID_BYTES = 4
-# A note of ours has three lines and a signature a replica and witness; this is far more, and bounds what is parsed.
+# A note has three lines and one signature per replica and witness; this bound on parsing is far larger.
 MAX_NOTE_BYTES = 64 * 1024
 MAX_SIGNATURES = 64
 MAX_COSIGNED_AT_S = 2**63 - 1
@@ -31,12 +32,12 @@ _SIGNATURE_LINE = re.compile(r"— (?P<name>[^\s+]+) (?P<value>[A-Za-z0-9+/]+={0
 
 
 class NoteError(ValueError):
-    """A note, checkpoint or key that is not well formed, or a signature that is not its key's."""
+    """A note, checkpoint or key is malformed, or a signature does not match its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierKey:
-    """Whose signatures are believed: a name, a kind (NOTE_KEY or COSIGNATURE_KEY) and a public key of 32 bytes."""
+    """Public key of a trusted signer: name, kind (NOTE_KEY or COSIGNATURE_KEY) and 32 bytes."""
 
     name: str
     kind: int
@@ -54,12 +55,16 @@ class VerifierKey:
         return hashlib.sha256(text).digest()[:KEY_ID_BYTES]
 
     def __str__(self) -> str:
-        """`name+key id+key`, as keys are given to verifiers."""
+        """Return the verifier form, `name+key id+key`."""
         return f"{self.name}+{self.key_id.hex()}+{_encode_base64(bytes([self.kind]) + self.public)}"
 
 
 def parse_key(text: str) -> VerifierKey:
-    """The key that `name+key id+key` describes; NoteError where it is not one or its id is another's."""
+    """Parse a key in verifier form.
+
+    Raises:
+        NoteError: The text is not a key, or the ID does not match.
+    """
     name, id_hex, encoded = [*text.split("+", 2), "", ""][:3]
     held = _decode_base64(encoded, f"the key {name!r}")
     key = VerifierKey(name, held[0] if held else 0, held[1:])
@@ -70,7 +75,7 @@ def parse_key(text: str) -> VerifierKey:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One line below a note, not verified: what follows the key id is 64 bytes, or 72 of a cosignature."""
+    """One unverified signature line: after the key ID, 64 bytes, or 72 for a cosignature."""
 
     name: str
     key_id: bytes
@@ -82,7 +87,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedSignature:
-    """A signature that is its key's; `at_s` is when a cosigner signed, in seconds of the epoch, None of others."""
+    """A verified signature; `at_s` is a cosigner's signing time, seconds since 1970, None for others."""
 
     key: VerifierKey
     at_s: int | None
@@ -93,13 +98,13 @@ def verifier_of(name: str, private: Ed25519PrivateKey, kind: int = NOTE_KEY) -> 
 
 
 def sign(text: str, name: str, private: Ed25519PrivateKey) -> Signature:
-    """A signature of a note's text, which ends with a newline."""
+    """Sign a note's text, which ends with a newline."""
     _check_text(text)
     return Signature(name, verifier_of(name, private).key_id, private.sign(text.encode()))
 
 
 def cosign(text: str, name: str, private: Ed25519PrivateKey, at_s: int) -> Signature:
-    """A cosignature (v1) of a checkpoint's text, made at `at_s` seconds of the epoch."""
+    """Cosign (v1) a checkpoint's text at `at_s`, seconds since 1970."""
     if not 0 <= at_s <= MAX_COSIGNED_AT_S:
         raise NoteError(f"a cosignature cannot be of the second {at_s}")
     parse_checkpoint(text)
@@ -113,7 +118,11 @@ def write_note(text: str, signatures: Iterable[Signature]) -> str:
 
 
 def parse_note(held: bytes) -> tuple[str, list[Signature]]:
-    """The text and the signatures of a note, none verified; NoteError for what is not a note."""
+    """Return the text and the unverified signatures of a note.
+
+    Raises:
+        NoteError: The bytes are not a note.
+    """
     if len(held) > MAX_NOTE_BYTES:
         raise NoteError(f"a note has at most {MAX_NOTE_BYTES} bytes")
     try:
@@ -132,9 +141,10 @@ def parse_note(held: bytes) -> tuple[str, list[Signature]]:
 
 
 def verify_note(held: bytes, keys: Sequence[VerifierKey]) -> tuple[str, list[VerifiedSignature]]:
-    """The text and the signatures of known keys, one of each; those of unknown keys count for nothing.
+    """Return the text and one verified signature of each known signer; unknown keys are ignored.
 
-    NoteError where a known key's signature is false, or no known key has signed.
+    Raises:
+        NoteError: A known key's signature is false, or no known key has signed.
     """
     text, signatures = parse_note(held)
     known = {(key.name, key.key_id): key for key in keys}
@@ -150,7 +160,7 @@ def verify_note(held: bytes, keys: Sequence[VerifierKey]) -> tuple[str, list[Ver
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a log says of itself: its origin, its size in leaves and the root over them (32 bytes)."""
+    """Checkpoint of a log: origin, size in leaves, and root (32 bytes)."""
 
     origin: str
     size: int
@@ -167,7 +177,7 @@ class Checkpoint:
 
 
 def parse_checkpoint(text: str) -> Checkpoint:
-    """The checkpoint that a note's text is; further lines are other logs' extensions and are passed over."""
+    """Parse a note's text as a checkpoint; further lines are extensions of other logs and are ignored."""
     _check_text(text)
     lines = text[:-1].split("\n")
     if len(lines) < 3 or not all(lines):
@@ -222,7 +232,7 @@ def _decode_base64(text: str, what: str) -> bytes:
         held = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise NoteError(f"{what} is not base64") from error
-    # Bits that are left over in the last character would give one signature two spellings.
+    # Unused bits in the last character would allow two spellings of one signature.
     if _encode_base64(held) != text:
         raise NoteError(f"{what} is base64 in another spelling than the standard's")
     return held

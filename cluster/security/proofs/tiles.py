@@ -1,6 +1,6 @@
-"""Tiles of a tree, as C2SP tlog-tiles cuts and names them: 256 hashes of every eighth level, fewer at the right edge.
+"""Tiles of a tree, as specified by C2SP tlog-tiles: 256 hashes of every eighth level, fewer at the right edge.
 
-A bundle holds the leaves themselves, each after its length as a u16.
+A bundle contains leaves, each after its length as a u16.
 """
 
 import re
@@ -21,12 +21,12 @@ _PATH = re.compile(
 
 
 class TileError(ValueError):
-    """A path that names no tile, or bytes that are not what the name says."""
+    """A path names no tile, or the bytes do not match its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One tile: `width` hashes (1 to 256) of tile level `level`, from number index * 256 on; level None: a bundle."""
+    """One tile: `width` hashes (1 to 256) of tile level `level`, starting at index * 256; level None: a bundle."""
 
     level: int | None
     index: int
@@ -34,7 +34,7 @@ class Tile:
 
     @property
     def path(self) -> str:
-        """The path below the prefix of the log: `tile/0/x001/x234/067`, with `.p/5` after a partial one."""
+        """Return the path below the log's prefix: `tile/0/x001/x234/067`, with `.p/5` for a partial tile."""
         groups = [f"{self.index % 1000:03}"]
         rest = self.index // 1000
         while rest:
@@ -45,7 +45,11 @@ class Tile:
 
 
 def parse_path(path: str) -> Tile:
-    """The tile that `path` names; TileError for every other spelling, so that one tile has one name."""
+    """Parse a tile's path.
+
+    Raises:
+        TileError: The path is not the canonical name of a tile.
+    """
     found = _PATH.fullmatch(path)
     if found is None:
         raise TileError(f"{path[:100]!r} is not the path of a tile, such as tile/0/x001/067 or tile/1/000.p/5")
@@ -58,7 +62,10 @@ def parse_path(path: str) -> Tile:
 
 
 def tile_at(level: int, index: int, size: int) -> Tile:
-    """Tile `index` of tile level `level` as wide as it is in a tree of `size` leaves; TileError where it has none."""
+    """Return tile `index` of tile level `level`, with its width in a tree of `size` leaves.
+
+    TileError if it does not exist.
+    """
     width = min(TILE_WIDTH, (size >> TILE_LEVELS * level) - index * TILE_WIDTH)
     if width < 1:
         raise TileError(f"a tree of {size} leaves has no tile {index} at level {level}")
@@ -66,7 +73,7 @@ def tile_at(level: int, index: int, size: int) -> Tile:
 
 
 def new_tiles(old_size: int, size: int) -> Iterator[Tile]:
-    """The tiles of a tree of `size` leaves that one of `old_size` had not, or not as wide; lowest level first."""
+    """Yield the tiles that are new or wider after growth from `old_size` to `size` leaves, lowest level first."""
     for level in range(MAX_TILE_LEVEL + 1):
         old, new = old_size >> TILE_LEVELS * level, size >> TILE_LEVELS * level
         if old == new:
@@ -76,7 +83,7 @@ def new_tiles(old_size: int, size: int) -> Iterator[Tile]:
 
 
 def nodes_in_tiles(size: int, read_tile: Callable[[Tile], bytes]) -> ReadNode:
-    """What reads the nodes of a tree of `size` leaves out of its tiles; TileError where a tile has another length."""
+    """Return a reader of tree nodes from tiles; it raises TileError if a tile has the wrong length."""
 
     def read(level: int, index: int) -> bytes:
         tile_level, above = divmod(level, TILE_LEVELS)
@@ -97,14 +104,14 @@ def nodes_in_tiles(size: int, read_tile: Callable[[Tile], bytes]) -> ReadNode:
 
 
 def bundle(leaves: Sequence[bytes]) -> bytes:
-    """The bytes of a bundle; TileError for a leaf of more than 65,535 bytes."""
+    """Encode a bundle; TileError for a leaf of more than 65,535 bytes."""
     if any(len(leaf) > MAX_LEAF_BYTES for leaf in leaves):
         raise TileError(f"a leaf in a bundle has at most {MAX_LEAF_BYTES} bytes")
     return b"".join(len(leaf).to_bytes(2, "big") + leaf for leaf in leaves)
 
 
 def leaves_in(held: bytes) -> list[bytes]:
-    """The leaves of a bundle; TileError where it is cut."""
+    """Return the leaves of a bundle; TileError if it is truncated."""
     leaves: list[bytes] = []
     at = 0
     while at < len(held):

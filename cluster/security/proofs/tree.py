@@ -1,7 +1,7 @@
-"""The Merkle tree of RFC 6962: hashes, its right edge while it grows, proofs, and what they are held against.
+"""Merkle tree of RFC 6962: hashes, right edge, proofs, and verification.
 
-A hash has 32 bytes. A node (level, index) is the root of the full subtree over 2**level leaves from index * 2**level.
-Whoever makes a proof reads nodes through a function, so that it does not matter where they lie.
+A hash has 32 bytes. Node (level, index) is the root of the full subtree over 2**level leaves from index * 2**level.
+Proofs read nodes through a function, independent of their storage.
 """
 
 import hashlib
@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 HASH_BYTES = 32
 EMPTY_ROOT = hashlib.sha256(b"").digest()
-# A size is a u64, so a path has at most 64 hashes and a proof of consistency one more.
+# Sizes are u64, so a path has at most 64 hashes, and a consistency proof one more.
 MAX_SIZE = 2**64 - 1
 
 ReadNode = Callable[[int, int], bytes]
 
 
 class ProofError(ValueError):
-    """A proof that does not show what it claims; the text says where it fails."""
+    """A proof is invalid; the message says where it fails."""
 
 
 def leaf_hash(data: bytes) -> bytes:
@@ -28,7 +28,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class RightEdge:
-    """The roots of the full subtrees that a growing tree is made of, largest first: one for each bit of its size."""
+    """Roots of the full subtrees of a growing tree, largest first: one for each bit of its size."""
 
     def __init__(self, size: int = 0, peaks: Sequence[bytes] = ()) -> None:
         if not 0 <= size <= MAX_SIZE or len(peaks) != size.bit_count() or any(len(one) != HASH_BYTES for one in peaks):
@@ -37,7 +37,7 @@ class RightEdge:
         self.peaks = list(peaks)
 
     def append(self, leaf: bytes) -> list[bytes]:
-        """The nodes that the hash of the next leaf completes: level 0 (the leaf itself), 1, and so on."""
+        """Append a leaf hash and return the nodes it completes: level 0 (the leaf), 1, and so on."""
         if self.size == MAX_SIZE:
             raise ValueError(f"a tree has at most {MAX_SIZE} leaves")
         completed = [leaf]
@@ -54,12 +54,12 @@ class RightEdge:
 
 
 def root_of(size: int, read: ReadNode) -> bytes:
-    """The root over the first `size` leaves."""
+    """Return the root over the first `size` leaves."""
     return _span(0, size, read)
 
 
 def inclusion_proof(index: int, size: int, read: ReadNode) -> list[bytes]:
-    """The hashes beside the way from leaf `index` to the root over `size` leaves, lowest first."""
+    """Return the sibling hashes from leaf `index` to the root over `size` leaves, lowest first."""
     if not 0 <= index < size <= MAX_SIZE:
         raise ValueError(f"leaf {index} is not in a tree of {size} leaves")
     first, end = 0, size
@@ -76,7 +76,7 @@ def inclusion_proof(index: int, size: int, read: ReadNode) -> list[bytes]:
 
 
 def consistency_proof(old_size: int, size: int, read: ReadNode) -> list[bytes]:
-    """The hashes that show the tree of `old_size` leaves to be the beginning of that of `size`; none from size 0."""
+    """Return the hashes that prove the tree of `old_size` leaves a prefix of that of `size`; none for size 0."""
     if not 0 <= old_size <= size <= MAX_SIZE:
         raise ValueError(f"a tree of {size} leaves does not begin with one of {old_size}")
     if old_size in {0, size}:
@@ -97,7 +97,11 @@ def consistency_proof(old_size: int, size: int, read: ReadNode) -> list[bytes]:
 
 
 def verify_inclusion(index: int, size: int, leaf: bytes, proof: Sequence[bytes], root: bytes) -> None:
-    """Leaf hash `leaf` is number `index` under `root` over `size` leaves, or ProofError (RFC 9162 2.1.3.2)."""
+    """Verify that leaf hash `leaf` has position `index` under `root` over `size` leaves (RFC 9162 2.1.3.2).
+
+    Raises:
+        ProofError: The proof is invalid.
+    """
     _check_sizes(index, size - 1, size)
     _check_hashes([leaf, root, *proof])
     position, last = index, size - 1
@@ -119,7 +123,11 @@ def verify_inclusion(index: int, size: int, leaf: bytes, proof: Sequence[bytes],
 
 
 def verify_consistency(old_size: int, size: int, old_root: bytes, root: bytes, proof: Sequence[bytes]) -> None:
-    """The tree of `old_size` begins that of `size`, or ProofError (RFC 9162 2.1.4.2)."""
+    """Verify that the tree of `old_size` leaves is a prefix of that of `size` (RFC 9162 2.1.4.2).
+
+    Raises:
+        ProofError: The proof is invalid.
+    """
     _check_sizes(old_size, size, size)
     _check_hashes([old_root, root, *proof])
     what = f"the consistency proof from {old_size} to {size}"
@@ -162,7 +170,7 @@ def _check_sizes(low: int, high: int, size: int) -> None:
 
 
 def _check_hashes(hashes: Sequence[bytes]) -> None:
-    # Without this a short hash and a long one beside it would have the digest of two right ones.
+    # Otherwise a short and a long hash could together have the digest of two valid ones.
     if any(len(one) != HASH_BYTES for one in hashes):
         raise ProofError(f"a hash has {HASH_BYTES} bytes")
 

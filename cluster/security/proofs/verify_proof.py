@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 """Verification of a Forebay proof without Forebay: `python3 verify_proof.py --keys KEYS 42.proof`.
 
-A proof shows that records of a job stand in the ledger of a cluster, as a majority of its replicas have signed it. This
-file needs Python 3.11 and the package `cryptography`, and nothing else: no network, no Forebay. Read it: it is all that
-you have to believe, besides the keys, which the operators of the cluster gave you long before (`forebay audit keys`).
+A proof shows that records of a job are in a cluster's ledger, as signed by a majority of its replicas. This file needs
+only Python 3.11 and the package `cryptography`: no network, no Forebay. Read it: you need to trust only this file and
+the keys, which the cluster's operators gave you in advance (`forebay audit keys`).
 
-KEYS has a key on each line, `name+id+key`; lines that begin with # are passed over. After a recovery the cluster signs
-under another origin, with keys of that name: a majority is one of the keys of the checkpoint's origin. Keys of
-witnesses, who watch the cluster from outside, are among them; `--witnesses K` refuses what fewer of them have cosigned.
-Every line of signature in the proof must be of one of these keys, or with `--others` counts for nothing. Exit codes: 0
-proven, 1 refused, 2 wrong usage.
+KEYS has one key per line, `name+id+key`; lines that begin with # are ignored. After a recovery the cluster signs under
+another origin, with keys of that name; a majority is counted among the keys of the checkpoint's origin. Keys of
+witnesses, who watch the cluster from outside, are among them; `--witnesses K` rejects a proof with fewer cosignatures.
+Every signature in the proof must be of one of these keys; with `--others`, other signatures are ignored. Exit codes: 0
+proven, 1 rejected, 2 wrong usage.
 
-About once a minute of change the ledger records, as a majority of the replicas counted it, how many records there are
-of each job. Where a proof has that count, records that were left out are seen: `--all` refuses a proof without it.
+About once a minute, if anything changed, the ledger records the number of records of each job, as counted by a majority
+of the replicas. A proof with that count reveals omitted records; `--all` rejects a proof without it.
 
-What it does not show: what came after that, and what nobody has put into the ledger.
+A proof does not show later events, nor anything that was never put into the ledger.
 """
 
 import argparse
@@ -34,11 +34,11 @@ FORMAT = "forebay-proof/1"
 LEAF_HEAD = b"forebay-leaf/1\n"
 LEAF = struct.Struct(">QQQQQQ32s32s")  # index, term, revision, time in microseconds, bytes, commands, digest, root
 HISTORY_HEAD = b"forebay-history/1\n"
-COUNTED = 182  # the event that records counts: entries that were counted, up to which job, and the root over the counts
+COUNTED = 182  # event with record counts: entries counted, highest job, and the root over the counts
 ROLES = {1: "", 2: "operator", 3: "user", 4: "agent", 5: "scheduler"}
 SUBMITTED, SUBMITTED_ARRAY = 46, 6
 
-# Tag of each kind of event, its name, and which of its fields is the job's number (0: it has none).
+# Tag of each kind of event, its name, and the field with the job's ID (0: none).
 EVENTS = """
     1:ClusterFounded:0 2:FeatureLevelRaised:0 3:SiteConfigured:0 4:TransferRulesSet:0 5:SchedulingRulesSet:0
     6:ClusterRecovered:0 10:PoolSet:0 11:PoolRemoved:0 12:PlaceSet:0 13:PlaceRemoved:0 15:NodeRegistered:0
@@ -65,7 +65,7 @@ KINDS = {int(tag): (name, int(field)) for tag, name, field in (row.split(":") fo
 
 
 class InvalidProof(Exception):
-    """The proof does not show what it claims."""
+    """The proof does not show its claim."""
 
 
 def check(holds: object, sentence: str) -> None:
@@ -88,7 +88,7 @@ def hash_parts(prefix: bytes, *parts: bytes) -> bytes:
 
 
 def check_inclusion(position: int, size: int, leaf: bytes, path: list[bytes], root: bytes, what: str) -> None:
-    """RFC 9162, 2.1.3.2."""
+    """Check an inclusion proof (RFC 9162, 2.1.3.2)."""
     check(0 <= position < size and all(len(one) == 32 for one in path), f"{what}: it is not a place in the tree")
     at, last, found = position, size - 1, leaf
     for sibling in path:
@@ -107,7 +107,7 @@ def check_inclusion(position: int, size: int, leaf: bytes, path: list[bytes], ro
 
 
 def key_of(line: str) -> tuple[tuple[str, bytes], tuple[int, bytes]]:
-    """Name and id of a key, and its kind and value."""
+    """Return name and ID of a key, and its kind and value."""
     name, key_id, encoded = line.split("+", 2)
     held = decode_base64(encoded)
     check(held[:1] in (b"\x01", b"\x04") and len(held) == 33, f"the key {name} is no Ed25519 key")
@@ -118,7 +118,7 @@ def key_of(line: str) -> tuple[tuple[str, bytes], tuple[int, bytes]]:
 def check_checkpoint(
     note: str, keys: dict[tuple[str, bytes], tuple[int, bytes]], least: int | None, witnesses: int, others: bool
 ) -> tuple[int, bytes]:
-    """Print who has signed; return size and root. `least` None: a majority of the keys of the checkpoint's origin."""
+    """Print the signers; return size and root. `least` None: a majority of the keys of the checkpoint's origin."""
     text, empty, below = note.rpartition("\n\n")
     check(empty and below.endswith("\n"), "the checkpoint is no signed note")
     text += "\n"
@@ -159,11 +159,11 @@ def check_checkpoint(
     return int(size), decode_base64(root)
 
 
-# Records: MessagePack, as the ledger has them ------------------------------------------------------------------------
+# Records: MessagePack, as in the ledger ------------------------------------------------------------------------------
 
 
 def unpack_value(held: bytes, at: int) -> tuple[Any, int]:
-    """The value at a place, and where the next one begins; without floats, which no ledger has."""
+    """Decode the value at a position, and return it with the next position. Floats do not occur in ledgers."""
     first, at = held[at], at + 1
     if first < 0x80 or first >= 0xE0:
         return first if first < 0x80 else first - 256, at
@@ -206,7 +206,7 @@ def names_job(event: Any, job: int) -> bool:
 
 
 def command_of(record: Any, size: int, root: bytes) -> tuple[int, int, int, Any]:
-    """The command that a record proves: index of its entry, its revision, its time in microseconds, what it says."""
+    """Return the command a record proves: index of its entry, revision, time in microseconds, contents."""
     fields = ["leaf", "path", "position", "command_path", "salt", "command"]
     check([*record] == fields, "a record is not what it must be")
     held = decode_base64(record["leaf"])
@@ -241,7 +241,7 @@ def check_record(record: Any, job: int, size: int, root: bytes) -> tuple[int, in
 
 
 def check_history(history: Any, job: int, size: int, root: bytes, entries: list[int]) -> str:
-    """Check that no record is missing up to where records were counted; return what that shows."""
+    """Check that no record is missing up to the recorded count; return a sentence about it."""
     check([*history] == ["record", "position", "count", "salt", "path"], "the count is not what it must be")
     index, _revision, at, (_id, actor, _name, events, _refusal, *_) = command_of(history["record"], size, root)
     check(actor[0] == 1, f"entry {index}: what it says of histories does not come from the cluster itself")
@@ -270,9 +270,9 @@ def verify(
     others: bool = False,
     whole: bool = False,
 ) -> None:
-    """Print what the proof shows, or raise Refused."""
+    """Print the facts the proof shows, or raise InvalidProof."""
     proof = json.loads(held.decode())
-    # One proof has one spelling: whatever is changed in the file is seen.
+    # A proof has exactly one spelling, so that any change of the file is detected.
     check(
         (json.dumps(proof, ensure_ascii=False, indent=1) + "\n").encode() == held, "the file is not as it was written"
     )

@@ -1,4 +1,4 @@
-"""Requests to a witness and its answers, as C2SP tlog-witness has them; the file of a cosigner's key."""
+"""Requests to a witness and its responses, as specified by C2SP tlog-witness, and the key file of a cosigner."""
 
 import base64
 import re
@@ -20,16 +20,16 @@ from cluster.security.proofs.notes import (
 from cluster.security.proofs.tree import HASH_BYTES, MAX_SIZE
 
 MAX_PROOF_HASHES = 63
-"""Hashes of a consistency proof, count: as many as the protocol lets a request have."""
+"""Hashes of a consistency proof, count: the protocol's limit for a request."""
 
 MAX_REQUEST_BYTES = MAX_NOTE_BYTES + 4096
-"""A request to a witness, bytes: a note, and before it a line with a size and MAX_PROOF_HASHES lines of 45 bytes."""
+"""Size of a request to a witness, bytes: a note, after a line with a size and MAX_PROOF_HASHES lines of 45 bytes."""
 
 MAX_ANSWER_BYTES = 8192
-"""What is read of a witness's answer, bytes: some lines of signatures, or a size."""
+"""Bytes read of a witness's response: some signature lines, or a size."""
 
 SIZE_TYPE = "text/x.tlog.size"
-"""Content type of the answer 409: the size that the witness has cosigned."""
+"""Content type of a 409 response, which contains the size the witness has cosigned."""
 
 _OLD = re.compile(r"old (0|[1-9][0-9]{0,19})")
 _SIZE = re.compile(rb"(0|[1-9][0-9]{0,19})\n")
@@ -37,25 +37,29 @@ _SIGNER = re.compile(r"PRIVATE\+KEY\+(?P<name>[^+\s]+)\+(?P<id>[0-9a-f]{8})\+(?P
 
 
 class WitnessRequestError(ValueError):
-    """A request that is not one of the protocol."""
+    """The request violates the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddCheckpoint:
-    """What a log asks of a witness: to go on from a tree of `old_size` leaves to that of the checkpoint in `note`."""
+    """Request to a witness to continue from a tree of `old_size` leaves to the checkpoint in `note`."""
 
     old_size: int
     proof: tuple[bytes, ...]
     note: bytes
 
     def encode(self) -> bytes:
-        """The body of the request."""
+        """Return the body of the request."""
         lines = [f"old {self.old_size}", *(base64.b64encode(one).decode() for one in self.proof), "", ""]
         return "\n".join(lines).encode() + self.note
 
 
 def parse_request(body: bytes) -> AddCheckpoint:
-    """The request in a body, its note not looked into; WitnessRequestError."""
+    """Parse a request's body; the note is not checked.
+
+    Raises:
+        WitnessRequestError: The body violates the protocol.
+    """
     if len(body) > MAX_REQUEST_BYTES:
         raise WitnessRequestError(f"a request has at most {MAX_REQUEST_BYTES} bytes")
     head, empty, note = body.partition(b"\n\n")
@@ -74,7 +78,7 @@ def parse_request(body: bytes) -> AddCheckpoint:
 
 
 def parse_size(body: bytes) -> int:
-    """The size in an answer 409; WitnessRequestError."""
+    """Return the size in a 409 response; WitnessRequestError if it is invalid."""
     found = _SIZE.fullmatch(body)
     if found is None or int(found[1]) > MAX_SIZE:
         raise WitnessRequestError(f"{body[:40]!r} is not a size")
@@ -82,7 +86,7 @@ def parse_size(body: bytes) -> int:
 
 
 def cosignature_in(text: str, answer: bytes, key: VerifierKey) -> tuple[Signature, VerifiedSignature]:
-    """The cosignature of a checkpoint's text by `key`, out of an answer 200; NoteError where there is none."""
+    """Return the cosignature of a checkpoint's text by `key` from a 200 response; NoteError if it is missing."""
     held = text.encode() + b"\n" + answer
     verified = verify_note(held, [key])[1][0]
     own = next(one for one in parse_note(held)[1] if (one.name, one.key_id) == (key.name, key.key_id))
@@ -90,14 +94,14 @@ def cosignature_in(text: str, answer: bytes, key: VerifierKey) -> tuple[Signatur
 
 
 def write_signer(name: str, private: Ed25519PrivateKey) -> str:
-    """The text of a cosigner's key, a line as C2SP signed-note has it, of kind COSIGNATURE_KEY."""
+    """Return the text of a cosigner's key file, in the format of C2SP signed-note, of kind COSIGNATURE_KEY."""
     public = verifier_of(name, private, COSIGNATURE_KEY)
     held = bytes([COSIGNATURE_KEY]) + private.private_bytes_raw()
     return f"PRIVATE+KEY+{name}+{public.key_id.hex()}+{base64.b64encode(held).decode()}\n"
 
 
 def parse_signer(text: str) -> tuple[str, Ed25519PrivateKey]:
-    """The name and key that `write_signer` wrote; NoteError."""
+    """Parse the output of `write_signer`; NoteError if it is invalid."""
     found = _SIGNER.fullmatch(text.removesuffix("\n"))
     held = b"" if found is None else base64.b64decode(found["key"])
     if found is None or len(held) != 1 + HASH_BYTES or held[0] != COSIGNATURE_KEY:

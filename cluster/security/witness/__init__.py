@@ -1,4 +1,4 @@
-"""A witness: what somebody else runs to see that a ledger only ever grows, without any state of its cluster."""
+"""Transparency-log witness: verifies, independently of the cluster, that a ledger only grows."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,8 @@
-"""The process of a witness: `python -m cluster.security.witness --key KEY --db DB --listen ADDRESS --keys FILE`.
+"""Witness process: `python -m cluster.security.witness --key KEY --db DB --listen ADDRESS --keys FILE`.
 
-It needs nothing of the cluster that it watches but its keys. Exit codes: 0 stopped on request, 64 wrong usage, 66 its
-key or database is refused, 69 the address cannot be used, 78 the keys of a log or a certificate are refused. Each but
-0 comes with one sentence on standard error.
+It needs only the public keys of the clusters it watches. Exit codes: 0 stopped on request, 64 wrong usage, 66 unusable
+key or database, 69 unusable address, 78 unusable log keys or certificate. Every other code than 0 comes with one
+sentence on standard error.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _vkey(path: Path) -> str:
 
 
 def _logs(given: Sequence[str], files: Sequence[Path]) -> list[WitnessedLog]:
-    """Return the logs that are named in options and files, each once."""
+    """Return the logs named in options and files, each once."""
     try:
         logs = [_log(one) for one in given]
         for file in files:
@@ -178,7 +178,7 @@ def _place(
 
 
 class _RenewedLogs:
-    """The context of the next handshake: with the files as they are now, where they can be used."""
+    """TLS context of the next handshake, reloaded when its files change."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = certificate, key

@@ -1,7 +1,7 @@
-"""What a witness has cosigned: one row for each log, in SQLite, on the disk before a cosignature leaves.
+"""Checkpoints a witness has cosigned: one row per log in SQLite, durable before the cosignature is sent.
 
-Beside it are checkpoints that prove a fork by themselves: signed as they must be, and of another root than one that was
-cosigned, or one that does not go on from it.
+It also stores evidence of forks: validly signed checkpoints that contradict a cosigned one, with another root or
+without consistency.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cluster.security.proofs import EMPTY_ROOT
 from cluster.security.witness.keys import WitnessError
 
 EVIDENCE_MAX: Final = 64
-"""Refused checkpoints of one log that are kept, count: the first of them; one proves as much as a thousand."""
+"""Rejected checkpoints kept per log, count: the first ones, since one proves as much as a thousand."""
 
 LOCK_WAIT_S: Final = 5.0
-"""How long another process may hold the database, seconds: `forebay audit witness list` does for a moment."""
+"""Wait for another process's lock, seconds; `forebay audit witness list` holds it briefly."""
 
-# Sizes are u64, and integers of SQLite are signed.
+# Sizes are u64, but SQLite's integers are signed.
 _SCHEMA: Final = """
     CREATE TABLE seen (origin TEXT PRIMARY KEY, size TEXT NOT NULL, root BLOB NOT NULL, at_s INTEGER NOT NULL,
         note TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 class SeenCheckpoint(NamedTuple):
-    """The last checkpoint of a log that was cosigned, when (seconds of the epoch), and its note without cosignature."""
+    """Last cosigned checkpoint of a log, its time (seconds since 1970), and its note without the cosignature."""
 
     origin: str
     size: int
@@ -45,7 +45,7 @@ class SeenCheckpoint(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """A checkpoint that was signed as it must be, and refused since it contradicts what was cosigned before."""
+    """A validly signed checkpoint, rejected because it contradicts a cosigned one."""
 
     origin: str
     at_s: int
@@ -54,10 +54,14 @@ class Evidence(NamedTuple):
 
 
 class CheckpointStore:
-    """The database of one witness, for one thread at a time."""
+    """Database of one witness, used by one thread at a time."""
 
     def __init__(self, path: Path, key: str) -> None:
-        """Open the database that belongs to the key (as verifiers are given it); WitnessError."""
+        """Open the database of the key (in verifier form).
+
+        Raises:
+            WitnessError: The database cannot be used or belongs to another key.
+        """
         self._path = path
         if not path.exists():
             raise WitnessError(
@@ -73,7 +77,7 @@ class CheckpointStore:
 
     @classmethod
     def create(cls, path: Path, key: str) -> None:
-        """Make an empty database for a key, on the disk; WitnessError where there is one."""
+        """Create an empty, durable database for a key; WitnessError if one exists."""
         if path.exists():
             raise WitnessError(f"{path} is there already", "name another file: a database is never overwritten")
         connection = _open_database(path)
@@ -86,11 +90,11 @@ class CheckpointStore:
             connection.close()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the database."""
         self._connection.close()
 
     def last(self, origin: str) -> SeenCheckpoint:
-        """Return what was cosigned last of a log: the empty tree, at second 0, where nothing was. WitnessError."""
+        """Return the last cosigned checkpoint of a log, by default the empty tree at second 0."""
         found = self._with_errors(
             lambda: self._connection.execute(
                 "SELECT origin, size, root, at_s, note FROM seen WHERE origin = ?", (origin,)
@@ -99,7 +103,7 @@ class CheckpointStore:
         return _row(found) if found else SeenCheckpoint(origin, 0, EMPTY_ROOT, 0, "")
 
     def go_on(self, before: SeenCheckpoint, after: SeenCheckpoint) -> bool:
-        """Note what is cosigned now, on the disk when this returns; False where it is not `before` that was last."""
+        """Store the new checkpoint durably; return False if `before` is no longer the last one."""
 
         def exchange() -> bool:
             with self._transaction() as connection:
@@ -113,7 +117,7 @@ class CheckpointStore:
         return self._with_errors(exchange)
 
     def keep(self, evidence: Evidence) -> None:
-        """Keep what proves a fork, unless there is enough of it. WitnessError."""
+        """Store evidence of a fork, up to EVIDENCE_MAX."""
 
         def insert() -> None:
             with self._transaction() as connection:
@@ -124,7 +128,7 @@ class CheckpointStore:
         self._with_errors(insert)
 
     def read_all(self) -> tuple[list[SeenCheckpoint], list[Evidence]]:
-        """Return everything, by origin, oldest evidence first. WitnessError."""
+        """Return all checkpoints by origin, and all evidence, oldest first."""
 
         def read() -> tuple[list[SeenCheckpoint], list[Evidence]]:
             rows = self._connection.execute("SELECT origin, size, root, at_s, note FROM seen ORDER BY origin")
@@ -156,7 +160,7 @@ class CheckpointStore:
 def _open_database(path: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
-        # A commit is on the disk, and so is the name of the journal that goes with it.
+        # In this mode a commit and its journal's directory entry are durable.
         connection.execute("PRAGMA journal_mode = DELETE")
         connection.execute("PRAGMA synchronous = EXTRA")
     except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""The key of a witness: one file, of its owner alone, with the name under which it cosigns."""
+"""Private key of a witness: one file, accessible to its owner only, with the name it cosigns under."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY_BYTES_MAX: Final = 4096
 
 
 class WitnessError(Exception):
-    """What keeps a witness from its work: a sentence, and `remedy`."""
+    """The witness cannot work: a sentence, and `remedy`."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
         super().__init__(f"{sentence}; {remedy}")
@@ -26,7 +26,11 @@ class WitnessError(Exception):
 
 
 def make_key(path: Path, name: str) -> VerifierKey:
-    """Make a key in a new file; return what others verify with. WitnessError where the name or the file cannot be."""
+    """Create a key in a new file, and return its public key.
+
+    Raises:
+        WitnessError: The name or the file cannot be used.
+    """
     private = Ed25519PrivateKey.generate()
     try:
         key = verifier_of(name, private, COSIGNATURE_KEY)
@@ -46,7 +50,7 @@ def make_key(path: Path, name: str) -> VerifierKey:
 
 
 def read_key(path: Path) -> tuple[str, Ed25519PrivateKey]:
-    """Return name and key of a file that nobody but its owner may read; WitnessError."""
+    """Return name and key from a file that only its owner can access; WitnessError otherwise."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

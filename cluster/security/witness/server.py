@@ -1,7 +1,7 @@
-"""The listener of a witness: HTTP, to anybody who reaches it, within bounds of connections, sizes and times.
+"""HTTP listener of a witness, open to all clients, with bounds on connections, sizes and times.
 
-Nobody is asked who he is: what counts are the signatures of a checkpoint. So it has no certificate to ask for, unlike
-every listener of a replica, and gives away nothing but cosignatures and the size that was cosigned last.
+Clients are not authenticated, because only a checkpoint's signatures count. Unlike a replica's listener it requests no
+certificate, and it reveals only cosignatures and the last cosigned size.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ LOGGER = logging.getLogger(__name__)
 PATH: Final = "/add-checkpoint"
 
 CONNECTIONS_MAX: Final = 64
-"""Open connections, count: a cluster has one, of its leader. For a further one that goes which has had no answer for
-longest, so that nobody shuts others out by saying nothing, or slowly."""
+"""Open connections, count; a cluster needs one, from its leader. A further connection replaces the one that has waited
+longest without a response, so that silent or slow clients cannot block others.
+"""
 
 REST_S_MAX: Final = 60.0
-"""How long a connection may ask nothing, seconds: six checkpoints come in that time."""
+"""Longest idle time of a connection, seconds: six checkpoint intervals."""
 
 REQUEST_S_MAX: Final = 10.0
-"""How long a request may take to arrive, head and body, seconds."""
+"""Time to receive a request, head and body, seconds."""
 
 SWEEP_PERIOD_S: Final = 2.0
 
 LINE_CHARACTERS_MAX: Final = 4096
 HEADERS_MAX: Final = 32
-"""The request line and each header field, characters; header fields, count."""
+"""Length of the request line and of each header field, characters; header fields, count."""
 
 SHUTDOWN_S: Final = 3.0
-"""How long requests under way may take to end, seconds."""
+"""Time for pending requests to end at shutdown, seconds."""
 
 HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "forebay-witness"}
 
 
 class _Connection(HttpConnection):
-    """One connection; another may take its place while its request is not decided about."""
+    """One connection, which can be replaced until its request is being decided."""
 
     __slots__ = ("is_decided_about",)
 
@@ -58,29 +59,29 @@ class _Connection(HttpConnection):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.is_decided_about = False
-        """Whether its request is here and the answer on its way: it is not closed for others then."""
+        """Whether its request is complete and being answered; it is then not replaced."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection; where there are too many, another one is closed for it."""
+        """Accept the connection; close another one if there are too many."""
         manager = self._manager
         super().connection_made(transport)
         if isinstance(manager, _GuardedServer):
             manager.make_room(self)
 
     def problem_response(self, malformed: MalformedRequest) -> web.Response:
-        """Return the answer to a malformed request."""
+        """Return the response to a malformed request."""
         response = super().problem_response(malformed)
         response.headers.update(HEADERS)
         return response
 
 
 class _GuardedServer(HttpServer):
-    """HTTP server that closes the connection that has waited longest for a new one."""
+    """HTTP server that replaces the longest-waiting connection when full."""
 
     connection_type: ClassVar[type[HttpConnection]] = _Connection
 
     def make_room(self, newcomer: _Connection) -> None:
-        """Close a connection for a new one, where there are more than CONNECTIONS_MAX."""
+        """Close a connection for a new one if there are more than CONNECTIONS_MAX."""
         held = [one for one in self.connections if isinstance(one, _Connection)]
         if len(held) > CONNECTIONS_MAX:
             others = [one for one in held if one is not newcomer and not one.is_decided_about]
@@ -88,10 +89,10 @@ class _GuardedServer(HttpServer):
 
 
 class WitnessServer:
-    """Listens, and has the witness decide in a thread."""
+    """Accepts requests and has the witness decide in a thread."""
 
     def __init__(self, witness: CheckpointWitness, address: Address, tls: Callable[[], ssl.SSLContext] | None) -> None:
-        """`tls` returns the context of the next handshake; None: plain HTTP, for a proxy on the same machine."""
+        """`tls` returns the context of the next handshake; None: plain HTTP, behind a local proxy."""
         self._witness = witness
         self._address = address
         self._tls = tls
@@ -102,11 +103,11 @@ class WitnessServer:
 
     @property
     def connections(self) -> int:
-        """Open connections, count."""
+        """Return the number of open connections."""
         return 0 if self._guarded is None else len(self._guarded.connections)
 
     async def start(self) -> None:
-        """Listen; OSError if the address cannot be used."""
+        """Start listening; OSError if the address cannot be used."""
         self._guarded = _GuardedServer(self._handle, LOGGER, lingering_time=1.0)
         if self._tls is None:
             listening = await listen(self._address)
@@ -117,7 +118,7 @@ class WitnessServer:
         self._sweep()
 
     async def stop(self) -> None:
-        """Stop listening, let what is under way end for SHUTDOWN_S, and close."""
+        """Stop listening, give pending requests SHUTDOWN_S, and close."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._plain is not None:
@@ -162,7 +163,7 @@ class WitnessServer:
             return WitnessResponse(413, f"at most {MAX_REQUEST_BYTES} bytes are read\n")
         try:
             async with asyncio.timeout(REQUEST_S_MAX):
-                # Never more than was announced, which is bounded.
+                # Bounded, because a body cannot exceed its declared length.
                 body = await request.content.read(-1)
         except TimeoutError:
             return WitnessResponse(408, f"the body did not arrive within {REQUEST_S_MAX:g} s\n")

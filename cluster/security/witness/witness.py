@@ -1,7 +1,7 @@
-"""What a witness decides: whether a checkpoint goes on from the one that it cosigned last (C2SP tlog-witness).
+"""Decision of a witness: whether a checkpoint extends the last one it cosigned (C2SP tlog-witness).
 
-It believes a log by its signatures: a checkpoint of a Forebay ledger has those of a majority of the replicas, each by
-its own ledger. It refuses what is smaller, what is of the same size and another root, and what does not go on.
+It trusts a log by its signatures: a checkpoint of a Forebay ledger is signed by a majority of the replicas, each from
+its own ledger. It rejects a smaller size, another root for the same size, and inconsistent growth.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TEXT_TYPE: Final = "text/plain; charset=utf-8"
 
 
 class WitnessedLog(NamedTuple):
-    """A log that is witnessed: the keys that may sign its checkpoints, and how many of them must have."""
+    """A watched log: the keys that may sign its checkpoints, and the number of signatures required."""
 
     origin: str
     keys: tuple[VerifierKey, ...]
@@ -51,7 +51,7 @@ class WitnessedLog(NamedTuple):
 
 
 class WitnessResponse(NamedTuple):
-    """What is answered: a status of HTTP, and a body of that type."""
+    """HTTP response: status, body and content type."""
 
     status: int
     body: str
@@ -59,7 +59,11 @@ class WitnessResponse(NamedTuple):
 
 
 def log_of(origin: str, keys: Sequence[VerifierKey]) -> WitnessedLog:
-    """Return the log whose replicas have these keys: a majority of them must sign. WitnessError."""
+    """Return the log with these replica keys; a majority of them must sign.
+
+    Raises:
+        WitnessError: The keys do not belong to replicas of the log.
+    """
     distinct = tuple(dict.fromkeys(keys))
     remedy = "write the keys of all its replicas, as `forebay audit keys` prints them"
     if not distinct:
@@ -71,9 +75,10 @@ def log_of(origin: str, keys: Sequence[VerifierKey]) -> WitnessedLog:
 
 
 def logs_in(text: str) -> list[WitnessedLog]:
-    """Return the logs whose keys a text has, one on each line, by their names; WitnessError.
+    """Return the logs of a key list, one key per line, by name; lines with # and keys of witnesses are ignored.
 
-    Lines that begin with # are passed over, and keys of other witnesses.
+    Raises:
+        WitnessError: A line is not a key.
     """
     keys: dict[str, list[VerifierKey]] = {}
     for line in (line.strip() for line in text.splitlines()):
@@ -88,7 +93,7 @@ def logs_in(text: str) -> list[WitnessedLog]:
 
 
 class CheckpointWitness:
-    """One witness; its calls wait for the disk, so they are made in a thread, and take turns."""
+    """One witness. Its calls block on the disk, so they run in a thread, one at a time."""
 
     def __init__(self, name: str, private: Ed25519PrivateKey, logs: Iterable[WitnessedLog], seen: CheckpointStore, clock: Clock) -> None:
         self._name = name
@@ -99,16 +104,16 @@ class CheckpointWitness:
         self._turn = threading.Lock()
 
     def renew(self, logs: Iterable[WitnessedLog]) -> None:
-        """Cosign these logs, with these keys, from the next request on; what was cosigned of others is kept."""
+        """Replace the logs and their keys from the next request on; stored checkpoints of other logs are kept."""
         self._logs = {log.origin: log for log in logs}
 
     @property
     def key(self) -> VerifierKey:
-        """What others verify its cosignatures with."""
+        """Return the public key of its cosignatures."""
         return verifier_of(self._name, self._private, COSIGNATURE_KEY)
 
     def add_checkpoint(self, body: bytes) -> WitnessResponse:
-        """Answer a request: with a cosignature once it is noted on the disk, or with why there is none."""
+        """Respond with a cosignature after storing the checkpoint durably, or with the reason of a rejection."""
         try:
             asked = parse_request(body)
             text, signatures = parse_note(asked.note)
@@ -160,6 +165,6 @@ class CheckpointWitness:
         signature = cosign(text, self._name, self._private, at_s)
         after = SeenCheckpoint(checkpoint.origin, checkpoint.size, checkpoint.root, at_s, note)
         if not self._seen.go_on(last, after):
-            # Another process has the same database, and was quicker.
+            # Another process with the same database was faster.
             return WitnessResponse(409, f"{self._seen.last(checkpoint.origin).size}\n", SIZE_TYPE)
         return WitnessResponse(200, signature.line())
