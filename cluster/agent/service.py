@@ -34,10 +34,10 @@ from cluster.agent.runtime import AgentFailed, DiskFullRetry, ReportOutbox, Retr
 from cluster.client import ApiError, Client
 from cluster.config import Config, ConfigError, Reloader
 from cluster.schemas import (
+    OperationReport,
     PollAnswer,
     PollRequest,
     RegisterRequest,
-    OperationReport,
     ReportsAnswer,
     ReportsRequest,
     new_command_id,

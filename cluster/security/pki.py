@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from cluster.security.files import TlsFiles, TlsError
+from cluster.security.files import TlsError, TlsFiles
 from cluster.security.identity import AUTHORITY_NAME, HELPER_HOST, NAME_RULE, Role, is_name
 from cluster.security.tls import parse_certificates, read_key_file, read_pem
 from cluster.system import keep_ownership, make_private_directory

@@ -162,7 +162,11 @@ def problems_in(tree: ast.Module) -> Iterator[str]:
         if isinstance(target, ast.Name)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Problem", "bad_request"):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("Problem", "bad_request")
+        ):
             named = {keyword.arg: keyword.value for keyword in node.keywords}
             given = dict(
                 zip(("status", "code") if node.func.id == "Problem" else ("", "", "", "code"), node.args, strict=False)

@@ -21,8 +21,8 @@ from cluster.security.proofs import (
     Checkpoint,
     NoteError,
     ProofError,
-    WitnessRequestError,
     VerifierKey,
+    WitnessRequestError,
     cosign,
     parse_checkpoint,
     parse_key,
@@ -32,8 +32,8 @@ from cluster.security.proofs import (
     verify_consistency,
     verify_note,
 )
+from cluster.security.witness.checkpoint_store import CheckpointStore, Evidence, SeenCheckpoint
 from cluster.security.witness.keys import WitnessError
-from cluster.security.witness.checkpoint_store import Evidence, CheckpointStore, SeenCheckpoint
 from cluster.system import Clock
 from replica.values import MICROSECONDS_PER_SECOND, plain
 
@@ -95,7 +95,9 @@ def logs_in(text: str) -> list[WitnessedLog]:
 class CheckpointWitness:
     """One witness. Its calls block on the disk, so they run in a thread, one at a time."""
 
-    def __init__(self, name: str, private: Ed25519PrivateKey, logs: Iterable[WitnessedLog], seen: CheckpointStore, clock: Clock) -> None:
+    def __init__(
+        self, name: str, private: Ed25519PrivateKey, logs: Iterable[WitnessedLog], seen: CheckpointStore, clock: Clock
+    ) -> None:
         self._name = name
         self._private = private
         self._logs = {log.origin: log for log in logs}

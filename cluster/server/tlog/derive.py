@@ -156,7 +156,7 @@ class LedgerTree:
             for entry in self._ledger.read_some(following, entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES):
                 if entry.index != self.size + 1:
                     break  # a gap, until it is filled
-                self._append(self._leaf(entry).encoded())
+                self._append(self._leaf(entry).encode())
         except LedgerBroken as error:
             if not self._is_stuck:
                 LOGGER.error("the tree of the ledger stands at entry %d until it is mended: %s", self.size, error)
@@ -182,7 +182,7 @@ class LedgerTree:
         left = TILE_WIDTH - len(self._checked)
         try:
             held = self._ledger.read_some(first, entries_max=min(left, STEP_ENTRIES), bytes_max=STEP_BYTES)
-            leaves = [self._leaf(one).encoded() for at, one in enumerate(held, start=first) if one.index == at]
+            leaves = [self._leaf(one).encode() for at, one in enumerate(held, start=first) if one.index == at]
         except LedgerBroken:  # repaired or reported by the scrub
             leaves = []
         self._checked += leaves
@@ -344,7 +344,7 @@ class LedgerTree:
         for entry in self._ledger.read(first, limit=TILE_WIDTH):
             if entry.index != first + len(leaves):
                 break
-            leaves.append(leaf_of_entry(self._key, entry).encoded())
+            leaves.append(leaf_of_entry(self._key, entry).encode())
         if len(leaves) < TILE_WIDTH:
             raise LedgerBroken(first + len(leaves), "it is not held, and the tile that it is in is damaged")
         return bundle(leaves) if tile.level is None else b"".join(map(leaf_hash, leaves))

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from cluster.cli.app import cli
 from cluster.cli.exits import ExitCode
 from cluster.client import access_methods
+from cluster.client.access_methods import GatewayAccess, connect_gateway, own_access_method
 from cluster.client.attempt import AttemptError
 from cluster.client.gateway.service import GatewayError, listen_at
 from cluster.client.access_methods import GatewayAccess, connect_gateway, own_access_method
@@ -21,7 +22,7 @@ from cluster.config.access import AccessConfig
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, create_site
 from cluster.config.toml import ConfigError
-from cluster.security.files import TlsFiles, TlsError
+from cluster.security.files import TlsError, TlsFiles
 from cluster.security.identity import Role
 from cluster.security.pki import issue, load_authority
 from cluster.system.accounts import PeerAccount
