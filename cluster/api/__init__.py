@@ -1,4 +1,4 @@
-"""The public face of a replica: HTTP and JSON under `/v1`, over mutual TLS. DESIGN.md beside this file explains it."""
+"""HTTP and JSON API of a replica under `/v1`, over mutual TLS. See DESIGN.md in this directory."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cluster.api.worker import ChannelServer, Server
     from cluster.api.workers import ApiWorkers
 else:
-    # A door is made of some of its modules, and has no business with the others.
+    # An API worker loads only some of the modules.
     __getattr__ = shown(
         __name__,
         """

@@ -1,4 +1,4 @@
-"""Accounts, QOS, licences, reservations, scheduling rules, partitions, usage, and when a job should start."""
+"""Handlers of accounts, QOS, licences, reservations, scheduling rules, partitions, usage, and start estimates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from replica.values import EVERY_NODE, MICROSECONDS_PER_SECOND, Instant, NodeLis
 
 _Listed = TypeVar("_Listed", bound=Answer)
 Listing = Callable[[State, SlicedWork], Awaitable[_Listed]]
-"""What makes the answer, in slices: all records of a kind, as they are in a state."""
+"""Builds a response with all records of one kind in a state, in slices."""
 
 
 def _list_route(operation: ApiOperation[None, _Listed], listing: Listing[_Listed]) -> Route:
@@ -49,7 +49,7 @@ def _list_route(operation: ApiOperation[None, _Listed], listing: Listing[_Listed
 def _delete_route(
     operation: ApiOperation[Command, _Listed], command: Callable[[str], c.Command], listing: Listing[_Listed]
 ) -> Route:
-    """Return the route that takes away the record of one kind that the path names."""
+    """Return the route that deletes the record named in the path."""
 
     async def deleted(call: ApiCall[Command]) -> Reply[_Listed]:
         return await _settle_and_list(call, command(call.params["name"]), listing)
@@ -58,7 +58,7 @@ def _delete_route(
 
 
 async def _settle_and_list(call: ApiCall[CommandBody], command: c.Command, listing: Listing[_Listed]) -> Reply[_Listed]:
-    """Have a change settled, and answer with the list of what it is about as it is afterwards."""
+    """Settle a change, and respond with the resulting list."""
     state = (await call.service.settle(call, command)).state
     return Reply(state.revision, await listing(state, call.work))
 
@@ -274,7 +274,7 @@ def _max_time_s(max_time_s: int | None) -> int:
 async def _partitions(state: State, work: SlicedWork) -> v.PartitionsAnswer:
     rows = []
     for _, partition in sorted(state.partitions.items()):
-        # It counts the CPUs of each of its nodes.
+        # The view counts the CPUs of each node.
         await work.take(parts=len(state.nodes if partition.every_node else partition.nodes))
         rows.append(encode_view(_view(state, partition)))
     return v.PartitionsAnswer(revision=state.revision, partitions=tuple(rows))

@@ -1,4 +1,4 @@
-"""Buffers, the state of burst buffers as `scontrol show burst` shows it, and what the provider says of itself."""
+"""Handlers of buffers, of the burst-buffer state as in `scontrol show burst`, and of the provider's status."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from replica.operations import ExternalJobPhase
 from replica.views import Burst, BurstBuffer, burst_buffers, burst_of, burst_place
 
 BUFFERS_LISTED_MAX = 10_000
-"""Buffers in one list, count: the newest; what is left out is old and complete first."""
+"""Newest buffers in one list, count; old and completed ones are omitted first."""
 
 PARTS_PER_BUFFER = 12
-"""What rendering one buffer takes of a slice: some twenty microseconds."""
+"""Slice parts for rendering one buffer: about twenty microseconds."""
 
 FORMATS = ("json", "text")
 
@@ -44,13 +44,13 @@ _PROGRAMS: Final = (
     *("create_buffer", "destroy_buffer", "get_sys_state", "get_sys_status"),
     *("start_stage_in", "start_stage_out", "stop_stage_in", "stop_stage_out"),
 )
-"""Fields that are null in the answer where nothing is configured."""
+"""Fields that are null if not configured."""
 
 PROVIDER_FAILED: Final = "provider_failed"
-"""Code: the provider cannot be asked, or says that it failed."""
+"""Error code: the provider cannot be called, or reports a failure."""
 
 STATUS_WAIT_S_MAX: Final = 60
-"""How long `bbstat` waits for its answer, seconds: somebody looks at the terminal."""
+"""Time for a response to `bbstat`, an interactive command, seconds."""
 
 
 @handles(ops.LIST_BUFFERS)
@@ -90,7 +90,7 @@ async def show_burst(call: ApiCall[None]) -> Reply[BurstAnswer]:
     buffers = [
         buffer async for buffer in iterate_paced(burst_buffers(state, only_user(call, state)), work, PARTS_PER_BUFFER)
     ]
-    await work.take(0, parts=4 * len(buffers))  # what each user holds is added up
+    await work.take(0, parts=4 * len(buffers))  # the use of each user is added up
     found = burst_of(state, buffers=list(await work.sort(buffers, key=burst_place, reverse=True)))
     uids = await call.service.identities.uids(
         [*dict.fromkeys(buffer.user for buffer in found.buffers), *(use.user for use in found.uses)]
@@ -107,7 +107,7 @@ async def show_burst(call: ApiCall[None]) -> Reply[BurstAnswer]:
 
 
 def burst_view(found: Burst, revision: int, uids: Mapping[str, int | None]) -> BurstAnswer:
-    """Return the answer for what the State says, with the numbers of users as far as they are known."""
+    """Return the view of a State's burst buffers, with UIDs as far as known."""
     return made_of(
         found,
         BurstAnswer,
@@ -163,7 +163,7 @@ async def show_provider_status(call: ApiCall[None]) -> Reply[ProviderStatus]:
         raise queue_full("too many questions wait for the provider", "ask later") from error
     except OperationError as error:
         what = provider_facts(provision.provider).status_called
-        # No gateway's status: clients would ask every replica again, and the answer would be the same.
+        # Not a gateway status, after which clients would retry with the same result.
         raise Problem(
             409, PROVIDER_FAILED, f"Error running {what}: {error.message}", "see the log of the leading replica"
         ) from error

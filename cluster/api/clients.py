@@ -1,4 +1,4 @@
-"""Handlers about who asks: certificates and holders that are revoked, and the sessions of programs."""
+"""Handlers of certificate revocation and of program sessions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The event stream: every event from a revision on, as server-sent events, from whichever replica is asked.
+"""Event stream: all events after a revision as server-sent events, from any replica.
 
-A subscriber is a position in the ledger and nothing more: it reads from the entries that are in memory, or from the
-ledger when it is far behind. What is held for it is the connection's own buffer, which is bounded; a subscriber that
-does not empty it in time is cut, with a comment that tells where to resume.
+A subscriber is only a position in the ledger. It reads from the entries in memory or, if far behind, from the ledger.
+Only the bounded connection buffer is held for it. A subscriber that does not read in time is disconnected, with a
+comment that names the revision to resume from.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ import msgspec
 from cluster.api.privacy import may_see
 from cluster.api.render import event_view
 from cluster.api.service import ApiCall, handles
-from cluster.api.web import StreamChunk, Problem, Stream, bad_request, too_busy, too_many
+from cluster.api.web import Problem, Stream, StreamChunk, bad_request, too_busy, too_many
 from cluster.schemas import EventView
 from cluster.schemas import operations as ops
 from cluster.server import AppliedEntry, settled_at
 from cluster.system.eventloop import SlicedWork
 
 STREAMS_MAX = 128
-"""Subscribers at once, count: dashboards and exporters, not users."""
+"""Concurrent subscribers, count; intended for dashboards and exporters, not users."""
 
 STREAMS_PER_IDENTITY_MAX = 16
-"""Streams of one certificate's holder at once, count: an eighth of all, so that nobody takes them all.
+"""Concurrent streams of one identity, count: an eighth of all.
 
-A subscriber that vanished in silence holds its place until the next sign of life fails, so one whose network breaks off
-every second needs some fifteen.
+A subscriber that vanished keeps its slot until a keep-alive fails, so one that reconnects every second needs about
+fifteen.
 """
 
 KEEP_ALIVE_S = 15.0
-"""A comment is sent after this long without an event, seconds: it shows both sides that the other is there."""
+"""Interval without events after which a keep-alive comment is sent, seconds."""
 
 SEND_BYTES = 64 * 1024
-"""Events that are written at once, bytes: more only where one event alone is larger."""
+"""Bytes of events per write; more only for a single larger event."""
 
 RETRY_AFTER_S = 5
-"""What a subscriber for whom there is no place is told to wait, seconds."""
+"""Retry-After for a rejected subscriber, seconds."""
 
 REVISION_MAX = 2**63 - 1
 
@@ -64,7 +64,7 @@ async def stream_events(call: ApiCall[None]) -> Stream:
 
 
 def _reserve_stream(call: ApiCall[None]) -> Callable[[], None]:
-    """Take one place among the streams, and return what gives it back; Problem 429 or 503 where none is free."""
+    """Reserve a stream slot and return its release function; Problem 429 or 503 if none is free."""
     service, who = call.service, call.identity
     streams_of = service.event_streams_of
     if streams_of[who] >= STREAMS_PER_IDENTITY_MAX:
@@ -94,7 +94,7 @@ def _position(call: ApiCall[None]) -> int:
 
 
 def _index_after(call: ApiCall[None], revision: int) -> int:
-    """Return where the events after `revision` begin, or will; LookupError where this replica does not hold them."""
+    """Return the index at which events after `revision` begin; LookupError if this replica does not hold them."""
     controller = call.service.controller
     if revision < controller.state.revision:
         return controller.applied_log.index_of(revision + 1)
@@ -113,7 +113,7 @@ async def _follow(call: ApiCall[None], index: int, after: int) -> AsyncGenerator
         frames: list[bytes] = []
         async for applied in applied_log.walk(index, applied_log.last_index, work):
             if applied.index > index and applied.base > complete:
-                # Entries in between came with a snapshot: this replica cannot send what happened there.
+                # A snapshot replaced the entries in between, so their events cannot be sent.
                 yield part(b"".join([*frames, _gap(complete)]))
                 return
             size_bytes = sum(map(len, frames))
@@ -132,8 +132,8 @@ async def _follow(call: ApiCall[None], index: int, after: int) -> AsyncGenerator
         if applied_log.last_index >= index:
             if index > first:
                 continue
-            # There should be an entry and none could be read: a snapshot came in its place. Asking on would be a loop
-            # without an end; the subscriber lacks what was settled there, or goes on where its next revision is.
+            # A snapshot replaced an entry that should exist, so a retry would loop forever. Report the gap, or continue
+            # at the next held revision.
             try:
                 index = _index_after(call, complete)
             except LookupError:
@@ -149,9 +149,10 @@ def _gap(complete: int) -> bytes:
 
 
 async def _more(call: ApiCall[None], index: int) -> bool:
-    """Wait for an entry after `index`, for the end of the server, or for the time of a sign of life.
+    """Wait for an entry after `index`, for shutdown, or for the next keep-alive.
 
-    ConnectionResetError as soon as the subscriber has gone.
+    Raises:
+        ConnectionResetError: The subscriber has disconnected.
     """
     stop = asyncio.ensure_future(call.service.stopping.wait())
     over = asyncio.ensure_future(call.asked.gone.wait())
@@ -169,7 +170,7 @@ async def _more(call: ApiCall[None], index: int) -> bool:
 async def _render_events(
     call: ApiCall[None], applied: AppliedEntry, after: int, work: SlicedWork
 ) -> AsyncIterator[tuple[int, bytes]]:
-    """Yield the frames of an entry's events, each with the last revision of which all has been yielded then."""
+    """Yield the frames of an entry's events, each with the last complete revision."""
     batch = applied.batch
     if batch is None or applied.void:
         return
@@ -185,13 +186,13 @@ async def _render_events(
 
 
 def _visible(call: ApiCall[None], view: EventView) -> EventView:
-    """Return the event as the caller may see it: of other users' jobs only that it happened, where data is private."""
+    """Redact the event for the caller: with private data, other users' jobs show only that the event happened."""
     if view.job_id is None or may_see(call, call.service.controller.state, view.job_id):
         return view
     return msgspec.structs.replace(view, detail={})
 
 
 def _frame(view: EventView, *, last: bool) -> bytes:
-    # Only the last event of a revision carries its id: who resumes after an earlier one gets the whole revision again.
+    # Only a revision's last event has an ID, so that resuming after an earlier one repeats the whole revision.
     head = f"id: {view.revision}\n" if last else ""
     return f"{head}event: {view.event}\ndata: ".encode() + msgspec.json.encode(view) + b"\n\n"

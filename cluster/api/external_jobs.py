@@ -1,4 +1,4 @@
-"""External jobs: what another scheduler asks for its jobs' buffers, and what it and people ask about them."""
+"""Handlers of external jobs: commands of another scheduler, and queries about its jobs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from replica.state import State
 from replica.views import buffer_path, persistent_paths
 
 EXTERNAL_JOBS_LISTED_MAX = 100_000
-"""External jobs in one list, count: as many as there may be jobs that are not over."""
+"""External jobs in one list, count: the limit of unfinished jobs."""
 
 PARTS_PER_EXTERNAL_JOB = 12
-"""What rendering one external job takes of a slice: some twenty microseconds."""
+"""Slice parts for rendering one external job: about twenty microseconds."""
 
 POLL_AGAIN_S = 1
-"""After how many seconds to ask again where too many questions wait already."""
+"""Retry-After if too many queries wait, seconds."""
 
 _PHASES = frozenset(phase.value for phase in ExternalJobPhase)
 
@@ -121,7 +121,7 @@ async def show_external_job(call: ApiCall[None]) -> Reply[v.ExternalJobAnswer]:
 
 
 def _phase_wait(call: ApiCall[Any]) -> tuple[frozenset[str], int]:
-    """Return in which phases, and for how many seconds at most, an answer waits for another one."""
+    """Return the phases to wait in and the longest wait, seconds."""
     awaited = frozenset(word for word in call.query.get("while", "").split(",") if word)
     unknown = sorted(awaited - _PHASES)
     if unknown:
@@ -134,11 +134,11 @@ def _phase_wait(call: ApiCall[Any]) -> tuple[frozenset[str], int]:
 async def _in_another_phase(
     call: ApiCall[Any], awaited: frozenset[str], wait_s: float
 ) -> tuple[State, FoundExternalJob]:
-    """Return an external job as soon as it is in none of these phases, or the time is over; Problem."""
+    """Return an external job once it leaves these phases or the wait ends."""
     scheduler, loop = call.identity.name, asyncio.get_running_loop()
     name, until_s = external_job_name(scheduler, call.params["job"]), loop.time() + wait_s
     while True:
-        # Whoever leads says it each time: a deposed leader would have its caller wait for what has happened.
+        # Confirm the leadership each time, because a deposed leader would wait for an event that has happened.
         state = await call.service.current()
         found, left_s = find_external_job(state, name), until_s - loop.time()
         if found.phase.value not in awaited or left_s <= 0 or call.service.stopping.is_set():
@@ -151,7 +151,7 @@ async def _in_another_phase(
 
 @handles(ops.SET_UP_EXTERNAL_JOB)
 async def set_up_external_job(call: ApiCall[v.SetUpExternalJobRequest]) -> Reply[v.ExternalJobAnswer]:
-    # First of all: what a request may say is for the leader's state to tell, not for one that lags behind.
+    # Check the leadership first, because only the leader's state decides which requests are valid.
     await call.service.lead()
     job, site = call.params["job"], call.service.controller.state.site
     command, warnings = await call.service.reading(call.body, request_decoding.external_job_setup, job, call.body, site)
@@ -223,7 +223,7 @@ async def remove_persistent(call: ApiCall[v.RemovePersistentRequest]) -> Reply[v
 
 
 def _persistent(state: State, name: str) -> dict[str, Any]:
-    """Return what is shown of a persistent buffer, by the fields of PersistentView."""
+    """Return the fields of PersistentView."""
     known = state.persistent.get(name)
     if known is None:
         return {"name": name, "state": "none"}
@@ -261,14 +261,14 @@ def _persistent_answer(state: State, name: str, user: str) -> v.PersistentAnswer
 async def _settle_and_show(
     call: ApiCall[CommandBody], command: c.Command, warnings: tuple[str, ...] = ()
 ) -> Reply[v.ExternalJobAnswer]:
-    """Have a command about an external job settled; answer with the external job as it is afterwards, or once its
-    caller's patience is over.
+    """Settle a command about an external job, and respond with the job once it leaves the given phases or the caller's
+    wait ends.
     """
     awaited, wait_s = _phase_wait(call)
     state = (await call.service.settle(call, command)).state
     found = find_external_job(state, external_job_name(call.identity.name, call.params["job"]))
     if wait_s and found.phase.value in awaited:
-        # What was settled is so, whoever leads by now and however many wait: its caller asks on.
+        # The command is settled regardless of leader changes or waiting queries; the caller can poll.
         with contextlib.suppress(Problem):
             state, found = await _in_another_phase(call, awaited, wait_s)
     return Reply(state.revision, _answer(state, found, warnings))
@@ -279,7 +279,7 @@ def _answer(state: State, found: FoundExternalJob, warnings: tuple[str, ...] = (
 
 
 def _fields(state: State, found: FoundExternalJob) -> dict[str, Any]:
-    """Return what is shown of an external job, by the fields of ExternalJobView."""
+    """Return the fields of ExternalJobView."""
     scheduler, _, number = found.name.partition(":")
     fields: dict[str, Any] = {
         "scheduler": scheduler,
@@ -310,8 +310,6 @@ _OF_BUFFERS = ("staged_in_files", "staged_in_bytes", "staged_out_files", "staged
 
 
 def _without_provider(message: str) -> str:
-    """Return what an operation said without `burst_buffer/native: slurm_bb_data_in: `: the caller has words of its
-    own for that.
-    """
+    """Strip a prefix such as `burst_buffer/native: slurm_bb_data_in: `, since the caller adds its own."""
     parts = message.split(": ", 2)
     return parts[2] if len(parts) == 3 and parts[0].startswith("burst_buffer/") else message

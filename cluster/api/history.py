@@ -1,4 +1,4 @@
-"""What happened, to a job or to all, and how it was: from the ledger, by the same functions as now."""
+"""Handlers of history: events of one job or of the cluster, and past states, from the ledger."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ from replica.values import NEVER, Instant
 from wal import decode_batch
 
 ROWS_MAX = 10_000
-"""Events of one job in one answer, count: a job that is retried for ever has more; the oldest are shown."""
+"""Events of one job in a response, count; a job that is retried forever has more, and the oldest are shown."""
 
 REVISION_MAX = 2**63 - 1
 
 OF_DRILLS = frozenset({"stage_retried", "job_requeued", "run_requeued", "node_went_down"}) | {
     name for name in map(kind_name, EVENTS) if name.startswith("drill")
 }
-"""Events that the role drill may see: what a drill should not lead to, and drills."""
+"""Events visible to the role drill: effects a drill should not have, and drills."""
 
 _BEGINNINGS = ("job_submitted", "external_job_set_up")
-"""Events that a job begins with."""
+"""First events of a job."""
 
 
 @handles(ops.SHOW_JOB_HISTORY)
@@ -102,7 +102,7 @@ async def show_job_history(call: ApiCall[None]) -> Reply[HistoryAnswer]:
 
 
 async def read_past(call: ApiCall[None]) -> Reply[None]:
-    """Answer a read from the state of the moment that its query names; Problem."""
+    """Respond to a read from the past state named in its query."""
     state = await call.state()
     revision, at = _moment(call, state, "at")
     query = {name: text for name, text in call.query.items() if name not in ("at", "stale")}
@@ -167,7 +167,7 @@ async def show_history(call: ApiCall[None]) -> Reply[StoryAnswer]:
 
 
 def _event_filter(call: ApiCall[None], state: State) -> EventFilter:
-    """Return what the query asks for, and what of that the caller may see; Problem 400."""
+    """Return the query's filter, limited to the events the caller may see; Problem 400."""
     query, is_user = call.query, call.identity.role is Role.USER
     kinds = tuple(kind for kind in query.get("kind", "").split(",") if kind)
     known = {kind_name(kind) for kind in EVENTS} | {REJECTED}
@@ -206,7 +206,7 @@ def _event_filter(call: ApiCall[None], state: State) -> EventFilter:
 
 
 def _event_rows(call: ApiCall[None], happened: CommandEvents, provider: str) -> Iterator[StoryRow]:
-    """Yield what a command came to, or its refusal."""
+    """Yield the rows of a command's events, or of its rejection."""
     batch = decode_batch(happened.batch)
     (entry,) = batch.entries
     head: dict[str, Any] = {
@@ -224,7 +224,7 @@ def _event_rows(call: ApiCall[None], happened: CommandEvents, provider: str) -> 
         detail = {} if isinstance(event, JobSubmitted) else as_json(event, private=False, names=names)
         sentence = sentence_of(event, names=names, provider=provider)
         if of_drills:
-            # What went wrong with a job is its user's business; which node it was is a drill's.
+            # Failure details are private to the user; a drill needs only the node.
             user, detail = "", {name: value for name, value in detail.items() if name == "node"}
             sentence = sentence if job_of(event) is None else event_name(event).replace("_", " ")
         yield StoryRow(
@@ -299,7 +299,7 @@ async def explain_job(call: ApiCall[None]) -> Reply[WhyView]:
 
 
 async def _explain_at(call: ApiCall[None], state: State) -> WhyReply:
-    """Return why the job waited at the moment that is asked about; Problem."""
+    """Return the reason the job waited at the requested time; Problem."""
     revision, at = _moment(call, state, "at")
     (job, tasks), external_job = call.one_reference()
     try:
@@ -321,9 +321,10 @@ async def _explain_at(call: ApiCall[None], state: State) -> WhyReply:
 
 
 def _moment(call: ApiCall[None], state: State, name: str) -> tuple[int, Instant]:
-    """Return the revision that a part of the query asks about, or 0 and the instant.
+    """Return the revision named by a query parameter, or 0 and the instant.
 
-    Problem 400, or 404 for what has not come yet.
+    Raises:
+        Problem: 400, or 404 for a future revision or time.
     """
     text = call.query[name]
     if text.isascii() and text.isdigit():
@@ -347,10 +348,7 @@ def _not_yet(sentence: str, name: str) -> Problem:
 
 
 async def records_of(call: ApiCall[None], recorded: RecordedJob, *, newest: bool = False) -> RecordsReply:
-    """Return what the ledger has of a job, the oldest ROWS_MAX records, or the first and the newest.
-
-    Problem where that cannot be said now.
-    """
+    """Return the ledger's records of a job: the oldest ROWS_MAX, or the first and the newest."""
     try:
         return await call.service.past.records(recorded.job_id, ROWS_MAX, call.identity, newest=newest)
     except (HistoryServiceBusy, HistoryServiceTimeout) as error:
@@ -360,7 +358,7 @@ async def records_of(call: ApiCall[None], recorded: RecordedJob, *, newest: bool
 async def decode_records(
     recorded: RecordedJob, found: RecordsReply, work: SlicedWork
 ) -> AsyncIterator[tuple[JobRecord, Batch]]:
-    """Yield each record with its one command; whose job it was is noted on the way, Problem 403 for others."""
+    """Yield each record with its command, and note the job's owner on the way; Problem 403 for other users."""
     for record in found.records:
         await work.take(size_bytes=len(record.batch))
         batch = decode_batch(record.batch)
@@ -387,13 +385,13 @@ def _row(record: JobRecord, entry: Entry, event: Event, at: Instant, *, names: b
 
 
 def history_busy(error: HistoryServiceBusy | HistoryServiceTimeout) -> Problem:
-    """Return the answer where a question about the past has to wait."""
+    """Return the error of a query that cannot be answered now."""
     own = isinstance(error, HistoryServiceBusy) and error.own
     return too_many(str(error), "wait for their answers") if own else too_busy(str(error))
 
 
 def recorded_job(call: ApiCall[None], state: State) -> RecordedJob:
-    """Return the job that the path names, whether it is in the state or only in the ledger; Problem 403 or 404."""
+    """Return the job named in the path, from the state or the ledger; Problem 403 or 404."""
     job_id = call.job_in(state)
     if not 0 < job_id < state.next_job:
         raise unknown_job(f"there is no job {job_id}")

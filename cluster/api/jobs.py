@@ -1,4 +1,4 @@
-"""Jobs and their buffers: submitted, listed, shown, changed; and many commands in one request."""
+"""Handlers of jobs and their buffers, and of bulk requests."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import msgspec
 from cluster.api import request_decoding
 from cluster.api.privacy import may_see, owns, redact_job
 from cluster.api.render import capacity_controls, holders, job_view, left_out, node_view, pool_view
-from cluster.api.service import CommandBody, ApiCall, Reply, Route, ApiService, encode_view, handles, is_long
+from cluster.api.service import ApiCall, ApiService, CommandBody, Reply, Route, encode_view, handles, is_long
 from cluster.api.transfers import with_transfers
 from cluster.api.web import Problem, Redirect, bad_request, no_leader, rejection_problem, unknown_job
 from cluster.providers import CALLS_MAX
 from cluster.schemas import (
+    ApiOperation,
     BulkAnswer,
     Command,
     CommandResult,
     JobsAnswer,
     JobView,
-    ApiOperation,
     PersistentClearedAnswer,
     SubmitRequest,
     UpdateRequest,
@@ -42,10 +42,10 @@ from replica.views import buffer_path, persistent_notes, shared_destinations
 JOB_ID_MAX = 2**63 - 1
 
 PARTS_PER_COMMAND = 128
-"""What reading and queueing one of many commands takes of a slice: some two hundred microseconds with its script."""
+"""Slice parts for reading and queueing one bulk command: about two hundred microseconds with its script."""
 
 CHARACTERS_PER_PART = 4
-"""Characters of a script full of directives that are read as quickly as something is looked at."""
+"""Characters of a script full of directives that cost one slice part."""
 
 _WORDS = frozenset(state.name for state in JobState)
 
@@ -65,7 +65,7 @@ Change = (
 
 @handles(ops.SUBMIT_JOB)
 async def submit_job(call: ApiCall[SubmitRequest]) -> Reply[JobView]:
-    # First of all: what a request may say is for the leader's state to tell, not for one that lags behind.
+    # Check the leadership first, because only the leader's state decides which requests are valid.
     await call.service.lead()
     command, warnings = await call.submission()
     await call.service.validate(call.identity, call.command_id, command)
@@ -79,12 +79,12 @@ async def submit_job(call: ApiCall[SubmitRequest]) -> Reply[JobView]:
 
 
 def _notes(state: State, job_id: int, command: c.SubmitJob) -> tuple[str, ...]:
-    """Return what the submitter of a job that was accepted should look at."""
+    """Return warnings for the submitter of an accepted job."""
     return left_out(command, state.jobs[job_id].request) + persistent_notes(state, job_id)
 
 
 def _shared_destinations(call: ApiCall[Any], state: State, job_id: int) -> tuple[str, ...]:
-    """Return in words which destinations a job has in common with others that the caller may see."""
+    """Describe the stage-out destinations a job shares with other jobs visible to the caller."""
     found = []
     for path, others in ((one.path, one.jobs) for one in shared_destinations(state, job_id)):
         seen = [str(other) for other in others if may_see(call, state, other)]
@@ -132,7 +132,7 @@ async def list_jobs(call: ApiCall[None]) -> Reply[JobsAnswer]:
 
 
 def _named_jobs(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:
-    """Return the jobs that are named: one, or tasks of an array; Problem 404 where one is not there."""
+    """Return the referenced job or array tasks; Problem 404 if one does not exist."""
     found = members(state, job, tasks)
     if isinstance(found, Refusal):
         raise rejection_problem(found)
@@ -160,7 +160,7 @@ async def show_job(call: ApiCall[None]) -> Reply[JobView]:
 
 
 async def _with_expected_start(call: ApiCall[Any], state: State, view: JobView) -> JobView:
-    """Return a job that waits with when it should start."""
+    """Add the expected start to the view of a waiting job."""
     at = Instant(max(state.at, call.service.clock.now()))
     found = await call.service.verdicts.estimate(state, view.job_id, at, call.work)
     steps = tuple(step.what for step in found.steps)
@@ -180,20 +180,20 @@ async def release_job(call: ApiCall[r.ReleaseRequest]) -> Reply[JobView]:
 
 
 async def _change(call: ApiCall[CommandBody], command: Change) -> Reply[JobView]:
-    """Have a command about jobs settled; answer with the job as it is afterwards, for an array its first."""
+    """Settle a command about jobs, and respond with the resulting job, for an array with its first."""
     settled = await call.service.settle(call, command)
     return Reply(settled.state.revision, await _job_after(call, settled, _first_of(settled.state, command)))
 
 
 def _first_of(state: State, command: Change) -> int:
-    """Return the job that a command was about, the first of several."""
+    """Return the first job a command was about."""
     tasks = None if isinstance(command, c.ClearBuffer | c.ExportBuffer) else command.tasks
     found = job_of_task(state, command.job, tasks[:1] if tasks is not None else None)
     return command.job if found is None else found
 
 
 def _change_route(operation: ApiOperation[Command, JobView], command: Callable[[int, Tasks], Change]) -> Route:
-    """Return the route of a command that says no more than which jobs."""
+    """Return the route of a command whose only parameter is the job."""
 
     async def changed(call: ApiCall[Command]) -> Reply[JobView]:
         return await _change(call, command(*call.job_reference()))
@@ -208,7 +208,7 @@ requeue_job = _change_route(ops.REQUEUE_JOB, c.RequeueJob)
 
 
 async def _job_after(call: ApiCall[Any], settled: Settlement, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
-    """Return the job as a command left it; Problem 404 that says that the command was carried out, where it is gone."""
+    """Return the job after a command; Problem 404 with an executed outcome if it was deleted meanwhile."""
     if job_id in settled.state.jobs:
         return await _job(call, settled.state, job_id, warnings)
     raise Problem(
@@ -218,7 +218,7 @@ async def _job_after(call: ApiCall[Any], settled: Settlement, job_id: int, warni
         "jobs since",
         f"see /v1/jobs/{job_id}/history",
         "job id",
-        # Whoever takes a 404 for a refusal would do it once more.
+        # A client would retry after a 404 that looks like a rejection.
         outcome="unknown",
     )
 
@@ -252,18 +252,20 @@ async def send_commands(call: ApiCall[r.BulkRequest]) -> Reply[BulkAnswer]:
 
 
 def _parts_of(request: r.BulkCommand) -> int:
-    """Return what reading one of many commands takes of a slice; what is long is read in a thread."""
-    return PARTS_PER_COMMAND + (0 if is_long(request) else request_decoding.text_characters(request) // CHARACTERS_PER_PART)
+    """Return the slice parts for reading one bulk command; long ones are read in a thread."""
+    return PARTS_PER_COMMAND + (
+        0 if is_long(request) else request_decoding.text_characters(request) // CHARACTERS_PER_PART
+    )
 
 
 def _begin(
     call: ApiCall[r.BulkRequest], request: r.BulkCommand, prepared: c.Command | Problem | None
 ) -> tuple[c.Command, Answer] | Problem | Redirect:
-    """Queue one of many commands; return it and what its answer will be, or why it was not taken."""
+    """Queue one bulk command; return it with its future result, or the rejection."""
     if isinstance(prepared, Problem):
         return prepared
     answer: Answer = asyncio.get_running_loop().create_future()
-    # What they take together is known.
+    # Only their total size is known.
     share = call.asked.size_bytes // len(call.body.commands)
     try:
         return call.service.admit(call.identity, request, answer, size_bytes=share, prepared=prepared), answer
@@ -272,9 +274,9 @@ def _begin(
 
 
 async def _prepare_submits(call: ApiCall[r.BulkRequest]) -> dict[str, c.Command | Problem]:
-    """Read what is long among many commands, and have the site's provider validate the submits, if there is one.
+    """Decode long bulk commands, and have the site's provider validate submits.
 
-    What is invalid has its Problem.
+    An invalid command maps to its Problem.
     """
     service = call.service
     found: dict[str, c.Command | Problem] = {}
@@ -350,14 +352,18 @@ async def _bulk_success(
 async def update_job(call: ApiCall[UpdateRequest]) -> Reply[JobView]:
     site = call.service.controller.state.site
     named = call.job_reference()
-    return await _change(call, await call.service.reading(call.body, request_decoding.update_job, *named, call.body, site))
+    return await _change(
+        call, await call.service.reading(call.body, request_decoding.update_job, *named, call.body, site)
+    )
 
 
 @handles(ops.CLEAR_BUFFER)
 async def clear_buffer(call: ApiCall[r.ClearRequest]) -> Reply[JobView]:
     job_id, tasks = call.job_reference()
     if tasks is not None:
-        raise bad_request("the buffers of array tasks are cleared one by one", "name the task's own job number", "job id")
+        raise bad_request(
+            "the buffers of array tasks are cleared one by one", "name the task's own job number", "job id"
+        )
     return await _change(call, c.ClearBuffer(job=job_id, discard=call.body.discard))
 
 
@@ -365,7 +371,9 @@ async def clear_buffer(call: ApiCall[r.ClearRequest]) -> Reply[JobView]:
 async def export_buffer(call: ApiCall[r.ReleaseRequest]) -> Reply[JobView]:
     job_id, tasks = call.job_reference()
     if tasks is not None:
-        raise bad_request("the buffers of array tasks are exported one by one", "name the task's own job number", "job id")
+        raise bad_request(
+            "the buffers of array tasks are exported one by one", "name the task's own job number", "job id"
+        )
     return await _change(call, c.ExportBuffer(job_id, call.body.partial))
 
 

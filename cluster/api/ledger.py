@@ -1,4 +1,4 @@
-"""The ledger and the replica itself: entries for audits, snapshots, status, members, health."""
+"""Handlers of the ledger and of the replica itself: entries for audits, snapshots, proofs, clock, status, health."""
 
 from __future__ import annotations
 
@@ -55,20 +55,19 @@ from snapshots import SNAPSHOT_BYTES_MAX, SnapshotFailed, SnapshotName, Snapshot
 from wal import HistoryEntry, export_history
 
 ENTRIES_BYTES_MAX = 1024 * 1024
-"""Entries in one answer, bytes of the ledger that they take; as JSON it is several times as much."""
+"""Ledger bytes of the entries in one response; as JSON they are several times larger."""
 
 SNAPSHOT_PART_BYTES = 256 * 1024
-"""What is given of a snapshot at once, bytes: a fraction of a millisecond to read and to send, so that who fetches one
-holds up nobody."""
+"""Bytes of a snapshot per response: a fraction of a millisecond to read and send, so that a download delays nothing."""
 
 SNAPSHOT_WAIT_S = 60.0
-"""How long an answer waits for a snapshot to be written, seconds; it is written all the same."""
+"""Time to wait for a snapshot to be written, seconds; the snapshot is completed in any case."""
 
 READY_WAIT_S = 1.0
-"""How long the leader may take to prove that it can commit, seconds: balancers ask every few."""
+"""Time for the leader to prove that it can commit, seconds; load balancers ask every few seconds."""
 
 LEADER_SILENCE_ELECTIONS = 2.0
-"""Silence of the leader, in longest election timeouts, after which a follower calls itself not ready."""
+"""Silence of the leader after which a follower is not ready, in longest election timeouts."""
 
 INDEX_MAX = 2**63 - 1
 
@@ -120,7 +119,7 @@ async def read_stored_entries(call: ApiCall[None]) -> Reply[HandedAnswer]:
     try:
         if controller.ledger.applied_index < last <= controller.applied_index:
             controller.journal.flush_hints()
-        # In a thread, and one at a time: it reads up to a megabyte, and nobody waits for it.
+        # In a thread, one at a time, because it reads up to a megabyte and is not urgent.
         async with service.digests:
             handed = await asyncio.to_thread(export_history, controller.ledger, last)
     except LookupError as error:
@@ -139,7 +138,7 @@ async def read_stored_entries(call: ApiCall[None]) -> Reply[HandedAnswer]:
 
 
 def handed_view(one: HistoryEntry) -> HandedView:
-    """Return an entry of the ledger as it is sent to a replica that lacks it."""
+    """Return a ledger entry for a replica that lacks it."""
     return HandedView(
         index=one.entry.index,
         term=one.entry.term,
@@ -205,7 +204,7 @@ async def fetch_snapshot(call: ApiCall[None]) -> Reply[bytes]:
 
 
 def _part_of(path: Path, offset: int) -> bytes:
-    """Return some bytes of a file; none at its end. OSError."""
+    """Return the next bytes of a file; none at its end."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return os.pread(file, SNAPSHOT_PART_BYTES, offset)
@@ -376,7 +375,7 @@ async def show_status(call: ApiCall[None]) -> Reply[StatusView]:
     state, view = call.service.controller.state, status_of(call)
     if call.query.get("digest") == "yes":
         async with call.service.digests:
-            # In a thread: hashing a large state takes longer than a heartbeat, and a State never changes.
+            # In a thread, because hashing a large state takes longer than a heartbeat. A State never changes.
             digest = (await asyncio.to_thread(state_digest, state)).hex()
         view = msgspec.structs.replace(view, state_digest=digest)
     return Reply(state.revision, view)
@@ -391,7 +390,7 @@ async def show_state_digest(call: ApiCall[None]) -> Reply[StateDigestAnswer]:
 
 
 def status_of(call: ApiCall[Any]) -> StatusView:
-    """Return what this replica says of itself now, without the digest of its state."""
+    """Return this replica's current status, without the state digest."""
     service = call.service
     controller, engine, config = service.controller, service.controller.engine, service.config
     publisher, state = service.publisher, service.controller.state
@@ -458,7 +457,7 @@ async def show_metrics(call: ApiCall[None]) -> Reply[str]:
 
 
 def not_ready(call: ApiCall[Any]) -> str:
-    """Return why this replica can neither commit nor forward, as far as is known without asking; else nothing."""
+    """Return the reason this replica can neither commit nor forward, as far as known locally; empty if it can."""
     controller = call.service.controller
     engine = controller.engine
     if call.service.stopping.is_set():

@@ -1,4 +1,4 @@
-"""The core behind a front door: each request to its handler, each command of a program to the proposer."""
+"""Controller side of an API worker: dispatches requests to handlers, and commands to the proposer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from wal import BrokenInvariant, StorageFailed
 LOGGER = logging.getLogger(__name__)
 
 FAULT_REMEDY = "report it with the replica's log, and send it again with the same command_id"
-"""What to do about a fault of this release."""
+"""Remedy of an internal error."""
 
 
 _HANDLING = (
@@ -75,21 +75,21 @@ ROUTES = {
     for route in (*vars(module).values(), watch.show_overview, watch.list_pool_use)
     if isinstance(route, Route)
 }  # fmt: skip
-"""Routes by the name of their operation: each operation has one."""
+"""The route of each operation, by name."""
 
 if ROUTES.keys() != OPERATIONS.keys():
     raise AssertionError(f"operations without a handler, or the reverse: {ROUTES.keys() ^ OPERATIONS.keys()}")
 
 
 def handler_of(asked: ApiRequest) -> Handler:
-    """Return who answers: from a state of the past, where the query names a moment."""
+    """Return the handler; for a query with a past revision or time, that of past states."""
     if "at" in asked.query and asked.operation is not ops.EXPLAIN_JOB:
         return history.read_past
     return ROUTES[asked.operation.name].handler
 
 
 class LocalBackend:
-    """The core as doors in its own process call it; those of other processes are served by it too."""
+    """Backend for API workers in the same process; it also serves those in other processes."""
 
     def __init__(self, service: ApiService) -> None:
         self.service = service
@@ -98,7 +98,7 @@ class LocalBackend:
         self.cluster_id = service.config.cluster.id
         self.access = AccessRules.of(service.config.access)
         self.vouching = IdentityAssertions(self.access, self.cluster_id, clock=service.controller.clock)
-        service.document()  # made now, since it takes longer than others should wait
+        service.document()  # build it now, since it takes too long later
 
     @property
     def revision(self) -> int:
@@ -157,7 +157,7 @@ class LocalProgram:
         self._identity = identity
         self._validating: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(CALLS_MAX)
-        """One program's submits take turns before the provider: what waits for it is bounded for all together."""
+        """Bounds a program's submits that wait for the provider's validation."""
 
     def take(self, request: BulkCommand, content: bytes, prepared: DecodedSubmit | None, asker: CommandClient) -> None:
         service = self._service
@@ -183,15 +183,15 @@ class LocalProgram:
             raise self.fault(error) from error
 
     def leave(self) -> None:
-        """Nothing is kept for it but what is under way."""
+        """Do nothing; commands under way continue."""
 
     async def _prepare(self, request: BulkCommand, heard: CommandWaiter, size_bytes: int) -> None:
-        """Have a command that is long read beside the loop, and the site's provider validate it, before it is taken."""
+        """Decode a long command outside the loop, and have the provider validate it, before it is queued."""
         service = self._service
         controller = service.controller
         try:
             async with self._turns if isinstance(request, SubmitCommand) else nullcontext():
-                if not controller.leads:  # no longer: it may have waited for its turn
+                if not controller.leads:  # the leadership may have changed while it waited
                     raise service.elsewhere(controller.engine.leader)
                 prepared = await service.prepare(self._identity, request)
             if not controller.leads:
@@ -204,7 +204,7 @@ class LocalProgram:
                 heard.set_exception(error)
 
     def fault(self, error: Exception) -> Problem | Redirect:
-        """Return what a program is told, whatever the reason: one that is never told waits for ever."""
+        """Return the error to report; every command must get a response."""
         if isinstance(error, Problem | Redirect):
             return error
         try:
@@ -215,7 +215,7 @@ class LocalProgram:
 
 
 class CommandWaiter:
-    """Who waits for one command, as the proposer tells him: at once, so that answers leave before the next batch."""
+    """Receives one command's result from the proposer at once, so that responses leave before the next batch."""
 
     __slots__ = ("_asker", "_program")
 
@@ -227,7 +227,7 @@ class CommandWaiter:
         return self._asker.is_gone()
 
     def cancelled(self) -> bool:
-        return False  # a program that goes away does not take its commands back
+        return False  # a disconnected program's commands stand
 
     def set_result(self, result: Settlement) -> None:
         if result.refusal is not None:

@@ -1,11 +1,11 @@
-"""Who agrees: add, remove and replace replicas, one at a time, hand the leadership over; and drills of that."""
+"""Handlers of membership changes, leadership transfers, the feature level, and drills."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cluster.api.service import CommandBody, ApiCall, Reply, handles
-from cluster.api.web import Problem, bad_request, permission_denied, no_leader, outcome_unknown
+from cluster.api.service import ApiCall, CommandBody, Reply, handles
+from cluster.api.web import Problem, bad_request, no_leader, outcome_unknown, permission_denied
 from cluster.consensus import ChangeRefused, MemberChange
 from cluster.schemas import (
     Command,
@@ -33,7 +33,7 @@ from wal import ChangeKind
 NOT_FOUND = "unknown_member"
 
 DRILL_DIGITS_MAX = 9
-"""Digits of a drill's number, count: one an hour for a hundred thousand years."""
+"""Digits of a drill's ID, count: one an hour for a hundred thousand years."""
 
 
 @handles(ops.LIST_MEMBERS)
@@ -58,7 +58,7 @@ async def _members(call: ApiCall[Any]) -> Reply[MembersAnswer]:
 
 
 def members_of(call: ApiCall[Any], state: State) -> tuple[MemberView, ...]:
-    """Return the replicas as the one that answers sees them."""
+    """Return the replicas as seen by this one."""
     controller = call.service.controller
     rows = member_rows(
         controller.name,
@@ -87,7 +87,7 @@ async def update_member(call: ApiCall[r.UpdateMemberRequest]) -> Reply[MembersAn
 
 
 def _addresses(**given: str | None) -> dict[str, str]:
-    """Return the addresses as they are kept, without what is left out; Problem 400."""
+    """Return the given addresses in normal form; Problem 400."""
     addresses = {}
     for place, text in given.items():
         if text is None:
@@ -106,7 +106,7 @@ async def remove_member(call: ApiCall[Command]) -> Reply[MembersAnswer]:
     controller = call.service.controller
     known = controller.engine.configuration
     if name == controller.name and len(known.voters) > 1 and known.change.id.hex() != call.body.command_id:
-        # The new leader gets the same command: the client follows the redirection.
+        # The client follows the redirect and sends the same command to the new leader.
         await _transfer(call, None)
         raise call.service.elsewhere(controller.engine.leader)
     return await _change(call, ChangeKind.REMOVE, name)
@@ -129,7 +129,7 @@ async def transfer_leadership(call: ApiCall[r.TransferRequest]) -> Reply[Transfe
 
 
 def _check_switchover(state: State, who: str, target: str | None) -> None:
-    """Refuse a transfer that is no part of a drill of this holder of the role; Problem 403."""
+    """Check that a transfer is part of a drill run by this coordinator; Problem 403."""
     last = state.drills.get(max(state.drills, default=0))
     if (
         last is None
@@ -167,7 +167,7 @@ async def _change(
     try:
         return await _members(call)
     except Problem as error:
-        # It was carried out; only who is in it now could not be told.
+        # The change was made; only the resulting membership could not be read.
         raise no_leader("the change was made, but this replica does not lead any more") from error
 
 
@@ -175,7 +175,7 @@ def _change_problem(error: ChangeRefused) -> Problem:
     return Problem(404 if error.code == NOT_FOUND else 409, error.code, error.sentence, error.remedy, "name")
 
 
-# ---- the feature level of the cluster: who knows what, and raising it by one
+# ---- feature level: each replica's support, and raising the cluster's by one
 
 
 @handles(ops.SHOW_FEATURE_LEVEL)
@@ -288,7 +288,9 @@ def _drill(call: ApiCall[Any], state: State, number: int) -> Reply[d.DrillAnswer
 
 def _drills(call: ApiCall[Any], state: State) -> Reply[d.DrillsAnswer]:
     at = _at(call, state)
-    rows = tuple(d.DrillView(**_drill_fields(state.drills[number], at)) for number in sorted(state.drills, reverse=True))
+    rows = tuple(
+        d.DrillView(**_drill_fields(state.drills[number], at)) for number in sorted(state.drills, reverse=True)
+    )
     locks = tuple(
         d.DrillLockView(by=name, reason=lock.reason, since=format_instant(lock.at))
         for name, lock in sorted(state.drill_locks.items())
@@ -297,13 +299,13 @@ def _drills(call: ApiCall[Any], state: State) -> Reply[d.DrillsAnswer]:
 
 
 def _at(call: ApiCall[Any], state: State) -> Instant:
-    """Return when it is now: a drill is over also where nothing happens any more."""
+    """Return the current time. (A drill can time out without new events.)"""
     return max(state.at, call.service.controller.agreed.now())
 
 
 def _drill_fields(drill: Drill, at: Instant) -> dict[str, Any]:
-    """Return what is shown of a drill, by the fields of DrillView."""
-    # That it is lost is written down when the next one begins.
+    """Return the fields of DrillView."""
+    # A lost drill is recorded only when the next one starts.
     is_lost = drill.verdict is DrillVerdict.UNDER_WAY and not drill.is_under_way(at)
     return {
         "drill": drill.id,

@@ -1,4 +1,4 @@
-"""Nodes and their agents: registration, orders, results of operations. The poll is also an agent's sign of life."""
+"""Handlers of nodes and agents: registration, orders, operation reports. A poll also proves that an agent is alive."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from replica.values import NODES_MAX
 from replica.views import orders_for
 
 PARTS_PER_NODE = 12
-"""What rendering one node takes of a slice: some twenty microseconds."""
+"""Slice parts for rendering one node: about twenty microseconds."""
 
 PARTS_PER_LOST_JOB = 4
-"""Share of a slice for rendering one job of a lost node, in parts."""
+"""Slice parts for rendering one job of a lost node."""
 
 _SEND_AGAIN = frozenset({429, 500, 503})
-"""Statuses after which a report has not been judged: the whole request is answered so, and the agent sends it again."""
+"""Statuses of a report that was not decided; the whole request gets this status, and the agent resends it."""
 
 
 @handles(ops.LIST_NODES)
@@ -70,7 +70,7 @@ async def list_nodes(call: ApiCall[None]) -> Reply[NodesAnswer]:
         if len(rows) == limit:
             truncated = True
             break
-        # Its CPUs in use are those of each job there.
+        # Its CPUs in use are summed over its jobs.
         await work.take(0, parts=PARTS_PER_NODE + 2 * len(state.on_node.get(name, ())))
         rows.append(encode_view(node_view(state, name, liveness)))
     return Reply(state.revision, NodesAnswer(revision=state.revision, nodes=tuple(rows), truncated=truncated))
@@ -158,7 +158,7 @@ async def poll_orders(call: ApiCall[agent_schemas.PollRequest]) -> Reply[PollAns
     said = AgentReport(node, body.instance, body.progress)
     known = controller.state.nodes.get(node)
     is_known = known is not None and known.instance == body.instance
-    # What makes it wait need not be proven: only what it is answered with.
+    # The decision to wait needs no proof of leadership, only the response does.
     if is_known and wait_s > 0 and not orders.changed_since(node, body.seen_revision) and not service.stopping.is_set():
         if orders.waiting >= POLLS_MAX:
             raise Problem(
@@ -167,8 +167,8 @@ async def poll_orders(call: ApiCall[agent_schemas.PollRequest]) -> Reply[PollAns
         if _is_connected(call):
             controller.polls.note(said)
         await orders.wait(node, wait_s)
-    # Orders must be those of whoever leads: one of a deposed leader could start what another has given up. So any
-    # replica may answer, but none from a state that is not proven to be no older than the question.
+    # Orders must come from the current leader's state: those of a deposed leader could restart something given up. Any
+    # replica may respond, but only from a state proven to be no older than the poll.
     try:
         await controller.polls.prove(node, said if _is_connected(call) else None)
     except (NotLeading, Unavailable) as error:
@@ -184,7 +184,7 @@ async def poll_orders(call: ApiCall[agent_schemas.PollRequest]) -> Reply[PollAns
 
 
 def _is_connected(call: ApiCall[agent_schemas.PollRequest]) -> bool:
-    """Whether who polls is at the other end still: else this is no sign of life."""
+    """Return True if the agent is still connected; otherwise the poll is no sign of life."""
     return not call.asked.gone.is_set()
 
 
@@ -198,7 +198,7 @@ def _check_poll(call: ApiCall[agent_schemas.PollRequest], node: str, body: agent
     if known.instance != body.instance:
         begun = state.recoveries[max(state.recoveries)] if state.recoveries else None
         if begun is not None and known.registered_at <= begun.at:
-            # The registration comes from the history before, which may lack the agent's last start.
+            # The registration is from earlier history, which may lack the agent's last start.
             raise Problem(
                 404,
                 "unknown_node",

@@ -1,7 +1,6 @@
-"""A historian's process, and what it answers from a state of the past: by the same handlers that answer from now.
+"""Process of the history service, and reads from past states by the same handlers as current reads.
 
-`python -m cluster.api.past_reads`, as `cluster.api.history_service` says. The handlers are loaded with the first
-question.
+`python -m cluster.api.past_reads`, see `cluster.api.history_service`. The handlers are loaded with the first query.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Controller:
-    """What handlers of reads ask of a controller: there is no leader here, and nobody who has just been heard."""
+    """Controller substitute for read handlers: without a leader and without agent contacts."""
 
     name = "the past"
     leads = False
@@ -34,7 +33,7 @@ class _Controller:
 
 
 class _Clock:
-    """The clock at a moment of the past."""
+    """Clock fixed at a past time."""
 
     def __init__(self, at: Instant) -> None:
         self._at = at
@@ -44,7 +43,7 @@ class _Clock:
 
 
 class _Service:
-    """What handlers of reads ask of a service, at one state."""
+    """Service substitute for read handlers, at one state."""
 
     def __init__(self, state: State, *, is_private: bool) -> None:
         from cluster.api.render import Verdicts
@@ -60,12 +59,12 @@ class _Service:
         self.digests = asyncio.Semaphore(1)
 
     async def current(self) -> State:
-        """Return the state."""
+        """Return the past state."""
         return self.controller.state
 
 
 def answer_past_query(asked: PastQuery, state: State) -> PastReply:
-    """Return what somebody would have been answered at a state."""
+    """Return the response a read would have had from a state."""
     from cluster.api.local_backend import ROUTES
     from cluster.api.service import ApiCall
     from cluster.api.web import ApiRequest, Problem

@@ -1,4 +1,4 @@
-"""Pools and places, listed and changed while they are in use; and the rest of the site's configuration."""
+"""Handlers of pools, shared filesystems, and the site's configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from replica.state import State
 from replica.values import Refusal, SizeError
 
 ALL = "all"
-"""Instead of a size: everything that the pool has when the command is decided."""
+"""In place of a size: the pool's whole capacity when the command is decided."""
 
 
 @handles(ops.LIST_POOLS)
@@ -61,7 +61,7 @@ async def add_pool(call: ApiCall[v.PoolAddRequest]) -> Reply[PoolView]:
 @handles(ops.CHANGE_POOL)
 async def change_pool(call: ApiCall[v.PoolChangeRequest]) -> Reply[PoolView]:
     body, name = call.body, call.params["name"]
-    # What a number counts is the pool's present unit, or the one that it gets with this very command.
+    # A number without a unit counts the pool's current unit, or its new one from this command.
     unit = (None if body.unit is None else unit_of(body.unit)) or unit_in((await call.service.current()).pools, name)
     command = c.ChangePool(
         name,
@@ -134,7 +134,7 @@ def _amount(text: str | None, unit: PoolUnit, place: str, *, zero: bool = False)
         ) from error
 
 
-# ---- the configuration: shown, compared with a file, and all of it changed in one entry
+# ---- the configuration: show, compare with a file, and replace in one entry
 
 
 @handles(ops.SHOW_CONFIGURATION)
@@ -147,7 +147,7 @@ async def show_configuration(call: ApiCall[None]) -> Reply[v.ConfigurationAnswer
 async def compare_configuration(call: ApiCall[v.CompareRequest]) -> Reply[v.CompareAnswer]:
     state = await call.service.current()
     settings, body = _settings(call.body.settings), call.body
-    # The same function that decides the command, so that a dry run promises nothing else than what would happen.
+    # The command uses the same function, so the dry run is exact.
     events = configuration_events(state, settings, partial=body.partial, expected_revision=body.expect_revision)
     wanted = wanted_of(state, settings, partial=body.partial)
     if isinstance(events, Refusal):

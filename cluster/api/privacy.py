@@ -1,4 +1,4 @@
-"""What of others a caller may see: Flags=PrivateData of the configuration (SEMANTICS.md, Configuration)."""
+"""Visibility of other users' data: Flags=PrivateData of the configuration (SEMANTICS.md, Configuration)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replica.model import private_data
 from replica.state import State
 
 PRIVATE_WORD = "(private)"
-"""What is shown of a text that is not the caller's to see."""
+"""Replaces a hidden text."""
 
 HIDDEN: dict[str, object] = {
     "burst_buffer": None,
@@ -27,20 +27,23 @@ HIDDEN: dict[str, object] = {
     "warnings": (),
     "tres": "",
 }
-"""What of a job is about its buffer and its files, and what is shown of it to others where data is private."""
+"""Fields about a job's buffer and files, with the values shown to other users."""
 
 HIDDEN_DETAILS: dict[str, object] = {"comment": None, "mail_user": None, "error": None, "arguments": ()}
-"""What its user wrote for himself, for his script and for his mail."""
+"""Details a user wrote for private use, for a script or for mail."""
 
 
 def only_user(call: ApiCall[Any], state: State) -> str | None:
-    """Return the one user whose buffers the caller may see, None where he may see everybody's."""
+    """Return the only user whose buffers the caller may see; None: all."""
     is_private = private_data(state.site) or call.service.is_private
     return call.identity.name if call.identity.role is Role.USER and is_private else None
 
 
 def may_see(call: ApiCall[Any], state: State, job_id: int) -> bool:
-    """Whether the caller may see buffer, files and history of a job; of one that has left the state who may see all."""
+    """Return True if the caller may see a job's buffer, files and history.
+
+    For a deleted job, only if all are visible.
+    """
     only = only_user(call, state)
     if only is None:
         return True
@@ -49,7 +52,7 @@ def may_see(call: ApiCall[Any], state: State, job_id: int) -> bool:
 
 
 def owns(call: ApiCall[Any], state: State, job_id: int) -> bool:
-    """Whether names of files of the job are the caller's to see: its user's, and operators'."""
+    """Return True if the caller may see names of the job's files: its user and operators may."""
     if call.identity.role is Role.DRILL:
         return False
     job = state.jobs.get(job_id)
@@ -57,13 +60,13 @@ def owns(call: ApiCall[Any], state: State, job_id: int) -> bool:
 
 
 class RecordedJob:
-    """What a caller may see of a job that may be in the ledger only: whose it was is known when its submit is read."""
+    """Visibility of a job that may exist only in the ledger, where its owner becomes known with its submit."""
 
     def __init__(self, call: ApiCall[Any], state: State, job_id: int) -> None:
-        """`state`: the one in force. Problem 403 where the job is in it and not the caller's to see."""
+        """`state`: the current one. Raises Problem 403 if the job is in it and hidden from the caller."""
         self.job_id = job_id
         self.names = owns(call, state, job_id)
-        """Whether names of its files are the caller's to see."""
+        """Whether the caller may see names of its files."""
         self._caller = call.identity.name
         self._only = only_user(call, state)
         self._is_known = self._only is None
@@ -72,43 +75,43 @@ class RecordedJob:
             self._is_known = True
 
     def submitted_by(self, user: str) -> None:
-        """Take note of whose job it was; Problem 403 where it is not the caller's to see."""
+        """Record the job's owner; Problem 403 if the job is hidden from the caller."""
         if self._only not in (None, user):
             raise hidden_job(self.job_id)
         self.names, self._is_known = self.names or user == self._caller, True
 
     def check(self) -> None:
-        """Raise Problem 403 where nobody knows whose it was and only its user may see it."""
+        """Raise Problem 403 if the owner is unknown and only the owner may see the job."""
         if not self._is_known:
             raise hidden_job(self.job_id)
 
 
 def check_may_see(call: ApiCall[Any], state: State, job_id: int) -> None:
-    """Raise Problem 403 where what happened to a job is not the caller's to see."""
+    """Raise Problem 403 if a job's history is hidden from the caller."""
     if not may_see(call, state, job_id):
         raise hidden_job(job_id)
 
 
 def check_may_see_of(call: ApiCall[Any], state: State, job_id: int, user: str) -> None:
-    """Raise Problem 403 where a job of `user`, which may have left the state in force, is not the caller's to see."""
+    """Raise Problem 403 if a job of `user`, possibly deleted, is hidden from the caller."""
     if only_user(call, state) not in (None, user):
         raise hidden_job(job_id)
 
 
 def hidden_job(job_id: int) -> Problem:
-    """Return the problem of who asks about a job that is not his where data is private."""
+    """Return the error for a job hidden by private data."""
     remedy = "ask its user or an operator; the site has Flags=PrivateData"
     return permission_denied(f"job {job_id} is private to its user", remedy, "job id")
 
 
 def redact_job(call: ApiCall[Any], state: State, view: JobView) -> JobView:
-    """Return a job of the state as the caller may see it."""
+    """Return the view with fields hidden from the caller replaced."""
     if may_see(call, state, view.job_id):
         return view
     changed = dict(HIDDEN)
     job = state.jobs[view.job_id]
     if view.reason in (job.message, job.interrupted.held_because):
-        changed["reason"] = PRIVATE_WORD  # what an operation said when it failed, which may name files
+        changed["reason"] = PRIVATE_WORD  # an operation's message, which can name files
     if view.details is not None:
         changed["details"] = msgspec.structs.replace(view.details, **HIDDEN_DETAILS)
     return msgspec.structs.replace(view, **changed)

@@ -1,7 +1,7 @@
-"""What the leading replica asks the site's provider about submits: whether they are valid.
+"""Validation of submits by the site's provider, on the leader.
 
-All of it in worker processes (cluster.providers.calls), a bounded number at once; a provider that hangs holds up
-nobody but who asked it.
+Calls run in worker processes (cluster.providers.calls), a bounded number at once. A provider that hangs delays only the
+submits it validates.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from replica.model import JobStatus, Provision, dependency_text, provision_of
 from replica.state import State
 
 VERDICTS_KEPT: Final = 1024
-"""Validations remembered, count: a retry of a submit gets the verdict that its first try was given."""
+"""Verdicts kept, count, so that a retry of a submit gets the verdict of its first try."""
 
 PROVIDER_REFUSED: Final = "provider_refused"
-"""Code: the provider says that a job's request is invalid, or could not say that it is valid."""
+"""Error code: the provider rejected a job's request or could not validate it."""
 
 
 class ProviderValidation:
-    """A replica's way to the provider."""
+    """Calls of the provider by one replica."""
 
     def __init__(self, local: Local) -> None:
-        """`local` says where this machine has the provider's programs."""
+        """`local`: location of the provider's programs on this machine."""
         self.calls = ProviderCalls()
         self.local = local
         self._verdicts: OrderedDict[tuple[bytes, bytes], asyncio.Task[str | None]] = OrderedDict()
-        """What the provider said, empty for yes; None where it was not asked. By command id and what was asked: an id
-        that is used again for something else has no verdict yet."""
+        """Verdicts by command ID and content: the provider's objection, empty for none; None if it was not called.
+
+        A reused ID with other content has no verdict.
+        """
 
     async def validate(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:
-        """Have the provider validate a job with a burst buffer; Problem 400 with what it said, 429 if it is busy.
+        """Have the provider validate a job with a burst buffer; Problem 400 with its objection, 429 if it is busy.
 
-        A command that was settled already is not validated again, and a retry waits for the verdict of its first try.
+        A settled command is not validated again, and a retry waits for the verdict of its first try.
         """
         provision = provision_of(state)
         if provision is None or not asks(command) or answer_to(state, command_id) is not None:
@@ -52,7 +54,7 @@ class ProviderValidation:
             self._verdicts[key] = task
             while len(self._verdicts) > VERDICTS_KEPT:
                 self._verdicts.popitem(last=False)
-        # Shielded: whoever gave up asks again, and finds it under way.
+        # Shielded, so that a retry after a disconnect finds the call in progress.
         failed = await asyncio.shield(task)
         if failed is None:
             if self._verdicts.get(key) is task:
@@ -67,11 +69,14 @@ class ProviderValidation:
             )
 
     def is_needed(self, state: State) -> bool:
-        """Return whether there is a provider that has to be asked."""
+        """Return True if the site has a provider that validates submits."""
         return provision_of(state) is not None
 
     def check_validated(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:
-        """Refuse a job that the provider ought to have validated and has not; Problem 503. No path goes past it."""
+        """Check that a job was validated if the provider requires it; Problem 503.
+
+        Every path to the proposer calls this.
+        """
         if not self.is_needed(state) or not asks(command) or answer_to(state, command_id) is not None:
             return
         task = self._verdicts.get(_key(command_id, command))
@@ -91,7 +96,7 @@ class ProviderValidation:
         return ""
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Stop calls in progress."""
         await self.calls.close()
         for task in self._verdicts.values():
             task.cancel()
@@ -103,12 +108,12 @@ def _key(command_id: bytes, command: c.SubmitJob) -> tuple[bytes, bytes]:
 
 
 def asks(command: c.SubmitJob) -> bool:
-    """Return whether a job asks for a burst buffer, and so for the provider."""
+    """Return True if a job requests a burst buffer, which needs validation."""
     return command.request.buffer is not None
 
 
 def subject_of(command: c.SubmitJob) -> Subject:
-    """Return what the provider is told of a job that has no number yet."""
+    """Return the provider's view of a job that has no ID yet."""
     request, options, asked = command.request, command.request.asked, command.request.buffer
     return Subject(
         job=0,

@@ -1,4 +1,4 @@
-"""From what clients write to commands: what can be refused without the state is refused here, with its place."""
+"""Request decoding: turns request bodies into commands; state-independent errors are rejected with their position."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ from replica.values import (
 )
 
 DEFAULT_NAME = "batch"
-"""Name of a job that was given none."""
+"""Default job name."""
 
 _DEPENDENCY = re.compile(r"([a-z]+):([0-9]{1,18})(?:_([0-9]{1,9}))?", re.ASCII)
 SINGLETON = "singleton"
-"""The dependency that names no job: all earlier ones of the same user and name."""
+"""Dependency without a job: all earlier jobs of the same user and name."""
 
 _LICENSE = re.compile(r"([A-Za-z0-9_.+-]+)(?:[:=]([1-9][0-9]{0,8}))?", re.ASCII)
 _KINDS = {kind.word: kind for kind in DependencyKind if not kind.of_array}
@@ -67,9 +67,9 @@ _STAGES = {stage.word: stage for stage in Stage}
 def submission(
     request: SubmitRequest, identity: Identity, site: Site = DEFAULT_SITE
 ) -> tuple[c.SubmitJob, tuple[str, ...]]:
-    """Return the command of a submit, and what its submitter should look at; Problem with line and column.
+    """Return a submit's command and its warnings; Problem with line and column.
 
-    `site` says who performs the cluster's operations: the grammar of requests is the provider's.
+    `site` selects the provider, whose grammar requests follow.
     """
     size_bytes = len(request.script.encode())
     most = script_bytes_max(request.script)
@@ -117,7 +117,7 @@ def submission(
 
 
 def warnings_of(request: SubmitRequest, site: Site = DEFAULT_SITE) -> tuple[str, ...]:
-    """Return what the submitter of a request that was accepted should look at."""
+    """Return warnings for the submitter of an accepted request."""
     return _read_directives(request.script, request, site).warnings
 
 
@@ -130,7 +130,7 @@ def _refuse_blank(request: SubmitRequest | UpdateRequest, remedy: str) -> None:
 def _read_directives(
     script: str, request: SubmitRequest | UpdateRequest, site: Site, *, too_large: int = 400
 ) -> Reading:
-    """Return what is asked of burst buffers; Problem, with the status `too_large` for a text beyond its bound."""
+    """Return the burst-buffer request; Problem, with the status `too_large` for a text beyond its bound."""
     try:
         return read_request(
             script, request.bb or "", request.bbf or "", provider=site.provider, directive=site.directive
@@ -170,7 +170,7 @@ def _options(request: SubmitRequest) -> JobOptions:
 
 
 def _given_fields(request: SubmitRequest, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return those fields of a `kind` that a submit has by the same name and says; the others have their defaults."""
+    """Return the fields of `kind` that a submit sets under the same names; the others keep their defaults."""
     names = shared_fields(SubmitRequest, kind)
     return {name: value for name in names if (value := getattr(request, name)) is not None}
 
@@ -190,17 +190,15 @@ def _licenses(texts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
 def external_job_setup(
     job: str, request: g.SetUpExternalJobRequest, site: Site
 ) -> tuple[c.SetUpExternalJob, tuple[str, ...]]:
-    """Return the command of an external job's setup, and what its directives say without effect; Problem with its
-    place.
-    """
+    """Return an external job's setup command and the directives without effect; Problem with its position."""
     if len(request.script.encode()) > SCRIPT_BYTES_MAX:
         sentence = f"the script has more than {SCRIPT_BYTES_MAX} bytes"
         raise Problem(413, "limit_exceeded", sentence, "put its data into files and stage them in", "script")
     reading = _directives(request.script, site)
     asked = reading.request
     if asked is not None:
-        # Its scheduler has rounded and counted what the directives say: that, and no more, is given. What they say of
-        # making and removing persistent buffers it asks for itself, before.
+        # The external scheduler has rounded and accounted the directives, so exactly that much is granted. It requests
+        # creation and removal of persistent buffers separately, in advance.
         own: dict[str, Any] = {"pool": request.pool or asked.pool, "creates": (), "destroys": ()}
         own["capacity_bytes"] = request.size or asked.capacity_bytes
         asked = msgspec.structs.replace(asked, **own, units="bare" if request.size else asked.units)
@@ -213,7 +211,7 @@ def external_job_setup(
 def _directives(script: str, site: Site) -> Reading:
     try:
         reading = read_external_job_request(script, directive=site.directive)
-        # Without a line of Slurm's word it is a scheduler that writes Forebay's own.
+        # A script without Slurm's directives uses Forebay's own.
         return reading if reading.request is not None else read_request(script, "", "", provider=site.provider)
     except DirectiveRefused as error:
         refusal = error.refusal
@@ -221,7 +219,7 @@ def _directives(script: str, site: Site) -> Reading:
 
 
 def set_pool(name: str, request: r.PoolRequest) -> c.SetPool:
-    """Return the command that makes or changes a pool."""
+    """Return the command that creates or changes a pool."""
     out = request.out_of_service
     return c.SetPool(
         Pool(
@@ -240,11 +238,11 @@ _OF_JOBS: dict[type[r.JobCommand], Callable[[int, Tasks], c.Command]] = {
     r.ContinueCommand: c.ResumeJob,
     r.RequeueCommand: c.RequeueJob,
 }
-"""Commands that say no more than which jobs, by what they are in bulk."""
+"""Commands whose only parameter is the job, by their bulk type."""
 
 
 def text_characters(request: r.Request) -> int:
-    """Return how much text a request holds: what takes long to read is long."""
+    """Return the number of text characters in a request, which determines its decoding time."""
     return sum(len(value) for name in request.__struct_fields__ if isinstance(value := getattr(request, name), str))
 
 
@@ -275,7 +273,7 @@ def bulk_command(request: r.BulkCommand, identity: Identity, site: Site = DEFAUL
 
 
 def job_reference(named: r.JobReference, place: str = "job_id") -> tuple[int, Tasks]:
-    """Return the job or array that is named, and its tasks: `12`, `12_3`, `12_[1-4]`; Problem 400 for others."""
+    """Parse a job reference, `12`, `12_3` or `12_[1-4]`, into job or array and tasks; Problem 400."""
     if isinstance(named, int):
         return named, None
     try:
@@ -300,8 +298,9 @@ def report_operation(node: str, report: agent_schemas.OperationReport) -> c.Repo
 
 
 def _bound_result(result: c.OperationResult, stage: Stage, attempt: int) -> c.OperationResult:
-    """Return the result with numbers that the ledger can hold. It is never refused for them: its agent would send it
-    again for ever, and the operation has ended.
+    """Clamp the result's numbers to the ledger's range.
+
+    Rejecting it would make its agent resend it forever, although the operation has ended.
     """
     match result:
         case c.OperationDone(files, size_bytes, _, receipt):
@@ -332,7 +331,7 @@ def _instant(text: str | None, place: str) -> Instant:
 
 
 def _dependencies(texts: tuple[str, ...]) -> tuple[tuple[Dependency, ...], tuple[AfterTask, ...]]:
-    """Return the conditions on jobs, and those on tasks of arrays."""
+    """Return the dependencies on jobs, and those on array tasks."""
     if len(texts) > DEPENDENCIES_MAX:
         raise bad_request(
             f"there are {len(texts)} dependencies", f"depend on at most {DEPENDENCIES_MAX} jobs", "dependencies"
@@ -362,11 +361,11 @@ def _size(text: str, place: str) -> int:
 
 
 _NO_SCRIPT = "#!/bin/sh\n"
-"""In place of a job's script, whose directives are not read again."""
+"""Replaces a job's script, whose directives are not read again."""
 
 
 def update_job(job: int, tasks: Tasks, request: UpdateRequest, site: Site = DEFAULT_SITE) -> c.UpdateJob:
-    """Return the command that changes a job that waits; Problem with its place."""
+    """Return the command that changes a pending job; Problem with its position."""
     singleton, texts = None, request.dependencies
     dependencies: tuple[Dependency, ...] | None = None
     after_tasks: tuple[AfterTask, ...] = ()
@@ -390,7 +389,7 @@ def update_job(job: int, tasks: Tasks, request: UpdateRequest, site: Site = DEFA
 
 
 def _read_alone(request: UpdateRequest, site: Site) -> Reading | None:
-    """Return what --bb and --bbf ask for without a script; None where neither is given."""
+    """Return the request of --bb and --bbf without a script; None if neither is given."""
     if request.bb is None and request.bbf is None:
         return None
     _refuse_blank(request, "write a request")
@@ -402,17 +401,17 @@ def _read_alone(request: UpdateRequest, site: Site) -> Reading | None:
     return reading
 
 
-# ---- scripts read in front of the core: what a submit asks for depends on the site's grammar and on nothing else of it
+# ---- submit decoding in API workers: it depends only on the site's grammar
 
 
 class SubmitDecoder:
-    """Reads scripts: at once where they are short, one after the other in a thread where they are long."""
+    """Decodes submits: short ones at once, long ones one at a time in a thread."""
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(1)
 
     async def read(self, request: Any, identity: Identity, site: Site) -> DecodedSubmit | None:
-        """Return a submit as it was read; None for everything else."""
+        """Return a decoded submit; None for any other request."""
         if not isinstance(request, SubmitRequest):
             return None
         if text_characters(request) <= LONG_CHARACTERS:
@@ -422,7 +421,7 @@ class SubmitDecoder:
 
 
 def decode_submit(request: SubmitRequest, identity: Identity, site: Site) -> DecodedSubmit:
-    """Return a submit as it is read by the grammar of `site`, with its command or why it is refused."""
+    """Decode a submit by the grammar of `site` into its command or rejection."""
     try:
         command, warnings = submission(request, identity, site)
     except Problem as problem:

@@ -1,4 +1,4 @@
-"""What all handlers share: the controller behind them, how a read becomes current, how a command gets its answer."""
+"""Shared parts of all handlers: linearizable reads, command settlement, and the controller behind them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
-from cluster.api import web, request_decoding
-from cluster.api.metrics import MetricsRegistry
+from cluster.api import request_decoding, web
 from cluster.api.history_service import HistoryService
+from cluster.api.metrics import MetricsRegistry
 from cluster.api.provider_validation import ProviderValidation
 from cluster.api.render import Verdicts
 from cluster.api.statuses import Statuses
@@ -28,9 +28,9 @@ from cluster.api.web import (
     UserLimits,
     actor_of,
     bad_request,
-    permission_denied,
     no_leader,
     outcome_unknown,
+    permission_denied,
     permit,
     queue_full,
     rejection_problem,
@@ -40,7 +40,7 @@ from cluster.api.web import (
 )
 from cluster.config import Config
 from cluster.consensus import Role as RaftRole
-from cluster.schemas import PEOPLE, BulkCommand, ApiOperation, bytes_of, instant_in, requests
+from cluster.schemas import PEOPLE, ApiOperation, BulkCommand, bytes_of, instant_in, requests
 from cluster.security import Identity, Peers, Role
 from cluster.server import (
     Answer,
@@ -78,18 +78,21 @@ from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, Instant, is_in_session
 
 COMMAND_AGE_S_MAX = 300
-"""How long before the leader's clock a command id's time may be, seconds: more than any retry takes."""
+"""Largest age of a command ID by the leader's clock, seconds: more than any retry takes."""
 
 COMMAND_AHEAD_S_MAX = 10
-"""How far beyond the leader's clock it may be, seconds. Once a receipt is dropped, no id as early as its may be new any
-more: receipts last for RECEIPTS_KEPT_S, which is longer than this, LEADER_LATE_S_MAX and COMMAND_AGE_S_MAX together."""
+"""Largest lead of a command ID over the leader's clock, seconds. After a cached reply is dropped, no older ID may be
+accepted. Replies are kept for RECEIPTS_KEPT_S, longer than this, LEADER_LATE_S_MAX and COMMAND_AGE_S_MAX together.
+"""
 
 LEADER_LATE_S_MAX = 60
-"""How far a leader that caught up late is believed to be behind the truth, seconds, where a majority's clocks leave it
-open: with one replica down, one clock that is an hour ahead must not let an id of then come in."""
+"""Largest assumed delay of a new leader's clock, seconds, if a majority's clocks leave it open.
+
+With one replica down, a single clock an hour ahead must not admit an ID of that time.
+"""
 
 EXTERNAL_JOB_COLON = ":"
-"""What only names of external jobs have: `slurm:42`."""
+"""Occurs only in names of external jobs: `slurm:42`."""
 
 NO_ID = b""
 
@@ -102,68 +105,70 @@ CommandBody = TypeVar("CommandBody", bound=requests.Command)
 
 
 class ApiCall(msgspec.Struct, Generic[RequestBody]):
-    """One request, authenticated and decoded, and the replica that answers it."""
+    """One authenticated, decoded request, and the replica's service."""
 
     service: ApiService
     asked: web.ApiRequest
 
     @property
     def operation(self) -> ApiOperation[RequestBody, Any]:
-        """What is asked for."""
+        """Requested operation."""
         return self.asked.operation
 
     @property
     def identity(self) -> Identity:
-        """Who asks."""
+        """Identity of the caller."""
         return self.asked.identity
 
     @property
     def params(self) -> dict[str, str]:
-        """The parameters in its path."""
+        """Path parameters."""
         return self.asked.params
 
     @property
     def query(self) -> dict[str, str]:
-        """Its query."""
+        """Query parameters."""
         return self.asked.query
 
     @property
     def body(self) -> RequestBody:
-        """Its body; of a submit that was read by the site's grammar, only `submission` knows."""
+        """Request body; for a decoded submit, use `submission`."""
         body: RequestBody = self.asked.body
         return body
 
     @property
     def command_id(self) -> str:
-        """The id of a command."""
+        """Command ID of the request."""
         prepared = self.asked.prepared
         return prepared.command_id if prepared is not None else str(self.asked.body.command_id)
 
     async def submission(self) -> tuple[SubmitJob, tuple[str, ...]]:
-        """Return the command of a submit, and what its submitter should look at; Problem."""
+        """Return the submit's command and its warnings; Problem."""
         site, prepared = self.service.controller.state.site, self.asked.prepared
         if prepared is not None and prepared.fits(site):
             return prepared.result()
         if self.asked.body is None:
             raise too_busy("the configuration of the site has changed just now")
-        return await self.service.reading(self.asked.body, request_decoding.submission, self.asked.body, self.identity, site)
+        return await self.service.reading(
+            self.asked.body, request_decoding.submission, self.asked.body, self.identity, site
+        )
 
     @property
     def stale(self) -> bool:
-        """Whether an answer from this replica's own state, however old, is good enough."""
+        """Whether the caller accepts this replica's own state, however old."""
         return self.query.get("stale") == "ok"
 
     @property
     def work(self) -> SlicedWork:
-        """What the caller's long work goes through (`cluster.system.eventloop.slices`): a new one each time."""
+        """A new handle for the caller's sliced work (`cluster.system.eventloop.slices`)."""
         return self.service.slices.work(self.identity)
 
     async def state(self) -> State:
-        """Return the state to answer from: this replica's own if `stale=ok`, else one that is proven current."""
+        """Return this replica's own state if `stale=ok`, else a linearizable one."""
         return self.service.controller.state if self.stale else await self.service.current()
 
     def integer(self, name: str, default: int, *, least: int, most: int) -> int:
-        """Return a number of the query; Problem 400 outside the bounds."""
+        """Return a number from the query; Problem 400 outside the bounds."""
         text = self.query.get(name)
         if text is None:
             return default
@@ -172,10 +177,9 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
         return int(text)
 
     def job_reference(self) -> tuple[int, Tasks]:
-        """Return the job or array of the path, and its tasks: `12`, `12_3`, `12_[1-4]`; Problem 400 for others.
+        """Return the job or array in the path, and its tasks: `12`, `12_3`, `12_[1-4]`; Problem 400.
 
-        `slurm:42` is the last epoch of an external job, as this replica knows it; Redirect where that is not for it to
-        say.
+        `slurm:42` means the last epoch of an external job; Redirect if this replica cannot tell.
         """
         named = self.params["id"]
         if EXTERNAL_JOB_COLON not in named:
@@ -192,8 +196,9 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
         return known.job
 
     def one_reference(self) -> tuple[tuple[int, Tasks], str]:
-        """Return the job of the path with its task, or else the external job by its name, in whatever state; Problem
-        400.
+        """Return the job in the path with its task, or else the name of an external job, whether it exists or not.
+
+        Problem 400.
         """
         named = self.params["id"]
         if EXTERNAL_JOB_COLON in named:
@@ -204,9 +209,9 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
         return (job_id, tasks), ""
 
     def job_in(self, state: State) -> int:
-        """Return the one job that the path names at `state`; Problem 400 or 404 where it names none, or several.
+        """Return the single job in the path at `state`; Problem 400 for several, 404 for none.
 
-        Another scheduler finds its own external jobs and nothing else: Problem 403.
+        An external scheduler may only see its own external jobs: Problem 403.
         """
         (job_id, tasks), external_job = self.one_reference()
         if external_job:
@@ -225,7 +230,7 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
 
 
 class Reply(msgspec.Struct, Generic[ResponseView]):
-    """What a handler answers: a view to encode, or bytes with their type."""
+    """Response of a handler: a view to encode, or bytes with their type."""
 
     revision: int
     view: ResponseView | None = None
@@ -234,12 +239,12 @@ class Reply(msgspec.Struct, Generic[ResponseView]):
 
 
 def is_long(request: requests.Request) -> bool:
-    """Whether reading a request takes longer than others on the loop should wait."""
+    """Return True if decoding a request would block the loop for too long."""
     return request_decoding.text_characters(request) > LONG_CHARACTERS
 
 
 def encode_view(view: Any) -> Any:
-    """Return a part of an answer as the JSON that it will be, so that it is written in the slice that made it."""
+    """Encode a part of a response as JSON, within the slice that built it."""
     return msgspec.Raw(msgspec.json.encode(view))
 
 
@@ -247,7 +252,7 @@ Handler = Callable[[ApiCall[Any]], Awaitable[Reply[Any] | Stream]]
 
 
 class Route(NamedTuple):
-    """An operation and who carries it out."""
+    """An operation and its handler."""
 
     operation: ApiOperation[Any, Any]
     handler: Handler
@@ -256,12 +261,12 @@ class Route(NamedTuple):
 def handles(
     operation: ApiOperation[RequestBody, ResponseView],
 ) -> Callable[[Callable[[ApiCall[RequestBody]], Awaitable[Reply[ResponseView] | Stream]]], Route]:
-    """Return what makes a route of a handler: one that takes the operation's request and gives its answer."""
+    """Return a decorator that makes a route of a handler with the operation's types."""
     return lambda handler: Route(operation, handler)
 
 
 class ApiService:
-    """The controller as handlers use it."""
+    """Services of the controller for handlers."""
 
     def __init__(
         self,
@@ -272,8 +277,9 @@ class ApiService:
         peers: Peers | None = None,
         log_peers: LogPeers = NOBODY,
     ) -> None:
-        """`fail` stops the replica; `peers` watches its connections, those of its links with the others; `log_peers`
-        are asked to sign checkpoints, and the witnesses through them.
+        """`fail` stops the replica; `peers` watches its connections, shared with the links to other replicas.
+
+        `log_peers` are asked to sign checkpoints, and the witnesses through them.
         """
         self.peers = peers or Peers(controller.config.cluster.id, controller.clock)
         self.peers.follow(lambda: controller.state.revocations)
@@ -283,7 +289,7 @@ class ApiService:
         self.version = version
         self.fail = fail
         self.slices = Slices()
-        """Whatever takes long goes through here, so that a turn of the loop has one slice of it at most."""
+        """All long work is sliced here, so that one iteration of the loop runs at most one slice."""
         self.verdicts = Verdicts(controller.applied_log)
         self.identities = Identities(controller.clock)
         self.providing = ProviderValidation(controller.config.provider_here())
@@ -291,34 +297,34 @@ class ApiService:
             controller.config.limits, controller.clock, state=lambda: self.controller.state, work=self.slices.work
         )
         self.is_private = False
-        """Whether what is others' is private, whatever the state says that is answered from."""
+        """Whether other users' data is private, regardless of the state."""
         self.then: Instant | None = None
-        """The moment of the past that is answered from, None: now."""
+        """Time of the past state; None for the current one."""
         self._log_peers = log_peers
         self.past = HistoryService(controller)
-        """Who is asked about the past: a process that is started with the replica, or with the first question."""
+        """History service, a process started with the replica or with the first query."""
         self.tracer = Tracer(controller)
-        """Who sends traces of jobs, in a process of its own where a collector is configured."""
+        """Trace exporter, a process of its own if a collector is configured."""
         self.statuses = Statuses(controller)
-        """What the other replicas say of themselves."""
+        """Statuses of the other replicas."""
         self.metrics = MetricsRegistry(controller, self.past, self.tracer, lambda: self.publisher, self.verdicts)
         self.event_streams_of: Counter[Identity] = Counter()
-        """Open streams by who reads them."""
+        """Open event streams by reader."""
         self.digests = asyncio.Semaphore(1)
         self._readers = asyncio.Semaphore(1)
         self.stopping = asyncio.Event()
         self.document = functools.lru_cache(maxsize=1)(lambda: msgspec.json.encode(web.document(version)))
-        """Gives the OpenAPI document."""
+        """Returns the OpenAPI document."""
 
     def renew(self, config: Config) -> None:
-        """Hold users to the bounds of this configuration, ask its witnesses and send to its collector, from now on."""
+        """Apply a new configuration: user limits, witnesses and trace collector."""
         self.limits.renew(config.limits)
         self.tracer.renew(config.traces)
         witnesses = (Witness(one.name, one.verifier) for one in config.witnesses)
         self.publisher.cosigning.renew(witnesses, config.witnesses_needed)
 
     def wake(self) -> None:
-        """Let those who wait for something answer: this replica is stopping."""
+        """Wake waiting requests, because this replica is stopping."""
         self.stopping.set()
         self.statuses.stop()
         self.controller.orders.wake_all()
@@ -326,7 +332,7 @@ class ApiService:
 
     @functools.cached_property
     def publisher(self) -> Publisher:
-        """Who has checkpoints of the ledger signed, and keeps the last one; StorageRefused when first asked for."""
+        """Publisher of signed checkpoints; StorageRefused on first use."""
         controller, past = self.controller, self.past
         home = self.config.storage.directory / controller.name
         signer = Signer(home / SIGNING_DIRECTORY, origin_of(self.config.cluster.id, controller.incarnation))
@@ -361,12 +367,12 @@ class ApiService:
     def _record(self, command: RecordHistories) -> None:
         with contextlib.suppress(QueueFull, NotLeading):
             answer = self.controller.submit(Request(b"", CONTROLLER, command))
-            # Whoever leads then counts again.
+            # The next leader counts again.
             answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
 
     @property
     def event_streams(self) -> int:
-        """How many streams of events are open."""
+        """Number of open event streams."""
         return self.event_streams_of.total()
 
     async def current(self) -> State:
@@ -379,7 +385,7 @@ class ApiService:
             raise no_leader(str(error)) from error
 
     async def lead(self) -> None:
-        """Wait a moment until this replica may decide; Redirect to the leader or Problem 503 if it does not lead."""
+        """Wait briefly until this replica may decide; Redirect to the leader or Problem 503 if it does not lead."""
         engine = self.controller.engine
         if self.controller.leads and self.controller.state.revision:
             return
@@ -390,7 +396,7 @@ class ApiService:
             raise no_leader("the cluster is being founded")
 
     def elsewhere(self, leader: str | None) -> Redirect | Problem:
-        """Return where to go instead."""
+        """Return the redirect to the leader, or the error without one."""
         if leader is None or leader == self.controller.name:
             return no_leader()
         api = self.controller.membership.api_of(leader)
@@ -401,9 +407,9 @@ class ApiService:
     # Commands
 
     def check_age(self, identity: Identity, command_id: str) -> bytes:
-        """Return the id as bytes; Problem 400 if it is none, or new and too far from the cluster's time.
+        """Return the command ID as bytes; Problem 400 if it is invalid, or new and too far from the cluster's time.
 
-        An id in a session says no time: whether the session is the caller's is asked where the command is decided.
+        A session's ID contains no time; its owner is checked when the command is decided.
         """
         try:
             found = bytes_of(command_id)
@@ -419,7 +425,7 @@ class ApiService:
         most_s = COMMAND_AHEAD_S_MAX if is_ahead else COMMAND_AGE_S_MAX
         if abs(age_s) > most_s and answer_to(self.controller.state, found) is None:
             if is_ahead and not self.clock.is_read:
-                # All were down, and the cluster's time is from before: it follows a majority's clocks once they are
+                # All replicas were down, and the cluster's time is old. It follows a majority's clocks once they are
                 # read.
                 raise no_leader("the leader has not read the clocks of a majority yet")
             raise Problem(
@@ -432,16 +438,16 @@ class ApiService:
                 else "look whether the command was carried out, and send it again with a new command id if not; "
                 "compare the clocks if it is new",
                 "command_id",
-                # Receipts do not last for ever: who sent it before learns here that nobody can tell any more.
+                # Cached replies expire, so a resent command's outcome can no longer be determined.
                 outcome="refused" if is_ahead else "unknown",
             )
         return found
 
     def fenced_id(self, identity: Identity, command_id: str) -> bytes:
-        """Return the id for what cannot happen twice without a receipt, or none where no receipt can be kept by it.
+        """Return the ID of a command that is safe without a cached reply, or none if no reply can be cached for it.
 
-        An agent must be heard whatever its clock says, and after it was cut off for longer than receipts last. Attempts
-        fence its reports, instances its registrations: one that was carried out already is refused, or changes nothing.
+        An agent must be accepted with any clock, even after a long disconnection. Its reports are fenced by attempts,
+        and its registrations by instances: a repeated one is rejected or changes nothing.
         """
         try:
             found = self.check_age(identity, command_id)
@@ -453,7 +459,7 @@ class ApiService:
         return found
 
     def begin(self, identity: Identity, command_id: bytes, command: Command) -> Answer:
-        """Queue a command; Redirect, or Problem 429 or 503 if it cannot be taken."""
+        """Queue a command; Redirect, or Problem 429 or 503 if it cannot be queued."""
         answer: Answer = asyncio.get_running_loop().create_future()
         self._queue(Request(command_id, actor_of(identity), command), answer)
         return answer
@@ -467,27 +473,29 @@ class ApiService:
             raise self.problem_of(error) from error
 
     async def reading(self, request: requests.Request, read: Callable[..., _Read], *arguments: Any) -> _Read:
-        """Return what `read` makes of a request; in a thread, one request at a time, where that takes long."""
+        """Return the result of `read` for a request, for long ones in a thread, one at a time."""
         if not is_long(request):
             return read(*arguments)
         async with self._readers:
             return await asyncio.to_thread(read, *arguments)
 
     async def validate(self, identity: Identity, command_id: str, command: Command) -> None:
-        """Have the site's provider validate a submit, if there is one to ask; Problem 400 with what it says."""
+        """Have the site's provider validate a submit, if it has one; Problem 400 with its objection."""
         if isinstance(command, SubmitJob):
             await self.providing.validate(self.controller.state, self.check_age(identity, command_id), command)
 
     async def prepare(self, identity: Identity, request: BulkCommand) -> Command | None:
-        """Return the command that `admit` needs where reading it takes long, or the site's provider validates it.
+        """Return the command for `admit` if decoding is long or the provider must validate it.
 
-        None where `admit` reads it itself; Problem as `admit`.
+        None if `admit` decodes it itself; Problem as for `admit`.
         """
         wanted = self.providing.wanted(self.controller.state)
         if not wanted and not is_long(request):
             return None
         permit(identity, PEOPLE, "send commands")
-        command = await self.reading(request, request_decoding.bulk_command, request, identity, self.controller.state.site)
+        command = await self.reading(
+            request, request_decoding.bulk_command, request, identity, self.controller.state.site
+        )
         if wanted:
             await self.validate(identity, request.command_id, command)
         return command
@@ -501,12 +509,12 @@ class ApiService:
         size_bytes: int,
         prepared: Command | None = None,
     ) -> Command:
-        """Check and queue one command of a program; Problem or Redirect where it is not taken.
+        """Check and queue one command of a program; Problem or Redirect if it is rejected.
 
-        `size_bytes`: what it took as it was sent; `prepared`: what `prepare` returned.
+        `size_bytes`: size as sent; `prepared`: result of `prepare`.
 
-        The one path from a command in bulk or on the channel to the proposer: who may send it, what it may say, how old
-        its id may be. What the state forbids comes as the answer's refusal.
+        The only path of bulk and channel commands to the proposer; it checks permission, content and the age of the ID.
+        Rejections by the state arrive as the command's result.
         """
         permit(identity, PEOPLE, "send commands")
         command = prepared or request_decoding.bulk_command(request, identity, self.controller.state.site)
@@ -519,17 +527,17 @@ class ApiService:
         return command
 
     def deadline(self) -> float:
-        """Return by when answers that are waited for now must have come, in the loop's time."""
+        """Return the deadline of responses awaited from now on, in the loop's time."""
         return asyncio.get_running_loop().time() + COMMIT_WAIT_S
 
     async def finish(self, answer: Answer, deadline: float | None = None) -> Settlement:
-        """Wait for the answer; Problem with the refusal, or 503 where the outcome is unknown.
+        """Wait for the result; Problem with the rejection, or 503 for an unknown outcome.
 
-        `deadline`: one for all the answers of a request, so that many do not wait one after the other.
+        `deadline`: shared by all commands of a request, so that their waits do not add up.
         """
         try:
             async with asyncio.timeout_at(self.deadline() if deadline is None else deadline):
-                # Shielded: a client that goes away does not take its command back.
+                # Shielded, because a command continues after its client disconnects.
                 settled = await asyncio.shield(answer)
         except (OutcomeUnknown, TimeoutError, NotLeading, CannotDecide, QueueFull) as error:
             raise self.problem_of(error) from error
@@ -538,7 +546,7 @@ class ApiService:
         return settled
 
     def problem_of(self, error: BaseException) -> Problem | Redirect:
-        """Return what a client is told of a command that got no answer. What is not precomputed is raised again."""
+        """Convert the error of a command without a result; unexpected errors are raised again."""
         match error:
             case OutcomeUnknown() | TimeoutError():
                 return outcome_unknown()
@@ -564,7 +572,7 @@ class ApiService:
         raise error
 
     async def settle(self, call: ApiCall[CommandBody], command: Command) -> Settlement:
-        """Have one command settled for the caller under the id that its request has."""
+        """Settle one command for the caller, under the request's command ID."""
         await self.lead()
         command_id = self.check_age(call.identity, call.command_id)
         if answer_to(self.controller.state, command_id) is None:

@@ -1,4 +1,4 @@
-"""What each replica says of itself: asked some seconds apart while somebody looks, and not at all while nobody does."""
+"""Statuses of the other replicas, polled only while clients ask for them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from replica.values import NEVER, Instant
 LOGGER = logging.getLogger(__name__)
 
 FRESH_S = 5.0
-"""How old a word may be before a replica is asked again, seconds."""
+"""Age after which a status is refreshed, seconds."""
 
 KEPT_S = 60.0
-"""How long a word is shown of a replica that does not answer any more, seconds."""
+"""Time an unreachable replica's last status is shown, seconds."""
 
 FIRST_WAIT_S = 0.3
-"""How long an answer waits for replicas that have said nothing yet, seconds: they are in it the next time."""
+"""Time a response waits for first statuses, seconds; later ones appear in the next response."""
 
 
 class _ReceivedStatus(NamedTuple):
@@ -34,7 +34,7 @@ class _ReceivedStatus(NamedTuple):
 
 
 class Statuses:
-    """The last words of the other replicas."""
+    """Last statuses of the other replicas."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -42,7 +42,7 @@ class Statuses:
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     async def of(self, names: Iterable[str]) -> dict[str, StatusView]:
-        """Return what these replicas said last; who was not asked lately is asked, and waited for if he is new."""
+        """Return the last statuses of these replicas; refresh old ones, and wait for missing ones."""
         now_s, names = self._controller.clock.monotonic_s(), tuple(names)
         for name in names:
             word = self._words.get(name)
@@ -56,7 +56,7 @@ class Statuses:
         return {name: self._words[name].status for name in names if name in self._words}
 
     def stop(self) -> None:
-        """Ask nobody any more."""
+        """Stop polling."""
         for task in tuple(self._asking.values()):
             task.cancel()
 
@@ -67,7 +67,7 @@ class Statuses:
         try:
             status = await self._controller.levels.ask(name)
         except Exception as error:
-            # Whatever it is: a replica that does not answer is shown without what only it knows.
+            # Any failure: the replica is shown without its own status.
             LOGGER.debug("%s did not say how it is: %s", name, error)
             return
         if status.replica == name:
@@ -75,10 +75,10 @@ class Statuses:
 
 
 def machine_status(controller: Controller) -> dict[str, Any]:
-    """Return what of a status is about the machine: room, and until when the certificates are valid."""
+    """Return the machine's part of a status: free space, and the expiry of certificates."""
     config, room, sync_s = controller.config, controller.measure_room(), controller.engine.sync_s
     certificate, authority = NEVER, NEVER
-    with contextlib.suppress(ConfigError, TlsError):  # somebody is putting new ones there
+    with contextlib.suppress(ConfigError, TlsError):  # the files are being replaced
         certificate, authority = _expiries(*_files(config, controller.name))
     return {
         "room_bytes": None if room is None else room.free_bytes,
@@ -90,7 +90,7 @@ def machine_status(controller: Controller) -> dict[str, Any]:
 
 
 def _files(config: Config, name: str) -> tuple[TlsFiles, tuple[int, ...]]:
-    """Return the files of a replica's certificate, and what changes when they do."""
+    """Return the files of a replica's certificate, and their modification times."""
     files, changed = config.tls_files(name), []
     for path in (files.certificate, files.authority):
         try:
@@ -102,5 +102,5 @@ def _files(config: Config, name: str) -> tuple[TlsFiles, tuple[int, ...]]:
 
 @functools.lru_cache(maxsize=4)
 def _expiries(files: TlsFiles, changed: tuple[int, ...]) -> tuple[Instant, Instant]:
-    """Return what `expiries` does: files are read once, and again when they have changed."""
+    """Return the cached result of `expiries` until the files change."""
     return expiries(files)

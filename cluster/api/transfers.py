@@ -1,4 +1,4 @@
-"""What is moved now, what was, and what was not exported: `/v1/transfers`."""
+"""Handlers of transfers, receipts and unexported files: `/v1/transfers`."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from replica.values import NEVER
 from replica.views import NO_TRANSFERS, not_exported
 
 RECEIPTS_LISTED_MAX = 1_000
-"""Receipts of one job in one answer, count: a job that is retried for ever has more; the newest are shown."""
+"""Newest receipts of one job in a response, count; a job that is retried forever has more."""
 
 NO_SHARES = RateShares()
 
 _SAID = {*Transfer.__struct_fields__} & {*TransferView.__struct_fields__} - {"attempt", "node", "stage"}
-"""How far a transfer is, as an agent says it and an answer shows it under the same names."""
+"""Progress fields with the same names in agents' reports and in views."""
 
 
 @handles(ops.LIST_TRANSFERS)
@@ -64,15 +64,15 @@ async def list_transfers(call: ApiCall[None]) -> Reply[TransfersAnswer]:
         if job_id in transfers:
             rows.append(encode_view(transfer_view(call, state, job_id, said.get(job_id))))
         else:
-            # What agents say of other operations, such as a removal.
+            # Progress of other operations, such as a removal.
             rows.append(encode_view(_said_view(call, state, said[job_id])))
     answer = TransfersAnswer(revision=state.revision, transfers=tuple(rows), truncated=len(seen) > limit)
     return Reply(state.revision, answer)
 
 
 async def _transferring(call: ApiCall[Any], state: State, work: SlicedWork) -> list[int]:
-    """Return the jobs with a transfer, of those that the caller may see."""
-    # Few of many jobs, so they are looked for where something is: on the nodes.
+    """Return the visible jobs with a transfer."""
+    # Few jobs have transfers, so look them up by node.
     found: dict[int, bool] = {}
     for jobs in state.on_node.values():
         async for job_id in iterate_paced(jobs, work, parts=2):
@@ -82,7 +82,7 @@ async def _transferring(call: ApiCall[Any], state: State, work: SlicedWork) -> l
 
 
 async def summary_of(call: ApiCall[Any], state: State, work: SlicedWork) -> TransfersSummary:
-    """Return how many transfers there are, by state, and how fast all of them are, of those that the caller may see."""
+    """Count the visible transfers by state, and add up their rates."""
     said = _reported_transfers(call, state)
     words: Counter[str] = Counter()
     rate_bytes_s = 0.0
@@ -119,7 +119,7 @@ async def list_receipts(call: ApiCall[None]) -> Reply[ReceiptsAnswer]:
     async for record, batch in decode_records(recorded, found, work):
         for event in batch.entries[0].events:
             if isinstance(event, e.JobSubmitted | e.ExternalJobSetUp):
-                complete = found.whole  # it was submitted here
+                complete = found.whole  # its submit is included
             elif isinstance(event, e.TransferRecorded):
                 if stage in (None, event.receipt.stage.word) and attempt in (0, event.receipt.attempt):
                     await work.take()
@@ -135,12 +135,12 @@ async def list_receipts(call: ApiCall[None]) -> Reply[ReceiptsAnswer]:
 
 
 def is_transfer(state: State, job_id: int) -> bool:
-    """Whether a stage-in or stage-out of the job is under way, queued, or waits for somebody after it failed."""
+    """Return True if a stage-in or stage-out of the job is running, queued, or failed and awaiting release."""
     return stage_of(state.jobs[job_id], state.buffers.get(job_id)) in TRANSFERS
 
 
 def transfers_of(call: ApiCall[Any], state: State, job_id: int) -> JobTransfersView:
-    """Return all that is known of the transfers of a job that is in the state."""
+    """Return all transfer information of a job in the state."""
     job, known = state.jobs[job_id], state.transfers.get(job_id, NO_TRANSFERS)
     said = _reported_transfers(call, state).get(job_id)
     names = owns(call, state, job_id)
@@ -159,14 +159,14 @@ def transfers_of(call: ApiCall[Any], state: State, job_id: int) -> JobTransfersV
 
 
 def with_transfers(call: ApiCall[Any], state: State, view: JobView) -> JobView:
-    """Return a job with what is known of its transfers, if anything is."""
+    """Add transfer information to a job's view, if there is any."""
     found = transfers_of(call, state, view.job_id)
     known = found.transfer or found.checkpoint or found.receipts or found.not_exported
     return msgspec.structs.replace(view, transfers=found) if known else view
 
 
 def transfer_view(call: ApiCall[Any], state: State, job_id: int, said: Transfer | None) -> TransferView:
-    """Return a transfer as the replicas agree on it, with what its agent said of this attempt, if anything."""
+    """Return a transfer's replicated state, with its agent's progress of this attempt, if reported."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     stage = stage_of(job, buffer)
     assert stage is not None
@@ -183,7 +183,7 @@ def transfer_view(call: ApiCall[Any], state: State, job_id: int, said: Transfer 
         stage=stage.word,
         user=job.request.user,
         state=words,
-        # Why it failed may name files; to a drill it is one that is not over.
+        # A failure message can name files; the role drill sees only the state.
         message=job.message if words in ("retrying", "failed") and call.identity.role is not Role.DRILL else "",
         order_time=format_instant(job.order_at),
         transfer_limit_bytes_s=limits[0],
@@ -222,7 +222,7 @@ def _with_said(call: ApiCall[Any], state: State, view: TransferView, said: Trans
 
 
 def receipt_view(job_id: int, node: str, receipt: TransferReceipt, *, names: bool) -> ReceiptView:
-    """Return a receipt; `names`: with what was left out by name."""
+    """Return a receipt; `names` includes the names of omitted files."""
     return made_of(
         receipt,
         ReceiptView,

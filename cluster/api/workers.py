@@ -1,8 +1,8 @@
-"""The front doors of a replica as its core has them: started, served over their sockets, and started again.
+"""Supervision of a replica's API workers by the controller process: start, serve their sockets, restart.
 
-A door is trusted to say who asks, since it ended TLS; the core checks again what depends on the state (whether somebody
-is revoked, who leads, what a command may do), bounds what a door may have under way, and closes the socket of one that
-says what is no frame: it ends, and another one is started.
+A worker ends TLS, so its identities are trusted. The controller still checks everything that depends on the state
+(revocation, leadership, commands) and bounds a worker's requests. It disconnects a worker that sends an invalid frame;
+the worker exits and is restarted.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from replica.values import NEVER
 LOGGER = logging.getLogger(__name__)
 
 WATCH_PERIOD_S = 0.25
-"""How often doors are told what has changed, seconds; as often as a core looks at its own connections."""
+"""Interval of updates to workers, seconds; the controller checks its own connections as often."""
 
 BACK_OFF_S = 0.1
 BACK_OFF_S_MAX = 5.0
-"""The pause before a door is started again, seconds: doubled each time, up to the second, ..."""
+"""Delay before a restart, seconds: doubled each time, up to the second, ..."""
 
 SOUND_S = 30.0
-"""... and the first again after one that ran for so long, seconds."""
+"""... and reset after a run of this length, seconds."""
 
 DRAIN_S = 5.0
-"""How long a door may take to end when it is asked to, seconds: longer than its requests may."""
+"""Time for a worker to exit, seconds: longer than its requests may take."""
 
 UNSENT_BYTES_MAX = 64 * 1024 * 1024
-"""Answers that a door has not taken, bytes; one that reads nothing is closed."""
+"""Unread responses of a worker, bytes; beyond that it is disconnected."""
 
 _command_decoder = msgspec.msgpack.Decoder(BulkCommand)
 
 
 class ApiWorkers:
-    """The doors of one replica."""
+    """API workers of one replica."""
 
     def __init__(
         self, core: LocalBackend, *, count: int, api: Address, channel: Address | None, files: TlsFiles
     ) -> None:
-        """`files`: the replica's certificate, key and authorities, which the doors read themselves."""
+        """`files`: the replica's certificate, key and authorities, which the workers read themselves."""
         self.core = core
         self.count = count
         self.links: set[WorkerLink] = set()
@@ -80,16 +80,16 @@ class ApiWorkers:
 
     @property
     def port(self) -> int:
-        """The port of the API."""
+        """Port of the API."""
         return int(self._sockets[0].getsockname()[1])
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run."""
+        """PIDs of the running workers."""
         return [process.pid for process in self._running]
 
     async def start(self) -> None:
-        """Listen, and start the doors; OSError if an address cannot be used."""
+        """Listen, and start the workers; OSError if an address cannot be used."""
         self._sockets.append(await listen(self._api))
         if self._channel is not None:
             self._sockets.append(await listen(self._channel))
@@ -98,7 +98,7 @@ class ApiWorkers:
         self._tell()
 
     async def stop(self) -> None:
-        """Have the doors stop accepting, answer what waits, and end."""
+        """Let the workers stop accepting, complete pending requests, and exit."""
         if self._watch is not None:
             self._watch.cancel()
         for keeper in self._keepers:
@@ -114,7 +114,7 @@ class ApiWorkers:
             listening.close()
 
     def refresh(self) -> None:
-        """Have the doors read their certificates again."""
+        """Let the workers reload their certificates."""
         for process in self._running:
             _signal(process, signal.SIGHUP)
 
@@ -127,7 +127,7 @@ class ApiWorkers:
             await process.wait()
 
     async def _keep(self, number: int) -> None:
-        """Keep one door running."""
+        """Keep one worker running."""
         loop = asyncio.get_running_loop()
         pause_s = BACK_OFF_S
         while True:
@@ -143,7 +143,7 @@ class ApiWorkers:
             pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
 
     async def _run(self) -> int:
-        """Start a door, serve it, and return its exit code."""
+        """Start a worker, serve it, and return its exit code."""
         ours, its = socket.socketpair()
         ours.setblocking(False)
         descriptors = [its.fileno(), *(one.fileno() for one in self._sockets)]
@@ -173,7 +173,7 @@ class ApiWorkers:
                 self._running.discard(process)
 
     def welcome(self) -> f.Welcome:
-        """Return what a door is told first."""
+        """Return the first frame to a worker."""
         files, channel = self._files, self._channel
         return f.Welcome(
             f.DOOR_VERSION,
@@ -187,7 +187,7 @@ class ApiWorkers:
         )
 
     def count_serving(self) -> None:
-        """Say in the metrics how many doors serve."""
+        """Update the metric of serving workers."""
         self.core.service.metrics.doors.set(sum(link.greeted for link in self.links))
 
     def _tell(self) -> None:
@@ -204,7 +204,7 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 
 
 class WorkerLink(ReadingProtocol):
-    """The core's end of the socket to one door."""
+    """Controller's end of the socket to one worker."""
 
     def __init__(self, doors: ApiWorkers) -> None:
         super().__init__(read_buffer())
@@ -215,21 +215,21 @@ class WorkerLink(ReadingProtocol):
         self._cutter = FrameSplitter(f.FRAME_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self.greeted = False
-        """Whether the door has started, and serves."""
+        """Whether the worker has started and serves."""
         self._told: tuple[object, object] | None = None
-        """Site and revocations, as the door was told last."""
+        """Site and revocations last sent to the worker."""
         self._current: f.RevisionUpdate | None = None
         self._elsewhere: Redirect | Problem | None = None
-        """Where commands go instead, as of the frames that are being taken."""
+        """Redirect or error for the commands being processed, if this replica does not lead."""
         self._identities: dict[tuple[str, str], Identity] = {}
         self._requests: dict[int, _Request] = {}
         self._programs: dict[int, _Program] = {}
         self.commands = 0
-        """Commands that wait, count."""
+        """Outstanding commands, count."""
         self._room = asyncio.Event()
         self._room.set()
 
-    # What asyncio calls
+    # asyncio callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -240,7 +240,7 @@ class WorkerLink(ReadingProtocol):
     def data_received(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        self._elsewhere = self._core.elsewhere()  # once for all of them: no turn of the loop comes in between
+        self._elsewhere = self._core.elsewhere()  # once for all, because the loop does not run in between
         try:
             for body in self._cutter.feed(data):
                 self._take(f.decode_from_worker(body))
@@ -266,14 +266,14 @@ class WorkerLink(ReadingProtocol):
         self._room.set()
 
     def close(self) -> None:
-        """Close the socket; its door ends."""
+        """Close the socket; the worker exits."""
         if self._transport is not None:
             self._transport.abort()
 
-    # To the door
+    # To the worker
 
     def send(self, frame: f.FromController) -> None:
-        """Send a frame; what is sent in one turn of the loop leaves in one call."""
+        """Send a frame; frames of one loop iteration are written in one call."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -283,7 +283,7 @@ class WorkerLink(ReadingProtocol):
             self.close()
 
     def tell(self) -> None:
-        """Tell what has changed of what a door needs to know."""
+        """Send changed state to the worker."""
         state = self._service.controller.state
         if self._told is None or state.site is not self._told[0] or state.revocations is not self._told[1]:
             self._told = state.site, state.revocations
@@ -297,19 +297,19 @@ class WorkerLink(ReadingProtocol):
             self.send(current)
 
     def fail(self, number: int, error: Problem | Redirect) -> None:
-        """Answer that something was not done."""
+        """Report a failure."""
         self._tell_current()
         if isinstance(error, Redirect):
             self.send(f.RedirectResponse(number, error.base))
             return
         try:
             self.send(f.FailureResponse(number, error.status, error.view, error.headers))
-        except ValueError as wrong:  # text that is none, such as half a surrogate pair
+        except ValueError as wrong:  # text that cannot be encoded, such as half a surrogate pair
             LOGGER.error("an answer cannot be written", exc_info=wrong)
             fault = internal_error(FAULT_REMEDY, "unknown")
             self.send(f.FailureResponse(number, fault.status, fault.view, fault.headers))
 
-    # From the door
+    # From the worker
 
     def _take(self, frame: f.FromWorker) -> None:
         if isinstance(frame, f.Greeting):
@@ -439,7 +439,7 @@ class WorkerLink(ReadingProtocol):
         )
 
     async def _respond(self, number: int, response: Response) -> None:
-        """Send an answer, a large one in parts: in slices, so that others' work comes in between."""
+        """Send a response, a large one in slices."""
         content = response.content
         first = content[: f.PART_BYTES_MAX]
         left_bytes = len(content) - len(first)
@@ -453,7 +453,7 @@ class WorkerLink(ReadingProtocol):
             self.send(f.ResponseChunk(number, content[begin : begin + f.PART_BYTES_MAX]))
 
     async def _stream(self, number: int, request: _Request, stream: Stream) -> None:
-        """Send a stream, each part once the door has written the one before."""
+        """Send a stream, each chunk after the worker has written the previous one."""
         try:
             self.send(f.StreamStart(number, stream.revision, stream.content_type))
             async with aclosing(stream.parts) as parts:
@@ -467,24 +467,24 @@ class WorkerLink(ReadingProtocol):
                         return
             self.send(f.StreamEnd(number))
         except ConnectionError:
-            pass  # the subscriber has gone
+            pass  # the subscriber has disconnected
         finally:
             stream.release()
 
 
 class _Request:
-    """A request of a door that is under way."""
+    """A worker's pending request."""
 
     def __init__(self) -> None:
         self.gone = asyncio.Event()
-        """Set once its client has gone."""
+        """Set when its client disconnects."""
         self.written = asyncio.Event()
-        """Set once the last part of its stream was written."""
+        """Set when the last chunk of its stream was written."""
         self.task: asyncio.Task[None] | None = None
 
 
 class _Program:
-    """A connection of the channel at a door."""
+    """A channel connection at a worker."""
 
     def __init__(self, local: Program, shown: PeerCertificate) -> None:
         self.local = local
@@ -492,7 +492,7 @@ class _Program:
 
 
 class _RemoteCommandClient:
-    """Who waits for a command behind a door."""
+    """Receiver of the result of a worker's command."""
 
     __slots__ = ("_done", "_link", "_number")
 

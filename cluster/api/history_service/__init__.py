@@ -1,4 +1,4 @@
-"""The past of a replica, in a process beside it, its historian: the index by job, and states as they once were."""
+"""History service: answers queries about past states in a separate process, using a per-job index."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,7 @@
 """History service process: `python -m cluster.api.past_reads SOCKET PARENT DIRECTORY [anew]`.
 
-SOCKET is a descriptor, PARENT the replica's process, with which this one dies, DIRECTORY the replica's. It reads the
-ledger and the snapshots there, as an audit does, and writes `index` and `tlog`, which are its own. With `anew` it
-begins the first anew.
+SOCKET is a descriptor, PARENT the replica's process, whose death ends this one, and DIRECTORY the replica's directory.
+The process reads ledger and snapshots there, as an audit does, and owns `index` and `tlog`. `anew` rebuilds `index`.
 """
 
 from __future__ import annotations
@@ -58,24 +57,26 @@ from wal import Environment, JobIndex, JobIndexBroken, Ledger
 LOGGER = logging.getLogger("cluster.api.history_service")
 
 POLL_S = 0.25
-"""How often the ledger is looked at while nobody asks, seconds: one look at its marks."""
+"""Interval of ledger checks without queries, seconds; a check reads its marks."""
 
 TOLD_S = 1.0
-"""How often the replica is told how far the index is, seconds."""
+"""Interval of progress reports to the replica, seconds."""
 
 NICENESS = 10
-"""A historian has a tenth of the processor where others want all of it: commits come first, it catches up later, and
-whoever asks is answered all the same."""
+"""Under load the history service gets a tenth of the processor, since commits come first.
+
+It catches up later, and still answers queries.
+"""
 
 ANEW = "anew"
 
 
 PastReader = Callable[[PastQuery, State], PastReply]
-"""Answers a question from the state of its moment."""
+"""Answers a read from a past state."""
 
 
 class HistoryProcess:
-    """Follows the ledger, and answers in between."""
+    """Follows the ledger and answers queries in between."""
 
     def __init__(
         self, link: socket.socket, follower: Follower, histories: RecordCounts, tree: Tree, read_past: PastReader
@@ -94,7 +95,7 @@ class HistoryProcess:
         self._told: IndexProgress | None = None
 
     def run(self) -> None:
-        """Go on until the replica closes the socket."""
+        """Run until the replica closes the socket."""
         is_behind = True
         while True:
             readable, _, _ = select.select([self._link], [], [], 0 if is_behind else POLL_S)
@@ -114,7 +115,7 @@ class HistoryProcess:
             self._tell()
 
     def _receive(self) -> bool:
-        """Take what the replica has sent; False if it has closed the socket."""
+        """Receive frames from the replica; return False if it closed the socket."""
         data = self._link.recv(1 << 16)
         self._received += data
         while len(self._received) >= LENGTH.size:
@@ -130,7 +131,7 @@ class HistoryProcess:
         return bool(data)
 
     def _answer(self) -> None:
-        """Answer what has waited for no more than what is followed now, and nothing that was given up meanwhile."""
+        """Answer the queries whose entries are indexed and that were not cancelled."""
         for _ in range(len(self._waiting)):
             if select.select([self._link], [], [], 0)[0]:
                 self._receive()
@@ -146,7 +147,7 @@ class HistoryProcess:
             elif isinstance(asked, PoolUseQuery):
                 self._say(self._follower.capacity.answer(asked))
             elif isinstance(asked, RecordsQuery | EventPageQuery | ChangesQuery):
-                # Whose a job is, and who changed what, the index says.
+                # Owners and authors of changes come from the index.
                 if self._follower.index < asked.through or self._histories.is_reading:
                     self._waiting.append(asked)
                 elif isinstance(asked, RecordsQuery):
@@ -180,11 +181,11 @@ class HistoryProcess:
 
 
 def main(arguments: Sequence[str], read_past: PastReader) -> int:
-    """Run the historian; return its exit code."""
+    """Run the history service; return its exit code."""
     descriptor, parent, directory, *options = arguments
     ignore_hangup()
     die_with_parent(int(parent))
-    with contextlib.suppress(OSError):  # where that is not allowed, it is as before
+    with contextlib.suppress(OSError):  # if not permitted, keep the previous policy
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.nice(NICENESS)
     os.umask(0o077)
@@ -201,7 +202,7 @@ def main(arguments: Sequence[str], read_past: PastReader) -> int:
 
 
 def _follow(descriptor: int, home: Path, read_past: PastReader, *, anew: bool) -> None:
-    """Follow the ledger and answer until the replica closes the socket. OSError."""
+    """Follow the ledger and answer queries until the replica closes the socket."""
     index = JobIndex(home / "index")
     if anew:
         index.begin_anew()
@@ -217,6 +218,6 @@ def _follow(descriptor: int, home: Path, read_past: PastReader, *, anew: bool) -
         tree = Tree(Ledger(environment), home / LOG_DIRECTORY, histories, SystemClock().monotonic_s)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             HistoryProcess(link, follower, histories, tree, read_past).run()
-        # However it went: what was noted need not be noted again.
+        # In any case, save the indexed rows.
         follower.write()
     index.close()

@@ -1,7 +1,7 @@
-"""How full pools were: noted while the ledger is followed, so that every replica can say it, whoever led.
+"""Pool use over time, recorded while the ledger is followed, so that every replica can report it.
 
-A note is two maps of a State that was there anyway. There is one for a step of time in which something changed; the
-step grows with what is to be remembered, up to where POINTS_MAX of them make a day.
+A sample is two maps of an existing State. There is one per time step with a change. Steps grow with the recorded time
+until POINTS_MAX of them cover a day.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 POINTS_MAX = 338
-"""Steps that are remembered, count: a day of the longest ones, and one for every third pixel of a page."""
+"""Samples kept, count: a day of the longest steps, and one for every third pixel of a page."""
 
 STEP_US = MICROSECONDS_PER_SECOND
-"""How long a step is at first, microseconds; doubled whenever there are too many, ..."""
+"""Initial step, microseconds; doubled whenever there are too many samples, ..."""
 
 STEP_US_MAX = 256 * MICROSECONDS_PER_SECOND
-"""... up to this. From then on what is older is forgotten."""
+"""... up to this. Older samples are dropped from then on."""
 
 POOLS_SHOWN_MAX = 16
-"""Pools in one answer, count: the first by name."""
+"""Pools in one response, count: the first by name."""
 
 
 class _Point(NamedTuple):
@@ -36,7 +36,7 @@ class _Point(NamedTuple):
 
 
 class Capacity:
-    """What was in the pools, in steps of time."""
+    """Pool use, sampled in time steps."""
 
     def __init__(self) -> None:
         self._points: deque[_Point] = deque()
@@ -45,14 +45,14 @@ class Capacity:
         self._now = NEVER
 
     def note(self, state: State) -> None:
-        """Take note of a state that was reached: the last one of a step stays."""
+        """Record a state; the last one of each step is kept."""
         if state.at == NEVER:
             return  # the cluster is not founded yet
         self._now = max(self._now, state.at)
         last = self._last
         if last is not None and last.pools is state.pools and last.held_bytes is state.held_bytes:
             return
-        # A clock that an operator set back stands still here until it has caught up.
+        # If an operator set the clock back, time stands still here until it has caught up.
         point = self._last = _Point(self._now, state.pools, state.held_bytes)
         if self._points and self._points[-1].at // self._step_us == point.at // self._step_us:
             self._points[-1] = point._replace(at=self._points[-1].at)
@@ -61,12 +61,12 @@ class Capacity:
         if len(self._points) > POINTS_MAX:
             self._thin_out()
         oldest = self._now - POINTS_MAX * STEP_US_MAX
-        # The last one before the day begins says how it began.
+        # The last sample before the day is its initial value.
         while len(self._points) > POINTS_MAX or (len(self._points) > 1 and self._points[1].at <= oldest):
             self._points.popleft()
 
     def _thin_out(self) -> None:
-        """Make room by longer steps, while they are shorter than may be."""
+        """Double the step, up to STEP_US_MAX, and drop samples."""
         while self._step_us < STEP_US_MAX and len(self._points) > POINTS_MAX // 2:
             self._step_us *= 2
             kept: deque[_Point] = deque()
@@ -78,7 +78,7 @@ class Capacity:
             self._points = kept
 
     def answer(self, asked: PoolUseQuery) -> PoolUseReply:
-        """Return the answer: of each pool, or of the one that is named, what changed, and when."""
+        """Return the samples of all pools, or of the named one."""
         names = sorted({name for point in self._points for name in point.pools if asked.name in ("", name)})
         pools = tuple(PoolUseSteps(name, *self._steps(name)) for name in names[:POOLS_SHOWN_MAX])
         since = self._points[0].at if self._points else NEVER

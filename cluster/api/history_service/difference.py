@@ -1,4 +1,4 @@
-"""What differs between two moments, record by record, and whose command it was that changed each of them last."""
+"""Differences between two states, record by record, with the command that last changed each."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from replica.values import Instant
 from wal import CLUSTER, decode_batch
 
 ENTRIES_KEPT: Final = 16
-"""Entries kept while an answer is made, count: what was done at once lies in one."""
+"""Entries cached during a query, count; simultaneous changes share one."""
 
 BACK_MAX: Final = 20_000
-"""Commands that are looked through for who changed what is nobody's job, count, newest first: two seconds."""
+"""Commands searched, newest first, for the author of a change that concerns no job, count: two seconds."""
 
 _TABLES: Final = {
     "pool": "pools",
@@ -36,26 +36,26 @@ _TABLES: Final = {
     "qos": "qos",
     "license": "licenses",
 }
-"""Kinds of things, and where a state has them ..."""
+"""Kinds of records, and their maps in a state ..."""
 
 _OPERATORS_TABLES: Final = {"scheduler": "schedulers"}
-"""... and those that only operators list."""
+"""... and those that only operators may list."""
 
 _SETTINGS: Final[Mapping[str, type[Event]]] = {
     "site": SiteConfigured,
     "scheduling_rules": SchedulingRulesSet,
     "transfer_rules": TransferRulesSet,
 }
-"""What there is one of, and the event that sets it."""
+"""Singleton records, and the events that set them."""
 
 _OWN_KEYS: Final = frozenset({"id", "name", "buffer.job"})
-"""Fields that say again what the record is of."""
+"""Fields that repeat the record's key."""
 
 Flat = dict[str, Any]
 
 
 class RecordChange(NamedTuple):
-    """One record that is not what it was: the fields before and after, None where there was or is none."""
+    """One changed record: its fields before and after, None if it did not exist."""
 
     kind: str
     name: str
@@ -64,7 +64,7 @@ class RecordChange(NamedTuple):
 
 
 class _ChangedBy(NamedTuple):
-    """Whose command changed something last."""
+    """Last command that changed a record."""
 
     revision: int
     batch: Batch
@@ -72,7 +72,7 @@ class _ChangedBy(NamedTuple):
 
 
 def changes_between(follower: Follower, asked: ChangesQuery, before: State, after: State) -> DiffAnswer:
-    """Return what differs, of each record the fields that do; LookupError, JobIndexBroken, LedgerBroken."""
+    """Return the changed records with their changed fields; LookupError if history is not held."""
     found = list(islice(changed_records(before, after, asked), asked.limit + 1))
     shown = found[: asked.limit]
     by = _ChangeAuthors(follower, int(before.revision), int(after.revision))
@@ -87,7 +87,7 @@ def changes_between(follower: Follower, asked: ChangesQuery, before: State, afte
 
 
 def changed_records(before: State, after: State, asked: ChangesQuery) -> Iterator[RecordChange]:
-    """Yield the records that differ, those of the cluster first, then jobs by number."""
+    """Yield the changed records: the cluster's first, then jobs by ID."""
     if not asked.job:
         yield from _things(before, after, asked)
     if asked.of:
@@ -143,7 +143,7 @@ def _flat_thing(state: State, kind: str, record: Any) -> Flat | None:
 
 
 def _flat(record: Any, under: str = "") -> Flat:
-    """Return a record's fields, those of records in it under their names: `request.user`."""
+    """Return a record's fields, those of nested records as `request.user`."""
     return dict(_flatten_fields(as_json(record, private=False), under))
 
 
@@ -178,7 +178,7 @@ def _view(one: RecordChange, by: _ChangedBy | None) -> ChangeView:
 
 
 class _ChangeAuthors:
-    """Who changed what between two revisions, last."""
+    """Authors of the last changes between two revisions."""
 
     def __init__(self, follower: Follower, after: int, until: int) -> None:
         self._follower = follower
@@ -187,7 +187,7 @@ class _ChangeAuthors:
         self._read = lru_cache(ENTRIES_KEPT)(self._read_entry)
 
     def look_for(self, wanted: set[tuple[str, str]]) -> None:
-        """Look through what is nobody's job, newest first, until all is known."""
+        """Search events without a job, newest first, until all authors are found."""
         missing = set(wanted)
         rows = [row for row in self._follower.rows(CLUSTER, self._after) if row.revision <= self._until]
         for row in reversed(rows[-BACK_MAX:]):
@@ -199,7 +199,7 @@ class _ChangeAuthors:
                 missing.discard(subject)
 
     def of(self, kind: str, name: str) -> _ChangedBy | None:
-        """Return who changed it last; None where that is not known, as of a pool of which jobs have taken space."""
+        """Return the author of a record's last change; None if unknown, for example if jobs took a pool's space."""
         if kind != "job":
             return self._known.get((kind, name))
         rows = [row for row in self._follower.rows(int(name), self._after) if row.revision <= self._until]

@@ -1,8 +1,7 @@
-"""What happened between two moments: the commands of a ledger that somebody asks for, a stretch at a time.
+"""Events between two revisions that match a filter, one page per query.
 
-What concerns a job, or what is nobody's job, is read by the index: some rows and no more. Everything else is looked
-for from entry to entry, for a fifth of a second in one go, and whoever asks goes on from where that ended: no question
-holds up the next one, however long the ledger is.
+Events of one job, or of no job, are read through the index. All others are searched entry by entry. A search stops
+after a fifth of a second and the client continues from there, so no query delays the next one.
 """
 
 from __future__ import annotations
@@ -41,26 +40,26 @@ from wal import (
 )
 
 STRETCH_S: Final = 0.2
-"""How long one question looks, seconds; then it says how far it has come."""
+"""Time limit of one search, seconds; the page then reports its last revision."""
 
 OWNERS_MAX: Final = 65_536
-"""Jobs of which it is kept whose they are, count."""
+"""Jobs whose owner is cached, count."""
 
 _FIELDS: Final = {"buffer": "name"}
-"""Which field of an event names the thing, where it is not called so."""
+"""Field of an event that names the record, if not named after its kind."""
 
 _OF_CLUSTER: Final = frozenset(kind_name(kind) for kind in EVENTS if concerns_cluster(kind)) | {REJECTED}
 
 
 class JobOwner(NamedTuple):
-    """Whose a job is, as it was submitted; both empty where that is not known."""
+    """Owner of a job at submission; both empty if unknown."""
 
     user: str = ""
     account: str = ""
 
 
 class EventPage(NamedTuple):
-    """What was found, and the last revision that was looked at with its time."""
+    """Matches, and the last searched revision with its time."""
 
     happened: tuple[CommandEvents, ...]
     read: int
@@ -68,9 +67,9 @@ class EventPage(NamedTuple):
 
 
 def thing_in(event: Event, of: str) -> str | None:
-    """Return the name of the pool, node, or whatever `of` says, that an event is about; None for none.
+    """Return the name of the record of kind `of` that an event is about, or None.
 
-    What an event is about is its first field: the pool that a persistent buffer lies in stands further behind.
+    An event is about its first field; other fields, such as a persistent buffer's pool, do not count.
     """
     kind = type(event)
     field = _FIELDS.get(of, of)
@@ -81,7 +80,7 @@ def thing_in(event: Event, of: str) -> str | None:
 
 
 class EventPages:
-    """Answers about what happened."""
+    """Searches the ledger for events."""
 
     def __init__(self, follower: Follower, monotonic_s: Callable[[], float]) -> None:
         self._follower = follower
@@ -89,9 +88,10 @@ class EventPages:
         self._owners: dict[int, JobOwner] = {}
 
     def read_page(self, sought: EventFilter, after: int, until: int, limit: int) -> EventPage:
-        """Return what happened after one revision and up to another, `limit` commands at most.
+        """Return the matches after one revision up to another, at most `limit` commands.
 
-        LookupError where the ledger has a gap there; LedgerBroken, JobIndexBroken.
+        Raises:
+            LookupError: The ledger has a gap there.
         """
         ends_s = self._monotonic_s() + STRETCH_S
         found: list[CommandEvents] = []
@@ -106,11 +106,11 @@ class EventPages:
         except LookupError:
             if read == after:
                 raise
-            return EventPage(tuple(found), read, at)  # what comes before the gap is told first
+            return EventPage(tuple(found), read, at)  # events before the gap are returned first
         return EventPage(tuple(found), max(until, after), at)
 
     def _candidates(self, sought: EventFilter, after: int, until: int) -> Iterator[tuple[int, Batch, int]]:
-        """Yield commands that may be meant: the revision, a batch with it, and which one of that it is."""
+        """Yield candidate commands: revision, batch, and position in the batch."""
         if after >= until:
             return
         index = self._follower.ledger.index_of_revision(after + 1)
@@ -142,13 +142,13 @@ class EventPages:
                         return
 
     def _check_noted(self, first: int, last: int) -> None:
-        """Raise LookupError where the index has nothing of some of these entries: it would leave them out."""
+        """Raise LookupError if some of these entries are not indexed, because their events would be missing."""
         for hole in self._follower.holes:
             if hole.first_index <= last and hole.last_index >= first:
                 raise LookupError(f"the entries {hole.first_index} to {hole.last_index} are not held by this replica")
 
     def _matching(self, sought: EventFilter, revision: int, batch: Batch, entry: Entry) -> CommandEvents | None:
-        """Return the part of a command that is meant; None for nothing."""
+        """Return the matching part of a command, or None."""
         if sought.actor and sought.actor not in (entry.actor.name, actor_words(entry.actor, entry.command)):
             return None
         asked = entry.actor.name
@@ -173,7 +173,7 @@ class EventPages:
                 if sought.kinds
                 else not (jobs or concerns_cluster(type(event)))
             ):
-                continue  # what happens by itself all along is shown where it is asked for
+                continue  # routine events are shown only on request
             if sought.job and sought.job not in jobs:
                 continue
             if sought.of and ((thing := thing_in(event, sought.of)) is None or sought.name not in ("", thing)):
@@ -191,7 +191,7 @@ class EventPages:
         return CommandEvents(revision, _alone(batch, replace(entry, events=tuple(events))), tuple(users), tuple(places))
 
     def _owner(self, event: Event) -> JobOwner:
-        """Return whose the job is that an event is about."""
+        """Return the owner of the job an event is about."""
         job = job_of(event)
         assert job is not None, event
         found = self._owners.get(job)
@@ -215,7 +215,7 @@ class EventPages:
                     if isinstance(first, JobSubmitted | ExternalJobSetUp) and job in jobs_of(first):
                         return _owner_of(first)
         except LookupError:
-            pass  # nobody can say: that it is not held is said of what is asked for, not of where that began
+            pass  # unknown owner: the first record of the job is no longer held
         return JobOwner()
 
     def _entry(self, index: int) -> LedgerEntry:
@@ -225,7 +225,7 @@ class EventPages:
         return found[0]
 
     def at(self, revision: int) -> Instant:
-        """Return when a revision was settled; NEVER for none, and where that is not held."""
+        """Return the time of a revision; NEVER if it is not held."""
         try:
             found = instant_of(self._entry(self._follower.ledger.index_of_revision(revision)).data)
         except LookupError:

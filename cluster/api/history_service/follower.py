@@ -1,9 +1,8 @@
-"""The ledger followed, entry by entry, and where each job stood after each command that concerned it noted by job.
+"""Ledger follower: folds every entry and indexes each job's state after each command about it.
 
-Why a job waited at a moment depends on all others, so it is worked out once, on the state of that moment, while the
-ledger is followed: whoever asks for a job's history later reads a dozen rows. The follower is behind the replica by
-what it has not folded yet. It begins where the index ends, on a snapshot before that, and folds up to there without
-noting anything.
+The reason a job waited depends on all other jobs. It is therefore computed once, while following, so that a later query
+reads only a dozen rows. The follower lags the replica by the entries it has not folded. It starts from a snapshot
+before the end of the index, and folds up to there without indexing.
 """
 
 from __future__ import annotations
@@ -57,47 +56,48 @@ LOGGER = logging.getLogger(__name__)
 
 STEP_ENTRIES = 32
 STEP_BYTES = 128 * 1024
-"""What is followed in one step, count and bytes before the last entry: some ten milliseconds, after which whoever asks
-is answered."""
+"""Entries followed in one step, count, and bytes before the last entry: about ten milliseconds between queries."""
 
 WRITTEN_ROWS = 32_768
 WRITTEN_S = 5.0
-"""Rows and seconds after which what was noted is written: each writing is a flush of the disk that commits wait for."""
+"""Rows and seconds after which rows are written; each write is a disk flush that competes with commits."""
 
 POINTS_MAX = 64
-"""States kept, count. A State is persistent: keeping an old one costs what has changed since."""
+"""States kept, count. A State is persistent: an old one costs only its differences."""
 
 POINT_REVISIONS = 1024
-"""Revisions between two states that are kept at first; doubled each time that they are thinned out."""
+"""Initial distance of kept states, revisions; doubled at each thinning."""
 
 IMAGES_BYTES_MAX = 2 * 1024**3
-"""States kept on the disk beside the index, bytes: of ten thousand jobs each, so many that none of ten million events
-is further than a second's folding from one, even where each is an entry of its own (28 us)."""
+"""Bytes of states kept on disk beside the index.
+
+With ten thousand jobs each, any of ten million events is within a second of folding from one, even if each is an entry
+of its own (28 us).
+"""
 
 IMAGES_ROOM_SHARE = 0.25
-"""And what they may take of their room and of what is free beside them: the journal, which must be written, comes
-first, and what is derived can be derived again."""
+"""Share of their own and the free disk space they may take; the journal has priority, and states can be rebuilt."""
 
 IMAGES_SHARE = 0.75
-"""What is left of so many bytes when they are thinned out: those that stood closest go."""
+"""Share of the bytes left after thinning, which removes the closest states first."""
 
 IMAGE_REVISIONS = 16_384
-"""Revisions between two of those as they are written, half a second of folding."""
+"""Initial distance of states on disk, revisions: half a second of folding."""
 
 JOBS_PER_REVISION = 0.4
-"""Jobs of a state that take as long to write or read as a revision takes to follow, with room: it is 1.5."""
+"""Jobs in a state that cost as much to write or read as following one revision, with a margin; measured: 1.5."""
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """Where a job stood after a command that concerned it."""
+    """State of a job after a command about it."""
 
     state: int
-    """A JobState; 0 for one that was gone."""
+    """A JobState; 0 for a deleted job."""
     buffer: int
-    """A BufferState, as people see it; 0 for none."""
+    """A displayed BufferState; 0 for none."""
     attempt: int
     reason: str | None
-    """None only while it is not known yet."""
+    """None only until it is computed."""
 
 
 class Point(NamedTuple):
@@ -108,7 +108,7 @@ class Point(NamedTuple):
 
 
 class Follower:
-    """Follows the ledger of a replica that goes on, in steps, and keeps the index by job."""
+    """Follows the live ledger of a replica in steps, and maintains the per-job index."""
 
     def __init__(
         self,
@@ -119,16 +119,19 @@ class Follower:
         monotonic_s: Callable[[], float],
         images: Path | None = None,
     ) -> None:
-        """`ledger`: of a reader beside the replica; `snapshots`: their directory; `images`: where states are kept."""
+        """`ledger`: read-only view of the replica's ledger; `snapshots`: their directory.
+
+        `images`: directory of kept states.
+        """
         self.ledger = ledger
-        """What the replica had stored of the ledger when it was looked at last."""
+        """The ledger as stored at the last look."""
         self.live: Final = ledger
-        """The ledger of a replica that goes on."""
+        """The growing ledger."""
         self.snapshots: Final = snapshots
         self._monotonic_s = monotonic_s
         self.jobs = index
         self._rows: defaultdict[int, list[JobIndexRow]] = defaultdict(list)
-        """What is noted and not written."""
+        """Unwritten rows."""
         self._noted = 0
         self._written_s = monotonic_s()
         self._points: list[Point] = []
@@ -136,63 +139,63 @@ class Follower:
         self._images = images
         self._imaged = IMAGE_REVISIONS
         self.on_record: Callable[[int], None] = _ignore
-        """Called with each job that a command concerns whose row is noted."""
+        """Called with the job of each indexed record."""
         self.on_counted: Callable[[int, HistoriesCounted], None] = _ignore
-        """Called with each record of counts in what is noted, and the entry that it is in."""
+        """Called with each indexed record of counts, and its entry."""
         self.capacity = Capacity()
-        """How full pools were in what was folded."""
+        """Pool use of the folded states."""
         self.begun = 0
-        """How often the index was begun, or opened, count."""
+        """Number of times the index was created or opened."""
         self.is_confirmed = False
-        """Whether all rows were noted by this process, or compared with what the ledger says."""
+        """Whether this process wrote all rows itself, or compared them with the ledger."""
         self._begin()
 
     @property
     def index(self) -> int:
-        """The last entry that was followed and whose rows are noted; what an index knows that is still read over."""
+        """Last entry that is folded and indexed."""
         return min(self._reached.index, self._position.index)
 
     @property
     def revision(self) -> int:
-        """The revision after it."""
+        """Revision after that entry."""
         return int(self._reached.state.revision)
 
     @property
     def state(self) -> State:
-        """The state after it."""
+        """State after that entry."""
         return self._reached.state
 
     @property
     def noted_index(self) -> int:
-        """The last entry whose rows are noted, also where that is still read over."""
+        """Last indexed entry, even if not folded yet."""
         return self._position.index
 
     def noted_jobs(self, after: int) -> Iterator[int]:
-        """Yield the jobs behind one, ascending, that something is noted of. JobIndexBroken."""
+        """Yield the indexed jobs after one, ascending."""
         unwritten = sorted(job for job, rows in self._rows.items() if job > max(after, CLUSTER) and rows)
         for job, _ in groupby(merge(self.jobs.jobs(max(after, CLUSTER)), unwritten)):
             yield job
 
     @property
     def points(self) -> list[Point]:
-        """The states that are kept, oldest first."""
+        """Kept states, oldest first."""
         return self._points
 
     @property
     def holes(self) -> tuple[Hole, ...]:
-        """Entries that nothing is noted of."""
+        """Entries without index rows."""
         return self._position.holes
 
     def step(self) -> bool:
-        """Follow a few entries more; return whether some are left. LedgerBroken, JobIndexBroken."""
+        """Follow a few more entries; return True if more are left."""
         if self._reached.index >= self.ledger.applied_index:
-            self.ledger = self.live.as_stored()  # it may have gone on since
+            self.ledger = self.live.as_stored()  # it may have grown
             if self._position.holes and not self.ledger.gaps():
                 LOGGER.info("the history that a snapshot replaced is held now: the index by job is made anew")
                 self.begin_anew()
         found = self.ledger.read_some(self._reached.index + 1, entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES)
         if not found and self._reached.index < self.ledger.applied_index:
-            self._leap(self.ledger.applied_index + 1)  # nothing has followed yet on the snapshot that was installed
+            self._leap(self.ledger.applied_index + 1)  # no entry follows the installed snapshot yet
         for entry in found:
             if entry.index != self._reached.index + 1:
                 self._leap(entry.index)
@@ -205,28 +208,28 @@ class Follower:
         return self._reached.index < self.ledger.applied_index
 
     def rows(self, job: int, after: int = 0) -> list[JobIndexRow]:
-        """Return what is noted of a job, or of CLUSTER, after a revision, oldest first. JobIndexBroken."""
+        """Return the rows of a job, or of CLUSTER, after a revision, oldest first."""
         return [*self.jobs.rows(job, after), *(row for row in self._rows.get(job, ()) if row.revision > after)]
 
     def write(self) -> None:
-        """Write what was noted. JobIndexBroken."""
+        """Write the pending rows."""
         self.jobs.add(self._rows, self._position)
         self._rows.clear()
         self._noted, self._written_s = 0, self._monotonic_s()
 
     def begin_anew(self) -> None:
-        """Forget the index and follow the ledger from its beginning."""
+        """Discard the index and follow the ledger from its beginning."""
         self.jobs.begin_anew()
         self._begin()
 
     def keep(self, point: Point) -> None:
-        """Keep a state, for questions about what came after it."""
+        """Keep a state for later queries."""
         position = bisect_right(self._points, point.index, key=lambda kept: kept.index)
         if position and self._points[position - 1].index == point.index:
             return
         self._points.insert(position, point)
         if len(self._points) > POINTS_MAX:
-            # Every second one goes: what is left stays evenly spread over the whole history.
+            # Dropping every second one keeps the rest evenly spaced.
             last = self._points[-1]
             self._points = self._points[::2]
             if self._points[-1] is not last:
@@ -234,7 +237,7 @@ class Follower:
             self._stride *= 2
 
     def _save(self, point: Point, term: int, digest: bytes) -> None:
-        """Keep a state on the disk, and thin out those that are there; a full disk costs nothing but time later."""
+        """Save a state to disk, and thin out the others; a full disk only slows later queries."""
         if self._images is None:
             return
         try:
@@ -245,13 +248,13 @@ class Follower:
             LOGGER.warning("a state of the past is not kept: %s", error)
 
     def _thin(self, directory: Path) -> None:
-        """Remove states until there is room for more, and what is left is spread evenly over what was settled."""
+        """Remove states until there is space, keeping the rest evenly spaced by revision."""
         there: list[tuple[int, int, Path]] = []
         for name, path in sorted((name, one) for one in directory.iterdir() if (name := SnapshotName.parse(one.name))):
             try:
                 there.append((self.ledger.row_at(name.index).revision, path.stat().st_size, path))
             except LedgerBroken:
-                path.unlink(missing_ok=True)  # of a ledger that went on otherwise
+                path.unlink(missing_ok=True)  # of another branch of the ledger
         size_bytes = sum(size for _, size, _ in there)
         bytes_max = min(IMAGES_BYTES_MAX, IMAGES_ROOM_SHARE * (size_bytes + free_bytes(directory)))
         if size_bytes <= bytes_max:
@@ -263,9 +266,9 @@ class Follower:
             size_bytes -= size
 
     def images(self, *, first: int, last: int, least: int = 0) -> Iterator[Point]:
-        """Yield the states on the disk of entries `first` to `last` that stand on this ledger, newest first.
+        """Yield the saved states of entries `first` to `last` that match this ledger, newest first.
 
-        None of a revision before `least`.
+        States before revision `least` are skipped.
         """
         found: list[tuple[SnapshotName, Path]] = []
         for directory in filter(None, (self.snapshots, self._images)):
@@ -285,7 +288,7 @@ class Follower:
                 continue
 
     def _begin(self) -> None:
-        """Stand where the index ends, or on a state before that; make it anew where there is none."""
+        """Start at the end of the index, or from a state before it; create the index if missing."""
         self._rows.clear()
         self._noted = 0
         self.begun += 1
@@ -293,7 +296,7 @@ class Follower:
         self._position, self._points, self._stride = self.jobs.position, [], POINT_REVISIONS
         self._index: SchedulingIndex | None = None
         self._unread: list[Event] = []
-        """Events that the index does not know yet."""
+        """Events not yet in the index."""
         start = self._before(self._position) if self._is_of_this_ledger(self._position) else None
         if start is None:
             if self._position.index:
@@ -317,7 +320,7 @@ class Follower:
             return False
 
     def _before(self, position: IndexPosition) -> Point | None:
-        """Return a state from which one can fold up to an index's position; None where nothing is held of one."""
+        """Return a state from which to fold up to an index's position; None if there is none."""
         first = max((hole.last_index for hole in position.holes), default=0)
         found = next(self.images(first=max(first, 1), last=position.index), None)
         if found is not None:
@@ -325,7 +328,7 @@ class Follower:
         return None if position.holes or self.ledger.first_index > 1 else Point(0, EMPTY)
 
     def _leap(self, index: int) -> None:
-        """Go on behind entries that are not held, on the first snapshot behind them."""
+        """Continue after missing entries, on the next snapshot."""
         found = list(self.images(first=index - 1, last=self.ledger.applied_index))
         if not found:
             raise LedgerBroken(self._reached.index + 1, "it is not held, and no snapshot is there in its place")
@@ -349,7 +352,7 @@ class Follower:
         if kind_of(entry.data) is EntryKind.BATCH:
             batch = decode_batch(entry.data)
             if batch.base != state.revision:
-                pass  # it was decided on another revision: void
+                pass  # void: decided on another revision
             elif notes:
                 state = self._settle(state, batch)
                 for _, event in recorded_in(batch):
@@ -367,10 +370,10 @@ class Follower:
             self._imaged = int(state.revision + max(IMAGE_REVISIONS, len(state.jobs) / JOBS_PER_REVISION))
 
     def _settle(self, state: State, batch: Batch) -> State:
-        """Return the state after a batch; note where each job stands after each command that concerns it.
+        """Return the state after a batch, and index each job after each command about it.
 
-        What is settled together has no time in between. So why a job waits is asked once for all, when all of it is
-        settled, or just before something more happens to the job.
+        A batch is settled at one time. Reasons are therefore computed once, after the whole batch, or just before the
+        next event of the same job.
         """
         settling = SpeculativeState(state, batch.at)
         waiting: dict[int, tuple[int, Note]] = {}
@@ -396,7 +399,7 @@ class Follower:
         return settling.state()
 
     def _explain(self, settling: SpeculativeState, waiting: dict[int, tuple[int, Note]], jobs: list[int]) -> None:
-        """Note of these jobs why they wait now."""
+        """Record the reasons these jobs wait now."""
         if not jobs:
             return
         state = settling.state()
@@ -414,11 +417,11 @@ class Follower:
 
 
 def _ignore(*noted: object) -> None:
-    """Take what nobody counts."""
+    """Ignore a callback."""
 
 
 def _note(facts: Facts, job_id: int) -> Note:
-    """Return where a job stands; of one that waits why it does is left open."""
+    """Return a job's state, leaving the reason of a waiting job open."""
     job = facts.jobs.get(job_id)
     if job is None:
         return _GONE
@@ -442,17 +445,17 @@ JOBS_PREPARED = 1024
 
 
 def note_of(row: JobIndexRow) -> Note:
-    """Return what is noted in a row; msgspec.MsgspecError."""
+    """Decode the state in a row."""
     return _note_decoder.decode(row.note)
 
 
 def prepare_whole(index: SchedulingIndex) -> None:
-    """Make an index ready for questions."""
+    """Prepare an index completely."""
     while not index.prepare(JOBS_PREPARED):
         pass
 
 
 def fold_to(state: State, batch: Batch, revision: int) -> State:
-    """Return the state after those commands of a batch that were settled up to `revision`."""
+    """Return the state after the commands of a batch up to `revision`."""
     following = apply_batch(state, Batch(state.revision, batch.at, batch.entries[: revision - int(state.revision)]))
     return state if following is None else following

@@ -1,7 +1,7 @@
-"""What a replica and its historian say to each other: MessagePack frames with a length before each, over a Unix socket.
+"""Frames between a replica and its history service: length-prefixed MessagePack over a Unix socket.
 
-Both are of one release, since a replica starts its historian itself. A number is the replica's own, and names a
-question until it is answered; what each question waits for is that the historian has read up to entry `through`.
+Both are of one release, since the replica starts the process. A query's number is chosen by the replica and identifies
+the query until it is answered. A query waits until the history service has read entry `through`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from cluster.schemas import LENGTH, WhyView
 from replica.values import Instant
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
-"""Bytes of one frame: the records of a job with the largest submit and as many events as one answer shows."""
+"""Size of one frame, bytes: the records of a job with the largest submit and the most events of a response."""
 
 NO_ROOM = 73
-"""Exit code of a historian that found no room on its disk (sysexits.h: a file that cannot be made)."""
+"""Exit code for a full disk (sysexits.h: a file that cannot be created)."""
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -23,7 +23,7 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class RecordsQuery(_Frame, frozen=True, tag=1):
-    """What concerned a job, oldest first: `limit` records at most, with `newest` the first and the newest ones."""
+    """Records of a job, oldest first: at most `limit`; with `newest`, the first and the newest ones."""
 
     through: int
     job: int
@@ -32,20 +32,20 @@ class RecordsQuery(_Frame, frozen=True, tag=1):
 
 
 class WhyQuery(_Frame, frozen=True, tag=2):
-    """Why a job waited after a revision, or, where that is 0, at an instant."""
+    """Reason a job waited after a revision or, if that is 0, at an instant."""
 
     through: int
     revision: int
     at: Instant
     job: int
     tasks: tuple[int, ...] | None
-    """Which tasks of `job` as an array; None where that is the job itself."""
+    """Tasks of the array `job`; None for the job itself."""
     external_job: str
-    """The external job, by its name, instead of `job`; or empty."""
+    """Name of an external job, in place of `job`; or empty."""
 
 
 class PastQuery(_Frame, frozen=True, tag=20):
-    """What an operation would have been answered after a revision, or, where that is 0, at an instant."""
+    """Read to answer from the state after a revision or, if that is 0, at an instant."""
 
     through: int
     revision: int
@@ -55,28 +55,26 @@ class PastQuery(_Frame, frozen=True, tag=20):
     query: dict[str, str]
     role: str
     name: str
-    """Who asks."""
+    """Name of the caller."""
     is_private: bool
-    """Whether what is others' is private now, whatever was so then."""
+    """Whether other users' data is private now, regardless of the past."""
 
 
 class JobRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One command that concerned a job, and where the job stood after it."""
+    """One command about a job, and the job's state after it."""
 
     revision: int
     batch: bytes
-    """A batch of that command alone (`wal.codec`), of its events those that concern the job."""
+    """A batch of only this command (`wal.codec`), with only its events about the job."""
     state: str
-    """Empty for a job that was gone."""
+    """Empty for a deleted job."""
     burst_buffer_state: str | None
     attempt: int
     reason: str
 
 
 class ArchivedRecords(msgspec.Struct, frozen=True, array_like=True):
-    """Records of a job that are held no more: how many, the revisions of the first and of the last, and in which
-    segments of the archive they are.
-    """
+    """Pruned records of a job: number, first and last revision, and the archive segments with them."""
 
     count: int
     first_revision: int
@@ -85,7 +83,7 @@ class ArchivedRecords(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordsReply(_Frame, frozen=True, tag=3):
-    """Answer of RecordsQuery. `whole`: nothing is missing after the first of them; `archived`: what was pruned."""
+    """Reply to RecordsQuery. `whole`: complete after the first record; `archived`: pruned records."""
 
     records: tuple[JobRecord, ...]
     whole: bool
@@ -93,7 +91,7 @@ class RecordsReply(_Frame, frozen=True, tag=3):
 
 
 class WhyReply(_Frame, frozen=True, tag=4):
-    """Answer of WhyQuery. `user`: whose job it was; `scheduler`: whose external job, if it was one."""
+    """Reply to WhyQuery. `user`: owner of the job; `scheduler`: scheduler of an external job."""
 
     view: WhyView
     user: str
@@ -101,7 +99,7 @@ class WhyReply(_Frame, frozen=True, tag=4):
 
 
 class PastReply(_Frame, frozen=True, tag=21):
-    """Answer of PastQuery: the body with its type, or, from status 400 on, what was wrong with the question."""
+    """Reply to PastQuery: body and type, or an error from status 400 on."""
 
     revision: int
     status: int
@@ -110,7 +108,7 @@ class PastReply(_Frame, frozen=True, tag=21):
 
 
 class QueryFailure(_Frame, frozen=True, tag=5):
-    """There is no answer; of what is asked of a moment `revision` is the one that was asked about, or the instant's."""
+    """A query that cannot be answered; `revision` is the requested one, or that of the instant."""
 
     kind: str
     """NO_JOB, NOT_HELD or REVERSED."""
@@ -119,71 +117,71 @@ class QueryFailure(_Frame, frozen=True, tag=5):
 
 
 class IndexProgress(_Frame, frozen=True, tag=6):
-    """How far the index by job has come, as whoever shows metrics wants to know; `number` says nothing."""
+    """Progress of the per-job index, for metrics; `number` is unused."""
 
     index: int
     revision: int
     size_bytes: int
     tree_size: int = 0
-    """Entries in the tree of the ledger."""
+    """Entries in the ledger's Merkle tree."""
     tree_made_again: int = 0
-    """Files of the tree that were missing or damaged, and derived anew, count."""
+    """Missing or damaged tree files that were rebuilt, count."""
 
 
 class EventFilter(msgspec.Struct, frozen=True, array_like=True):
-    """What of the ledger is asked for; what is empty or 0 asks for nothing in particular."""
+    """Event filter; empty or 0 fields match everything."""
 
     job: int = 0
     user: str = ""
-    """Whose jobs, and what he asked for himself."""
+    """Owner of the jobs, or sender of the commands."""
     account: str = ""
-    """Whose jobs: as they were submitted."""
+    """Account the jobs were submitted with."""
     actor: str = ""
-    """Who asked for it: a name, or role and name."""
+    """Sender: a name, or role and name."""
     kinds: tuple[str, ...] = ()
-    """Names of events, or REFUSED."""
+    """Event names, or REJECTED."""
     of: str = ""
-    """A kind of thing that is nobody's job, such as `pool`: what was changed of it ..."""
+    """Kind of a record that belongs to no job, such as `pool` ..."""
     name: str = ""
-    """... or of the one with this name."""
+    """... and its name."""
     only: str = ""
-    """The one user whose jobs may be seen."""
+    """Only user whose jobs may be shown."""
     own: str = ""
-    """The one user whose refusals may be seen."""
+    """Only user whose rejections may be shown."""
 
 
 REJECTED = "refused"
 
 
 class EventPageQuery(_Frame, frozen=True, tag=22):
-    """What happened after a revision, or from an instant on where that is 0, and up to a revision or an instant."""
+    """Events after a revision, or from an instant if that is 0, up to a revision or an instant."""
 
     through: int
     after: int
     since: Instant
     until: int
-    """0: up to `before`, or to the last one."""
+    """0: up to `before`, or to the last revision."""
     before: Instant
     sought: EventFilter
     limit: int
-    """Commands at most."""
+    """Largest number of commands."""
 
 
 class CommandEvents(msgspec.Struct, frozen=True, array_like=True):
-    """One command of a story."""
+    """One command of a page."""
 
     revision: int
     batch: bytes
-    """A batch of that command alone, of its events those that were asked for."""
+    """A batch of only this command, with its matching events."""
     users: tuple[str, ...]
-    """Whose jobs its events are about, one for each; empty where it is nobody's or not known."""
+    """Owner of the job of each event; empty if unknown or without a job."""
     places: tuple[int, ...] = ()
-    """Which of its events they are, from 0, one for each."""
+    """Position of each event in its command, from 0."""
 
 
 class EventPageReply(_Frame, frozen=True, tag=23):
-    """Answer of EventPageQuery: what was found up to revision `read`, which happened at `at`; asked again from there on
-    until that is `last`.
+    """Reply to EventPageQuery: matches up to revision `read`, settled at `at`; the client continues until that is
+    `last`.
     """
 
     happened: tuple[CommandEvents, ...]
@@ -193,7 +191,7 @@ class EventPageReply(_Frame, frozen=True, tag=23):
 
 
 class ChangesQuery(_Frame, frozen=True, tag=24):
-    """What differs between two moments, each a revision or, where that is 0, an instant."""
+    """Differences between two states, each after a revision or, if that is 0, at an instant."""
 
     through: int
     revision: int
@@ -206,18 +204,18 @@ class ChangesQuery(_Frame, frozen=True, tag=24):
     """As in EventFilter."""
     only: str
     is_operator: bool
-    """Whether what only operators list is compared, too."""
+    """Whether to compare records that only operators may list."""
     limit: int
 
 
 class ChangesReply(_Frame, frozen=True, tag=25):
-    """Answer of ChangesQuery: JSON of a `cluster.schemas.DiffAnswer`."""
+    """Reply to ChangesQuery: JSON of a `cluster.schemas.DiffAnswer`."""
 
     content: bytes
 
 
 class TermsQuery(_Frame, frozen=True, tag=26):
-    """The last terms of leaders, `limit` at most, that ended after a revision."""
+    """The last `limit` leader terms that ended after a revision."""
 
     through: int
     limit: int
@@ -228,40 +226,40 @@ class LeaderTerm(msgspec.Struct, frozen=True, array_like=True):
 
     term: int
     leader: str
-    """Its name; empty where the ledger does not say."""
+    """Name of the leader; empty if the ledger does not say."""
     first_index: int
     last_index: int
     began: Instant
     ended: Instant
-    """The clock of its first and of its last batch; NEVER where it has none."""
+    """Clock of its first and of its last batch; NEVER without one."""
     last_before: Instant
-    """The clock of the last batch before it."""
+    """Clock of the last batch before the term."""
 
 
 class TermsReply(_Frame, frozen=True, tag=27):
-    """Answer of TermsQuery, oldest first."""
+    """Reply to TermsQuery, oldest first."""
 
     terms: tuple[LeaderTerm, ...]
 
 
 class PoolUseQuery(_Frame, frozen=True, tag=28):
-    """How full the pools were, as far as the ledger was followed: answered at once."""
+    """Pool use as far as the ledger was followed; answered at once."""
 
     name: str = ""
-    """Of this one only."""
+    """Only this pool; empty: all."""
 
 
 class PoolUseSteps(msgspec.Struct, frozen=True, array_like=True):
-    """One pool over time: its unit, and from when on it had so much held, in service and in all."""
+    """One pool over time: unit, and steps of held, served and total capacity."""
 
     name: str
     unit: int
-    """A PoolUnit; 0 for a pool that there never was in this time."""
+    """A PoolUnit; 0 for a pool that never existed in this period."""
     steps: tuple[tuple[Instant, int, int, int], ...]
 
 
 class PoolUseReply(_Frame, frozen=True, tag=29):
-    """Answer of PoolUseQuery: from `since`, up to `until`, in steps of `step_s` at least."""
+    """Reply to PoolUseQuery: from `since` to `until`, in steps of at least `step_s`."""
 
     since: Instant
     until: Instant
@@ -271,47 +269,47 @@ class PoolUseReply(_Frame, frozen=True, tag=29):
 
 
 class RootQuery(_Frame, frozen=True, tag=7):
-    """The root over the first `size` leaves of the ledger's tree, once it has as many."""
+    """Root over the first `size` leaves of the ledger's tree, once it has as many."""
 
     size: int
 
 
 class ConsistencyQuery(_Frame, frozen=True, tag=11):
-    """The proof that the tree of the first `old_size` leaves begins that of `size`, once it has as many."""
+    """Proof that the tree of `old_size` leaves is a prefix of that of `size`, once it has as many."""
 
     size: int
     old_size: int
 
 
 class TileQuery(_Frame, frozen=True, tag=8):
-    """A tile or bundle of the ledger's tree, as it is named (`cluster.security.proofs.parse_path`)."""
+    """A tile or bundle of the ledger's tree by its path (`cluster.security.proofs.parse_path`)."""
 
     path: str
 
 
 class ProofQuery(_Frame, frozen=True, tag=9):
-    """The records of a job that lie in the first `size` entries, with their proofs (`cluster.server.tlog`)."""
+    """Records of a job in the first `size` entries, with proofs (`cluster.server.tlog`)."""
 
     size: int
     job: int
 
 
 class CountsQuery(_Frame, frozen=True, tag=12):
-    """How many records of each job there are in the first `size` entries."""
+    """Record counts of all jobs in the first `size` entries."""
 
     size: int
 
 
 class TreeReply(_Frame, frozen=True, tag=10):
-    """Answer of RootQuery, ConsistencyQuery, TileQuery and ProofQuery; hashes one behind the other."""
+    """Reply to RootQuery, ConsistencyQuery, TileQuery and ProofQuery; hashes are concatenated."""
 
     data: bytes
     more: bytes = b""
-    """Of ProofQuery: what shows that these are all records of the job, if that is to be had."""
+    """For ProofQuery: proof that the records are complete, if available."""
 
 
 class CountsReply(_Frame, frozen=True, tag=13):
-    """Answer of CountsQuery: up to which job, the root over the counts, and the one that the ledger recorded last."""
+    """Reply to CountsQuery: highest job, root over the counts, and the last root the ledger recorded."""
 
     jobs: int
     root: bytes
@@ -321,14 +319,14 @@ class CountsReply(_Frame, frozen=True, tag=13):
 NO_JOB = "no_job"
 NOT_HELD = "not_held"
 REVERSED = "turned"
-"""Of ChangesQuery: the first moment is the later one."""
+"""For ChangesQuery: the first state is the later one."""
 
 TreeQuery = RootQuery | ConsistencyQuery | TileQuery | ProofQuery | CountsQuery
-"""What is asked of the tree over the ledger, and of what goes with it."""
+"""Queries about the ledger's Merkle tree."""
 
 
 class CancelQuery(_Frame, frozen=True, tag=30):
-    """Nobody waits for the answer of that question any more."""
+    """Cancels the query with this number."""
 
 
 HistoryQuery = (
@@ -354,16 +352,16 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(frame: HistoryQuery | CancelQuery | HistoryReply) -> bytes:
-    """Return the bytes of a frame, with its length."""
+    """Encode a frame with its length prefix."""
     body = _encoder.encode(frame)
     return LENGTH.pack(len(body)) + body
 
 
 def decode_query(body: bytes | memoryview) -> HistoryQuery | CancelQuery:
-    """Return the question in a body, or that one is given up; msgspec.MsgspecError."""
+    """Decode a query or its cancellation."""
     return _ask_decoder.decode(body)
 
 
 def decode_reply(body: bytes | memoryview) -> HistoryReply:
-    """Return what a historian said in a body; msgspec.MsgspecError."""
+    """Decode a reply."""
     return _said_decoder.decode(body)

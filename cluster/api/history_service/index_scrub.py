@@ -1,8 +1,8 @@
-"""The index by job held against the ledger, over and over: every row is noted again, and compared.
+"""Continuous comparison of the per-job index with the ledger: every row is derived again and compared.
 
-An index whose rows were altered, with their checksums made right, reads like any other. Each pass folds the ledger as
-the follower did, a step at a time, and compares what it would note with what is there. What is not the same is damage:
-the index is made anew. What was pruned cannot be noted again, and stays as it was noted.
+Altered rows with corrected checksums read like any others. Each pass folds the ledger as the follower does, step by
+step, and compares the rows. On a difference the index is rebuilt. Rows of pruned entries cannot be derived again and
+stay as they are.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from wal import IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
 from wal.job_index import NOTHING
 
 LOOK_S: Final = 0.25
-"""Seconds between two steps of a pass, of some ten milliseconds: two hours for a million entries of one command each,
-for a twentieth of the processor that a historian has."""
+"""Interval of a pass's steps of about ten milliseconds, seconds: two hours for a million entries of one command each,
+at a twentieth of the history service's processor time.
+"""
 
 AGAIN_S: Final = 3600.0
-"""Seconds between two passes."""
+"""Interval between two passes, seconds."""
 
 JOBS_PER_STEP: Final = 256
 """Jobs whose rows are counted in one step at the end of a pass, count."""
@@ -30,17 +31,21 @@ class IndexScrub:
     """Compares a follower's index with the ledger, in steps."""
 
     def __init__(self, follower: Follower, monotonic_s: Callable[[], float]) -> None:
-        """Begin with the first step."""
+        """Start with the first step."""
         self._follower = follower
         self._monotonic_s = monotonic_s
         self._due_s = 0.0
         self._counting: Iterator[int] | None = None
         self.passes = 0
-        """Passes that came to the end, count."""
+        """Completed passes, count."""
         self._begin()
 
     def step(self) -> None:
-        """Compare a few entries more, if a step is due. JobIndexBroken where a row is not what the ledger comes to."""
+        """Compare a few more entries, if a step is due.
+
+        Raises:
+            JobIndexBroken: A row differs from the ledger.
+        """
         if self._begun != self._follower.begun:
             self._begin()
         now_s = self._monotonic_s()
@@ -48,7 +53,7 @@ class IndexScrub:
             return
         self._due_s = now_s + LOOK_S
         if self._counting is None:
-            # What is noted by now: the follower goes on meanwhile.
+            # Compare up to the current end; the follower continues meanwhile.
             if self._checker.index < self._follower.index:
                 self._checker.step()
             else:
@@ -68,7 +73,7 @@ class IndexScrub:
         self._checker = _Checker(
             self._follower.live,
             snapshots=self._follower.snapshots,
-            index=cast(JobIndex, self._noted),  # all that a follower asks of one
+            index=cast(JobIndex, self._noted),  # implements the part of the index a follower uses
             monotonic_s=self._monotonic_s,
         )
         self._counting = None
@@ -81,37 +86,41 @@ class IndexScrub:
 
 
 class _Checker(Follower):
-    """A follower that keeps no state but the last one."""
+    """Follower that keeps only its last state."""
 
     def keep(self, point: Point) -> None:
         """Keep only this state."""
         self._points = [point]
 
     def _leap(self, index: int) -> None:
-        # What was noted before the entries that are not held is compared without them.
+        # Rows before the missing entries are compared separately.
         self.write()
         super()._leap(index)
 
 
 class _IndexComparison:
-    """What stands in the place of an index: takes what is noted, and compares it with what the follower has."""
+    """Index replacement that compares written rows with the follower's index."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         self.position: IndexPosition = NOTHING
         self._counted: Counter[int] = Counter()
         self._unknown: list[tuple[int, int]] = []
-        """Revisions of history that is not held, first and last."""
+        """First and last revisions of missing history."""
 
     def begin_anew(self) -> None:
         self.position = NOTHING
 
     def rows(self, job: int, after: int = 0) -> list[JobIndexRow]:
-        """Nothing is kept."""
+        """Return no rows, because none are kept."""
         return []
 
     def add(self, rows: Mapping[int, Sequence[JobIndexRow]], position: IndexPosition) -> None:
-        """Compare rows with those that the follower has of their jobs up to a position. JobIndexBroken."""
+        """Compare rows with the follower's rows of the same jobs up to a position.
+
+        Raises:
+            JobIndexBroken: They differ.
+        """
         if position.holes != self.position.holes:
             self._unknown.append((self.position.revision + 1, position.revision))
         for job, should in rows.items():
@@ -123,7 +132,11 @@ class _IndexComparison:
         self.position = position
 
     def check_count(self, job: int) -> None:
-        """Check that there are no other rows of a job than those that were compared. JobIndexBroken."""
+        """Check that a job has no rows beyond the compared ones.
+
+        Raises:
+            JobIndexBroken: It has.
+        """
         unknown, end = self._unknown, self.position.revision
         revisions = [row.revision for row in self._follower.rows(job) if row.revision <= end]
         found = sum(not any(first <= revision <= last for first, last in unknown) for revision in revisions)

@@ -1,4 +1,4 @@
-"""What a historian is asked: a job's records by the index, and what takes a state of the past, by folding up to it."""
+"""Query execution of the history service: job records from the index, and past states by folding."""
 
 from __future__ import annotations
 
@@ -60,51 +60,51 @@ from wal import (
 )
 
 RECORDS_READ_MAX = 3
-"""How often a job's records are read while what they are read from is pruned, count."""
+"""Attempts to read a job's records while they are being pruned, count."""
 
 ENTRIES_KEPT = 8
-"""Entries kept while an answer is made, count: a job's records often lie in the same few."""
+"""Entries cached during a query, count; a job's records often share a few."""
 
 ASKED_MAX = 32
-"""States kept of those that were asked about, count: the next question is often about a moment near by."""
+"""Queried states kept, count; the next query is often about a nearby revision."""
 
 NEAR_REVISIONS = 512
-"""How long before a moment that is asked about another state is kept, revisions: for a question a little earlier."""
+"""Distance of a further state kept before a queried revision, revisions, for slightly earlier queries."""
 
 FOLLOWED_MAX = 2_000
-"""Commands that an index of a moment follows to the next one asked about, count: beyond, a new one is hardly slower."""
+"""Commands an index follows to the next queried revision, count; beyond that a new one is hardly slower."""
 
 
 class NotHeld(LookupError):
-    """What is needed to answer is not held by this replica; the sentence says from where on it is."""
+    """This replica lacks the required history; the message says from which revision it is held."""
 
 
 class _BatchEntry(NamedTuple):
-    """An entry of the ledger that settled commands."""
+    """A ledger entry with commands."""
 
     entry: LedgerEntry
     batch: Batch
 
 
 class HistoryQueries:
-    """Answers about what a follower has followed."""
+    """Executes queries on a follower's history."""
 
     def __init__(self, follower: Follower, monotonic_s: Callable[[], float]) -> None:
         self._follower = follower
         self._stories = EventPages(follower, monotonic_s)
         self._asked: deque[Point] = deque(maxlen=ASKED_MAX)
-        """States that were asked about, and some a little before them."""
+        """Queried states, and some slightly earlier ones."""
         self._past: SchedulingIndex | None = None
-        """The index of the moment that was asked about last."""
+        """Scheduling index of the last queried revision."""
 
     def records(self, asked: RecordsQuery) -> RecordsReply:
-        """Return what concerned a job. LedgerBroken, JobIndexBroken."""
+        """Return the records of a job."""
         why = ""
         for _ in range(RECORDS_READ_MAX):
             try:
                 return self._records(asked)
             except LookupError as error:
-                why = str(error)  # it was pruned just now
+                why = str(error)  # it was just pruned
         raise LedgerBroken(0, f"what concerned job {asked.job} is noted, and cannot be read: {why}")
 
     def _records(self, asked: RecordsQuery) -> RecordsReply:
@@ -127,7 +127,7 @@ class HistoryQueries:
         return RecordsReply(asked.number, tuple(found), whole, archived)
 
     def _held_rows(self, rows: list[JobIndexRow]) -> tuple[list[JobIndexRow], ArchivedRecords | None]:
-        """Return those rows whose entries are held, and where the others are that were pruned. LedgerBroken."""
+        """Return the rows whose entries are held, and the archived location of the pruned ones."""
         found = self._follower.ledger.pruned_part()
         if found is None:
             return rows, None
@@ -142,7 +142,7 @@ class HistoryQueries:
         return [row for row in rows if not gap.revision_before < row.revision <= gap.revision_after], archived
 
     def why(self, asked: WhyQuery) -> WhyReply | QueryFailure:
-        """Return why a job waited at a moment. LedgerBroken."""
+        """Return the reason a job waited."""
         state = self.moment(asked)
         if isinstance(state, QueryFailure):
             return state
@@ -158,7 +158,7 @@ class HistoryQueries:
         )
 
     def event_page(self, asked: EventPageQuery) -> EventPageReply | QueryFailure:
-        """Return a stretch of what happened. LedgerBroken, JobIndexBroken."""
+        """Return a page of events."""
         last = self._follower.ledger.applied_revision
         after = asked.after
         try:
@@ -174,7 +174,7 @@ class HistoryQueries:
         return EventPageReply(asked.number, found.happened, found.read, at, until)
 
     def changes(self, asked: ChangesQuery) -> ChangesReply | QueryFailure:
-        """Return what differs between two moments. LedgerBroken, JobIndexBroken."""
+        """Return the differences between two states."""
         before = self._moment(asked.number, asked.revision, asked.at)
         if isinstance(before, QueryFailure):
             return before
@@ -191,11 +191,11 @@ class HistoryQueries:
         return ChangesReply(asked.number, msgspec.json.encode(found))
 
     def moment(self, asked: WhyQuery | PastQuery) -> State | QueryFailure:
-        """Return the state at the moment that is asked about. LedgerBroken."""
+        """Return the queried state."""
         return self._moment(asked.number, asked.revision, asked.at)
 
     def _moment(self, number: int, revision: int, at: Instant) -> State | QueryFailure:
-        """Return the state after a revision or, where that is 0, at an instant. LedgerBroken."""
+        """Return the state after a revision or, if that is 0, at an instant."""
         try:
             revision = revision or self._revision_at(at)
             return self.state_at(revision)
@@ -204,7 +204,7 @@ class HistoryQueries:
             return QueryFailure(number, NOT_HELD, revision, where or str(error))
 
     def state_at(self, revision: int) -> State:
-        """Return the state after a revision; NotHeld, LookupError."""
+        """Return the state after a revision; NotHeld or LookupError if it is unavailable."""
         if revision == 0:
             return EMPTY
         follower = self._follower
@@ -222,7 +222,7 @@ class HistoryQueries:
                 if state.revision <= revision - NEAR_REVISIONS:
                     near = Point(index, state)
                 if entry.revision > revision:
-                    # The moment lies inside this batch; what is kept is the state before it.
+                    # The revision lies within this batch; keep the state before it.
                     self._asked += near, Point(index, state)
                     return fold_to(state, decode_batch(entry.data), revision)
                 if entry.revision > entry.base:
@@ -232,7 +232,7 @@ class HistoryQueries:
         return state
 
     def _before(self, index: int, revision: int) -> Point:
-        """Return the nearest state at or before an entry whose revision is not beyond `revision`."""
+        """Return the nearest state at or before an entry, with a revision of at most `revision`."""
         follower = self._follower
         known = (point for point in (*follower.points, *self._asked) if point.index <= index)
         best = max(
@@ -240,7 +240,7 @@ class HistoryQueries:
             key=lambda point: point.state.revision,
             default=None,
         )
-        # Where a state is at hand, another one is read only if that is sooner done than folding.
+        # Reading another state must be faster than folding from the one at hand.
         least = 0 if best is None else int(best.state.revision + len(best.state.jobs) / JOBS_PER_REVISION)
         for point in follower.images(first=1 + (0 if best is None else best.index), last=index, least=least):
             if point.state.revision <= revision:
@@ -266,7 +266,10 @@ class HistoryQueries:
         return verdicts_of(index, (job_id,), state.at)[job_id]
 
     def _between(self, before: State, after: State) -> list[Event] | None:
-        """Return the events between two states; None where they are too many, not held, or in the other order."""
+        """Return the events between two states.
+
+        None if there are too many, they are not held, or the order is reversed.
+        """
         first, last = int(before.revision), int(after.revision)
         if not 0 < first <= last <= first + FOLLOWED_MAX:
             return None
@@ -282,15 +285,15 @@ class HistoryQueries:
         return events
 
     def _beginning(self) -> int:
-        """Return the revision that the ledger begins after: 0, or that of the snapshot that was restored. NotHeld."""
+        """Return the revision before the ledger's first entry: 0, or that of the restored snapshot."""
         recoveries = self._follower.state.recoveries.values()
         restored = max((one.kept_index for one in recoveries if one.is_snapshot), default=0)
         return self._entry(restored + 1).base if restored else 0
 
     def _revision_at(self, at: Instant) -> int:
-        """Return the last revision that was settled up to an instant, by bisection; 0 before the first one.
+        """Return the last revision settled up to an instant, by bisection; 0 before the first one.
 
-        Where an operator has set the clock back, an instant may have come twice: the later one is meant.
+        If an operator set the clock back, an instant can occur twice; the later one counts.
         """
         state = self._follower.points[-1].state
         last, set_back = self._follower.ledger.applied_revision, int(state.clock_set_back)
@@ -299,7 +302,7 @@ class HistoryQueries:
         return self._bisect(1, (set_back or last + 1) - 1, at)
 
     def _bisect(self, low: int, high: int, at: Instant) -> int:
-        """Return the last of the revisions from `low` to `high` that was settled up to an instant, or `low - 1`."""
+        """Return the last revision from `low` to `high` settled up to an instant, or `low - 1`."""
         while low <= high:
             middle = (low + high) // 2
             try:
@@ -324,7 +327,7 @@ class HistoryQueries:
 
     @staticmethod
     def _named_job(state: State, asked: WhyQuery) -> int:
-        """Return the one job that is meant at a state; 0 where there is none."""
+        """Return the queried job in a state; 0 if it does not exist."""
         if asked.external_job:
             known = state.external_jobs.get(asked.external_job)
             return 0 if known is None else known.job
@@ -332,7 +335,7 @@ class HistoryQueries:
 
 
 def _concerning(job: int, data: bytes) -> bytes:
-    """Return a batch of one command with those of its events that concern a job."""
+    """Return a one-command batch with only the events about a job."""
     batch = decode_batch(data)
     (command,) = batch.entries
     events = tuple(event for event in command.events if job in jobs_of(event))

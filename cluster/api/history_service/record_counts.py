@@ -1,7 +1,7 @@
-"""How many records there are of each job, in the historian: counted while the ledger is followed, read out at a start.
+"""Record counts of all jobs: updated while the ledger is followed, and read from the index at startup.
 
-A replica confirms no count that it has not made itself: what the ledger records is counted again when it is followed,
-and where it is something else this replica's tree ends before it, so that it signs nothing that has it.
+A replica confirms only counts it made itself. It recounts what the ledger records. On a difference its tree ends before
+that entry, so that it signs nothing that contains it.
 """
 
 from __future__ import annotations
@@ -21,63 +21,63 @@ from wal import JobIndexBroken, LedgerBroken
 LOGGER = logging.getLogger(__name__)
 
 JOBS_PER_STEP: Final = 256
-"""Jobs whose records are counted in one step at a start, count: some five milliseconds."""
+"""Jobs counted in one startup step, count: about five milliseconds."""
 
 
 TILES_PER_STEP: Final = 8
-"""Of 256 jobs each, hashed in one step at a start, count: some ten milliseconds."""
+"""Tiles of 256 jobs hashed in one startup step, count: about ten milliseconds."""
 
 
 DISPUTED_NAME: Final = "disputed"
-"""File that names the first entry that records other counts, in decimal."""
+"""File with the index of the first entry that records different counts, in decimal."""
 
 
 class RecordCount(NamedTuple):
-    """What is counted in the first entries of the ledger: up to which job, and the root over that."""
+    """Counts over the first entries of the ledger: the highest job, and the root."""
 
     jobs: int
     root: bytes
 
 
 class CountUnavailable(LookupError):
-    """Nothing can be said of how many records there are; the sentence says why."""
+    """The counts are unavailable; the message gives the reason."""
 
 
 class RecordCounts:
-    """The counts of one replica."""
+    """Record counts of one replica."""
 
     def __init__(self, follower: Follower, directory: Path) -> None:
-        """`directory`: of the index, where it is noted which entry is disputed."""
+        """`directory`: index directory, which also holds the note of a disputed entry."""
         self._follower = follower
         self._note = directory / DISPUTED_NAME
         self._read_through, self._is_read, self._is_prepared, self._is_compared = 0, False, False, False
-        """Up to which job the records that were noted before are counted, whether all are, hashed, and compared."""
+        """Highest job whose earlier records are counted; whether all are counted, hashed, and compared."""
         follower.on_record = self._add
         follower.on_counted = self._unchecked_too
         self._begin()
 
     @property
     def ends_before(self) -> int | None:
-        """The first entry that records other counts than this replica's, if there is one."""
+        """Index of the first entry with counts that differ from this replica's, or None."""
         return self._disputed
 
     @property
     def first_unchecked(self) -> int | None:
-        """The first entry whose counts were not counted again yet."""
+        """Index of the first entry whose counts are not verified yet."""
         return self._unchecked[0][0] if self._unchecked else None
 
     def step(self) -> bool:
-        """Count a little more, or what the ledger records again; return whether something is left.
+        """Count some more, or recount what the ledger records; return True if work is left.
 
         Raises:
-            JobIndexBroken: the index has other counts than the ledger records.
+            JobIndexBroken: The index and the ledger record different counts.
         """
         if self._begun != self._follower.begun:
             self._begin()
         if self._counts is None:
             return self._open()
         if not self._is_read and self._follower.index < self._follower.noted_index:
-            return False  # the index knows of more jobs than the state that is read over: that goes on first
+            return False  # the index covers more than the folded state, which must catch up first
         if not self._is_read:
             found = [*islice(self._follower.noted_jobs(self._read_through), JOBS_PER_STEP)]
             for job in found:
@@ -98,11 +98,11 @@ class RecordCounts:
 
     @property
     def is_reading(self) -> bool:
-        """Whether what was noted before this process began is still to be compared with what the ledger records."""
+        """Whether rows from before this process started are still to be compared with the ledger."""
         return self._counts is not None and not self._is_compared
 
     def _compare(self) -> None:
-        """Hold the counts of an index that was found against those that the ledger recorded last."""
+        """Compare the counts of an existing index with the last ones in the ledger."""
         follower = self._follower
         if follower.is_confirmed or self._disputed is not None:
             return
@@ -122,22 +122,26 @@ class RecordCounts:
         follower.is_confirmed = True
 
     def count_first(self, size: int) -> RecordCount:
-        """Return what there is in the first `size` entries; CountUnavailable, LedgerBroken."""
+        """Return the counts over the first `size` entries.
+
+        Raises:
+            CountUnavailable: They are not known.
+        """
         counts, less = self._at(size)
         return RecordCount(counts.jobs(less), counts.root(less))
 
     def leaf(self, job: int, size: int) -> CountLeaf | None:
-        """Return the leaf of a job in the tree of the counts of the first `size` entries; None where it has none.
+        """Return a job's leaf in the tree of counts over the first `size` entries, or None.
 
         Raises:
-            CountUnavailable, LedgerBroken.
+            CountUnavailable: The counts are not known.
         """
         counts, less = self._at(size)
         position, count = counts.position(job), counts.count(job, less)
         return None if position is None or not count else CountLeaf(position, count, counts.path(job, less))
 
     def last_recorded_root(self, size: int) -> bytes:
-        """Return the root that the ledger recorded last in its first `size` entries, or nothing. LedgerBroken."""
+        """Return the last root recorded in the first `size` entries, or nothing."""
         found = last_recorded(self._follower.ledger, size)
         return b"" if found is None else found.event.root
 
@@ -159,7 +163,7 @@ class RecordCounts:
         self._read_through, self._is_read, self._is_prepared, self._is_compared = 0, False, False, False
         self._unchecked: list[tuple[int, HistoriesCounted]] = []
         if not self._follower.noted_index:
-            self._note.unlink(missing_ok=True)  # everything is followed anew, and checked
+            self._note.unlink(missing_ok=True)  # everything is followed again, and verified
         self._disputed = _read_note(self._note)
 
     def _open(self) -> bool:
@@ -188,7 +192,7 @@ class RecordCounts:
             return
         if mine != (event.jobs, event.root) and self._disputed is None:
             self._disputed = index
-            # For the next start, which goes on behind it.
+            # The next start continues after this entry.
             replace_private(self._note, f"{index}\n".encode("ascii"))
             LOGGER.critical(
                 "entry %d records other counts of the jobs' histories than there are (root %s, and here %s): this "
@@ -200,7 +204,7 @@ class RecordCounts:
 
 
 def _read_note(path: Path) -> int | None:
-    """Return the entry that a file names, None where there is none; what cannot be read disputes everything."""
+    """Return the entry named in the note, None without a note; an unreadable note disputes every entry."""
     try:
         return int(path.read_text(encoding="ascii"))
     except FileNotFoundError:

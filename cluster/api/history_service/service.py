@@ -1,7 +1,6 @@
-"""A replica's end of the socket to its historian: kept running, told what is asked, waited for within bounds.
+"""Replica's side of the history service: supervises the process and sends queries within bounds.
 
-The loop does nothing of what is asked but send a frame and decode the answer, so no question about the past can hold it
-up, however long the ledger is.
+The event loop only sends a frame and decodes the reply, so no query can delay it.
 """
 
 from __future__ import annotations
@@ -61,57 +60,56 @@ from replica.values import NEVER, Instant
 LOGGER = logging.getLogger(__name__)
 
 ANSWER_S = 8.0
-"""How long an answer may take, seconds: less than a client waits for one replica."""
+"""Time for a reply, seconds: less than a client waits for one replica."""
 
 QUESTIONS_WAITING_MAX = 16
-"""Questions about the past that may wait for their answers, count; more are refused."""
+"""Outstanding queries, count; further ones are rejected."""
 
 QUESTIONS_PER_ASKER_MAX = 4
-"""Questions about the past of one asker that wait, count: a quarter of all, so that he waits for himself."""
+"""Outstanding queries of one caller, count: a quarter of all."""
 
 POOLS_LATE_S = 10.0
-"""How late it may be what is told of pools, seconds."""
+"""Largest age of reported pool use, seconds."""
 
 BACK_OFF_S = 0.1
 BACK_OFF_S_MAX = 5.0
-"""The pause before a historian is started again, seconds: doubled each time, up to the second, ..."""
+"""Delay before a restart, seconds: doubled each time, up to the second, ..."""
 
 BEGINS_S = 5.0
-"""How long nobody has asked when a replica that was started has its historian started, seconds: a start is busy enough,
-and one that ends soon again needs none."""
+"""Delay of the first start without queries, seconds: a replica is busy while it starts, and a short run needs none."""
 
 NO_ROOM_S = 15.0
-"""The pause where its disk is full, seconds: each start takes a second of processor, and makes no room."""
+"""Restart delay if its disk is full, seconds: each start costs a second of processor time and frees nothing."""
 
 SOUND_S = 30.0
-"""... and the first again after one that ran for so long, seconds."""
+"""... and reset after a run of this length, seconds."""
 
 _KILLED_BY_ITS_FILES = frozenset({-signal.SIGBUS, -signal.SIGSEGV, -signal.SIGABRT})
-"""How a process ends whose mapped file is damaged: the index is begun anew then."""
+"""Signals that indicate a damaged mapped file; the index is then rebuilt."""
 
 STOP_S = 5.0
-"""How long a historian may take to write what it has and end, seconds."""
+"""Time for the process to write its rows and exit, seconds."""
 
 
 class HistoryServiceBusy(Exception):
-    """Too many questions about the past wait already; ask again later."""
+    """Too many queries are outstanding; try again later."""
 
     def __init__(self, sentence: str, *, own: bool = False) -> None:
         super().__init__(sentence)
         self.own = own
-        """Whether they are the asker's own."""
+        """Whether they are the caller's own."""
 
 
 class HistoryServiceTimeout(TimeoutError):
-    """There was no answer in time; the sentence says how far the index by job has come."""
+    """No reply arrived in time; the message gives the progress of the index."""
 
 
 class ProofUnavailable(LookupError):
-    """The tree of the ledger does not have what is asked for; the sentence says what it has."""
+    """The ledger's tree lacks the requested part; the message says what it has."""
 
 
 class HistoryService:
-    """The historian of a replica."""
+    """The history service of a replica."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -123,33 +121,34 @@ class HistoryService:
         self._numbers = 0
         self._pools_asked_s = float("-inf")
         self._asked: Counter[Hashable] = Counter()
-        """Questions that wait, by who asks them."""
+        """Outstanding queries by caller."""
         self.progress = IndexProgress(0, 0, 0, 0)
-        """How far the index by job is, as it was told last."""
+        """Last reported progress of the index."""
         self.started = 0
-        """Processes started, count: more than one where one has ended."""
+        """Processes started, count; more than one after a failure."""
 
     @property
     def pid(self) -> int | None:
-        """The process that runs."""
+        """PID of the running process, or None."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Have it started within BEGINS_S, or when somebody asks, and again whenever it ends."""
+        """Start the process within BEGINS_S or at the first query, and restart it when it exits."""
         if self._keeper is None:
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def stop(self) -> None:
-        """Have it write what it has, and end."""
+        """Let the process write its rows and exit."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
 
     async def records(self, job: int, limit: int, who: Hashable, *, newest: bool = False) -> RecordsReply:
-        """Return what concerned a job up to the entry that is applied now (`RecordsQuery`).
+        """Return the records of a job up to the currently applied entry (`RecordsQuery`).
 
-        HistoryServiceBusy, HistoryServiceTimeout.
+        Raises:
+            HistoryServiceBusy, HistoryServiceTimeout: Try again later.
         """
         async with self._turn(who):
             through = self._controller.applied_index
@@ -167,7 +166,7 @@ class HistoryService:
         tasks: tuple[int, ...] | None = None,
         external_job: str = "",
     ) -> WhyReply | QueryFailure:
-        """Return why a job waited after a revision or at an instant; HistoryServiceBusy, HistoryServiceTimeout."""
+        """Return the reason a job waited after a revision or at an instant."""
         async with self._turn(who):
             through = self._controller.applied_index
             found = await self._ask(WhyQuery(self._number(), through, revision, at, job, tasks, external_job), through)
@@ -185,9 +184,10 @@ class HistoryService:
         at: Instant,
         is_private: bool,
     ) -> PastReply | QueryFailure:
-        """Return what an operation would have been answered after a revision or at an instant.
+        """Return the response to a read after a revision or at an instant.
 
-        HistoryServiceBusy, HistoryServiceTimeout.
+        Raises:
+            HistoryServiceBusy, HistoryServiceTimeout: Try again later.
         """
         async with self._turn(who):
             through, whose = self._controller.applied_index, (str(who.role), who.name)
@@ -207,7 +207,7 @@ class HistoryService:
         before: Instant,
         limit: int,
     ) -> EventPageReply | QueryFailure:
-        """Return a stretch of what happened (`EventPageQuery`); HistoryServiceBusy, HistoryServiceTimeout."""
+        """Return a page of events (`EventPageQuery`)."""
         async with self._turn(who):
             through = self._controller.applied_index
             asked = EventPageQuery(self._number(), through, after, since, until, before, sought, limit)
@@ -225,9 +225,10 @@ class HistoryService:
         is_operator: bool,
         limit: int,
     ) -> bytes | QueryFailure:
-        """Return what differs between two moments, each a revision or, where that is 0, an instant, as JSON.
+        """Return the differences between two states, each after a revision or, if that is 0, at an instant, as JSON.
 
-        HistoryServiceBusy, HistoryServiceTimeout.
+        Raises:
+            HistoryServiceBusy, HistoryServiceTimeout: Try again later.
         """
         async with self._turn(who):
             through = self._controller.applied_index
@@ -240,7 +241,7 @@ class HistoryService:
         return found.content if isinstance(found, ChangesReply) else found
 
     async def terms(self, who: Hashable, limit: int) -> TermsReply:
-        """Return the last terms of leaders; HistoryServiceBusy, HistoryServiceTimeout."""
+        """Return the last leader terms."""
         async with self._turn(who):
             through = self._controller.applied_index
             found = await self._ask(TermsQuery(self._number(), through, limit), through)
@@ -250,7 +251,8 @@ class HistoryService:
     async def pools(self, who: Hashable, name: str = "") -> PoolUseReply:
         """Return pool use over time, of all pools or one."""
         async with self._turn(who):
-            # What is applied is written for it now and then only: pages ask every second, and each writing is a flush.
+            # The applied entries are written for it only occasionally, because pages poll every second and each write
+            # is a flush.
             now_s = asyncio.get_running_loop().time()
             is_due = now_s - self._pools_asked_s >= POOLS_LATE_S
             if is_due:
@@ -261,38 +263,36 @@ class HistoryService:
         return found
 
     async def root(self, size: int) -> bytes:
-        """Return the root over the first `size` entries; ProofUnavailable, HistoryServiceTimeout.
+        """Return the root over the first `size` entries; ProofUnavailable if the tree is smaller.
 
-        Nobody waits for his turn: replicas ask, who are few, and for what they sign.
+        Not limited per caller: only the few replicas ask, for what they sign.
         """
         return await self._query_tree(RootQuery(self._number(), size), size)
 
     async def consistency(self, old_size: int, size: int) -> list[bytes]:
-        """Return the proof that the first `old_size` entries begin the first `size`.
+        """Return the proof that the first `old_size` entries are a prefix of the first `size`.
 
-        As for `root` nobody waits for his turn: witnesses are few.
+        Not limited per caller: witnesses are few.
         """
         found = await self._query_tree(ConsistencyQuery(self._number(), size, old_size), size)
         return [found[at : at + HASH_BYTES] for at in range(0, len(found), HASH_BYTES)]
 
     async def tile(self, path: str, who: Hashable) -> bytes:
-        """Return a tile or bundle of the tree; ProofUnavailable, HistoryServiceBusy, HistoryServiceTimeout."""
+        """Return a tile or bundle of the tree; ProofUnavailable if it does not exist."""
         async with self._turn(who):
             return await self._query_tree(TileQuery(self._number(), path), 0)
 
     async def proof(self, job: int, size: int, who: Hashable) -> tuple[bytes, bytes]:
-        """Return the records of a job in the first `size` entries, proven, and what shows that they are all, if that is
-        to be had. ProofUnavailable, HistoryServiceBusy, HistoryServiceTimeout.
-        """
+        """Return the proven records of a job in the first `size` entries, and a completeness proof if available."""
         async with self._turn(who):
             found = await self._query(ProofQuery(self._number(), size, job), size)
         assert isinstance(found, TreeReply)
         return found.data, found.more
 
     async def counts(self, size: int) -> CountsReply:
-        """Return how many records of each job there are in the first `size` entries.
+        """Return the record counts of all jobs in the first `size` entries.
 
-        As for `root` nobody waits for his turn.
+        Not limited per caller, like `root`.
         """
         found = await self._query(CountsQuery(self._number(), size), size)
         assert isinstance(found, CountsReply)
@@ -310,7 +310,7 @@ class HistoryService:
         return found
 
     async def _ask(self, asked: HistoryQuery, through: int) -> HistoryReply:
-        """Return the answer of a question that needs what is applied up to entry `through`."""
+        """Return the reply to a query that needs entries up to `through`."""
         self.start()
         self._wanted.set()
         future: asyncio.Future[HistoryReply] = asyncio.get_running_loop().create_future()
@@ -330,7 +330,7 @@ class HistoryService:
         finally:
             del self._questions[asked.number]
             if self._writer is not None and (future.cancelled() or not future.done()):
-                # Who asks again would wait behind answers that nobody hears.
+                # A repeated query would otherwise wait behind unwanted replies.
                 self._writer.write(encode(CancelQuery(asked.number)))
 
     @asynccontextmanager
@@ -379,7 +379,7 @@ class HistoryService:
             pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
 
     async def _run(self, *, anew: bool) -> int:
-        """Start a historian, take what it says, and return its exit code."""
+        """Start the process, receive its replies, and return its exit code."""
         ours, its = socket.socketpair()
         ours.setblocking(False)
         controller = self._controller
@@ -411,12 +411,12 @@ class HistoryService:
             if self._writer is not None:
                 self._writer.close()
             self._writer = None
-            # The closed socket ends it: it writes what it has noted first.
+            # The closed socket makes it write its rows and exit.
             await asyncio.shield(end_within(process, STOP_S))
             self._process = None
 
     async def _take(self, reader: asyncio.StreamReader) -> None:
-        """Take what the historian says until it closes its end."""
+        """Receive replies until the process closes its end."""
         with suppress(asyncio.IncompleteReadError, ConnectionResetError):
             while True:
                 (size_bytes,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))

@@ -1,4 +1,4 @@
-"""Who led when: the terms of a ledger, found by bisection, each by what its leader began with."""
+"""Leader terms of a ledger, found by bisection."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from wal import ChangeKind, EntryKind, Ledger, LedgerEntry, decode_configuration
 from wal.configuration import name_of
 
 LOOKED_AT_MAX = 256
-"""Entries that are looked at for one with a clock, count: a term that has none in so many is said to have none."""
+"""Entries searched for one with a clock, count; a term without one in these counts as having none."""
 
 
 def terms_of(ledger: Ledger, limit: int) -> tuple[LeaderTerm, ...]:
-    """Return the last terms of a ledger, oldest first; LedgerBroken."""
+    """Return the last terms of a ledger, oldest first."""
     found: list[LeaderTerm] = []
     last, first_held = ledger.applied_index, ledger.first_index
     while last >= first_held and len(found) < limit:
@@ -38,7 +38,7 @@ def terms_of(ledger: Ledger, limit: int) -> tuple[LeaderTerm, ...]:
 
 
 def _first_of(ledger: Ledger, term: int, low: int, high: int) -> int:
-    """Return the first entry of a term, of which `high` is one: terms only grow."""
+    """Return the first entry of a term that includes `high`; terms only grow."""
     while low < high:
         middle = (low + high) // 2
         entry = _held_entry(ledger, middle)
@@ -50,7 +50,7 @@ def _first_of(ledger: Ledger, term: int, low: int, high: int) -> int:
 
 
 def _leader(entry: LedgerEntry) -> str:
-    """Return the name of the leader who began his term with an entry; empty where it does not say."""
+    """Return the name of the leader whose term begins with an entry; empty if unknown."""
     if kind_of(entry.data) is EntryKind.CONFIGURATION:
         change = decode_configuration(entry.data).change
         return name_of(change.actor) if change.action is ChangeKind.FOUND else ""
@@ -58,7 +58,7 @@ def _leader(entry: LedgerEntry) -> str:
 
 
 def _clock(ledger: Ledger, first: int, last: int, *, forwards: bool) -> Instant:
-    """Return the clock of the first or the last batch of a stretch."""
+    """Return the clock of the first or the last batch in a range."""
     stretch = range(first, min(last, first + LOOKED_AT_MAX - 1) + 1)
     if not forwards:
         stretch = range(last, max(first, last - LOOKED_AT_MAX + 1) - 1, -1)

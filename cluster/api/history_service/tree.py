@@ -1,4 +1,4 @@
-"""The tree of the ledger, in the historian: it is derived where it holds up nobody, and asked about by its replica."""
+"""Merkle tree of the ledger, built in the history service and queried by the replica."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ LOGGER = logging.getLogger(__name__)
 
 
 CHECK_PAUSE_S = 0.25
-"""Between two steps of holding the tiles against the ledger, seconds: a hundredth of a processor; a million entries of
-one command each in half an hour."""
+"""Interval of tile verification steps, seconds: a hundredth of a processor, a million one-command entries in half an
+hour.
+"""
 
 CHECK_ROUND_S = 600.0
-"""Between two rounds of it, seconds."""
+"""Interval between two verification rounds, seconds."""
 
 
 class Tree:
-    """Derives the tree, or waits until that is possible."""
+    """Builds the tree, or waits until that is possible."""
 
     def __init__(
         self, ledger: Ledger, directory: Path, histories: RecordCounts, monotonic_s: Callable[[], float]
@@ -51,15 +52,15 @@ class Tree:
         self._tree: LedgerTree | None = None
         self._why_not = ""
         self._tried: tuple[int, tuple[Gap, ...]] | None = None
-        """Up to where the ledger was stored when a tree was tried last, and what it lacked."""
+        """End and gaps of the ledger at the last attempt to open a tree."""
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Entries in the tree, and files that were derived anew."""
+        """Entries in the tree, and rebuilt files."""
         return (0, 0) if self._tree is None else (self._tree.size, self._tree.made_again)
 
     def step(self) -> bool:
-        """Derive a little more, or check a little of what there is; return whether some is left to be derived."""
+        """Extend the tree, or verify a part of it; return True if it can still be extended."""
         if self._tree is None and not self._begin():
             return False
         assert self._tree is not None
@@ -71,7 +72,7 @@ class Tree:
         return False
 
     def answer(self, asked: TreeQuery, follower: Follower) -> TreeReply | CountsReply | QueryFailure | None:
-        """Return the answer; None where it has to wait until more is derived, or noted of jobs."""
+        """Return the reply; None if more of the tree or the index is needed first."""
         tree = self._tree
         if tree is None:
             return QueryFailure(asked.number, NOT_HELD, 0, f"there are no proofs here yet: {self._why_not}")
@@ -101,9 +102,9 @@ class Tree:
         return TreeReply(asked.number, found, self._history(tree, asked, follower))
 
     def _root(self, tree: LedgerTree, asked: RootQuery) -> TreeReply | QueryFailure | None:
-        """Return a root, unless what the ledger records of histories was not counted here, or comes to something else.
+        """Return a root, unless the recorded counts are unverified or differ from this replica's.
 
-        A replica signs what it has a root of.
+        A replica signs every root it returns.
         """
         before = self._histories.ends_before
         if before is not None and before <= asked.size:
@@ -115,7 +116,7 @@ class Tree:
         return TreeReply(asked.number, tree.root(asked.size))
 
     def _history(self, tree: LedgerTree, asked: ProofQuery, follower: Follower) -> bytes:
-        """Return what shows that these are all records of a job; nothing where that is not to be had now."""
+        """Return the proof that a job's records are complete; empty if unavailable."""
         try:
             return history_proven(follower.ledger, tree, asked.job, asked.size, self._histories.leaf)
         except (NotInTree, CountUnavailable, LedgerBroken, ProofError) as error:

@@ -1,3 +1,3 @@
-"""What Prometheus scrapes: counters where things happen, gauges read from the replica at the moment of the scrape."""
+"""Prometheus metrics: counters incremented by events, and gauges read at the scrape."""
 
 from cluster.api.metrics.registry import CONTENT_TYPE, MetricsRegistry

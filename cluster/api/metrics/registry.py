@@ -1,4 +1,4 @@
-"""The registry of one replica, and what is counted where requests are answered."""
+"""Metrics registry of one replica, including counters of requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATENCY_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Bounds of the request histogram, seconds: from a stale read to the longest poll."""
 
 SYNCS_KEPT_MAX = 4096
-"""Syncs whose times wait for a scrape, count: some 100 KiB."""
+"""Sync durations kept until a scrape, count: about 100 KiB."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,10 +47,10 @@ class MetricsRegistry:
         self._registry.register(self._replica)
         self._registry.register(self._work)
         self._registry.register(CertificateCollector(controller))
-        # Memory, processor time and open files of this process, under the names that all exporters have in common.
+        # Memory, processor time and open files of this process, under the names common to all exporters.
         ProcessCollector(registry=self._registry)
         self._sync_times_s: list[float] = []
-        """What `_syncs` has not been told: telling takes longer than all else between a sync and its answer."""
+        """Durations not yet in `_syncs`: updating a histogram is too slow between a sync and its response."""
         self._syncs = Histogram(
             "forebay_journal_sync_seconds",
             "Time of each durable write of the journal.",
@@ -77,18 +77,18 @@ class MetricsRegistry:
         )
 
     def record_sync(self, duration_s: float) -> None:
-        """Note how long a durable write of the journal took."""
+        """Record the duration of a durable journal write."""
         self._sync_times_s.append(duration_s)
         if len(self._sync_times_s) >= SYNCS_KEPT_MAX:
             self._tell_syncs()
 
     async def text(self, work: SlicedWork) -> bytes:
-        """Return everything in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         async with self._rendering:
             self._tell_syncs()
             self._replica.read()
             await self._work.read(self._controller.state, work)
-            # In a thread: rendering a line for each route and bucket takes longer than a heartbeat may wait.
+            # In a thread, because rendering takes longer than a heartbeat may wait.
             return await asyncio.to_thread(generate_latest, self._registry)
 
     def _tell_syncs(self) -> None:

@@ -1,4 +1,4 @@
-"""What is true of one replica: consensus, ledger, checkpoints, commands, drills, and its certificates."""
+"""Metrics of one replica: consensus, ledger, checkpoints, commands, drills, and certificates."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 
 class ReplicaCollector(Collector):
-    """Reads consensus, ledger and commands at the moment of a scrape, so that nothing has to be kept up to date.
+    """Reads consensus, ledger and command metrics at the scrape, so that nothing is updated in between.
 
-    `read` does so on the loop; `collect` gives what was read, in whatever thread.
+    `read` runs on the event loop; `collect` returns the values in any thread.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ReplicaCollector(Collector):
         self._families: list[Metric] = []
 
     def read(self) -> None:
-        """Read everything, on the loop."""
+        """Read all values, on the event loop."""
         self._families = [
             *self._consensus(),
             *self._history(),
@@ -249,13 +249,13 @@ class ReplicaCollector(Collector):
 
 
 class CertificateCollector(Collector):
-    """Reads until when the certificates of this replica and its authority are valid, in their files as they are now."""
+    """Reads the expiry of this replica's certificate and authority from their files."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
     def collect(self) -> Iterator[Metric]:
-        """Yield when each expires; nothing of a file that cannot be read."""
+        """Yield each expiry; omit unreadable files."""
         files = self._controller.config.tls_files(self._controller.name)
         expiry = GaugeMetricFamily(
             "forebay_certificate_expiry_timestamp_seconds",
@@ -270,7 +270,7 @@ class CertificateCollector(Collector):
 
 
 def _drills(state: State, at: Instant) -> Iterator[Metric]:
-    """Yield when each kind of drill was last carried out to its end: what reminds of those that were not."""
+    """Yield the time each kind of drill was last completed, as a reminder of missing ones."""
     under_way = max((number for number, drill in state.drills.items() if drill.is_under_way(at)), default=0)
     yield gauge("forebay_drill_under_way", "Number of the drill under way; 0: none is.", under_way)
     age = GaugeMetricFamily(

@@ -1,6 +1,6 @@
-"""What is true of jobs, buffers, pools, nodes and transfers; and what became of them.
+"""Metrics of jobs, buffers, pools, nodes and transfers.
 
-Labels are states, reasons, stages, pools and nodes: of each there is a bounded number. Users and jobs are never labels.
+Labels are states, reasons, stages, pools and nodes, which are bounded. Users and jobs are never labels.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from replica.values import Reason
 from replica.views import pool_use
 
 PARTS_PER_JOB = 3
-"""What counting one job takes of a slice: some four microseconds."""
+"""Slice parts for counting one job: about four microseconds."""
 
 PARTS_PER_REASON = 4
-"""What saying the reason of one job takes of a slice."""
+"""Slice parts for the reason of one job."""
 
 PARTS_PER_NODE = 8
-"""What the figures of one node take of a slice."""
+"""Slice parts for the figures of one node."""
 
 OTHER_REASON = "other"
-"""The label of a reason that is a sentence of its own, such as what a site's script said."""
+"""Label of a free-text reason, such as a message of a site's script."""
 
 _REASONS = frozenset({*Reason, *ACCOUNT_REASONS.values(), *QOS_REASONS.values()})
 _BY_PLUGIN = "burst_buffer/"
-"""How reasons begin that name what failed: up to the colon they are few, behind it they say anything."""
+"""Prefix of reasons that name a failed operation: bounded up to the colon, free text after it."""
 
 
 def reason_label(reason: str) -> str:
-    """Return the label of a reason: itself where it is one of Slurm's words, of which there is a fixed number."""
+    """Return the label of a reason: itself if it is one of Slurm's fixed words."""
     if reason in _REASONS:
         return reason
     return reason.partition(":")[0] if reason.startswith(_BY_PLUGIN) else OTHER_REASON
 
 
 class _Queue(msgspec.Struct):
-    """What one walk over the jobs that are not over counts."""
+    """Counts from one pass over the unfinished jobs."""
 
     states: Count[str]
     buffers: Count[str]
@@ -68,7 +68,7 @@ class _Queue(msgspec.Struct):
     cpus: Count[str] = msgspec.field(default_factory=Count)
     """CPUs in use, by node."""
     held: Count[str] = msgspec.field(default_factory=Count)
-    """What buffers hold on a node of its own, by node."""
+    """Space held on a node of its own, by node."""
 
     def add(self, job: Job, buffer: Buffer | None) -> None:
         self.states[job.state.name] += 1
@@ -89,9 +89,9 @@ class _Queue(msgspec.Struct):
 
 
 class WorkCollector(Collector):
-    """Reads the applied state at the moment of a scrape, and what was counted of events.
+    """Reads the applied state and event counters at the scrape.
 
-    `read` does so on the loop, in slices; `collect` gives what was read, in whatever thread.
+    `read` runs on the event loop in slices; `collect` returns the values in any thread.
     """
 
     def __init__(self, controller: Controller, verdicts: Verdicts) -> None:
@@ -100,7 +100,7 @@ class WorkCollector(Collector):
         self._families: list[Metric] = []
 
     async def read(self, state: State, work: SlicedWork) -> None:
-        """Read everything, in slices."""
+        """Read all values, in slices."""
         controller = self._controller
         liveness = controller.liveness if controller.leads else None
         queue = _Queue(
@@ -129,7 +129,7 @@ class WorkCollector(Collector):
         yield from self._families
 
     async def _reasons(self, state: State, work: SlicedWork) -> Count[str]:
-        """Return why jobs wait, as lists of jobs say it."""
+        """Count the reasons of waiting jobs, as job lists show them."""
         known = await self._verdicts.verdicts_of(state, state.unfinished, work, reasons=True)
         reasons: Count[str] = Count()
         async for job_id in iterate_paced(state.unfinished, work, parts=PARTS_PER_REASON):
@@ -138,7 +138,7 @@ class WorkCollector(Collector):
         return reasons
 
     def _became(self) -> Iterator[Metric]:
-        """Yield what was counted of jobs since the process began."""
+        """Yield job counters since the process started."""
         totals = self._controller.job_totals
         yield counter("forebay_jobs_submitted", "Jobs submitted, each task of an array one.", totals.submitted)
         yield _counters("forebay_jobs_ended", "Jobs whose result became known, by it.", "outcome", totals.ended)
@@ -239,7 +239,7 @@ async def _nodes(state: State, queue: _Queue, liveness: Liveness | None, work: S
 
 
 def _transfers(controller: Controller, state: State) -> Iterator[Metric]:
-    """Yield what agents say of transfers at the moment (leader only), and what receipts add up to."""
+    """Yield current transfer progress (leader only) and the totals of receipts."""
     rows = controller.liveness.transfers(state) if controller.leads else []
     yield gauge("forebay_transfers", "Operations under way, as the leader has heard.", len(rows))
     yield gauge("forebay_transfers_done_bytes", "What they have moved.", sum(row.bytes_done for row in rows))

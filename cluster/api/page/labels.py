@@ -1,6 +1,6 @@
-"""How a page writes what an answer says: sizes, moments, spans; and its templates, which escape everything.
+"""Formatting and templates of the status page: sizes, times, durations, labels.
 
-Templates are files of this room and of nowhere else. What is not there is an error, not an empty text.
+Templates are loaded from this package only and escape everything. An undefined name is an error, not an empty text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POLICY: Final = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
-"""Nothing from elsewhere, nothing written into the page, nothing sent anywhere but to ask again."""
+"""Content security policy: no foreign sources, no inline code, and connections only to this server."""
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -40,7 +40,7 @@ STAYS: Final[Mapping[str, str]] = {
     "TIMEOUT": "failed",
     "NODE_FAIL": "failed",
 }
-"""State of a job -> class of its bar."""
+"""Job state -> class of its bar."""
 
 _OVER: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 
@@ -56,16 +56,16 @@ KEYS: Final = (
     ("failed", "failed"),
     ("over", "over"),
 )
-"""Classes of bars and what they mean."""
+"""Bar classes and their meaning."""
 
 
 def page_headers() -> dict[str, str]:
-    """Return the headers of a page beside those of every answer."""
+    """Return the additional headers of a page."""
     return {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
 
 
 def format_size(value: float | None, unit: str = "bytes") -> str:
-    """Return an amount as people read it, in three digits: `1.5 GiB`; other units than bytes as they are."""
+    """Format an amount to three digits, `1.5 GiB`; units other than bytes are unchanged."""
     if value is None:
         return "–"
     if unit != "bytes":
@@ -78,12 +78,12 @@ def format_size(value: float | None, unit: str = "bytes") -> str:
 
 
 def format_moment(iso: str | None) -> str:
-    """Return a time to the second, UTC, a dash where it has not happened."""
+    """Format a time to the second, UTC; a dash for none."""
     return "–" if iso is None else iso.partition(".")[0].removesuffix("Z").replace("T", " ")
 
 
 def format_span(seconds: float | None) -> str:
-    """Return how long something lasts, in two units at most: `2 d 4 h`, `12 min`, `3.4 s`."""
+    """Format a duration in at most two units: `2 d 4 h`, `12 min`, `3.4 s`."""
     if seconds is None:
         return "–"
     if seconds < 60:
@@ -97,22 +97,22 @@ def format_span(seconds: float | None) -> str:
 
 
 def format_percent(share: float | None) -> str:
-    """Return a share of one as percent."""
+    """Format a share of one as a percentage."""
     return "–" if share is None else f"{share:.0%}"
 
 
 def label(word: str) -> str:
-    """Return a word of the API as people read it: `not_exported` as `not exported`."""
+    """Format an API word for display: `not_exported` as `not exported`."""
     return word.replace("_", " ").lower()
 
 
 def format_offset(seconds: float | None) -> str:
-    """Return how far a clock is ahead, to the millisecond."""
+    """Format a clock offset to the millisecond."""
     return "–" if seconds is None else f"{round(seconds, 3) + 0.0:+.3f} s"
 
 
 def pool_strip(pool: PoolUseView, answer: PoolUseAnswer, until: Instant) -> Markup:
-    """Return how full a pool was over time, up to a moment, or where that is NEVER as long as the answer says."""
+    """Return the chart of a pool's use until a time; NEVER: until the end of the data."""
     from markupsafe import Markup
 
     frame, most = frame_of(answer, until), max((step.quantity_bytes for step in pool.steps), default=0) or 1
@@ -128,13 +128,13 @@ def pool_strip(pool: PoolUseView, answer: PoolUseAnswer, until: Instant) -> Mark
 
 
 def frame_of(answer: PoolUseAnswer, until: Instant) -> ChartFrame:
-    """Return the time that pools are shown over."""
+    """Return the time axis of the pool charts."""
     since, told = (0 if at is None else parse_instant(at) for at in (answer.from_time, answer.to_time))
     return ChartFrame(since, max(until, told, since + MICROSECONDS_PER_SECOND))
 
 
 def stage_bars(rows: Iterable[HistoryRow], until: Instant) -> list[ChartBar]:
-    """Return the bars of a job: from each event to the next, as it stood after it; the last up to `until`."""
+    """Return the bars of a job, from each event to the next, the last until `until`."""
     found: list[ChartBar] = []
     known = list(rows)
     for place, row in enumerate(known):
@@ -155,7 +155,7 @@ def stage_bars(rows: Iterable[HistoryRow], until: Instant) -> list[ChartBar]:
 
 
 def is_over(job: JobView) -> bool:
-    """Whether nothing happens to a job any more."""
+    """Return True if the job has finished."""
     return job.state in _OVER and job.burst_buffer_state in (None, "complete")
 
 
@@ -169,7 +169,7 @@ def job_strip(bars: list[ChartBar], name: str) -> Markup:
 
 @functools.lru_cache(maxsize=1)
 def environment() -> Environment:
-    """Return the templates, compiled: a tenth of a second, the first time, so call it in a thread."""
+    """Compile the templates. The first call takes a tenth of a second, so run it in a thread."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(

@@ -1,7 +1,7 @@
-"""Which pages there are, what each asks the core, and how an answer becomes HTML.
+"""Pages of the status page: their API queries, and the rendering of the responses.
 
-A page asks what the API is asked, as the same caller: it can show nothing that `--json` does not say to him, and a rule
-of privacy stands in one place. Nothing that a page shows is computed here.
+A page queries the API as the caller. It therefore shows nothing beyond `--json`, and privacy rules exist only once.
+Pages compute no figures of their own.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from replica.values import NEVER, Instant
 PAGES_PATH: Final = "/page"
 
 ROWS: Final = 50
-"""Rows of a list on one page, count; the others are on the next ones."""
+"""Rows of a list per page, count."""
 
 ROWS_EXPECTED: Final = 20
-"""Rows of jobs that wait on one page, count: with a thousand nodes it takes 14 ms to say when one should start."""
+"""Rows of waiting jobs per page, count: with a thousand nodes, one expected start takes 14 ms."""
 
 ROWS_FIRST: Final = 10
-"""Rows of a list on the first page, which shows some of everything, count."""
+"""Rows per list on the overview page, count."""
 
 NODES_ROWS: Final = 200
-"""Nodes on one page, count."""
+"""Nodes per page, count."""
 
 HISTORY_ROWS: Final = 200
-"""What happened to a job last, count: one that is tried again for ever has more."""
+"""Newest events of a job shown, count; a job that is retried forever has more."""
 
 POOLS_WAIT_S: Final = 0.5
-"""How long a page waits for how full pools were, seconds: it is shown without that then, and with it the next time."""
+"""Time a page waits for pool use, seconds; otherwise it is shown without it."""
 
 WAITING: Final = "PENDING"
 
@@ -51,30 +51,30 @@ _STALE: Final = {"stale": "ok"}
 
 Query = Mapping[str, str]
 Ask = Callable[[ApiOperation[Any, Any], dict[str, str], dict[str, str]], Awaitable[Any]]
-"""Asks the core an operation with the parameters of its path and its query, as the caller; Problem, Redirect."""
+"""Performs an operation as the caller, with path and query parameters; Problem, Redirect."""
 
 
 class PageQuery(NamedTuple):
-    """What a page asks."""
+    """One API query of a page."""
 
     operation: ApiOperation[Any, Any]
     params: dict[str, str] = {}
     query: dict[str, str] = {}
     may_fail: bool = False
-    """Whether the page is shown without it, with the reason."""
+    """Whether the page can be shown with the error in its place."""
     wait_s: float | None = None
-    """How long it is waited for, seconds; None: until it is answered."""
+    """Longest wait, seconds; None: no limit."""
 
 
 class QueryError(NamedTuple):
-    """A question that was not answered."""
+    """Error of a page's query."""
 
     sentence: str
     remedy: str = ""
 
 
 class Page(NamedTuple):
-    """One page: its template, its title, what may stand in its query, and what it asks."""
+    """One page: template, title, allowed query parameters, and API queries."""
 
     template: str
     title: str
@@ -83,7 +83,7 @@ class Page(NamedTuple):
 
 
 class PageMatch(NamedTuple):
-    """What a path leads to: a page, a file, or (`elsewhere`) another path."""
+    """Target of a path: a page, a file, or a redirect to another path (`elsewhere`)."""
 
     page: Page | None = None
     params: dict[str, str] = {}
@@ -92,7 +92,7 @@ class PageMatch(NamedTuple):
 
 
 class RenderedPage(NamedTuple):
-    """What is sent."""
+    """Rendered response."""
 
     content: bytes
     content_type: str
@@ -151,21 +151,21 @@ _PAGES: Final = {
     ("nodes",): Page("nodes.html", "Nodes", {**_AFTER, "state": "node states"}, _nodes),
     ("jobs", "{id}"): Page("job.html", "Job", {}, _job),
 }
-"""Pages by the parts of their path below PAGES_PATH."""
+"""Pages by path below PAGES_PATH."""
 
 FILES: Final = {
     "page.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml",
 }  # fmt: skip
-"""Files that pages load, all from their own origin."""
+"""Static files of the pages, all from their own origin."""
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is of the page, whatever is there: what is wrong with it is told to a person."""
+    """Return True for any path below the status page, so that errors are rendered as HTML."""
     return path in ("/", PAGES_PATH) or path.startswith(PAGES_PATH + "/")
 
 
 def find_page(method: str, path: str) -> PageMatch:
-    """Return what a path of the page leads to; Problem 404 or 405."""
+    """Return the target of a path; Problem 404 or 405."""
     if method != "GET":
         words = f"{method} is not possible here: pages only show"
         raise Problem(405, "method_not_allowed", words, "use the command line", headers={"Allow": "GET"})
@@ -191,7 +191,7 @@ class Pages:
         self._files: dict[str, bytes] = {}
 
     def file(self, name: str) -> RenderedPage:
-        """Return a file that pages load."""
+        """Return a static file."""
         if name not in self._files:
             self._files[name] = (resources.files("cluster.api.page") / "static" / name).read_bytes()
         return RenderedPage(self._files[name], FILES[name], 0)
@@ -199,7 +199,7 @@ class Pages:
     async def page(
         self, found: PageMatch, query: dict[str, str], names: list[str], ask: Ask, work: SlicedWork
     ) -> RenderedPage:
-        """Return a page; Problem, or Redirect to the leader. Without a leader it shows what this replica knows."""
+        """Render a page; Problem, or Redirect to the leader. Without a leader it shows this replica's own state."""
         page = found.page
         assert page is not None
         allowed = msgspec.structs.replace(ops.SHOW_STATUS, query={**page.query, "stale": ""})
@@ -231,11 +231,11 @@ class Pages:
         return RenderedPage(await self._render(page.template, context, work), HTML, revision)
 
     async def problem(self, problem: Problem, work: SlicedWork) -> bytes:
-        """Return the page that says what is wrong."""
+        """Render an error page."""
         return await self._render("problem.html", {"problem": problem.view, "status_code": problem.status}, work)
 
     def _until(self, job: JobView) -> Instant:
-        """Return up to when the timeline of a job goes: now, unless nothing happens to it any more."""
+        """Return the end of a job's timeline: its end, or now."""
         return NEVER if is_over(job) else self._clock.now()
 
     async def _render(self, template: str, context: Mapping[str, Any], work: SlicedWork) -> bytes:
@@ -248,7 +248,7 @@ class Pages:
 
 
 async def _answers(questions: Mapping[str, PageQuery], ask: Ask, *, stale: bool) -> dict[str, Any]:
-    """Ask all questions of a page at once."""
+    """Perform all queries of a page concurrently."""
     async with asyncio.TaskGroup() as group:
         tasks = {name: group.create_task(_answer(one, ask, stale=stale)) for name, one in questions.items()}
     found = {name: task.result() for name, task in tasks.items()}
@@ -259,7 +259,7 @@ async def _answers(questions: Mapping[str, PageQuery], ask: Ask, *, stale: bool)
 
 
 async def _answer(question: PageQuery, ask: Ask, *, stale: bool) -> Any:
-    """Return the answer; Failed, or what is raised, which is not raised here so that others are waited for."""
+    """Return the response, a QueryError, or the exception, which is not raised so that all queries complete."""
     query = {**question.query, **_STALE} if stale else question.query
     try:
         async with asyncio.timeout(question.wait_s):

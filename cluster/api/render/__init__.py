@@ -1,4 +1,4 @@
-"""Answers made of a state: jobs, events, reasons, and what is private."""
+"""Views of a state: jobs, events, reasons, with private data removed."""
 
 from cluster.api.render.events import (
     actor_words,

@@ -1,4 +1,4 @@
-"""Events in words for people, and as JSON for programs."""
+"""Events as sentences for users and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _HELD = {Hold.USER: "by its user", Hold.ADMIN: "by an operator", Hold.SYSTEM: "b
 NO_OP = "no-op"
 BATCH = "batch"
 CONFIGURATION = "configuration"
-"""Kind of an entry: who is a member from it on, and who asked for that."""
+"""Kind of a membership change: the members from this entry on, and the requester."""
 
 VOID = "void"
-"""Kind of a batch that the fence refused everywhere: it was decided on another revision, and changed nothing."""
+"""Kind of a batch that every replica's fence rejected: decided on another revision, and without effect."""
 
 LEFT_OUT_SAID = 3
-"""Things left out that a sentence names, count: the receipt names more."""
+"""Omitted files named in a sentence, count; the receipt names more."""
 
 PRIVATE = frozenset({"script", "environment"})
-"""Fields of a job that only operators read: scripts and environments hold what users would not show each other."""
+"""Job fields that only operators read, because scripts and environments can contain secrets."""
 
 NAMES = frozenset({"left_out_first"})
-"""Fields with names of files, which only the job's user and operators read."""
+"""Fields with file names, which only the job's user and operators read."""
 
 SECRET = frozenset({"disclosure_key"})
-"""Fields that nobody reads: what is salted with them could be guessed from then on."""
+"""Fields that are never shown; values salted with them could otherwise be guessed."""
 
 _INSTANTS = frozenset({"retry_at", "begin_at", "deadline", "promised_at", "started_at", "ended_at", "since"})
 
@@ -66,7 +66,7 @@ def kind_name(kind: type[e.Event]) -> str:
 
 
 def actor_words(actor: Actor, command: str) -> str:
-    """Return who sent a command: `operator admin`, `user alice`, `agent n1`, `scheduler`, `leader`."""
+    """Return the sender of a command: `operator admin`, `user alice`, `agent n1`, `scheduler`, `leader`."""
     if actor == CONTROLLER:
         return "scheduler" if command == "run_scheduling_pass" else "leader"
     role = actor.role.name.lower()
@@ -74,8 +74,8 @@ def actor_words(actor: Actor, command: str) -> str:
 
 
 def as_json(record: Any, *, private: bool, names: bool = False) -> Any:
-    """Return a record as JSON with field names and words; `private` says whether scripts and environments are shown,
-    `names` whether the names of files in receipts are (with `private` they are, too).
+    """Return a record as JSON with field names and words. `private` includes scripts, environments and file names;
+    `names` includes only the names of files in receipts.
     """
     if isinstance(record, msgspec.Struct):
         found: Json = {}
@@ -86,7 +86,7 @@ def as_json(record: Any, *, private: bool, names: bool = False) -> Any:
             if (field in PRIVATE and not private) or (field in NAMES and not (names or private)):
                 continue
             if value is None and type(record) is JobChange:
-                continue  # what is not changed
+                continue  # unchanged field
             found[field] = format_instant(value) if field in _INSTANTS else as_json(value, private=private, names=names)
         return found
     if isinstance(record, IntEnum):
@@ -116,7 +116,7 @@ def event_view(batch: Batch, entry: Entry, revision: Revision, sequence: int) ->
 
 
 def record_head(entry: Entry, revision: Revision) -> Json:
-    """Return one command of the ledger without its events: for operators."""
+    """Return one ledger command without its events, for operators."""
     return {
         "revision": revision,
         "command_id": entry.id.hex(),
@@ -127,17 +127,17 @@ def record_head(entry: Entry, revision: Revision) -> Json:
 
 
 def record_event(event: e.Event) -> Json:
-    """Return one event of the ledger with everything that it holds: for operators."""
+    """Return one ledger event with all its fields, for operators."""
     return {"event": event_name(event), "detail": as_json(event, private=True)}
 
 
 def record_view(entry: Entry, revision: Revision) -> Json:
-    """Return one command of the ledger with everything that it holds: for operators."""
+    """Return one ledger command with all its fields, for operators."""
     return {**record_head(entry, revision), "events": [record_event(event) for event in entry.events]}
 
 
 def entry_view(applied: AppliedEntry, records: Iterable[Any]) -> LedgerEntryView:
-    """Return one entry of the ledger; `records`: its commands as `record_view` shows them, none of a void batch."""
+    """Return one ledger entry; `records`: its commands as from `record_view`, none for a void batch."""
     batch, configuration = applied.batch, applied.configuration
     at = None if batch is None else format_instant(batch.at)
     kind = NO_OP if batch is None else VOID if applied.void else BATCH
@@ -156,7 +156,7 @@ def entry_view(applied: AppliedEntry, records: Iterable[Any]) -> LedgerEntryView
 
 
 def configuration_record(configuration: Configuration) -> Json:
-    """Return a configuration of the cluster as the ledger shows it: who is in it, what changed, and who asked."""
+    """Return a membership configuration in the ledger's form: members, change, and requester."""
     change = configuration.change
 
     def rows(members: tuple[Member, ...]) -> list[Json]:
@@ -174,7 +174,7 @@ def configuration_record(configuration: Configuration) -> Json:
 
 
 def _option_words(options: JobOptions) -> list[str]:
-    """Return what else a job asked for, in words; what it left as it is by default is left out."""
+    """Describe a job's non-default options."""
     words = [f"{name} {value}" for name, value in (
         ("account", options.account), ("QOS", options.qos), ("reservation", options.reservation),
         ("partition", options.partition), ("nice", options.nice),
@@ -203,7 +203,7 @@ def _buffer_option_words(buffer: BufferRequest) -> list[str]:
 
 
 def _stage_sentence(what: str, event: e.StagedIn | e.StagedOut, provider: str) -> str:
-    """Return what was staged; a site's own provider does not say how much that was."""
+    """Describe a finished stage; a site's own provider reports no amounts."""
     if event.files or event.size_bytes:
         return f"{what}: {_files(event.files, event.size_bytes)}"
     if provider == NATIVE:
@@ -323,7 +323,7 @@ def _external_space_sentence(event: e.ExternalJobSpaceGiven) -> str:
 
 
 def _mail(key: str) -> str:
-    """Return what a mail is about, from its key."""
+    """Return the subject of a mail from its key."""
     return key.split(".")[1].replace("_", "-")
 
 
@@ -460,9 +460,9 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
 
 
 def sentence_of(event: e.Event, *, names: bool = False, provider: str = NATIVE) -> str:
-    """Return what happened, for a person; `names`: with the names of files, for those who may see them.
+    """Return the sentence of an event; `names` includes the names of files, for callers who may see them.
 
-    `provider`: who performed the operations.
+    `provider`: the provider that performed the operations.
     """
     if isinstance(event, e.StagedIn | e.StagedOut):
         return _stage_sentence("staged in" if isinstance(event, e.StagedIn) else "staged out", event, provider)
@@ -479,7 +479,7 @@ def verdict_words(verdict: Verdict) -> str:
 
 
 def _figure(name: str, value: str) -> str:
-    """Return a figure for a person: names that end in `_us` are instants."""
+    """Format a figure; names that end in `_us` are instants."""
     if name.endswith("_us"):
         name, value = name.removesuffix("_us"), format_instant(Instant(int(value))) or "never"
     return f"{name.replace('_', ' ')} {value}"

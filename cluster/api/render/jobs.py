@@ -1,4 +1,4 @@
-"""From the state to what clients see: one function per view, the same for now and for any moment in the past."""
+"""Views of a state for clients: one function per view, for current and past states alike."""
 
 from __future__ import annotations
 
@@ -61,25 +61,25 @@ _OF_OPTIONS = shared_fields(JobOptions, JobDetailsView)
 
 DRAINING = "DRAINING"
 NODE_WORDS = frozenset({*(state.name for state in NodeState), DRAINING})
-"""States of a node, as they are shown."""
+"""Displayed states of a node."""
 
 BLOCKERS_MAX = 100
-"""Jobs named as holding what another waits for, count: more do not help a person."""
+"""Blocking jobs listed, count; more do not help a user."""
 
 
 def job_words(state: State, job_id: int) -> str:
-    """Return what people call a job: `13`, or `10_3` for task 3 of array 10."""
+    """Return a job's display name: `13`, or `10_3` for task 3 of array 10."""
     return task_words(state, job_id) or str(job_id)
 
 
 def task_words(state: State, job_id: int) -> str | None:
-    """Return what people call a task of an array, such as `10_3`; None for every other job."""
+    """Return the display name of an array task, such as `10_3`; None for other jobs."""
     array = state.jobs[job_id].request.array if job_id in state.jobs else None
     return None if array is None else f"{array.job}_{array.task}"
 
 
 def left_out(command: SubmitJob, decided: JobRequest) -> tuple[str, ...]:
-    """Return the warning that lists what a submit asked for and its job does not have; nothing where it has all."""
+    """Return the warning that lists requested options the job does not have, if any."""
     asked, has = command.request.asked, decided.asked
     names = list(command.ignored)
     for field in command.if_defined:
@@ -91,7 +91,7 @@ def left_out(command: SubmitJob, decided: JobRequest) -> tuple[str, ...]:
 
 
 def details_of(state: State, job: Job) -> JobDetailsView | None:
-    """Return the details of a job at `state`; None where there are none, as for most."""
+    """Return a job's details at `state`; None if all are default."""
     request, before = job.request, job.interrupted
     options, array = request.asked, request.array
     if options is NO_OPTIONS and array is None and job.interruptions is None and not request.deadline:
@@ -115,7 +115,7 @@ def details_of(state: State, job: Job) -> JobDetailsView | None:
 
 
 def job_view(state: State, job_id: int, known: JobVerdicts, *, warnings: tuple[str, ...] = ()) -> JobView:
-    """Return one job at `state`; KeyError if it is not there. `known`: why it waits."""
+    """Return one job at `state`; KeyError if it does not exist. `known`: reasons jobs wait."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     request = job.request
     return JobView(
@@ -156,16 +156,16 @@ def job_view(state: State, job_id: int, known: JobVerdicts, *, warnings: tuple[s
 
 
 def capacity_controls(state: State) -> tuple[str, ...]:
-    """Return what holds buffers to their capacity on nodes that are not down; nothing with a site's provider."""
+    """Return the capacity control methods of nodes that are not down; none with a site's provider."""
     if state.site.provider != NATIVE:
         return ()
     return tuple(sorted({node.capacity_control for node in state.nodes.values() if not node.down} - {""}))
 
 
 def pool_view(state: State, name: str, buffers: int, controls: tuple[str, ...]) -> PoolView:
-    """Return one pool at `state`. KeyError if it is not there.
+    """Return one pool at `state`; KeyError if it does not exist.
 
-    `buffers` is how many hold something of it, `controls` what `capacity_controls` returns.
+    `buffers` is the number of buffers with space in it, `controls` the result of `capacity_controls`.
     """
     use = pool_use(state, name)
     unit = unit_in(state.pools, name)
@@ -183,16 +183,16 @@ def pool_view(state: State, name: str, buffers: int, controls: tuple[str, ...]) 
 
 
 def holders(state: State) -> dict[str, int]:
-    """Return how many buffers of jobs and persistent buffers hold space of each pool."""
+    """Return the number of job buffers and persistent buffers with space in each pool."""
     persistent = Counter(buffer.pool for buffer in state.persistent.values())
     return {name: len(state.holders.get(name, ())) + persistent[name] for name in state.pools}
 
 
 def buffer_view(state: State, job_id: int, *, path: bool = False) -> BufferView:
-    """Return the buffer of one job at `state`, with where it lies if `path`; KeyError if it has none."""
+    """Return the buffer of one job at `state`, with its path if `path`; KeyError if it has none."""
     buffer, request = state.buffers[job_id], state.jobs[job_id].request
     asked = request.buffer
-    assert asked is not None  # a job with a buffer asked for one
+    assert asked is not None  # a job with a buffer requested one
     return _buffer_view(
         state,
         buffer,
@@ -209,7 +209,7 @@ def buffer_view(state: State, job_id: int, *, path: bool = False) -> BufferView:
 
 
 def external_job_fields(state: State, job_id: int) -> dict[str, Any]:
-    """Return what is shown of an external job as such, nothing for Forebay's own jobs."""
+    """Return the additional fields of an external job; none for Forebay's own jobs."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     if job.external_job is None or buffer is None:
         return {}
@@ -217,7 +217,7 @@ def external_job_fields(state: State, job_id: int) -> dict[str, Any]:
 
 
 def persistent_view(state: State, name: str) -> BufferView:
-    """Return one persistent buffer at `state`; KeyError if it is not there."""
+    """Return one persistent buffer at `state`; KeyError if it does not exist."""
     buffer = state.persistent[name]
     place = state.places.get(buffer.place)
     return _buffer_view(
@@ -232,7 +232,7 @@ def persistent_view(state: State, name: str) -> BufferView:
 
 
 def _buffer_view(state: State, buffer: Buffer | PersistentBuffer, **differing: Any) -> BufferView:
-    """Return the view of a buffer of either kind; `differing` is what the kinds do not have in common."""
+    """Return the view of a buffer of either kind; `differing` are the fields that differ between the kinds."""
     return made_of(
         buffer,
         BufferView,
@@ -249,15 +249,16 @@ def _buffer_view(state: State, buffer: Buffer | PersistentBuffer, **differing: A
 
 
 def node_word(state: State, name: str) -> str:
-    """Return the state of a node as it is shown: one of NODE_WORDS. KeyError if it is not there."""
+    """Return the displayed state of a node, one of NODE_WORDS; KeyError if it does not exist."""
     found = state.nodes[name].state
-    # Slurm's word for a node that gets nothing new while it finishes what it has.
+    # Slurm's word for a drained node that is still busy.
     return DRAINING if found is NodeState.DRAINED and state.on_node.get(name) else found.name
 
 
 def node_view(state: State, name: str, liveness: Liveness | None) -> NodeView:
-    """Return one node at `state` with the jobs that have something there; KeyError if it is not there. `liveness`: None
-    on a replica that does not lead."""
+    """Return one node at `state` with its jobs; KeyError if it does not exist. `liveness`: None on a replica that does
+    not lead.
+    """
     node, jobs = state.nodes[name], sorted(state.on_node.get(name, ()))
     return made_of(
         node,
@@ -277,7 +278,7 @@ def node_view(state: State, name: str, liveness: Liveness | None) -> NodeView:
 
 
 def lost_job_view(state: State, job_id: int) -> LostJobView:
-    """Return what becomes of a job if its node is lost; KeyError if it is not there."""
+    """Return the outcome for a job if its node is lost; KeyError if it does not exist."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     return LostJobView(
         job_id=job_id,
@@ -291,7 +292,7 @@ def lost_job_view(state: State, job_id: int) -> LostJobView:
 
 
 def why_view(state: State, job_id: int, verdict: Verdict) -> WhyView:
-    """Return why a job of a state waits, or does not."""
+    """Explain the reason of a job's state."""
     job, blockers = state.jobs[job_id], _blockers(state, job_id, verdict)
     return WhyView(
         revision=state.revision,
@@ -311,7 +312,7 @@ def why_view(state: State, job_id: int, verdict: Verdict) -> WhyView:
 
 
 def _blockers(state: State, job_id: int, verdict: Verdict) -> tuple[int, ...]:
-    """Return the jobs that hold what this one waits for: space of its pool, or their own end."""
+    """Return the jobs that hold the pool space this job waits for, or must end first."""
     if verdict.reason == Reason.BURST_BUFFER_RESOURCES:
         pool = state.buffers[job_id].pool
         found = iter(sorted(job for job in state.holders.get(pool, ()) if job != job_id))

@@ -1,8 +1,8 @@
-"""Why jobs wait, for those who ask: a scheduling index that follows the applied state instead of a walk over all jobs.
+"""Reasons of waiting jobs, from a scheduling index that follows the applied state instead of a pass over all jobs.
 
-The leader decides with an index of its own, which is ahead of what is agreed. This one is made when somebody asks,
-follows the ledger from question to question, and is dropped when nobody has asked for a while. All that takes longer is
-done in slices (`cluster.system.eventloop.slices`): a site's whole queue is indexed in a second or so.
+The leader decides with its own index, which is ahead of the committed state. This index is created on demand, follows
+the ledger from query to query, and is dropped when idle. Long work runs in slices (`cluster.system.eventloop.slices`):
+a site's whole queue is indexed in about a second.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from replica.values import Instant, Verdict
 from replica.views import verdict_of
 
 FOLLOWED_MAX = 2_000
-"""Commands that an index follows from one question to the next, count: beyond, making a new one is hardly slower."""
+"""Commands an index follows between queries, count; beyond that a new one is hardly slower."""
 
 INDEXED_AT_ONCE = 64
-"""Jobs that are indexed in one slice, count: some two milliseconds."""
+"""Jobs indexed in one slice, count: about two milliseconds."""
 
 ASKED_AT_ONCE = 256
-"""Jobs whose verdicts one pass over the index says, count."""
+"""Jobs whose verdicts one pass over the index computes, count."""
 
 KEPT_S = 60.0
-"""How long an index is kept that nobody asks, seconds: it holds on to the state that it was last asked about."""
+"""Lifetime of an idle index, seconds; it keeps its last state in memory."""
 
 
 class JobVerdicts:
-    """What holds back those jobs of one state that were asked about."""
+    """Verdicts of the queried jobs of one state."""
 
     def __init__(self, state: State, found: Mapping[int, Verdict] | None = None) -> None:
-        """`found`: what a pass says; of any other job it is looked up by a walk over all, which takes long."""
+        """`found`: precomputed verdicts; any other job requires a slow pass over all jobs."""
         self.state = state
         self._found = found or {}
 
     def of(self, job_id: int) -> Verdict:
-        """Return what `replica.views.verdict_of` returns; KeyError for a job that is not in the state."""
+        """Return the result of `replica.views.verdict_of`; KeyError for a job not in the state."""
         if job_id in self._found:
             return self._found[job_id]
         job = self.state.jobs[job_id]
@@ -63,12 +63,12 @@ class JobVerdicts:
         return verdict_of(self.state, job_id)
 
     def reason(self, job_id: int) -> str:
-        """Return the reason of a job, byte for byte as Slurm spells it."""
+        """Return the reason of a job, spelled exactly as in Slurm."""
         return _reason_alone(self.state, self.state.jobs[job_id]) or str(self.of(job_id).reason)
 
 
 def _reason_alone(state: State, job: Job) -> str:
-    """Return the reason of a job that waits where one can tell without looking at others; else the empty string."""
+    """Return the reason of a waiting job if it does not depend on other jobs; else an empty string."""
     if job.state is not JobState.PENDING or job.external_job is not None:
         return ""
     gate = early_gate(state, job)
@@ -79,7 +79,7 @@ def _reason_alone(state: State, job: Job) -> str:
 
 
 async def prepare(index: SchedulingIndex, work: SlicedWork) -> None:
-    """Make an index ready for a question, in slices."""
+    """Prepare an index for a query, in slices."""
     while True:
         await work.take(INDEXED_AT_ONCE)
         if index.prepare(INDEXED_AT_ONCE):
@@ -87,10 +87,10 @@ async def prepare(index: SchedulingIndex, work: SlicedWork) -> None:
 
 
 class Verdicts:
-    """What holds back each job."""
+    """Reasons that hold back jobs."""
 
     def __init__(self, applied_log: AppliedLog | None = None) -> None:
-        """`applied_log`: where the ledger is read; without it every state is new."""
+        """`applied_log`: source of new events; without it each state gets a new index."""
         self._applied_log = applied_log
         self._index: SchedulingIndex | None = None
         self._in_use = asyncio.Lock()
@@ -99,7 +99,7 @@ class Verdicts:
     async def verdicts_of(
         self, state: State, job_ids: Iterable[int], work: SlicedWork, *, reasons: bool = False
     ) -> JobVerdicts:
-        """Return what holds back these jobs; with `reasons` no more than what it takes to say the reasons."""
+        """Return the verdicts of these jobs; `reasons`: only as far as needed for their reasons."""
         wanted: list[int] = []
         for job_id in job_ids:
             job = state.jobs.get(job_id)
@@ -116,31 +116,29 @@ class Verdicts:
         return JobVerdicts(state, found)
 
     async def estimate(self, state: State, job_id: int, at: Instant, work: SlicedWork) -> Estimate:
-        """Return when a job should start, as of `at`; KeyError for a job that is not in the state."""
+        """Return the expected start of a job as of `at`; KeyError for a job not in the state."""
         async with self.index(state, work) as index:
             await work.of(self).take(INDEXED_AT_ONCE)
             return estimate(state, job_id, at, ahead_in(index))
 
     async def free_for_setups(self, state: State, pools: Iterable[str], work: SlicedWork) -> dict[str, int]:
-        """Return, for each of these pools, the most that one more setup of an external job would get, units of the
-        pool.
-        """
+        """Return for each pool the most space one more setup of an external job would get, units of the pool."""
         async with self.index(state, work) as index:
             await work.of(self).take(INDEXED_AT_ONCE)
             return free_for_setups(index, pools, state.at)
 
     @asynccontextmanager
     async def index(self, state: State, work: SlicedWork) -> AsyncIterator[SchedulingIndex]:
-        """Hold an index of `state` that is prepared, and does not change as long as it is held."""
+        """Lock and yield a prepared index of `state`."""
         async with self._in_use:
             index = self._follow(state)
             self._drop_later()
-            # Others wait for it, so it does not take turns with what else the caller asks.
+            # Other queries wait for it, so it does not share turns with the caller's other work.
             await prepare(index, work.of(self))
             yield index
 
     def _follow(self, state: State) -> SchedulingIndex:
-        """Return an index of `state`: the one that is kept, unless the state is older than it."""
+        """Return an index of `state`: the existing one, unless the state is older."""
         index = self._index
         if index is not None and index.state is state:
             return index
@@ -154,7 +152,10 @@ class Verdicts:
         return index
 
     def _between(self, first: int, last: int) -> list[Event] | None:
-        """Return the events of the commands after `first` up to `last`; None where that is too many, or not held."""
+        """Return the events of the commands after `first` up to `last`.
+
+        None if there are too many or they are not held.
+        """
         if self._applied_log is None or last - first > FOLLOWED_MAX:
             return None
         try:
@@ -178,5 +179,5 @@ class Verdicts:
         self._dropping = asyncio.get_running_loop().call_later(KEPT_S, self.drop)
 
     def drop(self) -> None:
-        """Forget everything that was worked out."""
+        """Drop the index."""
         self._index = None

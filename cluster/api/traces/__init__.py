@@ -1,4 +1,4 @@
-"""What became of each job as a trace of OpenTelemetry, from a process beside the replica that leads."""
+"""OpenTelemetry traces of finished jobs, exported by a separate process beside the leader."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""The process that sends traces: `python -m cluster.api.traces SOCKET PARENT DIRECTORY URL`, started by its replica.
+"""Trace exporter process: `python -m cluster.api.traces SOCKET PARENT DIRECTORY URL`, started by its replica.
 
-SOCKET is a descriptor, PARENT the replica's process, with which this one dies, DIRECTORY the replica's, URL the
-collector's. It is told whether its replica leads, sends what ended since, and says how much.
+SOCKET is a descriptor, PARENT the replica's process, whose death ends this one, DIRECTORY the replica's directory, URL
+the collector's. The replica reports whether it leads; the process exports finished jobs and reports counts.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from wal import Environment, Ledger
 LOGGER = logging.getLogger("cluster.api.traces")
 
 LOOK_S: Final = 1.0
-"""How often it is looked which jobs are over, seconds: the index by job is written every few seconds."""
+"""Interval of checks for finished jobs, seconds; the per-job index is written every few seconds."""
 
 WAITING_MAX: Final = 1_000
-"""Jobs whose traces wait for a collector that takes nothing, count; the oldest are dropped for more."""
+"""Traces waiting for an unavailable collector, count; the oldest are dropped."""
 
 SPANS_WAITING_MAX: Final = 50_000
-"""Spans of them, count: about a kilobyte each. A job that is retried for ever has thousands."""
+"""Spans of waiting traces, count: about a kilobyte each. A job that is retried forever has thousands."""
 
 AT_ONCE: Final = 50
 SPANS_AT_ONCE: Final = 2_000
-"""Jobs whose traces are sent in one request, and their spans before the last one, counts."""
+"""Traces in one request, and their spans before the last trace, counts."""
 
 TRIES_MAX: Final = 5
-"""How often one request is sent that is not taken, count: then its traces are dropped."""
+"""Attempts to send one request, count; then its traces are dropped."""
 
 RETRY_S: Final = 1.0
-"""Until it is sent again, seconds; doubled each time."""
+"""Delay before the next attempt, seconds; doubled each time."""
 
 NICENESS: Final = 19
 
 MEMORY_BYTES: Final = 512 * 1024 * 1024
-"""What this process may allocate, bytes: what a collector answers is not bounded by the exporter."""
+"""Memory limit of this process, bytes, because the exporter does not bound a collector's responses."""
 
 Send = Callable[[list[tuple[bytes, list[JobSpan]]]], bool]
 
 
 class _Trace(NamedTuple):
-    """A trace that waits."""
+    """A waiting trace."""
 
     trace_id: bytes
     at: Instant
@@ -65,7 +65,7 @@ class _Trace(NamedTuple):
 
 
 class Sender:
-    """Traces that wait, and what became of the others."""
+    """Queue of traces, with counts of those sent and dropped."""
 
     def __init__(self, cluster: str, send: Send, monotonic_s: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -73,21 +73,21 @@ class Sender:
         self._monotonic_s = monotonic_s
         self._waiting: deque[_Trace] = deque()
         self._spans = 0
-        """Of those that wait, count."""
+        """Spans of the waiting traces, count."""
         self._tries = 0
         self._again_s = 0.0
         self.leads = False
         self.sent = 0
         self.dropped = 0
-        """Traces of jobs, counts."""
+        """Counts of traces."""
 
     @property
     def waiting(self) -> int:
-        """Traces of jobs that wait for the collector, count."""
+        """Traces waiting for the collector, count."""
         return len(self._waiting) if self.leads else 0
 
     def take(self, over: Sequence[FinishedJob]) -> None:
-        """Have traces sent of jobs that are over, where this replica leads or soon does."""
+        """Queue the traces of finished jobs if this replica leads or soon does."""
         for one in over:
             spans = spans_of(self._cluster, one.job, one.steps)
             if spans:
@@ -100,7 +100,7 @@ class Sender:
             self.dropped += self.leads
 
     def step(self) -> bool:
-        """Send some of what waits, and say whether to go on at once."""
+        """Send some waiting traces; return True to continue at once."""
         if not self.leads or not self._waiting or self._monotonic_s() < self._again_s:
             return False
         chosen: list[_Trace] = []
@@ -131,7 +131,7 @@ class Sender:
 
 
 def run(link: socket.socket, jobs: FinishedJobReader, sender: Sender) -> None:
-    """Go on until the replica closes the socket."""
+    """Run until the replica closes the socket."""
     told, more = b"", False
     while True:
         readable, _, _ = select.select([link], [], [], 0 if more else LOOK_S)
@@ -154,10 +154,10 @@ def main(arguments: Sequence[str]) -> int:
     descriptor, parent, directory, url = arguments
     ignore_hangup()
     die_with_parent(int(parent))
-    with contextlib.suppress(OSError):  # where that is not allowed, it is as before
+    with contextlib.suppress(OSError):  # if not permitted, keep the previous policy
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the replica's, which ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the replica handles Ctrl-C and stops this process
     os.umask(0o077)
     begin_logging()
     faulthandler.enable()

@@ -1,4 +1,4 @@
-"""Traces sent to a collector by OpenTelemetry's own exporter: the one module that imports it, in its own process."""
+"""Export of traces with OpenTelemetry's own exporter; the only module that imports it."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from cluster.api.traces.spans import JobSpan
 SERVICE: Final = "forebay"
 
 EXPORT_S: Final = 5.0
-"""How long a collector may take, seconds: the exporter tries again within them."""
+"""Time for a collector to respond, including the exporter's retries, seconds."""
 
 LATE_S: Final = 2 * EXPORT_S
-"""When it is given up whatever it does, seconds: one that answers a byte at a time is never late by itself."""
+"""Hard time limit of an export, seconds; a collector that trickles bytes never times out by itself."""
 
 NANOSECONDS_PER_MICROSECOND: Final = 1_000
 
 
 class _Late(BaseException):
-    """A collector has taken too long; none of what the exporter catches."""
+    """The export exceeded its time; not caught by the exporter."""
 
 
 class Exporter:
     """Sends the spans of jobs to one collector."""
 
     def __init__(self, url: str, cluster: str) -> None:
-        """Send to `url`; nothing is connected before there is something to send."""
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what fails is said here, once
+        """Send to `url`; connects with the first trace."""
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # failures are logged here, once
         self._exporter = OTLPSpanExporter(endpoint=url, timeout=EXPORT_S, session=_session())
         self._resource = Resource({"service.name": SERVICE, "forebay.cluster.id": cluster})
         self._scope = InstrumentationScope(SERVICE)
         signal.signal(signal.SIGALRM, _raise_late)
 
     def send(self, traces: Iterable[tuple[bytes, Sequence[JobSpan]]]) -> bool:
-        """Send traces, each an id and its spans, and say whether the collector has taken them."""
+        """Send traces, each an ID and its spans; return True if the collector accepted them."""
         spans = [self._span(trace_id, span) for trace_id, found in traces for span in found]
         signal.setitimer(signal.ITIMER_REAL, LATE_S)
         try:
@@ -82,7 +82,7 @@ def _context(trace_id: bytes, span_id: bytes) -> Any:
 
 
 def _session() -> requests.Session:
-    """Return what goes to the collector itself, and nowhere else that it or the environment says."""
+    """Return a session that ignores redirects and environment proxies."""
     session = requests.Session()
     session.trust_env = False
     session.max_redirects = 0

@@ -1,7 +1,7 @@
-"""Jobs that are over, in the order in which they were, read beside the replica: from its ledger and its index by job.
+"""Finished jobs in order, read from the replica's ledger and its per-job index.
 
-The historian writes that index, and this reads no further than it has come. Nothing is kept of a job that is not over:
-what concerned it is read again when it is.
+It reads only as far as the history service has indexed. Nothing is kept of unfinished jobs; their events are read when
+they finish.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ LOGGER = logging.getLogger(__name__)
 
 ENTRIES_READ_MAX: Final = 256
 BYTES_READ_MAX: Final = 1024 * 1024
-"""Entries that are read at once, count and bytes: then whoever stops this process is listened to."""
+"""Entries read at once, count and bytes, so that the process reacts to a stop request."""
 
 LATE_US: Final = 30 * MICROSECONDS_PER_SECOND
-"""How long ago a job may have ended that is sent nevertheless, microseconds: before its replica led, where the leader
-before it may have ended first, or before this process began. Its ids are the same: whoever has it has it once."""
+"""Largest age of a finished job that is still sent, microseconds: it may have ended before this process started or its
+replica became leader. IDs are deterministic, so duplicates are harmless.
+"""
 
 LOOK_BACK_ENTRIES: Final = 1024
-"""Entries before the last one with which a process begins, count: what ended while nobody looked is among them."""
+"""Entries before the last one that a new process reads, count, to include recently finished jobs."""
 
 STEPS_MAX: Final = 2_000
-"""Commands of one job that are read, count: a job that is retried for ever has more; its trace is left out."""
+"""Commands of one job read, count; a job with more, retried forever, gets no trace."""
 
 
 class FinishedJob(NamedTuple):
-    """A job that is over since a command."""
+    """A finished job, and the command that finished it."""
 
     job: int
     revision: int
@@ -58,26 +59,26 @@ class FinishedJob(NamedTuple):
 
 
 class FinishedJobReader:
-    """Reads on from where it was."""
+    """Incremental reader of finished jobs."""
 
     def __init__(self, ledger: Ledger, index: Path) -> None:
-        """`ledger`: of a reader beside the replica; `index`: the directory of the index by job."""
+        """`ledger`: read-only view of the replica's ledger; `index`: directory of the per-job index."""
         self._live = ledger
         self._directory = index
         self._reached: int | None = None
-        """The last entry that was read; None: none yet."""
+        """Last entry read; None: none yet."""
         self._since = NEVER
-        """Jobs that were over before are passed over."""
+        """Jobs finished earlier are skipped."""
 
     def read(self) -> tuple[list[FinishedJob], bool]:
-        """Return the jobs that a few entries more have ended, and whether there are more of them.
+        """Return the jobs finished by the next entries, and whether there are more entries.
 
-        What cannot be read is passed over: it is not there yet, or will never be.
+        Unreadable entries are skipped.
         """
         try:
             with closing(JobIndex(self._directory, readonly=True)) as index:
                 ledger, last = self._live.as_stored(), index.position.index
-                if self._reached is None or self._reached > last:  # it is made anew
+                if self._reached is None or self._reached > last:  # the index was rebuilt
                     self._begin(ledger, last)
                 first = (self._reached or 0) + 1
                 if first > last:
@@ -123,7 +124,7 @@ class FinishedJobReader:
         for row in rows:
             try:
                 number = ledger.index_of_revision(row.revision)
-            except LookupError:  # it was pruned, or a snapshot came in its place
+            except LookupError:  # pruned, or replaced by a snapshot
                 continue
             (entry,) = ledger.read_some(number, entries_max=1, bytes_max=1)
             batch = decode_batch(one_of_batch(entry.data, row.revision - entry.base - 1))
@@ -134,7 +135,7 @@ class FinishedJobReader:
 
 
 def _step(row: JobIndexRow, at: Instant) -> JobStep:
-    """Return what is noted in a row of the index, without events."""
+    """Return the step in an index row, without events."""
     noted = note_of(row)
     return JobStep(
         row.revision,

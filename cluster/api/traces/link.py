@@ -1,4 +1,4 @@
-"""A replica's end of the socket to the process that sends traces: kept running while a collector is configured."""
+"""Replica's side of the trace exporter: supervises the process while a collector is configured."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ from cluster.system.eventloop import end_within
 LOGGER = logging.getLogger(__name__)
 
 COUNTS: Final = struct.Struct(">QQQ")
-"""What the process says: traces of jobs that were sent, that were dropped, and that wait, since it began, counts."""
+"""Report of the process: traces sent, dropped and waiting since its start, counts."""
 
 LEADS: Final = b"1"
 FOLLOWS: Final = b"0"
-"""What it is told: whether its replica leads."""
+"""Messages to the process: whether its replica leads."""
 
 LOOK_S: Final = 0.5
-"""How often it is looked whether the replica leads, seconds."""
+"""Interval of leadership checks, seconds."""
 
 EXIT_NOT_INSTALLED: Final = 78
-"""How it ends where OpenTelemetry is not installed: it is not started again."""
+"""Exit code without OpenTelemetry; the process is then not restarted."""
 
 BACK_OFF_S: Final = 1.0
 BACK_OFF_S_MAX: Final = 60.0
-"""The pause before it is started again, seconds, doubled each time: nothing waits for it."""
+"""Delay before a restart, seconds, doubled each time; it is not urgent."""
 
 SOUND_S: Final = 60.0
-"""After so long it is started again after the shortest pause, seconds."""
+"""Run time after which the delay is reset, seconds."""
 
 STOP_S: Final = 2.0
-"""How long it may take to end, seconds."""
+"""Time for the process to exit, seconds."""
 
 
 class Tracer:
-    """Who sends traces for a replica, if anybody does."""
+    """Trace exporter of a replica, if configured."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._config = TracesConfig()
         self._keeper: asyncio.Task[None] | None = None
         self._before = (0, 0)
-        """What processes before the present one have sent and dropped."""
+        """Sent and dropped counts of earlier processes."""
         self._said = (0, 0, 0)
 
     @property
     def sent_count(self) -> int:
-        """Traces of jobs that a collector has taken, count."""
+        """Traces accepted by a collector, count."""
         return self._before[0] + self._said[0]
 
     @property
     def dropped_count(self) -> int:
-        """Traces of jobs that no collector has taken, and that nobody sends any more, count."""
+        """Traces dropped without being accepted, count."""
         return self._before[1] + self._said[1]
 
     @property
     def waiting(self) -> int:
-        """Traces of jobs that wait for a collector, count."""
+        """Traces waiting for a collector, count."""
         return self._said[2]
 
     @property
@@ -73,7 +73,7 @@ class Tracer:
         return bool(self._config.endpoint)
 
     def renew(self, config: TracesConfig) -> None:
-        """Send to the collector of this configuration from now on, or to none."""
+        """Use the collector of this configuration, if any."""
         if config == self._config:
             return
         self._config = config
@@ -82,7 +82,7 @@ class Tracer:
         self._keeper = asyncio.get_running_loop().create_task(self._keep(config.url)) if config.endpoint else None
 
     async def stop(self) -> None:
-        """End the process."""
+        """Stop the process."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.cancel()
@@ -106,7 +106,7 @@ class Tracer:
             pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
 
     async def _run(self, url: str) -> int:
-        """Start the process, tell it who leads, take what it says, and return its exit code."""
+        """Start the process, report leadership to it, receive its counts, and return its exit code."""
         ours, its = socket.socketpair()
         ours.setblocking(False)
         controller = self._controller
@@ -131,7 +131,7 @@ class Tracer:
             return await process.wait()
         finally:
             telling.cancel()
-            writer.close()  # the closed socket ends it
+            writer.close()  # closing the socket stops the process
             self._before, self._said = (self.sent_count, self.dropped_count + self.waiting), (0, 0, 0)
             await asyncio.shield(end_within(process, STOP_S))
 

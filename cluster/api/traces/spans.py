@@ -1,7 +1,7 @@
-"""Spans of a job's trace, from submit to teardown, by where the job stood after each command that concerned it. Pure.
+"""Spans of a job's trace, from submit to teardown, derived from its state after each command. Pure.
 
-All ids follow from the cluster and the job, so whoever leads, and however often it is sent, it is the same trace.
-Nothing is in it that could be a secret or somebody's file: no script, environment, path, comment or reason.
+IDs are derived from cluster and job, so every leader produces the same trace. Spans contain no secrets and no file
+names: no script, environment, path, comment or reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from replica.values import Instant
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8
-"""Bytes of a trace's and of a span's id, as W3C Trace Context has them."""
+"""Bytes of a trace ID and of a span ID, as in W3C Trace Context."""
 
 SUBMIT: Final = "submit"
 PENDING: Final = "pending"
@@ -48,7 +48,7 @@ _OF_BUFFER: Final = {
     BufferState.TEARDOWN: TEARDOWN,
     BufferState.TEARDOWN_FAIL: TEARDOWN,
 }
-"""What is done while a buffer is in a state."""
+"""Phase of each buffer state."""
 
 _OF_JOB: Final = {
     JobState.PENDING: PENDING,
@@ -57,7 +57,7 @@ _OF_JOB: Final = {
     JobState.SUSPENDED: RUN,
     JobState.STAGE_OUT: POST_RUN,
 }
-"""The same of a job without a buffer, or whose buffer is gone."""
+"""Phase of each job state, for a job without a buffer."""
 
 _BY_STAGE: Final = {
     Stage.STAGE_IN: STAGE_IN,
@@ -68,35 +68,35 @@ _BY_STAGE: Final = {
 }
 
 _ON_NODE: Final = frozenset({PRE_RUN, RUN, POST_RUN})
-"""What the node of the job does, and no mover of a place."""
+"""Phases on the job's node instead of a mover."""
 
 
 class JobStep(NamedTuple):
-    """A command that concerned a job: its events of the job, and where the job stood after it."""
+    """A command about a job: its events of the job, and the job's state after it."""
 
     revision: int
     at: Instant
     state: JobState | None
-    """None: it is no more."""
+    """None: deleted."""
     buffer: BufferState | None
     attempt: int
     events: tuple[Event, ...]
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is done for the job."""
+        """Whether the job has finished."""
         return self.state in ENDED and self.buffer in (None, BufferState.COMPLETE)
 
     @property
     def phase(self) -> str:
-        """What is done for the job from here on; empty: nothing."""
+        """Phase of the job after this step; empty: none."""
         if self.is_over or self.state is None:
             return ""
         return _OF_BUFFER.get(self.buffer, "") if self.buffer is not None else _OF_JOB.get(self.state, "")
 
 
 class SpanEvent(NamedTuple):
-    """An event of the ledger inside of a span."""
+    """A ledger event within a span."""
 
     name: str
     at: Instant
@@ -117,22 +117,22 @@ class JobSpan(NamedTuple):
 
 
 def trace_id(cluster: str, job: int) -> bytes:
-    """Return the id of a job's trace."""
+    """Return the ID of a job's trace."""
     return sha256(f"forebay trace {cluster} {job}".encode()).digest()[:TRACE_BYTES]
 
 
 def ended_with(steps: Sequence[JobStep], revision: int) -> bool:
-    """Say whether a job was over with this command, and not before."""
+    """Return True if this command finished the job."""
     return any(steps[number].revision == revision for number in _ends(steps))
 
 
 def spans_of(cluster: str, job: int, steps: Sequence[JobStep]) -> list[JobSpan]:
-    """Return the spans of a job that is over, the one that holds the others first; none where the submit is missing."""
+    """Return the spans of a finished job, the root span first; none if its submit is missing."""
     ends = _ends(steps)
     first = next((number for number, step in enumerate(steps) if _submit_event(step) is not None), None)
     if first is None or not ends:
         return []
-    # What is noted of it once it was over, as that it was forgotten, is no part of it.
+    # Steps after the end, such as its deletion, do not belong to the trace.
     steps = steps[first : ends[-1] + 1]
     trace, common = trace_id(cluster, job), _common(cluster, job, steps[0])
     root_id = _span_id(trace, "job", steps[0].revision)
@@ -158,12 +158,12 @@ def spans_of(cluster: str, job: int, steps: Sequence[JobStep]) -> list[JobSpan]:
 
 
 def _ends(steps: Sequence[JobStep]) -> list[int]:
-    """Return where a job became over: more than once where it began again."""
+    """Return the steps at which a job finished; more than one if it was requeued."""
     return [number for number, step in enumerate(steps) if step.is_over and not (number and steps[number - 1].is_over)]
 
 
 def _stage_ranges(steps: Sequence[JobStep]) -> Iterator[tuple[int, int]]:
-    """Yield from which step to which the same was done, in the same attempt; the second is the one that ended it."""
+    """Yield the first and last step of each phase within one attempt; the last one ends it."""
     begin = 0
     for number in range(1, len(steps)):
         if (steps[number].phase, steps[number].attempt) != (steps[begin].phase, steps[begin].attempt):
@@ -172,14 +172,14 @@ def _stage_ranges(steps: Sequence[JobStep]) -> Iterator[tuple[int, int]]:
 
 
 class _Places:
-    """Where a job's operations are done, as far as its steps were taken."""
+    """Nodes of a job's phases, tracked step by step."""
 
     def __init__(self) -> None:
         self.taken = 0
         self._node = self._mover = ""
 
     def take(self, step: JobStep) -> None:
-        """Go on by a step."""
+        """Process one step."""
         self.taken += 1
         for event in step.events:
             node, mover = getattr(event, "node", ""), getattr(event, "mover", "")
@@ -189,7 +189,7 @@ class _Places:
                 self._mover = mover
 
     def of(self, name: str) -> dict[str, str | int]:
-        """Return the node that does this, where one does."""
+        """Return the node attributes of a phase, if it has a node."""
         if name in (PENDING, QUEUED):
             return {}
         node = self._node if name in _ON_NODE else self._mover or self._node
@@ -214,7 +214,7 @@ def _span(
     common: dict[str, str | int],
     more: dict[str, str | int],
 ) -> JobSpan:
-    """Return the span that began with a step, of the steps since, of which the last one ended it."""
+    """Return the span from a step to the last of the following steps."""
     outcome, moved = DONE, dict[str, str | int]()
     for event in (event for step in inside for event in step.events):
         outcome = _outcome(name, event) or outcome
@@ -225,7 +225,7 @@ def _span(
         parent_id,
         name,
         begin.at,
-        # A clock that an operator has set back ends nothing before it began.
+        # After an operator set the clock back, no span may end before it began.
         max(begin.at, inside[-1].at),
         common | more | moved | {"forebay.outcome": outcome, "forebay.revision": begin.revision},
         tuple(SpanEvent(kind_name(type(event)), step.at, step.revision) for step in inside for event in step.events),
@@ -234,7 +234,7 @@ def _span(
 
 
 def _outcome(name: str, event: Event) -> str:
-    """Return what an event says of what is done when it comes; empty: nothing."""
+    """Return the outcome of a phase from the event that ends it; empty: none."""
     match event:
         case events.StageFailed() if _BY_STAGE.get(event.stage) == name:
             return FAILED
@@ -265,7 +265,7 @@ def _submit_event(step: JobStep) -> events.JobSubmitted | events.ExternalJobSetU
 
 
 def _common(cluster: str, job: int, first: JobStep) -> dict[str, str | int]:
-    """Return what every span of a job says."""
+    """Return the attributes common to all spans of a job."""
     found: dict[str, str | int] = {"forebay.cluster.id": cluster, "forebay.job.id": job}
     submitted = _submit_event(first)
     if submitted is None:

@@ -1,3 +1,3 @@
-"""The cluster at a glance: what it is doing, what needs somebody, how full pools were."""
+"""Cluster overview: activity, items that need attention, and pool use."""
 
 from cluster.api.watch.overview import list_pool_use, show_overview

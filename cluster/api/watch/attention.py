@@ -1,7 +1,7 @@
-"""What does not go on without somebody: results that are not exported, what could not be removed, nodes and replicas.
+"""Items that need attention: unexported results, failed removals, nodes, replicas, pools and the ledger.
 
-Each is a condition of the state, or of what replicas say of themselves, with what to look at or to type. Nothing is
-kept of it: what is mended is not there the next time.
+Each is a condition of the current state or of a replica's status, with a remedy. Nothing is stored; an item disappears
+when its condition does.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from replica.state import State
 from replica.values import Instant
 
 NEEDS_SHOWN_MAX = 100
-"""Things in one answer, count; the others are counted."""
+"""Items in one response, count; the others are only counted."""
 
 JOURNAL_FILL_NOTICE = 0.8
-"""From when on a journal needs somebody, as a share of its room."""
+"""Used share of a journal that needs attention."""
 
 ROOM_NOTICE_BYTES = 2 * 1024**3
-"""Below which the disk of a replica needs somebody, bytes: some snapshots of a large site."""
+"""Free disk space of a replica that needs attention, bytes: some snapshots of a large site."""
 
 UNWITNESSED_NOTICE_S = 60.0
-"""For how long checkpoints may lack cosignatures, seconds: a witness may be restarted."""
+"""Time without cosignatures that needs attention, seconds: longer than a witness's restart."""
 
 _OF_A_RUN = (BufferState.PRE_RUN, BufferState.RUNNING, BufferState.SUSPENDED)
 
 
 class AttentionItems:
-    """What was found: the first of it, and how much there is."""
+    """The first items, and their total number."""
 
     def __init__(self) -> None:
         self.rows: list[NeedView] = []
         self.count = 0
 
     def add(self, kind: NeedKind, subject: str, sentence: str, remedy: str = "", **more: Any) -> None:
-        """Take note of one thing."""
+        """Add an item."""
         self.count += 1
         if len(self.rows) < NEEDS_SHOWN_MAX:
             self.rows.append(NeedView(kind=kind, subject=subject, sentence=sentence, remedy=remedy, **more))
 
 
 async def find_jobs(call: ApiCall[Any], state: State, needs: AttentionItems, work: SlicedWork) -> None:
-    """Look for jobs that wait for somebody, of those that the caller may see."""
+    """Find visible jobs that need attention."""
     async for job_id in iterate_paced(state.unfinished, work, parts=1):
         job, buffer = state.jobs[job_id], state.buffers.get(job_id)
         found = _of_job(job, buffer) if buffer is not None else None
@@ -58,7 +58,7 @@ async def find_jobs(call: ApiCall[Any], state: State, needs: AttentionItems, wor
             continue
         kind, sentence, remedy = found
         name = job_words(state, job_id)
-        assert buffer is not None  # what is found is about one
+        assert buffer is not None  # every item found concerns one
         more = {"job_id": job_id, "user": job.request.user, "since": format_instant(buffer.changed_at)}
         needs.add(
             kind, f"job {name}" if job.external_job is None else job.called, sentence, remedy.format(job=name), **more
@@ -82,7 +82,7 @@ def _of_job(job: Job, buffer: Buffer) -> tuple[NeedKind, str, str] | None:
 
 
 async def find_nodes(state: State, needs: AttentionItems, work: SlicedWork) -> None:
-    """Look for nodes that are down."""
+    """Find nodes that are down."""
     for name in await work.sort(state.nodes):
         node = state.nodes[name]
         if node.down:
@@ -96,7 +96,7 @@ async def find_nodes(state: State, needs: AttentionItems, work: SlicedWork) -> N
 
 
 def find_replicas(members: tuple[MemberView, ...], needs: AttentionItems, now: Instant) -> None:
-    """Look for replicas that are away, refused, with a clock that is off, a slow disk, or too little of something."""
+    """Find replicas that are unreachable, rejected, have a wrong clock, a slow disk, or too little of a resource."""
     for member in members:
         name = f"replica {member.name}"
         if member.forgot:
@@ -131,7 +131,7 @@ def find_replicas(members: tuple[MemberView, ...], needs: AttentionItems, now: I
 
 
 def find_ledger(status: StatusView, needs: AttentionItems) -> None:
-    """Look for what the replica that answers says of its ledger, and of checkpoints of it."""
+    """Find problems of this replica's ledger and of its checkpoints."""
     name = f"replica {status.replica}"
     if status.not_ready:
         needs.add("consensus", name, status.not_ready, "forebay cluster members")
@@ -146,7 +146,7 @@ def find_ledger(status: StatusView, needs: AttentionItems) -> None:
 
 
 def find_pools(pools: Iterator[PoolView], needs: AttentionItems) -> None:
-    """Look for pools of which more is held than there is."""
+    """Find overcommitted pools."""
     for pool in pools:
         if pool.overcommitted_bytes:
             over = format_amount(pool.overcommitted_bytes, unit_of(pool.unit) or PoolUnit.BYTES)

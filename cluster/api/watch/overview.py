@@ -1,4 +1,4 @@
-"""The cluster at a glance: `/v1/overview`, and how full pools were: `/v1/history/pools`."""
+"""Handlers of `/v1/overview` and `/v1/history/pools`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from replica.model import JobState, PoolUnit
 from replica.state import State
 
 REASONS_COUNTED_MAX = 20
-"""Reasons that pending jobs are counted by, count; all others are counted together."""
+"""Reasons counted separately, count; all others are counted together."""
 
 OTHER_REASONS = "others"
 FAILED = "a failed operation"
-"""What jobs are counted under that are held because of what an operation said, which may name files."""
+"""Replaces the reason of a failed operation, which can name files."""
 
 _OF_STATUS = ("room_bytes", "journal_fill", "sync_s", "certificate_until", "authority_until")
 
@@ -73,7 +73,7 @@ async def show_overview(call: ApiCall[None]) -> Reply[OverviewAnswer]:
 
 
 async def _members(call: ApiCall[Any], state: State, status: StatusView) -> tuple[MemberView, ...]:
-    """Return the replicas, each with what it said of itself last."""
+    """Return the replicas with their last known statuses."""
     rows = members_of(call, state)
     others = [row.name for row in rows if row.reachable and row.name != status.replica]
     said = {**await call.service.statuses.of(others), status.replica: status}
@@ -81,14 +81,14 @@ async def _members(call: ApiCall[Any], state: State, status: StatusView) -> tupl
     for row in rows:
         word = said.get(row.name)
         if word is not None:
-            # How far another replica has come is `lag_entries`: its own word may be a minute old.
+            # `lag_entries` shows another replica's progress, because its status can be a minute old.
             row = msgspec.structs.replace(row, **{name: getattr(word, name) for name in _OF_STATUS})
         completed.append(row)
     return tuple(completed)
 
 
 async def _jobs(state: State, work: SlicedWork) -> tuple[dict[str, int], list[int]]:
-    """Return how many jobs that are not over there are in each state, and those that are pending."""
+    """Count unfinished jobs by state, and return the pending ones."""
     counts: Counter[JobState] = Counter()
     pending: list[int] = []
     async for job_id in iterate_paced(state.unfinished, work, parts=1):
@@ -100,7 +100,7 @@ async def _jobs(state: State, work: SlicedWork) -> tuple[dict[str, int], list[in
 
 
 async def _waiting(call: ApiCall[Any], state: State, pending: list[int], work: SlicedWork) -> dict[str, int]:
-    """Return how many jobs wait for each reason, the most frequent ones."""
+    """Count waiting jobs by reason, most frequent first."""
     known = await call.service.verdicts.verdicts_of(state, pending, work, reasons=True)
     counts: Counter[str] = Counter()
     async for job_id in iterate_paced(pending, work, parts=4):

@@ -1,4 +1,4 @@
-"""HTTP over mutual TLS: connections, bodies, who asks, problems, the OpenAPI document."""
+"""HTTP over mutual TLS: connections, bodies, authentication, errors, the OpenAPI document."""
 
 from cluster.api.web.authentication import actor_of, not_identified, permit, permit_node
 from cluster.api.web.bodies import LONG_CHARACTERS, QUERY_CHARACTERS_MAX, BodyBudget, body_problem, decode, read_body

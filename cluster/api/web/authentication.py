@@ -1,4 +1,4 @@
-"""Who asks: the identity in the peer's certificate, and what each role may ask for."""
+"""Authorization: the identity in the peer's certificate, and the permissions of each role."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _ACTOR_ROLES = {
 
 
 def not_identified(error: IdentityError) -> Problem:
-    """Return the problem of whoever is nobody known."""
+    """Return the error for an unidentified client."""
     return Problem(401, "not_identified", str(error), "use a certificate that `forebay cluster init` made")
 
 
 def permit(identity: Identity, roles: frozenset[Role], what: str) -> None:
-    """Refuse who has none of the roles; Problem 403."""
+    """Check that the caller has one of the roles; Problem 403."""
     if identity.role not in roles:
         allowed = ", ".join(sorted(roles))
         raise permission_denied(f"{identity} may not {what}", f"use the certificate of a role that may: {allowed}")
 
 
 def permit_node(identity: Identity, node: str) -> None:
-    """Refuse an agent that speaks for another node than its own; Problem 403."""
+    """Check that an agent acts for its own node; Problem 403."""
     if identity.name != node:
         remedy = "start each agent with the certificate of its own node"
         raise permission_denied(f"{identity} may not speak for node {node!r}", remedy)
 
 
 def actor_of(identity: Identity) -> Actor:
-    """Return the identity as commands carry it; Problem 403 for a replica, which commands nothing through the API."""
+    """Return the identity for commands; Problem 403 for a replica, which sends none through the API."""
     role = _ACTOR_ROLES.get(identity.role)
     if role is None:
         raise permission_denied(f"{identity} may not send commands", "use another certificate")

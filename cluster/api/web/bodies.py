@@ -1,4 +1,4 @@
-"""Reading what clients send, within bounds of size and time, and decoding it strictly."""
+"""Request bodies: reading within bounds of size and time, and strict decoding."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from cluster.schemas import BODY_BYTES_MAX
 from cluster.security import Identity, Role
 
 SMALL_BODY_BYTES = 64 * 1024
-"""A body up to this has room that large ones cannot take, bytes: a submit, a hold, a drain, whatever else happens."""
+"""Largest body that uses the quota for small bodies, bytes: a submit, a hold, a drain."""
 
 AGENT_BODY_BYTES = 2 * 1024 * 1024
-"""A body of an agent up to this has room that people cannot take, bytes: a full poll, and results by the hundred."""
+"""Largest agent body that uses the quota for agents, bytes: a full poll, and results by the hundred."""
 
 BODY_READ_S = 5.0
-"""Time for a body to arrive, seconds, beside what it may take at BODY_BYTES_S: a lost packet or two."""
+"""Time for a body to arrive, seconds, in addition to its size at BODY_BYTES_S: a lost packet or two."""
 
 BODY_BYTES_S = 512 * 1024
-"""The least rate of a body, bytes a second: the largest one may take 21 seconds, and an ordinary one five."""
+"""Slowest rate of a body, bytes a second: 21 seconds for the largest."""
 
 LONG_CHARACTERS = 8 * 1024
-"""Text of a request that is read on the loop, characters: its directives take a few milliseconds at most."""
+"""Longest request text decoded on the loop, characters: a few milliseconds of directives."""
 
 QUERY_CHARACTERS_MAX = 4096
-"""Path and query together, characters."""
+"""Length of path and query together, characters."""
 
 _T = TypeVar("_T")
 _UNKNOWN = re.compile(r"unknown field `(.*?)`")
@@ -38,19 +38,19 @@ _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
 
 
 class BodyQuota(msgspec.Struct, frozen=True):
-    """Memory for bodies of one kind: `bytes_max` over all senders, `share_bytes` for each of them."""
+    """Memory for bodies of one kind: `bytes_max` for all senders, `share_bytes` for each."""
 
     bytes_max: int
     share_bytes: int
 
 
 class BodyQuotas(msgspec.Struct, frozen=True):
-    """The rooms of a replica, 64 MiB in all; none of them can be filled from another, nor by one identity alone."""
+    """Body quotas of a replica, 64 MiB in all. No kind and no identity can exhaust another's quota."""
 
     large: BodyQuota = BodyQuota(40 * 1024 * 1024, 16 * 1024 * 1024)
-    """What fits nowhere else: two bodies of the largest size for each identity."""
+    """All other bodies: two of the largest size for each identity."""
     small: BodyQuota = BodyQuota(8 * 1024 * 1024, 2 * 1024 * 1024)
-    """Bodies of people up to SMALL_BODY_BYTES: 32 whole ones for each, and submits by the hundred."""
+    """Bodies of users up to SMALL_BODY_BYTES: 32 of that size for each, and submits by the hundred."""
     agents: BodyQuota = BodyQuota(16 * 1024 * 1024, AGENT_BODY_BYTES)
     """Bodies of agents up to AGENT_BODY_BYTES."""
 
@@ -63,7 +63,7 @@ class _Account:
 
 
 class BodyClaim:
-    """What one body holds while it is read; grows with what has arrived, never with what is only announced."""
+    """Memory held by one body while it is read; it grows with received data, not with the declared length."""
 
     def __init__(self, account: _Account, who: Identity) -> None:
         self._account = account
@@ -71,7 +71,7 @@ class BodyClaim:
         self._held_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Hold so many bytes more; Problem 503 where there is no room."""
+        """Reserve further bytes; Problem 503 if the quota is exhausted."""
         account, who = self._account, self._who
         if account.held_by[who] + size_bytes > account.room.share_bytes:
             raise too_busy(f"this replica is reading as much of {who} as it may")
@@ -80,7 +80,7 @@ class BodyClaim:
         self._hold(size_bytes)
 
     def give(self) -> None:
-        """Give back all of it."""
+        """Release all bytes."""
         self._hold(-self._held_bytes)
 
     def _hold(self, size_bytes: int) -> None:
@@ -92,31 +92,31 @@ class BodyClaim:
 
 
 class BodyBudget:
-    """How many bytes of bodies are held by requests that are being read, by kind of body and by sender."""
+    """Memory of bodies being read, by kind and sender."""
 
     def __init__(self, rooms: BodyQuotas | None = None) -> None:
         rooms = rooms or BodyQuotas()
         self._large, self._small, self._agents = _Account(rooms.large), _Account(rooms.small), _Account(rooms.agents)
 
     def claim(self, who: Identity, announced_bytes: int) -> BodyClaim:
-        """Return an empty claim on the room for a body of this size from this sender."""
+        """Return an empty claim on the quota for a body of this size and sender."""
         if who.role is Role.AGENT and announced_bytes <= AGENT_BODY_BYTES:
             return BodyClaim(self._agents, who)
         return BodyClaim(self._small if announced_bytes <= SMALL_BODY_BYTES else self._large, who)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of bodies that are being read now."""
+        """Bytes of bodies being read."""
         return self._large.held_bytes + self._small.held_bytes + self._agents.held_bytes
 
 
 async def read_body(
     request: web.BaseRequest, budget: BodyBudget, who: Identity, bytes_max: int = BODY_BYTES_MAX
 ) -> bytes:
-    """Return the body; Problem 413, 408, 411 or 415 for one that is too large, too slow, of unknown or odd form, and
-    400 for one whose sender has gone.
+    """Return the body; Problem 413, 408, 411 or 415 if it is too large, too slow, without a length or of another type,
+    400 if its sender disconnected.
 
-    Problem 503 where what `who`, or everybody, is sending at this moment leaves no room for it.
+    Problem 503 if the quota of `who`, or of all senders, is exhausted.
     """
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise Problem(415, "unsupported_encoding", "the body is compressed", "send plain JSON")
@@ -131,7 +131,7 @@ async def read_body(
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
     if request.content.is_eof() and request.content.exception() is None:
-        # All of it is here already, as it is with most requests: nothing to wait for, so nothing to hold room for.
+        # The body has arrived completely, as usual, so it needs no quota.
         return request.content.read_nowait(-1)
     claim = budget.claim(who, announced)
     within_s = BODY_READ_S + announced / BODY_BYTES_S
@@ -154,7 +154,7 @@ async def read_body(
             408, "too_slow", f"the body did not arrive within {within_s:.3g} s", "send it faster, or in parts"
         ) from error
     except ConnectionError as error:
-        # Nobody reads the answer: whoever began it has gone.
+        # The sender has disconnected, so the response is not read.
         words = "the connection ended before the body had arrived"
         raise bad_request(words, "send it again", "body", "incomplete_body") from error
     finally:
@@ -172,7 +172,7 @@ def _too_large(size_bytes: int, bytes_max: int) -> Problem:
 
 
 def decode(data: bytes, kind: type[_T]) -> _T:
-    """Return the JSON body as `kind`; Problem 400 names the place, unknown fields included."""
+    """Decode a JSON body as `kind`; Problem 400 names the position, also of unknown fields."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -180,7 +180,7 @@ def decode(data: bytes, kind: type[_T]) -> _T:
 
 
 def body_problem(error: Exception) -> Problem:
-    """Return the problem with a body that could not be decoded: where, and what is expected there."""
+    """Return the error of a body that could not be decoded, with position and expected type."""
     if not isinstance(error, msgspec.ValidationError):
         return bad_request(f"the body is not JSON: {error}", "send one JSON object", "body", "invalid_json")
     text = str(error)

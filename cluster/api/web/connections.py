@@ -17,33 +17,33 @@ from cluster.security import Identity, IdentityError, PeerCertificate, Peers, Ro
 from cluster.system.eventloop import HttpConnection, HttpServer, MalformedRequest
 
 CONNECTIONS_MAX = 12_288
-"""Open connections, count: the polls of 10,000 nodes on two replicas, as many connections again of agents that report
-to this one, and a benchmark's largest crowd. One with a poll that waits takes some 66 KiB, TLS included."""
+"""Open connections, count: the polls of 10,000 nodes on two replicas, as many again for reports to this one, and the
+largest benchmark. A waiting poll takes about 66 KiB, TLS included.
+"""
 
 CONNECTIONS_PER_IDENTITY_MAX = 2048
-"""Open connections of one certificate's holder, count: the benchmark's largest crowd twice over, and never so many that
-nobody else gets in."""
+"""Open connections of one identity, count: twice the largest benchmark, but never all."""
 
 CONNECTIONS_OF_USERS_MAX = 3072
-"""Open connections of all users together, count: the others are for operators, agents and replicas."""
+"""Open connections of all users together, count; the rest is for operators, agents and replicas."""
 
 NOBODY = "nobody"
-"""Under this name, and their address, all are counted who have not said yet who they are."""
+"""Name under which, with their address, unidentified clients are counted."""
 
 CONNECTIONS_OF_NOBODY_MAX = 1024
-"""Open connections of all of them together, count."""
+"""Open connections of all unidentified clients, count."""
 
 CONNECTIONS_OF_A_STRANGER_MAX = 128
-"""Those of one address, count: a user with MUNGE is nobody until the first request is there."""
+"""Open unidentified connections of one address, count; a MUNGE user is unidentified until the first request."""
 
 STRANGER_S_MAX = 10.0
-"""How long one may stay nobody, seconds."""
+"""Time for a client to identify itself, seconds."""
 
 USERS = (f"{Role.USER} ", f"{Role.GATEWAY} ")
-"""How the names begin under which users are counted, and those who speak for them."""
+"""Prefixes of names counted as users, including their gateways."""
 
 SWEEP_PERIOD_S = 2.0
-"""How often idle and slow connections are looked for, seconds."""
+"""Interval of checks for idle and slow connections, seconds."""
 
 FIXED_HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
@@ -51,36 +51,36 @@ FIXED_HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Server": "forebay",
 }
-"""Headers of every answer."""
+"""Headers of every response."""
 
 
 class ApiConnection(HttpConnection):
-    """One connection, counted for who is at the other end."""
+    """One connection, counted for its peer."""
 
     __slots__ = ("certificate", "gone", "holder", "is_spoken_on", "made_s", "stranger")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.certificate: PeerCertificate | None = None
-        """Who is at the other end, and by which certificate."""
+        """Identity and certificate of the peer."""
         self.stranger: IdentityError | None = None
-        """Why it is not known who is."""
+        """Reason the peer is unidentified."""
         self.holder: str | None = None
-        """Whom it is counted for while it is open."""
+        """Name it is counted under while open."""
         self.made_s = 0.0
         self.is_spoken_on = False
-        """Whether it is watched as an account's that another vouches for, while a request of his lasts."""
+        """Whether it is watched as the account of the current request."""
         self.gone = asyncio.Event()
-        """Set once the connection is over: who only writes now and then would learn it late."""
+        """Set when the connection closes, which a rare writer would notice late."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection, or refuse it where there are too many."""
+        """Accept the connection, or reject it if there are too many."""
         self.made_s = asyncio.get_running_loop().time()
         manager = self._manager
         super().connection_made(transport)
         if not isinstance(manager, GuardedServer):
             return
-        transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from asyncio.Transport
         try:
             manager.peers.admit(transport)
             self.certificate = manager.peers.certificate_of(transport)
@@ -94,7 +94,7 @@ class ApiConnection(HttpConnection):
             transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Count it no more."""
+        """Remove it from the counts."""
         self.gone.set()
         manager, holder = self._manager, self.holder
         if isinstance(manager, GuardedServer) and holder is not None:
@@ -103,7 +103,7 @@ class ApiConnection(HttpConnection):
         super().connection_lost(exc)
 
     def problem_response(self, malformed: MalformedRequest) -> web.Response:
-        """Return the answer to a malformed request, in the same form as every other problem."""
+        """Return the response to a malformed request, in the form of all errors."""
         sentence, remedy = malformed.sentence, malformed.remedy
         if malformed.status >= 500:
             problem = Problem(500, "internal_error", sentence)
@@ -119,23 +119,23 @@ class ApiConnection(HttpConnection):
 
     @property
     def shows_nothing(self) -> bool:
-        """Whether the other end has shown no certificate at all: one that is not good is not made good otherwise."""
+        """Whether the peer showed no certificate; an invalid one excludes other authentication."""
         transport = self.transport
         return transport is not None and not transport.get_extra_info("peercert")
 
     def become(self, identity: Identity) -> bool:
-        """Count it for somebody who was nobody before; return whether he may have it."""
+        """Count an unidentified connection for its new identity; return False if that has too many."""
         manager = self._manager
         return not isinstance(manager, GuardedServer) or manager.count(self, str(identity))
 
     def overdue(self, now_s: float) -> bool:
-        """Return whether it has idled, been sending a head, or been without a name for too long."""
+        """Return True if it has been idle, sending a head, or unidentified for too long."""
         is_stranger = self.holder is not None and self.holder.startswith(NOBODY)
         return super().overdue(now_s) or (not self.busy and is_stranger and now_s - self.made_s > STRANGER_S_MAX)
 
 
 def network_of(host: str) -> str:
-    """Return what counts as one address: an IPv4 address, or the 64 bits of an IPv6 address that a site is given."""
+    """Return the unit counted as one address: an IPv4 address, or a site's 64-bit IPv6 prefix."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -144,7 +144,7 @@ def network_of(host: str) -> str:
 
 
 class GuardedServer(HttpServer):
-    """HTTP server that counts connections by who is at the other end."""
+    """HTTP server that counts connections by peer."""
 
     connection_type: ClassVar[type[HttpConnection]] = ApiConnection
 
@@ -159,14 +159,14 @@ class GuardedServer(HttpServer):
         super().__init__(handler, logger, **options)
         self.peers = peers
         self.held: Counter[str] = Counter()
-        """Open connections by who is at the other end."""
+        """Open connections by name."""
         self.users = 0
-        """Those of users among them."""
+        """Open connections of users."""
         self.strangers: dict[str, dict[ApiConnection, None]] = {}
-        """Connections of peers that are not identified yet, by address, oldest first."""
+        """Unidentified connections by address, oldest first."""
 
     def count(self, connection: ApiConnection, holder: str | None) -> bool:
-        """Count an open connection for whom it is, and no more for whom it was; return whether he may have it."""
+        """Count a connection under a new name instead of its old one; return False if that has too many."""
         for name, change in ((connection.holder, -1), (holder, 1)):
             if name is not None:
                 self.held[name] += change
@@ -192,9 +192,9 @@ class GuardedServer(HttpServer):
             del self.strangers[where]
 
     def _make_room(self, holder: str) -> bool:
-        """Cut strangers for the newest one of `holder` where there are too many; return whether it may stay.
+        """Close an unidentified connection of `holder` if there are too many; return True if the newest may stay.
 
-        The one that was silent for longest is cut, so that silent clients keep no other of their address out.
+        The longest silent one is closed, so that silent clients do not block others of their address.
         """
         crowded = holder if len(self.strangers[holder]) > CONNECTIONS_OF_A_STRANGER_MAX else ""
         if not crowded and sum(map(len, self.strangers.values())) > CONNECTIONS_OF_NOBODY_MAX:
@@ -204,7 +204,7 @@ class GuardedServer(HttpServer):
         silent = next((one for one in self.strangers[crowded] if not one.busy), None)
         if silent is None:
             return False
-        # The newest is silent too, and goes where all others are being answered.
+        # The newest is silent too, and all others are being answered.
         if silent is next(reversed(self.strangers[holder])):
             return False
         self.count(silent, None)

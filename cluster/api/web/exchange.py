@@ -1,7 +1,7 @@
-"""What a front door asks the core of a replica, and what it gets: one contract, in whichever processes they are.
+"""Interface between API workers and the controller process.
 
-A door ends TLS, reads and checks what a request says by itself, and writes answers; the core decides. Where both are
-one process the core is called (`cluster.api.local_backend`); where they are two, the same goes over a socket
+A worker ends TLS, decodes and checks requests as far as possible without state, and writes responses; the controller
+decides. In one process the backend is called directly (`cluster.api.local_backend`), otherwise through a socket
 (`cluster.api.worker`).
 """
 
@@ -22,29 +22,29 @@ from replica.messages import SubmitJob
 from replica.model import Site
 
 COMMIT_WAIT_S = 4.0
-"""How long an answer may wait for its commit, seconds: less than a client waits for one replica."""
+"""Time a response may wait for its commit, seconds: less than a client waits for one replica."""
 
 
 class DecodedSubmit(msgspec.Struct, frozen=True, array_like=True):
-    """A submit whose script and options were read, which depends on the site's grammar and on nothing else."""
+    """A decoded submit; the result depends only on the site's grammar."""
 
     command_id: str
     provider: str
     directive: str
-    """Of the site for which it was read."""
+    """Directive word of the site it was decoded for."""
     command: SubmitJob | None
-    """None where it was refused."""
+    """None if rejected."""
     warnings: tuple[str, ...] = ()
     status: int = 0
     problem: ErrorView | None = None
-    """Why it was refused; told by who leads, to whom alone the site's grammar is known."""
+    """The rejection; reported by the leader only, which knows the current grammar."""
 
     def fits(self, site: Site) -> bool:
-        """Whether the site's grammar is still the one that it was read by."""
+        """Return True if the site's grammar is still the same."""
         return (site.provider, site.directive) == (self.provider, self.directive)
 
     def result(self) -> tuple[SubmitJob, tuple[str, ...]]:
-        """Return the command and what its submitter should look at; Problem."""
+        """Return the command and its warnings; Problem."""
         if self.command is None:
             view = self.problem
             assert view is not None
@@ -62,17 +62,17 @@ class ApiRequest(msgspec.Struct):
     params: dict[str, str]
     query: dict[str, str]
     body: Any
-    """What the operation takes; None where there is none, and for a submit that is `prepared`."""
+    """Decoded body; None for operations without one, and for a submit in `prepared`."""
     content: bytes
-    """The body as it came: JSON that has been found valid."""
+    """The body as received: valid JSON."""
     prepared: DecodedSubmit | None
     last_event_id: str | None
     gone: asyncio.Event
-    """Set once the client has gone."""
+    """Set when the client disconnects."""
 
     @property
     def identity(self) -> Identity:
-        """Who asks."""
+        """Identity of the caller."""
         return self.certificate.identity
 
     @property
@@ -82,7 +82,7 @@ class ApiRequest(msgspec.Struct):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A whole answer."""
+    """A complete response."""
 
     status: int
     revision: int
@@ -91,56 +91,56 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class StreamChunk(NamedTuple):
-    """A piece of a stream."""
+    """One chunk of a stream."""
 
     payload: bytes
     farewell: bytes
-    """What is written in place of all that would follow, where the client does not read this in time."""
+    """Written in place of all further data if the client does not read this chunk in time."""
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """An answer without an end: the next part is made once this one was written.
+    """An endless response; each chunk is made after the previous one was written.
 
-    `parts` is closed when nobody reads it any more; then `release` is due.
+    `parts` is closed when the client stops reading; then `release` is called.
     """
 
     revision: int
     content_type: str
     parts: AsyncGenerator[StreamChunk, None]
     release: Callable[[], None]
-    """Gives back the stream's place; called once, when it is over, whether or not any of it was made."""
+    """Releases the stream's slot; called once at its end, even if it never started."""
 
 
 class CommandClient(Protocol):
-    """Who waits for one command of a program. The methods are called from the loop, one of the last two once."""
+    """Receiver of one command's result. Called from the loop; one of the last two methods is called once."""
 
     def is_gone(self) -> bool:
-        """Whether nobody waits any more."""
+        """Return True if the result is no longer needed."""
         ...
 
     def report_settled(self, revision: int, job: int) -> None:
-        """Learn that it was carried out."""
+        """Report success."""
         ...
 
     def report_failure(self, error: Problem | Redirect) -> None:
-        """Learn that it was not, or that nobody knows."""
+        """Report a rejection or an unknown outcome."""
         ...
 
 
 class Program(Protocol):
-    """One connection of the channel, as the core knows it."""
+    """The controller's side of one channel connection."""
 
     def take(self, request: BulkCommand, content: bytes, prepared: DecodedSubmit | None, asker: CommandClient) -> None:
-        """Have a command carried out, and tell `asker`; Problem or Redirect where it is not even begun."""
+        """Execute a command and report to `asker`; Problem or Redirect if it is rejected at once."""
         ...
 
     def leave(self) -> None:
-        """Forget it: the connection has ended. Its commands stand."""
+        """Close the connection; its commands stand."""
         ...
 
 
 class Backend(Protocol):
-    """The replica behind a door."""
+    """The controller as used by an API worker."""
 
     peers: Peers
     slices: Slices
@@ -149,31 +149,31 @@ class Backend(Protocol):
 
     @property
     def revision(self) -> int:
-        """The revision of the state, for what a door answers by itself."""
+        """Revision of the state, for responses made by the worker."""
         ...
 
     @property
     def site(self) -> Site:
-        """The site's configuration, by whose grammar requests are read."""
+        """Site configuration, with the grammar of requests."""
         ...
 
     @property
     def leader_channel(self) -> str:
-        """Where the channel of the replica that leads is, or the empty string."""
+        """Address of the leader's channel, or an empty string."""
         ...
 
     async def respond(self, asked: ApiRequest) -> Response | Stream:
-        """Return the answer; Problem, or Redirect to the leader."""
+        """Return the response; Problem, or Redirect to the leader."""
         ...
 
     def elsewhere(self) -> Redirect | Problem | None:
-        """Return where a program should go instead; None where this replica leads."""
+        """Return the redirect for a program's commands; None if this replica leads."""
         ...
 
     def program(self, certificate: PeerCertificate) -> Program:
-        """Return what takes the commands of a new connection of the channel."""
+        """Return the program of a new channel connection."""
         ...
 
     def observe(self, route: str, status: int, duration_s: float, code: str) -> None:
-        """Count an answer: its route, how long it took, and the problem's code where it was one."""
+        """Count a response: route, status, duration, and error code if any."""
         ...

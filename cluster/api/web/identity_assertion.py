@@ -1,7 +1,7 @@
-"""Who asks without a certificate of one's own: the account that a gateway names, or that munged has vouched for.
+"""Identity assertions: accounts without a certificate, authenticated by a gateway or by munged.
 
-What a gateway says is believed of people's accounts and of nothing else. Whether an account is an operator's is never a
-gateway's word: this replica looks at [access] of its own configuration, and at the groups of its own machine.
+A gateway's assertion counts for user accounts only. Operators are determined by this replica's own [access]
+configuration and the groups of its machine.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ from replica.values import MICROSECONDS_PER_SECOND, Instant
 LOGGER = logging.getLogger(__name__)
 
 SPOKEN_FOR_S: Final = 3_600
-"""How long one request may last in the name of an account, a stream of events above all, seconds: then its reader comes
-again, and is looked up again."""
+"""Longest request on behalf of an asserted account, seconds, mainly event streams; the client then reconnects and is
+checked again.
+"""
 
 DECODERS: Final = 4
-"""Threads that ask munged, count: it has two by default."""
+"""Threads that call munged, count; it has two by default."""
 
 DECODES_MAX: Final = 256
-"""Credentials that wait for munged, count: half a second's worth."""
+"""Credentials waiting for munged, count: half a second's worth."""
 
 
 class Decoding(Protocol):
-    """What decodes credentials (`cluster.security.Munge`)."""
+    """Decoder of credentials (`cluster.security.Munge`)."""
 
     def decode(self, credential: str) -> MungeCredential: ...
 
 
 class AccessRules(msgspec.Struct, frozen=True, array_like=True):
-    """What of [access] decides who somebody is, as it is told to a door."""
+    """The part of [access] that determines identities, as sent to an API worker."""
 
     users: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
@@ -74,25 +75,25 @@ class AccessRules(msgspec.Struct, frozen=True, array_like=True):
         return cls(table.users, table.operators, table.operators_through, table.munge, socket)
 
     def may_operate_through(self, way: str) -> bool:
-        """Say whether an operator may come that way."""
+        """Return True if operators may use this kind of authentication."""
         return way != MUNGE if self.operators_through is None else way in self.operators_through
 
 
 class Voucher(msgspec.Struct, frozen=True):
-    """Whom a request is from, and what it must be where a credential says for what it was made."""
+    """Identity of a request, and the purpose its credential must match."""
 
     shown: PeerCertificate
     payload: bytes | None = None
 
     def check(self, purpose: Callable[[], bytes]) -> None:
-        """Refuse a credential that was made for anything else; Problem 401."""
+        """Check that the credential was made for this request; Problem 401."""
         if self.payload is not None and not hmac.compare_digest(self.payload, purpose()):
             words = "the MUNGE credential was made for another request, or for another replica"
             raise _not_asserted(words, "make one for each request, and for the address that it is sent to")
 
 
 class IdentityAssertions:
-    """Accounts that come through gateways and by MUNGE, as this replica knows them."""
+    """Resolves asserted accounts to identities."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class IdentityAssertions:
         account: Callable[[int], str | None] = account_of,
         munge: Decoding | None = None,
     ) -> None:
-        """`member` and `account` are questions to the name service, which may take long; `munge`: who decodes."""
+        """`member` and `account` query the name service, which can be slow; `munge`: the decoder."""
         self._rules = rules
         self._cluster_id = cluster_id
         self._clock = clock = clock or SystemClock()
@@ -116,11 +117,11 @@ class IdentityAssertions:
 
     @property
     def takes_munge(self) -> bool:
-        """Whether anybody may come with a MUNGE credential."""
+        """Whether MUNGE credentials are accepted."""
         return self._rules.munge
 
     async def through_gateway(self, gateway: PeerCertificate, account: str) -> Voucher:
-        """Return as whom a gateway speaks; Problem where the account may not come, or is none."""
+        """Return the identity a gateway asserts; Problem if the account is unknown or not allowed."""
         if not is_name(account):
             raise permission_denied(
                 f"{account!r:.120} cannot name a user: {NAME_RULE}", "give the account another name"
@@ -130,7 +131,7 @@ class IdentityAssertions:
         return Voucher(self._spoken_for(identity, gateway, f"{Role.GATEWAY}:{name}"))
 
     async def by_munge(self, authorization: str) -> Voucher:
-        """Return who made the credential of an Authorization header; Problem 401 where it is not good."""
+        """Return the creator of the credential in an Authorization header; Problem 401 if it is invalid."""
         scheme, _, credential = authorization.partition(" ")
         if scheme != SCHEME:
             raise _not_asserted(
@@ -147,7 +148,7 @@ class IdentityAssertions:
         return Voucher(self._spoken_for(await self._identity(account, MUNGE), None, THROUGH_MUNGE), vouched.payload)
 
     def purpose(self, server: str, method: str, target: str, body: bytes) -> bytes:
-        """Return what a credential for this request must say."""
+        """Return the required purpose of a credential for this request."""
         return purpose_of(self._cluster_id, server, method, target, body)
 
     def _spoken_for(self, identity: Identity, by: PeerCertificate | None, through: str) -> PeerCertificate:
@@ -207,7 +208,7 @@ class IdentityAssertions:
 
 
 def unidentified_client() -> IdentityError:
-    """Return why a gateway that asks for itself is nobody."""
+    """Return the error of a gateway that names no account."""
     return IdentityError(f"a gateway asks for nobody but the account that its header {USER_HEADER} names, once")
 
 

@@ -1,7 +1,7 @@
-"""How much one user may ask of a cluster: commands and bytes a minute, and what of his may wait or run at a time.
+"""Limits per user: commands and bytes per minute, and unfinished jobs and script bytes.
 
-The leader counts for itself and in memory: a bucket a user, which fills again by the minute. Operators and agents are
-not counted: who has their certificates may stop the cluster in other ways.
+Only the leader counts, in memory, with one token bucket per user. Operators and agents are not limited, because their
+certificates allow worse.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from replica.messages import Command, SubmitJob
 from replica.state import State
 
 USERS_MAX = 10_000
-"""Users whose buckets are kept, count: beyond, those that have been full again the longest are made anew."""
+"""Users with a bucket, count; beyond that the longest full buckets are dropped."""
 
 RECOUNT_S = 5.0
-"""How long a count of what a user has is believed, seconds; then who seems to have too much is counted again."""
+"""Lifetime of a user's count, seconds; an apparent excess then triggers a recount."""
 
 SECONDS_PER_MINUTE = 60
 
 
 class Bucket:
-    """So much a minute, and a minute's worth at once. What costs more than a whole minute is taken from a full one."""
+    """Token bucket refilled per minute with one minute's capacity. A larger cost requires a full bucket."""
 
     __slots__ = ("_level", "_per_minute", "_since_s")
 
@@ -38,7 +38,7 @@ class Bucket:
         self._since_s = now_s
 
     def wait_s(self, amount: int, now_s: float) -> float:
-        """Return for how many seconds there is not so much in it, 0 where there is."""
+        """Return the wait until the amount is available, seconds."""
         passed_s = max(0.0, now_s - self._since_s)
         self._level = min(float(self._per_minute), self._level + passed_s * self._per_minute / SECONDS_PER_MINUTE)
         self._since_s = now_s
@@ -46,29 +46,29 @@ class Bucket:
         return max(0.0, lacking * SECONDS_PER_MINUTE / self._per_minute)
 
     def take(self, amount: int) -> None:
-        """Take out what `wait_s` has found to be there."""
+        """Take an amount that `wait_s` found available."""
         self._level -= amount
 
 
 class _User:
-    """What is known of one user."""
+    """Usage of one user."""
 
     def __init__(self, limits: LimitsConfig, now_s: float) -> None:
         self.commands = Bucket(limits.commands_per_minute, now_s)
         self.bytes = Bucket(limits.bytes_per_minute, now_s)
         self.jobs = 0
         self.script_bytes = 0
-        """What he has at most that is not over: what was counted, and what he has submitted since."""
+        """Upper bound of unfinished work: the last count plus later submits."""
         self.counted_at_s = -math.inf
 
 
 class UserLimits:
-    """The bounds of [limits], and what each user has used of them."""
+    """The bounds of [limits], and each user's usage."""
 
     def __init__(
         self, limits: LimitsConfig, clock: Clock, *, state: Callable[[], State], work: Callable[[Identity], SlicedWork]
     ) -> None:
-        """`state` gives the applied state, in which what users have is counted, and `work` what that goes through."""
+        """`state` returns the applied state, in which usage is counted, `work` the slicing of that."""
         self._limits = limits
         self._clock = clock
         self._state = state
@@ -77,12 +77,12 @@ class UserLimits:
         self._counting: set[asyncio.Task[None]] = set()
 
     def renew(self, limits: LimitsConfig) -> None:
-        """Hold users to other bounds from now on; what each has used of the present minute is forgiven."""
+        """Apply new bounds, and refill all buckets."""
         self._limits = limits
         self._users.clear()
 
     def charge(self, identity: Identity, command: Command, size_bytes: int) -> None:
-        """Count one command of so many bytes; Problem 429 where its user has to wait."""
+        """Charge one command of a size; Problem 429 if its user must wait."""
         if identity.role is not Role.USER:
             return
         now_s, limits = self._clock.monotonic_s(), self._limits
@@ -102,7 +102,7 @@ class UserLimits:
             self._check_jobs(identity, user, command, now_s)
 
     def _check_jobs(self, identity: Identity, user: _User, command: SubmitJob, now_s: float) -> None:
-        """Count the jobs and scripts of a submit; Problem 429 where its user has too many that are not over."""
+        """Charge the jobs and scripts of a submit; Problem 429 if its user has too many unfinished ones."""
         jobs, script_bytes = max(1, len(command.tasks)), len(command.request.script)
         limits = self._limits
         over = user.jobs + jobs > limits.jobs or user.script_bytes + script_bytes > limits.script_bytes
@@ -130,13 +130,13 @@ class UserLimits:
             user = _User(self._limits, now_s)
             if len(self._users) >= USERS_MAX:
                 del self._users[next(iter(self._users))]
-        self._users[name] = user  # the one that was asked about last is the last one
+        self._users[name] = user  # keeps the most recent user last
         return user
 
     async def _count(self, identity: Identity, user: _User, state: State, jobs: int, script_bytes: int) -> None:
-        """Count what a user has, in slices: what was over meanwhile counts no more, what another leader took does.
+        """Recount a user's unfinished work, in slices.
 
-        `jobs` and `script_bytes` are what he was believed to have at `state`.
+        `jobs` and `script_bytes` are the amounts assumed at `state`.
         """
         jobs, script_bytes = -jobs, -script_bytes
         async for job_id in iterate_paced(state.unfinished, self._work(identity), parts=1):
@@ -144,6 +144,6 @@ class UserLimits:
             if request.user == identity.name:
                 jobs += 1
                 script_bytes += len(request.script)
-        # What he has submitted since is not in that state.
+        # Add submits that are newer than that state.
         user.jobs += jobs
         user.script_bytes += script_bytes

@@ -1,4 +1,4 @@
-"""What goes wrong with a request, as a status, a code for programs, and a sentence for people."""
+"""Errors of requests: status, code for programs, and sentence for users."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cluster.schemas import ErrorAnswer, ErrorView, OtherError
 from replica.values import RECEIPTS_KEPT_S, Refusal, RefusalCode
 
 RETRY_AFTER_S = 1
-"""What clients are told to wait when nobody leads or a queue is full, seconds: longer than most elections."""
+"""Retry-After without a leader or with a full queue, seconds: longer than most elections."""
 
 
 COMMAND_TOO_OLD = RefusalCode.COMMAND_TOO_OLD.name.lower()
-"""The code of an id that no receipt can vouch for any more."""
+"""Code of an ID whose cached reply may have expired."""
 
 
 class Problem(Exception):
-    """An answer with a status of 400 and above. Raised by handlers, written by the server."""
+    """Error response with a status of 400 or above. Raised by handlers, written by the server."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class Problem(Exception):
 
     @property
     def body(self) -> ErrorAnswer:
-        """The body of the answer."""
+        """Body of the response."""
         return ErrorAnswer(error=self.view)
 
 
 class Redirect(Exception):
-    """The leader is somebody else: 307 to the same target at `base`, such as `https://10.0.0.2:7411`."""
+    """Another replica leads: 307 to the same target at `base`, such as `https://10.0.0.2:7411`."""
 
     def __init__(self, base: str) -> None:
         super().__init__(base)
@@ -77,60 +77,60 @@ STATUS_OF: Mapping[RefusalCode, int] = {
     RefusalCode.NOT_FOUNDED: 503,
     RefusalCode.INVALID_DIRECTIVE: 400,
 }
-"""The status of each refusal: 400 wrong in itself, 403 who asks, 404 not there, 409 forbidden by the state."""
+"""Status of each rejection: 400 invalid, 403 not permitted, 404 not found, 409 conflicts with the state."""
 
 
 def rejection_problem(refusal: Refusal) -> Problem:
-    """Return the problem that a refusal is to a client."""
+    """Convert a rejection to an error response."""
     return Problem(
         STATUS_OF.get(refusal.code, 409),
         refusal.code.name.lower(),
         refusal.sentence,
         refusal.remedy,
         refusal.place,
-        # Its receipt may be gone: of a command that was sent before, nobody can tell any more.
+        # Its cached reply may have expired, so an earlier request's outcome is unknown.
         outcome="unknown" if refusal.code is RefusalCode.COMMAND_TOO_OLD else "refused",
     )
 
 
 def bad_request(sentence: str, remedy: str = "", place: str = "", code: str = "invalid_field") -> Problem:
-    """Return a problem with the request itself."""
+    """Return an error of the request itself."""
     return Problem(400, code, sentence, remedy, place)
 
 
 def unknown_job(sentence: str, remedy: str = "see /v1/jobs", place: str = "job id") -> Problem:
-    """Return the answer about a job that is not there."""
+    """Return the error for a job that does not exist."""
     return Problem(404, "unknown_job", sentence, remedy, place)
 
 
 def too_busy(sentence: str, remedy: str = "try again in a moment", retry_after_s: int = RETRY_AFTER_S) -> Problem:
-    """Return the answer where what is asked for has no room at the moment."""
+    """Return the error for a temporary lack of capacity."""
     return Problem(503, "too_busy", sentence, remedy, headers={"Retry-After": str(retry_after_s)})
 
 
 def too_many(sentence: str, remedy: str, retry_after_s: int = RETRY_AFTER_S) -> Problem:
-    """Return the answer to who asks for more at once, or more often, than anybody may."""
+    """Return the error for exceeding a limit."""
     return Problem(429, "too_many_requests", sentence, remedy, headers={"Retry-After": str(retry_after_s)})
 
 
 def permission_denied(sentence: str, remedy: str, place: str = "") -> Problem:
-    """Return the answer to who may not do what is asked for."""
+    """Return the error for a missing permission."""
     return Problem(403, "permission_denied", sentence, remedy, place)
 
 
 def no_leader(sentence: str = "no replica leads at the moment") -> Problem:
-    """Return the answer where nothing has happened because nobody could be asked to let it happen."""
+    """Return the error for a missing leader; nothing has changed."""
     return Problem(503, "no_leader", sentence, "try again in a moment", headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
 def internal_error(remedy: str, outcome: Literal["refused", "unknown"]) -> Problem:
-    """Return the answer where this release is at fault: nobody knows what became of a write."""
+    """Return the error for a bug in this release; the outcome of a write is unknown."""
     words = "the request failed because of a fault in this release"
     return Problem(500, "internal_error", words, remedy, outcome=outcome)
 
 
 def outcome_unknown() -> Problem:
-    """Return the answer where the command may or may not be carried out."""
+    """Return the error for a command with an unknown outcome."""
     return Problem(
         503,
         "outcome_unknown",
@@ -145,7 +145,7 @@ def queue_full(
     sentence: str = "too many commands are waiting to be decided",
     remedy: str = "send it again after the time in Retry-After, or send many in one request to /v1/commands",
 ) -> Problem:
-    """Return the answer to a command that does not fit into a queue."""
+    """Return the error for a full queue."""
     return Problem(
         429,
         "queue_full",
@@ -156,6 +156,6 @@ def queue_full(
 
 
 def too_many_answers(sentence: str) -> Problem:
-    """Return the answer to a single command for which no more answers are kept."""
+    """Return the error for a single command beyond the limit of cached replies."""
     remedy = f"wait: each is kept for {RECEIPTS_KEPT_S} s; programs that send many have a session (POST /v1/sessions)"
     return Problem(429, "too_many_answers", sentence, remedy, headers={"Retry-After": str(RETRY_AFTER_S)})

@@ -1,4 +1,4 @@
-"""Which operation a request means: its route, the parameters in its path, and its query."""
+"""Routing: maps a request to its operation, path parameters and query."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.schemas import OPERATIONS, ApiOperation
 from cluster.schemas.operations import REST
 
 SEGMENT_CHARACTERS_MAX = 256
-"""One part of a path, characters: names have at most 64."""
+"""Length of one path segment, characters; names have at most 64."""
 
 
 def _tables() -> dict[int, list[tuple[tuple[str, ...], dict[str, ApiOperation[Any, Any]]]]]:
@@ -31,7 +31,7 @@ _TABLES = _tables()
 
 
 def find_operation(method: str, raw_path: str) -> tuple[ApiOperation[Any, Any], dict[str, str]]:
-    """Return the operation and the parameters in the path, decoded; Problem 404 or 405."""
+    """Return the operation and the decoded path parameters; Problem 404 or 405."""
     parts = _join_wildcard(raw_path.strip("/").split("/"))
     for known, methods in _TABLES.get(len(parts), ()):
         if all(wanted == part or wanted[0] == "{" for wanted, part in zip(known, parts, strict=True)):
@@ -60,7 +60,7 @@ _LONG = tuple(
 
 
 def _join_wildcard(parts: list[str]) -> list[str]:
-    """Return the parts of a path, with all that one parameter takes as one part."""
+    """Join the path segments that belong to one wildcard parameter."""
     for begin in _LONG:
         if len(parts) > len(begin) and parts[: len(begin)] == begin:
             return [*begin, "/".join(parts[len(begin) :])]
@@ -78,7 +78,7 @@ def _segment(part: str) -> str:
 
 
 def check_query(operation: ApiOperation[Any, Any], query: Mapping[str, str], names: list[str]) -> None:
-    """Refuse query parameters that the operation does not know, twice given ones, and unknown words; Problem 400."""
+    """Reject unknown or repeated query parameters and unknown values; Problem 400."""
     for name in names:
         if name not in operation.query:
             known = ", ".join(sorted(operation.query)) or "none"

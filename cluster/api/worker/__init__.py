@@ -1,4 +1,4 @@
-"""The front door: ends TLS, reads HTTP and the channel, checks what needs no state; mostly a process of its own."""
+"""API worker: ends TLS, speaks HTTP and the channel, makes state-independent checks; usually a separate process."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""The process of one front door: `python -m cluster.api.worker CORE API CHANNEL PARENT`, started by a replica's core.
+"""API worker process: `python -m cluster.api.worker CORE API CHANNEL PARENT`, started by the controller process.
 
-CORE, API and CHANNEL are descriptors: a socket to the core and the sockets to accept from (-1: there is no channel).
-PARENT is the core's process, with which it dies. What it serves and as whom, the core tells it.
+CORE, API and CHANNEL are descriptors: a socket to the controller, and listening sockets (-1: no channel). PARENT is the
+controller's process, whose death ends the worker. The controller sends the worker's configuration.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ EXIT_CORE_LOST = 1
 
 
 async def run(core_fd: int, api_fd: int, channel_fd: int) -> None:
-    """Serve until SIGTERM: then stop accepting, answer what waits, and end."""
+    """Serve until SIGTERM; then stop accepting, complete pending requests, and exit."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # of a terminal: the core ends its doors itself
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # a terminal's Ctrl-C: the controller stops its workers
     _, core = await loop.create_unix_connection(
         lambda: RemoteBackend(lambda: os._exit(EXIT_CORE_LOST)), sock=socket.socket(fileno=core_fd)
     )
@@ -65,13 +65,13 @@ def _listening(descriptor: int) -> socket.socket:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the door; return its exit code."""
+    """Run the worker; return its exit code."""
     core_fd, api_fd, channel_fd, parent = map(int, arguments)
     ignore_hangup()
     die_with_parent(parent)
-    # A door that wakes takes no processor from whoever runs, its core above all; one that waits gets its share. With a
-    # lower priority instead, whatever else keeps the machine busy would come before the site's users.
-    with contextlib.suppress(OSError):  # where that is not allowed, it is as before
+    # With this policy a waking worker does not preempt others, above all the controller, but still gets its share. With
+    # a lower priority, any other load would come before the site's users.
+    with contextlib.suppress(OSError):  # if not permitted, keep the previous policy
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     os.umask(0o077)
     begin_logging()

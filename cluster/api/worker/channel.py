@@ -1,8 +1,8 @@
-"""The replica's end of the channel: reads commands, has the core settle them, and answers each at once.
+"""Server of the channel: reads commands, has the controller settle them, and answers each at once.
 
-Who may send what is decided where the API decides it (`cluster.api.service.ApiService.admit`), and refusals carry the
-same codes and sentences. What differs is the cost: no HTTP, no task for a command, and whatever is answered in one turn
-of the loop leaves in one TLS record.
+Permissions are checked where the API checks them (`cluster.api.service.ApiService.admit`), and rejections have the same
+codes and sentences. The channel is cheaper: no HTTP, no task per command, and all responses of one loop iteration
+share a TLS record.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ CONNECTIONS_MAX = 1024
 """Open connections, count: each carries many clients' commands."""
 
 CONNECTIONS_PER_IDENTITY_MAX = 512
-"""Open connections of one certificate's holder, count: half of all, so that nobody alone keeps the others out."""
+"""Open connections of one identity, count: half of all, so that others can always connect."""
 
 IDLE_S_MAX = 300.0
-"""How long a connection may say nothing while nothing of it waits, seconds; a program opens another when it wakes."""
+"""Longest silence of a connection without outstanding commands, seconds; the program reconnects when needed."""
 
 FRAME_S_MAX = 10.0
-"""How long a frame may take to arrive once it has begun, seconds: the largest one at 50 kB/s."""
+"""Time for a started frame to arrive, seconds: the largest one at 50 kB/s."""
 
 SWEEP_PERIOD_S = 0.5
-"""How often commands that wait for too long and idle connections are looked for, seconds."""
+"""Interval of checks for overdue commands and idle connections, seconds."""
 
 UNREAD_BYTES_MAX = 1024 * 1024
-"""Answers that a program has not read, bytes: all that may be outstanding. One that does not read is cut."""
+"""Unread responses of a program, bytes: the largest possible outstanding amount. Beyond that it is disconnected."""
 
 _command_decoder = msgspec.msgpack.Decoder(BulkCommand)
 
@@ -86,14 +86,16 @@ class ChannelServer:
         tls: Callable[[], ssl.SSLContext],
         listening: socket.socket | None = None,
     ) -> None:
-        """`tls` returns a context that asks for client certificates of the cluster's authority; `listening`: the socket
-        to accept from, where another process has it too."""
+        """`tls` returns a context that requests client certificates of the cluster's authority.
+
+        `listening`: a listening socket shared with other processes.
+        """
         self.core = core
         self.reader = request_decoding.SubmitDecoder()
         self._listening = listening
         self.connections: set[_Connection] = set()
         self.held: Counter[Identity] = Counter()
-        """Open connections by who is at the other end."""
+        """Open connections by identity."""
         self.buffer = read_buffer()
         self._limiter = LogRateLimiter(asyncio.get_running_loop().time)
         self._acceptor = Acceptor(lambda: _Connection(self), address, tls)
@@ -101,7 +103,7 @@ class ChannelServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """Listening port."""
         return self._acceptor.port
 
     async def start(self) -> None:
@@ -110,7 +112,7 @@ class ChannelServer:
         self._sweep()
 
     async def stop(self) -> None:
-        """Stop listening and close; whoever waits for an answer must ask again, elsewhere."""
+        """Stop listening and close; clients retry elsewhere."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self._acceptor.stop()
@@ -118,11 +120,11 @@ class ChannelServer:
             connection.close()
 
     def warn(self, sentence: str, kind: str) -> None:
-        """Log a sentence that clients can cause at will, at most one of its kind in a minute."""
+        """Log a message that clients can cause at will, at most one of its kind per minute."""
         self._limiter.log(LOGGER, logging.WARNING, sentence, kind)
 
     def take_in(self, connection: _Connection, identity: Identity) -> str:
-        """Give a connection a place; a sentence that says why not where there is none, else the empty string."""
+        """Register a connection; return the reason if it is rejected, else an empty string."""
         if len(self.connections) >= CONNECTIONS_MAX:
             return f"{CONNECTIONS_MAX} connections are open, and no more are taken"
         if self.held[identity] >= CONNECTIONS_PER_IDENTITY_MAX:
@@ -132,7 +134,7 @@ class ChannelServer:
         return ""
 
     def give_back(self, connection: _Connection, identity: Identity) -> None:
-        """Give the place of a connection that was taken in to others."""
+        """Unregister a connection."""
         self.connections.discard(connection)
         self.held[identity] -= 1
         if not self.held[identity]:
@@ -147,7 +149,7 @@ class ChannelServer:
 
 
 class _LocalCommandClient:
-    """Who waits for one command. Told at once, so that answers leave before the next batch is decided and synced."""
+    """Receiver of one command's result, notified at once so that responses leave before the next batch is decided."""
 
     __slots__ = ("_connection", "number", "since_s")
 
@@ -155,7 +157,7 @@ class _LocalCommandClient:
         self._connection = connection
         self.number = number
         self.since_s = since_s
-        """The loop's time at which the command was taken."""
+        """Loop time at which the command was accepted."""
 
     def is_gone(self) -> bool:
         return not self._connection.has_waiting(self)
@@ -168,35 +170,35 @@ class _LocalCommandClient:
 
 
 class _Connection(ReadingProtocol):
-    """One program. Everything runs in callbacks: what it reads, and the answers that the proposer resolves."""
+    """One program's connection. Reads and results are processed in callbacks."""
 
     def __init__(self, server: ChannelServer) -> None:
         super().__init__(server.buffer)
         self._server = server
         self._core = server.core
         self._program: Program | None = None
-        """What takes its commands, while the connection is open."""
+        """Receiver of its commands while the connection is open."""
         self._loop = asyncio.get_running_loop()
         self._cutter = FrameSplitter(FRAME_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._identity: Identity | None = None
-        """Who holds a place here, while the connection is open."""
+        """Registered identity while the connection is open."""
         self._elsewhere: Redirect | Problem | None = None
-        """Where to go instead of this replica, as of the portion of commands that is being taken."""
+        """Redirect or error for the commands being processed, if this replica does not lead."""
         self._greeted = False
         self._waiting: dict[int, _LocalCommandClient] = {}
-        """Who waits, by number, oldest first."""
+        """Outstanding commands by number, oldest first."""
         self._reading: set[asyncio.Task[None]] = set()
         self._out: list[bytes] = []
         self._flush_soon = False
         self._bodies: deque[bytes] = deque()
-        """Frames of the last read that wait for room: one read of the transport at most, since no further comes."""
+        """Frames of the last read that exceed the limit of outstanding commands; reading is paused meanwhile."""
         self._paused = False
         self._heard_s = self._loop.time()
         self._frame_since_s: float | None = None
-        """When the frame began that is not complete; None where there is none."""
+        """Start time of the unfinished frame; None without one."""
 
-    # What asyncio calls
+    # asyncio callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
@@ -232,7 +234,7 @@ class _Connection(ReadingProtocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # Its commands stand: whoever sends them again is answered from the receipts.
+        # Its commands stand; resent ones are answered from cached replies.
         self._core.peers.forget(self._transport)
         if self._identity is not None:
             self._server.give_back(self, self._identity)
@@ -245,9 +247,9 @@ class _Connection(ReadingProtocol):
     # Commands
 
     def _work(self) -> None:
-        """Take what was read while there is room; read no further while there is none."""
+        """Process received frames up to the limit; pause reading beyond it."""
         assert self._transport is not None
-        self._elsewhere = self._core.elsewhere()  # once for all of them: no turn of the loop comes in between
+        self._elsewhere = self._core.elsewhere()  # once for all, because the loop does not run in between
         while self._bodies and len(self._waiting) < OUTSTANDING_MAX:
             self._take(self._bodies.popleft())
         full = bool(self._bodies)
@@ -284,8 +286,8 @@ class _Connection(ReadingProtocol):
 
     def _begin(self, ask: CommandFrame, identity: Identity, asker: _LocalCommandClient) -> None:
         if self._elsewhere is not None:
-            # Before anything of it is looked at: what a command may say, how old its id may be, and what the site's
-            # provider thinks of it are for the leader to tell, not for a state that may be stale.
+            # Redirect first, because only the leader can check content, age and the provider's validation against
+            # current state.
             raise self._elsewhere
         try:
             command = _command_decoder.decode(ask.command)
@@ -307,7 +309,7 @@ class _Connection(ReadingProtocol):
     async def _take_long(
         self, program: Program, command: BulkCommand, content: bytes, identity: Identity, asker: _LocalCommandClient
     ) -> None:
-        """Have a command that is long read beside the loop before it is taken."""
+        """Decode a long command outside the loop before it is accepted."""
         try:
             found = await self._server.reader.read(command, identity, self._core.site)
             if (elsewhere := self._core.elsewhere()) is not None:

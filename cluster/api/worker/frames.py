@@ -59,19 +59,19 @@ class RequestReceived(WorkerFrame, frozen=True, tag=2):
 
 
 class RequestAbandoned(WorkerFrame, frozen=True, tag=3):
-    """The client of a request has gone, or does not read its stream."""
+    """The client of a request disconnected, or does not read its stream."""
 
     number: Number
 
 
 class ChunkWritten(WorkerFrame, frozen=True, tag=4):
-    """A part of a stream was written: the next one may come."""
+    """A stream chunk was written; the next may follow."""
 
     number: Number
 
 
 class ProgramConnected(WorkerFrame, frozen=True, tag=5):
-    """A connection of the channel."""
+    """A new channel connection."""
 
     program: Number
     role: Role
@@ -80,13 +80,13 @@ class ProgramConnected(WorkerFrame, frozen=True, tag=5):
 
 
 class ProgramDisconnected(WorkerFrame, frozen=True, tag=6):
-    """It has ended."""
+    """A channel connection ended."""
 
     program: Number
 
 
 class CommandReceived(WorkerFrame, frozen=True, tag=7):
-    """A command of a program, as it came, and what was read of it."""
+    """A program's command as received, and its decoded submit."""
 
     number: Number
     program: Number
@@ -95,13 +95,13 @@ class CommandReceived(WorkerFrame, frozen=True, tag=7):
 
 
 class ResponsesObserved(WorkerFrame, frozen=True, tag=8):
-    """Answers that a door has given: route, status, seconds, and a problem's code or the empty string."""
+    """Responses made by a worker: route, status, seconds, and error code or an empty string."""
 
     answers: tuple[tuple[str, int, float, str], ...]
 
 
 class Welcome(WorkerFrame, frozen=True, tag=21):
-    """A core's first frame: what the door is to serve, and as whom."""
+    """The controller's first frame, with the worker's configuration."""
 
     version: int
     cluster_id: str
@@ -114,21 +114,21 @@ class Welcome(WorkerFrame, frozen=True, tag=21):
 
 
 class SiteSettings(WorkerFrame, frozen=True, tag=22):
-    """What of the state a door needs; again whenever it has changed."""
+    """The part of the state a worker needs; sent again after each change."""
 
     site: Site
     revocations: dict[str, Revocation]
 
 
 class RevisionUpdate(WorkerFrame, frozen=True, tag=23):
-    """The revision, and where the leader's channel is; again whenever that matters."""
+    """Revision and the leader's channel address; sent again when relevant."""
 
     revision: int
     leader_channel: str
 
 
 class ResponseStart(WorkerFrame, frozen=True, tag=24):
-    """An answer, or its first part: `left_bytes` come in frames of their own."""
+    """A response or its first part; `left_bytes` follow in further frames."""
 
     number: Number
     status: int
@@ -139,14 +139,14 @@ class ResponseStart(WorkerFrame, frozen=True, tag=24):
 
 
 class ResponseChunk(WorkerFrame, frozen=True, tag=25):
-    """A further part of an answer."""
+    """A further part of a response."""
 
     number: Number
     content: bytes
 
 
 class FailureResponse(WorkerFrame, frozen=True, tag=26):
-    """A request or command was not carried out, or nobody knows."""
+    """A request or command failed, or its outcome is unknown."""
 
     number: Number
     status: int
@@ -170,7 +170,7 @@ class StreamStart(WorkerFrame, frozen=True, tag=28):
 
 
 class StreamChunkSent(WorkerFrame, frozen=True, tag=29):
-    """A part of a stream; the next one comes once the door has said that this one is written."""
+    """A stream chunk; the next follows after the worker has written this one."""
 
     number: Number
     payload: bytes
@@ -178,13 +178,13 @@ class StreamChunkSent(WorkerFrame, frozen=True, tag=29):
 
 
 class StreamEnd(WorkerFrame, frozen=True, tag=30):
-    """A stream is over."""
+    """A stream ended."""
 
     number: Number
 
 
 class CommandSettled(WorkerFrame, frozen=True, tag=31):
-    """A command was carried out and is durable."""
+    """A command succeeded and is durable."""
 
     number: Number
     revision: int
@@ -221,7 +221,7 @@ decode_from_controller: Final = msgspec.msgpack.Decoder(FromController).decode
 
 
 def encode(frame: FromWorker | FromController) -> bytes:
-    """Return the frame with its length before it; ValueError for one that the other side would not take."""
+    """Encode a frame with its length prefix; ValueError if it exceeds the peer's limit."""
     body: bytes = _encoder.encode(frame)
     if len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"the frame has {len(body)} bytes; at most {FRAME_BYTES_MAX} are sent")

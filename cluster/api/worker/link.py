@@ -1,4 +1,4 @@
-"""The core as a door sees it, at the other end of a socket: requests and commands go out, answers come back."""
+"""Worker's side of the socket to the controller: sends requests and commands, receives responses."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from replica.model import DEFAULT_SITE, Revocation, Site
 LOGGER = logging.getLogger(__name__)
 
 OBSERVE_PERIOD_S = 0.5
-"""How often a door tells what it has answered, seconds: a scrape may lack so much of other doors' answers."""
+"""Interval of response counts sent to the controller, seconds; scrapes can lag other workers by this much."""
 
 
 class _Waiting:
-    """A request that waits: what has come of its answer, and what wakes it."""
+    """A pending request: received parts of its response, and its wake-up."""
 
     def __init__(self) -> None:
         self.begun: asyncio.Future[f.ResponseStart | f.StreamStart] = asyncio.get_running_loop().create_future()
         self.parts: asyncio.Queue[bytes | f.StreamChunkSent | None] = asyncio.Queue()
-        """The further parts of its answer, which the core bounds; of a stream there is one at most."""
+        """Further parts of its response, bounded by the controller; for a stream at most one."""
 
 
 class RemoteBackend(ReadingProtocol):
-    """One end of the socket; `cluster.api.workers` has the other."""
+    """Worker's end of the socket; `cluster.api.workers` has the other."""
 
     def __init__(self, lost: Callable[[], None]) -> None:
-        """`lost` is called when the core has gone."""
+        """`lost` is called when the controller disconnects."""
         super().__init__(read_buffer())
         self._lost = lost
         self._cutter = FrameSplitter(f.FRAME_BYTES_MAX)
@@ -70,7 +70,7 @@ class RemoteBackend(ReadingProtocol):
         self.site: Site = DEFAULT_SITE
         self.leader_channel = ""
 
-    # What asyncio calls
+    # asyncio callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -156,7 +156,7 @@ class RemoteBackend(ReadingProtocol):
 
     def _send(self, frame: f.FromWorker) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            # What is written in one turn of the loop leaves in one call.
+            # Frames of one loop iteration are written in one call.
             self._transport.write(f.encode(frame))
 
     def _next(self) -> int:
@@ -165,12 +165,12 @@ class RemoteBackend(ReadingProtocol):
         self._number += 1
         return self._number
 
-    # What the servers ask
+    # Backend interface
 
     async def respond(self, asked: ApiRequest) -> Response | Stream:
-        """Return the answer of the core; Problem, or Redirect to the leader."""
+        """Return the controller's response; Problem, or Redirect to the leader."""
         if asked.operation is ops.SHOW_METRICS:
-            self._report()  # what is asked for holds what was answered before
+            self._report()  # the response must include earlier counts
         number = self._next()
         waiting = self._requests[number] = _Waiting()
         identity = asked.identity
@@ -222,36 +222,36 @@ class RemoteBackend(ReadingProtocol):
             self._send(f.ChunkWritten(number))
 
     async def _follow(self, number: int, gone: asyncio.Event) -> None:
-        """Tell the core when the client of a request has gone, and end its stream."""
+        """Notify the controller when a request's client disconnects, and end its stream."""
         await gone.wait()
         self._send(f.RequestAbandoned(number))
         self._part(number, None)
 
     def elsewhere(self) -> Redirect | Problem | None:
-        """Return None: whether it leads is for the core to say, of each command."""
+        """Return None: the controller redirects each command itself."""
         return None
 
     def program(self, certificate: PeerCertificate) -> RemoteProgram:
-        """Return what takes the commands of a new connection of the channel."""
-        self._number += 1  # connections are bounded by the listener
+        """Return the program of a new channel connection."""
+        self._number += 1  # the listener bounds the connections
         number, identity = self._number, certificate.identity
         self._send(f.ProgramConnected(number, identity.role, identity.name, certificate.serial))
         return RemoteProgram(self, number)
 
     def order(self, program: int, content: bytes, prepared: DecodedSubmit | None, asker: CommandClient) -> None:
-        """Send a command; Problem where too many wait."""
+        """Send a command; Problem if too many are outstanding."""
         number = self._next()
         self._commands[number] = asker
         self._send(f.CommandReceived(number, program, content, prepared))
 
     def close_program(self, program: int) -> None:
-        """Tell that a connection has ended, and forget who waited."""
+        """Report that a connection ended, and drop its outstanding commands."""
         self._send(f.ProgramDisconnected(program))
         for number in [number for number, asker in self._commands.items() if asker.is_gone()]:
             del self._commands[number]
 
     def observe(self, route: str, status: int, duration_s: float, code: str) -> None:
-        """Count an answer, to be told to the core."""
+        """Count a response, to be reported to the controller."""
         self._observed.append((route, status, duration_s, code))
         if len(self._observed) >= f.OBSERVATIONS_MAX:
             self._report()
@@ -274,9 +274,9 @@ class RemoteProgram:
         self._number = number
 
     def take(self, request: BulkCommand, content: bytes, prepared: DecodedSubmit | None, asker: CommandClient) -> None:
-        """Send a command to the core."""
+        """Send a command to the controller."""
         self._core.order(self._number, content, prepared, asker)
 
     def leave(self) -> None:
-        """Tell that the connection has ended."""
+        """Report that the connection ended."""
         self._core.close_program(self._number)

@@ -1,4 +1,4 @@
-"""The HTTP front door: from a connection to the core and back, with every way to fail turned into an answer."""
+"""HTTP server of an API worker: connection to backend and back, with a response for every failure."""
 
 from __future__ import annotations
 
@@ -48,33 +48,33 @@ from cluster.system.eventloop import BYTES_PER_SLICE, Acceptor
 LOGGER = logging.getLogger(__name__)
 
 ANSWER_WRITE_S_MAX = 30.0
-"""How long a client may take to read its answer, seconds; then the connection is cut."""
+"""Time for a client to read its response, seconds; then the connection is closed."""
 
 ANSWER_SMALL_BYTES = 16 * 1024
-"""An answer that an empty connection buffer (64 KiB) takes with its head, bytes."""
+"""Response size that fits an empty connection buffer (64 KiB) with its head, bytes."""
 
 LINGER_S = 2.0
-"""How long the rest of a body that is not wanted is read, seconds, so that its sender finds the answer."""
+"""Time to read the rest of a rejected body, seconds, so that its sender sees the response."""
 
 SHUTDOWN_S = 3.0
-"""How long requests under way may take to end when the replica stops, seconds."""
+"""Time for pending requests to end at shutdown, seconds."""
 
 PART_WRITE_S_MAX = 10.0
-"""How long the buffer of a stream's connection may stay full, seconds; then its reader is too slow and is cut."""
+"""Time a stream's connection buffer may stay full, seconds; then its reader is disconnected."""
 
 STREAM_BUFFER_BYTES_MAX = 256 * 1024
-"""What is held for the reader of a stream, bytes, besides the part that is being written."""
+"""Buffered bytes of a stream in addition to the chunk being written."""
 
 
 _OWN_SITES = ("same-origin", "none")
-"""What `Sec-Fetch-Site` says of a page of this very listener, and of an address that a person has typed."""
+"""`Sec-Fetch-Site` of this listener's own pages, and of a typed address."""
 
 _FROM_BROWSERS = ("Origin", "Sec-Fetch-Site")
-"""Headers that browsers send with whatever may change something, and that no page can leave out."""
+"""Headers that browsers always send with requests that can change something."""
 
 
 class Server:
-    """Listens on a replica's api address and answers."""
+    """Listens on a replica's API address and responds."""
 
     def __init__(
         self,
@@ -84,8 +84,10 @@ class Server:
         tls: Callable[[], ssl.SSLContext],
         listening: socket.socket | None = None,
     ) -> None:
-        """`tls` returns a context that asks for client certificates of the cluster's authority; `listening`: the socket
-        to accept from, where another process has it too."""
+        """`tls` returns a context that requests client certificates of the cluster's authority.
+
+        `listening`: a listening socket shared with other processes.
+        """
         self._core = core
         self._address = address
         self._tls = tls
@@ -99,7 +101,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """Listening port."""
         if self._acceptor is None:
             raise RuntimeError("the server does not listen")
         return self._acceptor.port
@@ -122,7 +124,7 @@ class Server:
         self._sweep()
 
     async def stop(self) -> None:
-        """Stop accepting, let what is under way end for SHUTDOWN_S, and close."""
+        """Stop accepting, give pending requests SHUTDOWN_S, and close."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._acceptor is not None:
@@ -138,7 +140,7 @@ class Server:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
-        assert isinstance(connection, ApiConnection)  # the server makes no other
+        assert isinstance(connection, ApiConnection)  # the server creates no other class
         connection.begin()
         loop = asyncio.get_running_loop()
         started_s = loop.time()
@@ -156,7 +158,8 @@ class Server:
                     asked = await self._receive_request(request, connection, voucher, operation, params)
                     outcome = await self._core.respond(asked)
                     if asked.certificate.through and operation.method != "GET":
-                        # The ledger says whose a command is; by whom he came, with the command's id, this line.
+                        # The ledger records the command's identity; this log line adds its authenticator and command
+                        # ID.
                         who, words = asked.identity, (asked.certificate.through, name, _id_of(asked))
                         LOGGER.info("%s, by %s: %s %s", who, *words, extra=about(job=params.get("id", "")))
                     if isinstance(outcome, Stream):
@@ -185,7 +188,7 @@ class Server:
             connection.end()
 
     async def _voucher(self, request: web.BaseRequest, connection: ApiConnection) -> Voucher:
-        """Return who asks: whose certificate it is, or the account that a gateway names, or munged vouches for."""
+        """Return the caller's identity: from a certificate, a gateway's assertion, or a MUNGE credential."""
         certificate, vouching = connection.certificate, self._core.vouching
         named = request.headers.getall(USER_HEADER, [])
         authorization = request.headers.getall("Authorization", [])
@@ -255,7 +258,7 @@ class Server:
     async def _page(
         self, request: web.BaseRequest, connection: ApiConnection, voucher: Voucher, path: str
     ) -> web.Response:
-        """Return a page of what the caller may see, or a file that pages load; Problem, Redirect."""
+        """Return a status page for the caller, or a static file; Problem, Redirect."""
         certificate = voucher.shown
         permit(certificate.identity, PEOPLE, f"see {PAGES_PATH}")
         self._check_target(request)
@@ -275,20 +278,20 @@ class Server:
         return self._answer(shown.status, shown.content, shown.content_type, revision, page_headers())
 
     def _asking(self, connection: ApiConnection, certificate: PeerCertificate) -> Ask:
-        """Return what asks the core what the API is asked, for the caller."""
+        """Return a function that queries the API as the caller."""
 
         async def ask(operation: ApiOperation[Any, Any], params: dict[str, str], query: dict[str, str]) -> Any:
             permit(certificate.identity, operation.roles, f"{operation.method} {operation.path}")
             check_query(operation, query, list(query))
             asked = ApiRequest(operation, certificate, params, query, None, b"", None, None, connection.gone)
             outcome = await self._core.respond(asked)
-            assert not isinstance(outcome, Stream)  # no page asks for one
+            assert not isinstance(outcome, Stream)  # pages request no streams
             return msgspec.json.decode(outcome.content, type=operation.answer)
 
         return ask
 
     async def _reject(self, request: web.BaseRequest, path: str, problem: Problem) -> web.Response:
-        """Return what is wrong, to a person as a page."""
+        """Return an error, for browsers as a page."""
         if not is_page(path):
             return self._problem(problem)
         content = await self._pages.problem(problem, self._core.slices.work(request.protocol))
@@ -317,9 +320,9 @@ class Server:
         )
 
     async def _write(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Write an answer in slices: a large one takes longer to encrypt than others should wait."""
+        """Write a response in slices, because encrypting a large one would block the loop."""
         if isinstance(response, web.Response) and isinstance(body := response.body, bytes):
-            # `web.Response` writes its body in one go, so that of a plain response comes in its place.
+            # A plain StreamResponse, because `web.Response` writes its body in one call.
             parts = web.StreamResponse(status=response.status, headers=response.headers)
             parts.content_length = len(body)
             await parts.prepare(request)
@@ -333,12 +336,12 @@ class Server:
         await response.write_eof()
 
     async def _send(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Write the answer within a bound of time; a client that does not read it is cut."""
+        """Write the response within a time limit; a client that does not read is disconnected."""
         transport = request.transport
         fits = isinstance(response, web.Response) and (response.content_length or 0) < ANSWER_SMALL_BYTES
         try:
             if fits and transport is not None and transport.get_write_buffer_size() == 0:
-                # It goes into the connection's buffer whole: nothing to wait for.
+                # It fits the connection's buffer, so there is no need to wait.
                 await response.prepare(request)
                 await response.write_eof()
                 return
@@ -351,7 +354,7 @@ class Server:
             pass
 
     async def _stream(self, request: web.BaseRequest, connection: ApiConnection, stream: Stream) -> web.StreamResponse:
-        """Write a stream until it ends, its client goes, or does not read."""
+        """Write a stream until it ends, its client disconnects, or does not read."""
         response = web.StreamResponse(
             headers={
                 "Content-Type": stream.content_type,
@@ -380,10 +383,10 @@ class Server:
 
 
 def _refuse_browsers(request: web.BaseRequest, *, navigable: bool) -> None:
-    """Refuse what a page of another site has a browser ask, and whatever changes something; Problem 403.
+    """Reject browser requests from other sites, and all browser requests that change something; Problem 403.
 
-    A browser shows its certificate for any page that is open in it, whoever wrote that: a page of our own may look, and
-    no more. A link of another site may lead to what is `navigable`: its author does not see what the browser shows.
+    A browser shows its certificate on behalf of any open page. The status page may only read. Links of other sites may
+    lead to `navigable` pages, whose content they cannot see.
     """
     site = request.headers.get("Sec-Fetch-Site", "none")
     is_link = (request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
@@ -396,7 +399,7 @@ def _refuse_browsers(request: web.BaseRequest, *, navigable: bool) -> None:
 
 
 def _id_of(asked: ApiRequest) -> str:
-    """Return the ids of the commands of a request."""
+    """Return the command IDs of a request."""
     if asked.prepared is not None:
         return asked.prepared.command_id
     commands = getattr(asked.body, "commands", (asked.body,))
@@ -404,11 +407,11 @@ def _id_of(asked: ApiRequest) -> str:
 
 
 def _cut(request: web.BaseRequest, comment: bytes) -> None:
-    """End a connection whose reader is too slow: the comment is the last thing it finds, if it ever reads on."""
+    """Close a connection whose reader is too slow, with a final comment."""
     transport = request.transport
     if transport is not None:
-        # The response is chunked: the comment and the end are written as its last chunks.
+        # The response is chunked, so the comment and the end are its last chunks.
         transport.write(f"{len(comment):x}\r\n".encode() + comment + b"\r\n0\r\n\r\n")
         transport.close()
-        # Closing waits for the buffer, which waits for a reader that may never come.
+        # A plain close would wait for a reader that may never return.
         asyncio.get_running_loop().call_later(PART_WRITE_S_MAX, transport.abort)

@@ -140,8 +140,8 @@ class Noted:
 def test_what_is_noted_while_older_records_are_read_out_is_counted_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(histories, "disclosure_key_of", lambda ledger: b"k" * 32)
-    monkeypatch.setattr(histories, "JOBS_PER_STEP", 50)
+    monkeypatch.setattr(record_counts, "disclosure_key_of", lambda ledger: b"k" * 32)
+    monkeypatch.setattr(record_counts, "JOBS_PER_STEP", 50)
     follower, chance = Noted(), random.Random(7)
     counted = record_counts.RecordCounts(follower, tmp_path)  # type: ignore[arg-type]
     follower.note(3)

@@ -18,7 +18,7 @@ from cluster.security.proofs import (
     parse_note,
     verify_note,
 )
-from cluster.security.witness import WitnessResponse, WitnessedLog, CheckpointStore, make_key, read_key
+from cluster.security.witness import CheckpointStore, WitnessedLog, WitnessResponse, make_key, read_key
 from cluster.security.witness import CheckpointWitness as RealWitness
 from cluster.server.tlog import (
     Cosigning,
@@ -72,7 +72,9 @@ class Site:
             self.keys[name] = make_key(directory / name, f"{name}.example")
             CheckpointStore.create(directory / f"{name}.db", str(self.keys[name]))
             seen = CheckpointStore(directory / f"{name}.db", str(self.keys[name]))
-            self.witnesses[name] = RealWitness(*read_key(directory / name), [WitnessedLog(ORIGIN, keys, 2)], seen, SystemClock())
+            self.witnesses[name] = RealWitness(
+                *read_key(directory / name), [WitnessedLog(ORIGIN, keys, 2)], seen, SystemClock()
+            )
         self.asked: list[str] = []
         self.instead: dict[str, Callable[[bytes], Awaitable[Said | WitnessResponse]]] = {}
         self.publishers = {name: self.publisher(name) for name in self.signers}
