@@ -118,7 +118,7 @@ async def list_jobs(call: ApiCall[None]) -> Reply[JobsAnswer]:
             found.append(job_id)
     truncated = len(found) > limit
     shown_ids = list(islice(await work.sort(found, reverse=after is None), limit))
-    known = await call.service.verdicts.known(state, shown_ids, work, reasons=True)
+    known = await call.service.verdicts.verdicts_of(state, shown_ids, work, reasons=True)
     async for job_id in iterate_paced(shown_ids if after is not None else reversed(shown_ids), work):
         view = redact_job(call, state, job_view(state, job_id, known))
         job = state.jobs[job_id]
@@ -229,7 +229,7 @@ async def _job(call: ApiCall[Any], state: State, job_id: int, warnings: tuple[st
             words = f"job {job_id} is over and has left the list of finished jobs"
             raise unknown_job(words, f"see /v1/jobs/{job_id}/history")
         raise unknown_job(f"there is no job {job_id}")
-    known = await call.service.verdicts.known(state, [job_id], call.work, reasons=True)
+    known = await call.service.verdicts.verdicts_of(state, [job_id], call.work, reasons=True)
     return redact_job(call, state, job_view(state, job_id, known, warnings=warnings))
 
 
@@ -291,7 +291,7 @@ async def _prepare_submits(call: ApiCall[r.BulkRequest]) -> dict[str, c.Command 
                 found[request.command_id] = command
 
     requests = call.body.commands
-    if not service.providing.wanted(service.controller.state):
+    if not service.providing.is_needed(service.controller.state):
         requests = tuple(filter(is_long, requests))
     for first in range(0, len(requests), CALLS_MAX):
         await asyncio.gather(*(prepare(request) for request in requests[first : first + CALLS_MAX]))
@@ -343,7 +343,7 @@ async def _bulk_success(
             if not isinstance(command, Change):
                 raise AssertionError(f"{c.kind_of(command)} cannot come in bulk")
             job = _first_of(state, command)
-    known = await service.verdicts.known(state, [job], work, reasons=True)
+    known = await service.verdicts.verdicts_of(state, [job], work, reasons=True)
     found = job_view(state, job, known, warnings=warnings) if job in state.jobs else None
     return replace(result, job=found)
 

@@ -489,7 +489,7 @@ class ApiService:
 
         None if `admit` decodes it itself; Problem as for `admit`.
         """
-        wanted = self.providing.wanted(self.controller.state)
+        wanted = self.providing.is_needed(self.controller.state)
         if not wanted and not is_long(request):
             return None
         permit(identity, PEOPLE, "send commands")
