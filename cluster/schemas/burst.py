@@ -2,7 +2,7 @@
 
 The API (`text`) and the command line share this renderer. Like scontrol, it prints times in the local zone.
 Source of the format: transcripts of Slurm 22.05.8 and 26.05, SLURM-OBSERVED.md section 7. `PollInterval=` is a line of
-25.05 and newer. Two lines are Forebay's own and appear only if they apply: a pool that is partly out of service, and a
+24.11 and newer. Two lines are Forebay's own and appear only if they apply: a pool that is partly out of service, and a
 pool that shrank below its use.
 """
 
