@@ -16,7 +16,7 @@ import msgspec
 from cluster.client.attempt import AttemptError
 from cluster.client.errors import UNTRUSTED
 from cluster.config import AccessConfig, ConfigError
-from cluster.security import NO_CERTIFICATE, TlsFiles, TlsError, is_name
+from cluster.security import NO_CERTIFICATE, TlsError, TlsFiles, is_name
 from cluster.system import account_of, peer_account, short_path, uid_of
 
 PROBE_S: Final = 5.0

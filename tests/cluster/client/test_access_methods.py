@@ -17,7 +17,6 @@ from cluster.client import access_methods
 from cluster.client.access_methods import GatewayAccess, connect_gateway, own_access_method
 from cluster.client.attempt import AttemptError
 from cluster.client.gateway.service import GatewayError, listen_at
-from cluster.client.access_methods import GatewayAccess, connect_gateway, own_access_method
 from cluster.config.access import AccessConfig
 from cluster.config.config import Config
 from cluster.config.new_site import Founding, create_site
