@@ -223,6 +223,6 @@ def test_a_destination_on_another_file_system_than_the_staging_directory_is_refu
         raise OSError(errno.EXDEV, "cross-device link")
 
     monkeypatch.setattr(os, "rename", across)
-    with pytest.raises(TransferFailed, match="destination/a lies on another file system") as caught:
+    with pytest.raises(TransferFailed, match="destination/a is not on the filesystem of the transfer") as caught:
         harness.carry()
     assert not isinstance(root_cause(caught.value), OSError)
