@@ -92,7 +92,7 @@ class CapacityWatch:
         capacity_bytes = order.capacity_bytes if order.pool_is_bytes and order.provision is None else 0
         if not capacity_bytes or run.is_overrun:
             return
-        is_refused = order.place is None and self._home.capacity_control.word != capacity.WATCH
+        is_refused = order.filesystem is None and self._home.capacity_control.word != capacity.WATCH
         most, base = inodes_of(capacity_bytes), self._staged.get(order.job)
         look = UsageQuery(
             path=buffer_path(str(self._home.path), order),

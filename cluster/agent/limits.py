@@ -156,7 +156,7 @@ replica hangs.
 POLL_WHILE_MOVING_S: Final = 0.5
 """Seconds of a poll while data moves, so that progress is visible."""
 
-PLACES_LOOK_S: Final = 5.0
+FILESYSTEMS_LOOK_S: Final = 5.0
 """Seconds between two checks of the shared filesystems by a mover: a few movers request a few rows from one replica."""
 
 GATHER_FROM: Final = 4

@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
-from cluster.agent.files import BUFFERS, PERSISTENT, RECEIPTS, PathRefused, Target, inside_target, places, variable_of
+from cluster.agent.files import (
+    BUFFERS,
+    PERSISTENT,
+    RECEIPTS,
+    PathRefused,
+    Target,
+    filesystems,
+    inside_target,
+    variable_of,
+)
 from cluster.agent.transfer import (
     STAGES,
     Algorithm,
@@ -64,7 +73,7 @@ def place_sources(path: Path, cluster: str, job: int) -> list[ReceiptSource]:
     """Return the locations of a job's receipts on the shared filesystem at `path`.
 
     Raises:
-        PlaceRefused: The path is not a marked shared filesystem.
+        FilesystemRefused: The path is not a marked shared filesystem.
         OSError: The path cannot be read.
     """
     buffers = path / cluster
@@ -73,7 +82,7 @@ def place_sources(path: Path, cluster: str, job: int) -> list[ReceiptSource]:
         # Directory names are NAME.JOB.EPOCH.
         return _only_one(variable, ((path.name.rsplit(".", 2)[0], path) for path in buffers.glob("*")), buffers)
 
-    found = places.records_of(str(path), cluster, job)
+    found = filesystems.records_of(str(path), cluster, job)
     return [ReceiptSource(Path(found[epoch]), buffers / f"{job}.{epoch}", persistent) for epoch in sorted(found)]
 
 

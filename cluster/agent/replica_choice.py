@@ -16,7 +16,7 @@ from typing import Final
 
 from cluster.client import ApiError, Client
 from cluster.schemas import (
-    PlacesAnswer,
+    FilesystemsAnswer,
     PollAnswer,
     PollRequest,
     RegisterAnswer,
@@ -24,7 +24,7 @@ from cluster.schemas import (
     ReportsAnswer,
     ReportsRequest,
 )
-from cluster.schemas.operations import LIST_PLACES
+from cluster.schemas.operations import LIST_FILESYSTEMS
 from cluster.system import Address, AddressError, Clock
 
 logger = logging.getLogger(__name__)
@@ -141,9 +141,9 @@ class AgentClient:
         """
         return await self._client.register(node, request)
 
-    async def places(self) -> PlacesAnswer:
+    async def filesystems(self) -> FilesystemsAnswer:
         """Return the cluster's shared filesystems."""
-        return await self._client.call(LIST_PLACES)
+        return await self._client.call(LIST_FILESYSTEMS)
 
     async def report(self, node: str, request: ReportsRequest) -> ReportsAnswer:
         """Report results.

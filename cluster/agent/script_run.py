@@ -17,8 +17,8 @@ import msgspec
 from cluster.agent.files import (
     STEPS,
     FileRefused,
+    FilesystemRefused,
     ImageFailed,
-    PlaceRefused,
     RemovalFailed,
     capacity,
     is_resource_exhausted,
@@ -51,7 +51,7 @@ from cluster.agent.scripts import (
 from cluster.agent.worker import PRE_RUN, inodes_of, paths_of
 from cluster.system import about, boot_id, closing, open_directory, start_time
 from replica.messages import OperationFailed, ScriptEnded
-from replica.model import JobState, Order, OrderPlace
+from replica.model import JobState, Order, OrderFilesystem
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class ScriptRun:
             return ScriptEnded(JobState.CANCELLED)
         except AccountRefused as error:
             return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
-        except (PlaceRefused, BufferMissing) as error:
+        except (FilesystemRefused, BufferMissing) as error:
             # The script has not begun, so the job is kept and shows this reason.
             return failure(str(error))
         except (FileRefused, RemovalFailed, ImageFailed) as error:
@@ -208,19 +208,19 @@ class ScriptRun:
 
         Raises:
             ImageFailed: An image cannot be mounted.
-            PlaceRefused: A shared filesystem is not mounted.
+            FilesystemRefused: A shared filesystem is not mounted.
             BufferMissing: The job's buffer does not exist.
         """
-        place = self._order.place
+        filesystem = self._order.filesystem
         placed = dict(self._order.persistent)
-        if place is not None:
-            self._see_place(place)
+        if filesystem is not None:
+            self._check_filesystem(filesystem)
         elif self._order.provision is None:
             capacity.see_mounted(self._home.buffers, str(self._order.job))
             self._see_buffer()
         for name in self._order.uses:
             if name in placed:
-                self._see_place(placed[name])
+                self._check_filesystem(placed[name])
             elif self._order.provision is None:
                 capacity.see_mounted(self._home.persistent, name)
 
@@ -236,22 +236,25 @@ class ScriptRun:
                     f"forebay buffer clear {job} --discard, then forebay job requeue {job}"
                 ) from error
 
-    def _see_place(self, place: OrderPlace) -> None:
+    def _check_filesystem(self, filesystem: OrderFilesystem) -> None:
         """Check that this node has mounted the shared filesystem and the buffer exists there."""
         try:
-            parent, name = open_parent(place, switch=self._settings.accounts == "switch")
+            parent, name = open_parent(filesystem, switch=self._settings.accounts == "switch")
             with closing(parent):
                 os.close(open_directory(name, dir_fd=parent))
         except OSError as error:
-            sentence = f"node {self._settings.node} does not see {place.directory} in place {place.name} ({place.path})"
-            raise PlaceRefused(f"{sentence}: {error.strerror}; check what is mounted there") from error
+            sentence = (
+                f"node {self._settings.node} does not see {filesystem.directory} "
+                f"in shared filesystem {filesystem.name} ({filesystem.path})"
+            )
+            raise FilesystemRefused(f"{sentence}: {error.strerror}; check what is mounted there") from error
 
     def _hold_inodes(self) -> None:
         """Limit the files the script may create, beyond those staged in, if the filesystem can enforce it."""
         order, control = self._order, self._home.capacity_control.word
         if (
             control == capacity.WATCH
-            or order.place is not None
+            or order.filesystem is not None
             or order.provision is not None
             or not (order.pool_is_bytes and order.has_buffer)
         ):
@@ -388,7 +391,7 @@ class ScriptRun:
     def _syncs(self) -> bool:
         """True if the supervisor syncs the buffer, which post-run would otherwise do."""
         order = self._order
-        return order.has_buffer and order.provision is None and order.place is None
+        return order.has_buffer and order.provision is None and order.filesystem is None
 
     def _hold_in_cgroup(self, record: ScriptRecord) -> None:
         """Ensure that the script has a cgroup, if this agent uses cgroups, and that its record names it."""

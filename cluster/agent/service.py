@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from cluster.agent.activities import Activities
-from cluster.agent.files import BUFFERS, FileRefused, PlaceRefused, identity_at
+from cluster.agent.files import BUFFERS, FileRefused, FilesystemRefused, identity_at
 from cluster.agent.limits import (
     BACK_OFF_S,
     BACK_OFF_S_MAX,
+    FILESYSTEMS_LOOK_S,
     GATHER_S,
     ORDER_AGE_S_MAX,
     ORDER_AGE_S_MIN,
-    PLACES_LOOK_S,
     POLL_WAIT_S,
     POLL_WAIT_S_MAX,
     POLL_WHILE_MOVING_S,
@@ -95,9 +95,9 @@ CLOCK_OFF: Final = "command_too_old"
 """Error code of a registration whose ID is too far from the leader's clock, which can be corrected."""
 
 
-NO_PLACE: Final = (
-    "no place of the cluster is on this machine: mount one, mark it with `forebay pool filesystem mark`, and see "
-    "`forebay pool filesystem list`"
+NO_FILESYSTEM: Final = (
+    "no shared filesystem of the cluster is on this machine: mount one, "
+    "mark it with `forebay pool filesystem mark`, and see `forebay pool filesystem list`"
 )
 
 
@@ -131,7 +131,7 @@ class Agent:
         """Revision of the known orders; 0 if there are none, so that the first poll is answered at once."""
         self._least_revision = 0
         """Oldest revision accepted in an answer."""
-        self._places: dict[str, str] = {}
+        self._filesystems: dict[str, str] = {}
         """Shared filesystems that it serves, as registered."""
         self._not_staged: frozenset[str] = frozenset()
         """Logged reasons for not serving the others."""
@@ -156,7 +156,7 @@ class Agent:
         poller = asyncio.create_task(self._follow_orders())
         tasks: set[asyncio.Task[Any]] = {stopping, broken, reporter, poller}
         if self._is_mover:
-            tasks.add(asyncio.create_task(self._watch_places()))
+            tasks.add(asyncio.create_task(self._watch_filesystems()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -261,13 +261,13 @@ class Agent:
         while True:
             self._asked += 1
             try:
-                seen = await self._see_places() if self._is_mover else {}
+                seen = await self._find_filesystems() if self._is_mover else {}
             except ApiError as error:
                 await back_off.after(error)
                 continue
             if self._is_mover and not seen:
                 # It may be about to be mounted, or the cluster is just being set up.
-                await back_off.say(f"agent {self._node} is a mover, and {NO_PLACE}")
+                await back_off.say(f"agent {self._node} is a mover, and {NO_FILESYSTEM}")
                 continue
             request = RegisterRequest(
                 command_id=new_command_id(self._clock),
@@ -277,7 +277,7 @@ class Agent:
                 buffers=str(self._home.path / BUFFERS),
                 process_control="listing" if self._home.cgroups is None else "cgroup",
                 capacity_control=self._home.capacity_control.word,
-                places=seen,
+                filesystems=seen,
             )
             try:
                 answer = await self._controller.register(self._node, request)
@@ -286,7 +286,7 @@ class Agent:
                     raise AgentFailed(f"the controller rejected agent {self._node}: {error}") from error
                 await back_off.after(error)
                 continue
-            self._places = seen
+            self._filesystems = seen
             self._least_revision = max(self._least_revision, answer.revision)
             # Request all orders again.
             self._seen_revision = 0
@@ -300,45 +300,47 @@ class Agent:
             tell_manager(status=f"registered at revision {answer.revision}")
             return
 
-    async def _see_places(self) -> dict[str, str]:
+    async def _find_filesystems(self) -> dict[str, str]:
         """Return the cluster's shared filesystems mounted on this machine, with the identity in their marker files.
 
         The list comes from the replicated state, so no second list is needed here.
         """
         found: dict[str, str] = {}
         reasons = set()
-        for place in (await self._controller.places()).places:
+        for filesystem in (await self._controller.filesystems()).filesystems:
             try:
-                identity = await asyncio.to_thread(identity_at, place.path)
-            except PlaceRefused as error:
-                reasons.add(f"place {place.name}: {error}")
+                identity = await asyncio.to_thread(identity_at, filesystem.path)
+            except FilesystemRefused as error:
+                reasons.add(f"shared filesystem {filesystem.name}: {error}")
                 continue
-            if place.identity and identity != place.identity:
-                reasons.add(f"place {place.name}: what is at {place.path} is another one; mount that there")
+            if filesystem.identity and identity != filesystem.identity:
+                reasons.add(
+                    f"shared filesystem {filesystem.name}: another one is mounted at {filesystem.path}; mount it there"
+                )
                 continue
-            found[place.name] = identity
+            found[filesystem.name] = identity
         for reason in sorted(reasons - self._not_staged):
             logger.warning("agent %s does not stage for %s", self._node, reason)
         self._not_staged = frozenset(reasons)
         return found
 
-    async def _watch_places(self) -> None:
+    async def _watch_filesystems(self) -> None:
         """Register again when the mounted shared filesystems change; other movers then take over.
 
         Raises:
             AgentFailed: None is left; the work of a silent mover is taken over, too.
         """
         while True:
-            await asyncio.sleep(PLACES_LOOK_S)
-            if not self._places:
+            await asyncio.sleep(FILESYSTEMS_LOOK_S)
+            if not self._filesystems:
                 continue
             try:
-                seen = await self._see_places()
+                seen = await self._find_filesystems()
             except ApiError:
                 continue
             if not seen:
-                raise AgentFailed(f"agent {self._node} is a mover, and {NO_PLACE}")
-            if seen != self._places:
+                raise AgentFailed(f"agent {self._node} is a mover, and {NO_FILESYSTEM}")
+            if seen != self._filesystems:
                 await self._register()
 
     async def _send_reports(self) -> None:

@@ -66,7 +66,7 @@ def _schedulers(state: State, only: str = "") -> v.SchedulersAnswer:
 @handles(ops.SHOW_SCHEDULER_SITE)
 async def show_scheduler_site(call: ApiCall[None]) -> Reply[v.SchedulerSiteAnswer]:
     state = await call.state()
-    shared = [name for name, pool in sorted(state.pools.items()) if pool.place]
+    shared = [name for name, pool in sorted(state.pools.items()) if pool.filesystem]
     free = await call.service.verdicts.free_for_setups(state, shared, call.work)
     pools = tuple(
         v.ExternalJobPoolView(
@@ -199,7 +199,7 @@ async def list_persistent(call: ApiCall[None]) -> Reply[v.PersistentsAnswer]:
     state, work, rows = await call.state(), call.work, list[Any]()
     for name in await work.sort(state.persistent):
         await work.take(0, parts=PARTS_PER_EXTERNAL_JOB)
-        if state.persistent[name].place:
+        if state.persistent[name].filesystem:
             rows.append(encode_view(v.PersistentView(**_persistent(state, name))))
     return Reply(state.revision, v.PersistentsAnswer(revision=state.revision, buffers=tuple(rows)))
 
@@ -227,14 +227,14 @@ def _persistent(state: State, name: str) -> dict[str, Any]:
     known = state.persistent.get(name)
     if known is None:
         return {"name": name, "state": "none"}
-    place = state.places.get(known.place)
+    filesystem = state.filesystems.get(known.filesystem)
     return {
         "name": name,
         "state": known.state.word,
         "user": known.user,
         "pool": known.pool,
         "size": known.granted_bytes,
-        "path": None if place is None else f"{place.path}/{known.directory}",
+        "path": None if filesystem is None else f"{filesystem.path}/{known.directory}",
         "number": known.job,
         "create_time": format_instant(known.created_at),
     }

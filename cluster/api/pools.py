@@ -8,7 +8,7 @@ from cluster.api import request_decoding
 from cluster.api.render import capacity_controls, holders, pool_view
 from cluster.api.service import ApiCall, CommandBody, Reply, handles
 from cluster.api.web import bad_request, rejection_problem
-from cluster.schemas import Command, PlacesAnswer, PlaceView, PoolsAnswer, PoolView, made_of
+from cluster.schemas import Command, FilesystemsAnswer, FilesystemView, PoolsAnswer, PoolView, made_of
 from cluster.schemas import configuration as v
 from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
@@ -53,7 +53,7 @@ async def add_pool(call: ApiCall[v.PoolAddRequest]) -> Reply[PoolView]:
         granularity=_amount(body.granularity, unit, "granularity"),
         is_default=body.default,
         unit=None if unit is PoolUnit.BYTES else unit,
-        place=body.place,
+        filesystem=body.filesystem,
     )
     return await _settle_change(call, command, command.pool)
 
@@ -73,7 +73,7 @@ async def change_pool(call: ApiCall[v.PoolChangeRequest]) -> Reply[PoolView]:
         drain_all=body.out_of_service == ALL,
         is_default=body.default,
         unit=None if body.unit is None else unit,
-        place=body.place,
+        filesystem=body.filesystem,
     )
     return await _settle_change(call, command, command.pool)
 
@@ -90,30 +90,30 @@ async def _settle_change(call: ApiCall[CommandBody], command: c.SetPool | c.Chan
     return Reply(state.revision, pool_view(state, name, holders(state).get(name, 0), capacity_controls(state)))
 
 
-@handles(ops.LIST_PLACES)
-async def list_places(call: ApiCall[None]) -> Reply[PlacesAnswer]:
-    return _places(await call.state())
+@handles(ops.LIST_FILESYSTEMS)
+async def list_filesystems(call: ApiCall[None]) -> Reply[FilesystemsAnswer]:
+    return _filesystems(await call.state())
 
 
-@handles(ops.ADD_PLACE)
-async def add_place(call: ApiCall[v.PlaceAddRequest]) -> Reply[PlacesAnswer]:
-    return _places((await call.service.settle(call, c.AddPlace(call.params["name"], call.body.path))).state)
+@handles(ops.ADD_FILESYSTEM)
+async def add_filesystem(call: ApiCall[v.FilesystemAddRequest]) -> Reply[FilesystemsAnswer]:
+    return _filesystems((await call.service.settle(call, c.AddFilesystem(call.params["name"], call.body.path))).state)
 
 
-@handles(ops.REMOVE_PLACE)
-async def remove_place(call: ApiCall[Command]) -> Reply[PlacesAnswer]:
-    return _places((await call.service.settle(call, c.RemovePlace(call.params["name"]))).state)
+@handles(ops.REMOVE_FILESYSTEM)
+async def remove_filesystem(call: ApiCall[Command]) -> Reply[FilesystemsAnswer]:
+    return _filesystems((await call.service.settle(call, c.RemoveFilesystem(call.params["name"]))).state)
 
 
-def _places(state: State) -> Reply[PlacesAnswer]:
+def _filesystems(state: State) -> Reply[FilesystemsAnswer]:
     views = []
-    for name in sorted(state.places):
-        place = state.places[name]
-        known = ((mover, state.nodes.get(mover)) for mover in place.movers)
+    for name in sorted(state.filesystems):
+        filesystem = state.filesystems[name]
+        known = ((mover, state.nodes.get(mover)) for mover in filesystem.movers)
         up = tuple(mover for mover, node in known if node is not None and node.is_up)
-        pools = tuple(pool for pool in sorted(state.pools) if state.pools[pool].place == name)
-        views.append(made_of(place, PlaceView, movers_up=up, pools=pools, revision=state.revision))
-    return Reply(state.revision, PlacesAnswer(revision=state.revision, places=tuple(views)))
+        pools = tuple(pool for pool in sorted(state.pools) if state.pools[pool].filesystem == name)
+        views.append(made_of(filesystem, FilesystemView, movers_up=up, pools=pools, revision=state.revision))
+    return Reply(state.revision, FilesystemsAnswer(revision=state.revision, filesystems=tuple(views)))
 
 
 def _views(state: State) -> tuple[PoolView, ...]:

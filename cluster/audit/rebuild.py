@@ -33,7 +33,7 @@ from replica.model import (
     JobRequest,
     JobState,
     PoolUnit,
-    SeenPlace,
+    SeenFilesystem,
     Stage,
     TransferReceipt,
     operation_of,
@@ -133,26 +133,28 @@ def _of_jobs(command: Any, *flags: str) -> Callable[[Led], Iterator[Command]]:
 def _found_cluster(led: Led) -> Iterator[Command]:
     key = next((event.disclosure_key for event in led.of(e.DisclosureKeyDrawn)), b"")
     for event in led.of(e.ClusterFounded):
-        yield c.FoundCluster(event.cluster_id, event.name, event.site, event.pools, event.nodes, event.places, key)
+        yield c.FoundCluster(event.cluster_id, event.name, event.site, event.pools, event.nodes, event.filesystems, key)
 
 
 def _set_pool(led: Led) -> Iterator[Command]:
     for event in reversed(led.of(e.PoolSet)):
         pool = event.pool
-        for unit, place, is_reported, is_default in product(
+        for unit, filesystem, is_reported, is_default in product(
             dict.fromkeys((PoolUnit.BYTES, pool.unit)),
-            dict.fromkeys((pool.place, "")),
+            dict.fromkeys((pool.filesystem, "")),
             {pool.is_reported, False},
             {pool.is_default, False},
         ):
-            yield c.SetPool(replace(pool, unit=unit, place=place, is_reported=is_reported, is_default=is_default))
+            yield c.SetPool(
+                replace(pool, unit=unit, filesystem=filesystem, is_reported=is_reported, is_default=is_default)
+            )
 
 
 def _change_pool(led: Led) -> Iterator[Command]:
     for event in reversed(led.of(e.PoolSet)):
         pool, exists = event.pool, event.pool.name in led.state.pools
         drained = pool.out_of_service_bytes == pool.quantity_bytes
-        for quantity, granularity, out, is_default, unit, drain_all, is_reported, place in product(
+        for quantity, granularity, out, is_default, unit, drain_all, is_reported, filesystem in product(
             (pool.quantity_bytes, None),
             (None, pool.granularity_bytes),
             (None, pool.out_of_service_bytes, 0),
@@ -160,10 +162,10 @@ def _change_pool(led: Led) -> Iterator[Command]:
             (None, pool.unit),
             (False, True) if drained else (False,),
             {False, pool.is_reported},
-            (None, pool.place),
+            (None, pool.filesystem),
         ):
             yield c.ChangePool(
-                pool.name, exists, quantity, granularity, out, is_default, unit, drain_all, is_reported, place
+                pool.name, exists, quantity, granularity, out, is_default, unit, drain_all, is_reported, filesystem
             )
 
 
@@ -192,19 +194,19 @@ KEYS_ORDERED_MAX: Final = 4
 """Keys of which every order is tried, count."""
 
 
-def _add_place(led: Led) -> Iterator[Command]:
-    for event in led.of(e.PlaceSet):
-        yield c.AddPlace(event.place.name, event.place.path)
+def _add_filesystem(led: Led) -> Iterator[Command]:
+    for event in led.of(e.FilesystemSet):
+        yield c.AddFilesystem(event.filesystem.name, event.filesystem.path)
 
 
 def _register_node(led: Led) -> Iterator[Command]:
     yield from _as_event(c.RegisterNode, e.NodeRegistered)(led)
     # Who comes back as it was changes nothing.
-    known, places = led.state.nodes[led.actor.name], led.state.places
-    seen = tuple(SeenPlace(name, places[name].identity) for name in known.places)
+    known, filesystems = led.state.nodes[led.actor.name], led.state.filesystems
+    seen = tuple(SeenFilesystem(name, filesystems[name].identity) for name in known.filesystems)
     controls = known.process_control, known.capacity_control
     yield c.RegisterNode(
-        known.name, known.cpus, known.instance, known.storage_id, known.buffers, *controls, places=seen
+        known.name, known.cpus, known.instance, known.storage_id, known.buffers, *controls, filesystems=seen
     )
 
 
@@ -464,8 +466,8 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.SetPool: Rebuilder(_set_pool),
     c.ChangePool: Rebuilder(_change_pool),
     c.RemovePool: Rebuilder(_as_event(c.RemovePool, e.PoolRemoved)),
-    c.AddPlace: Rebuilder(_add_place),
-    c.RemovePlace: Rebuilder(_as_event(c.RemovePlace, e.PlaceRemoved)),
+    c.AddFilesystem: Rebuilder(_add_filesystem),
+    c.RemoveFilesystem: Rebuilder(_as_event(c.RemoveFilesystem, e.FilesystemRemoved)),
     c.ConfigureSite: Rebuilder(_configure_site, "a file as it was written: there is only what it comes to"),
     c.RaiseFeatureLevel: Rebuilder(None, "what each member says it knows: it comes from outside, as no other fact"),
     c.RegisterNode: Rebuilder(_register_node),

@@ -95,9 +95,10 @@ _Found = tuple[str, Verdict, str]
 def check(names: tuple[str, ...], as_json: bool) -> None:
     """Check that this machine is ready to start.
 
-    Of each: its certificate and the hosts in it, its ports, its disk, its account, the places that are mounted, whether
-    a time service keeps the clock, and whether the other replicas are reached. Run it as root, or as the account that
-    they run as. Nothing is changed. Ends with 2 where something FAILs. A replica that runs here fails no check.
+    Of each: its certificate and the hosts in it, its ports, its disk, its account, the shared filesystems that are
+    mounted, whether a time service keeps the clock, and whether the other replicas are reached. Run it as root, or as
+    the account that they run as. Nothing is changed. Ends with 2 where something FAILs. A replica that runs here fails
+    no check.
     """
     current = session()
     config = current.config()
@@ -175,7 +176,7 @@ def _checks(config: Config, name: str, clock: Clock) -> Iterator[_Found]:
         own = config.agent(name)
         yield _account(config, own)
         yield _disk(own.directory, 0)
-        yield from _places(config)
+        yield from _filesystems(config)
     yield _clock()
 
 
@@ -271,11 +272,13 @@ def _account(config: Config, own: AgentConfig) -> _Found:
     return "account", Verdict.OK, f"accounts = '{own.accounts}', and this is account {os.geteuid()}"
 
 
-def _places(config: Config) -> Iterator[_Found]:
-    for place in config.places:
-        is_there = os.path.isdir(place.path)
-        text = f"{place.path} is {'there' if is_there else 'not there: mount it, or jobs of it are staged elsewhere'}"
-        yield f"place {place.name}", Verdict.OK if is_there else Verdict.NOTE, text
+def _filesystems(config: Config) -> Iterator[_Found]:
+    for filesystem in config.filesystems:
+        is_there = os.path.isdir(filesystem.path)
+        text = (
+            f"{filesystem.path} is {'there' if is_there else 'not there: mount it, or jobs of it are staged elsewhere'}"
+        )
+        yield f"shared filesystem {filesystem.name}", Verdict.OK if is_there else Verdict.NOTE, text
 
 
 def _others(config: Config, name: str) -> Iterator[_Found]:

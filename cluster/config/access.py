@@ -159,7 +159,7 @@ class _AccessFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls: TlsConfig = TlsConfig()
     access: AccessTable = NO_ACCESS
     agent: Any = None
-    place: Any = None
+    filesystem: Any = None
     pool: Any = None
     storage: Any = None
     timing: Any = None

@@ -26,11 +26,11 @@ from cluster.config.access import (
 from cluster.config.accounts import NO_ACCESS, AccessTable
 from cluster.config.drill import HELPERS_MAX, NO_DRILLS, DrillConfig, HelperConfig
 from cluster.config.initial_state import (
-    PlaceTable,
+    FilesystemTable,
     PolicyTable,
     PoolTable,
     StagingTable,
-    places_of,
+    filesystems_of,
     policy_of,
     pools_of,
 )
@@ -43,8 +43,8 @@ from cluster.config.witnesses import WITNESSES_MAX, CheckpointsConfig, WitnessCo
 from cluster.providers import NO_LOCAL, Local
 from cluster.security import AUTHORITY_NAME, find_unsafe_keys
 from cluster.system import Address, JobProcess
-from replica.model import Place, Pool, Site
-from replica.values import CPUS_MAX, NODES_MAX, PLACES_MAX, POOLS_MAX
+from replica.model import Pool, SharedFilesystem, Site
+from replica.values import CPUS_MAX, FILESYSTEMS_MAX, NODES_MAX, POOLS_MAX
 
 __all__ = [
     "AgentConfig",
@@ -253,7 +253,7 @@ class _ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster: ClusterConfig
     replica: Annotated[tuple[ReplicaConfig, ...], Meta(max_length=REPLICAS_MAX)] = ()
     agent: Annotated[tuple[AgentConfig, ...], Meta(max_length=NODES_MAX)] = ()
-    place: Annotated[tuple[PlaceTable, ...], Meta(max_length=PLACES_MAX)] = ()
+    filesystem: Annotated[tuple[FilesystemTable, ...], Meta(max_length=FILESYSTEMS_MAX)] = ()
     pool: Annotated[tuple[PoolTable, ...], Meta(max_length=POOLS_MAX)] = ()
     tls: TlsConfig = TlsConfig()
     access: AccessTable = NO_ACCESS
@@ -278,7 +278,7 @@ class Config(AccessConfig, frozen=True, kw_only=True):
 
     agents: tuple[AgentConfig, ...]
     pools: tuple[Pool, ...]
-    places: tuple[Place, ...]
+    filesystems: tuple[SharedFilesystem, ...]
     storage: StorageConfig
     timing: TimingConfig
     policy: Site
@@ -414,14 +414,14 @@ def _read_config(file: Path, document: Document) -> Config:
         remedy = "write 1, 3 or 5 tables [[replica]] without joins"
         raise document.refuse(("replica",), f"found {founders} replicas", remedy)
     check_witnesses(document, tables.witness, tables.checkpoints)
-    places = places_of(document, tables.place)
+    filesystems = filesystems_of(document, tables.filesystem)
     config = Config(
         file=file,
         cluster=tables.cluster,
         replicas=tables.replica,
         agents=tuple(absolute(agent, base) for agent in tables.agent),
-        pools=pools_of(document, tables.pool, places),
-        places=places,
+        pools=pools_of(document, tables.pool, filesystems),
+        filesystems=filesystems,
         tls=absolute(tables.tls, base),
         access=absolute(tables.access, base),
         owner_uid=document.owner_uid,

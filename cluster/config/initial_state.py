@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from cluster.config.toml import Bytes, Document, InvalidValue, KeyPath, Name, Size, Text, Written
-from replica.grammar import place_refusal
-from replica.model import FOUNDING_FIELDS, Place, Pool, Site, check_site
+from replica.grammar import filesystem_refusal
+from replica.model import FOUNDING_FIELDS, Pool, SharedFilesystem, Site, check_site
 
 ROOTS_MAX: Final = 256
 """Staging roots of a kind, count: each is compared with every path of a job."""
@@ -27,7 +27,7 @@ class PoolTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantity: Bytes
     granularity: Bytes = Size(1)
     default: bool = False
-    place: Written[Name] | None = None
+    filesystem: Written[Name] | None = None
 
     def __post_init__(self) -> None:
         """Reject a pool smaller than one grain with InvalidValue."""
@@ -36,8 +36,8 @@ class PoolTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValue(sentence, "write a smaller one", "granularity")
 
 
-class PlaceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Table [[place]]: a shared filesystem that all nodes mount at `path`."""
+class FilesystemTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Table [[filesystem]]: a shared filesystem that all nodes mount at `path`."""
 
     name: Annotated[Written[Name], Meta(examples=["bb"])]
     path: Annotated[Text, Meta(examples=["/bb/fast"])]
@@ -75,29 +75,31 @@ else:
     """Table [policy]: what a policy has, but for what [staging] says."""
 
 
-def places_of(document: Document, tables: tuple[PlaceTable, ...]) -> tuple[Place, ...]:
+def filesystems_of(document: Document, tables: tuple[FilesystemTable, ...]) -> tuple[SharedFilesystem, ...]:
     """Return the founding shared filesystems.
 
     Raises:
         ConfigError: A path is invalid or used twice.
     """
-    places: dict[str, Place] = {}
+    filesystems: dict[str, SharedFilesystem] = {}
     for number, table in enumerate(tables):
-        refusal = place_refusal(places, table.name, table.path)
+        refusal = filesystem_refusal(filesystems, table.name, table.path)
         if refusal is not None:
             key = refusal.place.removeprefix("place.")
-            raise document.refuse(("place", number, key), refusal.sentence, refusal.remedy)
-        places[table.name] = Place(table.name, table.path)
-    return tuple(places.values())
+            raise document.refuse(("filesystem", number, key), refusal.sentence, refusal.remedy)
+        filesystems[table.name] = SharedFilesystem(table.name, table.path)
+    return tuple(filesystems.values())
 
 
-def pools_of(document: Document, tables: tuple[PoolTable, ...], places: tuple[Place, ...] = ()) -> tuple[Pool, ...]:
+def pools_of(
+    document: Document, tables: tuple[PoolTable, ...], filesystems: tuple[SharedFilesystem, ...] = ()
+) -> tuple[Pool, ...]:
     """Return the founding pools.
 
     Raises:
         ConfigError: A name is used twice, there is a second default, or a shared filesystem is unknown.
     """
-    known = [place.name for place in places]
+    known = [filesystem.name for filesystem in filesystems]
     pools: list[Pool] = []
     default = ""
     for number, table in enumerate(tables):
@@ -107,11 +109,17 @@ def pools_of(document: Document, tables: tuple[PoolTable, ...], places: tuple[Pl
         if table.default and default:
             sentence = f"pool {default!r} is the default already"
             raise document.refuse(("pool", number, "default"), sentence, "make one pool the default")
-        if table.place is not None and table.place not in known:
-            remedy = f"use one of: {', '.join(known)}" if known else "write a table [[place]] with its name and path"
-            raise document.refuse(("pool", number, "place"), f"there is no place {table.place!r}", remedy)
+        if table.filesystem is not None and table.filesystem not in known:
+            remedy = (
+                f"use one of: {', '.join(known)}" if known else "write a table [[filesystem]] with its name and path"
+            )
+            raise document.refuse(
+                ("pool", number, "filesystem"), f"there is no shared filesystem {table.filesystem!r}", remedy
+            )
         default = table.name if table.default else default
-        pools.append(Pool(table.name, table.quantity, table.granularity, table.default, place=table.place or ""))
+        pools.append(
+            Pool(table.name, table.quantity, table.granularity, table.default, filesystem=table.filesystem or "")
+        )
     return tuple(pools)
 
 

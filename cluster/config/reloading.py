@@ -26,7 +26,7 @@ _TABLES: Final[Mapping[str, str]] = {
     "tls": "[tls]",
     "agents": "[[agent]]",
     "pools": "[[pool]]",
-    "places": "[[place]]",
+    "filesystems": "[[filesystem]]",
     "storage": "[storage]",
     "timing": "[timing]",
     "policy": "[policy] or [staging]",
@@ -45,7 +45,7 @@ _TABLES: Final[Mapping[str, str]] = {
 _BY_NAME: Final = frozenset({"replicas", "agents", "helpers"})
 """Fields of which a process uses only its own row."""
 
-AGREED: Final = ("pools", "places", "policy")
+AGREED: Final = ("pools", "filesystems", "policy")
 """Fields used only when a cluster is founded; afterwards they are replicated."""
 
 

@@ -74,6 +74,8 @@ if TYPE_CHECKING:
         DigestsAnswer,
         ErrorAnswer,
         ErrorView,
+        FilesystemsAnswer,
+        FilesystemView,
         HistoryAnswer,
         HistoryRow,
         JobsAnswer,
@@ -85,8 +87,6 @@ if TYPE_CHECKING:
         NodesAnswer,
         NodeView,
         OtherError,
-        PlacesAnswer,
-        PlaceView,
         PollAnswer,
         PoolsAnswer,
         PoolView,
@@ -187,7 +187,7 @@ else:
         job_fields: JobField Reads SubmitRequest UpdateRequest
         jobs: AdmittedAnswer ArchivedView BufferView BuffersAnswer BulkAnswer CommandResult DigestsAnswer
         jobs: ErrorAnswer ErrorView HistoryAnswer HistoryRow JobView JobsAnswer LostJobView MemberView
-        jobs: MembersAnswer NodeLostAnswer NodeView NodesAnswer OtherError PlaceView PlacesAnswer PollAnswer
+        jobs: MembersAnswer NodeLostAnswer NodeView NodesAnswer OtherError FilesystemView FilesystemsAnswer PollAnswer
         jobs: PoolView PoolsAnswer RegisterAnswer ReportResult ReportsAnswer StateDigestAnswer StatusView
         jobs: TransferAnswer WhyView
         ledger: ChangeView CheckpointAnswer CheckpointRequest ClockAnswer DiffAnswer EventView

@@ -6,7 +6,7 @@ import msgspec
 
 from cluster.schemas.base import NUMBER_MAX, Command, Number, Request
 from replica.messages import OperationResult
-from replica.values import NAME_CHARACTERS_MAX, PLACES_MAX
+from replica.values import FILESYSTEMS_MAX, NAME_CHARACTERS_MAX
 
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 
@@ -29,7 +29,7 @@ class RegisterRequest(Command, frozen=True, kw_only=True):
     """Method of limiting a buffer to its capacity while a job writes: project_quota, subvolume_quota, image, or watch;
     empty: unknown.
     """
-    places: Annotated[dict[_Name, _Name], msgspec.Meta(max_length=PLACES_MAX)] = {}
+    filesystems: Annotated[dict[_Name, _Name], msgspec.Meta(max_length=FILESYSTEMS_MAX)] = {}
     """Shared filesystems it stages for, each with the content of its identity file.
 
     An agent with any is a mover without CPUs.

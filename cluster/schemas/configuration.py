@@ -69,7 +69,7 @@ class PoolAddRequest(Command, frozen=True, kw_only=True):
     """Default: the configuration's Granularity."""
     unit: UnitWord = "bytes"
     default: bool | None = None
-    place: _NameText | None = None
+    filesystem: _NameText | None = None
     """Shared filesystem for its buffers."""
 
 
@@ -84,12 +84,12 @@ class PoolChangeRequest(Command, frozen=True, kw_only=True):
     out_of_service: _SizeText | None = None
     unit: UnitWord | None = None
     default: bool | None = None
-    place: _NameText | None = None
+    filesystem: _NameText | None = None
     """New shared filesystem for its buffers; empty: none. Allowed only while the pool is unused."""
 
 
-class PlaceAddRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/places/{name}/add."""
+class FilesystemAddRequest(Command, frozen=True, kw_only=True):
+    """Body of POST /v1/filesystems/{name}/add."""
 
     path: Annotated[str, msgspec.Meta(max_length=PATH_BYTES_MAX)]
 

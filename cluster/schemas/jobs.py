@@ -253,7 +253,7 @@ class PoolView(View, frozen=True, kw_only=True):
 
     Empty for a pool that does not count bytes or belongs to a site's own provider.
     """
-    place: str = ""
+    filesystem: str = ""
     """Shared filesystem that contains its buffers; empty: each buffer is on one node."""
     revision: int
 
@@ -267,7 +267,7 @@ class PoolsAnswer(Answer, frozen=True, kw_only=True):
 # Shared filesystems
 
 
-class PlaceView(View, frozen=True, kw_only=True):
+class FilesystemView(View, frozen=True, kw_only=True):
     """One shared filesystem: a file system that all nodes mount."""
 
     name: str
@@ -283,10 +283,10 @@ class PlaceView(View, frozen=True, kw_only=True):
     revision: int
 
 
-class PlacesAnswer(Answer, frozen=True, kw_only=True):
-    """Response of GET /v1/places and of its changes."""
+class FilesystemsAnswer(Answer, frozen=True, kw_only=True):
+    """Response of GET /v1/filesystems and of its changes."""
 
-    places: tuple[PlaceView, ...]
+    filesystems: tuple[FilesystemView, ...]
 
 
 # Nodes
@@ -313,7 +313,7 @@ class NodeView(View, frozen=True, kw_only=True):
     """Method of limiting its buffers to their capacity while jobs write: project_quota, subvolume_quota, image, or
     watch, which ends the job.
     """
-    places: tuple[str, ...] = ()
+    filesystems: tuple[str, ...] = ()
     """Shared filesystems it stages for. A node with any is a mover and runs no scripts."""
     lost: bool = False
     """Whether an operator declared it lost."""

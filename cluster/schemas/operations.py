@@ -104,7 +104,7 @@ DIFF_LIMIT_MAX: Final = 10_000
 """Changes in one response, count."""
 
 HISTORY_OF: Final = (
-    "pool", "place", "node", "partition", "reservation", "buffer", "account", "qos", "license", "scheduler",
+    "pool", "filesystem", "node", "partition", "reservation", "buffer", "account", "qos", "license", "scheduler",
 )  # fmt: skip
 """Kinds of named records that belong to no job; `buffer`: persistent ones."""
 
@@ -340,15 +340,15 @@ CHANGE_POOL = _write("change_pool", "POST /v1/pools/{name}/change", _OPERATORS,
 REMOVE_POOL = _write("remove_pool", "POST /v1/pools/{name}/remove", _OPERATORS,
     lambda: Command, lambda: c.PoolRemovedAnswer,
     "Remove a pool that nobody holds a part of or waits for; else refused with who does.", tag="capacity")
-LIST_PLACES = _get("list_places", "/v1/places", PEOPLE | _AGENTS, lambda: j.PlacesAnswer,
-    "List places: file systems that all nodes mount, with their movers and the pools that are there.",
+LIST_FILESYSTEMS = _get("list_filesystems", "/v1/filesystems", PEOPLE | _AGENTS, lambda: j.FilesystemsAnswer,
+    "List shared filesystems, which all nodes mount, with their movers and pools.",
     tag="capacity", then=True)
-ADD_PLACE = _write("add_place", "POST /v1/places/{name}/add", _OPERATORS,
-    lambda: c.PlaceAddRequest, lambda: j.PlacesAnswer,
-    "Make a place of a file system that all nodes mount.", tag="capacity")
-REMOVE_PLACE = _write("remove_place", "POST /v1/places/{name}/remove", _OPERATORS,
-    lambda: Command, lambda: j.PlacesAnswer,
-    "Remove a place that no pool names; what lies there stays.", tag="capacity")
+ADD_FILESYSTEM = _write("add_filesystem", "POST /v1/filesystems/{name}/add", _OPERATORS,
+    lambda: c.FilesystemAddRequest, lambda: j.FilesystemsAnswer,
+    "Add a shared filesystem, which all nodes mount.", tag="capacity")
+REMOVE_FILESYSTEM = _write("remove_filesystem", "POST /v1/filesystems/{name}/remove", _OPERATORS,
+    lambda: Command, lambda: j.FilesystemsAnswer,
+    "Remove a shared filesystem that no pool names; files in it stay.", tag="capacity")
 LIST_BUFFERS = _get("list_buffers", "/v1/buffers", PEOPLE, lambda: j.BuffersAnswer,
     "List buffers: the persistent ones, those that hold or wait for something, and the newest others unless `live`.",
     {

@@ -64,7 +64,7 @@ class Bootstrap:
             config.policy,
             config.pools,
             nodes,
-            config.places,
+            config.filesystems,
             self._draw(DISCLOSURE_KEY_BYTES),
         )
         try:

@@ -32,7 +32,7 @@ from replica.model import (
     persistent_refusal,
     persistent_variable,
 )
-from replica.operations import place_of_pool
+from replica.operations import filesystem_of_pool
 from replica.state import Facts
 from replica.values import SIZE_BYTES_MAX, Refusal, RefusalCode, limits, name_fault, round_up
 
@@ -206,7 +206,7 @@ def _check_together(state: Facts, asked: BufferRequest) -> None:
             found.append((known.pool, f"the persistent buffer {name} lies", place or f"persistentdw name={name}"))
     placed: dict[bool, tuple[str, str]] = {}
     for pool_name, what, place in found:
-        lies_in = place_of_pool(state, pool_name)
+        lies_in = filesystem_of_pool(state, pool_name)
         where = "on one node" if lies_in is None else f"in place {lies_in.name}"
         placed.setdefault(lies_in is None, (f"{what} {where}", place))
     if len(placed) > 1:

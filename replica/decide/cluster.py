@@ -21,16 +21,16 @@ from replica.decide.pools import (
     seen_refusal,
     set_pool_events,
 )
-from replica.grammar import path_fault, place_refusal
+from replica.grammar import filesystem_refusal, path_fault
 from replica.messages import NOTHING, Accepted, Decision, accepted, features
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
     CAPACITY_CONTROLS,
     PROCESS_CONTROLS,
-    Place,
     Recovery,
     Revocation,
+    SharedFilesystem,
     Stage,
     agent_of,
     certificate_fault,
@@ -64,10 +64,10 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
     if state.feature_level:
         return Refusal(RefusalCode.ALREADY_FOUNDED, f"the cluster {state.name!r} is founded", "join it instead")
     refusal = check_site(command.site)
-    placed: dict[str, Place] = {}
-    for place in command.places:
-        refusal = refusal or place_refusal(placed, place.name, place.path)
-        placed[place.name] = place
+    placed: dict[str, SharedFilesystem] = {}
+    for filesystem in command.filesystems:
+        refusal = refusal or filesystem_refusal(placed, filesystem.name, filesystem.path)
+        placed[filesystem.name] = filesystem
     for pool in command.pools:
         refusal = refusal or pool_refusal(pool, placed)
     if refusal is None and sum(pool.is_default for pool in command.pools) > 1:
@@ -94,19 +94,21 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
         command.site,
         command.pools,
         nodes=command.nodes,
-        places=tuple(Place(place.name, place.path) for place in command.places),
+        filesystems=tuple(SharedFilesystem(filesystem.name, filesystem.path) for filesystem in command.filesystems),
     )
     return Accepted((founded, e.DisclosureKeyDrawn(command.disclosure_key)) if command.disclosure_key else (founded,))
 
 
 def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> Decision:
     pool, known = command.pool, state.pools.get(command.pool.name)
-    if known is not None and not pool.place:
-        pool = replace(pool, place=known.place)
-    refusal = pool_refusal(pool, state.places)
-    if refusal is None and known is not None and pool.place != known.place:
+    if known is not None and not pool.filesystem:
+        pool = replace(pool, filesystem=known.filesystem)
+    refusal = pool_refusal(pool, state.filesystems)
+    if refusal is None and known is not None and pool.filesystem != known.filesystem:
         remedy = "change it with `forebay pool set`, while nobody uses the pool"
-        refusal = Refusal(RefusalCode.WRONG_STATE, f"pool {pool.name} has its buffers elsewhere", remedy, "pool.place")
+        refusal = Refusal(
+            RefusalCode.WRONG_STATE, f"pool {pool.name} has its buffers elsewhere", remedy, "pool.filesystem"
+        )
     if refusal is not None:
         return refusal
     if pool.name not in state.pools and len(state.pools) >= POOLS_MAX:
@@ -129,7 +131,7 @@ def _change_pool(state: State, actor: c.Actor, command: c.ChangePool, at: Instan
             is_default=command.is_default,
             unit=command.unit,
             is_reported=command.is_reported,
-            place=command.place,
+            filesystem=command.filesystem,
         )
     )
 
@@ -138,17 +140,19 @@ def _remove_pool(state: State, actor: c.Actor, command: c.RemovePool, at: Instan
     return accepted(removed_pool(state, command.pool))
 
 
-def _add_place(state: Facts, actor: c.Actor, command: c.AddPlace, at: Instant) -> Decision:
-    known = state.places.get(command.place)
+def _add_filesystem(state: Facts, actor: c.Actor, command: c.AddFilesystem, at: Instant) -> Decision:
+    known = state.filesystems.get(command.filesystem)
     if known is not None and known.path == command.path:
         return NOTHING
-    refusal = place_refusal(state.places, command.place, command.path)
-    return Accepted((e.PlaceSet(Place(command.place, command.path)),)) if refusal is None else refusal
+    refusal = filesystem_refusal(state.filesystems, command.filesystem, command.path)
+    return (
+        Accepted((e.FilesystemSet(SharedFilesystem(command.filesystem, command.path)),)) if refusal is None else refusal
+    )
 
 
-def _remove_place(state: Facts, actor: c.Actor, command: c.RemovePlace, at: Instant) -> Decision:
-    refusal = removal_refusal(state, command.place)
-    return Accepted((e.PlaceRemoved(command.place),)) if refusal is None else refusal
+def _remove_filesystem(state: Facts, actor: c.Actor, command: c.RemoveFilesystem, at: Instant) -> Decision:
+    refusal = removal_refusal(state, command.filesystem)
+    return Accepted((e.FilesystemRemoved(command.filesystem),)) if refusal is None else refusal
 
 
 def _configure_site(state: Facts, actor: c.Actor, command: c.ConfigureSite, at: Instant) -> Decision:
@@ -217,10 +221,10 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
     bad = _bad_node(command.node)
     if bad is not None:
         return bad
-    if command.places and command.cpus:
+    if command.filesystems and command.cpus:
         sentence = f"a mover runs no scripts, and cpus is {command.cpus}"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, "register a mover with 0", "cpus")
-    if not command.places and not 1 <= command.cpus <= CPUS_MAX:
+    if not command.filesystems and not 1 <= command.cpus <= CPUS_MAX:
         return Refusal(
             RefusalCode.INVALID_FIELD, f"cpus is {command.cpus}", f"use a number from 1 to {CPUS_MAX}", "cpus"
         )
@@ -251,14 +255,14 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
     if known is None and len(state.nodes) >= NODES_MAX:
         return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes", "use one that exists", "node")
     jobs = [state.jobs[job_id] for job_id in sorted(state.on_node.get(command.node, ()))]
-    if known is not None and jobs and known.is_mover != bool(command.places):
+    if known is not None and jobs and known.is_mover != bool(command.filesystems):
         here, there = ("a mover", "as a node for jobs") if known.is_mover else ("a node for jobs", "as a mover")
         sentence = f"{command.node} is {here}, came {there}, and has {len(jobs)} jobs"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "start it as before, or drain it first", "places")
-    refusal = seen_refusal(state, command.node, command.places)
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "start it as before, or drain it first", "filesystems")
+    refusal = seen_refusal(state, command.node, command.filesystems)
     if refusal is not None:
         return refusal
-    # What a mover has staged lies in its places, and not in its own directory.
+    # What a mover has staged lies in its shared filesystems, and not in its own directory.
     held = [job for job in jobs if job.node == command.node]
     if known is not None and known.storage_id != command.storage_id and held:
         return Refusal(
@@ -268,11 +272,11 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
             "storage_id",
         )
     fields = [field for field in command.__struct_fields__ if field != "node"]
-    plain = [field for field in fields if field != "places"]
+    plain = [field for field in fields if field != "filesystems"]
     same = known is not None and not known.down and all(getattr(known, f) == getattr(command, f) for f in plain)
-    if same and known is not None and known.places == tuple(sorted(seen.name for seen in command.places)):
-        # A place that was removed and made again does not know its movers any more.
-        if all(command.node in state.places[seen.name].movers for seen in command.places):
+    if same and known is not None and known.filesystems == tuple(sorted(seen.name for seen in command.filesystems)):
+        # A shared filesystem that was removed and made again does not know its movers any more.
+        if all(command.node in state.filesystems[seen.name].movers for seen in command.filesystems):
             return NOTHING
     events: list[e.Event] = [e.NodeRegistered(command.node, *(getattr(command, field) for field in fields))]
     if known is not None and known.instance != command.instance:
@@ -340,8 +344,8 @@ def loss_refusal(state: Facts, name: str) -> Refusal | None:
     if node.is_mover:
         return Refusal(
             RefusalCode.WRONG_STATE,
-            f"node {name} is a mover: it holds nothing, since buffers lie in its places",
-            f"start another mover of {', '.join(node.places)}; it takes over",
+            f"node {name} is a mover: it holds nothing, since buffers lie in its shared filesystems",
+            f"start another mover of {', '.join(node.filesystems)}; it takes over",
             "node",
         )
     return None
@@ -450,8 +454,8 @@ CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] =
     c.RecoverCluster: _recover_cluster,
     c.SetPool: _set_pool,
     c.ConfigureSite: _configure_site,
-    c.AddPlace: _add_place,
-    c.RemovePlace: _remove_place,
+    c.AddFilesystem: _add_filesystem,
+    c.RemoveFilesystem: _remove_filesystem,
     c.AdmitNode: _admit_node,
     c.DrainNode: _drain_node,
     c.ResumeNode: _resume_node,

@@ -53,10 +53,10 @@ from replica.operations import (
     ExternalJobPhase,
     FoundExternalJob,
     external_job_phase,
+    filesystems_of,
     find_external_job,
     has_results,
     mover_again,
-    places_of,
     stage_out_started,
 )
 from replica.state import Facts
@@ -259,7 +259,7 @@ def _wanted(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
         raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
             "the job asks for no space of its own",
-            "write a pool and a capacity: external jobs stage to pools in a place that all nodes see",
+            "write a pool and a capacity: external jobs stage to pools in a shared filesystem that all nodes see",
             "capacity" if asked is None or len(asked.places) < 2 else asked.places[1],
         )
     _check_shared(asked)
@@ -312,22 +312,22 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
     assert asked is not None
     for used in asked.uses:
         known = state.persistent.get(used)
-        if known is not None and not known.place:
+        if known is not None and not known.filesystem:
             raise Rejected(
                 RefusalCode.INVALID_DIRECTIVE,
                 f"the persistent buffer {used} is on node {known.node}, and the nodes of the job are not known yet",
-                "use one of a pool in a place: forebay buffer list shows which have a path",
+                "use one of a pool in a shared filesystem: forebay buffer list shows which have a path",
                 f"persistentdw name={used}",
             )
     pool = None
     if asked.capacity_bytes:
         pool = pool_of(state, asked.pool, asked.places[0] if asked.places else "pool")
-    if pool is not None and not pool.place:
-        shared = sorted(name for name, one in state.pools.items() if one.place)
+    if pool is not None and not pool.filesystem:
+        shared = sorted(name for name, one in state.pools.items() if one.filesystem)
         raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
             f"pool {pool.name} is on the nodes themselves, and the nodes of the job are not known yet",
-            f"use one of: {', '.join(shared)}" if shared else "have an operator make a pool in a place",
+            f"use one of: {', '.join(shared)}" if shared else "have an operator make a pool in a shared filesystem",
             asked.places[0] if asked.places else "pool",
         )
     resolved = admitted(state, resolved, 1)
@@ -429,15 +429,15 @@ def _refused(found: FoundExternalJob, asked: ExternalJobCommand) -> Refusal:
 
 
 def _staged_in(state: Facts, job: Job, phase: ExternalJobPhase) -> Events | Refusal:
-    places = places_of(state, state.buffers[job.id])
-    if not places:
-        sentence = f"pool {state.buffers[job.id].pool} has no place any more that all nodes see"
+    filesystems = filesystems_of(state, state.buffers[job.id])
+    if not filesystems:
+        sentence = f"pool {state.buffers[job.id].pool} has no shared filesystem any more that all nodes see"
         return Refusal(RefusalCode.WRONG_STATE, sentence, "tear the external job down, and use another pool", "job")
-    mover = mover_again(state, job, places)
+    mover = mover_again(state, job, filesystems)
     if not mover:
-        shown = " and ".join(place.name for place in places)
+        shown = " and ".join(filesystem.name for filesystem in filesystems)
         sentence, remedy = (
-            f"no agent stages for place {shown}",
+            f"no agent stages for shared filesystem {shown}",
             "start one for it: forebay run agent --name NAME --mover",
         )
         return Refusal(RefusalCode.WRONG_STATE, sentence, remedy, "job")

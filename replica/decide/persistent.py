@@ -86,12 +86,12 @@ def _make_persistent(state: Facts, actor: c.Actor, command: c.MakePersistent, at
         if under_way is not None and _makes(under_way, wanted.name):
             return NOTHING
         pool = pool_of(state, wanted.pool, "pool")
-        if not pool.place:
-            shared = sorted(name for name, one in state.pools.items() if one.place)
+        if not pool.filesystem:
+            shared = sorted(name for name, one in state.pools.items() if one.filesystem)
             raise Rejected(
                 RefusalCode.INVALID_DIRECTIVE,
                 f"pool {pool.name} is on the nodes themselves, and no scheduler's job could use a buffer there",
-                f"use one of: {', '.join(shared)}" if shared else "have an operator make a pool in a place",
+                f"use one of: {', '.join(shared)}" if shared else "have an operator make a pool in a shared filesystem",
                 "pool",
             )
     except Rejected as refused:

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from replica.decide.checks import one_of
 from replica.messages import events as e
-from replica.model import Pool, PoolUnit, SeenPlace, format_amount, unit_in
+from replica.model import Pool, PoolUnit, SeenFilesystem, format_amount, unit_in
 from replica.state import Facts, State
 from replica.values import (
     MESSAGE_CHARACTERS_MAX,
-    MOVERS_PER_PLACE_MAX,
+    MOVERS_PER_FILESYSTEM_MAX,
     NAME_CHARACTERS_MAX,
     POOLS_MAX,
     SIZE_BYTES_MAX,
@@ -34,8 +34,8 @@ def overcommitted_bytes(pool: Pool, held_bytes: int) -> int:
     return max(0, held_bytes - pool.usable_bytes)
 
 
-def pool_refusal(pool: Pool, places: Container[str] = ()) -> Refusal | None:
-    """Return why the pool cannot be where there are these places, or None."""
+def pool_refusal(pool: Pool, filesystems: Container[str] = ()) -> Refusal | None:
+    """Return why the pool cannot be where there are these shared filesystems, or None."""
     fault = name_fault(pool.name)
     if fault is not None:
         return Refusal(RefusalCode.INVALID_FIELD, f"the pool name {fault}", "choose another name", "pool.name")
@@ -52,14 +52,23 @@ def pool_refusal(pool: Pool, places: Container[str] = ()) -> Refusal | None:
         return Refusal(
             RefusalCode.INVALID_FIELD, "a size overflows", f"the largest size is {SIZE_BYTES_MAX}", "pool.quantity"
         )
-    if pool.place and pool.place not in places:
-        sentence = f"pool {pool.name} is to have its buffers in {pool.place[:NAME_CHARACTERS_MAX]!r}, which is no place"
+    if pool.filesystem and pool.filesystem not in filesystems:
+        shown = pool.filesystem[:NAME_CHARACTERS_MAX]
+        sentence = f"pool {pool.name}: shared filesystem {shown!r} does not exist"
         return Refusal(
-            RefusalCode.INVALID_FIELD, sentence, "`forebay pool filesystem list` shows the places", "pool.place"
+            RefusalCode.INVALID_FIELD,
+            sentence,
+            "`forebay pool filesystem list` shows the shared filesystems",
+            "pool.filesystem",
         )
-    if pool.place and pool.unit is not PoolUnit.BYTES:
-        sentence = f"pool {pool.name} counts {pool.unit.word}, and a place has room for bytes"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "leave the place out, or have it count bytes", "pool.place")
+    if pool.filesystem and pool.unit is not PoolUnit.BYTES:
+        sentence = f"pool {pool.name} counts {pool.unit.word}, but a shared filesystem holds bytes"
+        return Refusal(
+            RefusalCode.INVALID_FIELD,
+            sentence,
+            "leave the shared filesystem out, or have it count bytes",
+            "pool.filesystem",
+        )
     return None
 
 
@@ -112,7 +121,7 @@ def changed_pool(
     unit: PoolUnit | None,
     drain_all: bool = False,
     is_reported: bool = False,
-    place: str | None = None,
+    filesystem: str | None = None,
 ) -> tuple[e.Event, ...] | Refusal:
     """Return what adds a pool (not `exists`) or changes what is not None of one, or why it is refused."""
     known = state.pools.get(name)
@@ -140,13 +149,13 @@ def changed_pool(
         out_of_service_bytes=known.out_of_service_bytes if out_of_service is None else out_of_service,
         is_default=known.is_default if is_default is None else is_default,
         is_reported=known.is_reported or is_reported,
-        place=known.place if place is None else place,
+        filesystem=known.filesystem if filesystem is None else filesystem,
     )
     if drain_all:
         pool = replace(pool, out_of_service_bytes=pool.quantity_bytes)
-    refusal = pool_refusal(pool if unit is None else replace(pool, unit=unit), state.places)
-    if refusal is None and exists and pool.place != known.place:
-        refusal = _used(state, name, "its buffers cannot lie elsewhere", "pool.place")
+    refusal = pool_refusal(pool if unit is None else replace(pool, unit=unit), state.filesystems)
+    if refusal is None and exists and pool.filesystem != known.filesystem:
+        refusal = _used(state, name, "its buffers cannot lie elsewhere", "pool.filesystem")
     if refusal is None and unit is not None and unit != unit_in(state.pools, name):
         refusal = _used(state, name, "its numbers cannot count something else", "pool.unit")
     return set_pool_events(state, pool, unit) if refusal is None else refusal
@@ -213,49 +222,56 @@ def pool_users(state: State, name: str) -> Iterator[str]:
             yield f"job {job_id} of {request.user} will make {', '.join(creates)} there"
 
 
-# ---- places: which may be removed, and which of them a mover may stage for
+# ---- shared filesystems: which may be removed, and which of them a mover may stage for
 
 
 def removal_refusal(state: Facts, name: str) -> Refusal | None:
-    """Return why a place cannot be removed, or None."""
-    if name not in state.places:
-        return _unknown_place(state, name, "place.name")
-    pools = sorted(pool.name for pool in state.pools.values() if pool.place == name)
+    """Return why a shared filesystem cannot be removed, or None."""
+    if name not in state.filesystems:
+        return _unknown_filesystem(state, name, "filesystem.name")
+    pools = sorted(pool.name for pool in state.pools.values() if pool.filesystem == name)
     if pools:
-        sentence = f"place {name} is in use: pool {', '.join(pools)} has its buffers there"
+        sentence = f"shared filesystem {name} is in use: pool {', '.join(pools)} has its buffers there"
         remedy = "remove such pools first, or have their buffers lie elsewhere with `forebay pool set`"
-        return Refusal(RefusalCode.WRONG_STATE, sentence[:MESSAGE_CHARACTERS_MAX], remedy, "place.name")
-    for mover in state.places[name].movers:
+        return Refusal(RefusalCode.WRONG_STATE, sentence[:MESSAGE_CHARACTERS_MAX], remedy, "filesystem.name")
+    for mover in state.filesystems[name].movers:
         for job_id in state.on_node.get(mover, ()):
             buffer = state.buffers.get(job_id)
-            if buffer is not None and name in buffer.places:
-                sentence = f"place {name} is in use: job {job_id} has its buffer there"
-                return Refusal(RefusalCode.WRONG_STATE, sentence, "wait until that is removed", "place.name")
+            if buffer is not None and name in buffer.filesystems:
+                sentence = f"shared filesystem {name} is in use: job {job_id} has its buffer there"
+                return Refusal(RefusalCode.WRONG_STATE, sentence, "wait until that is removed", "filesystem.name")
     return None
 
 
-def seen_refusal(state: Facts, node: str, seen: tuple[SeenPlace, ...]) -> Refusal | None:
-    """Return why the node cannot be a mover of these places, as it has found them, or None."""
+def seen_refusal(state: Facts, node: str, seen: tuple[SeenFilesystem, ...]) -> Refusal | None:
+    """Return why the node cannot be a mover of these shared filesystems, as it has found them, or None."""
     names = [found.name for found in seen]
     if len(names) != len(set(names)):
-        return Refusal(RefusalCode.INVALID_FIELD, "a place is named twice", "name each once", "places")
+        return Refusal(RefusalCode.INVALID_FIELD, "a shared filesystem is named twice", "name each once", "filesystems")
     for found in seen:
-        place = state.places.get(found.name)
-        if place is None:
-            return _unknown_place(state, found.name, "places")
+        filesystem = state.filesystems.get(found.name)
+        if filesystem is None:
+            return _unknown_filesystem(state, found.name, "filesystems")
         fault = name_fault(found.identity)
         if fault is not None:
-            return Refusal(RefusalCode.INVALID_FIELD, f"the identity of {place.name} {fault}", "read it", "places")
-        if place.identity and found.identity != place.identity:
-            sentence = f"what {node} has at {place.path} is not place {place.name}: another file system is there"
-            return Refusal(RefusalCode.STORAGE_CHANGED, sentence, f"mount place {place.name} on {node}", "places")
-        if node not in place.movers and len(place.movers) >= MOVERS_PER_PLACE_MAX:
-            sentence = f"place {place.name} has {MOVERS_PER_PLACE_MAX} movers"
-            return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "use one that exists", "places")
+            return Refusal(
+                RefusalCode.INVALID_FIELD, f"the identity of {filesystem.name} {fault}", "read it", "filesystems"
+            )
+        if filesystem.identity and found.identity != filesystem.identity:
+            sentence = f"node {node} has another filesystem than {filesystem.name} mounted at {filesystem.path}"
+            return Refusal(
+                RefusalCode.STORAGE_CHANGED,
+                sentence,
+                f"mount shared filesystem {filesystem.name} on {node}",
+                "filesystems",
+            )
+        if node not in filesystem.movers and len(filesystem.movers) >= MOVERS_PER_FILESYSTEM_MAX:
+            sentence = f"shared filesystem {filesystem.name} has {MOVERS_PER_FILESYSTEM_MAX} movers"
+            return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "use one that exists", "filesystems")
     return None
 
 
-def _unknown_place(state: Facts, name: str, field: str) -> Refusal:
-    remedy = one_of(state.places, "make one with `forebay pool filesystem add`")
-    sentence = f"there is no place {name[:NAME_CHARACTERS_MAX]!r}"
+def _unknown_filesystem(state: Facts, name: str, field: str) -> Refusal:
+    remedy = one_of(state.filesystems, "make one with `forebay pool filesystem add`")
+    sentence = f"there is no shared filesystem {name[:NAME_CHARACTERS_MAX]!r}"
     return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy[:MESSAGE_CHARACTERS_MAX], field)

@@ -20,8 +20,8 @@ def _cluster_founded(builder: StateBuilder, event: e.ClusterFounded) -> None:
     builder.site = event.site
     features.check_level(event.feature_level, "", revision=builder.revision)
     builder.feature_level = event.feature_level
-    for place in event.places:
-        builder.places = builder.places.set(place.name, place)
+    for filesystem in event.filesystems:
+        builder.filesystems = builder.filesystems.set(filesystem.name, filesystem)
     for pool in event.pools:
         builder.pools = builder.pools.set(pool.name, pool)
     for node in event.nodes:
@@ -58,35 +58,35 @@ def _pool_removed(builder: StateBuilder, event: e.PoolRemoved) -> None:
         builder.rates = builder.rates.delete(event.pool)
 
 
-def _place_set(builder: StateBuilder, event: e.PlaceSet) -> None:
-    builder.places = builder.places.set(event.place.name, event.place)
+def _filesystem_set(builder: StateBuilder, event: e.FilesystemSet) -> None:
+    builder.filesystems = builder.filesystems.set(event.filesystem.name, event.filesystem)
 
 
-def _place_removed(builder: StateBuilder, event: e.PlaceRemoved) -> None:
-    if event.place not in builder.places:
-        raise LedgerViolation(f"place {event.place!r} was removed, and there is none")
-    if any(pool.place == event.place for pool in builder.pools.values()):
-        raise LedgerViolation(f"place {event.place!r} was removed while a pool has its buffers there")
-    builder.places = builder.places.delete(event.place)
+def _filesystem_removed(builder: StateBuilder, event: e.FilesystemRemoved) -> None:
+    if event.filesystem not in builder.filesystems:
+        raise LedgerViolation(f"shared filesystem {event.filesystem!r} was removed, and there is none")
+    if any(pool.filesystem == event.filesystem for pool in builder.pools.values()):
+        raise LedgerViolation(f"shared filesystem {event.filesystem!r} was removed while a pool has its buffers there")
+    builder.filesystems = builder.filesystems.delete(event.filesystem)
 
 
 def _moves_for(builder: StateBuilder, node: str, seen: dict[str, str]) -> None:
-    """Note which places, with their identities, a node is a mover of: all that are `seen`, and no other."""
-    for name, place in builder.places.items():
+    """Note which shared filesystems, with their identities, a node is a mover of: all that are `seen`, and no other."""
+    for name, filesystem in builder.filesystems.items():
         if name in seen:
-            others = {*place.movers, node}
-        elif node in place.movers:
-            others = {*place.movers} - {node}
+            others = {*filesystem.movers, node}
+        elif node in filesystem.movers:
+            others = {*filesystem.movers} - {node}
         else:
             continue
-        place = replace(place, identity=seen.get(name) or place.identity, movers=tuple(sorted(others)))
-        builder.places = builder.places.set(name, place)
+        filesystem = replace(filesystem, identity=seen.get(name) or filesystem.identity, movers=tuple(sorted(others)))
+        builder.filesystems = builder.filesystems.set(name, filesystem)
 
 
 def _node_registered(builder: StateBuilder, event: e.NodeRegistered) -> None:
     known = builder.nodes.get(event.node)
-    if builder.places:
-        _moves_for(builder, event.node, {seen.name: seen.identity for seen in event.places})
+    if builder.filesystems:
+        _moves_for(builder, event.node, {seen.name: seen.identity for seen in event.filesystems})
     node = Node(
         name=event.node,
         cpus=event.cpus,
@@ -98,7 +98,7 @@ def _node_registered(builder: StateBuilder, event: e.NodeRegistered) -> None:
         drained=known is not None and known.drained,
         reason=known.reason if known is not None and known.drained else "",
         buffers=event.buffers,
-        places=tuple(sorted(seen.name for seen in event.places)),
+        filesystems=tuple(sorted(seen.name for seen in event.filesystems)),
     )
     if known is not None and known.storage_id != event.storage_id and event.node in builder.abandoned:
         # What was given up was on another disk.
@@ -196,8 +196,8 @@ CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.ClusterFounded: _cluster_founded,
     e.ClusterRecovered: _cluster_recovered,
     e.PoolSet: _pool_set,
-    e.PlaceSet: _place_set,
-    e.PlaceRemoved: _place_removed,
+    e.FilesystemSet: _filesystem_set,
+    e.FilesystemRemoved: _filesystem_removed,
     e.NodeRegistered: _node_registered,
     e.NodeDrained: _node_drained,
     e.NodeResumed: _node_resumed,

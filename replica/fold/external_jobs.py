@@ -61,7 +61,7 @@ def _external_job_space_given(builder: StateBuilder, event: e.ExternalJobSpaceGi
     _external_job(builder, event.job)
     # Only now it is there as a buffer that people see, like a native one.
     buffer = builder.moved(builder.buffers[event.job], BufferInput.ALLOCATED)
-    builder.put(builder.job(event.job), replace(buffer, created_at=Instant(builder.at), places=event.places))
+    builder.put(builder.job(event.job), replace(buffer, created_at=Instant(builder.at), filesystems=event.filesystems))
 
 
 def _external_job_setup_failed(builder: StateBuilder, event: e.ExternalJobSetupFailed) -> None:

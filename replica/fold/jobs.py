@@ -120,7 +120,7 @@ def _buffer_allocated(builder: StateBuilder, event: e.BufferAllocated) -> None:
             node=event.node,
             created_at=Instant(builder.at),
             epoch=event.attempt if event.mover else 0,
-            places=event.places,
+            filesystems=event.filesystems,
         ),
     )
 

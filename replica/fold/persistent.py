@@ -43,7 +43,7 @@ def _persistent_reserved(builder: StateBuilder, event: e.PersistentReserved) -> 
         job=builder.job(event.job).id,
         created_at=at,
         changed_at=at,
-        place=event.place,
+        filesystem=event.filesystem,
         directory=event.directory,
     )
     builder.persistent = builder.persistent.set(event.name, buffer)

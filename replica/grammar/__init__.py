@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from replica.grammar.destinations import find_overlap, find_overlap_in, with_file_name
     from replica.grammar.directives import Reading, read_external_job_request, read_request
     from replica.grammar.lexer import PACKED_MARK, DirectiveRefused, script_bytes_max, split_packed
-    from replica.grammar.paths import path_fault, place_refusal, split_inside
+    from replica.grammar.paths import filesystem_refusal, path_fault, split_inside
     from replica.grammar.settings import KEYS, Key, Kind, Owner, ValueFault, find_key, format_value
     from replica.grammar.slurm import external_job_tables
 else:
@@ -42,7 +42,7 @@ else:
         destinations: find_overlap find_overlap_in with_file_name
         directives: Reading read_external_job_request read_request
         lexer: PACKED_MARK DirectiveRefused script_bytes_max split_packed
-        paths: path_fault place_refusal split_inside
+        paths: path_fault filesystem_refusal split_inside
         settings: KEYS Key Kind Owner ValueFault find_key format_value
         slurm: external_job_tables
         """,

@@ -1,15 +1,17 @@
-"""Paths of transfers, one side outside, absolute, the other on the buffer, below one of its variables; of places."""
+"""Paths of transfers, one side outside, absolute, the other on the buffer, below one of its variables; of shared
+filesystems.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 from replica.grammar.lexer import Word, shown
-from replica.model import PERSISTENT_PREFIX, WHOLE_BUFFER, Access, Place, are_nested, persistent_variable
+from replica.model import PERSISTENT_PREFIX, WHOLE_BUFFER, Access, SharedFilesystem, are_nested, persistent_variable
 from replica.values import (
+    FILESYSTEMS_MAX,
     MESSAGE_CHARACTERS_MAX,
     PATH_BYTES_MAX,
-    PLACES_MAX,
     Refusal,
     RefusalCode,
     has_control_character,
@@ -133,27 +135,39 @@ def check_access(
         raise word.refuse(f"the job has no buffer for ${variable}", f"add {directive} jobdw capacity=10GiB")
 
 
-def place_refusal(places: Mapping[str, Place], name: str, path: str) -> Refusal | None:
-    """Return why there cannot be a place of this name and path beside `places`, or None."""
+def filesystem_refusal(filesystems: Mapping[str, SharedFilesystem], name: str, path: str) -> Refusal | None:
+    """Return why there cannot be a shared filesystem of this name and path beside `filesystems`, or None."""
     fault = name_fault(name)
     if fault is not None:
-        return Refusal(RefusalCode.INVALID_FIELD, f"the name of the place {fault}", "choose another name", "place.name")
-    if name in places:
-        sentence = f"there is a place {name!r} already, at {places[name].path}"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "choose another name, or remove that one first", "place.name")
+        return Refusal(
+            RefusalCode.INVALID_FIELD,
+            f"the name of the shared filesystem {fault}",
+            "choose another name",
+            "filesystem.name",
+        )
+    if name in filesystems:
+        sentence = f"there is a shared filesystem {name!r} already, at {filesystems[name].path}"
+        return Refusal(
+            RefusalCode.WRONG_STATE, sentence, "choose another name, or remove that one first", "filesystem.name"
+        )
     fault = path_fault(path)
     if fault is None and (path == "/" or any(part in ("", ".") for part in path[1:].split("/"))):
         fault = f"{path!r:.200} is not written plainly"
     if fault is not None:
         remedy = "write an absolute path such as /bb/fast, without `..`, `.`, or a slash too many"
-        return Refusal(RefusalCode.INVALID_FIELD, f"the path of place {name} {fault}", remedy, "place.path")
-    for other in sorted(places):
-        if are_nested(path, places[other].path):
-            sentence = f"the path of place {name}, {path}, and that of {other}, {places[other].path}, are nested"
-            remedy = "give each place a directory of its own, not below that of another"
-            return Refusal(RefusalCode.INVALID_FIELD, sentence[:MESSAGE_CHARACTERS_MAX], remedy, "place.path")
-    if len(places) >= PLACES_MAX:
         return Refusal(
-            RefusalCode.LIMIT_EXCEEDED, f"there are {PLACES_MAX} places", "use one that exists", "place.name"
+            RefusalCode.INVALID_FIELD, f"the path of shared filesystem {name} {fault}", remedy, "filesystem.path"
+        )
+    for other in sorted(filesystems):
+        if are_nested(path, filesystems[other].path):
+            sentence = f"paths {path} of shared filesystem {name} and {filesystems[other].path} of {other} are nested"
+            remedy = "give each shared filesystem a directory of its own, not below that of another"
+            return Refusal(RefusalCode.INVALID_FIELD, sentence[:MESSAGE_CHARACTERS_MAX], remedy, "filesystem.path")
+    if len(filesystems) >= FILESYSTEMS_MAX:
+        return Refusal(
+            RefusalCode.LIMIT_EXCEEDED,
+            f"there are {FILESYSTEMS_MAX} shared filesystems",
+            "use one that exists",
+            "filesystem.name",
         )
     return None

@@ -28,13 +28,13 @@ from replica.model import (
     JobState,
     License,
     Partition,
-    Place,
     Pool,
     PoolUnit,
     Qos,
     Reservation,
     SchedulingRules,
-    SeenPlace,
+    SeenFilesystem,
+    SharedFilesystem,
     Site,
     Stage,
     TransferCheckpoint,
@@ -78,7 +78,7 @@ class FoundCluster(msgspec.Struct, frozen=True):
     pools: tuple[Pool, ...]
     nodes: tuple[str, ...] = ()
     """Whose agents may register without being admitted one by one."""
-    places: tuple[Place, ...] = ()
+    filesystems: tuple[SharedFilesystem, ...] = ()
     disclosure_key: bytes = b""
     """A secret of DISCLOSURE_KEY_BYTES that the leader drew, or empty: proofs of the ledger are salted with it."""
 
@@ -117,8 +117,8 @@ class ChangePool(msgspec.Struct, frozen=True):
     """Take all that it has now out of service, instead of `out_of_service`."""
     is_reported: bool = False
     """Mark it as one of the provider's (leader)."""
-    place: str | None = None
-    """Have its buffers lie in this place from now on; empty: in the directories of agents."""
+    filesystem: str | None = None
+    """Have its buffers lie in this shared filesystem from now on; empty: in the directories of agents."""
 
 
 class RemovePool(msgspec.Struct, frozen=True):
@@ -127,17 +127,17 @@ class RemovePool(msgspec.Struct, frozen=True):
     pool: str
 
 
-class AddPlace(msgspec.Struct, frozen=True):
-    """Make a place of a file system that all nodes mount at `path` (operator)."""
+class AddFilesystem(msgspec.Struct, frozen=True):
+    """Make a shared filesystem of a file system that all nodes mount at `path` (operator)."""
 
-    place: str
+    filesystem: str
     path: str
 
 
-class RemovePlace(msgspec.Struct, frozen=True):
-    """Remove a place that no pool names (operator); what lies there stays."""
+class RemoveFilesystem(msgspec.Struct, frozen=True):
+    """Remove a shared filesystem that no pool names (operator); what lies there stays."""
 
-    place: str
+    filesystem: str
 
 
 class ConfigureSite(msgspec.Struct, frozen=True):
@@ -163,8 +163,10 @@ class RegisterNode(msgspec.Struct, frozen=True):
     """How it ends processes of jobs (PROCESS_CONTROLS)."""
     capacity_control: str = ""
     """What holds its buffers to their capacity (CAPACITY_CONTROLS)."""
-    places: tuple[SeenPlace, ...] = ()
-    """The places that it stages for, as it has found them: then it is a mover, has no CPUs and runs no scripts."""
+    filesystems: tuple[SeenFilesystem, ...] = ()
+    """The shared filesystems that it stages for, as it has found them: then it is a mover, has no CPUs and runs no
+    scripts.
+    """
 
 
 class AdmitNode(msgspec.Struct, frozen=True):
@@ -726,8 +728,8 @@ Command = (
     | RunSchedulingPass
     | ChangePool
     | RemovePool
-    | AddPlace
-    | RemovePlace
+    | AddFilesystem
+    | RemoveFilesystem
     | ConfigureSite
     | SettleMails
     | SetPartition

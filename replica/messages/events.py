@@ -26,7 +26,6 @@ from replica.model import (
     JobState,
     License,
     Partition,
-    Place,
     Pool,
     Qos,
     Recovery,
@@ -34,7 +33,8 @@ from replica.model import (
     Revocation,
     Scheduler,
     SchedulingRules,
-    SeenPlace,
+    SeenFilesystem,
+    SharedFilesystem,
     Site,
     Stage,
     Transfer,
@@ -78,7 +78,7 @@ class ClusterFounded(EventRecord, frozen=True, tag=1):
     feature_level: int = 1
     nodes: tuple[str, ...] = ()
     """Whose agents may register."""
-    places: tuple[Place, ...] = ()
+    filesystems: tuple[SharedFilesystem, ...] = ()
 
 
 class FeatureLevelRaised(EventRecord, frozen=True, tag=2):
@@ -133,19 +133,19 @@ class PoolRemoved(EventRecord, frozen=True, tag=11):
     pool: str
 
 
-# ---- places
+# ---- shared filesystems
 
 
-class PlaceSet(EventRecord, frozen=True, tag=12):
-    """A place was made; `place` is all of it as it is now."""
+class FilesystemSet(EventRecord, frozen=True, tag=12):
+    """A shared filesystem was made; `filesystem` is all of it as it is now."""
 
-    place: Place
+    filesystem: SharedFilesystem
 
 
-class PlaceRemoved(EventRecord, frozen=True, tag=13):
-    """A place that no pool has its buffers in is no more."""
+class FilesystemRemoved(EventRecord, frozen=True, tag=13):
+    """A shared filesystem that no pool has its buffers in is no more."""
 
-    place: str
+    filesystem: str
 
 
 # ---- nodes
@@ -161,8 +161,8 @@ class NodeRegistered(EventRecord, frozen=True, tag=15):
     buffers: str = ""
     process_control: str = ""
     capacity_control: str = ""
-    places: tuple[SeenPlace, ...] = ()
-    """The places that it is a mover of from now on, as it has found them."""
+    filesystems: tuple[SeenFilesystem, ...] = ()
+    """The shared filesystems that it is a mover of from now on, as it has found them."""
 
 
 class NodeDrained(EventRecord, frozen=True, tag=16):
@@ -386,7 +386,7 @@ class BufferAllocated(EventRecord, frozen=True, tag=66):
 
     `passed` is the job that was first in line for the pool and let this one past, 0 for none; `counted` whether that
     counts against it; `promised_at` when the passed job was expected to get its space. Where the buffer lies in a
-    place, `mover` has stage-in to do, and `node` is empty: the job may run on any.
+    shared filesystem, `mover` has stage-in to do, and `node` is empty: the job may run on any.
     """
 
     job: int
@@ -396,9 +396,10 @@ class BufferAllocated(EventRecord, frozen=True, tag=66):
     counted: bool = False
     promised_at: Instant = NEVER
     mover: str = ""
-    places: tuple[str, ...] = ()
-    """All places that the operations of the job need, where it works with persistent buffers in places; first the one
-    that its own buffer lies in."""
+    filesystems: tuple[str, ...] = ()
+    """All shared filesystems that the operations of the job need, where it works with persistent buffers in shared
+    filesystems; first the one that its own buffer lies in.
+    """
 
 
 class AllocationRevoked(EventRecord, frozen=True, tag=67):
@@ -475,7 +476,7 @@ class OperationsRestarted(EventRecord, frozen=True, tag=74):
 
 class StageOutStarted(EventRecord, frozen=True, tag=75):
     """Post-run is over and the node's CPUs are free; stage-out is ordered as `attempt`, of `mover` where the buffer
-    lies in a place.
+    lies in a shared filesystem.
     """
 
     job: int
@@ -516,8 +517,8 @@ class BufferCleared(EventRecord, frozen=True, tag=79):
 
 
 class MoverChanged(EventRecord, frozen=True, tag=80):
-    """Another mover of the place has the operation of the job to do, as `attempt`; reports of the one that had it no
-    longer count.
+    """Another mover of the shared filesystem has the operation of the job to do, as `attempt`; reports of the one that
+    had it no longer count.
     """
 
     job: int
@@ -561,8 +562,10 @@ class PersistentReserved(EventRecord, frozen=True, tag=84):
     kind: str
     """Scratch or cache."""
     node: str
-    place: str = ""
-    """The place that it lies in, below its path at `directory`; then a mover creates it, and `node` is empty."""
+    filesystem: str = ""
+    """The shared filesystem that it lies in, below its path at `directory`; then a mover creates it, and `node` is
+    empty.
+    """
     directory: str = ""
 
 
@@ -679,12 +682,13 @@ class ExternalJobSpaceGiven(EventRecord, frozen=True, tag=113):
     """Space is held for the external job from now on; nothing is staged before its scheduler says so.
 
     `passed`: the job that was first in line for the pool and let the external job past, 0 for none; it counts against
-    it. `places`: of one that works with persistent buffers, all places that its operations need (`Buffer.places`).
+    it. `filesystems`: of one that works with persistent buffers, all shared filesystems that its operations need
+    (`Buffer.filesystems`).
     """
 
     job: int
     passed: int = 0
-    places: tuple[str, ...] = ()
+    filesystems: tuple[str, ...] = ()
 
 
 class ExternalJobSetupFailed(EventRecord, frozen=True, tag=114):

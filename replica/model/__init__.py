@@ -124,13 +124,13 @@ if TYPE_CHECKING:
         Stage,
         agent_of,
         counted_under,
-        queue_place,
+        queue_position,
         set_back,
         stage_of,
         takes_slot,
         waits_for_slot,
     )
-    from replica.model.orders import NO_STATUS, NOTHING_SPECIAL, JobStatus, Order, OrderPlace, SpecialTransfers
+    from replica.model.orders import NO_STATUS, NOTHING_SPECIAL, JobStatus, Order, OrderFilesystem, SpecialTransfers
     from replica.model.partitions import (
         AnyNode,
         Partition,
@@ -144,17 +144,17 @@ if TYPE_CHECKING:
     )
     from replica.model.pools import (
         UNIT_WORDS,
-        Place,
         Pool,
         PoolUnit,
         Rates,
-        SeenPlace,
+        SeenFilesystem,
+        SharedFilesystem,
         are_nested,
+        filesystem_in,
         format_amount,
         format_slurm_amount,
         free_bytes,
         parse_amount,
-        place_in,
         rates_of,
         unit_in,
         unit_of,
@@ -263,12 +263,12 @@ else:
         jobs: external_job_name interrupted scheduler_fault
         mail: MAIL_TYPES Mail MailKind message_name wants
         nodes: CAPACITY_CONTROLS PROCESS_CONTROLS AbandonedBuffer AbandonedBuffers AdmittedNode Node NodeState Recovery
-        operations: QUEUED_STAGES TRANSFERS MovingKey Stage agent_of counted_under queue_place set_back stage_of
+        operations: QUEUED_STAGES TRANSFERS MovingKey Stage agent_of counted_under queue_position set_back stage_of
         operations: takes_slot waits_for_slot
-        orders: NO_STATUS NOTHING_SPECIAL JobStatus Order OrderPlace SpecialTransfers
+        orders: NO_STATUS NOTHING_SPECIAL JobStatus Order OrderFilesystem SpecialTransfers
         partitions: AnyNode Partition Partitions PartitionState check_partition chosen_partition is_in partition_gate
         partitions: place_name
-        pools: Place SeenPlace are_nested place_in
+        pools: SharedFilesystem SeenFilesystem are_nested filesystem_in
         pools: UNIT_WORDS Pool PoolUnit Rates format_amount format_slurm_amount free_bytes parse_amount rates_of unit_in
         pools: unit_of
         provider: NATIVE PROVIDERS Provision provider_facts

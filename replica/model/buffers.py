@@ -233,11 +233,13 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hurry: bool = False
     """Whether teardown skips stage-out because an operator or the user said so."""
     epoch: int = 0
-    """In a place: the attempt that the space was given as. It is in the directory's name, so that whoever comes late
-    with an operation of an earlier life of the buffer never finds a later one."""
-    places: tuple[str, ...] = ()
-    """Of a job that works with persistent buffers in places: all places that its operations need, first the one that
-    the job's own buffer lies in. Empty: only that of its pool, if that has one."""
+    """In a shared filesystem: the attempt that the space was given as. It is in the directory's name, so that whoever
+    comes late with an operation of an earlier life of the buffer never finds a later one.
+    """
+    filesystems: tuple[str, ...] = ()
+    """Of a job that works with persistent buffers in shared filesystems: all shared filesystems that its operations
+    need, first the one that the job's own buffer lies in. Empty: only that of its pool, if that has one.
+    """
 
     @property
     def held_bytes(self) -> int:
@@ -290,17 +292,18 @@ class PersistentBuffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     state: BufferState
     """ALLOCATING, ALLOCATED or DELETING; a deleted one has no record any more."""
     node: str
-    """Whose storage holds it; empty where it lies in a place."""
+    """Whose storage holds it; empty where it lies in a shared filesystem."""
     job: int
     """The job that creates it, or has it deleted, while that is under way; afterwards the one that made it."""
     created_at: Instant = NEVER
     changed_at: Instant = NEVER
     hurry: bool = False
-    place: str = ""
-    """The place that it lies in; then it has no `node`, and the jobs that use it may run on any."""
+    filesystem: str = ""
+    """The shared filesystem that it lies in; then it has no `node`, and the jobs that use it may run on any."""
     directory: str = ""
-    """Where it lies below the path of its place: `CLUSTER/NAME.JOB.EPOCH`, of the job that made it and the attempt that
-    its space was given as. One that is made again under its name never lies where an earlier one did."""
+    """Where it lies below the path of its shared filesystem: `CLUSTER/NAME.JOB.EPOCH`, of the job that made it and the
+    attempt that its space was given as. One that is made again under its name never lies where an earlier one did.
+    """
 
     @property
     def held_bytes(self) -> int:

@@ -184,7 +184,9 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     interruptions: Interruptions | None = None
     """None, which most have: NO_INTERRUPTIONS."""
     mover: str = ""
-    """The mover that stages for the job and removes its buffer, where that lies in a place; empty: `node` does it."""
+    """The mover that stages for the job and removes its buffer, where that lies in a shared filesystem; empty:
+    `node` does it.
+    """
     external_job: ExternalJob | None = None
     """None: the job is Forebay's own."""
 

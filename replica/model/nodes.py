@@ -58,8 +58,8 @@ class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One of PROCESS_CONTROLS."""
     capacity_control: str = ""
     """One of CAPACITY_CONTROLS."""
-    places: tuple[str, ...] = ()
-    """The places that it stages for, in ascending order; empty but for a mover."""
+    filesystems: tuple[str, ...] = ()
+    """The shared filesystems that it stages for, in ascending order; empty but for a mover."""
     down_at: Instant = NEVER
     """When it was marked down; NEVER while it is not."""
     lost: bool = False
@@ -67,8 +67,8 @@ class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_mover(self) -> bool:
-        """Whether its agent stages for places, and runs no scripts."""
-        return bool(self.places)
+        """Whether its agent stages for shared filesystems, and runs no scripts."""
+        return bool(self.filesystems)
 
     @property
     def is_up(self) -> bool:

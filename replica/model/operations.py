@@ -71,7 +71,7 @@ def waits_for_slot(job: Job, buffer: Buffer | None) -> Stage | None:
     return stage if stage in QUEUED_STAGES else None
 
 
-def queue_place(job: Job, buffer: Buffer) -> tuple[Instant, int]:
+def queue_position(job: Job, buffer: Buffer) -> tuple[Instant, int]:
     """Return where the job stands among those that wait for a slot of the same stage: who came first."""
     return buffer.changed_at, job.id
 

@@ -18,13 +18,15 @@ from replica.model.transfers import RateShares, TransferChoice, TransferRules
 from replica.values import NEVER, Instant
 
 
-class OrderPlace(msgspec.Struct, frozen=True, kw_only=False):
-    """Where the buffer of an order lies that is in a place (JSON object)."""
+class OrderFilesystem(msgspec.Struct, frozen=True, kw_only=False):
+    """Where the buffer of an order lies that is in a shared filesystem (JSON object)."""
 
     name: str
     path: str
     identity: str
-    """What the place's own file says: an agent that does not find it there has not mounted the place."""
+    """What the shared filesystem's own file says: an agent that does not find it there has not mounted the shared
+    filesystem.
+    """
     directory: str
     """The buffer, below `path`."""
 
@@ -126,14 +128,14 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """stage_in, stage_out with the native provider, from feature level 4 on: how to move data. None: as before."""
     shares: RateShares | None = None
     """With `rules`: how fast it may go here and now."""
-    place: OrderPlace | None = None
+    filesystem: OrderFilesystem | None = None
     """Where the buffer lies that all nodes see; None: in the directory of the agent itself."""
     partial: bool = False
     """stage_out: sources that are not there are left out and said in the receipt, since the script did not succeed or
     somebody said so; otherwise they fail it when everything else is at its destination.
     """
-    persistent: tuple[tuple[str, OrderPlace], ...] = ()
-    """Where those of the persistent buffers in `creates`, `destroys` and `uses` lie that are in a place."""
+    persistent: tuple[tuple[str, OrderFilesystem], ...] = ()
+    """Where those of the persistent buffers in `creates`, `destroys` and `uses` lie that are in a shared filesystem."""
     status: JobStatus | None = None
     """With `provision`: where the job stands."""
 

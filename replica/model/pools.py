@@ -1,7 +1,7 @@
-"""Pools: named capacity with a granularity. Free capacity is derived, never stored (law 8). Places: file systems that
-all nodes mount, and that pools may have their buffers in; movers stage for them. Rates: how long transfers of a pool
-take here, measured: sums over recorded stage-ins, stage-outs and teardowns, halved now and then, so that what was
-measured long ago fades. All figures are integers, the same on every replica.
+"""Pools: named capacity with a granularity. Free capacity is derived, never stored (law 8). Shared filesystems: file
+systems that all nodes mount, and that pools may have their buffers in; movers stage for them. Rates: how long transfers
+of a pool take here, measured: sums over recorded stage-ins, stage-outs and teardowns, halved now and then, so that what
+was measured long ago fades. All figures are integers, the same on every replica.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class Pool(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the numbers count; those of a pool of nodes or of units are so many of them, whatever they are called."""
     is_reported: bool = False
     """Whether the site's provider has told of it: once it no longer does, the pool has nothing left."""
-    place: str = ""
-    """The place that its buffers lie in, on a file system that all nodes mount; empty: in the directory of the agent of
-    the node that each is on."""
+    filesystem: str = ""
+    """The shared filesystem that its buffers lie in, on a file system that all nodes mount; empty: in the directory of
+    the agent of the node that each is on.
+    """
 
     @property
     def usable_bytes(self) -> int:
@@ -134,15 +135,15 @@ def format_slurm_amount(amount: int, unit: PoolUnit = PoolUnit.BYTES) -> str:
     return f"{amount}N" if unit is PoolUnit.NODES else format_slurm_size(amount)
 
 
-# ---- places
+# ---- shared filesystems
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One place. It is found below `path` on every node that runs jobs and on every mover."""
+class SharedFilesystem(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One shared filesystem. It is found below `path` on every node that runs jobs and on every mover."""
 
     name: str
     path: str
-    """Absolute, without `.`, `..` or a slash too many; never below, above or that of another place."""
+    """Absolute, without `.`, `..` or a slash too many; never below, above or that of another shared filesystem."""
     identity: str = ""
     """What stands in the file that the first mover found or made there; empty: no mover has come. A machine that finds
     something else there, or nothing, has not mounted it."""
@@ -150,22 +151,26 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Nodes whose agents stage for it, in ascending order, whether they are up or not."""
 
 
-class SeenPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A place as the agent of a mover has found it on its machine."""
+class SeenFilesystem(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A shared filesystem as the agent of a mover has found it on its machine."""
 
     name: str
     identity: str
 
 
 def are_nested(one: str, other: str) -> bool:
-    """Whether two paths of places are the same, or one is below the other."""
+    """Whether two paths of shared filesystems are the same, or one is below the other."""
     return one == other or one.startswith(other + "/") or other.startswith(one + "/")
 
 
-def place_in(pools: immutables.Map[str, Pool], places: immutables.Map[str, Place], pool: str) -> Place | None:
-    """Return the place that the buffers of a pool lie in; None: each lies in the directory of one node's agent."""
-    found = pools.get(pool) if places and pool else None
-    return None if found is None or not found.place else places.get(found.place)
+def filesystem_in(
+    pools: immutables.Map[str, Pool], filesystems: immutables.Map[str, SharedFilesystem], pool: str
+) -> SharedFilesystem | None:
+    """Return the shared filesystem that the buffers of a pool lie in; None: each lies in the directory of one node's
+    agent.
+    """
+    found = pools.get(pool) if filesystems and pool else None
+    return None if found is None or not found.filesystem else filesystems.get(found.filesystem)
 
 
 # ---- how long transfers take

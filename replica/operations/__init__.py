@@ -15,13 +15,13 @@ from replica.operations.external_jobs import (
 )
 from replica.operations.lost_nodes import Loss, loses_results, loss_of
 from replica.operations.movers import (
+    directory_in_filesystem,
+    filesystem_of_pool,
+    filesystems_of,
     jobs_beside,
     mover_again,
     mover_for,
     persistent_directory,
-    place_directory,
-    place_of_pool,
-    places_of,
     stage_out_started,
 )
 from replica.operations.outcomes import (

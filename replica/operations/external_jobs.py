@@ -175,8 +175,8 @@ def waits_for_names(state: Facts, job: Job) -> str:
             return f"there is no persistent buffer {name}"
         if known.state is not BufferState.ALLOCATED:
             return f"the persistent buffer {name} is {known.state.word}"
-        if not known.place:
-            return f"the persistent buffer {name} is on node {known.node}, and not in a place that all nodes see"
+        if not known.filesystem:
+            return f"persistent buffer {name} is on node {known.node}, not in a shared filesystem"
     return ""
 
 

@@ -69,7 +69,7 @@ def lost_events(state: Facts, job: Job, buffer: Buffer | None) -> tuple[e.Event,
         return taken_back(state, job, reason)
     if buffer.state in _RAN:
         if job.mover:
-            # The results lie in a place: a mover exports them.
+            # The results lie in a shared filesystem: a mover exports them.
             return succeeded(state, job, buffer, Stage.POST_RUN, 0, 0, "")
         result, why = result_of(job), reason
         if loses_results(job, buffer):

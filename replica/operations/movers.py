@@ -1,8 +1,10 @@
-"""Movers: which of them stages for a job whose buffer lies in a place, and who takes over from one that cannot.
+"""Movers: which of them stages for a job whose buffer lies in a shared filesystem, and who takes over from one that
+cannot.
 
-Any mover of a place can go on with what another began, since what was moved and what is known of it lies in the place.
-That two never write at once is not decided here: a later attempt is fenced from an earlier one by the file system
-itself (`cluster.agent.transfer.fence`), so nobody has to be sure that a mover which is not heard of has ended.
+Any mover of a shared filesystem can go on with what another began, since what was moved and what is known of it lies in
+the shared filesystem. That two never write at once is not decided here: a later attempt is fenced from an earlier one
+by the file system itself (`cluster.agent.transfer.fence`), so nobody has to be sure that a mover which is not heard of
+has ended.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from replica.model import (
     BufferState,
     Job,
     MovingKey,
-    Place,
-    place_in,
+    SharedFilesystem,
+    filesystem_in,
 )
 from replica.state import Facts, State
 
@@ -25,18 +27,20 @@ _NONE_BEGUN: Mapping[MovingKey, int] = {}
 _STAGED_BY_MOVERS = (BufferState.STAGING_IN, BufferState.STAGING_OUT, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)
 
 
-def place_of_pool(state: Facts, pool: str) -> Place | None:
-    """Return the place that buffers of a pool lie in; None: each is on one node, or the site's own programs make it."""
-    return place_in(state.pools, state.places, pool) if state.site.provider == NATIVE else None
+def filesystem_of_pool(state: Facts, pool: str) -> SharedFilesystem | None:
+    """Return the shared filesystem that buffers of a pool lie in; None: each is on one node, or the site's own
+    programs make it.
+    """
+    return filesystem_in(state.pools, state.filesystems, pool) if state.site.provider == NATIVE else None
 
 
-def place_directory(state: Facts, buffer: Buffer) -> str:
-    """Return where a buffer lies below the path of its place: `CLUSTER/JOB.EPOCH`."""
+def directory_in_filesystem(state: Facts, buffer: Buffer) -> str:
+    """Return where a buffer lies below the path of its shared filesystem: `CLUSTER/JOB.EPOCH`."""
     return f"{state.name}/{buffer.job}.{buffer.epoch}"
 
 
 def persistent_directory(state: Facts, name: str, job: int, attempt: int) -> str:
-    """Return where a persistent buffer lies below the path of its place: `CLUSTER/NAME.JOB.EPOCH`.
+    """Return where a persistent buffer lies below the path of its shared filesystem: `CLUSTER/NAME.JOB.EPOCH`.
 
     No name begins with a digit, so it is never the buffer of a job; what follows the name is a job and an attempt of
     it, so it is never another persistent buffer either, nor an earlier one of this name.
@@ -44,25 +48,29 @@ def persistent_directory(state: Facts, name: str, job: int, attempt: int) -> str
     return f"{state.name}/{name}.{job}.{attempt}"
 
 
-def places_of(state: Facts, buffer: Buffer) -> tuple[Place, ...]:
-    """Return the places that the operations of a job need, first the one that its own buffer lies in; empty where they
-    are done on its node, or one of them is no more.
+def filesystems_of(state: Facts, buffer: Buffer) -> tuple[SharedFilesystem, ...]:
+    """Return the shared filesystems that the operations of a job need, first the one that its own buffer lies in; empty
+    where they are done on its node, or one of them is no more.
     """
-    if buffer.places:
-        found = tuple(state.places[name] for name in buffer.places if name in state.places)
-        return found if len(found) == len(buffer.places) else ()
-    place = place_of_pool(state, buffer.pool)
-    return () if place is None else (place,)
+    if buffer.filesystems:
+        found = tuple(state.filesystems[name] for name in buffer.filesystems if name in state.filesystems)
+        return found if len(found) == len(buffer.filesystems) else ()
+    filesystem = filesystem_of_pool(state, buffer.pool)
+    return () if filesystem is None else (filesystem,)
 
 
 def mover_for(
-    state: Facts, place: Place, begun: Mapping[MovingKey, int] = _NONE_BEGUN, also: Sequence[Place] = ()
+    state: Facts,
+    filesystem: SharedFilesystem,
+    begun: Mapping[MovingKey, int] = _NONE_BEGUN,
+    also: Sequence[SharedFilesystem] = (),
 ) -> str:
-    """Return the mover of a place, and of all places in `also`, that is up and has the fewest transfers, by name where
-    several have; empty if none is up. `begun` counts transfers that began and that the State does not count yet.
+    """Return the mover of a shared filesystem, and of all shared filesystems in `also`, that is up and has the fewest
+    transfers, by name where several have; empty if none is up. `begun` counts transfers that began and that the State
+    does not count yet.
     """
     best: tuple[int, str] | None = None
-    for name in place.movers:
+    for name in filesystem.movers:
         node = state.nodes.get(name)
         if node is not None and node.is_up and all(name in other.movers for other in also):
             key = ("", name)
@@ -71,25 +79,26 @@ def mover_for(
     return "" if best is None else best[1]
 
 
-def mover_again(state: Facts, job: Job, places: Sequence[Place]) -> str:
+def mover_again(state: Facts, job: Job, filesystems: Sequence[SharedFilesystem]) -> str:
     """Return the mover that is to stage for an external job: the one that did so before while it is up, else as
     `mover_for`.
 
-    Where none is up, one that another takes over from as soon as it is; empty: no mover stages for all of the places.
+    Where none is up, one that another takes over from as soon as it is; empty: no mover stages for all of the shared
+    filesystems.
     """
     node = state.nodes.get(job.mover)
-    if node is not None and node.is_up and all(job.mover in place.movers for place in places):
+    if node is not None and node.is_up and all(job.mover in filesystem.movers for filesystem in filesystems):
         return job.mover
-    first, *also = places
+    first, *also = filesystems
     all_of = (name for name in first.movers if all(name in other.movers for other in also))
     return mover_for(state, first, also=also) or next(all_of, "")
 
 
 def stage_out_started(state: Facts, job: Job, buffer: Buffer, attempt: int) -> e.StageOutStarted:
     """Return that the results of a job are staged out from now on, by whichever mover has the fewest transfers."""
-    places = places_of(state, buffer) if job.mover else ()
+    filesystems = filesystems_of(state, buffer) if job.mover else ()
     return e.StageOutStarted(
-        job.id, attempt, mover_for(state, places[0], also=places[1:]) or job.mover if places else ""
+        job.id, attempt, mover_for(state, filesystems[0], also=filesystems[1:]) or job.mover if filesystems else ""
     )
 
 
@@ -97,25 +106,25 @@ def takeover(state: Facts, job: Job, buffer: Buffer) -> e.MoverChanged | None:
     """Return that another mover has the job's operation from now on, where its own is not up and another is."""
     if not job.mover or job.stuck or buffer.state not in _STAGED_BY_MOVERS:
         return None
-    node, places = state.nodes.get(job.mover), places_of(state, buffer)
-    left = next((place for place in places if job.mover not in place.movers), None)
-    if not places or (node is not None and node.is_up and left is None):
+    node, filesystems = state.nodes.get(job.mover), filesystems_of(state, buffer)
+    left = next((filesystem for filesystem in filesystems if job.mover not in filesystem.movers), None)
+    if not filesystems or (node is not None and node.is_up and left is None):
         return None
-    other = mover_for(state, places[0], also=places[1:])
+    other = mover_for(state, filesystems[0], also=filesystems[1:])
     if not other:
         return None
     if node is None or left is not None:
-        why = f"mover {job.mover} no longer stages for place {(left or places[0]).name}"
+        why = f"mover {job.mover} no longer stages for shared filesystem {(left or filesystems[0]).name}"
     else:
         why = f"mover {job.mover} is {'down' if node.down else 'drained'}"
     return e.MoverChanged(job.id, other, job.attempt + 1, why)
 
 
 def jobs_beside(state: State, node: str) -> Iterator[int]:
-    """Yield the jobs of all movers of the places that a node is a mover of: it may take over from them, or they from
-    it.
+    """Yield the jobs of all movers of the shared filesystems that a node is a mover of: it may take over from them, or
+    they from it.
     """
-    for place in state.places.values():
-        if node in place.movers:
-            for mover in place.movers:
+    for filesystem in state.filesystems.values():
+        if node in filesystem.movers:
+            for mover in filesystem.movers:
                 yield from state.on_node.get(mover, ())

@@ -12,18 +12,18 @@ from typing import NamedTuple, Protocol
 
 from replica.messages import events as e
 from replica.model import AnyNode, Buffer, Job, SchedulingClass, Stage, is_in, place_name, scheduling_class_of
-from replica.operations import OperationSlots, mover_for, place_of_pool
+from replica.operations import OperationSlots, filesystem_of_pool, mover_for
 from replica.scheduler.backfill import ReservationHead, expected_end
 from replica.scheduler.priority import order_of
 from replica.scheduler.quotas import QuotaCheck
 from replica.state import Facts, State
 from replica.values import CANDIDATES_BEHIND_MAX, NEVER, SKIPPED_MAX, Instant, Reason, Verdict, format_size
 
-Place = tuple[int, int]
+QueuePosition = tuple[int, int]
 """Where a candidate stands in a pass: what it is sorted by, and the job."""
 
 
-def place_of(state: State, job: Job) -> Place:
+def queue_position_of(state: State, job: Job) -> QueuePosition:
     """Return where the job stands: active reservations first, then by effective priority, then by number."""
     return order_of(state, job, state.buffers.get(job.id)), job.id
 
@@ -59,14 +59,14 @@ class PassState(Protocol):
     def node_use(self, node: str) -> tuple[int, int] | None:
         """Return the CPUs of a node and how many of them are free; None if it is not up."""
 
-    def waits_for_node(self, node: str, place: Place) -> int:
-        """Return the job before `place` that waits for CPUs of the node, 0 for none."""
+    def waits_for_node(self, node: str, position: QueuePosition) -> int:
+        """Return the job before `position` that waits for CPUs of the node, 0 for none."""
 
     def cpus_max_in(self, partition: str) -> int:
         """Return the CPUs of the largest node of a partition (`place_name`) that is up; 0 if none is."""
 
-    def has_node_for(self, cpus: int, place: Place, partition: str) -> bool:
-        """Whether a node of the partition that nobody before `place` waits for has so many free CPUs."""
+    def has_node_for(self, cpus: int, position: QueuePosition, partition: str) -> bool:
+        """Whether a node of the partition that nobody before `position` waits for has so many free CPUs."""
 
     def free_cpus(self) -> Iterable[tuple[str, int]]:
         """Yield each node that is up, by name, with its free CPUs."""
@@ -216,8 +216,8 @@ def space_decision(current: PassState, request: SpaceRequest) -> SpaceDecision:
     if request.job.request.cpus > current.cpus_max_in(place_name(current.state.partitions, request.partition)):
         # Before it can become the reservation head: who cannot be placed must not keep others from the pool.
         return SpaceDecision.NO_NODE
-    place = place_of_pool(current.state, request.pool)
-    if place is not None and not mover_for(current.state, place):
+    filesystem = filesystem_of_pool(current.state, request.pool)
+    if filesystem is not None and not mover_for(current.state, filesystem):
         return SpaceDecision.NO_MOVER
     if request.size_bytes > usable_in(current.state, request.pool):
         # Nor must who cannot have his space whoever gives back, since his pool has shrunk or was never that large.
@@ -286,7 +286,7 @@ def space_verdict(current: PassState, job: Job, buffer: Buffer) -> Verdict:
         SpaceDecision.STAGES_FULL: f"{under_way} stage-ins are under way, and no more may be",
         SpaceDecision.NO_NODE: "no node that is up could hold the job"
         + (f" in partition {request.partition}" if place_name(current.state.partitions, request.partition) else ""),
-        SpaceDecision.NO_MOVER: f"no mover of the place that pool {request.pool} has its buffers in is up",
+        SpaceDecision.NO_MOVER: f"no mover of the shared filesystem that pool {request.pool} has its buffers in is up",
         SpaceDecision.TOO_LARGE: (
             f"it asks for more than its pool has in service now, {format_size(usable_in(current.state, request.pool))}"
         ),
@@ -333,20 +333,20 @@ def place_decision(current: PassState, job: Job, buffer: Buffer | None) -> Place
     """Return the decision on the candidate: a job runs where its data is, or anywhere in its partition (see
     `runs_anywhere`).
     """
-    state, cpus, place = current.state, job.request.cpus, place_of(current.state, job)
+    state, cpus, position = current.state, job.request.cpus, queue_position_of(current.state, job)
     if run_verdict(current, scheduling_class_of(job.request), cpus) is not None:
         return PlaceDecision.LIMITED
     if runs_anywhere(job, buffer):
         nodes = nodes_of(state, job.id)
         could, first = cpus <= current.cpus_max_in(nodes), current.any_node.first_in(nodes)
-        fits = not first and current.has_node_for(cpus, place, nodes)
+        fits = not first and current.has_node_for(cpus, position, nodes)
     else:
         node = state.nodes.get(job.node)
         if node is not None and node.down:
             return PlaceDecision.NODE_DOWN
         use = current.node_use(job.node)
         could = use is not None and use[0] >= cpus
-        first = current.any_node.first_for(job.node) or current.waits_for_node(job.node, place)
+        first = current.any_node.first_for(job.node) or current.waits_for_node(job.node, position)
         fits = not first and use is not None and use[1] >= cpus
     if fits:
         full = current.slots.get(Stage.RUN, 0) >= state.site.operations_per_stage_max
@@ -388,7 +388,7 @@ def place_verdict(current: PassState, job: Job, buffer: Buffer | None) -> Verdic
                 first = current.any_node.first_in(nodes_of(current.state, job.id))
             else:
                 first = current.any_node.first_for(job.node) or current.waits_for_node(
-                    job.node, place_of(current.state, job)
+                    job.node, queue_position_of(current.state, job)
                 )
             return Verdict(Reason.PRIORITY, f"job {first} has priority", (("first_in_line", str(first)),))
         case PlaceDecision.NOT_ENOUGH:

@@ -14,7 +14,7 @@ from itertools import islice, takewhile
 import msgspec
 
 from replica.model import ENDED, Buffer, BufferState, Hold, Job, JobState, is_in, rates_of, takes_cpus
-from replica.scheduler.admission import nodes_of, place_of
+from replica.scheduler.admission import nodes_of, queue_position_of
 from replica.scheduler.backfill import NOBODY_KNOWS, ReservedTimeline, TooManySteps, drain_us, release_at, run_until
 from replica.scheduler.gates import early_gate
 from replica.scheduler.index import SchedulingIndex
@@ -140,7 +140,7 @@ def _space(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, a
     pool, size_bytes = state.pools.get(buffer.pool), buffer.granted_bytes
     if pool is None or size_bytes > pool.usable_bytes:
         return Step("space", NEVER, f"pool {buffer.pool} never has {format_size(size_bytes)}")
-    ahead = ahead_of(place_of(state, job), buffer.pool)
+    ahead = ahead_of(queue_position_of(state, job), buffer.pool)
     if ahead is None:
         return Step("space", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for pool {pool.name}")
     drains_us, stages_us = drain_us(state, pool.name), rates_of(state.rates.get(pool.name), pool.name).stage_in.mean_us
@@ -201,7 +201,7 @@ def _stage_in(state: State, job: Job, buffer: Buffer) -> tuple[int, str] | None:
 
 def _cpus(state: State, job: Job, ready_at: Instant, ahead_of: Ahead) -> Step:
     """Return until when the job waits for CPUs, once it is ready for them."""
-    ahead = ahead_of(place_of(state, job), None)
+    ahead = ahead_of(queue_position_of(state, job), None)
     if ahead is None:
         return Step("cpus", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for CPUs")
     nodes = {name: _NodeTimeline(state, name) for name, node in state.nodes.items() if node.is_up and not node.is_mover}
@@ -275,8 +275,8 @@ class _NodeTimeline:
 def ahead_in(index: SchedulingIndex) -> Ahead:
     """Return who says which candidates are before a job; `index` must be prepared, and not change meanwhile."""
 
-    def ahead(place: tuple[int, int], pool: str | None) -> list[int] | None:
-        queues = (takewhile(lambda key: key[:2] < place, keys) for keys in _queues_for(index, pool))
+    def ahead(position: tuple[int, int], pool: str | None) -> list[int] | None:
+        queues = (takewhile(lambda key: key[:2] < position, keys) for keys in _queues_for(index, pool))
         found = [job_id for _, job_id, _ in islice(merge(*queues), AHEAD_MAX + 1)]
         return None if len(found) > AHEAD_MAX else found
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from replica.messages import events as e
 from replica.model import Buffer, Job
-from replica.operations import place_of_pool, waits_for_names
+from replica.operations import filesystem_of_pool, waits_for_names
 from replica.scheduler.admission import (
     NOT_QUEUED,
     PassState,
@@ -98,16 +98,16 @@ def room_for_setup(
 
 
 def space_given(state: Facts, job_id: int) -> e.ExternalJobSpaceGiven:
-    """Return that an external job has its space, with the places that it needs where it works with persistent
-    buffers.
+    """Return that an external job has its space, with the shared filesystems that it needs where it works with
+    persistent buffers.
     """
-    asked, places = state.jobs[job_id].request.buffer, dict[str, None]()
+    asked, filesystems = state.jobs[job_id].request.buffer, dict[str, None]()
     if asked is not None and asked.uses:
-        own = place_of_pool(state, state.buffers[job_id].pool)
+        own = filesystem_of_pool(state, state.buffers[job_id].pool)
         if own is not None:
-            places[own.name] = None
-        places.update(dict.fromkeys(state.persistent[name].place for name in asked.uses))
-    return e.ExternalJobSpaceGiven(job_id, places=tuple(places))
+            filesystems[own.name] = None
+        filesystems.update(dict.fromkeys(state.persistent[name].filesystem for name in asked.uses))
+    return e.ExternalJobSpaceGiven(job_id, filesystems=tuple(filesystems))
 
 
 def refusals_explained(current: PassState, events: tuple[e.Event, ...]) -> tuple[e.Event, ...]:
@@ -202,10 +202,10 @@ def needed_by(job: Job) -> str:
 
 
 def with_passes(current: PassState, events: list[e.Event], given: dict[int, str]) -> None:
-    """Have each external job in `events` that got space past the first in line for its pool count; `given`: its place
-    in `events` -> the pool.
+    """Have each external job in `events` that got space past the first in line for its pool count; `given`: its
+    position in `events` -> the pool.
     """
-    for place, pool in given.items():
-        head, event = current.reservation_heads.get(pool), events[place]
+    for position, pool in given.items():
+        head, event = current.reservation_heads.get(pool), events[position]
         if head is not None and isinstance(event, e.ExternalJobSpaceGiven):
-            events[place] = replace(event, passed=head.job)
+            events[position] = replace(event, passed=head.job)

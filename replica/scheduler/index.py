@@ -81,8 +81,8 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.NodeLost: Touches.NODE,
     e.PoolSet: Touches.POOL,
     e.PoolRemoved: Touches.POOL,
-    e.PlaceSet: Touches.EVERYTHING,
-    e.PlaceRemoved: Touches.EVERYTHING,
+    e.FilesystemSet: Touches.EVERYTHING,
+    e.FilesystemRemoved: Touches.EVERYTHING,
     e.ReservationSet: Touches.RESERVATION,
     e.ReservationDeleted: Touches.RESERVATION,
     e.ReservationStarted: Touches.RESERVATION,
@@ -192,7 +192,7 @@ class SchedulingIndex:
             self._touched.update(e.jobs_of(event))
         elif touches is Touches.NODE:
             self._touched_nodes.add(event.node)  # type: ignore[attr-defined]
-            if state.places:
+            if state.filesystems:
                 self._touched.update(jobs_beside(state, event.node))  # type: ignore[attr-defined]
                 self._touched.update(jobs_beside(former, event.node))  # type: ignore[attr-defined]
             if isinstance(event, e.NodeCameBack):

@@ -23,13 +23,13 @@ from replica.model import (
     is_ahead,
     is_gated,
     is_waiting,
-    queue_place,
+    queue_position,
     scheduling_class_of,
     takes_cpus,
     waits_for_slot,
 )
 from replica.operations import due_at, is_lingering
-from replica.scheduler.admission import nodes_of, place_of, runs_anywhere, usable_in
+from replica.scheduler.admission import nodes_of, queue_position_of, runs_anywhere, usable_in
 from replica.scheduler.backfill import run_until
 from replica.scheduler.gates import early_gate, reservation_of, waits_for_space
 from replica.scheduler.persistent import persistent_request
@@ -118,20 +118,20 @@ def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Q
     queue: Queue | None = None
     key: Key | None = None
     if job.external_job is None and job.state is JobState.PENDING and early_gate(state, job) is None:
-        place, scheduling_class = place_of(state, job), scheduling_class_of(request)
+        position, scheduling_class = queue_position_of(state, job), scheduling_class_of(request)
         if buffer is None or (buffer.state is BufferState.STAGED_IN and runs_anywhere(job, buffer)):
-            queue, key = ("any", nodes_of(state, job.id), request.cpus, scheduling_class), (*place, request.cpus)
+            queue, key = ("any", nodes_of(state, job.id), request.cpus, scheduling_class), (*position, request.cpus)
         elif buffer.state is BufferState.STAGED_IN:
-            queue, key = ("node", job.node, 0, scheduling_class), (*place, request.cpus)
+            queue, key = ("node", job.node, 0, scheduling_class), (*position, request.cpus)
         elif waits_for_space(job, buffer):
             size_bytes = buffer.granted_bytes
             pool = buffer.pool if size_bytes else ""
-            queue, key = ("space", pool, request.cpus, scheduling_class), (*place, size_bytes)
+            queue, key = ("space", pool, request.cpus, scheduling_class), (*position, size_bytes)
             if size_bytes > usable_in(state, pool):
                 # Nobody gives it so much, so no pass checks it until its pool has grown.
                 queue = ("large", pool, 0, None)
             if persistent_request(job) is not None:
-                queue, key = ("persistent", "", 0, None), (*place, 0)
+                queue, key = ("persistent", "", 0, None), (*position, 0)
     if queue is not None:
         queue = queue_names.setdefault(queue, queue)
     holds = buffer is not None and buffer.state in HOLDING and buffer.granted_bytes > 0
@@ -181,7 +181,7 @@ def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool)
         array,
         active_of,
         active_of > 0 and is_ahead(job, buffer),
-        None if stage is None or buffer is None else ((int(stage), request.user), queue_place(job, buffer)),
+        None if stage is None or buffer is None else ((int(stage), request.user), queue_position(job, buffer)),
         None if candidate is None or buffer is None else (buffer.pool, candidate),
         passed_out=(buffer.pool, job.id) if passed_out and buffer is not None and buffer.granted_bytes else None,
     )
@@ -193,7 +193,7 @@ def _external_job_fields(job: Job, buffer: Buffer | None) -> RareFields:
         return NO_RARE
     stage = waits_for_slot(job, buffer)
     found = RareFields(
-        slot=None if stage is None else ((int(stage), job.request.user), queue_place(job, buffer)),
+        slot=None if stage is None else ((int(stage), job.request.user), queue_position(job, buffer)),
         external_job=(buffer.pool, job.id) if buffer.state is BufferState.PENDING else None,
         lingering=(buffer.pool, (job.external_job.since, job.id)) if is_lingering(job, buffer) else None,
     )

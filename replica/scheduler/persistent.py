@@ -36,7 +36,7 @@ from replica.model import (
     is_in,
     named_by,
 )
-from replica.operations import mover_for, persistent_directory, place_of_pool, with_slots
+from replica.operations import filesystem_of_pool, mover_for, persistent_directory, with_slots
 from replica.scheduler.admission import (
     PassState,
     end_of,
@@ -63,8 +63,8 @@ class PersistentPassState(PassState, Protocol):
     """Such jobs that this pass has reached."""
 
     def fewest_jobs(self, cpus: int, partition: str) -> str:
-        """Return the node of the partition (`place_name`) that is up, has so many CPUs, and has the fewest jobs; there
-        must be one.
+        """Return the node of the partition (`place_name`) that is up, has so many CPUs, and has the fewest jobs;
+        there must be one.
         """
 
 
@@ -154,7 +154,7 @@ def persistent_decision(
             return PersistentDecision(coming)
     attempt = job.attempt + 1
     events: list[e.Event] = [
-        e.BufferAllocated(job.id, where.node, attempt, mover=where.mover, places=where.places),
+        e.BufferAllocated(job.id, where.node, attempt, mover=where.mover, filesystems=where.filesystems),
         *(_reserved_at(state, reserved, where, attempt) for reserved in creates if reserved is not None),
     ]
     events.extend(
@@ -266,20 +266,20 @@ def _pool(state: Facts, name: str) -> Pool | None:
 
 
 class _Where(NamedTuple):
-    """Who does the work of a job: its node, or a mover of all the places that it needs."""
+    """Who does the work of a job: its node, or a mover of all the shared filesystems that it needs."""
 
     node: str
     mover: str = ""
-    places: tuple[str, ...] = ()
+    filesystems: tuple[str, ...] = ()
 
 
 def _reserved_at(state: Facts, reserved: e.PersistentReserved, where: _Where, attempt: int) -> e.PersistentReserved:
     """Return the event with where the persistent buffer is to lie."""
-    place = place_of_pool(state, reserved.pool)
-    if place is None:
+    filesystem = filesystem_of_pool(state, reserved.pool)
+    if filesystem is None:
         return msgspec.structs.replace(reserved, node=where.node)
     directory = persistent_directory(state, reserved.name, reserved.job, attempt)
-    return msgspec.structs.replace(reserved, place=place.name, directory=directory)
+    return msgspec.structs.replace(reserved, filesystem=filesystem.name, directory=directory)
 
 
 def _where(
@@ -289,38 +289,43 @@ def _where(
     asked: BufferRequest,
     creates: Sequence[e.PersistentReserved],
 ) -> _Where | Verdict:
-    """Return who does the work, or why nobody can. What lies in places any mover of them all can do."""
+    """Return who does the work, or why nobody can. What lies in shared filesystems any mover of them all can do."""
     state = current.state
     names: dict[str, str] = {}
-    """Place, empty for a node -> what lies there."""
+    """Shared filesystem, empty for a node -> what lies there."""
     if state.site.provider == NATIVE:
         if buffer.granted_bytes:
-            own = place_of_pool(state, buffer.pool)
+            own = filesystem_of_pool(state, buffer.pool)
             names["" if own is None else own.name] = f"pool {buffer.pool} has its buffers"
         for reserved in creates:
-            place = place_of_pool(state, reserved.pool)
-            names.setdefault("" if place is None else place.name, f"pool {reserved.pool} has its buffers")
+            filesystem = filesystem_of_pool(state, reserved.pool)
+            names.setdefault("" if filesystem is None else filesystem.name, f"pool {reserved.pool} has its buffers")
         for name in sorted(named_by(asked)):
             known = state.persistent.get(name)
             if known is not None:
-                names.setdefault(known.place, f"the persistent buffer {name} lies")
-    places = tuple(state.places[name] for name in names if name)
-    if not places:
+                names.setdefault(known.filesystem, f"the persistent buffer {name} lies")
+    filesystems = tuple(state.filesystems[name] for name in names if name)
+    if not filesystems:
         node = _node(current, job, asked)
         return node if isinstance(node, Verdict) else _Where(node)
     if "" in names:
-        sentence = f"{names['']} on one node, and {names[places[0].name]} in place {places[0].name}: no job uses both"
-        return Verdict(Reason.REQ_NODE_NOT_AVAIL, sentence, (("place", places[0].name),))
-    mover = mover_for(state, places[0], current.slots.begun, places[1:])
+        on_node, elsewhere = names[""], names[filesystems[0].name]
+        sentence = (
+            f"{on_node} on one node, and {elsewhere} in shared filesystem {filesystems[0].name}: no job uses both"
+        )
+        return Verdict(Reason.REQ_NODE_NOT_AVAIL, sentence, (("filesystem", filesystems[0].name),))
+    mover = mover_for(state, filesystems[0], current.slots.begun, filesystems[1:])
     if not mover:
-        shown = ", ".join(place.name for place in places)
-        what = f"place {shown}" if len(places) == 1 else f"all of the places {shown}"
-        return Verdict(Reason.BURST_BUFFER_RESOURCES, f"no mover of {what} is up", (("place", places[0].name),))
+        shown = ", ".join(filesystem.name for filesystem in filesystems)
+        what = f"shared filesystem {shown}" if len(filesystems) == 1 else f"all of the shared filesystems {shown}"
+        return Verdict(
+            Reason.BURST_BUFFER_RESOURCES, f"no mover of {what} is up", (("filesystem", filesystems[0].name),)
+        )
     nodes, cpus = nodes_of(state, job.id), job.request.cpus
     if job.request.asked.nodes and cpus > current.cpus_max_in(nodes):
         within = f" in partition {nodes}" if nodes else ""
         return Verdict(Reason.BURST_BUFFER_RESOURCES, f"no node that is up could hold the job{within}")
-    return _Where("", mover, tuple(place.name for place in places))
+    return _Where("", mover, tuple(filesystem.name for filesystem in filesystems))
 
 
 def _node(current: PersistentPassState, job: Job, asked: BufferRequest) -> str | Verdict:

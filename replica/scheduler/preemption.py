@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from replica.messages import events as e
 from replica.model import Buffer, BufferState, Hold, Job, JobState, SchedulingRules, place_name
-from replica.scheduler.admission import PassState, Place, SpaceRequest, available, place_of
+from replica.scheduler.admission import PassState, QueuePosition, SpaceRequest, available, queue_position_of
 from replica.scheduler.gates import early_gate
 from replica.state import State
 from replica.values import REVOKED_PER_PASS_MAX, Instant, seconds
@@ -40,7 +40,7 @@ def preemption_candidate(state: State, job: Job, buffer: Buffer | None) -> Preem
         buffer.state is not BufferState.STAGING_IN or early_gate(state, job) is None
     ):
         return None
-    order, job_id = place_of(state, job)
+    order, job_id = queue_position_of(state, job)
     return -order, -job_id, buffer.granted_bytes
 
 
@@ -57,14 +57,14 @@ def preempted_for(
     be.
     """
     state, rules = current.state, current.state.scheduling_rules
-    place = place_of(state, request.job)
+    position = queue_position_of(state, request.job)
     wanted = request.size_bytes - available(current, request) - coming_bytes
     if wanted <= 0 or not rules.revocations_max:
         return ()
     nodes = place_name(state.partitions, request.partition)
-    if current.any_node.first_in(nodes) or not current.has_node_for(request.job.request.cpus, place, nodes):
+    if current.any_node.first_in(nodes) or not current.has_node_for(request.job.request.cpus, position, nodes):
         return ()
-    found = _enough(current.state, rules, current.at, place, candidates, wanted, frozenset(done))
+    found = _enough(current.state, rules, current.at, position, candidates, wanted, frozenset(done))
     return found if len(found) * EVENTS_PER_PREEMPTION <= room else ()
 
 
@@ -72,7 +72,7 @@ def _enough(
     state: State,
     rules: SchedulingRules,
     at: Instant,
-    place: Place,
+    position: QueuePosition,
     candidates: Iterable[PreemptionCandidate],
     wanted: int,
     done: frozenset[int],
@@ -80,7 +80,7 @@ def _enough(
     chosen: list[tuple[int, int]] = []
     got = 0
     for order, number, size_bytes in candidates:
-        if -order <= place[0] or len(chosen) == REVOKED_PER_PASS_MAX:
+        if -order <= position[0] or len(chosen) == REVOKED_PER_PASS_MAX:
             break
         if -number in done or state.buffers[-number].changed_at + seconds(rules.revoke_after_s) > at:
             continue

@@ -16,15 +16,15 @@ from replica.model import QUEUED_STAGES, AnyNode, Job, SchedulingClass, Stage, f
 from replica.operations import (
     OperationSlots,
     due_events,
+    filesystem_of_pool,
     given_up,
     mover_for,
-    place_of_pool,
     reservations_due,
     slots_given,
     with_slots,
 )
 from replica.scheduler.admission import (
-    Place,
+    QueuePosition,
     SpaceDecision,
     SpaceRequest,
     available,
@@ -32,8 +32,8 @@ from replica.scheduler.admission import (
     given_of,
     nodes_of,
     note_decision,
-    place_of,
     place_verdict,
+    queue_position_of,
     run_verdict,
     space_decision,
     space_request_of,
@@ -135,7 +135,7 @@ class SchedulingPass:
         """Queues in which nobody further back can get anything."""
         self._free_later: dict[tuple[str, int], int] = {}
         """(pool, instant) -> what is given back by then by those who hold it now."""
-        self.asked: list[tuple[Place, int]] = []
+        self.asked: list[tuple[QueuePosition, int]] = []
         """Candidates whose verdicts are asked for, the next one last."""
         self.verdicts: dict[int, Verdict] = {}
         self.persistent_checked = 0
@@ -159,7 +159,7 @@ class SchedulingPass:
         asked = set(asked)
         external_jobs = [job_id for job_id in asked if jobs[job_id].external_job is not None]
         asked.difference_update(external_jobs)
-        self.asked = sorted(((place_of(self.state, jobs[job_id]), job_id) for job_id in asked), reverse=True)
+        self.asked = sorted(((queue_position_of(self.state, jobs[job_id]), job_id) for job_id in asked), reverse=True)
         nodes = self._due()
         self._give_slots()
         self._serve_external_jobs()
@@ -207,7 +207,7 @@ class SchedulingPass:
         self._purge()
         return self.events
 
-    def _explain(self, reached: Place | None) -> None:
+    def _explain(self, reached: QueuePosition | None) -> None:
         """Give the verdicts on those asked for that the pass has come to: all up to `reached`, or all.
 
         What the pass leaves out changes nothing, so everything is as when a walk over all jobs reaches the candidate.
@@ -301,14 +301,14 @@ class SchedulingPass:
         use = self.index.nodes.up.get(node)
         return None if use is None else use[:2]
 
-    def waits_for_node(self, node: str, place: Place) -> int:
+    def waits_for_node(self, node: str, position: QueuePosition) -> int:
         waiting = self.waiting_nodes.get(node, 0)
         if waiting or node in self.index.nodes.ready:
             return waiting
         # Its first one could not run before the pass began, so its queue was not opened.
         head = self.index.queues.heads.get(("node", node))
         first = None if head is None else head.first[0]
-        if first is None or first[:2] >= place or first[1] in self.done:
+        if first is None or first[:2] >= position or first[1] in self.done:
             return 0
         return int(first[1])
 
@@ -320,14 +320,14 @@ class SchedulingPass:
         partition = "" if queue[3] is None else queue[3].partition
         return self.cpus_max_in(place_name(self.state.partitions, partition)) if queue[2] else 0
 
-    def has_node_for(self, cpus: int, place: Place, partition: str) -> bool:
-        return self._node_for(cpus, place, partition) is not None
+    def has_node_for(self, cpus: int, position: QueuePosition, partition: str) -> bool:
+        return self._node_for(cpus, position, partition) is not None
 
-    def _node_for(self, cpus: int, place: Place, partition: str) -> str | None:
+    def _node_for(self, cpus: int, position: QueuePosition, partition: str) -> str | None:
         for free, name in self.index.nodes.of(partition).by_free:
             if -free < cpus:
                 break
-            if not self.waits_for_node(name, place) and not self.any_node.first_for(name):
+            if not self.waits_for_node(name, position) and not self.any_node.first_for(name):
                 return str(name)
         return None
 
@@ -364,12 +364,12 @@ class SchedulingPass:
             self._preempt_for(request)
         if decision is SpaceDecision.GIVEN:
             counted = head is not None and head.backfill(size_bytes, end_of(self, request), self.at)
-            node, place = "", place_of_pool(self.state, pool)
-            if place is None:
+            node, filesystem = "", filesystem_of_pool(self.state, pool)
+            if filesystem is None:
                 node = self.fewest_jobs(job.request.cpus, nodes_of(self.state, job_id))
                 cpus, cpus_free, jobs = self.index.nodes.up[node]
                 self._give(node, (cpus, cpus_free, jobs + 1))
-            mover = "" if place is None else mover_for(self.state, place, self.slots.begun)
+            mover = "" if filesystem is None else mover_for(self.state, filesystem, self.slots.begun)
             self.held[pool] = self.held.get(pool, 0) + size_bytes
             allocated = e.BufferAllocated(job_id, node, job.attempt + 1, mover=mover)
             if head is not None:

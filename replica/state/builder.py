@@ -35,7 +35,6 @@ from replica.model import (
     Node,
     Partition,
     PersistentBuffer,
-    Place,
     Pool,
     Qos,
     Rates,
@@ -44,6 +43,7 @@ from replica.model import (
     Revocation,
     Scheduler,
     SchedulingRules,
+    SharedFilesystem,
     Site,
     Stage,
     TransferRules,
@@ -99,7 +99,7 @@ class StateBuilder:
     clock_set_back: int
     # Few and seldom changed: persistent maps, which can be walked while a batch is decided.
     pools: immutables.Map[str, Pool]
-    places: immutables.Map[str, Place]
+    filesystems: immutables.Map[str, SharedFilesystem]
     nodes: immutables.Map[str, Node]
     persistent: immutables.Map[str, PersistentBuffer]
     accounts: immutables.Map[str, Account]

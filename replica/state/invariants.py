@@ -48,19 +48,19 @@ def check(state: State) -> list[str]:
     for table in TABLES:
         faults.extend(table.misplaced(state))
     for known in state.pools.values():
-        if known.place and known.place not in state.places:
-            faults.append(f"pool {known.name!r} has its buffers in the place {known.place!r}, which does not exist")
+        if known.filesystem and known.filesystem not in state.filesystems:
+            faults.append(f"pool {known.name!r} has its buffers in unknown shared filesystem {known.filesystem!r}")
     if sum(one.is_default for one in state.partitions.values()) > 1:
         faults.append("there are several default partitions")
     for name, buffer in state.persistent.items():
         if buffer.state not in PERSISTENT_STATES:
             faults.append(f"the persistent buffer {name!r} is {buffer.state.word}")
-        if buffer.place and buffer.place not in state.places:
-            faults.append(f"the persistent buffer {name!r} lies in the place {buffer.place!r}, which does not exist")
-        if bool(buffer.place) != bool(buffer.directory) or (buffer.place and buffer.node):
+        if buffer.filesystem and buffer.filesystem not in state.filesystems:
+            faults.append(f"persistent buffer {name!r} lies in unknown shared filesystem {buffer.filesystem!r}")
+        if bool(buffer.filesystem) != bool(buffer.directory) or (buffer.filesystem and buffer.node):
             faults.append(f"it is not said once where the persistent buffer {name!r} lies")
-    directories = {(buffer.place, buffer.directory) for buffer in state.persistent.values() if buffer.place}
-    if len(directories) != sum(bool(buffer.place) for buffer in state.persistent.values()):
+    directories = {(buffer.filesystem, buffer.directory) for buffer in state.persistent.values() if buffer.filesystem}
+    if len(directories) != sum(bool(buffer.filesystem) for buffer in state.persistent.values()):
         faults.append("two persistent buffers lie in the same directory")
     return faults
 

@@ -34,7 +34,6 @@ from replica.model import (
     Node,
     Partition,
     PersistentBuffer,
-    Place,
     Pool,
     Qos,
     Rates,
@@ -43,6 +42,7 @@ from replica.model import (
     Revocation,
     Scheduler,
     SchedulingRules,
+    SharedFilesystem,
     Site,
     TransferRules,
     UsageKey,
@@ -54,6 +54,7 @@ from replica.values import (
     CONSUMED_MAX,
     DRILL_LOCKS_MAX,
     DRILLS_KEPT,
+    FILESYSTEMS_MAX,
     JOBS_IN_STATE_MAX,
     LICENSES_MAX,
     MAILS_OWED_MAX,
@@ -61,7 +62,6 @@ from replica.values import (
     NODES_MAX,
     PARTITIONS_MAX,
     PERSISTENT_BUFFERS_MAX,
-    PLACES_MAX,
     POOLS_MAX,
     QOS_MAX,
     RECEIPTS_STORED_MAX,
@@ -96,7 +96,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """How data is moved."""
     next_job: int = 1
     pools: immutables.Map[str, Pool] = immutables.Map()
-    places: immutables.Map[str, Place] = immutables.Map()
+    filesystems: immutables.Map[str, SharedFilesystem] = immutables.Map()
     """File systems that all nodes mount."""
     nodes: immutables.Map[str, Node] = immutables.Map()
     jobs: immutables.Map[int, Job] = immutables.Map()
@@ -244,7 +244,7 @@ TABLES: tuple[Table, ...] = (
     Table("external_jobs", 30, str, ExternalJobEpochs, JOBS_IN_STATE_MAX, "name"),
     Table("schedulers", 32, str, Scheduler, SCHEDULERS_MAX, "name"),
     Table("pools", 40, str, Pool, POOLS_MAX, "name"),
-    Table("places", 42, str, Place, PLACES_MAX, "name"),
+    Table("filesystems", 42, str, SharedFilesystem, FILESYSTEMS_MAX, "name"),
     Table("rates", 44, str, Rates, POOLS_MAX + 1),
     Table("nodes", 50, str, Node, NODES_MAX, "name"),
     Table("abandoned", 52, str, AbandonedBuffers, NODES_MAX, "node"),

@@ -121,9 +121,11 @@ POOLS_MAX = 256
 NODES_MAX = 10_000
 """Pools and nodes known to a cluster, count: explaining why jobs wait looks at each."""
 
-PLACES_MAX = 16
-MOVERS_PER_PLACE_MAX = 64
-"""Places of a cluster and movers of one, count: each of a place's movers is looked at whenever one is chosen."""
+FILESYSTEMS_MAX = 16
+MOVERS_PER_FILESYSTEM_MAX = 64
+"""Shared filesystems of a cluster and movers of one, count: each of a shared filesystem's movers is looked at
+whenever one is chosen.
+"""
 
 EVENTS_PER_PASS_MAX = 64
 """Events of one scheduling pass, count: finding and folding them takes some milliseconds, in which the leader does

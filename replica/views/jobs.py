@@ -25,7 +25,7 @@ from replica.model import (
     free_bytes,
     waits_for_slot,
 )
-from replica.operations import place_directory, places_of
+from replica.operations import directory_in_filesystem, filesystems_of
 from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
 from replica.state import Facts, State
 from replica.values import NEVER, Verdict
@@ -126,8 +126,8 @@ def buffer_path(state: State, job_id: int) -> str | None:
     """Return the directory on its node that is a job's own buffer, None while there is none or nobody has said."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     if buffer is not None and job.mover and buffer.state in HOLDING:
-        places = places_of(state, buffer)
-        return f"{places[0].path}/{place_directory(state, buffer)}" if places else None
+        filesystems = filesystems_of(state, buffer)
+        return f"{filesystems[0].path}/{directory_in_filesystem(state, buffer)}" if filesystems else None
     node = state.nodes.get(job.node)
     if buffer is None or buffer.state not in HOLDING or node is None or not node.buffers:
         return None
@@ -135,13 +135,15 @@ def buffer_path(state: State, job_id: int) -> str | None:
 
 
 def persistent_paths(state: State, job_id: int) -> dict[str, str]:
-    """Return where the persistent buffers lie that a job works with, by name, of those that are in a place."""
+    """Return where the persistent buffers lie that a job works with, by name, of those that are in a shared
+    filesystem.
+    """
     asked = state.jobs[job_id].request.buffer
     known = {name: state.persistent.get(name) for name in (() if asked is None else asked.uses)}
     return {
-        name: f"{state.places[one.place].path}/{one.directory}"
+        name: f"{state.filesystems[one.filesystem].path}/{one.directory}"
         for name, one in known.items()
-        if one is not None and one.place in state.places
+        if one is not None and one.filesystem in state.filesystems
     }
 
 

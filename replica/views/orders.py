@@ -24,10 +24,10 @@ from replica.model import (
     JobState,
     JobStatus,
     Order,
-    OrderPlace,
-    Place,
+    OrderFilesystem,
     PoolUnit,
     Provision,
+    SharedFilesystem,
     SpecialTransfers,
     Stage,
     Transfer,
@@ -46,7 +46,7 @@ from replica.model import (
     unit_in,
     waits_for_slot,
 )
-from replica.operations import cap_s, node_bytes_s, place_directory, places_of, rules_in_force, shares_of
+from replica.operations import cap_s, directory_in_filesystem, filesystems_of, node_bytes_s, rules_in_force, shares_of
 from replica.scheduler import dependency_met
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
@@ -164,7 +164,7 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         special=special_transfers(state, job, stage),
         rules=None if governed is None else governed.rules,
         # What a script that did not succeed has not made is not waited for.
-        place=None if buffer is None or not job.mover else _placed(state, buffer),
+        filesystem=None if buffer is None or not job.mover else _placed(state, buffer),
         persistent=tuple(_persistent_placed(state, job)),
         partial=stage is Stage.STAGE_OUT and (job.result is not JobState.COMPLETED or job.interrupted.partial),
         shares=None
@@ -207,22 +207,24 @@ def _unmet(state: State, job: Job) -> str:
     return dependency_text(request, (one for one in request.dependencies if not dependency_met(state, one, has_buffer)))
 
 
-def _placed(state: State, buffer: Buffer) -> OrderPlace | None:
-    places = places_of(state, buffer)
-    return _order_place(places[0], place_directory(state, buffer)) if places else None
+def _placed(state: State, buffer: Buffer) -> OrderFilesystem | None:
+    filesystems = filesystems_of(state, buffer)
+    return _order_filesystem(filesystems[0], directory_in_filesystem(state, buffer)) if filesystems else None
 
 
-def _order_place(place: Place, directory: str) -> OrderPlace:
-    return OrderPlace(place.name, place.path, place.identity, directory)
+def _order_filesystem(filesystem: SharedFilesystem, directory: str) -> OrderFilesystem:
+    return OrderFilesystem(filesystem.name, filesystem.path, filesystem.identity, directory)
 
 
-def _persistent_placed(state: State, job: Job) -> Iterator[tuple[str, OrderPlace]]:
-    """Yield where each persistent buffer lies that the job makes, removes or works with and that is in a place."""
+def _persistent_placed(state: State, job: Job) -> Iterator[tuple[str, OrderFilesystem]]:
+    """Yield where each persistent buffer lies that the job makes, removes or works with and that is in a shared
+    filesystem.
+    """
     for name in sorted(named_by(job.request.buffer)):
         known = state.persistent.get(name)
-        place = None if known is None else state.places.get(known.place)
-        if known is not None and place is not None:
-            yield name, _order_place(place, known.directory)
+        filesystem = None if known is None else state.filesystems.get(known.filesystem)
+        if known is not None and filesystem is not None:
+            yield name, _order_filesystem(filesystem, known.directory)
 
 
 def persistent_work(state: State, job: Job) -> tuple[tuple[CreatePersistent, ...], tuple[DestroyPersistent, ...]]:

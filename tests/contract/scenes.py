@@ -617,34 +617,34 @@ async def nodes(m: Maker) -> None:
     await m.finish(lost)
 
 
-async def places(m: Maker) -> None:
+async def filesystems(m: Maker) -> None:
     """A file system that all nodes mount: its pool, its movers, one that takes over from the other."""
-    await m.operator("POST /v1/places/bb/add", path="/bb/fast")
-    await m.operator("POST /v1/places/inner/add", path="/bb/fast/inner")
-    await m.ask("user ada", "POST /v1/places/mine/add", path="/mine")
-    await m.operator("POST /v1/places/spare/add", path="/bb/spare")
-    await m.operator("POST /v1/pools/shared/add", quantity="64GiB", granularity="1GiB", place="nowhere")
-    await m.operator("POST /v1/pools/shared/add", quantity="64GiB", granularity="1GiB", place="spare")
-    await m.operator("POST /v1/pools/shared/change", place="bb")
+    await m.operator("POST /v1/filesystems/bb/add", path="/bb/fast")
+    await m.operator("POST /v1/filesystems/inner/add", path="/bb/fast/inner")
+    await m.ask("user ada", "POST /v1/filesystems/mine/add", path="/mine")
+    await m.operator("POST /v1/filesystems/spare/add", path="/bb/spare")
+    await m.operator("POST /v1/pools/shared/add", quantity="64GiB", granularity="1GiB", filesystem="nowhere")
+    await m.operator("POST /v1/pools/shared/add", quantity="64GiB", granularity="1GiB", filesystem="spare")
+    await m.operator("POST /v1/pools/shared/change", filesystem="bb")
     for mover in ("m1", "m2"):
         about = {"instance": "i1", "storage_id": f"disk of {mover}", "cpus": 0}
         await m.operator(f"POST /v1/nodes/{mover}/admit")
         for seen in ({"bb": "another"} if mover == "m2" else {"nowhere": "x"}, {"bb": "the-one"}):
-            await m.ask(f"agent {mover}", f"POST /v1/agents/{mover}/register", **about, places=seen)
-    await m.ask("user ada", "GET /v1/places")
+            await m.ask(f"agent {mover}", f"POST /v1/agents/{mover}/register", **about, filesystems=seen)
+    await m.ask("user ada", "GET /v1/filesystems")
     first = await m.submit("ada", bb="capacity=4GiB pool=shared")
     other = await m.submit("ben", bb="capacity=4GiB pool=shared")
     await m.inside("mark_node_down", 40, node="m1", reason="its agent has not been heard of for 40 s")
-    await m.operator("POST /v1/pools/shared/change", place="")
+    await m.operator("POST /v1/pools/shared/change", filesystem="")
     await m.until(first, "run")
     await m.inside("mark_node_back", 20, node="m1")
     await m.operator("POST /v1/nodes/m2/drain", reason="looked at")
     await m.finish(first)
     await m.finish(other)
-    await m.operator("POST /v1/places/bb/remove")
+    await m.operator("POST /v1/filesystems/bb/remove")
     await m.operator("POST /v1/pools/shared/remove")
-    await m.operator("POST /v1/places/spare/remove")
-    await m.operator("POST /v1/places/bb/remove")
+    await m.operator("POST /v1/filesystems/spare/remove")
+    await m.operator("POST /v1/filesystems/bb/remove")
     await m.operator("GET /v1/pools")
 
 
@@ -761,13 +761,13 @@ async def external_jobs(m: Maker) -> None:
     await m.operator("POST /v1/pools/shared/add", quantity="10GiB", granularity="1GiB")
     await slurm.setup()
     await m.operator("POST /v1/pools/shared/remove")
-    await m.operator("POST /v1/places/bb/add", path="/bb/fast")
-    await m.operator("POST /v1/pools/shared/add", quantity="10GiB", granularity="1GiB", place="bb")
+    await m.operator("POST /v1/filesystems/bb/add", path="/bb/fast")
+    await m.operator("POST /v1/pools/shared/add", quantity="10GiB", granularity="1GiB", filesystem="bb")
     about = {"instance": "i1", "storage_id": "disk of m1", "cpus": 0}
     await slurm.setup(6)
     await slurm.tell("stage-in", 6)
     await slurm.tell("teardown", 6)
-    await m.ask("agent m1", "POST /v1/agents/m1/register", **about, places={"bb": "the-one"})
+    await m.ask("agent m1", "POST /v1/agents/m1/register", **about, filesystems={"bb": "the-one"})
     for wrong in ({"uid": 0}, {"user": "root"}, {"script": asks("#DW jobdw")}, {"script": SCRIPT.format("")}):
         await slurm.setup(**wrong)
     first = await slurm.life(7, "stage-out")
@@ -905,5 +905,5 @@ async def _persistent_of_external_jobs(m: Maker, slurm: Bridge) -> None:
 
 SCENES = (
     opening, lua_site, configuration, records, taken_away, whole_lives, runs, persistent, arrays, waiting, capacity,
-    giving_way, turns, nodes, places, in_bulk, external_jobs,
+    giving_way, turns, nodes, filesystems, in_bulk, external_jobs,
 )  # fmt: skip

@@ -75,7 +75,7 @@ def _founded(batch: Batch) -> Batch:
     founded, drawn = entry.events
     event = msgspec.structs.replace(founded, cluster_id=CLUSTER)
     key = drawn.disclosure_key
-    command = c.FoundCluster(CLUSTER, event.name, event.site, event.pools, event.nodes, event.places, key)
+    command = c.FoundCluster(CLUSTER, event.name, event.site, event.pools, event.nodes, event.filesystems, key)
     digest = c.command_digest(c.Request(entry.id, entry.actor, command))
     events = (event, drawn)
     return msgspec.structs.replace(batch, entries=(msgspec.structs.replace(entry, events=events, digest=digest),))

@@ -12,7 +12,7 @@ from replica.messages import commands as c
 from replica.model.buffers import Buffer
 from replica.model.jobs import Job
 from replica.model.orders import Order
-from replica.model.pools import SeenPlace
+from replica.model.pools import SeenFilesystem
 from replica.model.requests import JobOptions, JobRequest, with_options
 from replica.operations.external_jobs import ExternalJobPhase, find_external_job
 from replica.values.errors import Refusal
@@ -37,7 +37,7 @@ OTHER = asked(10, DATA)
 
 
 class ExternalJobWorld(World):
-    """A world whose pools are in a place that its nodes stage for."""
+    """A world whose pools are in a shared filesystem that its nodes stage for."""
 
     def __init__(self, pools: dict[str, int] | None = None, **settings: Any) -> None:
         super().__init__(pools, **settings)
@@ -45,9 +45,9 @@ class ExternalJobWorld(World):
         assert self.ask(c.RegisterScheduler(CLUSTER, "head1")) == 0
 
     def share(self) -> None:
-        """Have all pools in a place with two movers."""
-        commands: list[c.Command] = [c.AddPlace("bb", "/bb"), *(c.AdmitNode(mover) for mover in MOVERS)]
-        for command in (*commands, *(c.ChangePool(pool, place="bb") for pool in self.state.pools)):
+        """Have all pools in a shared filesystem with two movers."""
+        commands: list[c.Command] = [c.AddFilesystem("bb", "/bb"), *(c.AdmitNode(mover) for mover in MOVERS)]
+        for command in (*commands, *(c.ChangePool(pool, filesystem="bb") for pool in self.state.pools)):
             assert self.settle(command) == 0
         for mover in MOVERS:
             assert self.register(mover) == 0
@@ -55,7 +55,9 @@ class ExternalJobWorld(World):
     def register(self, node: str, cpus: int = 8, instance: str = "i1", storage: str = "s1") -> Refusal | int:
         if node not in MOVERS:
             return super().register(node, cpus, instance, storage)
-        return self.settle(c.RegisterNode(node, 0, instance, storage, places=(SeenPlace("bb", "bb0"),)), agent(node))
+        return self.settle(
+            c.RegisterNode(node, 0, instance, storage, filesystems=(SeenFilesystem("bb", "bb0"),)), agent(node)
+        )
 
     def orders(self, node: str = "m1") -> tuple[Order, ...]:
         return super().orders(node)

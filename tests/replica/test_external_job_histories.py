@@ -157,7 +157,7 @@ class ExternalJobHistories(Histories):
     @invariant()
     def one_more_setup_is_given_what_is_shown_as_free_and_no_grain_more(self) -> None:
         state = self.world.state
-        shared = [name for name, pool in state.pools.items() if pool.place]
+        shared = [name for name, pool in state.pools.items() if pool.filesystem]
         for pool, free in free_for_setups(SchedulingIndex(state), shared, state.at).items():
             grain = state.pools[pool].granularity_bytes
             most = free // grain * grain

@@ -105,8 +105,8 @@ class Slurm:
             if external_job is None:
                 world.done(order.job)
                 continue
-            assert order.place is not None
-            key = (external_job.job, order.place.directory)
+            assert order.filesystem is not None
+            key = (external_job.job, order.filesystem.directory)
             if order.stage == "stage_in":
                 self.copied[external_job.job] += key not in self.there
                 self.there.add(key)

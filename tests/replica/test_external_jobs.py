@@ -330,7 +330,7 @@ def test_a_setup_that_cannot_be_had_is_refused_and_changes_nothing(how: dict[str
 
 def test_a_pool_that_is_on_the_nodes_is_refused_with_those_that_are_not() -> None:
     world = ExternalJobWorld({"fast": 100, "local": 100})
-    world.settle(c.ChangePool("local", place=""))
+    world.settle(c.ChangePool("local", filesystem=""))
     refusal = world.setup(request=asked(10, pool="local"))
     assert isinstance(refusal, Refusal)
     assert "pool local is on the nodes themselves" in refusal.sentence

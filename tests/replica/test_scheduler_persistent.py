@@ -60,7 +60,7 @@ def test_a_persistent_buffer_is_its_users_and_lies_in_the_place_that_all_nodes_s
     made(here)
     buffer = here.state.persistent["lake"]
     assert (buffer.user, buffer.gid, buffer.pool, buffer.granted_bytes) == ("alan", 100, "fast", 40)
-    assert buffer.place == "bb" and buffer.node == ""
+    assert buffer.filesystem == "bb" and buffer.node == ""
     assert here.free() == 60
     assert not isinstance(remove(here), Refusal)
     carried_out(here)
@@ -187,7 +187,7 @@ def test_an_external_job_works_with_a_persistent_buffer_with_or_without_one_of_i
     made(here)
     here.setup(request=uses(capacity, KEEPS))
     assert here.phase() is ExternalJobPhase.SET_UP
-    assert here.buffer().places == ("bb",) and here.free() == 60 - capacity
+    assert here.buffer().filesystems == ("bb",) and here.free() == 60 - capacity
     assert persistent_paths(here.state, here.external_job().id) == {
         "lake": "/bb/" + here.state.persistent["lake"].directory
     }
@@ -244,7 +244,7 @@ def test_one_that_is_on_a_node_is_refused() -> None:
 
     kept = here.state.persistent["lake"]
     here.state = replace(
-        here.state, persistent=here.state.persistent.set("lake", replace(kept, place="", directory="", node="n1"))
+        here.state, persistent=here.state.persistent.set("lake", replace(kept, filesystem="", directory="", node="n1"))
     )
     from replica.decide import decide
 

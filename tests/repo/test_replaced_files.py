@@ -12,7 +12,7 @@ BY_THE_SAME_ACCOUNT = {
     "cluster/agent/files/capacity.py": "the agent's own directory",
     "cluster/agent/files/durable.py": "the agent's own directory",
     "cluster/agent/files/images.py": "the agent's own directory",
-    "cluster/agent/files/places.py": "directories of a mover",
+    "cluster/agent/files/filesystems.py": "directories of a mover",
     "cluster/agent/files/removal.py": "what is removed",
     "cluster/agent/scripts/record.py": "the agent's own directory",
     "cluster/agent/transfer/fence.py": "directories that a transfer made",

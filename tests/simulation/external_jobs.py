@@ -1,9 +1,9 @@
-"""Another scheduler beside the cluster's own: its external jobs in a place, movers that stage for it, and what must be
-true.
+"""Another scheduler beside the cluster's own: its external jobs in a shared filesystem, movers that stage for it, and
+what must be true.
 
 The scheduler is one as Slurm was seen to be (`tests/replica/test_external_job_simulation.py`): it restarts at any
 moment, sets up and stages again what has not run, repeats calls whose answer it never got, and its calls of before come
-late. A mover that was not heard of may come back; what it still does then is fenced by the place, as in
+late. A mover that was not heard of may come back; what it still does then is fenced by the shared filesystem, as in
 `cluster.agent.transfer`.
 """
 
@@ -16,7 +16,7 @@ from replica.grammar.burst_buffer_conf import Setting
 from replica.messages import commands as c
 from replica.model.jobs import Job
 from replica.model.orders import Order
-from replica.model.pools import SeenPlace
+from replica.model.pools import SeenFilesystem
 from replica.operations.external_jobs import ExternalJobPhase, FoundExternalJob, find_external_job
 from replica.values.errors import RefusalCode
 from tests.replica.external_job_world import CLUSTER, DATA, RESULTS, SLURM, asked
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 PROFILES_WITH_EXTERNAL_JOBS: Final = ("external_jobs", "all")
 EXTERNAL_JOBS: Final = 4
 MOVERS: Final = ("m1", "m2")
-PLACE: Final = "bb"
+FILESYSTEM: Final = "bb"
 POOL: Final = "shared"
 POOL_GRAINS: Final = 5
 """Room for two external jobs at once: the others wait, or take what lingers."""
 WANTED: Final = asked(2 * GRAIN_BYTES, DATA, RESULTS, pool=POOL)
 FOUNDING: Final[tuple[c.Command, ...]] = (
-    c.AddPlace(PLACE, "/bb"),
+    c.AddFilesystem(FILESYSTEM, "/bb"),
     *(c.AdmitNode(mover) for mover in MOVERS),
     c.ChangePool(POOL, exists=False, quantity=POOL_GRAINS * GRAIN_BYTES, granularity=GRAIN_BYTES),
-    c.ChangePool(POOL, place=PLACE),
+    c.ChangePool(POOL, filesystem=FILESYSTEM),
     c.ConfigureSite((Setting("ExternalJobSetupWait", "2"), Setting("ExternalJobLinger", "3")), True),
 )
 SET_AHEAD_S: Final = 1.5
@@ -54,7 +54,7 @@ GONE: Final = (ExternalJobPhase.TEARDOWN, ExternalJobPhase.TEARDOWN_FAILED, Exte
 
 
 class ExternalJobs:
-    """The scheduler, its external jobs, and the place as movers have filled it."""
+    """The scheduler, its external jobs, and the shared filesystem as movers have filled it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -62,7 +62,9 @@ class ExternalJobs:
         self.jobs = [SimExternalJob(world, self, str(number)) for number in range(1, EXTERNAL_JOBS + 1)]
         self.movers = [SimMover(world, self, mover) for mover in MOVERS]
         self.claimed: dict[str, int] = {}
-        """Directory in the place -> the newest attempt that has begun there: what older ones do is fenced."""
+        """Directory in the shared filesystem -> the newest attempt that has begun there: what older ones do is
+        fenced.
+        """
         self.filled: dict[str, str] = {}
         """Directory with all its data in it -> its external job."""
         self.exported: dict[str, str] = {}
@@ -75,7 +77,7 @@ class ExternalJobs:
         """External job -> directories that were removed although its job had not run, as far as the scheduler knows."""
 
     def begin(self) -> None:
-        """Found place and pool; then movers register, and jobs come."""
+        """Found shared filesystem and pool; then movers register, and jobs come."""
         Founder(self.world, self).next()
 
     def founded(self) -> None:
@@ -96,10 +98,12 @@ class ExternalJobs:
             self._restart_later()
 
     def performed(self, order: Order) -> bool:
-        """Do in the place what an order says; return whether it could be done. `violate` is told what should not be."""
-        if order.place is None or order.stage not in ("stage_in", "stage_out", "teardown"):
+        """Do in the shared filesystem what an order says; return whether it could be done. `violate` is told what
+        should not be.
+        """
+        if order.filesystem is None or order.stage not in ("stage_in", "stage_out", "teardown"):
             return True
-        where, state = order.place.directory, self.world.oracle.state
+        where, state = order.filesystem.directory, self.world.oracle.state
         if order.attempt < self.claimed[where]:
             return False
         job = state.jobs[order.job]
@@ -146,7 +150,7 @@ class ExternalJobs:
         """Nothing of any epoch is left, none was lost or doubled, and nothing was copied twice without cause."""
         world = self.world
         if self.filled:
-            world.violate(f"all external jobs are gone, and {sorted(self.filled)} are still in the place")
+            world.violate(f"all external jobs are gone, and {sorted(self.filled)} are still in the shared filesystem")
         for job in self.jobs:
             exported = sorted(where for where, name in self.exported.items() if name == job.name)
             if len(exported) != 1:
@@ -179,7 +183,9 @@ class Punctual(Caller):
 
 
 class Founder(Punctual):
-    """The operator who makes place and pool, one command after the other, and the scheduler that registers."""
+    """The operator who makes shared filesystem and pool, one command after the other, and the scheduler that
+    registers.
+    """
 
     def __init__(self, world: World, external_jobs: ExternalJobs) -> None:
         super().__init__(world, "founder")
@@ -296,21 +302,23 @@ class SimExternalJob(Punctual):
 
 
 class SimMover(SimAgent):
-    """A mover of the place."""
+    """A mover of the shared filesystem."""
 
     def __init__(self, world: World, external_jobs: ExternalJobs, node: str) -> None:
         super().__init__(world, node)
         self._external_jobs = external_jobs
 
     def registration(self) -> c.RegisterNode:
-        return c.RegisterNode(self.node, 0, f"i{self.instance}", f"{self.node}-disk", places=(SeenPlace(PLACE, "bb0"),))
+        return c.RegisterNode(
+            self.node, 0, f"i{self.instance}", f"{self.node}-disk", filesystems=(SeenFilesystem(FILESYSTEM, "bb0"),)
+        )
 
     def _take(self, epoch: int, orders: tuple[Order, ...]) -> None:
         if epoch == self._epoch:
             for order in orders:
-                if order.place is not None:
+                if order.filesystem is not None:
                     claimed = self._external_jobs.claimed
-                    where = order.place.directory
+                    where = order.filesystem.directory
                     claimed[where] = max(order.attempt, claimed.get(where, 0))
         super()._take(epoch, orders)
 

@@ -1,4 +1,5 @@
-"""A whole site on loopback: three replicas, two movers of one place, a bridge, and a real Slurm of two nodes.
+"""A whole site on loopback: three replicas, two movers of one shared filesystem, a bridge, and a real Slurm of two
+nodes.
 
 Nothing is doubled: real processes, real TLS, Debian's Slurm. Needs root, since data moves as the jobs' user.
 """
@@ -84,7 +85,7 @@ class Site(Submitted):
         self.outcomes: list[Outcome] = []
         self._user = pwd.getpwnam(user)
         self.cluster = LocalCluster(directory / "site", user=KNOWN)
-        self.place = directory / "bb"
+        self.filesystem = directory / "bb"
         # In memory, as /run is: its files are made and removed many times a job.
         self._memory = MEMORY / directory.name
         self.run = self._memory / "run"
@@ -140,23 +141,23 @@ class Site(Submitted):
                 path.chmod(0o755)
 
     def found(self) -> None:
-        """Write the cluster's configuration, its certificates, the place, and what jobs read."""
+        """Write the cluster's configuration, its certificates, the shared filesystem, and what jobs read."""
         super().found()
         self._memory.mkdir()
         self._metrics.mkdir()
         # As at a real site the bridge has its word in StateSaveLocation, which is there before slurmctld starts.
-        for path, mode in ((self.place, 0o711), (self.slurm.state, 0o755)):
+        for path, mode in ((self.filesystem, 0o711), (self.slurm.state, 0o755)):
             path.mkdir(parents=True)
             path.chmod(mode)
         self.cluster.found({"fast": f"{self.grains}MiB/1MiB,default"}, "1GiB", accounts="switch")
         text = self.cluster.file.read_text()
-        place = f'[[place]]\nname = "bb"\npath = "{self.place}"\n\n[[pool]]\nplace = "bb"\n'
-        text = text.replace("[[pool]]\n", place, 1)
+        filesystem = f'[[filesystem]]\nname = "bb"\npath = "{self.filesystem}"\n\n[[pool]]\nplace = "bb"\n'
+        text = text.replace("[[pool]]\n", filesystem, 1)
         text = re.sub(r"sources = .*", f'sources = ["{self.input}"]', text)
         text = re.sub(r"destinations = .*", f'destinations = ["{self.results}"]', text)
         tls = str(self.directory / "site" / "tls")
         self.cluster.file.write_text(text)
-        self.cluster.forebay("pool", "filesystem", "mark", str(self.place))
+        self.cluster.forebay("pool", "filesystem", "mark", str(self.filesystem))
         self.cluster.forebay("cert", "issue", "slurm", "--role", "scheduler", "--into", tls)
         self._write_helpers()
         self._let_slurm_user_in()
@@ -195,8 +196,8 @@ class Site(Submitted):
         async with asyncio.timeout(START_S):
             async with self.client(deadline_s=START_S) as client:
                 while True:
-                    places = (await client.call(ops.LIST_PLACES)).places
-                    if places and len(places[0].movers_up) == len(MOVERS):
+                    filesystems = (await client.call(ops.LIST_FILESYSTEMS)).filesystems
+                    if filesystems and len(filesystems[0].movers_up) == len(MOVERS):
                         break
                     await asyncio.sleep(0.1)
             # Slurm's own burst_buffer.conf says so, too; with lua it asks for none.
@@ -279,8 +280,8 @@ class Site(Submitted):
     def start_agent(self, name: str) -> None:
         """Add a node to the cluster that runs scripts of Forebay's own jobs, and start its agent."""
         text = self.cluster.file.read_text()
-        agent = f'[[agent]]\nname = "{name}"\ndirectory = "{name}"\ncpus = 2\naccounts = "switch"\n\n[[place]]'
-        self.cluster.file.write_text(text.replace("[[place]]", agent, 1))
+        agent = f'[[agent]]\nname = "{name}"\ndirectory = "{name}"\ncpus = 2\naccounts = "switch"\n\n[[filesystem]]'
+        self.cluster.file.write_text(text.replace("[[filesystem]]", agent, 1))
         self.cluster.forebay("cert", "issue", name, "--role", "agent")
         self.cluster.forebay("node", "admit", name)
         self._start(name, self.cluster.command("run", "agent", "--name", name))
@@ -367,8 +368,8 @@ class Site(Submitted):
         return len(parked)
 
     def left(self) -> list[str]:
-        """Return the buffers that are in the place."""
-        found = [path for path in self.place.glob("*/*") if path.parent.name != ".forebay-records"]
+        """Return the buffers that are in the shared filesystem."""
+        found = [path for path in self.filesystem.glob("*/*") if path.parent.name != ".forebay-records"]
         return sorted(path.name for path in found)
 
     def space(self, grains: int) -> str:

@@ -24,7 +24,7 @@ from cluster.agent.files import (
 )
 from cluster.agent.processes.job_processes import SCRIPT_VARIABLE
 from cluster.system import JobProcess, closing, forgo, limit, prepare, reset
-from replica.model import NO_OPTIONS, WHOLE_BUFFER, Order, OrderPlace, persistent_variable
+from replica.model import NO_OPTIONS, WHOLE_BUFFER, Order, OrderFilesystem, persistent_variable
 
 Mode = Literal["own", "switch"]
 
@@ -250,14 +250,14 @@ def environment_of(
 
 
 def persistent_variables(
-    home: str, uses: tuple[str, ...], placed: tuple[tuple[str, OrderPlace], ...] = ()
+    home: str, uses: tuple[str, ...], placed: tuple[tuple[str, OrderFilesystem], ...] = ()
 ) -> dict[str, str]:
     """Return the variables with the paths of persistent buffers, named as in DataWarp.
 
     `placed` locates buffers on shared filesystems; the others are in the agent's `home`.
     """
-    places = {name: os.path.join(place.path, place.directory) for name, place in placed}
-    return {persistent_variable(name): places.get(name) or os.path.join(home, PERSISTENT, name) for name in uses}
+    filesystems = {name: os.path.join(filesystem.path, filesystem.directory) for name, filesystem in placed}
+    return {persistent_variable(name): filesystems.get(name) or os.path.join(home, PERSISTENT, name) for name in uses}
 
 
 def output_path(order: Order) -> str:

@@ -21,8 +21,8 @@ import msgspec
 
 from cluster.agent.files import (
     STEPS,
+    FilesystemRefused,
     ImageFailed,
-    PlaceRefused,
     buffer_path,
     identity_of,
     is_resource_exhausted,
@@ -345,7 +345,7 @@ def _sync(wanted: ScriptOrder, says: int) -> None:
 
     Errors are found again, and reported, by the worker that post-run uses in that case.
     """
-    with contextlib.suppress(OSError, PlaceRefused, ImageFailed):
+    with contextlib.suppress(OSError, FilesystemRefused, ImageFailed):
         os.write(says, ENDED)
         sync_written(wanted.home, wanted.order, switch=wanted.accounts == "switch")
         os.write(says, SYNCED)

@@ -28,7 +28,7 @@ from cluster.agent.files import (
 )
 from cluster.agent.transfer import Claimant, fence
 from cluster.system import names_in
-from replica.model import NOTHING_SPECIAL, PERSISTENT_PREFIX, Order, OrderPlace, TransferKind
+from replica.model import NOTHING_SPECIAL, PERSISTENT_PREFIX, Order, OrderFilesystem, TransferKind
 
 SWEEP: Final = "sweep"
 """Stage of a worker that removes temporary files; the controller never orders it."""
@@ -46,7 +46,7 @@ class Orphans(msgspec.Struct, frozen=True, kw_only=True):
     """Absolute paths, or paths such as `$DW_PERSISTENT_STRIPED_lake/a`."""
     uses: tuple[str, ...] = ()
     """Persistent buffers that the paths may refer to."""
-    placed: tuple[tuple[str, OrderPlace], ...] = ()
+    placed: tuple[tuple[str, OrderFilesystem], ...] = ()
     """Locations of the persistent buffers on a shared filesystem."""
 
     def covers(self, other: Orphans) -> bool:

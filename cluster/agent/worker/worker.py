@@ -28,13 +28,13 @@ from msgspec.structs import replace
 from cluster.agent.files import (
     PERSISTENT,
     FileRefused,
+    FilesystemRefused,
     ImageFailed,
     PathRefused,
-    PlaceRefused,
     RemovalFailed,
     capacity,
+    filesystems,
     identity_of,
-    places,
     read_bounded,
     sync_written,
     write_durably,
@@ -93,7 +93,7 @@ from cluster.system import (
     write_all,
 )
 from replica.messages import OperationDone, OperationFailed
-from replica.model import CreatePersistent, OrderPlace, PoolUnit, Stage
+from replica.model import CreatePersistent, OrderFilesystem, PoolUnit, Stage
 from replica.values import name_fault
 
 PERSISTENT_MODE: Final = 0o770
@@ -141,20 +141,20 @@ def _change_persistent(work: WorkerTask) -> Outcome:
     return OperationDone()
 
 
-def _destroy_placed(place: OrderPlace, name: str, work: WorkerTask) -> OperationFailed | None:
+def _destroy_placed(filesystem: OrderFilesystem, name: str, work: WorkerTask) -> OperationFailed | None:
     """Remove a persistent buffer from a shared filesystem.
 
     Its directory name is never reused, so a late attempt finds nothing.
     """
     shown = f"the persistent buffer {name}"
     try:
-        parent, directory = places.open_parent(place, switch=work.accounts == "switch", make=True)
+        parent, directory = filesystems.open_parent(filesystem, switch=work.accounts == "switch", make=True)
         with closing(parent):
-            path = os.path.join(place.path, place.directory)
+            path = os.path.join(filesystem.path, filesystem.directory)
             failed = _remove_persistent(work, parent, directory, path, shown)
             os.fsync(parent)
             return failed
-    except (RemovalFailed, ImageFailed, PlaceRefused) as error:
+    except (RemovalFailed, ImageFailed, FilesystemRefused) as error:
         return OperationFailed(str(error), operation="destroy_persistent")
 
 
@@ -168,18 +168,18 @@ def _remove_persistent(work: WorkerTask, parent: int, name: str, path: str, show
     return None if failed is None else replace(failed, operation="destroy_persistent")
 
 
-def _create_placed(place: OrderPlace, wanted: CreatePersistent, work: WorkerTask) -> OperationFailed | None:
+def _create_placed(filesystem: OrderFilesystem, wanted: CreatePersistent, work: WorkerTask) -> OperationFailed | None:
     """Create a persistent buffer on a shared filesystem, or finish one begun by an earlier attempt or another mover."""
     account = account_for(work.accounts, work.order.user)
     try:
-        parent, name = places.open_parent(place, switch=account.switch, make=True)
+        parent, name = filesystems.open_parent(filesystem, switch=account.switch, make=True)
         with closing(parent):
             limited = wanted.units == PoolUnit.BYTES.word and wanted.capacity_bytes > 0
             control = capacity.find_control(parent).word if limited else capacity.WATCH
             with contextlib.suppress(FileExistsError):
                 capacity.make(parent, name, control, blocks_of(wanted.capacity_bytes))
             with closing(capacity.open_buffer(parent, name)) as directory:
-                seed = f"{place.identity}.{place.directory}"
+                seed = f"{filesystem.identity}.{filesystem.directory}"
                 capacity.hold(directory, control, seed, blocks_of(wanted.capacity_bytes))
                 capacity.hold_inodes(directory, control, inodes_of(wanted.capacity_bytes))
                 _give(directory, account)
@@ -187,10 +187,10 @@ def _create_placed(place: OrderPlace, wanted: CreatePersistent, work: WorkerTask
             os.fsync(parent)
     except FileRefused as error:
         return OperationFailed(str(error), final=True, operation="create_persistent")
-    except (PlaceRefused, ImageFailed) as error:
+    except (FilesystemRefused, ImageFailed) as error:
         return OperationFailed(str(error), operation="create_persistent")
     except OSError as error:
-        sentence = f"the persistent buffer {wanted.name} cannot be created in place {place.name}: {error.strerror}"
+        sentence = f"persistent buffer {wanted.name} cannot be created on {filesystem.name}: {error.strerror}"
         return OperationFailed(sentence, operation="create_persistent")
     return None
 
@@ -326,7 +326,15 @@ def perform(work: WorkerTask) -> Outcome:
         return _OPERATIONS[work.order.stage](work)
     except TransferFailed as error:
         return failure(str(error), final=is_final(error), receipt=error.receipt)
-    except (AccountRefused, PathRefused, RemovalFailed, ImageFailed, WriterFenced, FenceFailed, PlaceRefused) as error:
+    except (
+        AccountRefused,
+        PathRefused,
+        RemovalFailed,
+        ImageFailed,
+        WriterFenced,
+        FenceFailed,
+        FilesystemRefused,
+    ) as error:
         return failure(str(error), final=is_final(error))
     except OSError as error:
         traceback.print_exc()
@@ -351,14 +359,14 @@ def is_final(error: BaseException) -> bool:
 
 
 def _parent(work: WorkerTask, *, make: bool = False) -> tuple[int, str]:
-    return places.open_parent_of(work.home, work.order, switch=work.accounts == "switch", make=make)
+    return filesystems.open_parent_of(work.home, work.order, switch=work.accounts == "switch", make=make)
 
 
 def _records(work: WorkerTask, home: int) -> int:
     """Open the directory that holds the transfer records; on a shared filesystem each attempt has its own."""
-    if work.order.place is None:
+    if work.order.filesystem is None:
         return os.dup(home)
-    return places.open_records(work.order.place, work.order.attempt)
+    return filesystems.open_records(work.order.filesystem, work.order.attempt)
 
 
 def _stage_in(work: WorkerTask) -> Outcome:
@@ -367,7 +375,7 @@ def _stage_in(work: WorkerTask) -> Outcome:
     buffers, name = _parent(work, make=True)
     capacity_bytes = capacity_of(work.order)
     control = work.capacity_control
-    if work.order.place is not None:
+    if work.order.filesystem is not None:
         control = capacity.find_control(buffers).word
     control = control if capacity_bytes else capacity.WATCH
     try:
@@ -379,7 +387,11 @@ def _stage_in(work: WorkerTask) -> Outcome:
     buffer = capacity.open_buffer(buffers, name)
     os.fchmod(buffer, 0o700)
     # On a shared filesystem every mover must derive the same seed.
-    seed = _marker(work) if work.order.place is None else f"{work.order.place.identity}.{work.order.place.directory}"
+    seed = (
+        _marker(work)
+        if work.order.filesystem is None
+        else f"{work.order.filesystem.identity}.{work.order.filesystem.directory}"
+    )
     capacity.hold(buffer, control, seed, blocks_of(capacity_bytes))
     if account.switch and has_space(work.order):
         os.fchown(buffer, account.uid, account.gid)
@@ -396,7 +408,9 @@ def _stage_out(work: WorkerTask) -> Outcome:
         buffers, name = _parent(work)
         buffer = capacity.open_buffer(buffers, name)
     except FileNotFoundError:
-        where = "on this node" if work.order.place is None else f"in place {work.order.place.name}"
+        where = (
+            "on this node" if work.order.filesystem is None else f"in shared filesystem {work.order.filesystem.name}"
+        )
         return failure(f"the buffer of job {work.order.job} is not {where}; nothing can be staged out")
     run = _carrier(work, home)
     _become(account, work, home, buffers)
@@ -411,7 +425,7 @@ def _commands(work: WorkerTask, account: UnixAccount) -> StageCommands | None:
     environment = environment_of(
         replace(order, environment=order.special.environment),
         account,
-        buffer=places.buffer_path(work.home, order),
+        buffer=filesystems.buffer_path(work.home, order),
         node=work.node,
         marker=_marker(work),
     )
@@ -463,12 +477,12 @@ def _carrier(work: WorkerTask, home: int) -> TransferRun:
     )
     claimant = claimant_of(work.cluster, order.job, order.attempt, work.storage_id)
     persistent = persistent_variables(work.home, order.uses, order.persistent)
-    for name, place in order.persistent:
+    for name, filesystem in order.persistent:
         if name in order.uses:
             # Fail if another filesystem is mounted at the path of the shared filesystem.
-            os.close(places.open_place(place))
+            os.close(filesystems.open_filesystem(filesystem))
     run = TransferRun(
-        context, claimant, identity_of(home), persistent, local=work.local, shared=order.place is not None
+        context, claimant, identity_of(home), persistent, local=work.local, shared=order.filesystem is not None
     )
     return run if _pace is None else run._replace(await_order=_pace.await_order, seen_by_pace=_seen_by_pace)
 
@@ -493,15 +507,15 @@ def _teardown(work: WorkerTask) -> Outcome:
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
     shown = f"the buffer of job {work.order.job}"
-    failed = _remove_as_user(work, buffers, name, places.buffer_path(work.home, work.order), shown)
+    failed = _remove_as_user(work, buffers, name, filesystems.buffer_path(work.home, work.order), shown)
     if failed is not None:
         return failed
     home = open_directory(work.home)
     workspace.forget(home, work.order.job)
     workspace.prune_receipts(home)
     os.close(home)
-    if work.order.place is not None:
-        places.forget_records(work.order.place)
+    if work.order.filesystem is not None:
+        filesystems.forget_records(work.order.filesystem)
     return OperationDone()
 
 

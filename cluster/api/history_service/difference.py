@@ -27,7 +27,7 @@ BACK_MAX: Final = 20_000
 
 _TABLES: Final = {
     "pool": "pools",
-    "place": "places",
+    "filesystem": "filesystems",
     "node": "nodes",
     "partition": "partitions",
     "reservation": "reservations",

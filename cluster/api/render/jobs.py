@@ -219,7 +219,7 @@ def external_job_fields(state: State, job_id: int) -> dict[str, Any]:
 def persistent_view(state: State, name: str) -> BufferView:
     """Return one persistent buffer at `state`; KeyError if it does not exist."""
     buffer = state.persistent[name]
-    place = state.places.get(buffer.place)
+    filesystem = state.filesystems.get(buffer.filesystem)
     return _buffer_view(
         state,
         buffer,
@@ -227,7 +227,7 @@ def persistent_view(state: State, name: str) -> BufferView:
         requested_bytes=buffer.granted_bytes,
         access=tuple(way.name.lower() for way in buffer.access),
         made_by=buffer.job or None,
-        path=None if place is None else f"{place.path}/{buffer.directory}",
+        path=None if filesystem is None else f"{filesystem.path}/{buffer.directory}",
     )
 
 

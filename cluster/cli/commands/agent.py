@@ -10,7 +10,7 @@ from typing import Final
 import click
 import msgspec
 
-from cluster.agent.files import BUFFERS, PERSISTENT, PathRefused, PlaceRefused
+from cluster.agent.files import BUFFERS, PERSISTENT, FilesystemRefused, PathRefused
 from cluster.agent.processes import AccountRefused, account_for, become
 from cluster.agent.receipts import (
     ReceiptSource,
@@ -134,12 +134,12 @@ def agent_receipt(
 
     It says what the agent did to every file, and proves that the ledger's receipt is of that.
 
-    Run it on the node, as the agent's account: the lines never leave it. With --place it is what movers did for a
-    buffer there, on any machine that mounts the place, until the buffer is removed. Their digest is compared with
-    --digest, or else with the receipt of the ledger if a replica can be asked; if neither is there, a remark says so.
-    With --recheck each file that is not at its destination as it was put there is named. A digest or a file that
-    differs, or a damaged line, ends with exit code 7; a receipt that is not on this node with 3; one that may not be
-    read with 6.
+    Run it on the node, as the agent's account: the lines never leave it. With --filesystem it is what movers did for a
+    buffer there, on any machine that mounts the shared filesystem, until the buffer is removed. Their digest is
+    compared with --digest, or else with the receipt of the ledger if a replica can be asked; if neither is there, a
+    remark says so. With --recheck each file that is not at its destination as it was put there is named. A digest or a
+    file that differs, or a damaged line, ends with exit code 7; a receipt that is not on this node with 3; one that may
+    not be read with 6.
     """
     current = session()
     home = filesystem or _agent(current, name).directory
@@ -170,7 +170,7 @@ def agent_receipt(
                     click.echo(f"{plain(one.path)} {plain(one.why)}")
             else:
                 _show(descriptor)
-    except PlaceRefused as error:
+    except FilesystemRefused as error:
         raise bad_input(
             str(error), "name the directory that the place is mounted at: forebay pool filesystem list"
         ) from error
@@ -216,8 +216,8 @@ def _which(home: Path, sources: list[ReceiptSource], job: int, stage: str | None
         raise Failure(
             ExitCode.NOT_FOUND,
             f"in {home} no receipt of job {job}{what}{number} is kept",
-            f"forebay transfer receipt {job} says on which node it is; of a buffer in a place say --place PATH. "
-            "The oldest ones are removed, those in a place with the buffer",
+            f"run it on the node that forebay transfer receipt {job} names, or give --filesystem PATH if the buffer "
+            "was in a shared filesystem. The oldest receipts are removed, those in a shared filesystem with the buffer",
         )
     return found[-1]
 

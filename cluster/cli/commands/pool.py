@@ -1,4 +1,4 @@
-"""`forebay pool|place …`: where data can go, pools while they are in use."""
+"""`forebay pool|filesystem …`: where data can go, pools while they are in use."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import Listing, moment, note, pools_table, present, table, unit_in
-from cluster.schemas import PlacesAnswer, PoolStepView, PoolUseView, PoolView, UnitWord
+from cluster.schemas import FilesystemsAnswer, PoolStepView, PoolUseView, PoolView, UnitWord
 from cluster.schemas import operations as ops
 from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
 from replica.values import SizeError, plain
@@ -76,8 +76,8 @@ def pool_line(pool: PoolView) -> str:
         f"out of service {format_amount(pool.out_of_service_bytes, unit)}",
         f"granularity {format_amount(pool.granularity_bytes, unit)}",
     ]
-    if pool.place:
-        parts.append(f"in place {plain(pool.place)}")
+    if pool.filesystem:
+        parts.append(f"in shared filesystem {plain(pool.filesystem)}")
     return f"Pool {plain(pool.name)}: {', '.join(parts)}" + (", default" if pool.is_default else "")
 
 
@@ -133,7 +133,7 @@ def create_pool(
         "granularity": granularity,
         "unit": unit,
         "default": is_default or None,
-        "place": filesystem,
+        "filesystem": filesystem,
     }
     _show(session().write(ops.ADD_POOL, name=name, **fields), as_json)
 
@@ -162,7 +162,7 @@ def set_pool(
     """
     given = {
         "quantity": quantity, "granularity": granularity, "out_of_service": out_of_service, "default": is_default,
-        "unit": unit, "place": filesystem,
+        "unit": unit, "filesystem": filesystem,
     }  # fmt: skip
     changes = {field: value for field, value in given.items() if value is not None}
     if not changes:
@@ -226,10 +226,10 @@ def _show(pool: PoolView, as_json: bool) -> None:
     present(pool, as_json, lambda: pool_line(pool))
 
 
-# Places: file systems that all nodes mount
+# Shared filesystems: file systems that all nodes mount
 
 
-class MarkedPlace(msgspec.Struct, frozen=True, kw_only=True):
+class MarkedFilesystem(msgspec.Struct, frozen=True, kw_only=True):
     """What `pool filesystem mark --json` prints."""
 
     path: str
@@ -241,7 +241,7 @@ class MarkedPlace(msgspec.Struct, frozen=True, kw_only=True):
 @JSON_OPTION
 def list_filesystems(as_json: bool) -> None:
     """List shared filesystems with their movers and pools."""
-    _show_places(session().read(ops.LIST_PLACES), as_json)
+    _show_filesystems(session().read(ops.LIST_FILESYSTEMS), as_json)
 
 
 @click.command("add")
@@ -250,19 +250,19 @@ def list_filesystems(as_json: bool) -> None:
 @JSON_OPTION
 def add_filesystem(name: str, path: str, as_json: bool) -> None:
     """Add the shared filesystem mounted at PATH (operators)."""
-    _show_places(session().write(ops.ADD_PLACE, name=name, path=path), as_json)
+    _show_filesystems(session().write(ops.ADD_FILESYSTEM, name=name, path=path), as_json)
 
 
 @click.command("delete")
 @NAME
 @JSON_OPTION
-@destroys("Delete the place {name}?")
+@destroys("Delete the shared filesystem {name}?")
 def delete_filesystem(name: str, as_json: bool) -> None:
     """Delete a shared filesystem that no pool uses (operators).
 
     The files on it stay.
     """
-    _show_places(session().write(ops.REMOVE_PLACE, name=name), as_json)
+    _show_filesystems(session().write(ops.REMOVE_FILESYSTEM, name=name), as_json)
 
 
 @click.command("mark")
@@ -276,20 +276,21 @@ def mark_filesystem(path: Path, as_json: bool) -> None:
 
     Where that file is not found nothing is written: the file system is not mounted there.
     """
-    from cluster.agent.files import PlaceRefused, places
+    from cluster.agent.files import FilesystemRefused, filesystems
 
     try:
-        marked = MarkedPlace(path=str(path), identity=places.mark(str(path)))
-    except PlaceRefused as error:
+        marked = MarkedFilesystem(path=str(path), identity=filesystems.mark(str(path)))
+    except FilesystemRefused as error:
         raise Failure(ExitCode.REFUSED, str(error), "then mark it again") from error
     except OSError as error:
         raise Failure(ExitCode.REFUSED, f"{path} cannot be marked: {error.strerror}", "mark it as its owner") from error
-    present(marked, as_json, lambda: f"{plain(marked.path)} is place {marked.identity}")
+    present(marked, as_json, lambda: f"{plain(marked.path)} is shared filesystem {marked.identity}")
 
 
-def _show_places(answer: PlacesAnswer, as_json: bool) -> None:
+def _show_filesystems(answer: FilesystemsAnswer, as_json: bool) -> None:
     columns = ("FILESYSTEM", "PATH", "MOVERS", "UP", "POOLS")
     rows = (
-        (one.name, one.path, ",".join(one.movers), len(one.movers_up), ",".join(one.pools)) for one in answer.places
+        (one.name, one.path, ",".join(one.movers), len(one.movers_up), ",".join(one.pools))
+        for one in answer.filesystems
     )
     present(answer, as_json, lambda: table(columns, rows, right=frozenset({"UP"})))

@@ -164,7 +164,7 @@ def _remove(conf: Path, slurm: SlurmSettings, as_json: bool) -> None:
 
 def _findings(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[str]:
     """Return all that is wrong, a line each."""
-    from cluster.agent.files import PlaceRefused, places
+    from cluster.agent.files import FilesystemRefused, filesystems
     from cluster.config import Config, ConfigError, read_access
     from cluster.security import TlsError
     from cluster.slurm.checks import certificate_fault, reach_faults
@@ -176,11 +176,11 @@ def _findings(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
         access = read_access(layout.config)
         fault = certificate_fault(access, layout.scheduler, session().clock.now())
         found += [fault] if fault else reach_faults(access, layout.scheduler, slurm, layout.forebay)
-        for place in Config.load(layout.config).places:
+        for filesystem in Config.load(layout.config).filesystems:
             try:
-                places.identity_at(place.path)
-            except PlaceRefused as error:
-                found.append(f"{place.path}: place {place.name}: {error}")
+                filesystems.identity_at(filesystem.path)
+            except FilesystemRefused as error:
+                found.append(f"{filesystem.path}: shared filesystem {filesystem.name}: {error}")
     except (ConfigError, TlsError) as error:
         found.append(str(error))
     return list(dict.fromkeys(line.replace("\n", " ") for line in found))

@@ -142,7 +142,7 @@ def pools_table(pools: Iterable[PoolView]) -> Listing:
                 format_amount(pool.granularity_bytes, unit_in(pool)),
                 pool.buffers,
                 ",".join(pool.capacity_control),
-                pool.place,
+                pool.filesystem,
             )
             for pool in pools
         ),

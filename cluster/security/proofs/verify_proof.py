@@ -41,7 +41,7 @@ SUBMITTED, SUBMITTED_ARRAY = 46, 6
 # Tag of each kind of event, its name, and the field with the job's ID (0: none).
 EVENTS = """
     1:ClusterFounded:0 2:FeatureLevelRaised:0 3:SiteConfigured:0 4:TransferRulesSet:0 5:SchedulingRulesSet:0
-    6:ClusterRecovered:0 10:PoolSet:0 11:PoolRemoved:0 12:PlaceSet:0 13:PlaceRemoved:0 15:NodeRegistered:0
+    6:ClusterRecovered:0 10:PoolSet:0 11:PoolRemoved:0 12:FilesystemSet:0 13:FilesystemRemoved:0 15:NodeRegistered:0
     16:NodeDrained:0 17:NodeResumed:0 18:NodeWentDown:0 19:NodeCameBack:0 20:NodeLost:0 24:PartitionSet:0
     25:PartitionDeleted:0 28:AccountSet:0 29:AccountDeleted:0 30:QosSet:0 31:QosDeleted:0 32:LicenseSet:0
     33:LicenseDeleted:0 34:UsageReset:0 38:ReservationSet:0 39:ReservationDeleted:0 40:ReservationStarted:0

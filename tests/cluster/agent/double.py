@@ -14,8 +14,8 @@ from cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest
 from cluster.schemas.jobs import (
     ErrorAnswer,
     ErrorView,
-    PlacesAnswer,
-    PlaceView,
+    FilesystemsAnswer,
+    FilesystemView,
     PollAnswer,
     RegisterAnswer,
     ReportResult,
@@ -60,7 +60,7 @@ class ControllerDouble:
         self.accepted: list[OperationReport] = []
         self.heard: list[str] = []
         """What was asked and answered, in order: register, poll, reports."""
-        self.places: list[PlaceView] = []
+        self.filesystems: list[FilesystemView] = []
         self.silent = False
         """Whether every request is answered with 503."""
         self.silent_to_reports = False
@@ -77,7 +77,7 @@ class ControllerDouble:
         """Listen on the api address of the first replica."""
         replica = self._config.replicas[0]
         application = web.Application(client_max_size=64 * 1024 * 1024)
-        application.router.add_get("/v1/places", self._list_places)
+        application.router.add_get("/v1/filesystems", self._list_filesystems)
         application.router.add_post("/v1/agents/{node}/register", self._register)
         application.router.add_post("/v1/agents/{node}/poll", self._poll)
         application.router.add_post("/v1/agents/{node}/reports", self._reports)
@@ -134,8 +134,8 @@ class ControllerDouble:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _list_places(self, request: web.Request) -> web.Response:
-        return _json(PlacesAnswer(revision=self.revision, places=tuple(self.places)))
+    async def _list_filesystems(self, request: web.Request) -> web.Response:
+        return _json(FilesystemsAnswer(revision=self.revision, filesystems=tuple(self.filesystems)))
 
     async def _register(self, request: web.Request) -> web.Response:
         if self.silent:

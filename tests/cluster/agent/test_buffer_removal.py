@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import pytest
 
-from cluster.agent.files.places import mark
+from cluster.agent.files.filesystems import mark
 from cluster.agent.processes import UnixAccount, account_for, acting_as
 from cluster.agent.worker import buffer_removal, worker
 from cluster.agent.worker.external_provider import PERSISTENT_CHANGE
 from cluster.agent.worker.task import Outcome, WorkerTask
 from cluster.system import closing, open_directory
 from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.orders import OrderPlace
+from replica.model.orders import OrderFilesystem
 from replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions
 from tests.cluster.agent.test_operations import Node, shared
 
@@ -70,14 +70,16 @@ class Attack:
         top = node.directory / "bb"
         top.mkdir()
         top.chmod(0o711)
-        place = OrderPlace("bb", str(top), mark(str(top)), "test/7.1" if kind == PLACED_TEARDOWN else "test/lake.7.1")
-        own: dict[str, Any] = {"place": place} if kind == PLACED_TEARDOWN else {}
-        lake: dict[str, Any] = {"persistent": (("lake", place),)} if kind == PLACED_DESTROY else {}
+        filesystem = OrderFilesystem(
+            "bb", str(top), mark(str(top)), "test/7.1" if kind == PLACED_TEARDOWN else "test/lake.7.1"
+        )
+        own: dict[str, Any] = {"filesystem": filesystem} if kind == PLACED_TEARDOWN else {}
+        lake: dict[str, Any] = {"persistent": (("lake", filesystem),)} if kind == PLACED_DESTROY else {}
         creates: dict[str, Any] = {"creates": (CreatePersistent("lake", 1 << 20),)}
         destroys: dict[str, Any] = {"destroys": (DestroyPersistent("lake"),), **lake}
         stage, self.buffer = PERSISTENT_CHANGE, node.home.path / "persistent" / "lake"
         if own or lake:
-            self.buffer = top / place.directory
+            self.buffer = top / filesystem.directory
         if kind in (TEARDOWN, PLACED_TEARDOWN):
             assert isinstance(node.operate("stage_in", **own), OperationDone)
             stage, self._fields = "teardown", own

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.files import places
-from cluster.agent.files.places import sync_written
+from cluster.agent.files import filesystems
+from cluster.agent.files.filesystems import sync_written
 from cluster.agent.operation import WorkerOperation
 from cluster.agent.processes import ENDED, SYNCED
 from cluster.agent.runtime import buffer_syncs
@@ -22,7 +22,7 @@ from cluster.agent.runtime.buffer_syncs import BufferSync, BufferSyncs
 from cluster.agent.scripts import ScriptOrder, remove_record, supervisor
 from replica.messages.commands import OperationDone, ScriptEnded
 from replica.model.job_states import JobState
-from replica.model.orders import OrderPlace
+from replica.model.orders import OrderFilesystem
 from tests.cluster.agent.double import script_of
 from tests.cluster.agent.test_operations import Node, node
 
@@ -209,7 +209,7 @@ def test_what_a_script_may_have_written_to_is_synced_once_a_file_system(
 ) -> None:
     synced: list[str] = []
     monkeypatch.setattr(
-        places, "sync_file_system", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        filesystems, "sync_file_system", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
     )
     home = Path(node.home.path)
     order = node.order("post_run", uses=("lake", "sea", "gone"))
@@ -223,5 +223,5 @@ def test_what_a_script_may_have_written_to_is_synced_once_a_file_system(
     del synced[:]
     sync_written(str(home), order, switch=False)
     assert synced == [str(home / "buffers" / "7")], "they are on one file system"
-    placed = (("lake", OrderPlace("p", "/proc/nowhere", "", "c/lake")),)
+    placed = (("lake", OrderFilesystem("p", "/proc/nowhere", "", "c/lake")),)
     sync_written(str(home), node.order("post_run", uses=("lake",), persistent=placed), switch=False)

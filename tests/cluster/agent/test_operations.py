@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.agent.files.places import mark
+from cluster.agent.files.filesystems import mark
 from cluster.agent.operation import AgentSettings, WorkerOperation
 from cluster.agent.processes import ChildProcess
 from cluster.agent.processes.environment import Mode
@@ -36,7 +36,7 @@ from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.job_states import JobState
-from replica.model.orders import Order, OrderPlace, SpecialTransfers
+from replica.model.orders import Order, OrderFilesystem, SpecialTransfers
 from replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions
 from replica.model.transfers import TransferChoice, TransferRules
 from tests.cluster.agent.double import script_of, shown
@@ -59,7 +59,7 @@ class Node:
 
     def order(self, stage: str, **fields: object) -> Order:
         # As a controller has it: a script begins where its buffer was made.
-        is_there = (self.home.path / "buffers" / str(fields.get("job", 7))).exists() or "place" in fields
+        is_there = (self.home.path / "buffers" / str(fields.get("job", 7))).exists() or "filesystem" in fields
         standard = {
             "job": 7, "attempt": 1, "stage": stage, "user": "nobody", "name": "x", "workdir": str(self.work),
             "has_buffer": stage != "run" or is_there, "access": ("striped",), "roots": (str(self.work),),
@@ -489,10 +489,10 @@ def test_with_switched_accounts_a_persistent_buffer_in_a_place_is_its_user_s_fro
     top.mkdir()
     top.chmod(0o711)
     identity = mark(str(top))
-    own, lake = (OrderPlace("bb", str(top), identity, f"test/{name}") for name in ("7.1", "lake.7.1"))
+    own, lake = (OrderFilesystem("bb", str(top), identity, f"test/{name}") for name in ("7.1", "lake.7.1"))
     directory, nobody = top / lake.directory, pwd.getpwnam("nobody").pw_uid
     (top / "test").mkdir(mode=0o700)  # as a mover left it that was killed just then
-    create = {"creates": (CreatePersistent("lake", 10**9),), "persistent": (("lake", lake),), "place": own}
+    create = {"creates": (CreatePersistent("lake", 10**9),), "persistent": (("lake", lake),), "filesystem": own}
     for attempt in (1, 2):  # the second as another mover that takes over
         assert isinstance(shared.operate("stage_in", attempt=attempt, **create), OperationDone)
         status = directory.stat()
@@ -503,23 +503,23 @@ def test_with_switched_accounts_a_persistent_buffer_in_a_place_is_its_user_s_fro
     inwards = Transfer(TransferKind.FILE, str(shared.work / "in"), "$DW_PERSISTENT_STRIPED_lake/in")
     use = {"uses": ("lake",), "persistent": (("lake", lake),)}
     for job, user in ((8, "nobody"), (9, "daemon")):
-        place = msgspec.structs.replace(own, directory=f"test/{job}.1")
-        done = shared.operate("stage_in", job=job, user=user, place=place, transfers=(inwards,), **use)
+        filesystem = msgspec.structs.replace(own, directory=f"test/{job}.1")
+        done = shared.operate("stage_in", job=job, user=user, filesystem=filesystem, transfers=(inwards,), **use)
         if user == "daemon":
             assert isinstance(done, OperationFailed) and "this user may not use" in done.message
             continue
         assert isinstance(done, OperationDone) and (directory / "in").stat().st_uid == nobody
         script = script_of('id -un; echo more > "$DW_PERSISTENT_STRIPED_lake/more"')
-        assert shared.run(script, job=job, attempt=2, place=place, **use) == ScriptEnded(JobState.COMPLETED)
+        assert shared.run(script, job=job, attempt=2, filesystem=filesystem, **use) == ScriptEnded(JobState.COMPLETED)
         outwards = Transfer(TransferKind.FILE, str(shared.work / "more"), "$DW_PERSISTENT_STRIPED_lake/more")
         moves = SpecialTransfers(choices=(TransferChoice(move=True),))
         more = {"transfers": (outwards,), "special": moves, "rules": TransferRules(), **use}
-        assert isinstance(shared.operate("stage_out", job=job, attempt=3, place=place, **more), OperationDone)
+        assert isinstance(shared.operate("stage_out", job=job, attempt=3, filesystem=filesystem, **more), OperationDone)
         assert shown(shared.work / "more") == "more\n" and os.listdir(directory) == ["in"]
 
     theirs = foreign(directory)
     gone = {"job": 10, "destroys": (DestroyPersistent("lake"),), "persistent": (("lake", lake),)}
-    gone["place"] = msgspec.structs.replace(own, directory="test/10.1")
+    gone["filesystem"] = msgspec.structs.replace(own, directory="test/10.1")
     failed = shared.operate("stage_in", **gone)
     assert isinstance(failed, OperationFailed) and failed.final and failed.operation == "destroy_persistent"
     assert "because user nobody may not remove" in failed.message and not (directory / "in").exists()

@@ -18,7 +18,7 @@ NAMES = """
     list_revocations revoke_certificate unrevoke_certificate
     list_reservations set_reservation delete_reservation show_scheduling_rules set_scheduling_rules
     list_partitions set_partition delete_partition list_usage reset_usage
-    list_pools set_pool add_pool change_pool remove_pool list_places add_place remove_place list_buffers
+    list_pools set_pool add_pool change_pool remove_pool list_filesystems add_filesystem remove_filesystem list_buffers
     clear_persistent_buffer show_burst
     show_provider_status show_configuration configure_site compare_configuration
     list_nodes admit_node drain_node resume_node lose_node register_node poll_orders report_operations

@@ -43,7 +43,7 @@ def plain(found: Any) -> Any:
 
 def test_there_are_reads_of_the_past_for_all_that_is_listed() -> None:
     assert {one.name for one in THEN} == {
-        "list_jobs", "show_job", "list_pools", "list_places", "list_buffers", "show_burst", "list_nodes",
+        "list_jobs", "show_job", "list_pools", "list_filesystems", "list_buffers", "show_burst", "list_nodes",
         "show_configuration", "show_state_digest",
     }  # fmt: skip
 

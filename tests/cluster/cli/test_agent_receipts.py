@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from cluster.agent.files.places import mark, open_records
+from cluster.agent.files.filesystems import mark, open_records
 from cluster.agent.transfer.options import Algorithm, TransferOptions
 from cluster.agent.transfer.transfer import run_transfer
 from cluster.agent.transfer.transfer_state import TransferContext
@@ -21,7 +21,7 @@ from cluster.schemas.transfers import ReceiptsAnswer
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
 from replica.model.operations import Stage
-from replica.model.orders import OrderPlace
+from replica.model.orders import OrderFilesystem
 from replica.model.transfers import TransferReceipt
 from tests.cluster.agent.transfer.harness import SMALL, TAG, Harness, Unpaced, plant
 from tests.cluster.cli.double import Double, forebay
@@ -167,8 +167,8 @@ def test_an_agent_that_is_not_named_is_the_one_whose_directory_is_here(double: D
     assert forebay(double.config, "run", "agent").exit_code == ExitCode.BAD_INPUT
 
 
-def moved_in_place(harness: Harness, place: OrderPlace, attempt: int, stage: str) -> TransferReceipt:
-    records = open_records(place, attempt)
+def moved_in_place(harness: Harness, filesystem: OrderFilesystem, attempt: int, stage: str) -> TransferReceipt:
+    records = open_records(filesystem, attempt)
     workspace = Workspace.open(records, 510, attempt, stage)
     try:
         kind = Stage[stage.upper()]
@@ -182,15 +182,17 @@ def moved_in_place(harness: Harness, place: OrderPlace, attempt: int, stage: str
 def test_what_movers_did_for_a_buffer_in_a_place_is_printed_and_compared(double: Double, harness: Harness) -> None:
     top = harness.directory / "bb"
     top.mkdir(mode=0o711)
-    place = OrderPlace("bb", str(top), mark(str(top)), f"{double.config.cluster.name}/510.1")
-    receipts = [moved_in_place(harness, place, *one) for one in ((1, "stage_in"), (2, "stage_out"), (3, "stage_out"))]
+    filesystem = OrderFilesystem("bb", str(top), mark(str(top)), f"{double.config.cluster.name}/510.1")
+    receipts = [
+        moved_in_place(harness, filesystem, *one) for one in ((1, "stage_in"), (2, "stage_out"), (3, "stage_out"))
+    ]
     words = ("--job", 510, "--filesystem", top, "--recheck", "--json", "--digest")
     for words_of, receipt in zip((("--stage", "stage_in"), ("--attempt", 2), ()), receipts, strict=True):
         result = asked(double, *words, receipt.digest, *words_of)
         assert result.exit_code == 0, result.stderr
         answer = json.loads(result.stdout)
         assert (answer["attempt"], answer["proven"], answer["differences"]) == (receipt.attempt, True, [])
-    path = top / ".forebay-records" / place.directory / "3" / "receipts" / "510.3.stage_out"
+    path = top / ".forebay-records" / filesystem.directory / "3" / "receipts" / "510.3.stage_out"
     path.write_text(
         path.read_text().replace(f'"root":"{harness.directory}"', '"root":"$DW_PERSISTENT_STRIPED_lake"', 1)
     )
@@ -205,7 +207,7 @@ def test_what_movers_did_for_a_buffer_in_a_place_is_printed_and_compared(double:
     gone = asked(double, "--job", 511, "--filesystem", top)
     assert gone.exit_code == ExitCode.NOT_FOUND and "no receipt of job 511" in gone.stderr
     assert asked(double, "--job", 510, "--filesystem", harness.source).exit_code == ExitCode.BAD_INPUT
-    assert "say --place PATH" in asked(double, "--job", 510).stderr
+    assert "say --filesystem PATH" in asked(double, "--job", 510).stderr
 
 
 def test_an_agent_without_a_node_and_a_buffer_that_is_gone_are_said(double: Double, harness: Harness) -> None:

@@ -20,7 +20,7 @@ from replica.model.arrays import ArrayUse, is_gated, is_waiting
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_states import JobState
 from replica.model.jobs import Job
-from replica.model.operations import QUEUED_STAGES, Stage, queue_place, takes_slot, waits_for_slot
+from replica.model.operations import QUEUED_STAGES, Stage, queue_position, takes_slot, waits_for_slot
 from replica.model.partitions import AnyNode, is_in
 from replica.model.pools import free_bytes
 from replica.model.requests import BufferRequest
@@ -31,8 +31,8 @@ from replica.operations.timers import due_at, due_events, reservation_instants, 
 from replica.scheduler import estimates
 from replica.scheduler.admission import (
     WAITS,
-    Place,
     PlaceDecision,
+    QueuePosition,
     SpaceDecision,
     SpaceRequest,
     end_of,
@@ -40,8 +40,8 @@ from replica.scheduler.admission import (
     nodes_of,
     note_decision,
     place_decision,
-    place_of,
     place_verdict,
+    queue_position_of,
     space_decision,
     space_request_of,
     space_verdict,
@@ -124,7 +124,7 @@ class _Pass:
         self.events: list[e.Event] = []
         self.verdicts: dict[int, Verdict] = {}
         self.held = dict(state.held_bytes)
-        self.cpus_free = {name: node.cpus for name, node in state.nodes.items() if node.is_up and not node.places}
+        self.cpus_free = {name: node.cpus for name, node in state.nodes.items() if node.is_up and not node.filesystems}
         self._cpus_max: dict[str, int] = {}
         self.assigned = dict.fromkeys(self.cpus_free, 0)
         self.reservation_heads: dict[str, ReservationHead] = {}
@@ -155,7 +155,7 @@ class _Pass:
             self._account(job, buffer)
             waits_for = waits_for_slot(job, buffer)
             if waits_for is not None and buffer is not None:
-                queued[waits_for].setdefault(job.request.user, []).append(queue_place(job, buffer))
+                queued[waits_for].setdefault(job.request.user, []).append(queue_position(job, buffer))
             instant = due_at(state, job, buffer)
             if instant != NEVER and instant <= self.at:
                 due.append((instant, job_id))
@@ -168,7 +168,7 @@ class _Pass:
             self.events.extend(with_slots(state, self.slots, ended))
             self.verdicts[job_id] = still(state, job, buffer)
         for stage, waiting in queued.items():
-            queues = {user: sorted(places) for user, places in waiting.items()}
+            queues = {user: sorted(positions) for user, positions in waiting.items()}
             room = EVENTS_PER_PASS_MAX - len(self.events)
             self.events.extend(
                 slots_given(state, self.slots, stage, queues, lambda job: job not in self.verdicts, room)
@@ -187,7 +187,7 @@ class _Pass:
                 candidates.append(job)
             elif job_id not in self.verdicts:
                 self.verdicts[job_id] = later_reason(state, job, state.buffers.get(job_id))
-        candidates.sort(key=lambda job: place_of(state, job))
+        candidates.sort(key=lambda job: queue_position_of(state, job))
         for job in candidates:
             verdict = self._judge(job, state.buffers.get(job.id))
             if verdict is not None:
@@ -235,14 +235,14 @@ class _Pass:
         array = job.request.array
         if array is None or not is_gated(job.request) or not is_waiting(job, buffer):
             return None
-        places = [
-            place_of(self.state, other)
+        positions = [
+            queue_position_of(self.state, other)
             for other in (self.state.jobs[task] for task in self.state.arrays[array.job].values())
             if other.id in self.state.unfinished
             and is_waiting(other, self.state.buffers.get(other.id))
             and early_gate(self.state, other) is None
         ]
-        before = sum(place < place_of(self.state, job) for place in places)
+        before = sum(position < queue_position_of(self.state, job) for position in positions)
         return self.arrays[array.job].verdict(job.request, self.state.site.array_stage_count, before)
 
     def _give_up_lingering(self, request: SpaceRequest) -> bool:
@@ -302,7 +302,7 @@ class _Pass:
     def node_use(self, node: str) -> tuple[int, int] | None:
         return (self.state.nodes[node].cpus, self.cpus_free[node]) if node in self.cpus_free else None
 
-    def waits_for_node(self, node: str, place: Place) -> int:
+    def waits_for_node(self, node: str, position: QueuePosition) -> int:
         return self.waiting_nodes.get(node, 0)
 
     def cpus_max_in(self, partition: str) -> int:
@@ -322,7 +322,7 @@ class _Pass:
             if self.cpus_free[name] >= cpus and name not in self.waiting_nodes and not self.any_node.first_for(name)
         ]
 
-    def has_node_for(self, cpus: int, place: Place, partition: str) -> bool:
+    def has_node_for(self, cpus: int, position: QueuePosition, partition: str) -> bool:
         return bool(self._free_for(cpus, partition))
 
     def free_cpus(self) -> Iterable[tuple[str, int]]:
@@ -354,12 +354,14 @@ class _Pass:
         return verdict
 
     def _mover(self, pool: str) -> str:
-        """Return the mover with the fewest transfers, by a walk over all nodes; empty for a pool of no place."""
-        named = self.state.pools[pool].place if pool else ""
+        """Return the mover with the fewest transfers, by a walk over all nodes; empty for a pool of no shared
+        filesystem.
+        """
+        named = self.state.pools[pool].filesystem if pool else ""
         if not named or self.state.site.provider != "native":
             return ""
         begun, moving = self.slots.begun, self.state.moving
-        up = [node.name for node in self.state.nodes.values() if named in node.places and node.is_up]
+        up = [node.name for node in self.state.nodes.values() if named in node.filesystems and node.is_up]
         return min(up, key=lambda name: (moving.get(("", name), 0) + begun.get(("", name), 0), name))
 
     def _preempt_for(self, request: SpaceRequest) -> None:
@@ -460,7 +462,7 @@ class _Pass:
 def ahead_by_walk(state: State) -> Ahead:
     """Return who says which candidates are before a job, by a walk over all jobs. It knows of no room in arrays."""
 
-    def ahead(place: tuple[int, int], pool: str | None) -> list[int] | None:
+    def ahead(position: tuple[int, int], pool: str | None) -> list[int] | None:
         found: list[tuple[int, int]] = []
         for other_id in state.unfinished:
             other, buffer = state.jobs[other_id], state.buffers.get(other_id)
@@ -473,8 +475,8 @@ def ahead_by_walk(state: State) -> Ahead:
                 continue
             elif buffer.pool != pool or buffer.granted_bytes > usable_in(state, pool):
                 continue
-            stands = place_of(state, other)
-            if stands < place and early_gate(state, other) is None:
+            stands = queue_position_of(state, other)
+            if stands < position and early_gate(state, other) is None:
                 found.append(stands)
         return None if len(found) > estimates.AHEAD_MAX else [job_id for _, job_id in nsmallest(len(found), found)]
 

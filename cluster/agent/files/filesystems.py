@@ -21,9 +21,9 @@ from cluster.agent.files import capacity
 from cluster.agent.files.durable import BUFFERS, PERSISTENT, RECEIPTS, read_bounded, write_durably
 from cluster.agent.files.removal import remove_tree
 from cluster.system import closing, names_in, open_directory, sync_file_system
-from replica.model import Order, OrderPlace
+from replica.model import Order, OrderFilesystem
 
-MARK: Final = ".forebay-place"
+MARK: Final = ".forebay-filesystem"
 """Marker file that identifies a shared filesystem."""
 
 RECORDS: Final = ".forebay-records"
@@ -34,35 +34,35 @@ _PASSABLE: Final = 0o711
 _SHARED_BITS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-class PlaceRefused(Exception):
+class FilesystemRefused(Exception):
     """The path is not a usable shared filesystem; the message names the remedy."""
 
 
 def buffer_path(home: str, order: Order) -> str:
     """Return the absolute path of an order's buffer for an agent in `home`."""
-    if order.place is None:
+    if order.filesystem is None:
         return os.path.join(home, BUFFERS, str(order.job))
-    return os.path.join(order.place.path, order.place.directory)
+    return os.path.join(order.filesystem.path, order.filesystem.directory)
 
 
 def identity_at(path: str) -> str:
     """Return the identity of the shared filesystem at a path.
 
     Raises:
-        PlaceRefused: The path has no marker, or other users could change it.
+        FilesystemRefused: The path has no marker, or other users could change it.
     """
     try:
         with closing(open_directory(path)) as directory:
             return _identity(directory, path)
     except OSError as error:
-        raise PlaceRefused(f"there is no place at {path}: {error.strerror}; mount it there") from error
+        raise FilesystemRefused(f"there is no shared filesystem at {path}: {error.strerror}; mount it there") from error
 
 
 def mark(path: str) -> str:
     """Mark a directory as a shared filesystem and return its identity; an existing marker is kept.
 
     Raises:
-        PlaceRefused: Other users could change the directory.
+        FilesystemRefused: Other users could change the directory.
         OSError: The directory cannot be written.
     """
     with closing(open_directory(path)) as directory:
@@ -74,33 +74,36 @@ def mark(path: str) -> str:
 def _identity(directory: int, path: str) -> str:
     status = os.fstat(directory)
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & _SHARED_BITS:
-        raise PlaceRefused(f"{path} can be changed by others than its agents; give it to them, with mode 0711")
+        raise FilesystemRefused(f"{path} can be changed by others than its agents; give it to them, with mode 0711")
     data = read_bounded(directory, MARK)
     if data is None:
-        raise PlaceRefused(
-            f"{path} has no {MARK}: mount the place there, or mark a new one with `forebay pool filesystem mark`"
+        raise FilesystemRefused(
+            f"{path} has no {MARK}: mount the shared filesystem there, "
+            "or mark a new one with `forebay pool filesystem mark`"
         )
     text = data.decode("ascii", "replace").strip()
     if _MARKED.fullmatch(text) is None:
-        raise PlaceRefused(f"{path}/{MARK} does not hold 32 hexadecimal digits; put the right file back")
+        raise FilesystemRefused(f"{path}/{MARK} does not hold 32 hexadecimal digits; put the right file back")
     return text
 
 
-def open_place(place: OrderPlace) -> int:
+def open_filesystem(filesystem: OrderFilesystem) -> int:
     """Return a descriptor of the shared filesystem.
 
     Raises:
-        PlaceRefused: It is not mounted, or another one is.
+        FilesystemRefused: It is not mounted, or another one is.
     """
     try:
-        directory = open_directory(place.path)
+        directory = open_directory(filesystem.path)
     except OSError as error:
-        raise PlaceRefused(
-            f"place {place.name} is not at {place.path} on this machine: {error.strerror}; mount it there"
+        raise FilesystemRefused(
+            f"shared filesystem {filesystem.name} is not mounted at {filesystem.path}: {error.strerror}; mount it there"
         ) from error
     try:
-        if place.identity and _identity(directory, place.path) != place.identity:
-            raise PlaceRefused(f"what is at {place.path} on this machine is not place {place.name}; mount that there")
+        if filesystem.identity and _identity(directory, filesystem.path) != filesystem.identity:
+            raise FilesystemRefused(
+                f"another filesystem is mounted at {filesystem.path}; mount {filesystem.name} there"
+            )
         return directory
     except BaseException:
         os.close(directory)
@@ -111,19 +114,19 @@ def open_parent_of(home: str, order: Order, *, switch: bool, make: bool = False)
     """Return a descriptor of the parent of a job's buffer, and the buffer's name in it.
 
     Raises:
-        PlaceRefused: The shared filesystem is not mounted.
+        FilesystemRefused: The shared filesystem is not mounted.
         OSError: The directory cannot be opened.
     """
-    if order.place is None:
+    if order.filesystem is None:
         return open_directory(os.path.join(home, BUFFERS)), str(order.job)
-    return open_parent(order.place, switch=switch, make=make)
+    return open_parent(order.filesystem, switch=switch, make=make)
 
 
 def sync_written(home: str, order: Order, *, switch: bool) -> None:
     """Sync the filesystems of the job's buffer and of its persistent buffers on this node; skip missing ones.
 
     Raises:
-        PlaceRefused: The shared filesystem is not mounted.
+        FilesystemRefused: The shared filesystem is not mounted.
         ImageFailed: An image cannot be mounted.
         OSError: A sync failed.
     """
@@ -146,18 +149,18 @@ def _written_to(home: str, order: Order, *, switch: bool) -> Iterator[tuple[int,
             yield open_directory(os.path.join(home, PERSISTENT)), name
 
 
-def open_parent(place: OrderPlace, *, switch: bool, make: bool = False) -> tuple[int, str]:
+def open_parent(filesystem: OrderFilesystem, *, switch: bool, make: bool = False) -> tuple[int, str]:
     """Return a descriptor of the parent of an order's buffer, and the buffer's name in it.
 
     `switch` makes the parent traversable for users.
 
     Raises:
-        PlaceRefused: The shared filesystem is not mounted.
+        FilesystemRefused: The shared filesystem is not mounted.
         FileNotFoundError: The parent does not exist and `make` is false.
         OSError: The directory cannot be opened.
     """
-    cluster, _, name = place.directory.partition("/")
-    with closing(open_place(place)) as directory:
+    cluster, _, name = filesystem.directory.partition("/")
+    with closing(open_filesystem(filesystem)) as directory:
         if make:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(cluster, _PRIVATE, dir_fd=directory)
@@ -169,17 +172,17 @@ def open_parent(place: OrderPlace, *, switch: bool, make: bool = False) -> tuple
     return parent, name
 
 
-def open_records(place: OrderPlace, attempt: int) -> int:
+def open_records(filesystem: OrderFilesystem, attempt: int) -> int:
     """Return a descriptor of an attempt's records directory, initialized with a copy of the previous attempt's.
 
     Raises:
-        PlaceRefused: The shared filesystem is not mounted.
+        FilesystemRefused: The shared filesystem is not mounted.
         OSError: The records cannot be copied.
     """
     with contextlib.ExitStack() as opened:
-        directory = open_place(place)
+        directory = open_filesystem(filesystem)
         opened.callback(os.close, directory)
-        for name in (RECORDS, *place.directory.split("/")):
+        for name in (RECORDS, *filesystem.directory.split("/")):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, _PRIVATE, dir_fd=directory)
             directory = open_directory(name, dir_fd=directory)
@@ -251,7 +254,7 @@ def records_of(path: str, cluster: str, job: int) -> dict[int, str]:
     """Return the record directories of the last attempts of a job's buffers on a shared filesystem, by epoch.
 
     Raises:
-        PlaceRefused: The path is not a marked shared filesystem.
+        FilesystemRefused: The path is not a marked shared filesystem.
         OSError: The path cannot be read.
     """
     identity_at(path)
@@ -266,17 +269,17 @@ def records_of(path: str, cluster: str, job: int) -> dict[int, str]:
     return found
 
 
-def forget_records(place: OrderPlace) -> None:
+def forget_records(filesystem: OrderFilesystem) -> None:
     """Remove the transfer records of a buffer.
 
     Raises:
-        PlaceRefused: The shared filesystem is not mounted.
+        FilesystemRefused: The shared filesystem is not mounted.
         RemovalFailed: A record cannot be removed.
         OSError: A directory cannot be opened.
     """
-    cluster, _, name = place.directory.partition("/")
+    cluster, _, name = filesystem.directory.partition("/")
     with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
-        directory = open_place(place)
+        directory = open_filesystem(filesystem)
         opened.callback(os.close, directory)
         for part in (RECORDS, cluster):
             directory = open_directory(part, dir_fd=directory)

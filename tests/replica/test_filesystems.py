@@ -1,4 +1,4 @@
-"""Places and movers: who stages for whom, who takes over, and what is refused."""
+"""Shared filesystems and movers: who stages for whom, who takes over, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from replica.messages import commands as c
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_states import JobState
 from replica.model.operations import Stage
-from replica.model.pools import Place, Pool, SeenPlace
+from replica.model.pools import Pool, SeenFilesystem, SharedFilesystem
 from replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent
-from replica.operations import persistent_directory, place_directory
+from replica.operations import directory_in_filesystem, persistent_directory
 from replica.scheduler.persistent import persistent_request
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.scheduler.test_index import IndexedWorld
@@ -25,19 +25,21 @@ from tests.replica.world import OPERATOR, World, agent, beside_space, user
 
 MOVERS = ("m1", "m2")
 IDENTITY = "bb0"
-HERE = (SeenPlace("bb", IDENTITY),)
+HERE = (SeenFilesystem("bb", IDENTITY),)
 
 
-class PlaceWorld(IndexedWorld):
-    """A world whose pool `bulk` has its buffers in a place with two movers; its index is compared at every step."""
+class FilesystemWorld(IndexedWorld):
+    """A world whose pool `bulk` has its buffers in a shared filesystem with two movers; its index is compared at
+    every step.
+    """
 
     def __init__(self, *arguments: Any, **changes: Any) -> None:
         super().__init__(*arguments, **changes)
-        self.made(c.AddPlace("bb", "/bb/fast"))
+        self.made(c.AddFilesystem("bb", "/bb/fast"))
         for mover in MOVERS:
             self.made(c.AdmitNode(mover))
             self.register(mover)
-        self.made(c.ChangePool("bulk", place="bb"))
+        self.made(c.ChangePool("bulk", filesystem="bb"))
 
     def made(self, command: c.Command) -> None:
         outcome = self.settle(command)
@@ -46,11 +48,11 @@ class PlaceWorld(IndexedWorld):
     def register(self, node: str, cpus: int = 8, instance: str = "i1", storage: str = "s1") -> Refusal | int:
         if not node.startswith("m"):
             return super().register(node, cpus, instance, storage)
-        return self.settle(c.RegisterNode(node, 0, instance, storage, places=HERE), agent(node))
+        return self.settle(c.RegisterNode(node, 0, instance, storage, filesystems=HERE), agent(node))
 
 
-def place_world(**changes: Any) -> PlaceWorld:
-    return PlaceWorld({"fast": 100, "bulk": 100}, nodes=2, cpus=4, **changes)
+def filesystem_world(**changes: Any) -> FilesystemWorld:
+    return FilesystemWorld({"fast": 100, "bulk": 100}, nodes=2, cpus=4, **changes)
 
 
 def refused(world: World, command: c.Command, code: RefusalCode, actor: c.Actor = OPERATOR) -> str:
@@ -62,24 +64,24 @@ def refused(world: World, command: c.Command, code: RefusalCode, actor: c.Actor 
 # ---- the life of a job
 
 
-def test_a_mover_of_a_place_that_was_removed_and_made_again_is_its_mover_when_it_comes_again() -> None:
-    world = place_world()
-    for command in (c.ChangePool("bulk", place=""), c.RemovePlace("bb"), c.AddPlace("bb", "/bb/fast")):
+def test_a_mover_of_a_shared_filesystem_that_was_removed_and_made_again_is_its_mover_when_it_comes_again() -> None:
+    world = filesystem_world()
+    for command in (c.ChangePool("bulk", filesystem=""), c.RemoveFilesystem("bb"), c.AddFilesystem("bb", "/bb/fast")):
         world.made(command)
-    assert world.state.places["bb"].movers == ()
+    assert world.state.filesystems["bb"].movers == ()
     world.register("m1")
-    assert (world.state.places["bb"].movers, world.state.places["bb"].identity) == (("m1",), IDENTITY)
+    assert (world.state.filesystems["bb"].movers, world.state.filesystems["bb"].identity) == (("m1",), IDENTITY)
 
 
 def test_a_mover_stages_and_any_node_runs_the_script() -> None:
-    world = place_world()
+    world = filesystem_world()
     job = world.submit("capacity=10 pool=bulk", cpus=4)
     filler = world.submit(cpus=4)
     staging = world.order(job)
     assert (world.agent_of(job), staging.stage, world.state.jobs[job].node) == ("m1", "stage_in", "")
-    place = staging.place
-    assert place is not None
-    assert (place.name, place.path, place.identity, place.directory) == (
+    filesystem = staging.filesystem
+    assert filesystem is not None
+    assert (filesystem.name, filesystem.path, filesystem.identity, filesystem.directory) == (
         "bb",
         "/bb/fast",
         IDENTITY,
@@ -89,7 +91,7 @@ def test_a_mover_stages_and_any_node_runs_the_script() -> None:
     # The first node is taken, so it runs on the other one, and not where anybody staged.
     ran_on = world.agent_of(job)
     assert {ran_on, world.agent_of(filler)} == {"n1", "n2"}
-    assert world.order(job).place == place
+    assert world.order(job).filesystem == filesystem
     world.done(job)
     assert (world.order(job).stage, world.agent_of(job)) == ("post_run", ran_on)
     world.done(job)
@@ -102,7 +104,7 @@ def test_a_mover_stages_and_any_node_runs_the_script() -> None:
 
 
 def test_the_mover_with_the_fewest_transfers_is_chosen_and_the_first_by_name_among_equals() -> None:
-    world = place_world()
+    world = filesystem_world()
     jobs = [world.submit("capacity=10 pool=bulk") for _ in range(4)]
     assert [world.agent_of(job) for job in jobs] == ["m1", "m2", "m1", "m2"]
     world.done(jobs[1])
@@ -110,7 +112,7 @@ def test_the_mover_with_the_fewest_transfers_is_chosen_and_the_first_by_name_amo
 
 
 def test_no_script_ever_runs_on_a_mover() -> None:
-    world = place_world()
+    world = filesystem_world()
     jobs = [world.submit(cpus=1) for _ in range(12)]
     world.settle(c.DrainNode("n1", "x"))
     world.settle(c.DrainNode("n2", "x"))
@@ -119,20 +121,20 @@ def test_no_script_ever_runs_on_a_mover() -> None:
 
 
 def test_a_job_waits_while_no_mover_is_up_and_says_so() -> None:
-    world = place_world()
+    world = filesystem_world()
     for mover in MOVERS:
         world.settle(c.DrainNode(mover, "x"))
     job, other = world.submit("capacity=10 pool=bulk"), world.submit("capacity=10 pool=fast")
-    assert world.verdict(job).sentence == "no mover of the place that pool bulk has its buffers in is up"
-    assert world.order(other).stage == "stage_in", "a pool without a place has nothing to do with it"
+    assert world.verdict(job).sentence == "no mover of the shared filesystem that pool bulk has its buffers in is up"
+    assert world.order(other).stage == "stage_in", "a pool without a shared filesystem has nothing to do with it"
     world.settle(c.ResumeNode("m2"))
     assert world.agent_of(job) == "m2"
 
 
 def test_a_requeued_job_begins_with_any_mover() -> None:
-    world = place_world()
+    world = filesystem_world()
     job = world.submit("capacity=10 pool=bulk")
-    first = world.order(job).place
+    first = world.order(job).filesystem
     world.done(job)
     world.report(job, c.ScriptStarted())
     world.settle(c.RequeueJob(job), user())
@@ -140,8 +142,8 @@ def test_a_requeued_job_begins_with_any_mover() -> None:
     while world.order(job).stage != "stage_in":
         world.done(job)
     assert (world.state.jobs[job].node, world.order(job).stage) == ("", "stage_in")
-    place = world.order(job).place
-    assert place is not None and place != first, "a later life of the buffer has a directory of its own"
+    filesystem = world.order(job).filesystem
+    assert filesystem is not None and filesystem != first, "a later life of the buffer has a directory of its own"
     world.finish(job)
 
 
@@ -158,14 +160,14 @@ def bring_to(world: World, stage: str) -> int:
 @pytest.mark.parametrize("stage", ["stage_in", "stage_out", "teardown"])
 @pytest.mark.parametrize("drained", [False, True])
 def test_another_mover_takes_over_and_late_reports_of_the_first_are_refused(stage: str, drained: bool) -> None:
-    world = place_world()
+    world = filesystem_world()
     job = bring_to(world, stage)
     former, old = world.agent_of(job), world.order(job)
     down = c.DrainNode(former, "x") if drained else c.MarkNodeDown(former, "silent")
     world.settle(down, OPERATOR if drained else c.CONTROLLER)
     assert world.agent_of(job) == "m2" and not world.orders(former)
     new = world.order(job)
-    assert (new.stage, new.place) == (old.stage, old.place) and new.attempt > old.attempt
+    assert (new.stage, new.filesystem) == (old.stage, old.filesystem) and new.attempt > old.attempt
     report = c.ReportOperation(former, job, old.attempt, Stage[stage.upper()], c.OperationDone(1, 1))
     refused(world, report, RefusalCode.STALE_ATTEMPT, agent(former))
     world.settle(c.MarkNodeBack(former) if not drained else c.ResumeNode(former), OPERATOR if drained else c.CONTROLLER)
@@ -175,7 +177,7 @@ def test_another_mover_takes_over_and_late_reports_of_the_first_are_refused(stag
 
 
 def test_a_running_job_is_not_touched_by_the_end_of_its_mover() -> None:
-    world = place_world()
+    world = filesystem_world()
     job = bring_to(world, "run")
     order, node = world.order(job), world.agent_of(job)
     world.settle(c.MarkNodeDown("m1", "silent"), c.CONTROLLER)
@@ -186,7 +188,7 @@ def test_a_running_job_is_not_touched_by_the_end_of_its_mover() -> None:
 
 
 def test_an_operation_waits_for_the_only_mover_and_its_time_stands_still() -> None:
-    world = place_world()
+    world = filesystem_world()
     job = bring_to(world, "stage_in")
     for mover in MOVERS:
         world.settle(c.MarkNodeDown(mover, "silent"), c.CONTROLLER)
@@ -199,7 +201,7 @@ def test_an_operation_waits_for_the_only_mover_and_its_time_stands_still() -> No
 
 
 def test_a_failed_operation_is_tried_again_by_whoever_takes_over() -> None:
-    world = place_world(stage_retries=2)
+    world = filesystem_world(stage_retries=2)
     job = bring_to(world, "stage_in")
     world.report(job, c.OperationFailed("it broke"))
     assert not world.orders("m1")
@@ -210,7 +212,7 @@ def test_a_failed_operation_is_tried_again_by_whoever_takes_over() -> None:
 
 @pytest.mark.parametrize("stage", ["stage_in", "stage_out", "teardown"])
 def test_nothing_takes_over_an_operation_that_waits_for_an_operator(stage: str) -> None:
-    world = place_world(stage_retries=0)
+    world = filesystem_world(stage_retries=0)
     job = bring_to(world, stage)
     world.report(job, c.OperationFailed("it broke"))
     former = world.state.jobs[job]
@@ -223,7 +225,7 @@ def test_nothing_takes_over_an_operation_that_waits_for_an_operator(stage: str) 
 
 
 def test_the_restart_of_an_agent_starts_only_its_own_operations_again() -> None:
-    world = place_world()
+    world = filesystem_world()
     first, second = (world.submit("capacity=10 pool=bulk") for _ in range(2))
     before = world.order(second).attempt
     attempt = world.order(first).attempt
@@ -252,80 +254,84 @@ def test_the_restart_of_an_agent_starts_only_its_own_operations_again() -> None:
         ("/bb", "are nested"),
     ],
 )
-def test_a_path_that_could_not_be_a_place_of_its_own_is_refused(path: str, words: str) -> None:
-    world = place_world()
-    assert words in refused(world, c.AddPlace("other", path), RefusalCode.INVALID_FIELD)
-    assert world.settle(c.AddPlace("other", "/bb/fast2")) == 0, "a name that only begins alike is not below it"
+def test_a_path_that_could_not_be_a_shared_filesystem_of_its_own_is_refused(path: str, words: str) -> None:
+    world = filesystem_world()
+    assert words in refused(world, c.AddFilesystem("other", path), RefusalCode.INVALID_FIELD)
+    assert world.settle(c.AddFilesystem("other", "/bb/fast2")) == 0, "a name that only begins alike is not below it"
 
 
-def test_places_are_made_once_and_removed_when_no_pool_names_them() -> None:
-    world = place_world()
-    revision = world.state.places
-    assert world.settle(c.AddPlace("bb", "/bb/fast")) == 0 and world.state.places == revision
-    refused(world, c.AddPlace("bb", "/bb/slow"), RefusalCode.WRONG_STATE)
-    assert "pool bulk has its buffers there" in refused(world, c.RemovePlace("bb"), RefusalCode.WRONG_STATE)
-    assert world.settle(c.ChangePool("bulk", place="")) == 0
-    assert world.settle(c.RemovePlace("bb")) == 0 and not world.state.places
-    refused(world, c.RemovePlace("bb"), RefusalCode.INVALID_FIELD)
+def test_shared_filesystems_are_made_once_and_removed_when_no_pool_names_them() -> None:
+    world = filesystem_world()
+    revision = world.state.filesystems
+    assert world.settle(c.AddFilesystem("bb", "/bb/fast")) == 0 and world.state.filesystems == revision
+    refused(world, c.AddFilesystem("bb", "/bb/slow"), RefusalCode.WRONG_STATE)
+    assert "pool bulk has its buffers there" in refused(world, c.RemoveFilesystem("bb"), RefusalCode.WRONG_STATE)
+    assert world.settle(c.ChangePool("bulk", filesystem="")) == 0
+    assert world.settle(c.RemoveFilesystem("bb")) == 0 and not world.state.filesystems
+    refused(world, c.RemoveFilesystem("bb"), RefusalCode.INVALID_FIELD)
 
 
-def test_a_pool_names_a_place_that_there_is_and_keeps_it_while_it_is_used() -> None:
-    world = place_world()
-    refused(world, c.ChangePool("fast", place="bc"), RefusalCode.INVALID_FIELD)
-    refused(world, c.ChangePool("new", exists=False, quantity=1, place="bc"), RefusalCode.INVALID_FIELD)
+def test_a_pool_names_a_shared_filesystem_that_there_is_and_keeps_it_while_it_is_used() -> None:
+    world = filesystem_world()
+    refused(world, c.ChangePool("fast", filesystem="bc"), RefusalCode.INVALID_FIELD)
+    refused(world, c.ChangePool("new", exists=False, quantity=1, filesystem="bc"), RefusalCode.INVALID_FIELD)
     job = world.submit("capacity=10 pool=bulk")
-    assert f"job {job}" in refused(world, c.ChangePool("bulk", place=""), RefusalCode.WRONG_STATE)
-    # Whoever sets a pool anew without a word of its place leaves it where it is.
-    assert world.settle(c.SetPool(Pool("bulk", 200, 1))) == 0 and world.state.pools["bulk"].place == "bb"
-    assert world.settle(c.ChangePool("new", exists=False, quantity=1, place="bb")) == 0
+    assert f"job {job}" in refused(world, c.ChangePool("bulk", filesystem=""), RefusalCode.WRONG_STATE)
+    # Whoever sets a pool anew without a word of its shared filesystem leaves it where it is.
+    assert world.settle(c.SetPool(Pool("bulk", 200, 1))) == 0 and world.state.pools["bulk"].filesystem == "bb"
+    assert world.settle(c.ChangePool("new", exists=False, quantity=1, filesystem="bb")) == 0
 
 
 def test_a_mover_that_sees_another_file_system_at_the_path_is_refused() -> None:
-    world = place_world()
+    world = filesystem_world()
     world.made(c.AdmitNode("m3"))
-    elsewhere = c.RegisterNode("m3", 0, "i1", "s1", places=(SeenPlace("bb", "other"),))
-    assert "is not place bb" in refused(world, elsewhere, RefusalCode.STORAGE_CHANGED, agent("m3"))
-    for places, cpus in (((SeenPlace("bc", "x"),), 0), ((HERE[0], HERE[0]), 0), (HERE, 4), ((), 0)):
-        command = c.RegisterNode("m3", cpus, "i1", "s1", places=places)
+    elsewhere = c.RegisterNode("m3", 0, "i1", "s1", filesystems=(SeenFilesystem("bb", "other"),))
+    assert "another filesystem than bb" in refused(world, elsewhere, RefusalCode.STORAGE_CHANGED, agent("m3"))
+    for filesystems, cpus in (((SeenFilesystem("bc", "x"),), 0), ((HERE[0], HERE[0]), 0), (HERE, 4), ((), 0)):
+        command = c.RegisterNode("m3", cpus, "i1", "s1", filesystems=filesystems)
         refused(world, command, RefusalCode.INVALID_FIELD, agent("m3"))
 
 
 def test_a_node_with_jobs_does_not_become_a_mover_nor_a_mover_a_node() -> None:
-    world = place_world()
+    world = filesystem_world()
     job = world.submit("capacity=10 pool=bulk")
     refused(world, c.RegisterNode("m1", 4, "i2", "s1"), RefusalCode.WRONG_STATE, agent("m1"))
     world.done(job)
     node = world.agent_of(job)
-    refused(world, c.RegisterNode(node, 0, "i2", "s1", places=HERE), RefusalCode.WRONG_STATE, agent(node))
+    refused(world, c.RegisterNode(node, 0, "i2", "s1", filesystems=HERE), RefusalCode.WRONG_STATE, agent(node))
     world.finish(job)
     assert world.settle(c.RegisterNode("m1", 4, "i2", "s1"), agent("m1")) == 0
-    assert world.state.places["bb"].movers == ("m2",)
+    assert world.state.filesystems["bb"].movers == ("m2",)
 
 
-def test_a_cluster_is_founded_with_places() -> None:
+def test_a_cluster_is_founded_with_shared_filesystems() -> None:
     from replica.decide.decide import decide
     from replica.model.configuration import Site
     from replica.state.state import EMPTY
     from replica.values.units import Instant
 
-    def founded(places: tuple[Place, ...], pool: str) -> Any:
-        command = c.FoundCluster("id", "test", Site(), (Pool("p", 9, 1, place=pool),), (), places)
+    def founded(filesystems: tuple[SharedFilesystem, ...], pool: str) -> Any:
+        command = c.FoundCluster("id", "test", Site(), (Pool("p", 9, 1, filesystem=pool),), (), filesystems)
         return decide(EMPTY, c.Request(b"", c.CONTROLLER, command), Instant(1))
 
-    accepted = founded((Place("bb", "/bb/fast"),), "bb")
-    assert accepted.events[0].places == (Place("bb", "/bb/fast"),)
-    for places, pool in (((), "bb"), ((Place("a", "/x"), Place("b", "/x/y")), "a"), ((Place("a", "x"),), "")):
-        assert isinstance(founded(places, pool), Refusal)
+    accepted = founded((SharedFilesystem("bb", "/bb/fast"),), "bb")
+    assert accepted.events[0].filesystems == (SharedFilesystem("bb", "/bb/fast"),)
+    for filesystems, pool in (
+        ((), "bb"),
+        ((SharedFilesystem("a", "/x"), SharedFilesystem("b", "/x/y")), "a"),
+        ((SharedFilesystem("a", "x"),), ""),
+    ):
+        assert isinstance(founded(filesystems, pool), Refusal)
 
 
-# ---- persistent buffers in a place
+# ---- persistent buffers in a shared filesystem
 
 USES_LAKE = beside_space(uses=("lake",))
 DESTROYS_LAKE = beside_space(destroys=(DestroyPersistent("lake", place="line 3"),))
 
 
-def lake_world(**changes: Any) -> PlaceWorld:
-    world = place_world(**changes)
+def lake_world(**changes: Any) -> FilesystemWorld:
+    world = filesystem_world(**changes)
     world.configure(Flags="EnablePersistent")
     return world
 
@@ -356,11 +362,11 @@ def test_a_mover_makes_a_persistent_buffer_and_its_jobs_run_on_any_node() -> Non
     maker = submitted(world, creates_lake(), nodes=0)
     order = world.order(maker)
     assert (world.agent_of(maker), [one.name for one in order.creates]) == ("m1", ["lake"])
-    assert lies_at(world, maker) == f"test/lake.{maker}.{order.attempt}" and order.place is not None
+    assert lies_at(world, maker) == f"test/lake.{maker}.{order.attempt}" and order.filesystem is not None
     assert world.free("bulk") == 90
     world.finish(maker)
     lake = world.state.persistent["lake"]
-    assert (lake.state, lake.node, lake.place) == (BufferState.ALLOCATED, "", "bb")
+    assert (lake.state, lake.node, lake.filesystem) == (BufferState.ALLOCATED, "", "bb")
     users = [submitted(world, USES_LAKE, cpus=4) for _ in range(2)]
     for job in users:
         assert world.agent_of(job) in MOVERS and world.order(job).stage == "stage_in"
@@ -404,7 +410,9 @@ def test_no_directory_of_a_persistent_buffer_is_that_of_a_job_or_of_another_one(
     names = ["lake", "lake.1", "lake.1.2", "_1", "a.1"]
     found = [persistent_directory(state, name, job, attempt) for name in names for job in (1, 2) for attempt in (1, 2)]
     lives = [(job, epoch) for job in (1, 2) for epoch in (1, 2)]
-    jobs = [place_directory(state, Buffer(job, BufferState.PENDING, "", 0, epoch=epoch)) for job, epoch in lives]
+    jobs = [
+        directory_in_filesystem(state, Buffer(job, BufferState.PENDING, "", 0, epoch=epoch)) for job, epoch in lives
+    ]
     assert len(set(found + jobs)) == len(found) + len(jobs)
 
 
@@ -433,47 +441,47 @@ def test_who_makes_a_persistent_buffer_where_no_mover_is_up_waits_and_reads_why(
     for mover in MOVERS:
         world.settle(c.DrainNode(mover, "x"))
     job = submitted(world, creates_lake(), nodes=0)
-    assert world.verdict(job).sentence == "no mover of place bb is up"
+    assert world.verdict(job).sentence == "no mover of shared filesystem bb is up"
     world.settle(c.ResumeNode("m2"))
     assert world.agent_of(job) == "m2"
 
 
-def test_a_job_has_space_of_its_own_beside_a_persistent_buffer_in_the_same_place() -> None:
+def test_a_job_has_space_of_its_own_beside_a_persistent_buffer_in_the_same_shared_filesystem() -> None:
     world = lake_world()
     with_lake(world)
     job = submitted(world, USES_LAKE, bb="capacity=10 pool=bulk")
-    place = world.order(job).place
-    assert place is not None and place.directory == f"test/{job}.{world.order(job).attempt}"
+    filesystem = world.order(job).filesystem
+    assert filesystem is not None and filesystem.directory == f"test/{job}.{world.order(job).attempt}"
     assert world.free("bulk") == 80
     world.finish(job)
     assert world.free("bulk") == 90
 
 
-def test_a_job_that_needs_two_places_has_a_mover_of_both_and_waits_where_none_is_up() -> None:
+def test_a_job_that_needs_two_shared_filesystems_has_a_mover_of_both_and_waits_where_none_is_up() -> None:
     world = lake_world()
-    world.made(c.AddPlace("cc", "/bb/slow"))
-    world.made(c.ChangePool("fast", place="cc"))
+    world.made(c.AddFilesystem("cc", "/bb/slow"))
+    world.made(c.ChangePool("fast", filesystem="cc"))
     world.made(c.AdmitNode("m0"))
-    seen = (SeenPlace("cc", "cc0"),)
-    assert world.settle(c.RegisterNode("m0", 0, "i1", "s1", places=seen), agent("m0")) == 0
+    seen = (SeenFilesystem("cc", "cc0"),)
+    assert world.settle(c.RegisterNode("m0", 0, "i1", "s1", filesystems=seen), agent("m0")) == 0
     with_lake(world)
     job = submitted(world, USES_LAKE, bb="capacity=10 pool=fast")
-    assert world.verdict(job).sentence == "no mover of all of the places cc, bb is up"
+    assert world.verdict(job).sentence == "no mover of all of the shared filesystems cc, bb is up"
     both = (*HERE, *seen)
-    assert world.settle(c.RegisterNode("m2", 0, "i2", "s1", places=both), agent("m2")) == 0
+    assert world.settle(c.RegisterNode("m2", 0, "i2", "s1", filesystems=both), agent("m2")) == 0
     world.settle(c.ResumeNode("m2"))
-    assert world.agent_of(job) == "m2" and world.order(job).place.name == "cc"
+    assert world.agent_of(job) == "m2" and world.order(job).filesystem.name == "cc"
     world.settle(c.MarkNodeDown("m2", "silent"), c.CONTROLLER)
-    assert world.agent_of(job) == "m2", "m0 and m1 see one place each"
-    assert world.settle(c.RegisterNode("m1", 0, "i2", "s1", places=both), agent("m1")) == 0
+    assert world.agent_of(job) == "m2", "m0 and m1 see one shared filesystem each"
+    assert world.settle(c.RegisterNode("m1", 0, "i2", "s1", filesystems=both), agent("m1")) == 0
     assert world.agent_of(job) == "m1"
     world.finish(job)
 
 
-def test_what_lies_in_a_place_and_what_lies_on_a_node_is_refused_in_one_job_with_where_it_stands() -> None:
+def test_what_lies_in_a_shared_filesystem_and_what_lies_on_a_node_is_refused_in_one_job_with_where_it_stands() -> None:
     world = lake_world()
     for request, bb, words, where in (
-        (creates_lake("bulk"), "capacity=10 pool=fast", "lake is made in place bb", "line 2"),
+        (creates_lake("bulk"), "capacity=10 pool=fast", "lake is made in shared filesystem bb", "line 2"),
         (creates_lake("fast"), "capacity=10 pool=bulk", "lake is made on one node", "line 2"),
     ):
         answer = asks(world, request, bb=bb)
@@ -489,23 +497,24 @@ def test_a_job_that_waits_for_a_name_is_told_when_that_comes_where_the_job_canno
     job = submitted(world, USES_LAKE, bb="capacity=10 pool=bulk")
     with_lake(world, "fast")
     assert world.verdict(job).sentence == (
-        "the persistent buffer lake lies on one node, and pool bulk has its buffers in place bb: no job uses both"
+        "the persistent buffer lake lies on one node, and pool bulk has its buffers in shared filesystem bb: "
+        "no job uses both"
     )
 
 
-def test_a_place_stays_while_a_persistent_buffer_or_a_job_that_removed_one_is_there() -> None:
+def test_a_shared_filesystem_stays_while_a_persistent_buffer_or_a_job_that_removed_one_is_there() -> None:
     world = lake_world()
     with_lake(world)
-    assert "lake" in refused(world, c.ChangePool("bulk", place=""), RefusalCode.WRONG_STATE)
+    assert "lake" in refused(world, c.ChangePool("bulk", filesystem=""), RefusalCode.WRONG_STATE)
     remover = submitted(world, DESTROYS_LAKE, nodes=0)
     world.report(remover, c.PersistentChanged("lake"))
-    world.made(c.ChangePool("bulk", place=""))
-    assert f"job {remover}" in refused(world, c.RemovePlace("bb"), RefusalCode.WRONG_STATE)
+    world.made(c.ChangePool("bulk", filesystem=""))
+    assert f"job {remover}" in refused(world, c.RemoveFilesystem("bb"), RefusalCode.WRONG_STATE)
     world.finish(remover)
-    assert world.settle(c.RemovePlace("bb")) == 0
+    assert world.settle(c.RemoveFilesystem("bb")) == 0
 
 
-def test_an_operator_clears_a_persistent_buffer_in_a_place_and_its_name_is_free() -> None:
+def test_an_operator_clears_a_persistent_buffer_in_a_shared_filesystem_and_its_name_is_free() -> None:
     world = lake_world()
     with_lake(world)
     first = world.state.persistent["lake"].directory
@@ -518,11 +527,13 @@ def test_an_operator_clears_a_persistent_buffer_in_a_place_and_its_name_is_free(
 # ---- random histories
 
 
-class PlaceHistories(Histories):
-    """As Histories, with one pool in a place, and movers that come and go."""
+class FilesystemHistories(Histories):
+    """As Histories, with one pool in a shared filesystem, and movers that come and go."""
 
     def new_world(self) -> World:
-        world = PlaceWorld({"fast": 100, "bulk": 50}, granularity=5, nodes=3, cpus=2, stage_retries=1, max_passes=2)
+        world = FilesystemWorld(
+            {"fast": 100, "bulk": 50}, granularity=5, nodes=3, cpus=2, stage_retries=1, max_passes=2
+        )
         world.configure(Flags="EnablePersistent")
         return world
 
@@ -557,7 +568,7 @@ class PlaceHistories(Histories):
     def who_uses_what_lies_in_a_place_has_a_mover(self) -> None:
         state = self.world.state
         for name, jobs in state.using.items():
-            placed = name in state.persistent and bool(state.persistent[name].place)
+            placed = name in state.persistent and bool(state.persistent[name].filesystem)
             assert all(bool(state.jobs[job].mover) == placed for job in jobs)
 
     @invariant()
@@ -584,8 +595,8 @@ class PlaceHistories(Histories):
             assert all(order.stage in ("stage_in", "stage_out", "teardown") for order in self.world.orders(mover))
 
 
-PlaceHistories.TestCase.settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
-TestPlaceHistories = PlaceHistories.TestCase
+FilesystemHistories.TestCase.settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
+TestFilesystemHistories = FilesystemHistories.TestCase
 
 
 def test_a_node_that_is_known_registers_again_where_no_further_node_may(monkeypatch: pytest.MonkeyPatch) -> None:
