@@ -186,8 +186,8 @@ def _check_variable(state: Facts, asked: BufferRequest, record: CreatePersistent
 
 
 def _check_together(state: Facts, asked: BufferRequest) -> None:
-    """Raise Rejected where some of what a job works with lies in a place and some on one node, as far as it is known:
-    no agent reaches both.
+    """Raise Rejected where some of what a job works with lies in a shared filesystem and some on one node, as far as it
+    is known: no agent reaches both.
     """
     if not (asked.creates or asked.destroys or asked.uses):
         return
@@ -207,14 +207,14 @@ def _check_together(state: Facts, asked: BufferRequest) -> None:
     placed: dict[bool, tuple[str, str]] = {}
     for pool_name, what, place in found:
         lies_in = filesystem_of_pool(state, pool_name)
-        where = "on one node" if lies_in is None else f"in place {lies_in.name}"
+        where = "on one node" if lies_in is None else f"in shared filesystem {lies_in.name}"
         placed.setdefault(lies_in is None, (f"{what} {where}", place))
     if len(placed) > 1:
         (first, _), (second, place) = placed.values()
         raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
             f"{first}, and {second}: no job works with both",
-            "ask for space in pools that are alike: `forebay pool list` shows which have a place",
+            "ask for space in pools that are alike: `forebay pool list` shows which use a shared filesystem",
             place,
         )
 

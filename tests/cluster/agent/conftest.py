@@ -103,7 +103,7 @@ class Site:
             "name": f"job{job}",
             "workdir": str(self.destinations),
             # As a controller has it: a script begins where its buffer was made.
-            "has_buffer": stage != "run" or "place" in fields or (self.home / "buffers" / str(job)).exists(),
+            "has_buffer": stage != "run" or "filesystem" in fields or (self.home / "buffers" / str(job)).exists(),
             "access": ("striped",),
             "capacity_bytes": 1 << 30,
             "roots": (str(self.sources if stage == "stage_in" else self.destinations),),

@@ -11,7 +11,7 @@ from cluster.config.config import Config
 from cluster.server import liveness
 from tests.cluster.harness import Answer, Harness, story, until
 
-MOVER = {"instance": "i", "storage_id": "s", "cpus": 0, "places": {"bb": "the-one"}}
+MOVER = {"instance": "i", "storage_id": "s", "cpus": 0, "filesystems": {"bb": "the-one"}}
 
 
 class Slurm:
@@ -23,8 +23,8 @@ class Slurm:
 
     async def ready(self) -> None:
         """Have pools in a place, an agent that stages for it, and the name of the cluster bound."""
-        shared = [(f"pools/{name}/change", {"place": "bb"}) for name in self.harness.controller.state.pools]
-        for path, change in (("places/bb/add", {"path": "/bb"}), *shared):
+        shared = [(f"pools/{name}/change", {"filesystem": "bb"}) for name in self.harness.controller.state.pools]
+        for path, change in (("filesystems/bb/add", {"path": "/bb"}), *shared):
             body = {"command_id": self.harness.new_id(), **change}
             assert (await self.harness.ask("POST", f"/v1/{path}", body, who="operator")).status == 200
         body = {"command_id": self.harness.new_id(), **MOVER}

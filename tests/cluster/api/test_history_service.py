@@ -224,8 +224,8 @@ class Indexed(WholeHistories):
 
 
 THINGS = {
-    "pool": "pools", "place": "places", "node": "nodes", "partition": "partitions", "reservation": "reservations",
-    "buffer": "persistent", "account": "accounts", "qos": "qos", "license": "licenses", "scheduler": "schedulers",
+    "pool": "pools", "filesystem": "filesystems", "node": "nodes", "partition": "partitions",
+    "reservation": "reservations", "buffer": "persistent", "account": "accounts", "qos": "qos", "license": "licenses", "scheduler": "schedulers",
 }  # fmt: skip
 
 

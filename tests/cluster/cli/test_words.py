@@ -76,7 +76,7 @@ def test_minus_h_is_help_behind_every_command(words: tuple[str, ...]) -> None:
     assert shown.startswith(f"Usage: forebay {' '.join(words)} ") and "-h, --help" in shown
 
 
-@pytest.mark.parametrize("filesystem", range(3))
+@pytest.mark.parametrize("place", range(3))
 def test_a_global_option_has_its_effect_wherever_it_stands(double: Double, place: int) -> None:
     double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=1, jobs=(), truncated=False))
     environment = {**os.environ, "FOREBAY_CONFIG": "", "FOREBAY_IDENTITY": ""}
