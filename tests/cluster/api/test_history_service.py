@@ -225,7 +225,8 @@ class Indexed(WholeHistories):
 
 THINGS = {
     "pool": "pools", "filesystem": "filesystems", "node": "nodes", "partition": "partitions",
-    "reservation": "reservations", "buffer": "persistent", "account": "accounts", "qos": "qos", "license": "licenses", "scheduler": "schedulers",
+    "reservation": "reservations", "buffer": "persistent", "account": "accounts", "qos": "qos",
+    "license": "licenses", "scheduler": "schedulers",
 }  # fmt: skip
 
 
