@@ -1,1 +1,1 @@
-"""What every replica agrees on. Pure: no clock, disk, network, randomness, threads or logging."""
+"""Replicated state machine. Pure: no clock, disk, network, randomness, threads or logging."""

@@ -1,8 +1,8 @@
-"""Faces of rooms that load a module when one of its names is asked for first.
+"""Lazy package exports: modules are imported when one of their names is first used.
 
-A face imports, for type checkers and for the contracts of imports, what its room shows; at run time it names the same
-in a table, `module: name name …` a line, and imports nothing. So whoever needs one name of a room, such as a command
-that is typed, does not pay for all of it. `tests/repo/test_faces.py` holds the two together.
+A package's `__init__.py` imports its public names for type checkers and import contracts only. At run time it lists the
+same names in a table, one `module: name name …` a line, and imports nothing. A command that needs one name therefore
+does not load the whole package. `tests/repo/test_faces.py` checks that imports and table agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 
 
 def shown(package: str, table: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of the face of `package` (PEP 562): what `table` names, and AttributeError else."""
+    """Return the `__getattr__` of a package (PEP 562) that exports the names in `table` and raises AttributeError
+    otherwise.
+    """
     modules = {
         name: f"{package}.{module}"
         for module, _, names in (line.strip().partition(":") for line in table.strip().splitlines())
@@ -25,7 +27,7 @@ def shown(package: str, table: str) -> Callable[[str], Any]:
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = getattr(importlib.import_module(module), name)
-        # The next time it is there, as after an import.
+        # Store the name in the package, as an import would, so that the next use does not come here.
         setattr(importlib.import_module(package), name, found)
         return found
 
@@ -33,7 +35,7 @@ def shown(package: str, table: str) -> Callable[[str], Any]:
 
 
 class Later:
-    """A module that is imported when an attribute of it is asked for first."""
+    """Proxy of a module that is imported at the first attribute access."""
 
     __slots__ = ("_name",)
 

@@ -1,4 +1,4 @@
-"""What each command leads to, by noun; submit is one pipeline."""
+"""Command handlers: decide each command, one module per resource. Submit is one pipeline."""
 
 from replica.decide.arrays import job_of_task, members
 from replica.decide.cluster import loss_refusal

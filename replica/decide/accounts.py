@@ -112,7 +112,7 @@ def _delete_license(state: Facts, command: c.DeleteLicense, at: Instant) -> Chan
 
 def _set_reservation(state: Facts, command: c.SetReservation, at: Instant) -> Changed:
     known = state.reservations.get(command.reservation.name)
-    # Whether it has begun is nobody's to say: it begins by an event, and one that is put off has not begun.
+    # A reservation becomes active by an event only; a postponed one is no longer active.
     active = known is not None and known.active and command.reservation.start_at <= at
     reservation = replace(command.reservation, active=active)
     refusal = check_reservation(reservation, state.pools, at) or _overbooked(state, reservation)
@@ -166,7 +166,7 @@ CHANGES: Mapping[type, Callable[[Facts, Any, Instant], Changed]] = {
     c.DeleteReservation: _delete_reservation,
     c.SetSchedulingRules: _set_rules,
 }
-"""How each of these commands is decided; all of them are for operators."""
+"""Command type -> its handler. All of these commands require an operator."""
 
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
@@ -335,4 +335,4 @@ PARTITION_CHANGES: Mapping[type, Callable[[Facts, Any], Changed]] = {
     c.DeletePartition: _delete_partition,
     c.ResetUsage: _reset_usage,
 }
-"""How each of these commands is decided; all of them are for operators."""
+"""Command type -> its handler. All of these commands require an operator."""

@@ -26,7 +26,7 @@ from replica.state import Facts
 from replica.values import Refusal, RefusalCode, Steps, limits
 
 DEFAULT_OUTPUT = "forebay-%A_%a.out"
-"""Where a task's output goes when it does not say (Slurm: slurm-%A_%a.out)."""
+"""Default output file of a task (Slurm: slurm-%A_%a.out)."""
 
 
 def check_array(state: Facts, command: c.SubmitJob) -> None:

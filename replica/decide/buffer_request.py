@@ -67,7 +67,9 @@ def buffer_resolved(
 
 
 def is_ordinary(request: JobRequest) -> bool:
-    """Whether nothing is asked but what every job has, and of buffers capacity in bytes, files and directories."""
+    """Return whether a request has only the fields of every job, and of buffers only capacity in bytes, files and
+    directories.
+    """
     options, asked = request.options, request.buffer
     if request.array is not None or (options is not None and replace(options, any_of=False) != NO_OPTIONS):
         return False
@@ -75,7 +77,7 @@ def is_ordinary(request: JobRequest) -> bool:
 
 
 def is_ordinary_buffer(asked: BufferRequest) -> bool:
-    """Whether nothing is asked of buffers but capacity in bytes, files and directories."""
+    """Return whether a buffer request has only capacity in bytes, files and directories."""
     special = asked.creates or asked.destroys or asked.uses or asked.swap_bytes or asked.options or asked.lists
     commands = asked.stage_in_command or asked.stage_out_command
     return not (special or commands) and asked.units == "bytes" and asked.directives_kind in ("", "dw", "bb")

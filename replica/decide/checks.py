@@ -1,6 +1,6 @@
-"""Checks of what is asked of a job, each once: a submit makes them of all of it, an update of what is to change.
+"""Validation of job requests. A submit runs all checks, an update those of the changed fields.
 
-A check raises Rejected; whoever decides the command catches it once, and answers with the refusal in it.
+A check raises Rejected. The command handler catches it once, and returns the rejection it carries.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from replica.values import (
 Found = TypeVar("Found")
 
 NODE_COUNT_INVALID = "Node count specification invalid"
-"""What Slurm says of a job of no nodes that asks for no persistent buffers, or is an array."""
+"""Slurm's message for a job of no nodes that requests no persistent buffers, or is an array."""
 
 
 class Rejected(Exception):
-    """What is asked of a job is refused; carries the refusal out of the checks."""
+    """A check failed; carries the rejection to the command handler."""
 
     def __init__(self, code: RefusalCode, sentence: str, remedy: str, place: str) -> None:
         super().__init__(sentence)
@@ -86,7 +86,7 @@ def denied(place: str, sentence: str) -> Rejected:
 
 
 def check_unprivileged(priority: int, priority_before: int, nice: int, nice_before: int) -> None:
-    """Raise Rejected where a user would put his job before the jobs of others (sbatch: --priority, --nice)."""
+    """Raise Rejected if a user would move a job ahead of other users' jobs (sbatch: --priority, --nice)."""
     if priority > priority_before:
         raise denied("priority", "only an operator may raise the priority of a job")
     if nice < min(0, nice_before):

@@ -39,7 +39,7 @@ NAMES_OF_FIELDS: Mapping[str, str] = {f"{key.owner.value}.{key.field}": key.name
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What the configuration is to be."""
+    """Target configuration of a change."""
 
     site: Site
     transfers: TransferRules
@@ -49,7 +49,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One key that changes, as it is written in a file; empty where nothing is written."""
+    """A changed key with its old and new value as written in a file; empty where a value is unset."""
 
     key: str
     before: str

@@ -66,7 +66,7 @@ def jobs_of_command(state: Facts, command: Any) -> int:
 
 
 def _is_of_array(state: Facts, command: Any) -> bool:
-    """Whether a command is about an array. Most are about one job: only what names an array goes the longer way."""
+    """Return whether a command targets an array. Most commands target one job and skip the array path."""
     kind = type(command)
     if kind is c.SubmitJob:
         return bool(command.tasks)
@@ -132,7 +132,7 @@ def _of_each(state: Facts, actor: c.Actor, command: Any, at: Instant) -> Steps[D
 
 STEPS_OF_UPDATE = 2
 STEPS_OF_DEPENDENCIES = 64
-"""What deciding the update of one task costs, steps, and where it changes for whom the task waits."""
+"""Cost of deciding the update of one task, in steps, if its dependencies change."""
 
 _OF_ARRAY = frozenset(
     (c.SubmitJob, c.CancelJob, c.HoldJob, c.ReleaseJob, c.SuspendJob, c.ResumeJob, c.RequeueJob, c.UpdateJob)
@@ -154,7 +154,7 @@ def _in_turn(state: Facts, decision: Decision) -> Decision:
 
 
 def is_by_key(command: c.Command) -> bool:
-    """Whether deciding `command` only looks things up, so that Facts such as a StateBuilder are enough for it."""
+    """Return whether deciding `command` needs only lookups, so that a StateBuilder suffices."""
     return type(command) in _BY_KEY
 
 
@@ -217,7 +217,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     **dict.fromkeys((c.StartDrill, c.AbortDrill, c.EndDrill, c.ProbeDrill), _OPERATOR | _DRILL),
     c.ExportBuffer: _PEOPLE,
 }
-"""Who may send which command; an agent for its own node only, a scheduler for external jobs under its own name."""
+"""Command type -> permitted roles. An agent acts for its own node only, a scheduler for its own external jobs only."""
 
 
 def _run_scheduling_pass(state: State, actor: c.Actor, command: c.RunSchedulingPass, at: Instant) -> Decision:

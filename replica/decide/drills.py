@@ -1,7 +1,7 @@
-"""Deciding drills: one at a time, none while somebody wants none, and each with an end.
+"""Decide drill commands: one drill at a time, none while an operator's lock exists, and each with a time limit.
 
-Who carries one out measures it, and may vanish: what is not ended in its time is lost, and is said to be when the next
-one begins.
+The program that runs a drill measures it, and may disappear. A drill that exceeds its time limit is recorded as lost
+when the next one starts.
 """
 
 from __future__ import annotations

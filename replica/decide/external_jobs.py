@@ -1,16 +1,15 @@
-"""Deciding what another scheduler asks for its external jobs: the table of phases and commands, one outcome for each
+"""Decide a scheduler's commands about its external jobs: a table of phases and commands, with one outcome for each
 pair.
 
-A scheduler calls again what it does not know the end of: after its own restart, from another host, and a call that was
-killed may still be on its way. So every command is a repeat or a no-op by where its external job stands, never by a
-receipt. Three rules make the table:
+A scheduler repeats calls whose result it does not know: after its restart, or from another host; a killed call may
+still arrive. Whether a command is a repeat or a no-op therefore depends on the phase of its external job, never on a
+cached reply. Three rules make the table:
 
-1. What asks for less than there is, is done: a stage-in of what is staged, the end of a run that has ended, a teardown
-   of what is being torn down. What is gone needs nothing: the end of a run, a stage-out and a teardown of an external
-   job that is not there succeed.
-2. What asks for more than the external job ever had is refused: a run of what is not staged, a stage-in of what is torn
-   down.
-3. No command but a teardown with hurry, and no setup at all, takes the only copy of somebody's results.
+1. A command that asks for less than there is succeeds: a stage-in of staged data, the end of an ended run, a teardown
+   during teardown. For an external job that does not exist, the end of a run, a stage-out and a teardown succeed.
+2. A command that asks for more than the external job ever had is rejected: a run without staged data, a stage-in after
+   teardown.
+3. No command except a teardown with hurry deletes the only copy of results, not even a setup.
 
 Sources: SLURM-OBSERVED.md, 2 (failures, cancel, restart) and 5 (the functions of burst_buffer.lua).
 """
@@ -66,7 +65,7 @@ Events = tuple[e.Event, ...]
 
 
 class Outcome(Enum):
-    """What a command of a scheduler leads to."""
+    """Outcome of a scheduler's command."""
 
     DONE = auto()
     """Nothing: what it asks for is so, or under way."""
@@ -97,7 +96,7 @@ class Outcome(Enum):
 
 
 class ExternalJobCommand(Enum):
-    """What a scheduler asks, as the table tells commands apart."""
+    """Commands of a scheduler, as the table distinguishes them."""
 
     SETUP = "setup"
     SETUP_OF_ANOTHER = "setup of another"
@@ -460,8 +459,8 @@ def _run_ended(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
 
 
 def _exported(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
-    """Return what has the results of an external job staged out: at once where nobody has tried, again where that
-    failed.
+    """Return the events that stage out the results of an external job: a first attempt, or another one after a
+    failure.
     """
     buffer = state.buffers[job.id]
     if phase is ExternalJobPhase.RUNNING:

@@ -1,9 +1,9 @@
-"""Deciding what another scheduler asks for persistent buffers: to make one and to remove one, for a user of its own.
+"""Decide a scheduler's commands about persistent buffers: create or remove one for a user.
 
-A persistent buffer is Forebay's own, whoever asks. So what makes or removes it is a job of no nodes, of the user whom
-the scheduler names, submitted here: it stands in line as every such job, counts against that user's limits, and is in
-the ledger. Both commands are repeats by what there is: a buffer of that user that is there is made, one that is not
-there is removed, and what a job of that user is about already is under way.
+A persistent buffer always belongs to Forebay. It is therefore created or removed by a job of no nodes, submitted for
+the user whom the scheduler names: the job waits in the queue, counts against that user's limits, and is in the ledger.
+Both commands are idempotent: creating the user's existing buffer or removing a missing one succeeds at once, and a
+pending job for the same buffer counts as work under way.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from replica.state import Facts
 from replica.values import Instant, Refusal, RefusalCode, format_size, whole
 
 SCRIPT: Final = "#!/bin/sh\n"
-"""What a job of no nodes does not run."""
+"""Script of a job of no nodes; it is never run."""
 
 TIME_LIMIT_S: Final = 60
 """The time limit of a script that does not run, seconds."""

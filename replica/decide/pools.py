@@ -26,7 +26,7 @@ from replica.values import (
 )
 
 USERS_NAMED_MAX = 8
-"""Who uses a pool that cannot be removed: so many are named in the refusal, the others counted."""
+"""Number of a pool's users named when its removal is rejected; the others are counted."""
 
 
 def overcommitted_bytes(pool: Pool, held_bytes: int) -> int:
@@ -162,7 +162,7 @@ def changed_pool(
 
 
 def removed_pool(state: State, name: str) -> tuple[e.Event, ...] | Refusal:
-    """Return what removes a pool, or why it is refused: while anybody holds a part of it or waits for one."""
+    """Return the events that remove a pool; a Refusal while a job or persistent buffer holds or waits for its space."""
     if name not in state.pools:
         return unknown_pool(state, name)
     refusal = _used(state, name, "it cannot be removed", "pool.name")

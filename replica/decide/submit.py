@@ -43,7 +43,7 @@ from replica.state import Facts
 from replica.values import Refusal, RefusalCode, Steps, limits
 
 DEFAULT_OUTPUT = "forebay-%j.out"
-"""Where a job's output goes when it does not say, in its working directory (Slurm: slurm-%j.out)."""
+"""Default output file of a job, in its working directory (Slurm: slurm-%j.out)."""
 
 
 NO_OUTPUT = "/dev/null"
@@ -187,7 +187,7 @@ def check_again(state: Facts, request: JobRequest, pool: str) -> None:
 def _file(request: JobRequest, job_id: int, written: str, place: str, node: str = NODE_SYMBOL) -> str:
     """Return the absolute path of a file for the script's input or output.
 
-    It may be anywhere: the script runs as its user, and whoever starts it opens the file as that user.
+    Any path is permitted, because the agent opens the file as the job's user.
     """
     path = expand(written, request, job_id, place, node)
     if path == NO_OUTPUT:

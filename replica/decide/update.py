@@ -1,8 +1,7 @@
-"""Deciding changes of a job that waits: what `scontrol update` allows of a pending job, and who may.
+"""Decide updates of pending jobs, as `scontrol update` permits them, and check permissions.
 
-A user may lower the time limit and the priority of his job, an operator may raise them; a nice value below 0 is an
-operator's. What a submit would refuse is refused here, too, as far as it is changed; what is so already is no change.
-Source: Slurm's manual page of scontrol.
+Users may lower the time limit and the priority of their jobs; only operators may raise them or set a nice value below
+0. Changed fields are validated as at submit; an unchanged value is no change. Source: Slurm's manual page of scontrol.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each event does to a state, by noun."""
+"""Event handlers: the effect of each event on a state, one module per resource."""
 
 from replica.fold.answers import (
     Bounds,

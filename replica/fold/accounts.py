@@ -1,4 +1,4 @@
-"""Folding what belongs to accounts, QOS, licences, reservations, the rules of scheduling, and measured transfers."""
+"""Fold events of accounts, QOS, licences, reservations, scheduling settings and transfer measurements."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ SCHEDULING_FOLDS: Mapping[type, Callable[[Any, Any], None]] = {
 
 
 def measure(builder: StateBuilder, buffer: Buffer, stage: Stage, moved_bytes: int) -> None:
-    """Add an operation that has just succeeded to what is measured; `buffer` is as it was while it was under way."""
+    """Add a completed operation to the measured rates; `buffer` is its record during the operation."""
     rates = rates_of(builder.rates.get(buffer.pool), buffer.pool)
     took_us = builder.at - buffer.changed_at
     if stage is Stage.STAGE_IN:

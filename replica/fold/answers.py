@@ -1,5 +1,6 @@
-"""Which answers are kept: whether a command is new, was answered, or may have been answered and forgotten (law 6), and
-what happens to sessions."""
+"""Deduplication cache and sessions: decide whether a command is new, has a cached reply, or may have been settled and
+forgotten (law 6).
+"""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ from replica.values import (
 
 
 def is_routine(state: Facts, request: Request) -> bool:
-    """Return whether a command is new and its answer may be kept: the common case, asked for each command.
+    """Return whether a command is certainly new and its reply may be cached: the common case, tested for each command.
 
-    False where that takes a longer look: `receipt_for`, `may_settle`.
+    False means that `receipt_for` and `may_settle` have to decide.
     """
     command_id = request.id
     if is_in_session(command_id):
         said = numbered(command_id)
         session = state.sessions.get(said.session)
-        # What is newer than the newest was not settled, so it need not be looked up.
+        # A sequence number above the newest one was never settled and needs no lookup.
         if session is None or said.sequence <= session.newest or session.actor != request.actor:
             return False
     elif client_ms(command_id) <= state.receipts_horizon_ms or command_id in state.receipts:
@@ -42,7 +43,7 @@ def is_routine(state: Facts, request: Request) -> bool:
 
 
 def answer_to(state: Facts, command_id: bytes) -> Receipt | None:
-    """Return the answer to a command, if it is kept."""
+    """Return the cached reply to a command, if any."""
     if is_in_session(command_id):
         said = numbered(command_id)
         return state.answer_in(said.session, said.sequence)
@@ -50,15 +51,15 @@ def answer_to(state: Facts, command_id: bytes) -> Receipt | None:
 
 
 def is_forgotten(state: Facts, command_id: bytes) -> bool:
-    """Return whether a single command may have been answered, and its answer dropped."""
+    """Return whether a single command may have been settled and its cached reply deleted."""
     return client_ms(command_id) <= state.receipts_horizon_ms and command_id not in state.receipts
 
 
 def receipt_for(state: Facts, request: Request) -> Receipt | Refusal | None:
-    """Return the first answer to a command; None where it is new.
+    """Return the cached reply to a command; None if the command is new.
 
-    A Refusal where it may have been answered and forgotten, its id was used for another command, or it names a session
-    that its actor does not have.
+    Return a Refusal if the command may have been settled and forgotten, if its ID belongs to another command, or if its
+    session is not one of the actor's.
     """
     if is_in_session(request.id):
         said = numbered(request.id)
@@ -97,7 +98,7 @@ def _compared(known: Receipt | None, request: Request) -> Receipt | Refusal | No
 
 
 class Bounds(NamedTuple):
-    """How many of something are kept: for anybody whatever others have, for one actor, and for all together."""
+    """Limits on cached entries: guaranteed to each actor, for one actor, and in total."""
 
     least: int
     of_one: int
@@ -105,26 +106,27 @@ class Bounds(NamedTuple):
 
 
 ANSWERS_KEPT: Final = Bounds(RECEIPTS_LEAST, RECEIPTS_PER_ACTOR_MAX, RECEIPTS_MAX)
-"""How many answers are."""
+"""Limits on cached replies."""
 
 
 def may_keep(own: int, total: int, bounds: Bounds) -> bool:
-    """Return whether one more may be kept for somebody who has `own` of `total`.
+    """Return whether an actor with `own` of `total` entries may have another one.
 
-    Beyond the least, nobody may have more than a quarter of what is free: what is left shrinks, and is never gone.
+    Beyond its guarantee, an actor may use at most a quarter of the free entries, so some always remain free.
     """
     return own < bounds.least or own < min(bounds.of_one, (bounds.of_all - total) // 4)
 
 
 def may_keep_answer(state: Facts, actor: Actor) -> bool:
-    """Return whether the answer to one more command of an actor may be kept."""
+    """Return whether the reply to another command of an actor may be cached."""
     return may_keep(state.kept.get(actor, 0), state.answers_kept, ANSWERS_KEPT)
 
 
 def may_settle(state: Facts, request: Request) -> bool:
-    """Return whether the answer to a command may be kept.
+    """Return whether the reply to a command may be cached.
 
-    A session goes on whatever else its actor has, with few commands outstanding: one goes for each that comes.
+    A session with few outstanding commands always continues, regardless of its actor's other entries: each command
+    releases one.
     """
     if not request.id or may_keep_answer(state, request.actor):
         return True
@@ -135,7 +137,7 @@ def may_settle(state: Facts, request: Request) -> bool:
 
 
 def unknown_session(session: int) -> Refusal:
-    """Return why a command that names a session is refused: it is over, was never opened, or is somebody else's."""
+    """Build the rejection of a command whose session has ended, was never opened, or belongs to another actor."""
     return Refusal(
         RefusalCode.UNKNOWN_SESSION,
         f"you have no session {session}: it was closed, has expired, or is somebody else's",
@@ -165,4 +167,4 @@ SESSION_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.SessionsEnded: _sessions_ended,
     e.ReceiptsDropped: _receipts_dropped,
 }
-"""What each event does; `replica.fold.fold` has them all."""
+"""Event type -> its fold, merged in `replica.fold.fold`."""

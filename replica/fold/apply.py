@@ -1,4 +1,4 @@
-"""What one agreed batch does to the state: the check of its base, its entries, their receipts (laws 1, 4, 6)."""
+"""Apply agreed batches to the state: check the base revision, fold the entries, cache their replies (laws 1, 4, 6)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from replica.values import Instant, LedgerViolation, Revision, Steps, whole
 
 
 def apply_batch(state: State, batch: Batch) -> State | None:
-    """Return the state after the batch, or None where the check of its base refuses it: it was decided on another
-    revision.
+    """Return the state after the batch, or None if the batch was decided on another revision.
 
-    Every replica refuses the same batches, so two would-be leaders are harmless. Raises LedgerViolation for a batch
-    whose clock goes backwards or whose events no ledger can hold.
+    Every replica rejects the same batches, so two competing leaders do no harm. Raises LedgerViolation if the batch
+    sets the clock back or contains events that no correct leader can have agreed on.
     """
     return whole(applying(state, batch))
 
 
 def applying(state: State, batch: Batch) -> Steps[State | None]:
-    """Do what `apply_batch` does, in steps."""
+    """Apply a batch as `apply_batch` does, in steps."""
     if batch.base != state.revision:
         return None
     builder = StateBuilder(state)
@@ -28,7 +27,7 @@ def applying(state: State, batch: Batch) -> Steps[State | None]:
 
 
 def settle_into(builder: StateBuilder, batch: Batch) -> Steps[None]:
-    """Settle on a builder a batch that was decided on its revision, in steps; the errors of `apply_batch`."""
+    """Fold a batch decided on the builder's revision, in steps. Raises the same errors as `apply_batch`."""
     if batch.at < builder.at:
         raise LedgerViolation(f"the clock of revision {batch.base} goes back from {builder.at} to {batch.at}")
     for entry in batch.entries:
@@ -42,21 +41,21 @@ def settle_into(builder: StateBuilder, batch: Batch) -> Steps[None]:
 
 
 def apply_entry(state: State, entry: Entry, at: Instant) -> State:
-    """Return the state after one entry: what a proposer's speculative state goes through while it builds a batch."""
+    """Return the state after one entry, for a proposer that builds a batch."""
     builder = StateBuilder(state)
     _apply_entry(builder, entry, at)
     return builder.finish()
 
 
 class SpeculativeState:
-    """A batch under construction: each entry is settled at once, on one StateBuilder for all of them.
+    """State of a batch under construction: each entry is settled at once, on one StateBuilder for all entries.
 
-    `facts` is what to decide by and costs nothing; `state()` makes a whole State, and is for what has to walk over
-    jobs, and for the end.
+    `facts` costs nothing and is enough for most decisions. `state()` builds a complete State, for decisions that
+    iterate over jobs and for the finished batch.
     """
 
     def __init__(self, base: State, at: Instant) -> None:
-        """Begin on `base` with the clock at `at`, which must not be before its own."""
+        """Start from `base` with the clock at `at`, which must not be earlier than the base's."""
         if at < base.at:
             raise ValueError(f"the clock would go back from {base.at} to {at}")
         self.base = base
@@ -64,25 +63,25 @@ class SpeculativeState:
         self.entries: list[Entry] = []
         self._reached = base
         self._settled = 0
-        """Entries that are settled in `_reached`; the others are on the builder."""
+        """Number of entries settled in `_reached`; the others are on the builder."""
         self._builder: StateBuilder | None = None
 
     @property
     def facts(self) -> Facts:
-        """What is true after the entries so far; valid until the next one is added."""
+        """Facts after the entries added so far; valid until the next entry is added."""
         if self._builder is None:
             return self._reached
         return self._builder
 
     @property
     def revision(self) -> int:
-        """The revision after the entries so far."""
+        """Revision after the entries added so far."""
         return self._reached.revision if self._builder is None else self._builder.revision
 
     def add(self, entry: Entry) -> int:
-        """Settle one more entry; return the job that it made or concerns, 0 for none.
+        """Settle another entry; return the job it created or concerns, 0 for none.
 
-        Raises what folding raises; then the entry was not added and nothing is changed.
+        If the fold raises, the entry is not added and the state is unchanged.
         """
         if self._builder is None:
             self._builder = StateBuilder(self._reached)
@@ -95,7 +94,7 @@ class SpeculativeState:
         return job
 
     def adding(self, entry: Entry) -> Steps[int]:
-        """Do what `add` does, in steps; `facts` is nothing to decide by until it is done."""
+        """Settle an entry as `add` does, in steps. `facts` is invalid until the last step."""
         if self._builder is None:
             self._builder = StateBuilder(self._reached)
         try:
@@ -107,13 +106,13 @@ class SpeculativeState:
         return job
 
     def _begin_again(self) -> None:
-        """Forget a part of an entry's events that may be on the builder: begin again from what was whole."""
+        """Discard the partly folded entry: restore the builder from the last complete state."""
         self._builder = StateBuilder(self._reached)
         for settled in self.entries[self._settled :]:
             _apply_entry(self._builder, settled, self.at)
 
     def state(self) -> State:
-        """Return the State after the entries so far."""
+        """Return the State after the entries added so far."""
         if self._builder is not None:
             self._reached, self._builder = self._builder.finish(), None
             self._settled = len(self.entries)
@@ -135,7 +134,7 @@ def _applying_entry(builder: StateBuilder, entry: Entry, at: Instant) -> Steps[i
 
 
 def _settled(builder: StateBuilder, entry: Entry) -> int:
-    """Keep the receipt of an entry whose events are folded; return the job that it made or concerns."""
+    """Cache the reply of a folded entry; return the job it created or concerns."""
     job = _job_concerned(entry)
     if entry.id:
         builder.settle(entry.id, Receipt(Revision(builder.revision), job, entry.refusal, entry.digest, entry.actor))
@@ -143,7 +142,7 @@ def _settled(builder: StateBuilder, entry: Entry) -> int:
 
 
 def _job_concerned(entry: Entry) -> int:
-    """Return the job that the entry made or concerns, 0 for none: what its receipt says."""
+    """Return the job that the entry created or concerns, 0 for none, as its receipt records it."""
     for event in entry.events:
         job = job_of(event)
         if job is not None:

@@ -1,4 +1,4 @@
-"""Folding what belongs to the cluster itself: its configuration, its pools, its nodes."""
+"""Fold events of the cluster itself: configuration, pools, shared filesystems, nodes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _filesystem_removed(builder: StateBuilder, event: e.FilesystemRemoved) -> No
 
 
 def _moves_for(builder: StateBuilder, node: str, seen: dict[str, str]) -> None:
-    """Note which shared filesystems, with their identities, a node is a mover of: all that are `seen`, and no other."""
+    """Register a node as mover of exactly the shared filesystems in `seen`, with the identities it found."""
     for name, filesystem in builder.filesystems.items():
         if name in seen:
             others = {*filesystem.movers, node}
@@ -101,7 +101,7 @@ def _node_registered(builder: StateBuilder, event: e.NodeRegistered) -> None:
         filesystems=tuple(sorted(seen.name for seen in event.filesystems)),
     )
     if known is not None and known.storage_id != event.storage_id and event.node in builder.abandoned:
-        # What was given up was on another disk.
+        # The abandoned buffers were on the node's previous disk.
         builder.abandoned = builder.abandoned.delete(event.node)
     builder.nodes = builder.nodes.set(event.node, node)
 
@@ -165,7 +165,7 @@ def _certificates_unrevoked(builder: StateBuilder, event: e.CertificatesUnrevoke
 
 
 def fold_raised(builder: Levelled, event: e.FeatureLevelRaised) -> None:
-    """Fold a raise of the level. ReleaseNeeded for a level that this release does not know."""
+    """Raise the feature level. Raises ReleaseNeeded if this release does not know the level."""
     if event.level != builder.feature_level + 1 or not builder.feature_level:
         raise LedgerViolation(f"the feature level was raised from {builder.feature_level} to {event.level}")
     check_level(event.level, event.release, revision=builder.revision)
@@ -181,15 +181,15 @@ def _clock_set(builder: StateBuilder, event: e.ClockSet) -> None:
 
 
 def _state_digested(builder: StateBuilder, event: e.StateDigested) -> None:
-    """Change nothing: a digest kept in the state would be part of what the next one digests."""
+    """Change nothing: a digest stored in the state would change the next digest."""
 
 
 def _histories_counted(builder: StateBuilder, event: e.HistoriesCounted) -> None:
-    """Change nothing: it says what the ledger has."""
+    """Change nothing: the event describes the ledger, not the state."""
 
 
 def _disclosure_key_drawn(builder: StateBuilder, event: e.DisclosureKeyDrawn) -> None:
-    """Change nothing: who needs the key reads the beginning of the ledger, and no picture of the state shows it."""
+    """Change nothing: the key is read from the start of the ledger and must not appear in the state."""
 
 
 CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
@@ -216,11 +216,11 @@ CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.HistoriesCounted: _histories_counted,
     e.DisclosureKeyDrawn: _disclosure_key_drawn,
 }
-"""What each event does; `replica.fold.fold` has them all."""
+"""Event type -> its fold, merged in `replica.fold.fold`."""
 
 
 class Levelled(Protocol):
-    """A state being changed, as far as its level is concerned."""
+    """Protocol of builders that have a feature level."""
 
     feature_level: int
     revision: int

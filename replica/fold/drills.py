@@ -1,4 +1,4 @@
-"""Folding drills: that there is one, that somebody wants it to end, and what came of it."""
+"""Fold events of drills: start, confirmation, renewal, abort, end, and locks."""
 
 from __future__ import annotations
 
@@ -81,4 +81,4 @@ DRILL_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.DrillsLocked: _locked,
     e.DrillsUnlocked: _unlocked,
 }
-"""Event -> what it does."""
+"""Event type -> its fold."""

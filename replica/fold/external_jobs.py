@@ -1,6 +1,4 @@
-"""Folding what is peculiar to external jobs: their setups, what lingers, what is parked, and whose names they stand
-under.
-"""
+"""Fold events of external jobs: setup, lingering and retained buffers, and the schedulers they belong to."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ def _external_job_space_given(builder: StateBuilder, event: e.ExternalJobSpaceGi
     if event.passed:
         builder.change(event.passed, None, passed=builder.job(event.passed).passed + 1)
     _external_job(builder, event.job)
-    # Only now it is there as a buffer that people see, like a native one.
+    # Users see the buffer from now on, as they see a native one.
     buffer = builder.moved(builder.buffers[event.job], BufferInput.ALLOCATED)
     builder.put(builder.job(event.job), replace(buffer, created_at=Instant(builder.at), filesystems=event.filesystems))
 
@@ -88,7 +86,7 @@ def _external_job_stage_in_ordered(builder: StateBuilder, event: e.ExternalJobSt
         **_NOT_FAILED,
     )
     buffer = builder.buffers[event.job]
-    # What lingered is where it was.
+    # A lingering buffer keeps its directory.
     builder.put(ordered, replace(buffer, epoch=buffer.epoch or event.attempt))
 
 
@@ -138,7 +136,7 @@ def _external_job_parked(builder: StateBuilder, event: e.ExternalJobParked) -> N
 
 
 def purged(builder: StateBuilder, job: Job) -> None:
-    """Forget a job of an external job that leaves the state; the last one of it takes along which epochs there were."""
+    """Remove a purged job from its external job's record, and the record with its last job."""
     if job.external_job is None:
         return
     known = builder.external_jobs[job.external_job.name]
@@ -158,7 +156,7 @@ def _scheduler_released(builder: StateBuilder, event: e.SchedulerReleased) -> No
 
 
 def _external_job_missed(builder: StateBuilder, event: e.ExternalJobMissed) -> None:
-    """Change nothing: who reads the ledger sees that the two differed."""
+    """Change nothing: the event documents in the ledger that Slurm and Forebay disagreed."""
 
 
 EXTERNAL_JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
@@ -175,4 +173,4 @@ EXTERNAL_JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.SchedulerReleased: _scheduler_released,
     e.ExternalJobMissed: _external_job_missed,
 }
-"""What each event does; `replica.fold.fold` has them all."""
+"""Event type -> its fold, merged in `replica.fold.fold`."""

@@ -1,6 +1,4 @@
-"""Folding: what each event does to the state. It decides nothing, and it cannot fail for an event of a ledger (law
-2).
-"""
+"""Dispatch events to their folds. A fold decides nothing and cannot fail for an event in a ledger (law 2)."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from replica.values import Instant, LedgerViolation, Steps
 
 
 def fold(state: State, events: Iterable[e.Event], at: Instant) -> State:
-    """Return the state after `events`, which happened at `at`. Raises LedgerViolation for what no ledger can hold."""
+    """Return the state after `events`, which happened at `at`. Raises LedgerViolation if no ledger can contain them."""
     builder = StateBuilder(state)
     builder.at = at
     fold_into(builder, events)
@@ -36,12 +34,12 @@ def fold_into(builder: StateBuilder, events: Iterable[e.Event]) -> None:
 
 
 def is_one_step(events: Sequence[e.Event]) -> bool:
-    """Return whether folding the events is a step, as for most entries, so that going in steps gains nothing."""
+    """Return whether the events fold in one step, as most entries do, so that `folding` gains nothing."""
     return not events or (len(events) == 1 and type(events[0]) is not e.JobSubmitted)
 
 
 def folding(builder: StateBuilder, events: Iterable[e.Event]) -> Steps[None]:
-    """Fold `events` onto a builder, a step each, and one for each task of an array that is submitted."""
+    """Fold `events` onto a builder, one step for each event and for each task of a submitted array."""
     for event in events:
         if isinstance(event, e.JobSubmitted) and event.array is not None:
             yield from submitting(builder, event)
@@ -66,7 +64,7 @@ _FOLDS |= {kind: owing(_FOLDS[kind]) for kind in OWING}
 
 
 def since(level: int, fold: Callable[[_Builder, Any], None]) -> Callable[[_Builder, Any], None]:
-    """Return the fold of an event that came with `level`: below it no ledger can hold the event."""
+    """Wrap the fold of an event introduced with `level`: below that level no ledger can contain the event."""
 
     def fold_at_level(builder: _Builder, event: Any) -> None:
         fold(builder, event)

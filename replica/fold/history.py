@@ -1,4 +1,4 @@
-"""The fold of a history that is there already: batch after batch, held against the digests that it records."""
+"""Fold a recorded history batch by batch, and compare the states with the digests that it records."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from replica.values import Instant, Revision
 
 
 class HistoryFold:
-    """A state under the batches of a history, one after the other.
+    """State under the consecutive batches of a recorded history.
 
-    They are folded on one StateBuilder until somebody looks at the state: a State is made at each checkpoint, and not
-    after each batch. It comes to what `apply_batch` comes to. Behind an error nothing is left but the State that was
-    looked at last.
+    Batches are folded onto one StateBuilder. A State is built only when it is read, not after each batch, with the same
+    result as `apply_batch`. After an error, only the State that was read last is available.
     """
 
     def __init__(self, start: State, *, every_digest: bool = False) -> None:
-        """Begin with `start`; `every_digest`: compare each that is recorded, whatever that costs."""
+        """Begin with `start`. With `every_digest`, compare each recorded digest regardless of the cost."""
         self.digests = RecordedDigests(start, every=every_digest)
         self._reached = start
         self._builder: StateBuilder | None = None
 
     @property
     def state(self) -> State:
-        """The state after what was folded; set by whoever has folded something by himself."""
+        """State after the folded batches. Callers that fold by themselves assign it."""
         if self._builder is not None:
             self._reached, self._builder = self._builder.finish(), None
         return self._reached
@@ -36,17 +35,19 @@ class HistoryFold:
 
     @property
     def revision(self) -> Revision:
-        """The revision of it."""
+        """Revision after the folded batches."""
         return Revision(self._reached.revision if self._builder is None else self._builder.revision)
 
     @property
     def at(self) -> Instant:
-        """The clock of it."""
+        """Replicated clock after the folded batches."""
         return Instant(self._reached.at if self._builder is None else self._builder.at)
 
     def take(self, index: int, batch: Batch | None) -> bool:
-        """Fold entry `index`; return whether it settled anything: another kind of entry, None, and a batch that was
-        decided on another revision do not. Raises what `apply_batch` raises, and StateDiffers.
+        """Fold entry `index`; return whether it settled commands.
+
+        Entries of other kinds (None) and batches decided on another revision settle none. Raises StateDiffers, and the
+        errors of `apply_batch`.
         """
         at = self.at
         if batch is not None and batch.base != self.revision:
@@ -63,7 +64,7 @@ class HistoryFold:
         return batch is not None
 
     def branch(self) -> HistoryFold:
-        """Return another one that goes on from here by itself."""
+        """Return an independent copy that continues from here."""
         other = HistoryFold(self.state)
         other.digests = self.digests.branch()
         return other
@@ -77,7 +78,7 @@ class HistoryFold:
 
 
 def _sets_clock(batch: Batch) -> bool:
-    """Whether the clock after a batch may be another than its own."""
+    """Return whether the clock after a batch may differ from the batch's own time."""
     for entry in batch.entries:
         for event in entry.events:
             if type(event) is e.ClockSet:

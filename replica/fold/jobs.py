@@ -1,4 +1,4 @@
-"""Folding what belongs to a job from submit to purge: its record, its buffer, its operations, its runs."""
+"""Fold events of jobs from submit to purge: record, buffer, operations, runs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _job_submitted(builder: StateBuilder, event: e.JobSubmitted) -> None:
 
 
 def submitting(builder: StateBuilder, event: e.JobSubmitted) -> Steps[None]:
-    """Fold a submit, a step a task."""
-    request, array = shared_request(event.request), event.array  # once for all tasks: they have it in common as it is
+    """Fold a submit, one step for each task."""
+    request, array = shared_request(event.request), event.array  # shared by all tasks
     if array is None:
         _new_job(builder, event, event.job, request)
         return
@@ -85,7 +85,7 @@ def _job_held(builder: StateBuilder, event: e.JobHeld) -> None:
     builder.change(
         event.job,
         None,
-        hold=Hold.ADMIN if job.hold is Hold.ADMIN else event.hold,  # what an operator holds, only one releases
+        hold=Hold.ADMIN if job.hold is Hold.ADMIN else event.hold,  # only an operator releases an operator's hold
         held_at=Instant(builder.at),
         comment=commented(job.comment, event.comment, Instant(builder.at)),
         interruptions=interrupted(job, held_because=event.reason) if event.reason else job.interruptions,
@@ -168,7 +168,7 @@ def _mover_changed(builder: StateBuilder, event: e.MoverChanged) -> None:
         mover=event.mover,
         attempt=event.attempt,
         retry_at=NEVER,
-        # One that waits for its slot goes on waiting.
+        # An operation that waits for its slot keeps waiting.
         order_at=NEVER if job.order_at == NEVER else Instant(builder.at),
     )
 
@@ -349,7 +349,7 @@ JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.OperationQueued: _operation_queued,
     e.OperationOrdered: _operation_ordered,
 }
-"""What each event does; `replica.fold.fold` has them all."""
+"""Event type -> its fold, merged in `replica.fold.fold`."""
 
 
 # ---- folding partitions, consumption, and changes of waiting jobs
@@ -370,7 +370,7 @@ def _job_updated(builder: StateBuilder, event: e.JobUpdated) -> None:
     if change.begin_at is not None:
         changed = replace(changed, eligible_at=at if change.begin_at <= at else NEVER)
     if change.deadline is not None or change.time_limit_s is not None:
-        changed = replace(changed, late=False)  # whether it still is, the next pass says
+        changed = replace(changed, late=False)  # the next scheduling cycle decides again
     buffer = builder.buffers.get(job.id)
     if event.buffer is not None:
         if buffer is not None and buffer.state is not BufferState.PENDING:
@@ -387,4 +387,4 @@ CHANGE_FOLDS: Mapping[type, Callable[[StateBuilder, Any], None]] = {
     e.UsageReset: _usage_reset,
     e.JobUpdated: _job_updated,
 }
-"""What each event does; `replica.fold.fold` has them all."""
+"""Event type -> its fold, merged in `replica.fold.fold`."""

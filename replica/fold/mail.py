@@ -1,4 +1,4 @@
-"""mail."""
+"""Fold events of mail: note the mail that a job's event makes due, and settle sent and dropped mail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replica.values import MAILS_OWED_MAX, MICROSECONDS_PER_SECOND, NEVER, Insta
 
 
 def owing(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Return the fold of an event of a job that also notes the mail that is owed because of it."""
+    """Wrap the fold of a job's event so that it also notes the mail that becomes due."""
 
     def fold_and_owe(builder: StateBuilder, event: Any) -> None:
         before: Job | None = builder.jobs.get(event.job)
@@ -21,7 +21,7 @@ def owing(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
             return
         if len(builder.mails) >= MAILS_OWED_MAX:
             return
-        # As it is afterwards: a requeue is said once, when it is asked for.
+        # Use the job after the event: a requeue is reported once, when it is requested.
         after: Job | None = builder.jobs.get(event.job)
         requeueing = after is not None and after.interrupted.requeueing
         mail = mail_of(event, before, Instant(builder.at), requeueing=requeueing)
@@ -32,14 +32,14 @@ def owing(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
 
 
 def mail_of(event: e.Event, before: Job, at: Instant, *, requeueing: bool = False) -> Mail | None:
-    """Return the mail that an event makes owed, None if none; `before` is the job as it was."""
+    """Return the mail that an event makes due, or None; `before` is the job before the event."""
     found = _about(event, before, at, requeueing)
     if found is None:
         return None
     kind, since, result, exit_code, signal = found
     options, array = before.request.asked, before.request.array
     if kind is MailKind.FAIL and not wants(options, kind):
-        # Slurm: who asked for the end only hears of a failure as of an end.
+        # As in Slurm, a user who requested only END receives a failure as END.
         kind = MailKind.END
     if not wants(options, kind):
         return None
@@ -63,12 +63,12 @@ _About = tuple[MailKind, Instant, JobState, int, int]
 
 
 def _about(event: e.Event, before: Job, at: Instant, requeueing: bool) -> _About | None:
-    """Return what a mail would be about: the kind, since when it lasted, and how the job ended."""
+    """Return the content of a mail: its kind, the start of the period it reports, and the job's result."""
     if isinstance(event, e.RunStarted):
         return MailKind.BEGIN, before.submitted_at, JobState.RUNNING, 0, 0
     if isinstance(event, e.RunEnded):
         if requeueing:
-            return None  # it was told as the requeue was asked for
+            return None  # already reported when the requeue was requested
         return _end(event.result), before.started_at, event.result, event.exit_code, event.signal
     if isinstance(event, e.StagedOut):
         return MailKind.STAGE_OUT, before.ended_at, before.result, before.exit_code, before.signal
@@ -76,7 +76,7 @@ def _about(event: e.Event, before: Job, at: Instant, requeueing: bool) -> _About
         return MailKind.REQUEUE, before.started_at, JobState.PENDING, 0, 0
     if isinstance(event, e.JobCancelled):
         return MailKind.END, before.started_at, JobState.CANCELLED, 0, 0
-    # A job whose script has ended was told so then.
+    # If the script has ended, the mail was already due then.
     if isinstance(event, e.TeardownStarted) and before.ended_at == NEVER and event.result in _RESULTS:
         return _end(event.result), before.started_at, event.result, 0, 0
     return None
@@ -86,7 +86,7 @@ _RESULTS = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, J
 
 
 def _end(result: JobState) -> MailKind:
-    """COMPLETED and CANCELLED are ends, everything else is a failure (Slurm: job_completion_logger)."""
+    """Map COMPLETED and CANCELLED to END, all other results to FAIL (Slurm: job_completion_logger)."""
     return MailKind.END if result in (JobState.COMPLETED, JobState.CANCELLED) else MailKind.FAIL
 
 
@@ -98,19 +98,19 @@ OWING: tuple[type, ...] = (
     e.JobCancelled,
     e.TeardownStarted,
 )
-"""The events that may make mail owed."""
+"""Events that may make mail due."""
 
 
-# Settling it ----------------------------------------------------------------------------------------------------------
+# Settling mail --------------------------------------------------------------------------------------------------------
 
 
 def fold_sent(builder: StateBuilder, event: e.MailSent) -> None:
-    """The mail is no longer owed."""
+    """Remove a sent mail."""
     _settle(builder, event.mail)
 
 
 def fold_dropped(builder: StateBuilder, event: e.MailDropped) -> None:
-    """The mail is given up."""
+    """Remove a mail that could not be sent."""
     _settle(builder, event.mail)
 
 

@@ -1,4 +1,4 @@
-"""persistent."""
+"""Fold events of persistent buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folding what happens to buffers and runs: persistent buffers, suspension, requeues, holds."""
+"""Fold events of failures and runs: failed pre-runs, cleared and abandoned buffers, suspension, requeues, restarts."""
 
 from __future__ import annotations
 
@@ -144,4 +144,4 @@ FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.BufferCleared: _buffer_cleared,
     e.BufferAbandoned: _buffer_abandoned,
 }
-"""What each event does; `replica.fold.fold` has them all."""
+"""Event type -> its fold, merged in `replica.fold.fold`."""

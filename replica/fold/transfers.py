@@ -1,4 +1,4 @@
-"""Folding what belongs to moving data: the rules, and what is known of the transfers of each job."""
+"""Fold events of transfers: the rules, and the receipts and checkpoints of each job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_TRANSFERS = JobTransfers()
 
 def _rules_set(builder: StateBuilder, event: e.TransferRulesSet) -> None:
     builder.transfer_rules = event.rules
-    # They are part of the configuration, so a change that is based on an older one is refused.
+    # The rules belong to the configuration, so a change based on an older revision is rejected.
     builder.site = replace(builder.site, revision=builder.revision)
 
 
@@ -27,7 +27,7 @@ def _recorded(builder: StateBuilder, event: e.TransferRecorded) -> None:
 
 
 def _kept(receipts: tuple[TransferReceipt, ...]) -> tuple[TransferReceipt, ...]:
-    """Return as many receipts as are kept: those of attempts that failed go first, and the oldest ones."""
+    """Drop receipts beyond the limit: those of failed attempts first, then the oldest."""
     if len(receipts) <= RECEIPTS_PER_JOB_MAX:
         return receipts
     gone = next((number for number, receipt in enumerate(receipts) if not receipt.complete), 0)
@@ -45,4 +45,4 @@ TRANSFER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.TransferRecorded: _recorded,
     e.TransferCheckpointed: _checkpointed,
 }
-"""What each event does; `replica.fold.fold` has them all."""
+"""Event type -> its fold, merged in `replica.fold.fold`."""

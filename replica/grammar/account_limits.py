@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class TextFault(ValueError):
-    """What is wrong with a text, and what would be right."""
+    """Invalid text, with the cause in `sentence` and a `remedy`."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
         super().__init__(sentence)

@@ -1,8 +1,8 @@
-"""burst_buffer.conf as text: its lines become settings, and every fault names file, line, column and remedy.
+"""Parser of burst_buffer.conf: turns lines into settings; every fault has file, line, column and remedy.
 
-The grammar is that of Slurm's configuration files: `Key=Value` pairs, one or several in a line, values without blanks
-or in double quotes, names without regard to case, `#` begins a comment (`\\#` does not), a `\\` at the end of a line
-continues it. `Include FILE` is resolved by whoever reads the disk (`include_of`), since nobody does here.
+The grammar is that of Slurm's configuration files: `Key=Value` pairs, one or several on a line, values without blanks
+or in double quotes, case-insensitive names; `#` begins a comment (`\\#` does not), and a `\\` at the end of a line
+continues it. The caller resolves `Include FILE` (`include_of`), because this package reads no files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INCLUDE = re.compile(r"\s*include\s+(?P<file>\S+)\s*$", re.IGNORECASE)
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line of a file, without its end; `number` counts from 1."""
+    """A line of a file without its line end; `number` counts from 1."""
 
     file: str
     number: int
@@ -29,14 +29,14 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One key with its value as it was written, and where; `line` 0 where it comes from no file."""
+    """A key with its value as written, and its location; `line` is 0 if it comes from no file."""
 
     key: str
     value: str
     file: str = ""
     line: int = 0
     column: int = 0
-    """Where the value begins, counted in characters from 1."""
+    """First column of the value, in characters from 1."""
 
     def place(self, offset: int = 0) -> str:
         """Return the place of a character of the value, for people."""
@@ -44,7 +44,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing that is wrong in a file."""
+    """A mistake in a file."""
 
     place: str
     sentence: str
@@ -55,7 +55,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """What a file says; usable only where there are no faults."""
+    """Result of parsing a file; usable only without faults."""
 
     settings: tuple[Setting, ...]
     faults: tuple[Fault, ...]

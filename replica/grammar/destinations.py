@@ -17,7 +17,7 @@ Parts = tuple[str, ...]
 
 
 class Copy(NamedTuple):
-    """One transfer as paths in parts; `source` is empty for a list, whose sources stand in a file."""
+    """A transfer with its paths split into parts; `source` is empty for a list, whose sources are in a file."""
 
     is_file: bool
     source: Parts

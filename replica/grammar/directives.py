@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 DIRECTIVE_DEFAULT = "BB_LUA"
-"""What follows `#` in a Lua script's directives, where the site does not say."""
+"""Default word after `#` in the directives of a Lua script."""
 
 
 REQUESTS_REMEMBERED = 256
@@ -62,7 +62,7 @@ REMEMBERED_CHARACTERS_MAX = 8_192
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a job asks for; `request` None: nothing."""
+    """Parsed request of a job; `request` is None if it requests no buffer."""
 
     request: BufferRequest | None
     warnings: tuple[str, ...]

@@ -29,7 +29,7 @@ STAGE_KEYS = ("type", "source", "destination", *CHOICE_KEYS)
 TRANSFER_TYPES = ("file", "directory", "list")
 
 BARE_SWAP_BYTES = 1024**3
-"""What a swap without a suffix counts, bytes: Slurm writes `swap=2` of --bb as `swap 2GiB`."""
+"""Unit of a swap size without a suffix, bytes: Slurm writes `swap=2` of --bb as `swap 2GiB`."""
 
 
 def read_dw(directive: Directive, asked: Asked) -> None:

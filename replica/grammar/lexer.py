@@ -32,7 +32,7 @@ WARNINGS_MAX = 16
 
 
 class Directive(msgspec.Struct, frozen=True):
-    """One directive with its continued lines: the word that says its kind, the words after it, all as one line."""
+    """A directive with its continuation lines joined: the word that names its kind, and the words after it."""
 
     at: Word
     words: tuple[Word, ...]
@@ -55,7 +55,7 @@ class Kinds(msgspec.Struct, frozen=True):
     refused: Mapping[str, str] = {}
     """Kind -> what to do instead."""
     by_prefix: bool = False
-    """Whether a line that begins with a kind is a directive, whatever follows: the rule of Slurm's lua plugin."""
+    """Any line that begins with a kind is a directive, as in Slurm's lua plugin."""
     by_beginning: bool = False
     """Whether somebody else reads the text too, who takes a kind's word as a mere beginning: such words are refused."""
 
@@ -67,7 +67,7 @@ class Kinds(msgspec.Struct, frozen=True):
 
 
 class Warnings:
-    """What the submitter should look at; bounded."""
+    """Warnings for the submitter; bounded."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -84,7 +84,7 @@ class _Open(msgspec.Struct):
     at: Word
     words: list[Word]
     texts: list[str]
-    """What each of its lines adds to its text."""
+    """Text that each line contributes."""
     backslash: Word
 
 
@@ -234,7 +234,7 @@ class DirectiveRefused(Exception):
         super().__init__(f"{refusal.place}: {refusal.sentence}; {refusal.remedy}")
         self.refusal = refusal
         self.others: tuple[Refusal, ...] = ()
-        """What else is wrong with the request, in the order in which it is read."""
+        """Further mistakes in the request, in reading order."""
 
 
 REFUSALS_MAX = 64
@@ -258,7 +258,7 @@ def raise_noted(refusals: list[Refusal]) -> None:
 
 
 class Word(msgspec.Struct, frozen=True):
-    """One word of a request and where it starts; line and column count from 1, columns in characters."""
+    """A word of a request and its position; line and column count from 1, columns in characters."""
 
     text: str
     source: str
@@ -282,7 +282,10 @@ def shown(text: str) -> str:
 
 
 def ends_in_backslash(text: str) -> bool:
-    """Whether a text ends in an odd number of backslashes: an even number is the symbol that stops symbols."""
+    """Return whether a text ends in an odd number of backslashes.
+
+    An even number is the symbol that disables symbols.
+    """
     return text.endswith("\\") and (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
@@ -309,7 +312,7 @@ def control_offset(line: str) -> int | None:
 
 
 PACKED_MARK = "\n: This script is packed. Run it with an agent of Forebay that unpacks it.\n"
-"""What stands between the head of a packed script and its rest: a command without effect to a shell."""
+"""Separator between the head of a packed script and its rest: a no-op command to a shell."""
 
 _BASE85 = re.compile(r"[0-9A-Za-z!#$%&()*+;<=>?@^_`{|}~-]*\n?")
 

@@ -1,4 +1,4 @@
-"""What the directives of one job ask for, put together: what contradicts itself is refused where it is seen."""
+"""Build a job's buffer request from its directives, and reject contradictions where they occur."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Asked:
         """Words that are not known, count."""
         self.kind = ""
         self.word = "#DW"
-        """How remedies call the word before a directive."""
+        """Directive word shown in remedies."""
         self.lines: list[str] = []
         self.capacity: Quantity | None = None
         self.capacity_at: Word | None = None
@@ -74,7 +74,7 @@ class Asked:
 
     @property
     def native(self) -> bool:
-        """Whether Forebay's own agents do the work, so that transfers and types must be what they can do."""
+        """Return whether Forebay's agents do the work, which limits the supported transfers and types."""
         return self.provider == NATIVE
 
     def begin_space(self, at: Word) -> None:

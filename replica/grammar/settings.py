@@ -28,10 +28,10 @@ from replica.model import (
 from replica.values import SizeError, format_slurm_size, name_fault, parse_size
 
 PROVIDER_PREFIX = "burst_buffer/"
-"""How slurm.conf writes a provider: BurstBufferType=burst_buffer/lua."""
+"""Prefix of a provider in slurm.conf: BurstBufferType=burst_buffer/lua."""
 
 UNLIMITED = "unlimited"
-"""How a limit on transfers that is none is written: 0 would be a pause."""
+"""Value of a transfer limit that is off; 0 would pause transfers."""
 
 DIGITS_MAX = 18
 """Digits of a number, count: more than any bound has, and few enough for a signed 64-bit field."""
@@ -44,13 +44,13 @@ class Owner(StrEnum):
     FLAG = "flag"
     """A flag of the site that has a key of its own."""
     TRANSFERS = "transfers"
-    """How data is moved."""
+    """Transfer settings."""
     RULES = "rules"
     """Scheduling rules: priority, accounts, revocation."""
 
 
 class Kind(StrEnum):
-    """How a value is written."""
+    """Formats of values."""
 
     NUMBER = "a whole number"
     POINTS = "a whole number, negative or not"
@@ -77,7 +77,7 @@ class Kind(StrEnum):
 
 
 class Key(msgspec.Struct, frozen=True):
-    """One key. `about` says in words what it does; `is_slurm`: it is a key of burst_buffer.conf."""
+    """A configuration key. `about` describes its effect; `is_slurm` marks a key of burst_buffer.conf."""
 
     name: str
     owner: Owner

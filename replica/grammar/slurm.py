@@ -33,7 +33,7 @@ from replica.values import (
 )
 
 COUNTED: Final = ("pool", "capacity")
-"""What Slurm reads of a line."""
+"""Words of a line that Slurm evaluates."""
 
 EXTERNAL_JOB_VERBS: Final = ("jobdw", *STAGES)
 

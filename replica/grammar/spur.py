@@ -12,7 +12,7 @@ from replica.grammar.values import Value, read_capacity
 from replica.values import SIZE_BYTES_MAX, Quantity, RefusalCode
 
 BARE_BYTES = 1024**3
-"""What a capacity without a unit counts, bytes."""
+"""Unit of a capacity without a suffix, bytes."""
 
 _FORM = "write capacity=10GiB, stage_in:COMMAND and stage_out:COMMAND, separated by ;"
 

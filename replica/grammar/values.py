@@ -158,7 +158,7 @@ def read_persistent_name(value: Value) -> str:
 
 
 _ACCESS_MODE = re.compile(r"([^(),]*)(\(([^()]*)\))?(,|$)")
-"""One access mode with its options and what ends it."""
+"""An access mode with its options and its terminator."""
 
 
 class AccessModes(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What can be asked and what has happened: commands, events, what an entry holds, feature levels."""
+"""Commands, events, ledger entries and feature levels."""
 
 from replica.messages.commands import (
     CONTROLLER,

@@ -1,7 +1,7 @@
-"""What can be asked of the controller: requests, imperative, each settled by one entry of a batch.
+"""Commands to the controller, in the imperative, each settled by one entry of a batch.
 
-Commands are not in the ledger (their events and refusals are), so they have no wire numbers; `kind_of` gives the name
-that the ledger keeps for audits.
+The ledger contains their events and rejections, not the commands themselves, so commands have no wire numbers.
+`kind_of` returns the name that the ledger records for audits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from replica.values import NEVER, Instant
 
 
 class ActorRole(IntEnum):
-    """Who asks; the numbers are wire numbers (law 12)."""
+    """Roles of senders; the numbers are wire numbers (law 12)."""
 
     CONTROLLER = 1
     OPERATOR = 2
@@ -53,7 +53,7 @@ class ActorRole(IntEnum):
     SCHEDULER = 5
     """Another scheduler, for its own external jobs: those under its name."""
     DRILL = 6
-    """Somebody who carries out drills, and nothing else."""
+    """A program that may run drills and nothing else."""
 
 
 class Actor(msgspec.Struct, frozen=True, array_like=True, gc=False, cache_hash=True):
@@ -77,16 +77,17 @@ class FoundCluster(msgspec.Struct, frozen=True):
     site: Site
     pools: tuple[Pool, ...]
     nodes: tuple[str, ...] = ()
-    """Whose agents may register without being admitted one by one."""
+    """Nodes whose agents may register without separate admission."""
     filesystems: tuple[SharedFilesystem, ...] = ()
     disclosure_key: bytes = b""
     """A secret of DISCLOSURE_KEY_BYTES that the leader drew, or empty: proofs of the ledger are salted with it."""
 
 
 class RecoverCluster(msgspec.Struct, frozen=True):
-    """Begin a new incarnation of the cluster from what is left (operator, on the machine that has it).
+    """Begin a new incarnation of the cluster from one surviving replica (operator, on its machine).
 
-    Nobody sends it: `cluster.server.recovery` writes it behind what is left. Fields as in `replica.model.Recovery`.
+    It is never sent over the network: `cluster.server.recovery` appends it to the surviving ledger. Fields as in
+    `replica.model.Recovery`.
     """
 
     mark: str
@@ -122,7 +123,7 @@ class ChangePool(msgspec.Struct, frozen=True):
 
 
 class RemovePool(msgspec.Struct, frozen=True):
-    """Remove a pool that nobody holds a part of or waits for (operator)."""
+    """Remove a pool that is not in use (operator)."""
 
     pool: str
 
@@ -160,9 +161,9 @@ class RegisterNode(msgspec.Struct, frozen=True):
     storage_id: str
     buffers: str = ""
     process_control: str = ""
-    """How it ends processes of jobs (PROCESS_CONTROLS)."""
+    """Mechanism by which the agent ends a job's processes (PROCESS_CONTROLS)."""
     capacity_control: str = ""
-    """What holds its buffers to their capacity (CAPACITY_CONTROLS)."""
+    """Mechanism that limits buffers to their capacity (CAPACITY_CONTROLS)."""
     filesystems: tuple[SeenFilesystem, ...] = ()
     """The shared filesystems that it stages for, as it has found them: then it is a mover, has no CPUs and runs no
     scripts.
@@ -212,12 +213,12 @@ class SubmitJob(msgspec.Struct, frozen=True):
     """Make a job, or a job array."""
 
     request: JobRequest
-    """What is asked; of an array, what is asked of each task, without its `array`."""
+    """Request of the job; for an array, of each task, without its `array`."""
     hold: Hold = Hold.NONE
     tasks: tuple[int, ...] = ()
     """The tasks of an array, ascending; empty: one job."""
     throttle: int = 0
-    """How many tasks may be active at once; 0: all."""
+    """Maximum number of active tasks; 0: no limit."""
     after_tasks: tuple[AfterTask, ...] = ()
     ignored: tuple[str, ...] = ()
     """Options of sbatch in the submit that Forebay does not carry out: rejected if the site says so."""
@@ -278,7 +279,7 @@ class RequeueJob(msgspec.Struct, frozen=True):
 class ClearBuffer(msgspec.Struct, frozen=True):
     """Forget a buffer that could not be removed (operator): that of `job`, or the persistent one called `name`.
 
-    `discard`: also where the only copy of somebody's data is lost by that.
+    With `discard`, do so even if it holds the only copy of data.
     """
 
     job: int = 0
@@ -299,22 +300,22 @@ class OperationDone(msgspec.Struct, frozen=True, tag="done"):
     size_bytes: int = 0
     digest: str = ""
     receipt: TransferReceipt | None = None
-    """What was moved; the attempt and stage in it are those of the report. Kept from feature level 4 on."""
+    """Transfer receipt; its attempt and stage are those of the report. Recorded from feature level 4 on."""
 
 
 class OperationFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """A stage-in, post-run, stage-out or teardown failed; `message` says why, in words.
+    """A stage-in, post-run, stage-out or teardown failed; `message` states the cause.
 
-    `final`: what is wrong does not go away by itself (a source that does not exist), so it is not tried again until
-    somebody releases the job. `operation`: what of the stage failed, for example `setup` of a stage-in; empty: the
-    stage as such.
+    `final`: the cause does not go away by itself, for example a missing source, so the operation is not retried until
+    the job is released. `operation`: the failed part of the stage, for example `setup` of a stage-in; empty: the whole
+    stage.
     """
 
     message: str
     final: bool = False
     operation: str = ""
     receipt: TransferReceipt | None = None
-    """What was moved before it failed."""
+    """Receipt of the data moved before the failure."""
 
 
 class ScriptStarted(msgspec.Struct, frozen=True, tag="started"):
@@ -348,7 +349,7 @@ OperationResult = OperationDone | OperationFailed | ScriptStarted | ScriptEnded 
 
 
 class ReportOperation(msgspec.Struct, frozen=True):
-    """What an agent says of one order."""
+    """Report the progress or result of an order (agent)."""
 
     node: str
     job: int
@@ -445,7 +446,7 @@ class SetSchedulingRules(msgspec.Struct, frozen=True):
 
 
 class RunSchedulingPass(msgspec.Struct, frozen=True):
-    """Give space and CPUs to whoever may have them now, and do what is due by time (controller)."""
+    """Run a scheduling cycle: assign space and CPUs, and perform timed actions that are due (controller)."""
 
 
 # ---- what can be asked about partitions, about consumption, and of a job that waits: part of
@@ -492,7 +493,7 @@ class SetClock(msgspec.Struct, frozen=True):
 
 
 class OpenSession(msgspec.Struct, frozen=True):
-    """Open a session for a program that will send many commands (anybody who may send commands)."""
+    """Open a session for a program that will send many commands (any role that may send commands)."""
 
 
 class CloseSession(msgspec.Struct, frozen=True):
@@ -529,7 +530,7 @@ class RegisterScheduler(msgspec.Struct, frozen=True):
 
     cluster: str
     address: str
-    """From where it asks, for whoever is refused."""
+    """Address of the sender, shown when another cluster is rejected."""
 
 
 class ReleaseScheduler(msgspec.Struct, frozen=True):
@@ -781,7 +782,9 @@ def kind_of(command: Command) -> str:
 
 
 DIGEST_BYTES = 8
-"""Digest of a command, bytes: tells a retry from a mistaken second use of an id; nobody gains by a collision."""
+"""Size of a command's digest, bytes. It distinguishes a retry from accidental reuse of an ID; a forged collision gains
+nothing.
+"""
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -792,7 +795,7 @@ def command_digest(request: Request) -> bytes:
     if type(command) is RaiseFeatureLevel:
         command = RaiseFeatureLevel(command.level, ())
     elif type(command) is SubmitJob and (command.ignored or command.if_defined):
-        # The ledger has what was decided, and not these: whoever makes the command again from it has the same digest.
+        # The ledger does not contain these fields; without them, a command rebuilt from its events has the same digest.
         command = msgspec.structs.replace(command, ignored=(), if_defined=())
     encoded = _ENCODER.encode((request.actor, kind_of(command), command))
     return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES).digest()
@@ -801,4 +804,4 @@ def command_digest(request: Request) -> bytes:
 _WORDS: Mapping[type, str] = {kind: _WORD.sub("_", kind.__name__).lower() for kind in get_args(Command)}
 
 KINDS: Mapping[str, type[Command]] = {word: kind for kind, word in _WORDS.items()}
-"""What the ledger calls a command -> its kind."""
+"""Command name in the ledger -> command class."""

@@ -1,4 +1,4 @@
-"""What one Raft entry holds, and the base that lets two would-be leaders be harmless (laws 1, 4, 6)."""
+"""Contents of Raft entries, and the base revision that makes competing leaders harmless (laws 1, 4, 6)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replica.values import Instant, Refusal, Revision
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One settled command: its events, or its refusal. Settling it is one revision."""
+    """A settled command: its events or its rejection. Settling a command advances the revision by one."""
 
     id: bytes
     """The client-made command id, 16 bytes; empty for the controller's own commands, which are never retried."""
@@ -42,11 +42,11 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest: bytes = b""
     """Of the command that was settled; another command with the same id is refused, not taken for a retry."""
     actor: Actor = CONTROLLER
-    """Whose command it was: among whose answers this one is counted."""
+    """Sender of the command, whose share of cached replies it counts against."""
 
 
 class Session(msgspec.Struct, frozen=True, gc=False):
-    """One program's session. Its number is the revision at which it was opened."""
+    """A program's session, numbered by the revision at which it was opened."""
 
     number: int
     actor: Actor

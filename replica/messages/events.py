@@ -1,8 +1,8 @@
-"""What has happened: the facts in the ledger.
+"""Events: the facts recorded in the ledger.
 
-Tags are wire numbers: explicit, append-only, never reused (law 12); by subject, with gaps, and below 128, which takes
-one byte. A new field goes at the end of its record with a default. An unknown tag stops the replica (law 10). Fields
-named `job` are job ids; times are Instants.
+Tags are wire numbers: explicit, append-only, never reused (law 12). They are grouped by subject with gaps, and below
+128 they take one byte. A new field goes at the end of its record and has a default. An unknown tag stops the replica
+(law 10). Fields named `job` are job IDs; times are Instants.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from replica.values import NEVER, Instant
 
 
 class EventRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What every event is: a record with a tag of its own, written from a feature level on."""
+    """Base class of events: a tagged record, written from a feature level on."""
 
     since_level: ClassVar[int] = 1
     """The feature level that the event came with (`replica.messages.features`): no ledger has it below."""
@@ -58,11 +58,11 @@ class SubmittedTasks(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tasks: tuple[int, ...]
     """Ascending."""
     throttle: int = 0
-    """How many may be active at once; 0: all."""
+    """Maximum number of active tasks; 0: no limit."""
     outputs: tuple[str, ...] = ()
-    """Where the output of each task goes; empty: all of them where the request says."""
+    """Output path of each task; empty: all tasks use the request's path."""
     transfers: tuple[tuple[tuple[Transfer, ...], tuple[Transfer, ...]], ...] = ()
-    """What each task stages in and out; empty: all of them what the request says."""
+    """Stage-in and stage-out transfers of each task; empty: all tasks use those of the request."""
 
 
 # ---- the cluster and its configuration
@@ -77,13 +77,15 @@ class ClusterFounded(EventRecord, frozen=True, tag=1):
     pools: tuple[Pool, ...]
     feature_level: int = 1
     nodes: tuple[str, ...] = ()
-    """Whose agents may register."""
+    """Nodes whose agents may register."""
     filesystems: tuple[SharedFilesystem, ...] = ()
 
 
 class FeatureLevelRaised(EventRecord, frozen=True, tag=2):
-    """All members know `level`, and what came with it may be written from here on. `release` is the first that knows
-    it: so a replica of an earlier one, which stops here, can say what it needs. These two fields never change.
+    """All members support `level`, and records introduced with it may follow.
+
+    `release` is the first that supports it, so that a replica of an earlier release, which stops here, can name the
+    release it needs. These two fields never change.
     """
 
     level: int
@@ -128,7 +130,7 @@ class PoolSet(EventRecord, frozen=True, tag=10):
 
 
 class PoolRemoved(EventRecord, frozen=True, tag=11):
-    """A pool that nobody held or waited for is no more."""
+    """An unused pool was removed."""
 
     pool: str
 
@@ -256,7 +258,7 @@ class LicenseDeleted(EventRecord, frozen=True, tag=33):
 
 
 class UsageReset(EventRecord, frozen=True, tag=34):
-    """What an account (`whose` a), or a QOS (q), has used of burst buffers counts as nothing from here on."""
+    """The burst-buffer usage of an account (`whose` a) or a QOS (q) was reset to zero."""
 
     whose: str
     name: str
@@ -297,7 +299,7 @@ class JobSubmitted(EventRecord, frozen=True, tag=46):
 
     job: int
     request: JobRequest
-    """What was asked; of an array, what is asked of each task, without its `array`."""
+    """Request of the job; for an array, of each task, without its `array`."""
     pool: str = ""
     granted_bytes: int = 0
     hold: Hold = Hold.NONE
@@ -306,8 +308,9 @@ class JobSubmitted(EventRecord, frozen=True, tag=46):
 
 
 class JobUpdated(EventRecord, frozen=True, tag=50):
-    """Somebody changed a job that waits. `buffer`: what it asks of burst buffers from here on, with the pool and what
-    it is to hold there; None: that stays as it is. It has no space yet, and may have had no buffer before.
+    """A pending job was changed. `buffer` is its new buffer request with pool and granted size, or None if unchanged.
+
+    The job has no space yet, and may have had no buffer before.
     """
 
     job: int
@@ -397,8 +400,9 @@ class BufferAllocated(EventRecord, frozen=True, tag=66):
     promised_at: Instant = NEVER
     mover: str = ""
     filesystems: tuple[str, ...] = ()
-    """All shared filesystems that the operations of the job need, where it works with persistent buffers in shared
-    filesystems; first the one that its own buffer lies in.
+    """Shared filesystems that the job's operations need if it uses persistent buffers there.
+
+    That of its own buffer is first.
     """
 
 
@@ -415,7 +419,7 @@ class AllocationRevoked(EventRecord, frozen=True, tag=67):
 
 
 class StagedIn(EventRecord, frozen=True, tag=69):
-    """All of the job's data is on the buffer."""
+    """Stage-in completed: the buffer has the job's data."""
 
     job: int
     files: int
@@ -425,8 +429,8 @@ class StagedIn(EventRecord, frozen=True, tag=69):
 
 
 class StageFailed(EventRecord, frozen=True, tag=70):
-    """An operation of a stage failed, for example `setup` of stage-in: `reason` is what is shown, `comment` the
-    SystemComment. `retry_at` NEVER: no retry is planned, somebody must release or cancel the job.
+    """An operation of a stage failed, for example `setup` of stage-in. `reason` is shown to users, `comment` is the
+    SystemComment. With `retry_at` NEVER no retry is planned: the job must be released or cancelled.
     """
 
     job: int
@@ -485,7 +489,7 @@ class StageOutStarted(EventRecord, frozen=True, tag=75):
 
 
 class StagedOut(EventRecord, frozen=True, tag=76):
-    """All results are where the job wanted them."""
+    """Stage-out completed: the results are at their destinations."""
 
     job: int
     files: int
@@ -707,8 +711,10 @@ class ExternalJobStageInOrdered(EventRecord, frozen=True, tag=115):
 
 
 class ExternalJobLingered(EventRecord, frozen=True, tag=116):
-    """The external job was torn down before it ran. Its data is kept for a while, and its space given to whoever needs
-    it; reports of earlier attempts than `attempt` no longer count.
+    """The external job was torn down before it ran.
+
+    Its data is kept for a while, and its space may be taken for other jobs. Reports of attempts earlier than `attempt`
+    no longer count.
     """
 
     job: int
@@ -725,9 +731,7 @@ class ExternalJobTakenUp(EventRecord, frozen=True, tag=117):
 
 
 class ExternalJobParked(EventRecord, frozen=True, tag=118):
-    """The external job was torn down while it has results that nobody has exported: they are kept, and its space
-    counted.
-    """
+    """The external job was torn down with unexported results. They are retained, and its space still counts as used."""
 
     job: int
     reason: str
@@ -747,9 +751,7 @@ class ExternalJobRunBegan(EventRecord, frozen=True, tag=124):
 
 
 class ExternalJobRunEnded(EventRecord, frozen=True, tag=125):
-    """The job of the external job has ended. Nothing is staged out before its scheduler says so, or somebody else
-    does.
-    """
+    """The external job's run has ended. Stage-out starts only when its scheduler or a user requests it."""
 
     job: int
     attempt: int
@@ -792,7 +794,7 @@ class DrillStarted(EventRecord, frozen=True, tag=140):
 
 
 class DrillRenewed(EventRecord, frozen=True, tag=146):
-    """Who carries out a drill is still there."""
+    """The program that runs a drill renewed its lease."""
 
     drill: int
 
@@ -805,14 +807,14 @@ class DrillConfirmed(EventRecord, frozen=True, tag=145):
 
 
 class DrillAbortAsked(EventRecord, frozen=True, tag=141):
-    """Somebody wants a drill to end before its time."""
+    """An operator requested the early end of a drill."""
 
     drill: int
     reason: str
 
 
 class DrillEnded(EventRecord, frozen=True, tag=142):
-    """A drill ended, or nobody has heard of it in its time."""
+    """A drill ended, or its lease expired."""
 
     drill: int
     verdict: DrillVerdict
@@ -915,9 +917,9 @@ class ClockSet(EventRecord, frozen=True, tag=170):
 
 
 class StateDigested(EventRecord, frozen=True, tag=180):
-    """The state after `revision`, which comes before this event, has the digest `state` (`replica.state.state_digest`).
+    """The state after `revision`, which precedes this event, has the digest `state` (`replica.state.state_digest`).
 
-    A majority of the members was seen to have it. It changes nothing: whoever folds the ledger compares.
+    A majority of the members reported it. The event changes nothing; readers that fold the ledger compare the digest.
     """
 
     revision: int
@@ -938,8 +940,10 @@ class HistoriesCounted(EventRecord, frozen=True, tag=182):
 
 
 class DisclosureKeyDrawn(EventRecord, frozen=True, tag=181):
-    """What is proven of this ledger is salted with what follows from a secret: whoever is shown one record cannot guess
-    another one and see from the tree that he is right. The replicas have the secret from here; nobody is shown it.
+    """A secret was drawn from which the salts of this ledger's proofs are derived.
+
+    The salt prevents a reader of one record from guessing another one and confirming the guess in the tree. The
+    replicas keep the secret; no API returns it.
     """
 
     disclosure_key: bytes
@@ -984,12 +988,12 @@ _ROUTINE = frozenset(
         MailDropped,
     }
 )
-"""What happens by itself all along, and changes nothing that anybody set."""
+"""Routine events, which change no setting."""
 
 _OF_ALL = frozenset({PersistentReserved, PersistentCreated, PersistentDeletionStarted, PersistentDeleted})
-"""What a job does that outlives it."""
+"""Events of a job whose effect outlives the job."""
 
 
 def concerns_cluster(kind: type[Event]) -> bool:
-    """Return whether events of a kind are about what is nobody's job: pools, nodes, accounts, rules, members."""
+    """Return whether events of a kind concern the cluster and not a job: pools, nodes, accounts, settings, members."""
     return kind in _OF_ALL or ("job" not in kind.__struct_fields__ and kind not in _ROUTINE)

@@ -22,7 +22,7 @@ FOUNDING_LEVEL = 1
 
 
 class Level(msgspec.Struct, frozen=True):
-    """One feature level. `release` is the first one that knows it; `brings` says in words what it allows."""
+    """A feature level. `release` is the first release that supports it; `brings` describes the feature."""
 
     number: int
     release: str

@@ -1,4 +1,4 @@
-"""What follows the end of an operation: retries, slots, timers, limits of transfers."""
+"""Lifecycle of operations: outcomes and retries, slots, timers, transfer limits, movers."""
 
 from replica.operations.external_jobs import (
     ExternalJobPhase,

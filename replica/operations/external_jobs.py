@@ -1,7 +1,7 @@
-"""External jobs: where one stands, as its scheduler sees it, and what ends it by itself.
+"""External jobs: their phases, as the scheduler sees them, and transitions by time alone.
 
-A phase is a function of the job and its buffer, so that each command of a scheduler is a repeat or a no-op by the
-external job's own state, however often it comes and whoever sends it. `replica.decide.external_jobs` has the table.
+A phase is a function of the job and its buffer. Repeats of a scheduler's command are therefore recognised by the
+external job's own state. The table is in `replica.decide.external_jobs`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from replica.values import NEVER, Instant, seconds
 
 
 class ExternalJobPhase(StrEnum):
-    """Where an external job stands: the words of the API."""
+    """Phases of an external job, spelled as in the API."""
 
     NONE = "none"
     """There is no external job of that name, or not of that epoch."""
@@ -112,13 +112,13 @@ def find_external_job(state: Facts, name: str, epoch: int = 0) -> FoundExternalJ
 
 
 def has_results(job: Job) -> bool:
-    """Whether the job said that something is to be staged out."""
+    """Return whether the job requested a stage-out."""
     asked = job.request.buffer
     return asked is not None and bool(destinations_of(job.request) or asked.stage_out_command)
 
 
 def is_lingering(job: Job, buffer: Buffer) -> bool:
-    """Whether an external job lingers: its space is anybody's."""
+    """Return whether an external job lingers, so that any other job may take its space."""
     return job.external_job is not None and external_job_phase(job, buffer) is ExternalJobPhase.LINGERING
 
 

@@ -1,10 +1,10 @@
-"""What becomes of the jobs of a node that does not answer: lost by an operator's word, or down for too long.
+"""Jobs of a node that does not answer: lost by an operator's declaration, or down for too long.
 
-A node that is down may run on. What has started there is therefore given up only when an operator declares the node
-lost; what has not started leaves a node that is down for longer than NodeDownRestageTime by itself. Each call gives the
-next step of one job: its run ends or its staging is taken back, its results are given up, its buffer is abandoned. An
-abandoned buffer frees its space at once, and is remembered (`State.abandoned`) until the agent has returned and removed
-it: orders that are gone are fenced as always, by their attempts.
+A node that is down may still be running. A started job is therefore given up only when an operator declares the node
+lost; a job that has not started leaves the node after NodeDownRestageTime. Each call returns the next step of one job:
+end its run or revoke its staging, give up its results, abandon its buffer. An abandoned buffer releases its space at
+once, and is remembered (`State.abandoned`) until the agent returns and removes it: obsolete orders are fenced by their
+attempts as always.
 
 Source: SEMANTICS.md, "When something fails".
 """
@@ -27,7 +27,7 @@ _RAN = (BufferState.POST_RUN, BufferState.STAGING_OUT)
 
 
 class Loss(StrEnum):
-    """What becomes of a job of a lost node: the words of the API."""
+    """Fate of a job of a lost node, spelled as in the API."""
 
     STAGED_AGAIN = "staged_again"
     """It has not run, waits, and is staged on another node."""

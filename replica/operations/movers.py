@@ -1,10 +1,9 @@
-"""Movers: which of them stages for a job whose buffer lies in a shared filesystem, and who takes over from one that
-cannot.
+"""Movers: choose the agent that stages for a job whose buffer lies in a shared filesystem, and take over from a failed
+one.
 
-Any mover of a shared filesystem can go on with what another began, since what was moved and what is known of it lies in
-the shared filesystem. That two never write at once is not decided here: a later attempt is fenced from an earlier one
-by the file system itself (`cluster.agent.transfer.fence`), so nobody has to be sure that a mover which is not heard of
-has ended.
+Any mover of a shared filesystem can continue the work of another, because both the data and the records of its
+transfers lie there. Concurrent writes are not excluded here: the filesystem fences an earlier attempt from a later one
+(`cluster.agent.transfer.fence`), so a mover may be replaced without proof that it has stopped.
 """
 
 from __future__ import annotations

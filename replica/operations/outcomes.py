@@ -1,4 +1,4 @@
-"""What follows when an operation of a buffer succeeds or fails: retries, attempts and failures as data.
+"""Outcomes of buffer operations: the events that follow success or failure, with retries and attempts.
 
 Source: SEMANTICS.md, "When something fails" and "Cancelling".
 """
@@ -28,10 +28,10 @@ from replica.state import Facts
 from replica.values import MESSAGE_CHARACTERS_MAX, NEVER, PERSISTENT_PER_JOB_MAX, Instant, seconds
 
 PROVIDER = "burst_buffer/native"
-"""How reasons name what performs the operations, in the form of Slurm's plugins."""
+"""Name of the native provider in reasons, in the form of Slurm's plugins."""
 
 PROVIDER_SLACK_S = 60
-"""What starting, ending and reporting the operations of a stage may take beside their own time, seconds."""
+"""Seconds added to a stage's own time limit for starting, ending and reporting its operations."""
 
 
 def timeout_s(site: Site, stage: Stage) -> int:
@@ -44,8 +44,9 @@ def timeout_s(site: Site, stage: Stage) -> int:
 
 
 def active_stage(job: Job, buffer: Buffer | None) -> Stage | None:
-    """Return the operation that stands ordered now: none while a failed one waits for its retry or for somebody, or
-    one that has begun waits for its slot.
+    """Return the operation that is ordered now.
+
+    None while a failed one waits for a retry or release, or a new one for its slot.
     """
     if job.stuck or job.retry_at or waits_for_slot(job, buffer) is not None:
         return None
@@ -240,7 +241,9 @@ def gone(state: Facts, job: Job) -> tuple[e.Event, ...]:
 
 
 def _is_requeued(state: Facts, job: Job, result: JobState) -> bool:
-    """Whether a job whose script has ended waits again: somebody said so, or its node failed and the site does."""
+    """Return whether a job is requeued after its script: by request, or after a node failure if the site requeues such
+    jobs.
+    """
     if job.interrupted.requeueing:
         return True
     by_site = result is JobState.NODE_FAIL and state.site.requeue_on_node_fail

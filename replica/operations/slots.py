@@ -1,15 +1,15 @@
-"""Operation slots: at most so many operations of a stage at once (`operations_per_stage_max`), the others in order.
+"""Operation slots: limit concurrent operations of a stage (`operations_per_stage_max`) and queue the others.
 
-Stage-in, stage-out and teardown each have as many slots; so has pre-run (the time from the order to run to the start of
-the script), which only a scheduling pass begins. An operation that begins while all slots of its stage are taken is
-queued: its job has no `order_at`, its agent has no order, and its time does not run. A pass gives slots in the order in
-which the operations came.
+Stage-in, stage-out and teardown each have this many slots. So has pre-run, the time from the run order to the start of
+the script, which only a scheduling cycle begins. An operation that finds all slots of its stage taken is queued: its
+job has no `order_at`, its agent has no order, and its timeout does not run. A scheduling cycle assigns slots in order
+of arrival.
 
-Transfers also count against `TransferRules`: so many at once of a user, on a node, in all.
-Their slots are given fairly: to the user who has the fewest under way, and not to one who has more than are left.
+Transfers also count against the limits of `TransferRules`: per user, per node and in total. Their slots are assigned
+fairly: to the user with the fewest running transfers, and never to a user who has more of them than slots are left.
 
-A slot is kept while a failed operation waits for its retry, and lost when somebody has to release the job: else those
-that nobody releases would in the end keep all others back.
+A slot is kept while a failed operation waits for its retry, and released when the job waits for a user's or operator's
+release: otherwise unattended jobs would eventually block all others.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ def slots_given(
     may: Callable[[int], bool],
     room: int,
 ) -> Iterator[e.OperationOrdered]:
-    """Yield who gets a slot of a stage, at most `room` of them; `waiting`: user -> those who wait, in order.
+    """Yield the jobs that receive slots of a stage, at most `room`; `waiting` maps users to their jobs in queue order.
 
-    A transfer goes to the user who has the fewest under way, and of those to whoever came first; any other operation
-    to whoever came first. `may` says whether a job can have its slot in this pass at all.
+    Transfers go to the user with the fewest running ones, then by arrival; other operations go by arrival. `may` tests
+    whether a job can receive a slot in this scheduling cycle.
     """
     moves = stage in TRANSFERS
     queues: list[tuple[int, tuple[Instant, int], str, Iterator[tuple[Instant, int]]]] = []

@@ -1,4 +1,4 @@
-"""What is due by time alone, job by job: begin times, deadlines, retries, timeouts, and buffers to be taken back."""
+"""Timers of jobs: begin times, deadlines, retries, timeouts, and revocation of staged buffers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
 
 
 def _is_down(state: Facts, job: Job, buffer: Buffer) -> bool:
-    """Whether the agent that performs the job's operation cannot be heard: the clocks of its operations stand still."""
+    """Return whether the agent of the job's operation is down, which stops the operation's clocks."""
     performs = agent_of(job, buffer)
     node = state.nodes.get(performs) if performs else None
     return node is not None and node.down
@@ -115,7 +115,7 @@ def _allocation_revoked(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant
     options = job.request.options if state.partitions else None
     if options is not None and job.node:
         nodes = place_name(state.partitions, options.partition)
-        # Of a partition that is no more, nobody can say which nodes it had: what is staged stays until one is named.
+        # The nodes of a deleted partition are unknown: staged data stays until the job has another partition.
         if nodes in state.partitions and not is_in(state.partitions, nodes, job.node):
             return _AT_ONCE, f"node {job.node} is not in partition {options.partition}"
     limit_s = state.site.staged_hold_time_s

@@ -58,7 +58,7 @@ def load_of(state: Facts, begun: Mapping[MovingKey, int], user: str) -> int:
 
 
 def has_shares(rules: TransferRules) -> bool:
-    """Whether what a node may do depends on what others do."""
+    """Return whether the rate of a node depends on other nodes' transfers."""
     return rules.user_bytes_s is not None or rules.cluster_bytes_s is not None
 
 

@@ -1,4 +1,4 @@
-"""Who gets space, nodes and turns now: gates, quotas, backfill, preemption, the index and the pass over it."""
+"""Scheduler: gates, quotas, backfill, preemption, the scheduling index, and the scheduling cycle."""
 
 from replica.scheduler.estimates import Ahead, Estimate, ahead_in, estimate
 from replica.scheduler.gates import depended_on, dependency_met, early_gate, later_reason, waits_for_space

@@ -1,7 +1,7 @@
-"""Admission of a candidate when a scheduling pass reaches it: one function for what is done and what is shown.
+"""Admission of candidates in a scheduling cycle. The same functions decide and explain.
 
-The pass over the index and the reference of the tests, which walks over all jobs, ask here, and so does whoever
-explains why a job waits: what keeps it back and the reason that is shown cannot differ.
+The cycle over the index, the reference implementation of the tests, and the explanation of why a job waits all call
+these functions, so the reason shown cannot differ from the decision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from replica.state import Facts, State
 from replica.values import CANDIDATES_BEHIND_MAX, NEVER, SKIPPED_MAX, Instant, Reason, Verdict, format_size
 
 QueuePosition = tuple[int, int]
-"""Where a candidate stands in a pass: what it is sorted by, and the job."""
+"""Position of a candidate in a scheduling cycle: sort key and job ID."""
 
 
 def queue_position_of(state: State, job: Job) -> QueuePosition:
@@ -37,21 +37,21 @@ class PassState(Protocol):
     slots: OperationSlots
     """Stage -> the operations of it that are under way."""
     any_node: AnyNode
-    """Who waits for CPUs of any node."""
+    """Jobs that wait for CPUs of any node."""
     quotas: QuotaCheck
-    """What limits, licences and reservations still allow."""
+    """Remaining limits, licences and reservations."""
     skipped: dict[tuple[str, int, SchedulingClass | None], int]
     """(pool, CPUs, class) -> candidates of that queue that a limit or a coming reservation kept back: skipped."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the pass may not have more events."""
+        """Return whether the cycle has reached its limit of events."""
 
     def free_in(self, pool: str) -> int:
         """Return what is free of a pool now, bytes; 0 for a pool that is not there."""
 
     def free_at(self, pool: str, instant: Instant) -> int:
-        """Return what of a pool is free at a later instant if everybody gives back in time, bytes."""
+        """Return the free bytes of a pool at a later instant, if all holders release their space in time."""
 
     def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> ReservationHead:
         """Return the reservation head that the job becomes in the queue for a pool."""
@@ -66,7 +66,7 @@ class PassState(Protocol):
         """Return the CPUs of the largest node of a partition (`place_name`) that is up; 0 if none is."""
 
     def has_node_for(self, cpus: int, position: QueuePosition, partition: str) -> bool:
-        """Whether a node of the partition that nobody before `position` waits for has so many free CPUs."""
+        """Return whether a node of the partition has enough free CPUs and no job before `position` waits for it."""
 
     def free_cpus(self) -> Iterable[tuple[str, int]]:
         """Yield each node that is up, by name, with its free CPUs."""
@@ -109,7 +109,7 @@ GATED = frozenset({SpaceDecision.LIMITED, SpaceDecision.RESERVED})
 
 
 class SpaceRequest(NamedTuple):
-    """What a candidate for space asks for, and on whose behalf."""
+    """A candidate's request for space, with its scheduling class."""
 
     job: Job
     pool: str
@@ -166,8 +166,9 @@ def given_of(current: PassState, events: Iterable[e.Event], pool: str) -> list[t
 
 
 def head_before(current: PassState, request: SpaceRequest) -> ReservationHead | None:
-    """Return the reservation head that the candidate would be backfilled past; None for one who takes what is his own
-    reservation's.
+    """Return the reservation head that the candidate would be backfilled past.
+
+    None if it uses its own reservation's space.
     """
     if not request.size_bytes or request.size_bytes <= current.quotas.own_bytes(request.pool, request.reservation):
         return None
@@ -187,7 +188,7 @@ def limits_verdict(current: PassState, request: SpaceRequest) -> Verdict | None:
 
 
 def run_verdict(current: PassState, scheduling_class: SchedulingClass | None, cpus: int) -> Verdict | None:
-    """Return which limit, or licence, keeps everybody of this class who needs so many CPUs from running, or None."""
+    """Return the limit or licence that keeps jobs of this class with this many CPUs from running, or None."""
     return current.quotas.run_gate(scheduling_class, cpus) or current.quotas.license_gate(scheduling_class)
 
 
@@ -325,7 +326,9 @@ def nodes_of(state: Facts, job_id: int) -> str:
 
 
 def runs_anywhere(job: Job, buffer: Buffer | None) -> bool:
-    """Whether a job may run on any node of its partition: it has no data, or all nodes see where that lies."""
+    """Return whether a job may run on any node of its partition: it has no data, or its data lies in a shared
+    filesystem.
+    """
     return buffer is None or bool(job.mover)
 
 
@@ -354,7 +357,7 @@ def place_decision(current: PassState, job: Job, buffer: Buffer | None) -> Place
             return PlaceDecision.PRE_RUNS_FULL
         return PlaceDecision.NEXT_PASS if current.is_full else PlaceDecision.RUNS
     if not could:
-        # It waits for a node to come, not for CPUs to become free: nobody is kept back for it.
+        # The job waits for a node to appear, not for CPUs, so it delays no other job.
         return PlaceDecision.NO_NODE
     return PlaceDecision.AFTER_OTHERS if first else PlaceDecision.NOT_ENOUGH
 

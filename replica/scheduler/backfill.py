@@ -15,7 +15,7 @@ DRAINING = 0
 """In place of `run_until` of a job whose script has ended: it only drains."""
 
 NOBODY_KNOWS = 2**62
-"""In place of `run_until` of a job whose stage-out or teardown waits for somebody to release it."""
+"""Value of `run_until` for a job whose stage-out or teardown waits for a release."""
 
 
 BEING_REMOVED = (BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)
@@ -40,9 +40,9 @@ class ReservationHead:
 
     @property
     def start_at(self) -> Instant:
-        """When it should get its space if every holder uses its time; NEVER if nobody can say."""
+        """Return when the head should get its space if every holder uses its full time; NEVER if unknown."""
         if self._estimate is not None:
-            # Only now: it goes over everybody who holds a part of the pool, and often nobody asks.
+            # Estimate lazily: it iterates over all holders of the pool, and often is not needed.
             self._start_at, self._spare_bytes = self._estimate()
             self._estimate = None
             if self._start_at != NEVER and self._promised_at != NEVER:
@@ -50,7 +50,7 @@ class ReservationHead:
         return self._start_at
 
     def may_be_backfilled(self, granted_bytes: int, expected_end: int, at: Instant, max_passes: int) -> bool:
-        """Whether a request that fits may be backfilled past the head."""
+        """Return whether a request that fits may be backfilled past the head."""
         return self._is_harmless(granted_bytes, expected_end, at) or self.passed < max_passes
 
     def backfill(self, granted_bytes: int, expected_end: int, at: Instant) -> bool:

@@ -33,7 +33,7 @@ class DependencyIndex:
         self.has_watched = False
         """Whether all tasks of an array were looked at, which takes as long as checking many jobs."""
         self._behind: dict[tuple[int, int], set[int]] = {}
-        """(array, milestone) that somebody waits for -> the tasks that have not come so far."""
+        """(array, milestone) with waiting jobs -> tasks that have not reached the milestone."""
 
     def begins(self, job_id: int) -> None:
         """Note that the job, new or requeued when it was over, is not over: it is not purged."""
@@ -62,7 +62,7 @@ class DependencyIndex:
         return found.union(*(self._waiting.get((job_id, number), ()) for number in range(low + 1, high + 1)))
 
     def _awaited_array(self, state: State, job_id: int) -> int:
-        """Return the array of a task, below zero, if somebody waits for all of it; else 0."""
+        """Return the negated ID of a task's array if a job depends on the whole array; else 0."""
         job = state.jobs.get(job_id) if self._behind else None
         array = None if job is None else job.request.array
         return 0 if array is None or -array.job not in self._counts else -array.job

@@ -1,8 +1,8 @@
-"""When a pending job should start, and why not sooner: computed from the queue, time limits and measured transfers.
+"""Estimate when a pending job starts, and explain the delay, from the queue, time limits and measured transfers.
 
-Slurm says +300 s, +1 h or +1 year. Here everybody who holds space or CPUs gives them back at the end of his time limit,
-transfers take as long as those of the pool took on average, and those before the job go first. It is an upper bound as
-long as nobody comes before it, since scripts mostly end before their limit. What nobody can know is said to be unknown.
+Slurm reports +300 s, +1 h or +1 year. Here, every job that holds space or CPUs is assumed to release them at its time
+limit, transfers take as long as the pool's average, and jobs ahead in the queue go first. The estimate is an upper
+bound unless a job overtakes, since scripts mostly end before their limit. Unknown times are reported as unknown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AHEAD_MAX.
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One thing that a job waits for, and until when (NEVER: nobody knows)."""
+    """A condition that a job waits for, and its expected end (NEVER: unknown)."""
 
     what: str
     """dependency, begin_time, reservation, hold, limits, space, stage_in or cpus."""
@@ -51,7 +51,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether anybody can say."""
+        """Return whether the estimate is known."""
         return self.start_at != NEVER
 
 
@@ -260,7 +260,7 @@ class _NodeTimeline:
         return now if free >= cpus else None
 
     def take(self, cpus: int, start_at: int, end_at: int) -> None:
-        """Have somebody run from `start_at` to `end_at`; nobody behind him starts sooner."""
+        """Reserve CPUs from `start_at` to `end_at` for a job; no later job in the queue starts sooner."""
         self.now = start_at
         while self.ends and self.ends[0][0] <= start_at:
             self.free += self.ends.pop(0)[1]

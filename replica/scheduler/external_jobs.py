@@ -1,10 +1,10 @@
-"""Space for external jobs: who of them gets it in a pass, and whose lingering data gives way, to anybody.
+"""Space for external jobs in a scheduling cycle, and lingering data that is removed to free space.
 
-An external job stands in no line: its scheduler has decided its turn, and its setup waits for some seconds only. So
-external jobs get what is free before the native candidates, in the order in which they came. What keeps the native ones
-from starving is what bounds backfill: each external job that gets space of a pool past the first in line for it counts
-as one that passed it, and while somebody who waits for the pool has been passed as often as may be (`MaxPasses`), no
-external job gets any. What keeps external jobs from starving is the same number: the next in line begins with none.
+An external job is not in the queue: its scheduler has decided its order, and its setup waits for seconds only. External
+jobs therefore get free space before native candidates, in order of arrival. Native jobs are protected from starvation
+by the limit that bounds backfill: each external job that gets space of a pool before the first job in the pool's queue
+counts as having passed it, and while a job waiting for the pool has been passed `MaxPasses` times, no external job gets
+space. The same limit protects external jobs: the next job in the queue starts with a count of zero.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _still_waits(current: PassState, job_id: int) -> bool:
 
 
 def _coming_reservation(current: PassState, request: SpaceRequest) -> Verdict | None:
-    """Return which coming reservation needs the space, or None: nobody knows when an external job gives it back."""
+    """Return the coming reservation that needs the space, or None. The end of an external job is unknown."""
     if not current.state.reservations:
         return None
     return current.quotas.coming_gate(

@@ -301,7 +301,7 @@ _ENDED_BY = {
     JobState.TIMEOUT: (Reason.TIME_LIMIT, "the job is over: it reached its time limit"),
     JobState.NODE_FAIL: (Reason.NODE_DOWN, "the job is over: its node failed"),
 }
-"""Why a job ended that did not end well, in Slurm's words; nobody has to ask why one was cancelled."""
+"""Slurm's words for unsuccessful ends; a cancelled job needs no explanation."""
 
 
 def external_job_verdict(state: Facts, job: Job, buffer: Buffer) -> Verdict:
@@ -360,12 +360,13 @@ def _is_exporting(job: Job, buffer: Buffer) -> bool:
 
 
 REPLAN_S = 30
-"""How often a pass is repeated while a job waits for space, seconds: expected starts move with time alone."""
+"""Interval between scheduling cycles while a job waits for space, seconds: expected starts move with time alone."""
 
 
 def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
-    """Whether a job that no early gate keeps back is a candidate for space in its pool. An external job stands in no
-    line.
+    """Return whether a job that passes the early gates is a candidate for space in its pool.
+
+    External jobs never are.
     """
     return (
         job.external_job is None

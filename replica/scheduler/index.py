@@ -52,7 +52,7 @@ from replica.values import Instant, SortedKeys, Verdict, seconds
 
 
 class Touches(Enum):
-    """What an event touches: the jobs whose rows, and the nodes whose lists, may be others after it."""
+    """Jobs and nodes whose index rows may change with an event."""
 
     JOB = auto()
     """Its job, and the one that was first in line and passed by it."""
@@ -125,7 +125,7 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.HistoriesCounted: Touches.NOTHING,
     e.DisclosureKeyDrawn: Touches.NOTHING,
 }
-"""What each kind of event touches; a kind that is not here touches its job, as nearly every event of a busy cluster."""
+"""Event type -> what it touches. Events that are not listed touch their job, as most events do."""
 
 
 _PASSES = (e.BufferAllocated, e.ExternalJobSpaceGiven)

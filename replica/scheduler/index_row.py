@@ -51,7 +51,7 @@ Group = tuple[str, str]
 
 
 class Milestone:
-    """How far a job has come, as far as others wait for it."""
+    """Progress of a job on which other jobs can depend."""
 
     STARTED = 1
     RESULT = 2
@@ -75,7 +75,7 @@ class RareFields(msgspec.Struct, frozen=True, array_like=True, gc=False):
     active_of: int = 0
     """The array against whose throttle it counts."""
     ahead: bool = False
-    """Whether it also counts among those of the array that have not started."""
+    """The task also counts among those of its array that have not started."""
     slot: tuple[tuple[int, str], tuple[Instant, int]] | None = None
     """Stage and user, and its place among those that wait for an operation slot there."""
     preemptible: tuple[str, PreemptionCandidate] | None = None
@@ -92,10 +92,10 @@ NO_RARE = RareFields()
 
 
 class IndexRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the scheduling index holds of one job."""
+    """A job's entries in the scheduling index."""
 
     queue: Queue | None = None
-    """What it is a candidate for, None where it is none."""
+    """Queue in which the job is a candidate, if any."""
     key: Key | None = None
     node: str = ""
     cpus: int = 0
@@ -128,7 +128,7 @@ def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Q
             pool = buffer.pool if size_bytes else ""
             queue, key = ("space", pool, request.cpus, scheduling_class), (*position, size_bytes)
             if size_bytes > usable_in(state, pool):
-                # Nobody gives it so much, so no pass checks it until its pool has grown.
+                # The request exceeds the pool, so no cycle checks it until the pool has grown.
                 queue = ("large", pool, 0, None)
             if persistent_request(job) is not None:
                 queue, key = ("persistent", "", 0, None), (*position, 0)
@@ -220,7 +220,7 @@ def _awaited(kind: DependencyKind, waiter: Job) -> int:
 
 
 class SmallIndex(Protocol):
-    """One of the indexes that the scheduling index is composed of, as far as rows alone say what it holds."""
+    """Protocol of the component indexes whose contents depend on rows alone."""
 
     def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
         """Have the index hold what the job's row `after` says in place of what `before` said."""

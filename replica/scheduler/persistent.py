@@ -75,7 +75,7 @@ class PersistentDecision(msgspec.Struct, frozen=True):
     events: tuple[e.Event, ...] = ()
     given: bool = False
     node: str = ""
-    """Whose agent does the work, where that is a node and not a mover."""
+    """Node whose agent does the work, if no mover does."""
     needs: tuple[tuple[str, int], ...] = ()
     """Pool -> what the job takes of it, bytes."""
     head_of: tuple[str, int] | None = None
@@ -266,7 +266,7 @@ def _pool(state: Facts, name: str) -> Pool | None:
 
 
 class _Where(NamedTuple):
-    """Who does the work of a job: its node, or a mover of all the shared filesystems that it needs."""
+    """Agent that does a job's work: its node, or a mover of all shared filesystems it needs."""
 
     node: str
     mover: str = ""
@@ -289,7 +289,10 @@ def _where(
     asked: BufferRequest,
     creates: Sequence[e.PersistentReserved],
 ) -> _Where | Verdict:
-    """Return who does the work, or why nobody can. What lies in shared filesystems any mover of them all can do."""
+    """Return the agent for a job's work, or the reason there is none.
+
+    Work in shared filesystems needs a mover of all of them.
+    """
     state = current.state
     names: dict[str, str] = {}
     """Shared filesystem, empty for a node -> what lies there."""

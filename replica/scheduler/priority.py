@@ -6,16 +6,15 @@ from replica.model import Buffer, Job
 from replica.state import Facts
 
 RESERVED_FIRST = 2**60
-"""What puts the jobs of active reservations before all others: more than any effective priority."""
+"""Priority bonus that puts jobs of active reservations first; larger than any effective priority."""
 
 GIB_BYTES = 1024**3
 
 
 def effective_priority(state: Facts, job: Job, buffer: Buffer | None) -> int:
-    """Return the job's priority, less its nice value, with what its QOS and the size of its request add.
+    """Return the job's priority minus its nice value, plus the weights of its QOS and of its size.
 
-    Slurm weighs the size as a share of all there is; here it is points for each GiB, so that a pool that is resized
-    reorders nobody.
+    Slurm weighs the size as a share of the total. Here it is points for each GiB, so resizing a pool reorders no jobs.
     """
     priority = job.request.priority
     options = job.request.options

@@ -1,8 +1,8 @@
-"""What limits, licences and reservations still allow: the gates of accounts and QOS, and of licences.
+"""Quotas: the gates of accounts, QOS, licences and reservations.
 
-`class_gate` is about one job and the records alone, so its verdict changes only when they do. A `QuotaCheck` is about
-what is in use, too, and about what one pass has given away already; it belongs to one pass. The pass over the index and
-the reference of the tests ask the same functions, so they cannot disagree.
+`class_gate` depends on the job and the configured records only, so its verdict changes only with them. A `QuotaCheck`
+also counts current usage and the grants of one scheduling cycle, to which it belongs. The cycle over the index and the
+reference implementation of the tests call the same functions, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from replica.values import Instant, Reason, Verdict
 
 
 class Scope(NamedTuple):
-    """Whose a limit is: of a QOS (q), of an account with all below it (a), or of one user in an account (u)."""
+    """Owner of a limit: a QOS (q), an account with its subaccounts (a), or a user in an account (u)."""
 
     kind: str
     name: str
@@ -70,7 +70,7 @@ class Over(NamedTuple):
     used: int
     asked: int
     unit: PoolUnit = PoolUnit.BYTES
-    """What a limit of space counts."""
+    """Unit of a limit of space."""
 
     @property
     def verdict(self) -> Verdict:
@@ -171,7 +171,7 @@ class QuotaCheck:
         self._children: dict[str, list[str]] | None = None
         self._checked: dict[tuple[SchedulingClass, int], Verdict | None] = {}
         self._limits: dict[SchedulingClass, tuple[tuple[Scope, Limit], ...]] = {}
-        """What `_limits_of` gives: it walks over accounts and their members, and many candidates are of one class."""
+        """Cached results of `_limits_of`, which iterates over accounts and their members."""
         self._set_aside: dict[tuple[str, str], int] = {}
         self._used_up: dict[tuple[Scope, str], int] = {}
 
@@ -285,7 +285,8 @@ class QuotaCheck:
             elif limit.kind is LimitKind.GRP_BB_RUN_MINUTES:
                 used, asked = self._group("minutes", scope, name), size_bytes * minutes_of(time_limit_s)
             elif limit.kind is LimitKind.GRP_BB_MINUTES:
-                # With the whole time limits of those who hold space: nobody has to be ended when it is reached.
+                # Count the full time limits of current holders, so that no job has to be ended when the limit is
+                # reached.
                 used = self._consumed(scope, name) + self._group("minutes", scope, name)
                 asked = size_bytes * minutes_of(time_limit_s)
             elif limit.kind is LimitKind.MAX_BB_PER_USER:
@@ -343,9 +344,9 @@ class QuotaCheck:
     def coming_gate(
         self, pool: str, own: str, size_bytes: int, until: int, free_at: Callable[[Instant], int]
     ) -> Verdict | None:
-        """Return which reservation begins before a job that ends `until` would give back what it then needs, or None.
+        """Return the reservation that begins before a job ending at `until` would release the space it needs, or None.
 
-        `free_at` gives what of the pool is free at an instant if everybody who holds a part gives back in time.
+        `free_at` returns the free space of the pool at an instant if all holders release their space in time.
         """
         if not size_bytes or not self._state.reservations:
             return None

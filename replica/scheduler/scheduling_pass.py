@@ -62,13 +62,13 @@ from replica.values import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX, NEVER, In
 
 
 class _Follows(Enum):
-    """Who may come after a candidate."""
+    """Candidates that may follow a candidate."""
 
     NEXT = auto()
     NOT_THIS_QUEUE = auto()
-    """Nobody further back in the same queue can get anything."""
+    """No candidate further back in the same queue can get anything."""
     NOBODY = auto()
-    """Nobody further back in the same group of queues can get anything."""
+    """No candidate further back in the same group of queues can get anything."""
 
 
 def events_of_pass(index: SchedulingIndex, at: Instant) -> tuple[e.Event, ...]:
@@ -110,7 +110,7 @@ def free_for_setups(index: SchedulingIndex, pools: Iterable[str], at: Instant) -
 
 
 class SchedulingPass:
-    """One pass over a scheduling index, which must be prepared and is as before when the pass has run."""
+    """A scheduling cycle over a prepared index, which it leaves unchanged."""
 
     def __init__(self, index: SchedulingIndex, at: Instant) -> None:
         self.index = index
@@ -132,7 +132,7 @@ class SchedulingPass:
         self._to_open: set[str] = set()
         """Nodes whose first candidate may be another one now."""
         self._closed: set[Queue] = set()
-        """Queues in which nobody further back can get anything."""
+        """Queues in which no candidate further back can get anything."""
         self._free_later: dict[tuple[str, int], int] = {}
         """(pool, instant) -> what is given back by then by those who hold it now."""
         self.asked: list[tuple[QueuePosition, int]] = []

@@ -1,4 +1,4 @@
-"""The state as a whole: its tables, its builder, its digest, what is always true of it."""
+"""Replicated state: its tables, builder, digest and invariants."""
 
 from replica.state.answers import Answers
 from replica.state.builder import Facts, StateBuilder

@@ -1,7 +1,7 @@
-"""The sessions of programs, and the answers to their commands that are still kept (law 6).
+"""Sessions, and the cached replies to their commands (law 6).
 
-What one session has outstanding is a plain dict that is never changed once it is in a State: a batch copies it once,
-and settles any number of its commands on the copy. A persistent tree of all keys would copy a path for each command.
+The cached replies of a session are a plain dict that never changes once it is in a State. A batch copies it once and
+settles any number of commands on the copy; a persistent tree of all keys would copy a path for each command.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class Answers:
-    """The kept answers: a map from `replica.values.answer_key`. Immutable."""
+    """Cached replies of sessions: an immutable map from `replica.values.answer_key`."""
 
     __slots__ = ("_of", "_total")
 
     def __init__(self, answers: Iterable[tuple[bytes, Receipt]] = ()) -> None:
-        """Hold `answers`, (key, receipt). ValueError where a key is that of no command in a session."""
+        """Hold (key, receipt) pairs. Raises ValueError if a key is not that of a command in a session."""
         of: dict[int, dict[int, Receipt]] = {}
         for key, receipt in answers:
             session, sequence = answered(key)
@@ -33,7 +33,7 @@ class Answers:
         self._total = sum(map(len, of.values()))
 
     def find(self, session: int, sequence: int) -> Receipt | None:
-        """Return the answer to a command of a session, if it is kept."""
+        """Return the cached reply to a command of a session, if any."""
         own = self._of.get(session)
         return None if own is None else own.get(sequence)
 
@@ -42,7 +42,7 @@ class Answers:
     @overload
     def get(self, key: bytes, default: T, /) -> Receipt | T: ...
     def get(self, key: bytes, default: T | None = None, /) -> Receipt | T | None:
-        """Return the answer of a key, or `default`."""
+        """Return the cached reply for a key, or `default`."""
         found = self.find(*answered(key))
         return default if found is None else found
 
@@ -62,21 +62,24 @@ class Answers:
         return (key for key, _ in self.items())
 
     def items(self) -> Iterator[tuple[bytes, Receipt]]:
-        """Walk over (key, receipt), in no order."""
+        """Yield (key, receipt) pairs in no particular order."""
         for session, own in self._of.items():
             for sequence, receipt in own.items():
                 yield answer_key(session, sequence), receipt
 
     def values(self) -> Iterator[Receipt]:
-        """Walk over the receipts, in no order."""
+        """Yield the receipts in no particular order."""
         return (receipt for own in self._of.values() for receipt in own.values())
 
     def copy_of(self, session: int) -> dict[int, Receipt]:
-        """Return a copy of the answers of one session, by sequence number."""
+        """Return a copy of a session's cached replies, by sequence number."""
         return dict(self._of.get(session, ()))
 
     def changed(self, own: dict[int, dict[int, Receipt]], ended: list[int], total: int) -> Answers:
-        """Return the answers where some sessions have others, and some were ended; `total` of them in all."""
+        """Return a copy with the replies of some sessions replaced and of ended ones removed.
+
+        `total` is the new count.
+        """
         of = self._of.mutate()
         for session in ended:
             of.pop(session, None)
@@ -99,7 +102,7 @@ class Answers:
 
 
 class SessionDraft:
-    """A session in which commands are being settled; whatever a `Session` says, it says too."""
+    """A session under modification, with the attributes of a `Session`."""
 
     __slots__ = ("acknowledged", "actor", "newest", "number", "opened_at", "own", "used_at")
 
@@ -111,22 +114,22 @@ class SessionDraft:
         self.acknowledged = session.acknowledged
         self.newest = session.newest
         self.own = own
-        """The answers that are kept, by sequence number."""
+        """Cached replies by sequence number."""
 
     @property
     def answers(self) -> int:
-        """How many they are."""
+        """Number of cached replies."""
         return len(self.own)
 
     def finish(self) -> Session:
-        """Return what it has come to."""
+        """Return the modified session."""
         return Session(
             self.number, self.actor, self.opened_at, self.used_at, self.acknowledged, self.newest, len(self.own)
         )
 
 
 class SessionsBuilder:
-    """Sessions and their answers being changed: what a StateBuilder of the state holds."""
+    """Sessions and their cached replies under modification, part of a StateBuilder."""
 
     __slots__ = ("_answers", "_drafts", "_ended", "_sessions", "_total")
 
@@ -138,33 +141,33 @@ class SessionsBuilder:
         self._total = len(answers)
 
     def get(self, number: int) -> Session | SessionDraft | None:
-        """Return a session that is open."""
+        """Return an open session."""
         return self._drafts.get(number) or self._sessions.get(number)
 
     def find(self, number: int, sequence: int) -> Receipt | None:
-        """Return the answer to a command of a session, if it is kept."""
+        """Return the cached reply to a command of a session, if any."""
         draft = self._drafts.get(number)
         return self._answers.find(number, sequence) if draft is None else draft.own.get(sequence)
 
     @property
     def answers(self) -> int:
-        """Answers that are kept in all sessions, count."""
+        """Number of cached replies of all sessions."""
         return self._total
 
     def change(self, number: int) -> SessionDraft | None:
-        """Return a session that is open as what can be changed."""
+        """Return an open session for modification."""
         draft = self._drafts.get(number)
         if draft is None and (session := self._sessions.get(number)) is not None:
             draft = self._drafts[number] = SessionDraft(session, self._answers.copy_of(number))
         return draft
 
     def add(self, draft: SessionDraft, sequence: int, receipt: Receipt) -> None:
-        """Keep the answer to a command that has none."""
+        """Cache the reply to a command that has none."""
         draft.own[sequence] = receipt
         self._total += 1
 
     def drop(self, draft: SessionDraft, first: int, last: int) -> int:
-        """Forget the answers to some commands of a session; return how many there were."""
+        """Delete the cached replies to a range of commands; return their number."""
         own, dropped = draft.own, 0
         for sequence in range(first, last + 1):
             if own.pop(sequence, None) is not None:
@@ -173,11 +176,11 @@ class SessionsBuilder:
         return dropped
 
     def open(self, session: Session) -> None:
-        """Begin a session; there is none of its number."""
+        """Add a session whose number is not in use."""
         self._sessions[session.number] = session
 
     def end(self, number: int) -> Session | SessionDraft | None:
-        """Forget a session and its answers; return what it was."""
+        """Delete a session with its cached replies; return it."""
         session = self.get(number)
         if session is not None:
             self._drafts.pop(number, None)
@@ -187,7 +190,7 @@ class SessionsBuilder:
         return session
 
     def set_back(self, at: Instant) -> None:
-        """Have what was used later by the clock count from `at`."""
+        """Limit the last-use times of sessions to `at`, after the clock was set back."""
         sessions = self._sessions.finish()
         self._sessions = sessions.mutate()
         for number, session in sessions.items():
@@ -197,7 +200,7 @@ class SessionsBuilder:
             draft.used_at = min(draft.used_at, at)
 
     def finish(self) -> tuple[immutables.Map[int, Session], Answers]:
-        """Return the next sessions and answers; the builder must not be used afterwards."""
+        """Return the new sessions and replies; the builder must not be used afterwards."""
         for number, draft in self._drafts.items():
             self._sessions[number] = draft.finish()
         own = {number: draft.own for number, draft in self._drafts.items()}

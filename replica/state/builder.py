@@ -1,4 +1,4 @@
-"""A State being changed: what a batch is folded into, on mutations of the maps that it touches."""
+"""Builder of the next State: folds a batch onto mutations of the maps it touches."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ from replica.values import (
 _SESSION_USE_STEP_US = SESSION_USE_STEP_S * MICROSECONDS_PER_SECOND
 
 _DERIVED_FROM = frozenset({"state", "node", "mover", "order_at", "stuck", "external_job"})
-"""Fields of a job that the derived maps depend on."""
+"""Job fields on which the derived maps depend."""
 
 
 class StateBuilder:
-    """A State being changed: mutations of its maps, folded on in place, finished into the next State in O(changes).
+    """A State under modification. Its maps are mutated in place and finished into the next State in O(changes).
 
-    A field is taken from the base when it is looked at first: a batch of one command touches a few of them, and to
-    open and close mutations of all took a sixth of what such a command costs.
+    A field is copied from the base on first access, because a batch of one command touches few of them: opening and
+    closing mutations of all fields took a sixth of such a command's cost.
     """
 
     cluster_id: str
@@ -97,7 +97,7 @@ class StateBuilder:
     oldest_receipt: int
     receipts_horizon_ms: int
     clock_set_back: int
-    # Few and seldom changed: persistent maps, which can be walked while a batch is decided.
+    # Small maps that seldom change stay persistent maps, so that decisions can iterate over them.
     pools: immutables.Map[str, Pool]
     filesystems: immutables.Map[str, SharedFilesystem]
     nodes: immutables.Map[str, Node]
@@ -123,7 +123,7 @@ class StateBuilder:
     external_jobs: immutables.MapMutation[str, ExternalJobEpochs]
     receipts: ReceiptsBuilder
     sessions: SessionsBuilder
-    """With their answers."""
+    """Sessions with their cached replies."""
     kept: immutables.MapMutation[Actor, int]
     transfers: immutables.MapMutation[int, JobTransfers]
     using: immutables.MapMutation[str, immutables.Map[int, bool]]
@@ -145,7 +145,7 @@ class StateBuilder:
         self.at: int = state.at
 
     def finish(self) -> State:
-        """Return the next State; the builder must not be used afterwards. A map that was not touched is the base's."""
+        """Return the next State, which shares untouched maps with the base. The builder must not be used afterwards."""
         taken = self.__dict__
         changes = {name: taken[name] for name in _TAKEN if name in taken}
         for name in _MUTATED:
@@ -157,11 +157,11 @@ class StateBuilder:
 
     @property
     def answers_kept(self) -> int:
-        """As `State.answers_kept`."""
+        """Return the number of cached replies, as `State.answers_kept` does."""
         return len(self.receipts) + self.sessions.answers
 
     def answer_in(self, session: int, sequence: int) -> Receipt | None:
-        """Do what `State.answer_in` does."""
+        """Return a cached reply, as `State.answer_in` does."""
         return self.sessions.find(session, sequence)
 
     def job(self, job_id: int) -> Job:
@@ -179,9 +179,10 @@ class StateBuilder:
             raise LedgerViolation(f"an event names node {name!r}, which does not exist") from None
 
     def put(self, job: Job, buffer: Buffer | None) -> None:
-        """Store a job and its buffer, and keep the derived maps true.
+        """Store a job and its buffer, and update the derived maps.
 
-        Most of the work of a fold: what did not change is seen here, and not by a call for each map.
+        Most of a fold's work happens here. Unchanged values are detected inline, because a call for each map would cost
+        more.
         """
         former = self.jobs.get(job.id)
         before = self.buffers.get(job.id)
@@ -233,7 +234,7 @@ class StateBuilder:
                 del out_of[job.id]
 
     def _keep_destinations(self, job: Job, was: JobRequest | None, *, over: bool) -> None:
-        """Have the job stand under what it stages out to while it is not over, and not under what it asked before."""
+        """Index an unfinished job under its stage-out destinations, and remove it from those of its former request."""
         before = () if was is None else destinations_of(was)
         after = () if over else destinations_of(job.request)
         for path in before:
@@ -253,7 +254,7 @@ class StateBuilder:
                     del self.operations[int(stage)]
 
     def _count_moving(self, user: str, before: str, after: str) -> None:
-        """Have a transfer of the user count on the node `after` instead of `before`; "" is nowhere."""
+        """Count a user's transfer on node `after` instead of `before`; "" is no node."""
         for node, difference in ((before, -1), (after, 1)):
             for key in counted_under(user, node) if node else ():
                 count = self.moving.get(key, 0) + difference
@@ -263,7 +264,7 @@ class StateBuilder:
                     del self.moving[key]
 
     def _keep_name(self, job: Job, is_there: bool) -> None:
-        """Have the job stand under its name, or no longer."""
+        """Add the job to, or remove it from, the index of names."""
         user = job.request.user
         names = self.named.get(user)
         if is_there:
@@ -276,18 +277,18 @@ class StateBuilder:
                 del self.named[user]
 
     def rename(self, job: Job, name: str) -> None:
-        """Have a job that is not over stand under another name; its record is for the caller to change."""
+        """Index an unfinished job under another name; the caller changes its record."""
         user = job.request.user
         self.named[user] = job_names.joined(job_names.left(self.named[user], job.request.name, job.id), name, job.id)
 
     def _consume(self, job: Job, given_back: Buffer) -> None:
-        """Add what a buffer that has just given back its space has used of it."""
+        """Add the usage of a buffer that has just released its space."""
         scheduling_class = scheduling_class_of(job.request)
         if scheduling_class is not None:
             self.consumed = usage.with_given_back(self.consumed, scheduling_class, given_back, self.at)
 
     def hold(self, pool: str, difference_bytes: int) -> None:
-        """Have more or less of a pool held."""
+        """Change the held space of a pool by a difference."""
         held = self.held_bytes.get(pool, 0) + difference_bytes
         if held < 0:
             raise LedgerViolation(f"pool {pool!r} would hold {held} bytes")
@@ -297,10 +298,10 @@ class StateBuilder:
             del self.held_bytes[pool]
 
     def change(self, job_id: int, happening: BufferInput | None, **changes: Any) -> None:
-        """Change fields of a job; with `happening`, take its buffer through the transition table."""
+        """Change fields of a job; with `happening`, move its buffer through the transition table."""
         job = replace(self.job(job_id), **changes)
         if happening is None and _DERIVED_FROM.isdisjoint(changes):
-            self.jobs[job_id] = job  # nothing derived depends on it
+            self.jobs[job_id] = job  # no derived map depends on these fields
             return
         buffer = self.buffers.get(job_id)
         if happening is not None and buffer is not None:
@@ -308,7 +309,7 @@ class StateBuilder:
         self.put(job, buffer)
 
     def _count_use(self, job: Job, before: Buffer | None, buffer: Buffer) -> None:
-        """Note that the job works with its persistent buffers from now on, or no longer."""
+        """Update the index of persistent buffers in use by the job."""
         asked = job.request.buffer
         was, uses = before is not None and before.state in HOLDING, buffer.state in HOLDING
         if was == uses or asked is None:
@@ -317,14 +318,14 @@ class StateBuilder:
             move(self.using, buffer.job, name if was else "", name if uses else "")
 
     def moved(self, buffer: Buffer, happening: BufferInput) -> Buffer:
-        """Return the buffer after `happening`."""
+        """Return the buffer after a transition."""
         try:
             return replace(buffer, state=step(buffer.state, happening), changed_at=Instant(self.at))
         except IllegalTransition as error:
             raise LedgerViolation(f"job {buffer.job}: {error}") from None
 
     def count(self, before: dict[UsageKey, int], after: dict[UsageKey, int]) -> None:
-        """Have the index of what counts against limits say `after` where it said `before`."""
+        """Replace `before` by `after` in the index of usage that counts against limits."""
         if before == after:
             return
         for key in before.keys() | after.keys():
@@ -335,7 +336,7 @@ class StateBuilder:
                 del self.use[key]
 
     def settle(self, command_id: bytes, receipt: Receipt) -> None:
-        """Keep the first answer to a command (law 6), and forget those that its program says it has."""
+        """Cache the reply to a command (law 6), and delete those that its program has acknowledged."""
         forgotten = 0
         if is_in_session(command_id):
             forgotten = self._settle_in_session(command_id, receipt)
@@ -356,7 +357,7 @@ class StateBuilder:
         if session is None or session.actor != receipt.actor:
             raise LedgerViolation(f"command {command_id.hex()} was settled in a session that its actor does not have")
         sequence, acknowledged = said.sequence, session.acknowledged
-        # What is newer than the newest was not settled, so it need not be looked up.
+        # A sequence number above the newest one was never settled and needs no lookup.
         if sequence > session.newest:
             session.newest = sequence
         elif sequence <= acknowledged or sequence in session.own:
@@ -372,14 +373,14 @@ class StateBuilder:
         return forgotten
 
     def end_session(self, number: int) -> None:
-        """Forget a session and its answers."""
+        """Delete a session and its cached replies."""
         session = self.sessions.end(number)
         if session is None:
             raise LedgerViolation(f"session {number} was ended, and is not open")
         self._count_kept(session.actor, -session.answers)
 
     def drop_receipts(self, through: int) -> None:
-        """Forget the answers to single commands that were settled up to a revision."""
+        """Delete the cached replies to single commands settled up to a revision."""
         dropped = self.receipts.drop_through(through)
         for actor, count in dropped.of.items():
             self._count_kept(actor, -count)
@@ -439,6 +440,6 @@ for _name in _MUTATED:
 StateBuilder.sessions = _Taken("sessions", lambda base: SessionsBuilder(base.sessions, base.answers))  # type: ignore[assignment]
 
 Facts = State | StateBuilder
-"""What most decisions are made by: a State, or one that is being built, so that a batch is decided without a State
-between. The maps that grow with the load can be looked up in a builder, not walked.
+"""Input of most decisions: a State, or a StateBuilder, so that a batch is decided without building a State for each
+command. A builder's large maps support lookup but not iteration.
 """

@@ -1,7 +1,7 @@
-"""The digest of a State: equal states have equal digests on every machine, whatever PYTHONHASHSEED is.
+"""Digest of a State: equal states have equal digests on every machine, regardless of PYTHONHASHSEED.
 
-Replicas digest their states at the same entries, and the leader records what most of them have (`StateDigested`). So a
-ledger says itself what it must come to, and whoever folds it compares on the way.
+Replicas digest their states at the same entries, and the leader records the digest of the majority (`StateDigested`).
+A ledger thus contains the digests it must lead to, and every reader that folds it can compare them.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class RecordedDigests:
     def __init__(self, start: State, *, every: bool = False) -> None:
         """Begin with `start`; `every`: compare each digest, whatever that costs."""
         self.recorded = self.compared = 0
-        """How many digests the ledger records, and how many of them were compared."""
+        """Number of digests recorded in the ledger, and number of those that were compared."""
         self.agreed = start.revision
         """The last revision whose state was found to be the recorded one; at first where the fold begins."""
         self._every = every
@@ -153,11 +153,11 @@ class RecordedDigests:
 
     @property
     def awaited(self) -> bool:
-        """Whether the digest of a state that was folded may be recorded yet."""
+        """Return whether the ledger may still record the digest of a folded state."""
         return bool(self._held)
 
     def hold_no_more(self, last: State) -> None:
-        """Go on only for the digests of states before `last`, which somebody else begins with."""
+        """Compare only states before `last`, from which another reader continues."""
         self._holds = False
         self._held.pop(last.revision, None)
 

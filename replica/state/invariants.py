@@ -1,4 +1,4 @@
-"""What is true of every State, checked when a snapshot is loaded, in tests, and on demand."""
+"""Invariants of every State, checked when a snapshot is loaded, in tests, and on demand."""
 
 from __future__ import annotations
 

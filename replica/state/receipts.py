@@ -31,7 +31,7 @@ class _Layer(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """What was dropped at once: the greatest of the ids, hence the latest client time, and how many of whom."""
+    """Summary of deleted entries: the greatest ID, hence the latest client time, and their number for each actor."""
 
     greatest_id: bytes
     of: Counter[Actor]
@@ -55,7 +55,7 @@ class Receipts:
         self._layers = layers
         self._newest_first = tuple(layer.by_id for layer in reversed(layers))
         self._skipped = skipped
-        """How many at the front of the first layer are dropped."""
+        """Number of deleted entries at the front of the first layer."""
         self._first = first
         """No receipt that is kept has a smaller revision."""
         self._total = total

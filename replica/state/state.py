@@ -89,11 +89,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     revision: Revision = Revision(0)
     at: Instant = NEVER
     site: Site = DEFAULT_SITE
-    """What the site configured (`replica.model.configuration`)."""
+    """Site configuration (`replica.model.configuration`)."""
     scheduling_rules: SchedulingRules = DEFAULT_RULES
     """The site's rules of scheduling."""
     transfer_rules: TransferRules = DEFAULT_TRANSFER_RULES
-    """How data is moved."""
+    """Transfer settings."""
     next_job: int = 1
     pools: immutables.Map[str, Pool] = immutables.Map()
     filesystems: immutables.Map[str, SharedFilesystem] = immutables.Map()
@@ -129,7 +129,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Mails that are owed (`replica.model.mail`), by their key."""
     partitions: immutables.Map[str, Partition] = immutables.Map()
     consumed: Consumed = immutables.Map()
-    """What accounts, their users and QOS have used of burst buffers (`replica.model.usage`)."""
+    """Burst-buffer usage of accounts, their users, and QOS (`replica.model.usage`)."""
     transfers: immutables.Map[int, JobTransfers] = immutables.Map()
     """Receipts and the newest checkpoint of the jobs that have any."""
     revocations: immutables.Map[str, Revocation] = immutables.Map()
@@ -197,7 +197,7 @@ CommandId = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class Table(msgspec.Struct, frozen=True):
-    """One map of a State. `section` is its number in snapshots: append only, never reused (law 12)."""
+    """Metadata of a map of the State. `section` is its number in snapshots: append only, never reused (law 12)."""
 
     field: str
     section: int
@@ -207,7 +207,7 @@ class Table(msgspec.Struct, frozen=True):
     own_key: str = ""
     """The attribute of a record that is its key: the record then stands alone, else a pair of key and record."""
     of_job: bool = False
-    """Whether the keys are jobs that must be in the state."""
+    """The keys are IDs of jobs, which must exist in the state."""
 
     def pair(self, written: Any) -> tuple[Any, Any]:
         """Return key and record of what stands in a section."""

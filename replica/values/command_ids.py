@@ -1,18 +1,19 @@
-"""The two kinds of command ids: of a single command, and of a command in a session (law 6).
+"""Command IDs: of single commands, and of commands in a session (law 6).
 
 Theory of operation
 ===================
 
-A single command's id is a UUIDv7: its answer is kept for RECEIPTS_KEPT_S, since nobody says when it has arrived. A
-program that sends many opens a session (Ongaro's thesis, 6.3) and numbers its commands in it. Each says up to which
-number the program has the answers, and those are forgotten: so what is kept follows what is outstanding, not what was
-done. A session in which nothing comes for SESSION_IDLE_S_MAX of the replicated clock ends.
+The ID of a single command is a UUIDv7. Its reply is kept for RECEIPTS_KEPT_S, because the sender never confirms that
+the reply has arrived. A program that sends many commands opens a session (Ongaro's thesis, 6.3) and numbers its
+commands in it. Each command states the sequence number up to which the program has all replies; the replica deletes
+those. Memory therefore depends on the number of outstanding commands, not on the number of completed ones. A session
+ends after SESSION_IDLE_S_MAX of the replicated clock without a command.
 
-The id of such a command is a UUIDv8 (RFC 9562, 5.8), so that it goes wherever an id goes:
+The ID of a command in a session is a UUIDv8 (RFC 9562, 5.8), so it fits wherever an ID fits:
 
     48 bits: the session | 4: version 8 | 12: outstanding | 2: variant | 62: sequence number
 
-`sequence - outstanding` is the number up to which the program has every answer, or wants none any more.
+`sequence - outstanding` is the number up to which the program has all replies, or no longer needs them.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _VARIANT: Final = 0b10
 _VERSION_BYTE: Final = SESSION_VERSION << 4
 
 IDS_REMEMBERED: Final = 4_096
-"""Ids of which it is remembered what they say, count: each is read when it comes, is decided and is settled."""
+"""Size of the cache of decoded IDs: each ID is decoded on receipt, on decision and on settlement."""
 
 SESSION_NUMBER_MAX: Final = 2**48 - 1
 SEQUENCE_MAX: Final = 2**62 - 1
 
 
 class Numbered(msgspec.Struct, frozen=True, gc=False):
-    """What the id of a command in a session says."""
+    """Decoded ID of a command in a session."""
 
     session: int
     sequence: int
@@ -45,14 +46,15 @@ class Numbered(msgspec.Struct, frozen=True, gc=False):
 
 
 def is_in_session(command_id: bytes) -> bool:
-    """Return whether an id is that of a command in a session."""
+    """Return whether an ID belongs to a command in a session."""
     return len(command_id) == 16 and command_id[6] & 0xF0 == _VERSION_BYTE
 
 
 def session_command_id(session: int, sequence: int, acknowledged: int) -> bytes:
-    """Return the 16 bytes of a command's id.
+    """Encode the 16-byte ID of a command in a session.
 
-    ValueError outside the bounds: 0 <= acknowledged < sequence <= acknowledged + SESSION_WINDOW_MAX.
+    Raises:
+        ValueError: unless 0 <= acknowledged < sequence <= acknowledged + SESSION_WINDOW_MAX.
     """
     outstanding = sequence - acknowledged
     if not 0 < session <= SESSION_NUMBER_MAX or not 0 < sequence <= SEQUENCE_MAX or acknowledged < 0:
@@ -65,7 +67,11 @@ def session_command_id(session: int, sequence: int, acknowledged: int) -> bytes:
 
 @lru_cache(IDS_REMEMBERED)
 def numbered(command_id: bytes) -> Numbered:
-    """Return what the id of a command in a session says; ValueError is a sentence where it is none."""
+    """Decode the ID of a command in a session.
+
+    Raises:
+        ValueError: the ID is not that of a command in a session.
+    """
     number = int.from_bytes(command_id, "big")
     session, sequence = number >> 80, number & SEQUENCE_MAX
     is_one = len(command_id) == 16 and number >> 76 & 0xF == SESSION_VERSION and number >> 62 & 0b11 == _VARIANT
@@ -81,15 +87,19 @@ def numbered(command_id: bytes) -> Numbered:
 
 
 def answer_key(session: int, sequence: int) -> bytes:
-    """Return under what the answer to a command in a session is kept: its id, without what is outstanding.
+    """Return the key of the cached reply to a command in a session: its ID without the outstanding count.
 
-    So it is the same for every repetition.
+    Every repetition of the command has the same key.
     """
     return (session << 80 | SESSION_VERSION << 76 | _VARIANT << 62 | sequence).to_bytes(16, "big")
 
 
 def answered(key: bytes) -> tuple[int, int]:
-    """Return of which session and sequence number a key is; ValueError is a sentence where it is none."""
+    """Decode a reply key into session and sequence number.
+
+    Raises:
+        ValueError: the bytes are not a reply key.
+    """
     number = int.from_bytes(key, "big")
     session, sequence = number >> 80, number & SEQUENCE_MAX
     if not 0 < session <= SESSION_NUMBER_MAX or not sequence or key != answer_key(session, sequence):
@@ -98,5 +108,5 @@ def answered(key: bytes) -> tuple[int, int]:
 
 
 def client_ms(command_id: bytes) -> int:
-    """Return when a single command's id was made by its maker's clock, milliseconds since 1970."""
+    """Return the client's clock in the ID of a single command, milliseconds since 1970."""
     return int.from_bytes(command_id[:6], "big")

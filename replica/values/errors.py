@@ -1,4 +1,4 @@
-"""Why a command was refused: a value, never an exception, and the same for ever in the ledger."""
+"""Rejections of commands: values, not exceptions, stored permanently in the ledger."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class RefusalCode(IntEnum):
-    """What kind of refusal; numbers are wire numbers (law 12): append only, never reused."""
+    """Kinds of rejection. The numbers are wire numbers (law 12): append only, never reused."""
 
     UNKNOWN_POOL = 1
     CAPACITY_OVER_TOTAL = 2
@@ -34,7 +34,7 @@ class RefusalCode(IntEnum):
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One refusal: `place` names the field, or the line and column; `remedy` says what would be right."""
+    """Rejection of a command: `place` names the field, or the line and column; `remedy` says how to correct it."""
 
     code: RefusalCode
     sentence: str
@@ -42,8 +42,8 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, gc=False):
     place: str = ""
 
 
-# ---- what no correct leader can have agreed on: not refused as a command is, but a reason to stop (law 10)
+# ---- invariant violations, which stop the replica instead of rejecting a command (law 10)
 
 
 class LedgerViolation(Exception):
-    """An event that no ledger can hold: a broken invariant, so the replica stops (law 10)."""
+    """An event that no correct leader can have agreed on. It breaks an invariant, so the replica stops (law 10)."""

@@ -14,7 +14,7 @@ PACKED_SCRIPT_BYTES_MAX = 576 * 1024
 """A packed script, bytes: its entry stays below BATCH_BYTES_MAX with an environment and directives of full length."""
 
 PACKED_HEAD_BYTES_MAX = 64 * 1024
-"""What of a packed script is kept as it is, bytes: its lines at the top, of which directives have no more."""
+"""Bytes of a packed script that stay unpacked: its first lines, which hold all directives."""
 
 DIRECTIVE_TEXT_BYTES_MAX = 64 * 1024
 """The text of `--bb` or a `--bbf` file, bytes: thousands of directives, far more than any job stages."""
@@ -47,11 +47,11 @@ MESSAGE_CHARACTERS_MAX = 1024
 
 ENVIRONMENT_VARIABLES_MAX = 256
 ENVIRONMENT_BYTES_MAX = 64 * 1024
-"""What a job may bring of its own environment: count, and bytes of names and values together."""
+"""Limits of a job's own environment: number of variables, and bytes of names and values together."""
 
 ARGUMENTS_MAX = 256
 ARGUMENTS_BYTES_MAX = 16 * 1024
-"""What a job's script may be given: count, and bytes of all; longer lists belong into a file."""
+"""Limits of a job script's arguments: number and total bytes. Longer lists belong in a file."""
 
 DEPENDENCIES_MAX = 64
 """Jobs that one job may wait for."""
@@ -60,42 +60,48 @@ WHOLE_ARRAYS_MAX = 8
 """Whole arrays that one job may wait for, of these: to look at all tasks of one takes a millisecond."""
 
 RECEIPTS_KEPT_S = 600
-"""How long the answer to a single command is kept, seconds of the replicated clock: twice as long as its id is taken at
-the door, so that whoever may still repeat it gets its answer."""
+"""Retention of the cached reply to a single command, seconds of the replicated clock: twice as long as the API accepts
+the command's ID, so that every client that can still repeat the command gets its reply.
+"""
 
 RECEIPTS_PER_ACTOR_MAX = 131_072
-"""Answers kept for one actor, count: 200 single commands a second for RECEIPTS_KEPT_S. Who sends more has a session."""
+"""Cached replies of one actor, count: 200 single commands a second for RECEIPTS_KEPT_S.
+
+Busier clients use a session.
+"""
 
 RECEIPTS_MAX = 524_288
-"""Answers kept for all, count: some 150 MiB of memory. Beyond RECEIPTS_LEAST nobody may have more than a quarter of
-what is free."""
+"""Cached replies of all actors, count: about 150 MiB of memory. Beyond RECEIPTS_LEAST, no actor may use more than a
+quarter of the free entries.
+"""
 
 RECEIPTS_LEAST = 256
-"""Answers that may be kept for an actor whatever others have, count: ten minutes of a person's commands."""
+"""Cached replies guaranteed to each actor, count: ten minutes of interactive commands."""
 
 RECEIPTS_STORED_MAX = 16 * RECEIPTS_MAX
-"""Answers that a snapshot may hold, count: RECEIPTS_MAX and RECEIPTS_LEAST for each of 30,000 users."""
+"""Cached replies that a snapshot may hold, count: RECEIPTS_MAX, and RECEIPTS_LEAST for each of 30,000 users."""
 
 RECEIPTS_DROPPED_MAX = 4_096
-"""Answers that one batch drops, count: eight times what it adds, and a few milliseconds."""
+"""Cached replies that one batch deletes, count: eight times as many as it adds, in a few milliseconds."""
 
 SESSIONS_MAX = 4_096
 SESSIONS_PER_ACTOR_MAX = 64
 SESSIONS_LEAST = 2
-"""Sessions of programs, count: of all, of one actor, and what anybody may have whatever others have."""
+"""Sessions, count: of all actors, of one actor, and guaranteed to each actor."""
 
 SESSION_IDLE_S_MAX = 3_600
-"""Seconds of the replicated clock after which a session ends in which nothing has come: its program is gone, or was cut
-off for longer than anybody waits."""
+"""Seconds of the replicated clock without a command after which a session ends: its program has exited, or was cut off
+for longer than any client waits.
+"""
 
 SESSION_USE_STEP_S = 10
-"""How exact a session's last use is, seconds: it is written down once in so many, and not for each command."""
+"""Precision of a session's last-use time, seconds: it is recorded once per interval, not for each command."""
 
 SESSION_WINDOW_MAX = 2_048
-"""Commands of a session that may be outstanding, count: two bulk requests, or twice what one connection may have."""
+"""Outstanding commands of a session, count: two bulk requests, or twice the limit of one connection."""
 
 SESSION_OUTSTANDING_LEAST = 64
-"""Commands of a session that may be outstanding however many answers are kept, count."""
+"""Outstanding commands guaranteed to each session, count, regardless of how many replies are cached."""
 
 SESSIONS_EXPIRED_MAX = 256
 """Sessions that one command ends, count; fewer where more than RECEIPTS_DROPPED_MAX numbers are outstanding in them."""
@@ -184,13 +190,13 @@ MEMBERS_MAX = 13
 """Members of one configuration, count: nine that vote, four that learn (`wal.configuration`)."""
 
 DRILL_S_MAX = 600
-"""How long one drill may last, seconds."""
+"""Duration of one drill, seconds."""
 
 DRILL_LEASE_S_LEAST = 5
 """The shortest lease of a drill, seconds: a take-over in the midst of it must not end it."""
 
 DRILL_FIGURES_MAX = 64
-"""What one drill measures, count."""
+"""Measured figures of one drill, count."""
 
 DRILL_LOCKS_MAX = 64
 """Operators who want no drills, count."""
@@ -221,16 +227,16 @@ SETTINGS_MAX = 256
 """Settings in one change of the configuration, count: several times as many as there are keys."""
 
 SETTING_CHARACTERS_MAX = 64 * 1024
-"""One value of the configuration, characters: SITE_USERS_MAX names of full length."""
+"""Length of a configuration value, characters: SITE_USERS_MAX names of full length."""
 
 MAIL_USER_CHARACTERS_MAX = 254
 """An address of mail, characters: what SMTP takes (RFC 5321)."""
 
 MAILBOX_CHARACTERS_MAX = 64
-"""What stands before the @ of an address, characters (RFC 5321)."""
+"""Local part of a mail address, characters (RFC 5321)."""
 
 MAILS_OWED_MAX = 10_000
-"""Mails that were not sent yet, count: a mailer that is away for hours; what happens beyond it is told to nobody."""
+"""Unsent mails, count: enough for a mailer outage of hours. Further mails are dropped."""
 
 PARTITIONS_MAX = 256
 """Partitions, count: a scheduling pass has a line for each, and a site has a dozen."""

@@ -50,10 +50,10 @@ def job_name_fault(name: str) -> str | None:
 
 
 def is_mail_address(text: str) -> bool:
-    """Whether a text is a mail address, or a user's name, that means the same to every mail program.
+    """Return whether a text is a mail address or user name that every mail program reads alike.
 
-    Narrower than RFC 5321's dot-atom: what stands before the @ has no character that a mail program or a shell reads as
-    more than itself, since GNU mailutils runs the command after a `|`.
+    The rule is narrower than RFC 5321's dot-atom: the local part contains no character that a mail program or a shell
+    interprets, because GNU mailutils runs the command after a `|`.
     """
     mailbox, at, domain = text.partition("@")
     if len(text) > MAIL_USER_CHARACTERS_MAX or len(mailbox) > MAILBOX_CHARACTERS_MAX:
@@ -62,7 +62,7 @@ def is_mail_address(text: str) -> bool:
 
 
 def is_mail_domain(text: str) -> bool:
-    """Whether a text can stand behind the @ of a mail address."""
+    """Return whether a text is valid after the @ of a mail address."""
     return len(text) <= MAIL_USER_CHARACTERS_MAX and _DOMAIN.fullmatch(text) is not None
 
 
@@ -125,7 +125,9 @@ _NUMERIC_SYMBOLS = frozenset("AJabjnt")
 
 
 def has_control_character(text: str) -> bool:
-    """Whether a text has a character that ends a line, gives orders to a terminal or turns the direction of text."""
+    """Return whether a text contains a line break, a terminal control character or a bidirectional control
+    character.
+    """
     # Most texts are printable, which is asked in a fraction of the time.
     return not text.isprintable() and _CONTROL.search(text) is not None
 

@@ -15,7 +15,7 @@ Instant = NewType("Instant", int)
 """Microseconds since 1970-01-01T00:00:00Z."""
 
 Revision = NewType("Revision", int)
-"""How many commands have been settled; the address of a moment in history."""
+"""Number of settled commands; identifies a moment in history."""
 
 NEVER = Instant(0)
 """The instant that stands for "has not happened"."""

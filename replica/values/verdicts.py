@@ -1,4 +1,4 @@
-"""What a gate says of a job: a reason, byte for byte as Slurm spells it, a sentence, and the figures behind it."""
+"""Verdicts of scheduling gates: a reason spelled exactly as Slurm spells it, a sentence, and the figures behind it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Reason(StrEnum):
-    """Slurm's names for why a job waits, byte for byte, as far as Forebay gives them. Those of limits are in
+    """Slurm's names for the reasons that Forebay reports for waiting jobs, byte for byte. The reasons of limits are in
     `replica.model.accounts`.
     """
 
@@ -42,7 +42,7 @@ class Reason(StrEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What one gate says of one job: the reason as it is shown, a sentence, and the figures behind it."""
+    """Result of one gate for one job: the reason shown, a sentence, and the figures behind it."""
 
     reason: str
     sentence: str

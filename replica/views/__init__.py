@@ -1,4 +1,4 @@
-"""What agents and people ask of a state."""
+"""Read-only queries over a state, for agents and the API."""
 
 from replica.views.burst import Burst, BurstBuffer, burst_buffers, burst_of, burst_place, job_tres
 from replica.views.jobs import (

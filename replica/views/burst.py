@@ -1,6 +1,6 @@
-"""What `scontrol show burst` shows of the cluster at one State: pools, settings, who has what, who uses how much.
+"""Data for `scontrol show burst` at one State: pools, settings, buffers, and usage by user.
 
-Source: the guide (Status Commands), the transcripts of Slurm 22.05.8. Pure: the same for now and for any moment before.
+Source: the guide (Status Commands) and the transcripts of Slurm 22.05.8. Pure: works for current and past states.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ RECORD_STATES = {
     BufferState.POST_RUN: "staged-in",
     BufferState.STAGING_OUT: "staged-in",
 }
-"""What a buffer's own record says while its job is in a state: `allocated` until the data is there, then `staged-in`
-until it is torn down (datawarp). States that are not here are shown as they are."""
+"""Job state -> state of the buffer's record as Slurm's datawarp plugin shows it: `allocated` until the data is there,
+then `staged-in` until teardown. States that are missing here are shown unchanged.
+"""
 
 
 class BurstPool(msgspec.Struct, frozen=True):
-    """One pool: amounts count `unit`; `missing` is by how much it shrank below what is in use."""
+    """A pool. Amounts count `unit`; `missing` is the amount in use beyond the pool's current size."""
 
     name: str
     unit: PoolUnit
@@ -53,7 +54,7 @@ class BurstPool(msgspec.Struct, frozen=True):
 
 
 class BurstBuffer(msgspec.Struct, frozen=True):
-    """One buffer that holds space: of a job, of a task of an array (`array_job` not 0), or persistent (`name`)."""
+    """A buffer that holds space: of a job, of an array task (`array_job` not 0), or persistent (`name`)."""
 
     job: int
     array_job: int
@@ -72,7 +73,7 @@ class BurstBuffer(msgspec.Struct, frozen=True):
 
 
 class BurstUse(msgspec.Struct, frozen=True):
-    """What one user holds in pools of one unit."""
+    """Usage of one user in the pools of one unit."""
 
     user: str
     unit: PoolUnit
@@ -80,11 +81,11 @@ class BurstUse(msgspec.Struct, frozen=True):
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """All of it. Timeouts are whole seconds; texts are empty where nothing is configured."""
+    """Complete output of `scontrol show burst`. Timeouts are whole seconds; unconfigured texts are empty."""
 
     provider: str
     granularity: int
-    """Of a pool that comes without one: shown where no pool is the default."""
+    """Granularity of a request without a pool if no pool is the default."""
     pools: tuple[BurstPool, ...]
     flags: str
     poll_interval_s: int
@@ -103,14 +104,14 @@ class Burst(msgspec.Struct, frozen=True):
     stop_stage_in: str
     stop_stage_out: str
     buffers: tuple[BurstBuffer, ...]
-    """The one whose space was reserved last comes first."""
+    """Buffers, most recent reservation first."""
     uses: tuple[BurstUse, ...]
 
 
 def burst_of(state: State, *, only_user: str | None = None, buffers: Sequence[BurstBuffer] | None = None) -> Burst:
-    """Return what is to be shown; with `only_user` only the buffers and the use of that user (PrivateData).
+    """Return the data to show; with `only_user`, only that user's buffers and usage (PrivateData).
 
-    `buffers`: what `burst_buffers` yields, sorted by `burst_place`, the last one first; looked for if left out.
+    `buffers` is the result of `burst_buffers` sorted by `burst_place` in reverse; computed if omitted.
     """
     site = state.site
     if buffers is None:
@@ -182,7 +183,7 @@ def burst_buffers(state: State, only_user: str | None) -> Iterator[BurstBuffer]:
 
 
 def _near(state: State) -> set[int]:
-    """Return the jobs that hold a part of a pool, or have something on a node: no other can have a buffer."""
+    """Return the jobs that hold part of a pool or have data on a node; no other job can have a buffer."""
     found: set[int] = set()
     for jobs in (*state.holders.values(), *state.on_node.values()):
         found.update(jobs)
@@ -194,7 +195,7 @@ def _of_job(state: State, buffer: Buffer, default: str) -> BurstBuffer:
     array = request.array
     pool = buffer.pool or default
     shown = RECORD_STATES.get(buffer.state, buffer.state.word)
-    # So the records of Slurm's lua plugin, from the reservation to the end, and those that reserve nothing.
+    # Slurm's lua plugin has such records from the reservation to the end, also for buffers that reserve nothing.
     reserves_nothing = not buffer.granted_bytes and buffer.state in RECORD_STATES
     if reserves_nothing or provider_facts(state.site.provider).shown_allocated:
         shown = "allocated"
@@ -214,12 +215,12 @@ def _of_job(state: State, buffer: Buffer, default: str) -> BurstBuffer:
 
 
 def burst_place(buffer: BurstBuffer) -> tuple[int, int, int, str]:
-    """Return where a buffer stands: by when it got its space; at one instant jobs and tasks by number, then names."""
+    """Return the sort key of a buffer: time of allocation, then job and task IDs, then name."""
     return buffer.created_at, buffer.array_job or buffer.job, buffer.array_task, buffer.name
 
 
 def _uses(buffers: Sequence[BurstBuffer]) -> tuple[BurstUse, ...]:
-    """Return what each user holds, by name: counts and sizes are not added to nodes."""
+    """Return the usage of each user by name, separately for each unit."""
     found: dict[tuple[str, bool], int] = {}
     for buffer in buffers:
         key = buffer.user, buffer.unit is PoolUnit.NODES
@@ -236,7 +237,9 @@ MEGABYTE = 1024**2
 
 
 def tres_count(state: State, job_id: int) -> int:
-    """Return how much burst buffer a job counts for, whole MB, rounded up: its own, and what it makes persistent."""
+    """Return the burst-buffer TRES of a job in whole MB, rounded up: its own buffer and the persistent buffers it
+    creates.
+    """
     buffer, asked = state.buffers.get(job_id), state.jobs[job_id].request.buffer
     total = 0
     if buffer is not None and unit_in(state.pools, buffer.pool) is PoolUnit.BYTES:
@@ -249,7 +252,7 @@ def tres_count(state: State, job_id: int) -> int:
 
 
 def job_tres(state: State, job_id: int) -> str:
-    """Return what a job counts for, as Slurm writes it after `TRES=`: `cpu=1,node=1,bb/lua=3G,license/matlab=2`."""
+    """Format a job's resources as Slurm does after `TRES=`: `cpu=1,node=1,bb/lua=3G,license/matlab=2`."""
     request = state.jobs[job_id].request
     options = request.asked
     parts = [f"cpu={request.cpus}", f"node={options.nodes}"] if options.nodes else []
@@ -261,12 +264,12 @@ def job_tres(state: State, job_id: int) -> str:
 
 
 def megabytes(size_bytes: int) -> int:
-    """Return a size in whole MB, rounded up: what is held never counts for nothing."""
+    """Convert a size to whole MB, rounded up, so that held space never counts as zero."""
     return round_up(size_bytes, MEGABYTE) // MEGABYTE
 
 
 def tres_size(size_bytes: int) -> str:
-    """Return a size as Slurm writes an amount of a TRES: whole MB with the largest suffix that loses nothing, `3G`."""
+    """Format a size as Slurm formats a TRES amount: whole MB with the largest exact suffix, for example `3G`."""
     amount, letters = megabytes(size_bytes), "MGTP"
     for letter in letters[:-1]:
         if amount % 1024 or not amount:

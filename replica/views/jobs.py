@@ -1,4 +1,4 @@
-"""What people and programs ask of a State: pure answers, for the API and for time travel alike."""
+"""Queries about jobs, pools and destinations of a State, for the API and for past states alike."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def pool_use(state: State, name: str) -> PoolUse:
 
 
 def verdicts(state: State) -> Mapping[int, Verdict]:
-    """Return what holds back each job that is not over, as of `state.at`: one scheduling pass over the state."""
+    """Return the reason each unfinished job waits for at `state.at`, from one scheduling cycle over the state."""
     return verdicts_of(SchedulingIndex(state), state.unfinished, state.at)
 
 
 def verdict_of(state: State, job_id: int) -> Verdict:
-    """Return what holds back one job as of `state.at`. Raises KeyError for a job that is not in the state."""
+    """Return the reason one job waits for at `state.at`. Raises KeyError if the job is not in the state."""
     if job_id in state.unfinished:
         return verdicts_of(SchedulingIndex(state), (job_id,), state.at)[job_id]
     return later_reason(state, state.jobs[job_id], state.buffers.get(job_id))
@@ -80,23 +80,23 @@ def reason_of(state: State, job_id: int) -> str:
     return str(verdict_of(state, job_id).reason)
 
 
-# ---- where a job's buffer is, and who else stages out to the same place
+# ---- location of a job's buffer, and other jobs that stage out to the same destination
 
 
 SHARING_NAMED_MAX = 8
-"""Other jobs that are named for each destination, count: enough to see that they are there."""
+"""Number of other jobs named for each shared destination."""
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """One destination that other jobs that are not over stage out to as well."""
+    """A stage-out destination that other unfinished jobs use too."""
 
     path: str
     jobs: tuple[int, ...]
-    """SHARING_NAMED_MAX of them at most."""
+    """At most SHARING_NAMED_MAX of the other jobs."""
 
 
 def persistent_notes(state: State, job_id: int) -> tuple[str, ...]:
-    """Return what a submitter should know about the persistent buffers that a new job names, a sentence each."""
+    """Return notes for the submitter about the persistent buffers that a new job names, one sentence each."""
     asked = state.jobs[job_id].request.buffer
     if asked is None:
         return ()
@@ -109,12 +109,13 @@ def persistent_notes(state: State, job_id: int) -> tuple[str, ...]:
 
 
 def shared_destinations(state: State, job_id: int) -> tuple[Shared, ...]:
-    """Return the destinations that a job has in common with others; empty for one that is over."""
+    """Return the destinations that a job shares with others; empty for a finished job."""
     if job_id not in state.unfinished:
         return ()
     found = []
     for path in destinations_of(state.jobs[job_id].request):
-        # Not all of them: there may be as many as there are jobs. One more than are named may be the job itself.
+        # A destination may be shared by as many jobs as exist. Take one more than are named, since one may be the job
+        # itself.
         among = islice(state.destinations.get(path, ()), SHARING_NAMED_MAX + 1)
         others = [other for other in among if other != job_id][:SHARING_NAMED_MAX]
         if others:
@@ -123,7 +124,7 @@ def shared_destinations(state: State, job_id: int) -> tuple[Shared, ...]:
 
 
 def buffer_path(state: State, job_id: int) -> str | None:
-    """Return the directory on its node that is a job's own buffer, None while there is none or nobody has said."""
+    """Return the directory of a job's own buffer; None while there is none or its location is unknown."""
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     if buffer is not None and job.mover and buffer.state in HOLDING:
         filesystems = filesystems_of(state, buffer)
@@ -135,9 +136,7 @@ def buffer_path(state: State, job_id: int) -> str | None:
 
 
 def persistent_paths(state: State, job_id: int) -> dict[str, str]:
-    """Return where the persistent buffers lie that a job works with, by name, of those that are in a shared
-    filesystem.
-    """
+    """Return the paths of the persistent buffers a job uses that lie in shared filesystems, by buffer name."""
     asked = state.jobs[job_id].request.buffer
     known = {name: state.persistent.get(name) for name in (() if asked is None else asked.uses)}
     return {
@@ -147,24 +146,25 @@ def persistent_paths(state: State, job_id: int) -> dict[str, str]:
     }
 
 
-# ---- what was not exported of a job: said as long as the job is known, so that nobody believes that results are safe
+# ---- unexported files of a job: reported as long as the job is known, so that no user takes the results for safe
 
 
 NO_TRANSFERS = JobTransfers()
 
 
 class NotExported(msgspec.Struct, frozen=True):
-    """One thing that the job wanted to have outside, and that is not there as far as the replicas know."""
+    """A requested stage-out result that is not at its destination, as far as the replicas know."""
 
     path: str
     why: str
     lost: bool = False
-    """Whether the buffer that held it is gone, or being removed."""
+    """The buffer that held it is deleted or being deleted."""
 
 
 def not_exported(state: State, job_id: int) -> tuple[NotExported, ...]:
-    """Return what a job was to stage out and has not, and what its receipts left out; empty before its script has
-    started. KeyError for a job that is not in the state.
+    """Return the job's pending stage-outs and the files its receipts left out; empty until its script has started.
+
+    Raises KeyError if the job is not in the state.
     """
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     if buffer is None or job.started_at == NEVER:
@@ -195,12 +195,12 @@ def _destinations(asked: BufferRequest | None) -> tuple[str, ...]:
 
 
 def _left_out(state: State, job_id: int) -> tuple[NotExported, ...]:
-    """Return what the last complete stage-out left out, by name as far as its receipt names it."""
+    """Return the files that the last complete stage-out left out, as far as its receipt names them."""
     receipts = state.transfers.get(job_id, NO_TRANSFERS).receipts
     last = next((one for one in reversed(receipts) if one.stage is Stage.STAGE_OUT and one.complete), None)
     if last is None:
         return ()
-    # A persistent buffer still holds what was left there.
+    # A persistent buffer still holds the files that were left out.
     asked = state.jobs[job_id].request.buffer
     lost = asked is not None and any(not of_persistent(transfer.inside) for transfer in asked.stage_out)
     named = tuple(
@@ -212,7 +212,7 @@ def _left_out(state: State, job_id: int) -> tuple[NotExported, ...]:
 
 
 _NOT_THERE = "does not exist"
-"""How agents' reasons end for what there never was, so that nothing of it is lost."""
+"""Suffix of an agent's reason for a file that never existed, so that nothing of it is lost."""
 
 
 def _why_not_yet(job: Job, buffer: Buffer) -> str:

@@ -1,7 +1,7 @@
-"""What agents must do: a query over the state, pulled and level-triggered (law 7).
+"""Orders for agents: a query over the state, pulled and level-triggered (law 7).
 
-An order stands in the answer for as long as it is to be done or going on; when it is gone, the agent ends the
-operation. (job, attempt) names an order for ever.
+An order is in the result as long as it is pending or running. When it disappears, the agent ends the operation.
+(job, attempt) identifies an order permanently.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from replica.views.burst import job_tres
 
 
 def orders_for(state: State, node: str) -> tuple[Order, ...]:
-    """Return what the node's agent has to do at this state, by job id."""
+    """Return the orders for a node's agent at this state, by job ID."""
     given_up = state.abandoned.get(node)
     orders = [] if given_up is None else _removals(state, given_up)
     removed_first = {order.job for order in orders}
@@ -73,7 +73,7 @@ def orders_for(state: State, node: str) -> tuple[Order, ...]:
 
 
 def _removals(state: State, given_up: AbandonedBuffers) -> list[Order]:
-    """Return the teardowns of what was given up on a node: of each job the oldest one."""
+    """Return teardown orders for the abandoned buffers of a node, the oldest one of each job."""
     oldest: dict[int, AbandonedBuffer] = {}
     for one in given_up.buffers:
         oldest.setdefault(one.job, one)
@@ -88,7 +88,7 @@ def _removals(state: State, given_up: AbandonedBuffers) -> list[Order]:
             has_buffer=True,
             timeout_s=state.site.other_timeout_s,
             hurry=True,
-            # A buffer that was created under the name since is another one.
+            # A buffer created under the same name since then is a different buffer.
             destroys=tuple(DestroyPersistent(name, True) for name in one.persistent if name not in state.persistent),
         )
         for one in oldest.values()
@@ -96,7 +96,7 @@ def _removals(state: State, given_up: AbandonedBuffers) -> list[Order]:
 
 
 class _Governed(NamedTuple):
-    """By what a node's transfers are governed."""
+    """Limits that govern the transfers of a node."""
 
     rules: TransferRules
     node_bytes_s: int | None
@@ -149,7 +149,7 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         cancel=running and (job.cancelled or job.interrupted.requeueing),
         started=running and job.state in (JobState.RUNNING, JobState.SUSPENDED),
         suspend=running and job.state is JobState.SUSPENDED,
-        # What never ran has nothing to keep (SLURM-OBSERVED.md, Cancel).
+        # A job that never ran has no results to keep (SLURM-OBSERVED.md, Cancel).
         hurry=stage is Stage.TEARDOWN and buffer is not None and (buffer.hurry or job.started_at == NEVER),
         creates=creates,
         destroys=destroys,
@@ -163,7 +163,7 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         array=request.array,
         special=special_transfers(state, job, stage),
         rules=None if governed is None else governed.rules,
-        # What a script that did not succeed has not made is not waited for.
+        # Results that a failed script has not created are not waited for.
         filesystem=None if buffer is None or not job.mover else _placed(state, buffer),
         persistent=tuple(_persistent_placed(state, job)),
         partial=stage is Stage.STAGE_OUT and (job.result is not JobState.COMPLETED or job.interrupted.partial),
@@ -200,7 +200,7 @@ def _status(state: State, job: Job, buffer: Buffer) -> JobStatus:
 
 
 def _unmet(state: State, job: Job) -> str:
-    """Return the dependencies of a pending job that are not met yet; empty for a job that was started."""
+    """Return the unmet dependencies of a pending job; empty for a started job."""
     if job.state is not JobState.PENDING:
         return ""
     request, has_buffer = job.request, job.request.buffer is not None
@@ -217,8 +217,8 @@ def _order_filesystem(filesystem: SharedFilesystem, directory: str) -> OrderFile
 
 
 def _persistent_placed(state: State, job: Job) -> Iterator[tuple[str, OrderFilesystem]]:
-    """Yield where each persistent buffer lies that the job makes, removes or works with and that is in a shared
-    filesystem.
+    """Yield name and location of each persistent buffer in a shared filesystem that the job creates, destroys or
+    uses.
     """
     for name in sorted(named_by(job.request.buffer)):
         known = state.persistent.get(name)
@@ -228,8 +228,9 @@ def _persistent_placed(state: State, job: Job) -> Iterator[tuple[str, OrderFiles
 
 
 def persistent_work(state: State, job: Job) -> tuple[tuple[CreatePersistent, ...], tuple[DestroyPersistent, ...]]:
-    """Return the persistent buffers that the job still has to make, and those that it has to remove: one that it had
-    not finished making is removed by its teardown.
+    """Return the persistent buffers that the job still has to create, and those it has to destroy.
+
+    The job's teardown destroys a buffer whose creation it had not finished.
     """
     creates: list[CreatePersistent] = []
     destroys: list[DestroyPersistent] = []
@@ -263,14 +264,14 @@ def persistent_work(state: State, job: Job) -> tuple[tuple[CreatePersistent, ...
 
 
 def _default_pool(state: State, provision: Provision) -> str:
-    """Return the pool that a request without one is for: some are told the default even where nothing is reserved."""
+    """Return the pool of a request without one. Some providers receive the default even where nothing is reserved."""
     if not provider_facts(provision.provider).needs_pool:
         return ""
     return next((name for name in sorted(state.pools) if state.pools[name].is_default), "")
 
 
 def special_transfers(state: State, job: Job, stage: Stage) -> SpecialTransfers | None:
-    """Return what the order of this stage has beside its transfers; None for most."""
+    """Return the additional fields of this stage's order; None for most orders."""
     asked = job.request.buffer
     moving = stage in (Stage.STAGE_IN, Stage.STAGE_OUT)
     if asked is None or not moving or state.site.provider != NATIVE:
