@@ -1,6 +1,6 @@
-"""Audits of what a replica keeps, offline: replaying and verifying the ledger, printing it, inspecting snapshots.
+"""Offline audits of a replica's directory: replay, verify and print the ledger, and inspect snapshots.
 
-Nothing here writes to a replica's directory but what prunes its ledger or brings back its tree (`archive`). `python -m
-cluster.audit` is what `forebay audit` and `forebay backup inspect` run: a process of its own, because the command
-line itself never imports `wal` or `snapshots`.
+Only pruning the ledger and restoring its tree (`archive`) write to a replica's directory. `forebay audit` and `forebay
+backup inspect` run `python -m cluster.audit` as a separate process, because the command line never imports `wal` or
+`snapshots`.
 """

@@ -1,4 +1,4 @@
-"""`python -m cluster.audit NAME OPTIONS`: carry out a command that `cluster.cli.audit.offline` has parsed."""
+"""`python -m cluster.audit NAME OPTIONS`: runs a command that `cluster.cli.audit.offline` has parsed."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The audit commands: open what a replica keeps, read-only, and say what is there."""
+"""Audit commands: open a replica's directory read-only and print the result."""
 
 import contextlib
 import os
@@ -96,15 +96,15 @@ from wal import (
 
 
 class CheckedSnapshotView(SnapshotView, frozen=True, kw_only=True):
-    """What `backup inspect --check --json` prints: with what the whole of it says."""
+    """Output of `backup inspect --check --json`, which includes a check of the whole snapshot."""
 
     cluster_id: str
     state_digest: str
-    """As `GET /v1/state-digest?at=` of a replica shows it of its revision."""
+    """Same as `GET /v1/state-digest?at=` of a replica for its revision."""
 
 
 def verify(options: dict[str, Any]) -> None:
-    """Recompute the chain, hold it against what is known from elsewhere, and say what is held."""
+    """Recompute the digest chain, compare it with known digests, and print the held range."""
     if options["archive"] is not None and options["data"] is None and options["name"] is None:
         verify_alone(options)
         return
@@ -112,7 +112,7 @@ def verify(options: dict[str, Any]) -> None:
     archived: VerifiedArchive | None = None
     with _environment(options) as environment:
         running = Ledger(environment)
-        # Listed first: none of them is of an entry that was applied later.
+        # Listed first, so that no snapshot is newer than the opened ledger.
         snapshots = _snapshots(options) if options["deep"] else []
         ledger = running.as_of_now()
         cluster = running.cluster_id
@@ -198,7 +198,7 @@ def verify(options: dict[str, Any]) -> None:
 
 
 def _digests_words(recorded: int, compared: int) -> str:
-    """Return how many states were held against what the ledger records of them."""
+    """Format how many states were compared with the digests recorded in the ledger."""
     return f"{compared} of {recorded} that the ledger records compared" if recorded else "the ledger records none"
 
 
@@ -217,7 +217,7 @@ def _snapshots(options: dict[str, Any]) -> list[tuple[int, Path]]:
 
 
 def _expected(text: str | None) -> tuple[int, str] | None:
-    """Return index and digits of `--expect DIGEST@INDEX`."""
+    """Return index and digest of `--expect DIGEST@INDEX`."""
     if text is None:
         return None
     digest, at, index = text.lower().partition("@")
@@ -249,7 +249,7 @@ def _check_expected(ledger: Ledger, index: int, digest: str) -> None:
 
 
 def verified_words(verified: LedgerSummary) -> str:
-    """Return how much was verified; a replica that has just been made has nothing."""
+    """Format the verified range; a new replica has none."""
     if not verified.entries:
         return "nothing: the ledger is empty"
     entries = "1 entry" if verified.entries == 1 else f"{verified.entries} entries"
@@ -257,7 +257,7 @@ def verified_words(verified: LedgerSummary) -> str:
 
 
 def replay_ledger(options: dict[str, Any]) -> None:
-    """Fold the ledger again and say what it comes to."""
+    """Fold the ledger again and print the resulting state digest."""
     expected = options["expect"]
     if expected is not None:
         expected = expected.lower()
@@ -331,7 +331,7 @@ def replay_ledger(options: dict[str, Any]) -> None:
 
 
 def redecide(options: dict[str, Any]) -> None:
-    """Decide again what the ledger records, and say what comes out otherwise."""
+    """Decide the ledger's commands again, and print the differences."""
     with _release(options) as release, _ledger(options) as running, _progress("deciding") as progress:
         ledger = running.as_of_now()
         path = options["from_snapshot"]
@@ -347,7 +347,7 @@ def redecide(options: dict[str, Any]) -> None:
 
 
 def _since(ledger: Ledger, text: str | None) -> Callable[[Batch], bool]:
-    """Return what says of a batch whether it is of the time that `--since` means."""
+    """Return a predicate for batches in the period of `--since`."""
     if text is None:
         return lambda batch: True
     if text.isdecimal() and len(text) < 20:
@@ -379,7 +379,7 @@ def _release(options: dict[str, Any]) -> Iterator[Release | None]:
 
 
 def is_void(index: int, batch: Batch, ledger: Ledger) -> bool:
-    """Whether the check of its base refused this batch: another entry settled the revisions that it would have."""
+    """Return whether a batch's base check rejected it: another entry settled its revisions."""
     if not batch.entries:
         return False
     try:
@@ -389,9 +389,9 @@ def is_void(index: int, batch: Batch, ledger: Ledger) -> bool:
 
 
 def _view(entry: LedgerEntry, ledger: Ledger) -> LedgerEntryView:
-    """Return an entry as JSON shows it; CodecError for one that this release does not know, LedgerBroken for damage.
+    """Return an entry's JSON view; CodecError if this release does not know it, LedgerBroken for damage.
 
-    What changed nothing, a no-op or a void batch, has no records and no revisions.
+    No-ops and void batches have no records and no revisions.
     """
     kind = kind_of(entry.data)
     batch = decode_batch(entry.data) if kind is EntryKind.BATCH else None
@@ -431,7 +431,7 @@ def dump(options: dict[str, Any]) -> None:
 
 
 def _concerns(entry: LedgerEntry, job: int) -> bool:
-    """Whether a command that an entry settled is about a job."""
+    """Return whether an entry settled a command about a job."""
     if kind_of(entry.data) is not EntryKind.BATCH or entry.revision == entry.base:
         return False
     return any(job in jobs_of(event) for one in decode_batch(entry.data).entries for event in one.events)
@@ -458,7 +458,7 @@ def inspect(options: dict[str, Any]) -> None:
 
 
 def report_html(options: dict[str, Any]) -> None:
-    """Draw a window of the ledger as one page, or print its figures."""
+    """Render a window of the ledger as one page, or print its figures."""
     output: Path | None = options["output"]
     if (output is None) == (not options["as_json"]):
         raise bad_input("where the page goes is not said", "give either -o FILE or --json", place="-o")
@@ -483,7 +483,7 @@ def report_html(options: dict[str, Any]) -> None:
 
 
 def prove(options: dict[str, Any]) -> None:
-    """Write a proof of what a ledger has of a job."""
+    """Write a proof of a job's history in the ledger."""
     job = converted(options["job"], int, "--job")
     home = _directory(options).parent
     with _ledger(options) as ledger, _progress("deriving") as progress:
@@ -495,7 +495,7 @@ def prove(options: dict[str, Any]) -> None:
 
 
 def whatif(options: dict[str, Any]) -> None:
-    """Go through a window again, say what would have been, and draw it if that is asked for."""
+    """Simulate a window with changes, print the result, and render it on request."""
     policy: Path | None = options["policy"]
     page: Path | None = options["html"]
     try:
@@ -524,7 +524,7 @@ def whatif(options: dict[str, Any]) -> None:
 
 
 def _edge(ledger: Ledger, place: str, text: str | None) -> Edge:
-    """Return where a window begins or ends."""
+    """Return the start or end of a window."""
     if text is None:
         return Edge()
     if text.isdecimal() and len(text) < 20:
@@ -539,7 +539,7 @@ def _edge(ledger: Ledger, place: str, text: str | None) -> Edge:
 
 
 def _whatif_again(options: dict[str, Any], found: WhatIf) -> str:
-    """Return the command that says it again, whatever the ledger gets meanwhile."""
+    """Return the command that reproduces a what-if, also after the ledger has grown."""
     directory, source = _directory(options), found.source
     words = [f"--data={directory}", f"--from={source.first_revision - 1}", f"--to={source.last_revision}"]
     policy = [] if options["policy"] is None else [f"--policy={options['policy']}"]
@@ -591,7 +591,7 @@ def _past(place: str, text: str | None) -> int | None:
 
 
 def _made_by(options: dict[str, Any], source: ReportSource) -> str:
-    """Return the command that makes a report again: with the window that it has, whatever the ledger gets meanwhile."""
+    """Return the command that reproduces a report's window, also after the ledger has grown."""
     directory = _directory(options)
     window = [f"--from={format_instant(Instant(source.from_us))}", f"--to={format_instant(Instant(source.to_us))}"]
     jobs = [f"--job={job}" for job in options["jobs"]]
@@ -618,4 +618,4 @@ COMMANDS: Final[dict[str, Callable[[dict[str, Any]], None]]] = {
     "restore-backup": restore_command,
     "recover": recover_command,
 }
-"""Name of a command, as `cluster.cli.audit.offline` starts it -> the function that carries it out."""
+"""Command name, as `cluster.cli.audit.offline` starts it -> its function."""

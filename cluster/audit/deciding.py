@@ -1,6 +1,6 @@
-"""Deciding again: the commands of a batch, each on the state on which it was decided first.
+"""Deciding again: each command of a batch on the state on which it was first decided.
 
-What is settled is always what the ledger has, never what was decided here: so one difference does not breed others.
+Always the ledger's outcome is settled, never the new one, so that one difference does not cause others.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from replica.state import State
 from replica.values import LedgerViolation, Refusal
 
 Ask = Callable[[SpeculativeState, int], Request | None]
-"""The command that the entry at this place of a batch settled, from what is settled of it; None: it is not decided."""
+"""Returns the command of the entry at this position of a batch, given the state so far; None to skip it."""
 
 
 class CommandOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a command leads to: events, or a refusal, or `fault` where deciding it raised."""
+    """Outcome of a command: events, or a rejection, or `fault` if deciding it raised."""
 
     events: tuple[Event, ...] = ()
     refusal: Refusal | None = None
@@ -27,21 +27,21 @@ class CommandOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def recorded_outcome(entry: Entry) -> CommandOutcome:
-    """Return what the ledger says that a command led to."""
+    """Return the outcome of a command recorded in the ledger."""
     return CommandOutcome(entry.events, entry.refusal)
 
 
 class Deciding:
-    """A state that goes on batch by batch, on which commands are decided again."""
+    """State that advances batch by batch, on which commands are decided again."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self._planner = Planner()
 
     def settle(self, batch: Batch, ask: Ask) -> list[CommandOutcome | None]:
-        """Settle the next batch, and return what each command of it leads to that is asked for.
+        """Settle the next batch, and return the new outcome of each requested command.
 
-        The batch must be of the present revision. LedgerViolation where it cannot be settled.
+        The batch must be based on the present revision. LedgerViolation if it cannot be settled.
         """
         if batch.at < self.state.at:
             raise LedgerViolation(f"the clock of revision {batch.base} goes back from {self.state.at} to {batch.at}")
@@ -62,11 +62,11 @@ class Deciding:
             facts = growing.facts if is_by_key(request.command) else growing.state()
             decision = decide(facts, request, growing.at)
         except Exception as error:
-            # As a leader, which answers such a command and goes on.
+            # Like a leader, which answers such a command and continues.
             return CommandOutcome(fault=f"{type(error).__name__}: {error}")
         return CommandOutcome(refusal=decision) if isinstance(decision, Refusal) else CommandOutcome(decision.events)
 
 
 def in_turn(requests: Sequence[Request | None]) -> Ask:
-    """Return the requests of a batch, known before, by their places."""
+    """Return an `Ask` for the known requests of a batch, by position."""
     return lambda _, place: requests[place]

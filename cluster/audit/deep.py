@@ -1,4 +1,4 @@
-"""What is derived held against the ledger: each snapshot, and the index by job, must be what the entries come to."""
+"""Deep verification of derived data against the ledger: snapshots, the index by job, and the tree."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ MADE_ANEW = "remove that directory: the replica makes it anew"
 
 
 class SnapshotCheck(NamedTuple):
-    """A snapshot of a replica, of `entry`. `proven`: it was compared; else it stands for history that is not held."""
+    """Snapshot of a replica at `entry`. `proven`: it was compared; otherwise it replaces history that is not held."""
 
     path: Path
     entry: int
@@ -45,9 +45,7 @@ class SnapshotCheck(NamedTuple):
 
 
 class Deep(NamedTuple):
-    """What a ledger folds to at its end, how many digests of states it records and how many of those were compared,
-    and its snapshots in their order.
-    """
+    """Result of deep verification: final state digest, recorded and compared state digests, and snapshots in order."""
 
     state_digest: bytes
     digests_recorded: int
@@ -56,7 +54,7 @@ class Deep(NamedTuple):
 
 
 def snapshots_in(directory: Path) -> list[tuple[int, Path]]:
-    """Return the finalized snapshots of a directory with the entries that they are of, in their order; OSError."""
+    """Return the finalized snapshots of a directory with their entries, in order; OSError."""
     names = directory.iterdir() if directory.is_dir() else ()
     found = [(name, path) for path in names if (name := SnapshotName.parse(path.name)) is not None]
     return [(name.index, path) for name, path in sorted(found)]
@@ -67,10 +65,10 @@ def verify_deep(
 ) -> Deep:
     """Fold the ledger to its end, and compare each snapshot with the state at its entry.
 
-    Behind history that is not held, the next snapshot is taken as it is. Every digest that the ledger records of a
-    state is compared. Raises ReplayFailed, with the snapshot's file, where one is not what the ledger folds to;
-    StateDiffers where a state is not the recorded one; ReplayRefused where history is missing that no snapshot stands
-    for; LedgerBroken and SnapshotRefused for what cannot be read.
+    After missing history the next snapshot is taken as given. Every state digest recorded in the ledger is compared.
+    Raises ReplayFailed, with the file, if a snapshot differs from the fold; StateDiffers if a state differs from its
+    recorded digest; ReplayRefused if history is missing without a snapshot; LedgerBroken and SnapshotRefused for
+    unreadable data.
     """
     ledger = ledger.as_of_now()
     folding, found = from_nothing(every_digest=True), list[SnapshotCheck]()
@@ -88,7 +86,7 @@ def verify_deep(
             image = load_snapshot(path)
         except SnapshotRefused:
             if not path.exists():
-                continue  # the replica has forgotten it meanwhile
+                continue  # the replica has deleted it meanwhile
             raise
         digest = state_digest(image.state)
         if is_before:
@@ -104,10 +102,10 @@ def verify_deep(
 
 
 def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> IndexPosition | None:
-    """Make the index by job anew, elsewhere, up to where a replica's own has come, and compare them.
+    """Build the index by job anew, elsewhere, as far as the replica's own extends, and compare the two.
 
-    Return how far that is, None where there is none. Raises ReplayFailed where it says something else of a job,
-    LedgerBroken for what cannot be read. A replica that runs goes on with its own meanwhile.
+    Return the last compared entry, None without an index. Raises ReplayFailed if the job histories differ, LedgerBroken
+    for unreadable data. A running replica continues its own index meanwhile.
     """
     if not directory.is_dir():
         return None
@@ -126,7 +124,7 @@ def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> IndexPosit
                 following.write()
             if position.index > following.index or following.ledger.row_at(position.index).digest != position.digest:
                 raise ReplayFailed(position.index, f"{directory} is of another ledger; {MADE_ANEW}")
-            # What was pruned is in the index that was made before that, and in no other.
+            # Pruned history is only in an index built before the pruning.
             unknown = [
                 (ledger.row_at(hole.first_index - 1).revision, ledger.row_at(hole.last_index).revision)
                 for hole in following.holes
@@ -154,12 +152,12 @@ def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> IndexPosit
 
 
 def verify_tree(running: Ledger, home: Path, progress: Progress | None = None) -> int | None:
-    """Derive a replica's tree anew, and hold its tiles and what it has signed against it.
+    """Derive a replica's tree anew, and compare its tiles and signed checkpoints with it.
 
-    Return how many entries the last checkpoint covers that could be compared, None where there is none. LedgerBroken
-    where tiles are of another ledger, or what was signed is not in this one any more.
+    Return the size of the last comparable checkpoint, None without one. LedgerBroken if tiles belong to another ledger,
+    or signed entries are no longer in this one.
     """
-    signed = _signed_in(home)  # first: whatever is signed from now on is of what is applied later
+    signed = _signed_in(home)  # first, since later signatures cover entries applied later
     ledger = running.as_of_now()
     try:
         tree = LedgerTree(lambda: ledger, home / LOG_DIRECTORY, readonly=True)
@@ -191,7 +189,7 @@ def _derived(tree: LedgerTree) -> bool:
 
 
 def _signed_in(home: Path) -> list[tuple[Path, Checkpoint]]:
-    """Return the checkpoints that a replica has signed last, and that a majority has."""
+    """Return the checkpoints last signed by a replica and by a majority."""
     found = []
     for path in (home / SIGNING_DIRECTORY / SIGNED_NAME, home / LOG_DIRECTORY / CHECKPOINT_NAME):
         try:
@@ -204,7 +202,7 @@ def _signed_in(home: Path) -> list[tuple[Path, Checkpoint]]:
 
 
 def merge(first: Iterable[int], second: Iterable[int]) -> Iterator[int]:
-    """Yield what is in either of two ascending rows, each once."""
+    """Yield the union of two ascending sequences, without duplicates."""
     return (number for number, _ in groupby(heapq.merge(first, second)))
 
 

@@ -1,4 +1,4 @@
-"""Opening what a replica keeps, read-only, for the audit commands: which directory, and every refusal as a sentence."""
+"""Read-only access to a replica's directory for the audit commands, with errors as sentences."""
 
 import contextlib
 import re
@@ -36,7 +36,7 @@ OTHER_REPLICA = "do not start this replica on it; compare with the other replica
 
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
-    """Turn what wal and snapshots raise into failures with an exit code and a remedy."""
+    """Convert exceptions of wal and snapshots into failures with an exit code and a remedy."""
     try:
         yield
     except (LedgerBroken, ReplayFailed, StateDiffers) as error:
@@ -60,7 +60,7 @@ def sentences() -> Iterator[None]:
             remedy = "run it as the user that the replica runs as"
             raise Failure(ExitCode.PERMISSION_DENIED, f"{error.place}: permission denied", remedy) from error
         if error.condition is Condition.SYNC_LOG_RESTLESS:
-            # Nothing was found to be wrong; a script must be able to tell that from what is damaged.
+            # No fault was found; scripts must be able to tell this from damage.
             raise Failure(ExitCode.UNREACHABLE, str(error)) from error
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error)) from error
     except StorageFailed as error:
@@ -76,7 +76,7 @@ def sentences() -> Iterator[None]:
 
 
 def directory_of(options: dict[str, Any]) -> Path:
-    """Return the storage directory that the options --data or --name name."""
+    """Return the storage directory of the options --data or --name."""
     data: Path | None = options.get("data")
     name: str | None = options["name"]
     if (data is None) == (name is None):
@@ -84,7 +84,7 @@ def directory_of(options: dict[str, Any]) -> Path:
     if data is not None:
         return data / "wal" if (data / "wal").is_dir() else data
     config = Session(config_path=options["config"]).config()
-    assert name is not None  # one of the two was given
+    assert name is not None  # one of the two is required
     try:
         config.replica(name)
     except Exception as error:
@@ -94,7 +94,7 @@ def directory_of(options: dict[str, Any]) -> Path:
 
 @contextlib.contextmanager
 def ledger_of(options: dict[str, Any]) -> Iterator[Ledger]:
-    """The ledger that the options name, open for reading, with the archive that they name."""
+    """Open the ledger named by the options for reading, with its archive."""
     with environment_of(options) as environment:
         archive: Path | None = options.get("archive")
         yield Ledger(environment) if archive is None else ArchivedLedger(environment, Archive(archive))
@@ -102,7 +102,7 @@ def ledger_of(options: dict[str, Any]) -> Iterator[Ledger]:
 
 @contextlib.contextmanager
 def environment_of(options: dict[str, Any]) -> Iterator[Environment]:
-    """The storage that the options name, open for reading."""
+    """Open the storage named by the options for reading."""
     directory = directory_of(options)
     with sentences(), Environment.open_readonly(directory) as environment:
         yield environment
@@ -110,7 +110,7 @@ def environment_of(options: dict[str, Any]) -> Iterator[Environment]:
 
 @contextlib.contextmanager
 def progress_of(what: str) -> Iterator[Callable[[int, int], None]]:
-    """What shows progress, called with what is done and what the end is."""
+    """Show progress, reported by calls with the present and the final position."""
     console = stderr_console()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -127,13 +127,13 @@ _UNIT_S: Final = {"m": 60, "h": 3_600, "d": 86_400}
 
 
 def age_of(text: str) -> int | None:
-    """Return the seconds of an age such as 90m, 12h or 7d; None for another text."""
+    """Return the seconds of an age such as 90m, 12h or 7d; None for other texts."""
     found = _AGE.fullmatch(text)
     return None if found is None else int(found[1]) * _UNIT_S[found[2]]
 
 
 def end_of(ledger: Ledger) -> Instant:
-    """Return the clock of the last batch that is held."""
+    """Return the clock of the last held batch."""
     first, index = ledger.first_index, ledger.applied_index
     while index >= first:
         for entry in reversed(list(ledger.read(max(first, index - READ_ENTRIES + 1), limit=READ_ENTRIES))):

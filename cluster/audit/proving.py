@@ -1,4 +1,4 @@
-"""Proof of what a ledger has of a job, from a replica's directory alone: its last checkpoint, its tree, its index."""
+"""Proof of a job's history in a ledger, from a replica's directory alone: last checkpoint, tree and index."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wal import EntryKind, JobIndex, JobIndexBroken, Ledger, LedgerBroken, decod
 
 
 class NotProven(Exception):
-    """There is no proof to be had from this directory; the sentence says why, and `remedy` what to do."""
+    """This directory provides no proof; the sentence is the cause, `remedy` the correction."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
         super().__init__(sentence)
@@ -30,7 +30,7 @@ class NotProven(Exception):
 
 
 def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, int], None]) -> bytes:
-    """Return the file of the proof of a job by a replica's directory, which is only read. NotProven; LedgerBroken."""
+    """Return the proof file of a job from a replica's directory, which is only read. NotProven; LedgerBroken."""
     directory = home / LOG_DIRECTORY
     try:
         note = (directory / CHECKPOINT_NAME).read_text(encoding="utf-8")
@@ -74,7 +74,7 @@ def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, i
 
 
 def _revisions(ledger: Ledger, home: Path, job: int, size: int) -> list[int]:
-    """The revisions that concern a job, by the index where that has come so far, else by reading all of the ledger."""
+    """Return a job's revisions from the index if it extends far enough, otherwise by reading the whole ledger."""
     try:
         index = JobIndex(home / "index", readonly=True)
     except (JobIndexBroken, OSError):

@@ -1,15 +1,14 @@
-"""Commands made again from what they led to: an entry's events, who asked, and the state before it.
+"""Reconstruction of commands from an entry's events, its actor, and the state before it.
 
 Theory of operation
 ===================
 
-Commands are not in the ledger (law 1); of each there is who asked, its name, and a digest. So what is made here are
-candidates, and one is believed only if its digest is the one that the entry has: never a guess. What has no fields
-(a pass of the scheduler) needs no proof.
+Commands are not in the ledger (law 1), only their actor, name and digest. So this module makes candidates, and accepts
+one only if its digest is the recorded one: never a guess. Commands without fields (a scheduling cycle) need no proof.
 
-An event says what was decided, and not always what was asked: paths have their symbols replaced, defaults are filled
-in. Then there are several candidates, the likeliest first. `REBUILDERS` has a row for every kind of command; where one
-cannot be made again, always or sometimes, it says what the ledger does not keep.
+An event contains the decision, not always the request: symbols in paths are replaced, defaults are filled in. Then
+there are several candidates, the likeliest first. `REBUILDERS` has a row for every kind of command; if it cannot be
+rebuilt, always or sometimes, the row names the data that the ledger lacks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,14 +42,14 @@ from replica.state import Facts, State
 from replica.values import RESTARTED_MAX
 
 CANDIDATES_MAX: Final = 8_192
-"""Candidates that are held against a digest, count: 40 ms. The ways in which a script can have ended are 4,000."""
+"""Candidates compared with a digest, count: 40 ms. A script can end in 4,000 ways."""
 
 
 class Led(NamedTuple):
-    """What a command led to, and on what: all that the ledger knows of it."""
+    """Events of a command, and the state before it: all that the ledger has of it."""
 
     state: Facts
-    """Before it."""
+    """State before the command."""
     actor: Actor
     events: tuple[Event, ...]
 
@@ -60,14 +59,14 @@ class Led(NamedTuple):
 
 
 class Rebuilder(NamedTuple):
-    """How the commands of a kind are made again. `lacks`: what the ledger does not keep of some, or of all of them."""
+    """Function that rebuilds the commands of a kind. `lacks`: data missing from the ledger for some or all of them."""
 
     candidates: Callable[[Led], Iterable[Command]] | None
     lacks: str = ""
 
 
 def rebuilt(before: SpeculativeState, entry: Entry) -> Command | None:
-    """Return the command that an entry settled next on a state, proven by its digest; None where none is found."""
+    """Return the command of an entry settled next on a state, proven by its digest; None if not found."""
     kind = c.KINDS.get(entry.command)
     candidates = None if kind is None else REBUILDERS[kind].candidates
     if kind is None or candidates is None:
@@ -79,15 +78,15 @@ def rebuilt(before: SpeculativeState, entry: Entry) -> Command | None:
             if not needs_proof or command_digest(Request(entry.id, entry.actor, command)) == entry.digest:
                 return command
     except LookupError:
-        return None  # nothing, or what is not there, is what the events are about
+        return None  # the events concern no object, or a missing one
     return None
 
 
-# ---- what several kinds have in common
+# ---- shared by several kinds
 
 
 def _as_event(command: Any, event: type[Event]) -> Callable[[Led], Iterator[Command]]:
-    """Return the candidates of a command whose fields its event has, too, by their names."""
+    """Return the candidates of a command whose fields its event also has, by name."""
 
     def candidates(led: Led) -> Iterator[Command]:
         for one in led.of(event):
@@ -101,7 +100,7 @@ def _jobs(led: Led) -> list[int]:
 
 
 def _meant(led: Led) -> Iterator[tuple[int, tuple[int, ...] | None]]:
-    """Yield job and tasks as a command may have named the jobs that it was about."""
+    """Yield job and tasks as a command may have named its jobs."""
     jobs = _jobs(led)
     if len(jobs) == 1:
         yield jobs[0], None
@@ -115,7 +114,7 @@ def _meant(led: Led) -> Iterator[tuple[int, tuple[int, ...] | None]]:
 
 
 def _of_jobs(command: Any, *flags: str) -> Callable[[Led], Iterator[Command]]:
-    """Return the candidates of a command about jobs, with each of its flags and without."""
+    """Return the candidates of a command about jobs, with and without each of its flags."""
 
     def candidates(led: Led) -> Iterator[Command]:
         has_tasks = "tasks" in command.__struct_fields__
@@ -170,7 +169,7 @@ def _change_pool(led: Led) -> Iterator[Command]:
 
 
 def _configure_site(led: Led) -> Iterator[Command]:
-    """Yield changes of single keys, as they are made on a command line: each key as a file would have it."""
+    """Yield changes of single keys as made on a command line, each in the notation of a file."""
     site, transfers, rules, default = led.state.site, led.state.transfer_rules, led.state.scheduling_rules, ""
     for event in led.events:
         match event:
@@ -191,7 +190,7 @@ def _configure_site(led: Led) -> Iterator[Command]:
 
 
 KEYS_ORDERED_MAX: Final = 4
-"""Keys of which every order is tried, count."""
+"""Maximum number of keys of which every order is tried."""
 
 
 def _add_filesystem(led: Led) -> Iterator[Command]:
@@ -201,7 +200,7 @@ def _add_filesystem(led: Led) -> Iterator[Command]:
 
 def _register_node(led: Led) -> Iterator[Command]:
     yield from _as_event(c.RegisterNode, e.NodeRegistered)(led)
-    # Who comes back as it was changes nothing.
+    # A node that returns unchanged causes no event.
     known, filesystems = led.state.nodes[led.actor.name], led.state.filesystems
     seen = tuple(SeenFilesystem(name, filesystems[name].identity) for name in known.filesystems)
     controls = known.process_control, known.capacity_control
@@ -235,7 +234,7 @@ def _set_reservation(led: Led) -> Iterator[Command]:
 
 
 def _set_partition(led: Led) -> Iterator[Command]:
-    # The last one is what was asked for; those before it are no longer the default.
+    # The last event is the requested one; those before it only end another default.
     for event in reversed(led.of(e.PartitionSet)):
         yield c.SetPartition(event.partition)
 
@@ -266,8 +265,8 @@ def _clear_buffer(led: Led) -> Iterator[Command]:
 def _restart_operations(led: Led) -> Iterator[Command]:
     touched = _jobs(led)
     yield c.RestartOperations(tuple(touched))
-    assert isinstance(led.state, State)  # `WALKING` has asked for it
-    # The leader names what is under way when it begins, a portion at a time.
+    assert isinstance(led.state, State)  # required by `WALKING`
+    # At the start of its term, the leader names running operations, a portion at a time.
     jobs = jobs_under_way(led.state)
     for first in range(len(jobs) if touched else 0):
         yield c.RestartOperations(tuple(jobs[first : first + RESTARTED_MAX]))
@@ -278,7 +277,7 @@ def _settle_mails(led: Led) -> Iterator[Command]:
     yield c.SettleMails(tuple(event.mail for event in led.of(e.MailSent)), dropped)
 
 
-# ---- what agents report
+# ---- reports of agents
 
 
 def _report_operation(led: Led) -> Iterator[Command]:
@@ -298,7 +297,7 @@ def _results(led: Led, job: Job, stage: Stage) -> Iterator[c.OperationResult]:
 
 
 def _receipts(led: Led) -> Iterator[TransferReceipt | None]:
-    """Yield the receipt of a report, if it had one: the stage and attempt in it are the order's, whatever it said."""
+    """Yield the receipt of a report, if any: its stage and attempt are always the order's."""
     recorded = next((event.receipt for event in led.of(e.TransferRecorded)), None)
     yield recorded
     if recorded is not None:
@@ -324,7 +323,7 @@ def _results_with(led: Led, job: Job, stage: Stage, receipt: TransferReceipt | N
     if stage is Stage.RUN:
         yield from _ends(led)
     else:
-        # Of a post-run and a teardown no counts are kept: agents report none, or those of what was staged.
+        # Counts of a post-run or teardown are not kept: agents report none, or those of the stage-in.
         yield c.OperationDone(receipt=receipt)
         if (buffer := led.state.buffers.get(job.id)) is not None:
             yield c.OperationDone(buffer.staged_in_files, buffer.staged_in_bytes, receipt=receipt)
@@ -334,7 +333,7 @@ def _results_with(led: Led, job: Job, stage: Stage, receipt: TransferReceipt | N
 def _failures(
     event: e.StageFailed | e.PreRunFailed, stage: Stage, receipt: TransferReceipt | None
 ) -> Iterator[c.OperationResult]:
-    """Yield the reports of a failure. The comment is `PLUGIN: OPERATION: MESSAGE`, and no plugin has a colon in it."""
+    """Yield the reports of a failure. The comment is `PLUGIN: OPERATION: MESSAGE`, and plugin names have no colon."""
     message = event.comment.split(": ", 2)[-1] if event.comment.count(": ") > 1 else ""
     operation = event.operation if isinstance(event, e.StageFailed) else operation_of(stage, "")
     named = [operation, ""] if operation == operation_of(stage, "") else [operation]
@@ -343,7 +342,7 @@ def _failures(
 
 
 def _ends(led: Led) -> Iterator[c.OperationResult]:
-    """Yield the ways in which a script can have ended: its own are not kept where it is cancelled or waits again."""
+    """Yield the ways in which a script can have ended: the real one is not kept if it is cancelled or requeued."""
     message = ""
     for event in led.of(e.RunEnded):
         yield c.ScriptEnded(event.result, event.exit_code, event.signal, event.message)
@@ -353,7 +352,7 @@ def _ends(led: Led) -> Iterator[c.OperationResult]:
         yield from (c.ScriptEnded(result, code, signal, message) for code, signal in ways)
 
 
-# ---- what another scheduler asks
+# ---- requests of another scheduler
 
 
 def _cluster_of(led: Led) -> str:
@@ -380,7 +379,7 @@ def _set_up_external_job(led: Led) -> Iterator[Command]:
 
 
 def _of_external_job(command: Any, *flags: str) -> Callable[[Led], Iterator[Command]]:
-    """Return the candidates of a command about an external job, with each of its flags and without."""
+    """Return the candidates of a command about an external job, with and without each of its flags."""
 
     def candidates(led: Led) -> Iterator[Command]:
         cluster = _cluster_of(led)
@@ -417,14 +416,12 @@ def _abort_drill(led: Led) -> Iterator[Command]:
 
 
 EXTERNAL_JOBS_ASKED_MAX: Final = 1_024
-"""External jobs that are looked at for the id of their user, count: a millisecond."""
+"""External jobs searched for their user's ID, count: a millisecond."""
 
 
 def _ids(led: Led, request: JobRequest) -> list[int]:
-    """Return what the id of a user may be: that of the group, as on most systems, or what external jobs of the user
-    have.
-    """
-    assert isinstance(led.state, State)  # `WALKING` has asked for it
+    """Return candidates for a user's ID: the group's, as on most systems, or those in external jobs of the user."""
+    assert isinstance(led.state, State)  # required by `WALKING`
     gid, jobs = request.asked.gid, led.state.jobs
     known = (jobs.get(one.job) for one in islice(led.state.external_jobs.values(), EXTERNAL_JOBS_ASKED_MAX))
     external_jobs = (
@@ -448,7 +445,7 @@ def _remove_persistent(led: Led) -> Iterator[Command]:
     cluster = _cluster_of(led)
     asked = [(event.request, event.request.buffer.destroys) for event in led.of(e.JobSubmitted)]
     if not asked:
-        # What was begun is cancelled.
+        # A started creation is cancelled.
         requests = [led.state.jobs[job].request for job in _jobs(led)]
         asked = [(one, one.buffer.creates) for one in requests if one.buffer is not None]
     for request, named in asked:
@@ -535,7 +532,7 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.MakePersistent: Rebuilder(_make_persistent, _OTHER_ID),
     c.RemovePersistent: Rebuilder(_remove_persistent, _OTHER_ID),
 }
-"""Every kind of command, and how it is made again."""
+"""Kind of command -> its rebuilder."""
 
 WALKING: Final = frozenset({c.MakePersistent, c.RemovePersistent, c.RestartOperations})
-"""Those for which it takes a whole State."""
+"""Kinds whose reconstruction needs a whole State."""

@@ -1,4 +1,4 @@
-"""`forebay cluster recover`: what a replica has left, said in advance, and made a new incarnation of the cluster."""
+"""`forebay cluster recover`: shows what one replica can recover, and makes it a new incarnation of the cluster."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _JOBS: Final = (
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """What `forebay cluster recover --json` prints; times as in all answers."""
+    """Output of `forebay cluster recover --json`; times as in all replies."""
 
     done: bool
     plan: str
@@ -62,19 +62,21 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     lost_after_index: int
     lost_after_revision: int
     lost_after: str | None
-    """What others acknowledged behind this entry, revision and time is lost, but for what is among the uncertain ones:
-    all up to there is kept."""
+    """Entry, revision and time up to which everything is kept.
+
+    Changes that others acknowledged later are lost, except those among the uncertain ones.
+    """
     lost_jobs_first: int
-    """Lost jobs may have had numbers from this one on; none of them is given out again."""
+    """First possible ID of a lost job; IDs from here on are not reused."""
     reachable: dict[str, int]
     begun: str | None = None
-    """The new incarnation, where it was begun."""
+    """New incarnation, if it was started."""
     first_job: int | None = None
-    """The first job number that it gives out."""
+    """First job ID that it assigns."""
 
 
 def recover_command(options: dict[str, Any]) -> None:
-    """Show what would be kept and lost; with the plan's id, or `yes`, begin the new incarnation."""
+    """Show kept and lost data; with the plan's ID, or `yes`, start the new incarnation."""
     name, confirmed, yes = options["name"], options["confirm"], options["yes"]
     if confirmed is not None and yes:
         raise bad_input("--confirm and --yes are both given", "give one of them")
@@ -97,7 +99,7 @@ def recover_command(options: dict[str, Any]) -> None:
 
 
 def restore_command(options: dict[str, Any]) -> None:
-    """Show what would be restored; with the plan's id, or `yes`, restore it."""
+    """Show the data to restore; with the plan's ID, or `yes`, restore it."""
     name, file, confirmed, yes = options["name"], options["file"], options["confirm"], options["yes"]
     if confirmed is not None and yes:
         raise bad_input("--confirm and --yes are both given", "give one of them")
@@ -115,7 +117,7 @@ def restore_command(options: dict[str, Any]) -> None:
 
 
 def _agreed(plan: RecoveryPlan, as_json: bool, config: Config, command: str) -> bool:
-    """Show a plan, and return whether somebody at a terminal wants it carried out; Failure if not."""
+    """Show a plan, and return whether a user at a terminal confirms it; Failure if not."""
     show_plan(view_of(plan), as_json, config, command)
     if as_json or not can_ask():
         return False
@@ -128,7 +130,7 @@ def _by(options: dict[str, Any]) -> str:
 
 
 def check_account(directory: Path) -> None:
-    """Refuse another account than the replica's: what it wrote there the replica could not open. Failure."""
+    """Check that this is the replica's account: the replica could not open files of another one. Failure."""
     try:
         owner = directory.stat().st_uid
     except OSError as error:
@@ -143,7 +145,7 @@ def check_account(directory: Path) -> None:
 
 
 def account_name() -> str:
-    """Return the name of the account that runs this."""
+    """Return the name of the current account."""
     return _account_of(os.geteuid())
 
 
@@ -156,7 +158,7 @@ def _account_of(user_id: int) -> str:
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Turn what recovering raises into failures with an exit code."""
+    """Convert exceptions of a recovery into failures with an exit code."""
     try:
         yield
     except RecoveryNotPossible as error:
@@ -181,7 +183,7 @@ def refusals() -> Iterator[None]:
 
 
 def view_of(plan: RecoveryPlan, done: RecoveryResult | None = None) -> PlanView:
-    """Return a plan, or what was done, as it is printed."""
+    """Return the printed form of a plan or a result."""
     recovery: Recovery | None = None if done is None else done.recovery
     kept_at = format_instant(plan.kept_at)
     return PlanView(
@@ -209,7 +211,7 @@ def view_of(plan: RecoveryPlan, done: RecoveryResult | None = None) -> PlanView:
 
 
 def show_plan(view: PlanView, as_json: bool, config: Config, command: str = "") -> None:
-    """Print a plan, with `command` to carry it out, or what was done, with the next steps."""
+    """Print a plan with its confirming `command`, or a result with the next steps."""
     if as_json:
         show_json(view)
         return

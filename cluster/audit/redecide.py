@@ -1,7 +1,7 @@
-"""Would the decisions of a ledger be taken again? By this release, or by another one, on the very states.
+"""Deciding a ledger again, with this release or another one, on the original states.
 
-Each command is made again from its events (`rebuild`) and decided on the state before it, at the clock of its batch;
-passes of the scheduler are run again. What comes of it is held against what the ledger has.
+Each command is rebuilt from its events (`rebuild`) and decided on the state before it, at the clock of its batch;
+scheduling cycles are run again. The outcome is compared with the ledger's.
 """
 
 import enum
@@ -26,39 +26,39 @@ from wal import encode_batch
 
 ASKED_BATCHES: Final = 256
 ASKED_BYTES: Final = 8 << 20
-"""What another release is given at once, count and bytes: it decides while the next ones are made ready."""
+"""Limits of one portion for another release, count and bytes: it decides while the next one is prepared."""
 
 DIFFERENCES_KEPT: Final = 1_000
-"""Differences that are kept with their events, the first ones; all are counted."""
+"""Differences kept with their events, the first ones; all are counted."""
 
 
 DECIDED_HERE_MAX: Final = 20
-"""Differences of another release that are decided here, too, the first ones: a pass goes through all jobs for that."""
+"""First differences of another release that are also decided here: a scheduling cycle visits all jobs for that."""
 
 
 class Deviation(enum.StrEnum):
-    """How a decision differs from the one in the ledger."""
+    """Kind of difference from the decision in the ledger."""
 
     WORDS = "words only"
-    """Both refuse, by the same code, in other words."""
+    """Both reject with the same code and different text."""
     ORDER = "order only"
-    """The same events in another order."""
+    """Same events in another order."""
     REASON = "reason only"
-    """The same events, but for the texts that say why."""
+    """Same events except for their explanatory texts."""
     ALLOCATION = "other allocation"
-    """Another job, node or mover has space or is started, or at another time."""
+    """Another job, node or mover gets space or starts, or at another time."""
     EVENTS = "other events"
     REFUSAL = "other refusal"
-    """One is refused and the other is not, or by another code."""
+    """Only one is rejected, or with another code."""
 
     @property
     def is_grave(self) -> bool:
-        """Whether something else happens, and not only something else is read."""
+        """Return whether the effect differs, not only the text."""
         return self in (Deviation.ALLOCATION, Deviation.EVENTS, Deviation.REFUSAL)
 
 
 _TEXTS: Final = ("reason", "comment", "message")
-"""Fields of events that people read and nothing is decided by."""
+"""Fields of events for display, which no decision depends on."""
 
 _ALLOCATES: Final = (
     e.BufferAllocated, e.AllocationRevoked, e.PersistentReserved, e.RunOrdered, e.ExternalJobSpaceGiven, e.MoverChanged,
@@ -67,7 +67,7 @@ _ALLOCATES: Final = (
 
 
 def deviation(before: CommandOutcome, after: CommandOutcome) -> Deviation | None:
-    """Return how two outcomes of a command differ; None where they are the same."""
+    """Return the difference between two outcomes of a command; None if they are equal."""
     if before == after:
         return None
     if before.fault or after.fault or (before.refusal is None) != (after.refusal is None):
@@ -93,19 +93,20 @@ def _without_texts(event: Event) -> Event:
 
 
 class CommandCounts(msgspec.Struct):
-    """What came of the commands of a kind, counts."""
+    """Counts of the results for commands of a kind."""
 
     same: int = 0
     different: int = 0
     not_rebuilt: int = 0
-    """Commands that led to something, and could not be made again from it."""
+    """Commands that had an effect and could not be rebuilt from it."""
     no_trace: int = 0
-    """Commands that were refused or changed nothing: no event says what they were."""
+    """Commands that were rejected or changed nothing, so that no event describes them."""
 
 
 class DecisionDifference(msgspec.Struct, frozen=True):
-    """A decision that comes out otherwise. `here`: whether this release decides as the ledger has it, where another
-    one was asked and it is one of the first.
+    """Decision that differs.
+
+    `here`: whether this release decides as the ledger, for the first ones of another release.
     """
 
     index: int
@@ -121,39 +122,39 @@ class DecisionDifference(msgspec.Struct, frozen=True):
 
 
 class RedecidingReplay(ReplayFold):
-    """A replay that decides again what was decided from a moment on."""
+    """Replay that decides commands again from a moment on."""
 
     def __init__(self, start: ReplayFold, is_due: Callable[[Batch], bool], release: Release | None = None) -> None:
-        """Begin where `start` stands; `is_due`: whether decisions of a batch are looked at, from there on all are."""
+        """Continue `start`; decisions are compared from the first batch for which `is_due` holds."""
         super().__init__(start.state, start.last_index, start.ledger_digest, None, every_digest=False)
         self.tallies: defaultdict[str, CommandCounts] = defaultdict(CommandCounts)
         self.by_deviation: Counter[Deviation] = Counter()
         self.differences: list[DecisionDifference] = []
         self.first_revision = 0
-        """The first one that was looked at, 0 for none."""
+        """First compared revision, 0 for none."""
         self._is_due, self._release = is_due, release
         self._deciding: Deciding | None = None
         self._waiting: list[_Asked] = []
         self._waiting_bytes = 0
         self._under_way: list[_Asked] = []
-        """What the other release is deciding now."""
+        """Batches that the other release is deciding."""
 
     @property
     def total(self) -> CommandCounts:
-        """What came of all commands."""
+        """Return the counts for all commands."""
         rows = [msgspec.structs.astuple(tally) for tally in self.tallies.values()]
         return CommandCounts(*map(sum, zip(*rows, strict=True)))
 
     @property
     def rebuilt_share(self) -> float:
-        """Which part of the commands that led to something could be made again, from 0 to 1."""
+        """Return the share of the commands with an effect that could be rebuilt, from 0 to 1."""
         total = self.total
         rebuilt = total.same + total.different
         return rebuilt / (rebuilt + total.not_rebuilt) if rebuilt + total.not_rebuilt else 1.0
 
     @property
     def grave(self) -> DecisionDifference | None:
-        """The first decision by which something else would have happened."""
+        """Return the first decision with another effect."""
         return next((one for one in self.differences if one.deviation.is_grave), None)
 
     def _settle(self, index: int, batch: Batch) -> None:
@@ -195,7 +196,7 @@ class RedecidingReplay(ReplayFold):
             self._ask()
 
     def _ask(self) -> None:
-        """Have the other release decide what waits for it, once it is through with what is under way."""
+        """Send waiting batches to the other release, once it has finished the pending ones."""
         assert self._release is not None
         if self._under_way:
             for asked, outcomes in zip(self._under_way, self._release.outcomes(), strict=True):
@@ -205,7 +206,7 @@ class RedecidingReplay(ReplayFold):
             self._release.send((asked.data, asked.requests) for asked in self._under_way)
 
     def finish(self) -> tuple[str, ...]:
-        """Compare what the other release has not answered yet; return the tables of the state that it has otherwise."""
+        """Compare the other release's remaining outcomes; return the tables in which its state differs."""
         if self._release is None or self._deciding is None:
             return ()
         while self._waiting or self._under_way:
@@ -238,7 +239,7 @@ class RedecidingReplay(ReplayFold):
             )  # fmt: skip
 
     def _here(self, asked: "_Asked", place: int, ledger: CommandOutcome) -> bool | None:
-        """Return whether this release decides as the ledger has it, where another one was asked; None for most."""
+        """Return whether this release decides as the ledger, if another one was used; None for most."""
         if self._release is None or len(self.differences) >= DECIDED_HERE_MAX:
             return None
         requests = [request if at == place else None for at, request in enumerate(asked.requests)]
@@ -246,20 +247,20 @@ class RedecidingReplay(ReplayFold):
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """A batch of the ledger at `index`, the state before it, and its commands as far as they could be made again."""
+    """Batch of the ledger at `index`, the state before it, and its commands as far as rebuilt."""
 
     index: int
     before: State
     batch: Batch
     requests: list[Request | None]
     data: bytes
-    """The batch as another release is given it; nothing where none is asked."""
+    """Encoded batch for another release; empty without one."""
 
 
 def lacking(kinds: Iterable[str]) -> dict[str, str]:
-    """Return, for kinds of which commands could not be made again, what the ledger does not keep of them."""
+    """Return, for kinds with commands that could not be rebuilt, the data that the ledger lacks."""
     return {kind: REBUILDERS[c.KINDS[kind]].lacks or UNPROVEN for kind in kinds if kind in c.KINDS}
 
 
 UNPROVEN: Final = "a digest that proves it"
-"""What is missing where all of a command is in its events."""
+"""Missing data of commands whose events contain all their fields."""

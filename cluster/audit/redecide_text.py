@@ -1,4 +1,4 @@
-"""What came of deciding a ledger again, as a table for people and as JSON."""
+"""Result of deciding a ledger again, as a table and as JSON."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from replica.messages import Event
 from replica.values import plain
 
 SHOWN_MAX: Final = 20
-"""Differences that are shown to people, the grave ones first, count; `--json` has more."""
+"""Differences in the table, the grave ones first, count; `--json` has more."""
 
 _HERE: Final = {None: "", True: "; this release decides as the ledger has it", False: "; this release does not either"}
 
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 def show_redecided(
     done: RedecidingReplay, release: Path | None, states_differ: tuple[str, ...], *, as_json: bool
 ) -> None:
-    """Print what came of it; `states_differ`: the tables of the state that another release has otherwise at the end."""
+    """Print the result; `states_differ`: tables in which another release's final state differs."""
     if as_json:
         show_json(_as_json(done, release, states_differ))
         return
@@ -55,7 +55,7 @@ def show_redecided(
 
 
 def first_words(one: DecisionDifference) -> str:
-    """Return which decision differs, and how, in a line."""
+    """Format a differing decision and its difference in one line."""
     job = "" if one.job is None else f", job {one.job}"
     at = moment(format_instant(one.at))
     return (

@@ -1,8 +1,8 @@
-"""Another release, asked over a pipe: what it decides, and what it folds a ledger to.
+"""Another release as a worker process, called over a pipe to decide commands and fold a ledger.
 
-It runs as a process of its own, `python -m cluster.audit.worker` of its tree, with that tree's packages and, where it
-has one, its environment; so nothing of it is imported here. A state goes over as the slices of a snapshot's image,
-history as the bytes of the ledger, commands as MessagePack under their names. Every frame is answered by one.
+The process is `python -m cluster.audit.worker` of the other tree, with that tree's packages and environment, if any; no
+code of it is imported here. A state is sent as the slices of a snapshot image, history as the bytes of the ledger,
+commands as MessagePack under their names. Every frame has one reply.
 """
 
 import subprocess
@@ -21,21 +21,21 @@ from replica.state import State
 from snapshots import Image, to_sections
 
 DIALOGUE: Final = 1
-"""Version of what is said over the pipe."""
+"""Version of the pipe protocol."""
 
 FRAME_BYTES_MAX: Final = 1 << 30
-"""The largest frame that is read, bytes: a chunk of full batches and what comes of it take less."""
+"""Limit of one frame, bytes: a chunk of full batches and its results take less."""
 
 LENGTH_BYTES: Final = 8
 
 ENDING_S: Final = 10
-"""What a process that has closed its pipe is given to end, seconds, so that its last words are whole."""
+"""Seconds for which a process that closed its pipe may take to end, so that its last output is complete."""
 
 WORKER: Final = "cluster.audit.worker"
 
 
 class GivenCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A command as it goes over the pipe: its name, and its fields as it is written for its digest."""
+    """Command in transfer form: its name, and its fields as encoded for its digest."""
 
     id: bytes
     actor: Actor
@@ -44,7 +44,7 @@ class GivenCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerHello(msgspec.Struct, frozen=True, tag="hello"):
-    """What the worker says first: where it was found."""
+    """First message of the worker, with its location."""
 
     dialogue: int
     tree: str
@@ -52,28 +52,28 @@ class WorkerHello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class LoadState(msgspec.Struct, frozen=True, tag="begin"):
-    """Begin with a state: the slices of its image; none: with nothing."""
+    """Load a state from the slices of its image; start empty without slices."""
 
     slices: tuple[tuple[int, bytes], ...]
 
 
 class Fold(msgspec.Struct, frozen=True, tag="fold"):
-    """Settle these entries of the ledger, and decide those of their commands that are given, by batch and place."""
+    """Settle these ledger entries, and decide the given commands, by batch and position."""
 
     entries: tuple[bytes, ...]
     commands: tuple[tuple[GivenCommand | None, ...], ...]
 
 
 class AskDigests(msgspec.Struct, frozen=True, tag="digests"):
-    """Say the digest of each table of the state."""
+    """Return the digest of each table of the state."""
 
 
 class Mark(msgspec.Struct, frozen=True, tag="mark"):
-    """Remember the state as it is now."""
+    """Save the present state."""
 
 
 class Back(msgspec.Struct, frozen=True, tag="back"):
-    """Go back to the state that was remembered."""
+    """Go back to the saved state."""
 
 
 class FoldResult(msgspec.Struct, frozen=True, tag="folded"):
@@ -83,17 +83,17 @@ class FoldResult(msgspec.Struct, frozen=True, tag="folded"):
 
 
 class TableDigests(msgspec.Struct, frozen=True, tag="table_digests"):
-    """The digest of each table of the state that holds something."""
+    """Digests of the non-empty tables of the state."""
 
     tables: Mapping[str, bytes]
 
 
 class WorkerDone(msgspec.Struct, frozen=True, tag="done"):
-    """What was asked for is so."""
+    """Request completed."""
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """What was asked for is not possible for that release: a sentence."""
+    """Request that is impossible for that release, with the cause."""
 
     sentence: str
 
@@ -107,11 +107,11 @@ _outcomes: Final = msgspec.msgpack.Decoder(CommandOutcome)
 
 
 class ReleaseFailed(Exception):
-    """The other release cannot be asked; the text is a sentence that names its tree."""
+    """Failure of the other release; the text is a sentence that names its tree."""
 
 
 class BadTree(Exception):
-    """There is no release in the directory that was named; the text is a sentence."""
+    """Directory without a release; the text is a sentence."""
 
 
 def write_frame(file: IO[bytes], message: Question | Answer) -> None:
@@ -123,7 +123,7 @@ def write_frame(file: IO[bytes], message: Question | Answer) -> None:
 
 
 def read_frame(file: IO[bytes]) -> bytes | None:
-    """Return the bytes of the next message, None where the other side has ended; ValueError for what is none."""
+    """Return the bytes of the next message, None at the end of the stream; ValueError for an invalid one."""
     head = file.read(LENGTH_BYTES)
     if not head:
         return None
@@ -137,28 +137,28 @@ def read_frame(file: IO[bytes]) -> bytes | None:
 
 
 def given_command(request: Request) -> GivenCommand:
-    """Return a request as it goes over the pipe."""
+    """Convert a request to its transfer form."""
     command = msgspec.Raw(_encoder.encode(request.command))
     return GivenCommand(request.id, request.actor, kind_of(request.command), command)
 
 
 def request_of(one: GivenCommand) -> Request:
-    """Return a request that came over the pipe. LookupError, msgspec.MsgspecError where this release has no such."""
+    """Convert a request from its transfer form. LookupError, msgspec.MsgspecError if this release does not know it."""
     kind: type[Command] = c.KINDS[one.kind]
     return Request(one.id, one.actor, msgspec.msgpack.decode(one.command, type=kind))
 
 
 def slices_of(state: State) -> tuple[tuple[int, bytes], ...]:
-    """Return a state as the slices of an image; none for an empty one."""
+    """Return a state as the slices of an image; none for an empty state."""
     if not state.revision:
         return ()
-    # Where it stands in the ledger is of no account here; an image stands somewhere.
+    # The position in the ledger is irrelevant here, but an image needs one.
     image = Image(state, index=1, term=1, chain_digest=bytes(32))
     return tuple((piece.section, piece.payload) for piece in to_sections(image))
 
 
 def _known(outcome: bytes) -> CommandOutcome:
-    """Return an outcome that came over the pipe; where this release does not know the events, that is what it says."""
+    """Decode an outcome; if this release does not know its events, return an outcome with that fault."""
     try:
         return _outcomes.decode(outcome)
     except msgspec.MsgspecError as error:
@@ -166,10 +166,10 @@ def _known(outcome: bytes) -> CommandOutcome:
 
 
 class Release:
-    """The worker of another tree; a context manager, at whose end it is ended."""
+    """Worker of another tree; a context manager that ends it on exit."""
 
     def __init__(self, tree: Path) -> None:
-        """Name a tree; BadTree where there is none."""
+        """Use a tree; BadTree if it has no release."""
         self.tree = tree.resolve()
         if not self.tree.is_dir():
             raise BadTree(f"{tree} is no directory")
@@ -217,11 +217,11 @@ class Release:
             self._errors.close()
 
     def begin(self, state: State) -> None:
-        """Have it begin with a state."""
+        """Start the worker's fold with a state."""
         self._ask(LoadState(slices_of(state)))
 
     def send(self, batches: Iterable[tuple[bytes, Sequence[Request | None]]]) -> None:
-        """Have it settle batches, as the ledger has them, and decide their commands; `outcomes` returns what came."""
+        """Send batches from the ledger with their commands to decide; `outcomes` returns the results."""
         batches = list(batches)
         commands = tuple(
             tuple(None if one is None else given_command(one) for one in requests) for _, requests in batches
@@ -229,28 +229,28 @@ class Release:
         self._send(Fold(tuple(data for data, _ in batches), commands))
 
     def outcomes(self) -> list[list[CommandOutcome | None]]:
-        """Return what came of the batches that were sent last."""
+        """Return the results of the batches sent last."""
         answer = self._answer()
         assert isinstance(answer, FoldResult), answer
         return [[_known(one) if one else None for one in batch] for batch in answer.outcomes]
 
     def fold(self, entries: Iterable[bytes]) -> None:
-        """Have it settle entries, and wait until it has."""
+        """Settle entries in the worker, and wait for the end."""
         entries = tuple(entries)
         self._ask(Fold(entries, ((),) * len(entries)))
 
     def digests(self) -> Mapping[str, bytes]:
-        """Return what state it has come to, as `replica.state.table_digests` does."""
+        """Return the table digests of the worker's state, as `replica.state.table_digests` does."""
         answer = self._ask(AskDigests())
         assert isinstance(answer, TableDigests), answer
         return answer.tables
 
     def mark(self) -> None:
-        """Have it remember its state."""
+        """Save the worker's state."""
         self._ask(Mark())
 
     def back(self) -> None:
-        """Have it go back to the state that it remembers."""
+        """Return the worker to its saved state."""
         self._ask(Back())
 
     def _ask(self, question: Question) -> Answer:

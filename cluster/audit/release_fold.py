@@ -1,4 +1,4 @@
-"""A ledger folded by two releases: the same states all along, or from which entry on not."""
+"""Comparison of two releases folding the same ledger: finds the first entry after which the states differ."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -10,13 +10,13 @@ from wal import Ledger, LedgerEntry
 
 COMPARED_ENTRIES: Final = 4_096
 COMPARED_BYTES: Final = 8 << 20
-"""What is folded between two comparisons of states at most, count and bytes: each comparison walks over all jobs."""
+"""Limits of a fold between two comparisons, count and bytes: each comparison visits all jobs."""
 
 
 def fold_with(release: Release, ledger: Ledger, replaying: ReplayFold, progress: Progress | None = None) -> int:
-    """Fold a ledger to its end here and there; return how often the states were compared, and were the same.
+    """Fold a ledger to its end here and there; return the number of comparisons, all equal.
 
-    ReplayFailed with the first entry after which they are not; the errors of `replay`, and ReleaseFailed.
+    ReplayFailed with the first entry after which they differ; the errors of `replay`, and ReleaseFailed.
     """
     release.begin(replaying.state)
     compared = 0
@@ -39,14 +39,14 @@ def fold_with(release: Release, ledger: Ledger, replaying: ReplayFold, progress:
 
 
 def tables_that_differ(here: Mapping[str, bytes], there: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Return the tables of two states that are not the same."""
+    """Return the tables that differ between two states."""
     return tuple(sorted(table for table in {*here, *there} if here.get(table) != there.get(table)))
 
 
 def _first(
     release: Release, before: ReplayFold, entries: Sequence[LedgerEntry], differ: tuple[str, ...]
 ) -> ReplayFailed:
-    """Return the failure of the first of the entries after which the states differ; after the last one they do."""
+    """Return the failure for the first of the entries after which the states differ; after the last one they do."""
     same, other = 0, len(entries)
     while other - same > 1:
         middle = (same + other) // 2

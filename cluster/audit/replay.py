@@ -1,4 +1,4 @@
-"""Folding the ledger again, from nothing: the same state digest, or something is wrong."""
+"""Replay: folds the ledger again from its first entry or a snapshot, and checks the state digests."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -13,17 +13,17 @@ from snapshots import Image
 from wal import CodecError, EntryKind, Ledger, LedgerBroken, LedgerEntry, decode_batch, decode_configuration, kind_of
 
 READ_ENTRIES = 1_024
-"""Entries asked of the ledger between two reports of progress, count."""
+"""Entries read between two progress reports, count."""
 
 Progress = Callable[[int, int], None]
 
 
 class ReplayRefused(Exception):
-    """The ledger cannot be replayed as asked: what is needed is not held here."""
+    """Replay impossible as requested: required data is not held here."""
 
 
 class ReplayFailed(Exception):
-    """The ledger is not one that this release could have agreed on; `index` is the entry at which that shows."""
+    """Ledger that this release cannot have agreed on; `index` is the first entry that shows it."""
 
     def __init__(self, index: int, sentence: str) -> None:
         super().__init__(f"the replay fails at entry {index}: {sentence}")
@@ -33,10 +33,10 @@ class ReplayFailed(Exception):
 
 @contextmanager
 def failing_at(index: int) -> Iterator[None]:
-    """Turn what folding raises for a ledger that nobody agreed on into ReplayFailed at an entry.
+    """Convert errors of folding a ledger that was never agreed on into ReplayFailed at an entry.
 
-    A fold is total for events that were decided, and only for those: forged ones can lead anywhere, for example to a
-    node that no map has, or to a negative size.
+    A fold is total only for decided events: forged ones can lead anywhere, for example to an unknown node or a negative
+    size.
     """
     try:
         yield
@@ -49,7 +49,7 @@ def failing_at(index: int) -> Iterator[None]:
 
 
 class EntryCounts(NamedTuple):
-    """How many entries were read, by kind, and how many digests of states they record and how many were compared."""
+    """Numbers of entries by kind, and of recorded and compared state digests."""
 
     batches: int
     no_ops: int
@@ -59,8 +59,9 @@ class EntryCounts(NamedTuple):
 
 
 class ReplayFold:
-    """What a replay has come to. `entries` is how many were read, of them `batches`, `no_ops` and `void_batches`;
-    `digests` are those that the ledger records of its states, compared on the way.
+    """State of a replay. `entries` counts the entries read, of them `batches`, `no_ops` and `void_batches`.
+
+    `digests` are the state digests recorded in the ledger, compared on the way.
     """
 
     def __init__(self, state: State, index: int, digest: bytes, at_revision: int | None, *, every_digest: bool) -> None:
@@ -71,11 +72,11 @@ class ReplayFold:
         self.batches = self.no_ops = self.void_batches = 0
 
     def counts(self) -> EntryCounts:
-        """Return what was read."""
+        """Return the counts of entries and digests."""
         return EntryCounts(self.batches, self.no_ops, self.void_batches, self.digests.recorded, self.digests.compared)
 
     def add(self, before: EntryCounts) -> None:
-        """Count what somebody else has read, just before this one's beginning."""
+        """Add the counts of another replay that ended where this one begins."""
         self.batches += before.batches
         self.no_ops += before.no_ops
         self.void_batches += before.void_batches
@@ -84,14 +85,14 @@ class ReplayFold:
         self.digests.compared += before.compared
 
     def branch(self) -> "ReplayFold":
-        """Return another one that goes on from here by itself."""
+        """Return an independent copy that continues from here."""
         other = copy.copy(self)
         other.history = self.history.branch()
         return other
 
     @property
     def state(self) -> State:
-        """The state that the entries led to. To ask for it after each costs more than to fold them."""
+        """Return the state after the entries. Reading it after each entry costs more than folding it."""
         return self.history.state
 
     @state.setter
@@ -100,28 +101,28 @@ class ReplayFold:
 
     @property
     def digests(self) -> RecordedDigests:
-        """The digests that the ledger records, as far as it was read."""
+        """Return the state digests recorded in the ledger so far."""
         return self.history.digests
 
     @property
     def entries(self) -> int:
-        """How many entries were read."""
+        """Return the number of entries read."""
         return self.last_index - self.first_index + 1
 
     @property
     def state_digest(self) -> bytes:
-        """Digest of the state that the entries led to."""
+        """Return the digest of the state after the entries."""
         return state_digest(self.state)
 
     @property
     def arrived(self) -> bool:
-        """Whether the moment that was asked for has come."""
+        """Return whether the requested revision is reached."""
         return self.at_revision is not None and self.history.revision >= self.at_revision
 
     def take(self, entry: LedgerEntry) -> None:
-        """Fold the next entry; ReplayRefused where it is not the next, ReplayFailed where it cannot be.
+        """Fold the next entry; ReplayRefused if it is not the next, ReplayFailed if it cannot be folded.
 
-        StateDiffers where it records the digest of a state that was another one here.
+        StateDiffers if it records a state digest other than the replay's.
         """
         if entry.index != self.last_index + 1:
             raise ReplayRefused(
@@ -165,18 +166,17 @@ def replay(
     at_revision: int | None = None,
     progress: Progress | None = None,
 ) -> ReplayFold:
-    """Fold the ledger from nothing, or from a snapshot's image, up to `at_revision` or to its end.
+    """Fold the ledger from its start, or from a snapshot's image, up to `at_revision` or to its end.
 
-    The end is that of the moment at which it begins: a replica that runs goes on beside it. `progress(done index, last
-    index)` is called now and then. Raises ReplayRefused where entries are not held or the revision does not exist,
-    ReplayFailed or LedgerBroken where the ledger is not what it must be, StateDiffers where it does not lead to a state
-    whose digest it records.
+    The end is fixed at the start of the call: a running replica continues meanwhile. `progress(done index, last index)`
+    is called regularly. Raises ReplayRefused if entries are not held or the revision does not exist, ReplayFailed or
+    LedgerBroken if the ledger is invalid, StateDiffers if a state differs from its recorded digest.
     """
     ledger = ledger.as_of_now()
     try:
         return _replayed(ledger, start, at_revision, progress, every_digest=False)
     except StateDiffers:
-        # Not every digest was compared: once more, to say between which two it begins.
+        # Not every digest was compared: repeat, to find the two between which the difference begins.
         return _replayed(ledger, start, at_revision, progress, every_digest=True)
 
 
@@ -194,14 +194,14 @@ def _replayed(
 
 
 def from_nothing(at_revision: int | None = None, *, every_digest: bool = False) -> ReplayFold:
-    """Return a replay that begins with the first entry."""
+    """Return a replay that starts with the first entry."""
     return ReplayFold(EMPTY, 0, b"", at_revision, every_digest=every_digest)
 
 
 def from_image(
     ledger: Ledger, image: Image, at_revision: int | None = None, *, every_digest: bool = False
 ) -> ReplayFold:
-    """Return a replay that begins behind a snapshot; ReplayRefused, ReplayFailed where that is not of this ledger."""
+    """Return a replay that starts after a snapshot; ReplayRefused, ReplayFailed if it belongs to another ledger."""
     if image.index > ledger.applied_index:
         raise ReplayRefused(
             f"the snapshot is of entry {image.index}, the ledger ends at {ledger.applied_index}; use an older snapshot"
@@ -213,7 +213,7 @@ def from_image(
 
 
 def fold(ledger: Ledger, replaying: ReplayFold, last_index: int, progress: Progress | None = None) -> None:
-    """Fold up to an entry, or to the moment that was asked for; the errors of `replay`."""
+    """Fold up to an entry, or to the requested revision; the errors of `replay`."""
     while replaying.last_index < last_index and not replaying.arrived:
         before = replaying.last_index
         for entry in ledger.read(before + 1, limit=min(READ_ENTRIES, last_index - before)):
@@ -230,7 +230,7 @@ def fold(ledger: Ledger, replaying: ReplayFold, last_index: int, progress: Progr
 
 
 def finish_replay(ledger: Ledger, replaying: ReplayFold) -> ReplayFold:
-    """Return a replay that has come to its end, once what it came to is checked; the errors of `replay`."""
+    """Check the result of a replay at its end, and return it; the errors of `replay`."""
     with failing_at(replaying.last_index):
         state = replaying.state
         replaying.digests.finish()

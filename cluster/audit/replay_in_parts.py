@@ -1,11 +1,11 @@
-"""A replay in parts, each folded by a process of its own, which begins with a state that the replica keeps.
+"""Parallel replay: each part is folded by a separate process, starting with a state kept by the replica.
 
-A state is believed once the part before it has led to it: digests of state and ledger are compared at each seam, so the
-whole is proven as if it had been folded in one. Whatever is not as it must be, in a part or at a seam, is looked for
-again by a replay in one, and that one's word counts.
+A state is accepted once the part before it has led to it: digests of state and ledger are compared at each seam, so the
+whole is proven as by a single fold. Any fault, in a part or at a seam, is located by a replay in one process, whose
+result counts.
 
-`python -m cluster.audit.replay_in_parts PARENT DIRECTORY LAST [STATE]` is the process of a part: JSON lines to standard
-output, of how far it is and at last what it came to.
+`python -m cluster.audit.replay_in_parts PARENT DIRECTORY LAST [STATE]` is the process of a part. It writes its progress
+and result as JSON lines to standard output.
 """
 
 import json
@@ -39,18 +39,18 @@ from snapshots import SnapshotRefused, load_snapshot
 from wal import Environment, Ledger, LedgerBroken, StorageFailed
 
 PART_COMMANDS: Final = 50_000
-"""Commands that are worth a process, count: a second of folding."""
+"""Commands that justify a process, count: a second of folding."""
 
 PARTS_MAX: Final = 64
 
 STEP_ENTRIES: Final = 8_192
-"""Entries between two lines that a part writes, count."""
+"""Entries between two progress lines of a part, count."""
 
 BEHIND_ENTRIES: Final = 16_384
-"""Entries behind a part in which the digest of one of its states is looked for, count."""
+"""Entries after a part that are searched for a digest of one of its states, count."""
 
 BESIDE: Final = 10
-"""How much nicer than its parent the process of a part is."""
+"""Niceness of a part's process relative to its parent."""
 
 FAILURES: Final = (
     SnapshotRefused,
@@ -62,11 +62,11 @@ FAILURES: Final = (
     ReleaseNeeded,
     OSError,
 )
-"""How a part can fail."""
+"""Possible failures of a part."""
 
 
 class StateFile(NamedTuple):
-    """A state that the replica keeps in a file: of entry `index`, after `revision`."""
+    """State kept by the replica in a file: of entry `index`, after `revision`."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     revision: int
@@ -74,18 +74,19 @@ class StateFile(NamedTuple):
 
 
 class _PartFailed(Exception):
-    """A part did not come to its end, or not to what the next one begins with."""
+    """Part that did not finish, or whose result differs from the start of the next one."""
 
 
 def states_beside(directory: Path) -> list[tuple[int, Path]]:
-    """Return the states kept beside a ledger's directory, with the entries they are of; OSError."""
+    """Return the states kept beside a ledger's directory, with their entries; OSError."""
     home = directory.parent
     return snapshots_in(home / "index" / "states") + snapshots_in(home / "snapshots")
 
 
 def seams(ledger: Ledger, states: Sequence[tuple[int, Path]], *, first: int, last: int, parts: int) -> list[StateFile]:
-    """Return the states at which a fold of the revisions `first` to `last` is cut into so many parts at most, in their
-    order: those nearest to parts of one size, and none that would make a part too small to be worth a process.
+    """Return the states at which to cut a fold of the revisions `first` to `last` into at most `parts` parts.
+
+    They are the nearest to equal parts, and leave no part too small for a process.
     """
     known: dict[int, StateFile] = {}
     for index, path in states:
@@ -115,9 +116,10 @@ def replay_in_parts(
     progress: Progress | None = None,
     doubt: Callable[[str], None],
 ) -> ReplayFold:
-    """Do what `replay` does of the ledger in a directory, in so many processes at most; `start`: a snapshot's file.
+    """Do the work of `replay` for the ledger in a directory with several processes; `start`: a snapshot's file.
 
-    `doubt` is called with why it is folded again in one. Raises what `replay` raises, and SnapshotRefused.
+    `doubt` is called with the cause of a repeated fold in one process. Raises the errors of `replay`, and
+    SnapshotRefused.
     """
     ledger = ledger.as_of_now()
     image = None if start is None else load_snapshot(start)
@@ -140,7 +142,7 @@ def _in_parts(
     at_revision: int | None,
     progress: Progress | None,
 ) -> ReplayFold:
-    """Fold the last part here and the others in processes; raises _PartFailed, and what `replay` raises."""
+    """Fold the last part here and the others in processes; raises _PartFailed, and the errors of `replay`."""
     begins = [start, *(cut.path for cut in cuts[:-1])]
     with _started(directory, [(begin, cut.index) for begin, cut in zip(begins, cuts, strict=True)]) as parts:
         shown = None if progress is None else _Shown(progress, parts, cuts[-1].index)
@@ -157,7 +159,7 @@ def _in_parts(
 
 
 class _Part:
-    """A part that is folded by a process of its own."""
+    """Part folded by a separate process."""
 
     def __init__(self, directory: Path, begin: Path | None, last: int) -> None:
         words = [str(os.getpid()), str(directory), str(last), *([] if begin is None else [str(begin)])]
@@ -165,7 +167,7 @@ class _Part:
             [sys.executable, "-P", "-m", __name__, *words], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
         )
         self.folded = 0
-        """Entries, so far."""
+        """Entries folded so far."""
         self._said: dict[str, Any] | None = None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -179,7 +181,7 @@ class _Part:
                 self._said = said if "end" in said else None
 
     def wait(self, shown: "_Shown | None") -> dict[str, Any]:
-        """Return what it came to; _PartFailed."""
+        """Return the part's result; _PartFailed."""
         while self._reader.is_alive():
             self._reader.join(0.2)
             if shown is not None:
@@ -189,7 +191,7 @@ class _Part:
         return self._said
 
     def end(self) -> None:
-        """End the process, if it has not come to its end by itself."""
+        """End the process, unless it has already ended."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -197,7 +199,7 @@ class _Part:
 
 @contextmanager
 def _started(directory: Path, spans: Sequence[tuple[Path | None, int]]) -> Iterator[list[_Part]]:
-    """The processes of parts, which end with the block at the latest."""
+    """Start the processes of parts, and end them with the block at the latest."""
     parts: list[_Part] = []
     try:
         for begin, last in spans:
@@ -209,31 +211,32 @@ def _started(directory: Path, spans: Sequence[tuple[Path | None, int]]) -> Itera
 
 
 class _Shown:
-    """The progress of all parts together."""
+    """Combined progress of all parts."""
 
     def __init__(self, progress: Progress, parts: Sequence[_Part], before: int) -> None:
-        """`before`: the entry before the part that is folded here."""
+        """Create it; `before`: the entry before the part that is folded here."""
         self._progress, self._parts, self._before = progress, parts, before
         self._here, self._last = 0, 0
 
     def __call__(self, index: int, last: int) -> None:
-        """Show that the part here has come to an entry."""
+        """Update the progress of the part folded here."""
         self._here, self._last = index - self._before, last
         self.show()
 
     def show(self) -> None:
-        """Show how far all are."""
+        """Report the total progress."""
         self._progress(self._here + sum(part.folded for part in self._parts), self._last)
 
 
 def _stand(replaying: ReplayFold) -> list[str | int]:
-    """Return what two parts must agree on where they meet: entry, digest of the ledger, digest of the state."""
+    """Return the values that two parts must share at their seam: entry, ledger digest, state digest."""
     return [replaying.last_index, replaying.ledger_digest.hex(), replaying.state_digest.hex()]
 
 
 def fold_part(ledger: Ledger, last: int, start: Path | None) -> Iterator[dict[str, Any]]:
-    """Fold a ledger from the state in a file, or from nothing, up to an entry; yield how far it is, and what it came
-    to. Raises what `replay` raises, and SnapshotRefused.
+    """Fold a ledger from the state in a file, or from its start, up to an entry; yield progress and the result.
+
+    Raises the errors of `replay`, and SnapshotRefused.
     """
     replaying = from_nothing() if start is None else from_image(ledger, load_snapshot(start))
     first, begin = replaying.last_index, _stand(replaying)
@@ -241,7 +244,7 @@ def fold_part(ledger: Ledger, last: int, start: Path | None) -> Iterator[dict[st
         fold(ledger, replaying, min(last, replaying.last_index + STEP_ENTRIES))
         yield {"folded": replaying.last_index - first}
     end, counts, folded = _stand(replaying), replaying.counts(), replaying.last_index - first
-    # Digests are recorded some seconds behind their states: those of the last states here are in the next part.
+    # Digests are recorded some seconds after their states: those of the last states are in the next part.
     digests, behind = replaying.digests, min(last + BEHIND_ENTRIES, ledger.applied_index)
     digests.hold_no_more(replaying.state)
     while digests.awaited and replaying.last_index < behind:

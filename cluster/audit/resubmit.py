@@ -1,8 +1,8 @@
-"""What was asked of a job, from what was decided about it: the likeliest requests first.
+"""Reconstruction of a job's request from the decision about it: the likeliest requests first.
 
-A submit resolves what it is given: the symbols in paths are replaced, the pool decides what a capacity counts, defaults
-of the site are filled in. The directives stand in the record as they were written, so they are read again; each of the
-other things is tried as it was decided and as it may have been asked for.
+A submit resolves its request: symbols in paths are replaced, the pool rounds the capacity, defaults of the site are
+filled in. The record has the directives as written, so they are parsed again; every other field is tried both as
+decided and as it may have been requested.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,11 +26,11 @@ from replica.model import (
 from replica.state import Facts
 
 Asked = tuple[tuple[Dependency, ...], tuple[AfterTask, ...]]
-"""For whom a job waits, as it is asked for: jobs and arrays, and tasks of arrays."""
+"""Dependencies of a job as requested: jobs and arrays, and tasks of arrays."""
 
 
 def submits(state: Facts, event: JobSubmitted) -> Iterator[SubmitJob]:
-    """Yield the submits that may have led to an event."""
+    """Yield the submits that may have caused an event."""
     decided, array = event.request, event.array
     tasks, throttle = (array.tasks, array.throttle) if array is not None else ((), 0)
     buffers = buffers_asked(state, decided)
@@ -43,7 +43,7 @@ def submits(state: Facts, event: JobSubmitted) -> Iterator[SubmitJob]:
 
 
 def updates(state: Facts, event: e.JobUpdated, changed: Iterable[JobChange]) -> Iterator[UpdateJob]:
-    """Yield the updates of the job of `event` that may have led to changes of it, or of it and others."""
+    """Yield the updates of the job of `event` that may have caused changes to it, or to it and others."""
     change, request = _union(changed), state.jobs[event.job].request
     buffers: list[BufferRequest | None] = [None]
     if event.buffer is not None:
@@ -60,11 +60,11 @@ def updates(state: Facts, event: e.JobUpdated, changed: Iterable[JobChange]) -> 
 
 
 SAID_AGAIN_MAX: Final = 4
-"""Fields of an update that are tried to have been said although they were so already, count: 4,000 ways."""
+"""Fields of an update that may have been given with their present value, count: 4,000 combinations."""
 
 
 def _with_what_is_so(request: JobRequest, change: JobChange) -> Iterator[JobChange]:
-    """Yield a change as it is in the event, and with some of what is not in it because it was so already."""
+    """Yield a change as in the event, and with some fields that the event lacks because they had that value already."""
     options = request.asked
     so = {
         field: getattr(request if hasattr(request, field) else options, field)
@@ -77,7 +77,7 @@ def _with_what_is_so(request: JobRequest, change: JobChange) -> Iterator[JobChan
 
 
 def buffers_asked(state: Facts, decided: JobRequest) -> list[BufferRequest | None]:
-    """Return what may have been asked of burst buffers where this was decided."""
+    """Return the possible buffer requests behind a decided request."""
     buffer = decided.buffer
     if buffer is None:
         return [None]
@@ -98,7 +98,7 @@ def buffers_asked(state: Facts, decided: JobRequest) -> list[BufferRequest | Non
 
 
 def external_job_requests(state: Facts, name: str, decided: JobRequest) -> Iterator[JobRequest]:
-    """Yield what the setup of an external job may have asked for where this was decided; `name` is its job's number."""
+    """Yield the possible requests of an external job's setup behind a decision; `name` is its job's ID."""
     options = JobOptions(gid=decided.asked.gid, groups=decided.asked.groups)
     buffer = decided.buffer
     if buffer is None:
@@ -119,14 +119,14 @@ def external_job_requests(state: Facts, name: str, decided: JobRequest) -> Itera
 
 
 def _as_written(decided: BufferRequest, read: Callable[[], Reading]) -> list[BufferRequest]:
-    """Return what the directives of a request ask for, at the places that are known of it; nothing if they do not."""
+    """Return the possible requests behind a request's directives; empty if these do not parse to its text."""
     try:
         written = read().request
     except DirectiveRefused:
         return []
     if written is None or written.text != decided.text:
         return []
-    # What its scheduler has rounded and counted is given as it was decided.
+    # Values rounded by its scheduler are given as decided.
     as_counted = replace(
         written, pool=decided.pool, capacity_bytes=decided.capacity_bytes, places=decided.places, units=decided.units
     )
@@ -134,7 +134,7 @@ def _as_written(decided: BufferRequest, read: Callable[[], Reading]) -> list[Buf
 
 
 def _options(state: Facts, decided: JobRequest) -> list[JobOptions]:
-    """Return the options that may have been asked for: what the site fills in may have been left out."""
+    """Return the options that may have been requested: the site's defaults may have been omitted."""
     options, rules = decided.asked, state.scheduling_rules
     accounts = [options.account] + [""] * (options.account != "" and options.account == rules.default_account)
     qos = [options.qos] + [""] * (options.qos != "" and options.qos == rules.default_qos)
@@ -147,7 +147,7 @@ def _options(state: Facts, decided: JobRequest) -> list[JobOptions]:
 
 
 def _conditions(state: Facts, decided: tuple[Dependency, ...]) -> list[Asked]:
-    """Return for whom a job may have been asked to wait: an array is known by its first task, a task by its number."""
+    """Return the dependencies that may have been requested: an array by its first task, a task by its index."""
     if not decided:
         return [((), ())]
     plain: Asked = (tuple(Dependency(one.kind.of_one, one.job) for one in decided), ())
@@ -164,7 +164,9 @@ def _conditions(state: Facts, decided: tuple[Dependency, ...]) -> list[Asked]:
 
 
 def _outputs(event: JobSubmitted) -> tuple[list[str], list[str]]:
-    """Return where the output may have been asked to go: first without symbols or by default, then with any of them."""
+    """Return the output paths that may have been requested: first without symbols or the default, then with any
+    symbols.
+    """
     request, array = event.request, event.array
     decided = array.outputs[0] if array is not None and array.outputs else request.output
     texts = dict.fromkeys((decided.removeprefix(request.workdir.rstrip("/") + "/"), decided))
@@ -179,7 +181,7 @@ def _outputs(event: JobSubmitted) -> tuple[list[str], list[str]]:
                 if is_chosen and value:
                     written = written.replace(value, symbol)
             found[written] = None
-        # The same may stand in the name besides: then it is at one place only.
+        # The value may also occur literally in the name; then the symbol is at one position only.
         for value, symbol in symbols:
             pieces = text.split(value) if value else [text]
             for place in range(1, len(pieces)):
@@ -189,7 +191,7 @@ def _outputs(event: JobSubmitted) -> tuple[list[str], list[str]]:
 
 
 def _union(changes: Iterable[JobChange]) -> JobChange:
-    """Return what any of several changes says: of each job only what was not so already is in its own."""
+    """Return the union of several changes: each job's own change contains only its differences."""
     said: dict[str, Any] = {}
     for change in changes:
         for field in change.__struct_fields__:

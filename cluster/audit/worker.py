@@ -1,4 +1,4 @@
-"""`python -m cluster.audit.worker`: this release, as another one asks it (`cluster.audit.release`)."""
+"""`python -m cluster.audit.worker`: this release as a worker of another one (`cluster.audit.release`)."""
 
 import sys
 from collections.abc import Iterator
@@ -39,14 +39,14 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 class Worker:
-    """A state, and one that is remembered."""
+    """Present state and saved state of a fold."""
 
     def __init__(self) -> None:
         self._deciding = Deciding(EMPTY)
         self._marked = EMPTY
 
     def answer(self, question: Question) -> Answer:
-        """Do what a question asks for. Raises what a ledger or an image is refused with."""
+        """Execute a request. Raises the errors of an invalid ledger or image."""
         match question:
             case LoadState(slices):
                 self._deciding = Deciding(_state_of(slices))
@@ -69,7 +69,7 @@ class Worker:
                 continue
             batch = decode_batch(data)
             if batch.base != self._deciding.state.revision:
-                yield ()  # void: another entry settled what it would have
+                yield ()  # void: another entry settled its revisions
                 continue
             unknown: dict[int, str] = {}
             requests: list[Request | None] = [None] * len(batch.entries)
@@ -95,7 +95,7 @@ def _state_of(slices: tuple[tuple[int, bytes], ...]) -> State:
 
 
 def serve(reads: IO[bytes], writes: IO[bytes]) -> None:
-    """Answer one question after the other until there is none."""
+    """Answer requests until the stream ends."""
     tree = Path(sys.modules[State.__module__].__file__ or "").resolve().parents[2]
     write_frame(writes, WorkerHello(DIALOGUE, str(tree), features.FEATURE_LEVEL_KNOWN))
     worker = Worker()

@@ -16,13 +16,14 @@ CONVERTED = (
     "wal",
     "snapshots",
     "cluster/agent",
+    "cluster/audit",
     "cluster/config",
     "cluster/consensus",
+    "cluster/drill",
     "cluster/providers",
     "cluster/server",
-    "cluster/system",
-    "cluster/drill",
     "cluster/slurm",
+    "cluster/system",
 )
 """Packages that follow the rules; the others are converted one by one."""
 

@@ -1,4 +1,4 @@
-"""The archive of a ledger: written from a replica's directory, verified alone or with it, and what may go then."""
+"""Ledger archives: written from a replica's directory, verified alone or with it, and pruning of archived entries."""
 
 from cluster.audit.archive.pruning import PruneRefused, prune, prune_plan
 from cluster.audit.archive.restoring import restore

@@ -42,19 +42,19 @@ from wal import (
 AGE_FORMS: Final = "so long before the end of the ledger (90m, 12h, 90d)"
 
 TAKEN_S: Final = 30.0
-"""How long a running replica may take to take a note, seconds: it looks every two."""
+"""Seconds within which a running replica must notice a request file: it checks every two."""
 
 STEP_S: Final = 60.0
-"""How long it may go on without removing anything, seconds."""
+"""Seconds without a removal after which a running replica counts as stopped."""
 
 DAY_S: Final = 86_400
 
 LOOK_S: Final = 0.2
-"""How often it is looked how far it has come, seconds."""
+"""Interval of progress checks, seconds."""
 
 
 def archive(options: dict[str, Any]) -> None:
-    """Write what an archive lacks, or list it."""
+    """Write the entries that an archive lacks, or list it."""
     directory: Path = options["directory"]
     if options["listed"]:
         with sentences():
@@ -141,7 +141,7 @@ def _show_listed(held: Archive, *, as_json: bool) -> None:
 def verified_archive(
     options: dict[str, Any], environment: Environment | None
 ) -> tuple[VerifiedArchive, ArchivedLedger | None]:
-    """Verify the archive of `audit verify`, alone or with the ledger that goes on behind it."""
+    """Verify the archive of `audit verify`, alone or with the ledger that continues it."""
     with sentences(), progress_of("verifying the archive") as progress:
         held = Archive(options["archive"])
         if not held.segments:
@@ -163,7 +163,7 @@ def verified_archive(
 
 
 def archive_fields(verified: VerifiedArchive) -> dict[str, Any]:
-    """Return what `audit verify --json` says of an archive."""
+    """Return an archive's fields in `audit verify --json`."""
     return {
         "segments": verified.segments,
         "entries": verified.entries,
@@ -180,7 +180,7 @@ def archive_fields(verified: VerifiedArchive) -> dict[str, Any]:
 
 
 def archive_rows(verified: VerifiedArchive) -> list[tuple[str, str | int | None]]:
-    """Return what `audit verify` prints of an archive."""
+    """Return an archive's rows in the output of `audit verify`."""
     later = f", {verified.later} of more entries than it has" if verified.later else ""
     return [
         ("Archive", f"{verified.segments} segments, entries 1 to {verified.last_index}, {size(verified.size_bytes)}"),
@@ -210,7 +210,7 @@ def _keys(path: Path | None, cluster_id: str) -> Keys | None:
 
 
 def prune_ledger(options: dict[str, Any]) -> None:
-    """Remove from a replica what is old, checked and elsewhere."""
+    """Remove entries from a replica that are old, verified and archived."""
     if (options["below"] is None) == (options["older_than"] is None):
         raise bad_input("what is to go is not said", "give either --below INDEX or --older-than AGE")
     directory = directory_of(options)
@@ -218,7 +218,7 @@ def prune_ledger(options: dict[str, Any]) -> None:
         confirm(f"Remove old entries from {directory}?", yes=options["yes"])
     with environment_of(options) as environment, progress_of("checking") as progress:
         keys = _keys(options["keys"], environment.identity.cluster_id)
-        assert keys is not None  # it must be given
+        assert keys is not None  # the option is required
         ledger = Ledger(environment).as_of_now()
         below = options["below"] if options["older_than"] is None else _below_of_age(ledger, options["older_than"])
         plan = prune_plan(environment, directory.parent, below, options["archives"], keys, progress=progress)
@@ -237,7 +237,7 @@ def _below_of_age(ledger: Ledger, text: str) -> int:
 
 
 class _Opened:
-    """A storage that was read, and is opened again for writing: by this process, or by the replica that has it."""
+    """Storage that was read, and is reopened for writing: by this process, or by the replica that uses it."""
 
     def __init__(self, directory: Path, environment: Environment) -> None:
         self._directory = directory
@@ -254,7 +254,7 @@ class _Opened:
         )
 
     def prune(self, plan: PrunePlan) -> str:
-        """Remove what may go; return who has done it."""
+        """Remove the entries of a plan; return which process did so."""
         with sentences(), progress_of("pruning") as progress:
             try:
                 environment = self.open()
@@ -323,7 +323,7 @@ def _show_pruned(plan: PrunePlan, done: str, *, as_json: bool) -> None:
 
 
 def retain(options: dict[str, Any]) -> None:
-    """Do what [retention] of the configuration says: archive, then prune what is older or more than it says."""
+    """Apply [retention] of the configuration: archive, then prune entries over the configured age or size."""
     config = Session(config_path=options["config"]).config()
     table_ = config.retention
     if table_ is None:
@@ -357,7 +357,7 @@ def retain(options: dict[str, Any]) -> None:
 
 
 def _below_of(table_: RetentionConfig, ledger: Ledger) -> int:
-    """Return the entry below which nothing is kept by what the configuration says; 1 where everything is."""
+    """Return the entry below which the configuration keeps nothing; 1 if it keeps everything."""
     below = 1
     if table_.keep_days:
         below = max(below, below_of_age(ledger, Instant(end_of(ledger) - seconds(DAY_S * table_.keep_days))))
@@ -367,7 +367,7 @@ def _below_of(table_: RetentionConfig, ledger: Ledger) -> int:
 
 
 def _is_worth(ledger: Ledger, below: int) -> bool:
-    """Whether a whole tile may go that is still held."""
+    """Return whether a whole held tile would be removed."""
     front = next((gap.last_index for gap in ledger.gaps() if gap.first_index <= KEPT_ENTRIES + 1), 0)
     return (below - 1) // TILE_WIDTH * TILE_WIDTH > max(front, KEPT_ENTRIES)
 
@@ -386,7 +386,7 @@ def _show_retained(archived: dict[str, list[str]], plan: PrunePlan | None, done:
 
 
 def restore_ledger(options: dict[str, Any]) -> None:
-    """Bring what proofs need of what all replicas have pruned."""
+    """Restore the data that proofs need and that all replicas have pruned."""
     directory = directory_of(options)
     with environment_of(options) as environment:
         opened = _Opened(directory, environment)

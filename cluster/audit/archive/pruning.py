@@ -1,8 +1,8 @@
-"""What may go from a replica's ledger, checked before anything goes; and the removal, here or by the running replica.
+"""Pruning of a replica's ledger: checks before anything is removed, and the removal, here or by the running replica.
 
-Nothing is believed that can be computed: both archives are read to the last byte and lead to the digest that the ledger
-has at the place; the last checkpoint has a majority's signatures and is what the tree comes to; a snapshot beyond the
-place is what a digest that the ledger records speaks of; leaves and index, which outlive the entries, have come so far.
+Everything that can be computed is checked. Both archives are read completely and must lead to the ledger's digest at
+the cut. The last checkpoint must have a majority's signatures and match the tree. A snapshot beyond the cut must match
+a digest recorded in the ledger. Leaves and index, which outlive the entries, must cover the removed part.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from wal import (
 )
 
 COPIES_MIN = 2
-"""Archives that must have what goes, count: one alone is a disk away from being none."""
+"""Archives that must contain the removed entries, count: a single copy could be lost with one disk."""
 
 
 class PruneRefused(Exception):
-    """Nothing may be pruned as asked; the sentence says why, and `remedy` what would be right."""
+    """Pruning is not possible as requested; the sentence is the cause, `remedy` the correction."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
         super().__init__(sentence)
@@ -49,8 +49,9 @@ class PruneRefused(Exception):
 
 
 class PrunePlan(NamedTuple):
-    """What may go: the entries `first_index` to `pruned.below` - 1, whose last digest is `digest`; None are left to go
-    where the first is not before that.
+    """Entries to remove: `first_index` to `pruned.below` - 1, whose last digest is `digest`.
+
+    None if the range is empty.
     """
 
     pruned: PrunedRange
@@ -62,7 +63,7 @@ class PrunePlan(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """How many entries go."""
+        """Return the number of entries to remove."""
         return max(0, self.pruned.below - self.first_index)
 
 
@@ -75,9 +76,9 @@ def prune_plan(
     *,
     progress: Progress,
 ) -> PrunePlan:
-    """Return what may go of the entries before `below`, in whole tiles; PruneRefused where something is not there.
+    """Return the removable entries before `below`, in whole tiles; PruneRefused if a precondition fails.
 
-    `home` is the replica's directory, which is only read. SegmentBroken and LedgerBroken for what is damaged.
+    `home` is the replica's directory, which is only read. SegmentBroken and LedgerBroken for damaged data.
     """
     ledger = Ledger(env).as_of_now()
     asked, below = below, (below - 1) // TILE_WIDTH * TILE_WIDTH + 1
@@ -123,7 +124,7 @@ def _check_consensus(env: Environment, below: int) -> None:
 
 
 def _check_checkpoint(ledger: Ledger, home: Path, last: int, keys: Keys) -> tuple[int, int]:
-    """Return how many entries the last checkpoint has, and how many of the keys have signed it."""
+    """Return the size of the last checkpoint, and the number of keys that signed it."""
     try:
         note, found = checkpoint_in(home, ledger)
     except NotArchived as error:
@@ -152,7 +153,7 @@ def _check_checkpoint(ledger: Ledger, home: Path, last: int, keys: Keys) -> tupl
 
 
 def _opened(archives: Sequence[Path], ledger: Ledger, below: int) -> list[Archive]:
-    """Return the archives, which are of this ledger, are copies of their own, and have what is to go."""
+    """Return the archives; each belongs to this ledger, is a separate copy, and contains the entries to remove."""
     places = {os.path.realpath(directory) for directory in archives}
     if len(places) < COPIES_MIN:
         raise PruneRefused(
@@ -180,7 +181,7 @@ def _opened(archives: Sequence[Path], ledger: Ledger, below: int) -> list[Archiv
 
 
 def _check_index(ledger: Ledger, home: Path, last: int) -> None:
-    """Check that the index by job, which keeps what jobs went through when the entries are gone, has come so far."""
+    """Check that the index by job, which keeps job histories after pruning, covers the removed entries."""
     directory = home / "index"
     try:
         stored = JobIndex(directory, readonly=True)
@@ -206,7 +207,7 @@ def _check_index(ledger: Ledger, home: Path, last: int) -> None:
 
 
 def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -> int:
-    """Return the entry of a snapshot from which the ledger folds to a digest that it records, at or beyond `last`."""
+    """Return the entry of a snapshot at or beyond `last` from which the ledger folds to a recorded digest."""
     directory = home / "snapshots"
     names = directory.iterdir() if directory.is_dir() else ()
     found = sorted(
@@ -242,7 +243,10 @@ def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -
 
 
 def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, archive: Archive) -> None:
-    """Hold the leaves that stay against the entries that go, and all of the tree against the checkpoint; sync them."""
+    """Compare the remaining leaves with the removed entries, and the whole tree with the checkpoint.
+
+    Sync the leaves.
+    """
     directory = home / LOG_DIRECTORY
     try:
         _, found = checkpoint_in(home, ledger)
@@ -278,7 +282,7 @@ def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, ar
 def sync_leaves(directory: Path, first: int, last: int) -> None:
     """Make the leaves of the entries `first` to `last`, the end of a tile, durable with their names; OSError.
 
-    A bundle is not waited for when it is written: it could be derived again, until its entries go.
+    A bundle is not synced when written: it can be derived again until its entries are pruned.
     """
     folders = {directory}
     for number in range((first - 1) // TILE_WIDTH, last // TILE_WIDTH):
@@ -299,7 +303,7 @@ def _sync(path: Path, kind: int) -> None:
 
 
 def prune(env: Environment, plan: PrunePlan, progress: Callable[[int, int], None]) -> None:
-    """Remove what may go, from a storage that is open for writing; durable on return."""
+    """Remove the entries of a plan from a storage open for writing; durable on return."""
     authorise(env, plan.pruned)
     while prune_some(env):
         gap = next(one for one in Ledger(env).gaps() if one.last_index < plan.pruned.below)

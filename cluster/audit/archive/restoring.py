@@ -1,8 +1,8 @@
-"""What a replica lacks because all have pruned it, brought from an archive: its tree, and what its proofs need.
+"""Restoring the tree and proof data from an archive to a replica whose peers have all pruned them.
 
-A replica that joins gets the newest history from its peers. What they have pruned nobody can hand over; without its
-leaves there is no tree, and the replica could sign no checkpoint. They are derived from the archive, once that leads to
-the digest that the replica has behind its gap. The entries themselves stay in the archive.
+A joining replica gets the recent history from its peers, but not pruned entries. Without their leaves there is no tree,
+and the replica could sign no checkpoint. The leaves are derived from the archive after checking that it leads to the
+digest that the replica has behind its gap. The entries themselves stay in the archive.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from wal import (
 
 
 class RestoreResult(NamedTuple):
-    """What was brought: the tree up to `tree_size` entries; the entries before `below` stay in the archive."""
+    """Result of a restore: the tree up to `tree_size` entries; the entries before `below` stay in the archive."""
 
     tree_size: int
     below: int
 
 
 def restore(env: Environment, home: Path, archive: Archive, *, progress: Progress) -> RestoreResult:
-    """Give a stopped replica's directory the first entries and the tree of what lies in an archive; durable on return.
+    """Restore the first entries and the tree from an archive to a stopped replica's directory; durable on return.
 
-    NotArchived where nothing is missing, or the archive ends too early. SegmentBroken, LedgerBroken, StorageFailed;
+    NotArchived if nothing is missing, or the archive ends too early. SegmentBroken, LedgerBroken, StorageFailed;
     OSError.
     """
     gap = _gap(Ledger(env), archive)

@@ -1,4 +1,4 @@
-"""Below which entry a ledger is pruned: by age or size, and no further than all that must outlive it has come."""
+"""Limit for pruning a ledger: by age or size, and no further than the data that must outlive the entries covers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from wal import (
 
 
 def below_of_age(ledger: Ledger, before: Instant) -> int:
-    """Return the entry below which all that is held was settled before an instant; LedgerBroken.
+    """Return the entry below which all held entries were settled before an instant; LedgerBroken.
 
-    By bisection: the replicated clock never goes back, unless an operator has set it so, and then more is kept.
+    By bisection: the replicated clock never goes back unless an operator sets it so; then more is kept.
     """
     gaps = ledger.gaps()
     low = max((gap.revision_after for gap in gaps), default=0)
@@ -44,7 +44,7 @@ def below_of_age(ledger: Ledger, before: Instant) -> int:
 
 
 def below_of_size(ledger: Ledger, keep_bytes: int) -> int:
-    """Return the entry from which on the ledger has `keep_bytes` bytes of entries, or a little more. LedgerBroken."""
+    """Return the entry from which on the ledger has `keep_bytes` bytes of entries, or slightly more. LedgerBroken."""
     sizes: list[int] = []
     first = ledger.whole_from
     for entry in ledger.read(first, limit=ledger.applied_index - first + 1):
@@ -59,7 +59,7 @@ def below_of_size(ledger: Ledger, keep_bytes: int) -> int:
 
 
 def within(env: Environment, home: Path, archives: Sequence[Archive]) -> tuple[int, str]:
-    """Return the entry below which a ledger may be pruned, and what has come no further."""
+    """Return the entry below which a ledger may be pruned, and the data that limits it."""
     ledger = Ledger(env).as_of_now()
     bounds = {"consensus": prunable_below(env), "an archive": min(one.last_index for one in archives) + 1}
     try:
@@ -70,7 +70,7 @@ def within(env: Environment, home: Path, archives: Sequence[Archive]) -> tuple[i
     names = [name.index for one in directory.iterdir() if (name := SnapshotName.parse(one.name))]
     held = [index for index in names if index <= ledger.applied_index]
     digested = _last_digested(ledger)
-    # One that is bound, if there is any: where snapshots come more often than digests the newest never is.
+    # Prefer a snapshot that a digest covers: if snapshots are more frequent than digests, the newest never is.
     bound = max((index for index in held if index <= digested), default=max(held, default=0))
     bounds["the newest snapshot with a recorded digest"] = bound + 1
     try:
@@ -84,7 +84,7 @@ def within(env: Environment, home: Path, archives: Sequence[Archive]) -> tuple[i
 
 
 def _last_digested(ledger: Ledger) -> int:
-    """Return the last entry of whose state the ledger records the digest; 0 where it records none. LedgerBroken."""
+    """Return the last entry whose state digest the ledger records; 0 if none. LedgerBroken."""
     last = ledger.applied_index
     while last >= ledger.whole_from:
         first = max(ledger.whole_from, last - TILE_WIDTH + 1)

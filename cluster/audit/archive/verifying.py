@@ -1,8 +1,8 @@
-"""An archive held against itself and against what replicas have signed, without a live ledger.
+"""Verification of an archive against itself and the replicas' signatures, without a live ledger.
 
-Every byte is read: each file against its SHA-256, each entry against the chain, the revisions against what the entries
-settle. Leaves are derived on the way, as the tree of the ledger has them, so that the root of each checkpoint that the
-segments carry is compared with what the entries come to; who knows the replicas' keys has its signatures counted.
+Every byte is read: each file is compared with its SHA-256, each entry with the chain, and the revisions with the
+entries' contents. Leaves are derived as in the ledger's tree, so that the root of each checkpoint in the segments is
+compared with the entries; with the replicas' keys, its signatures are counted.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from wal import (
 Progress = Callable[[int, int], None]
 
 PROGRESS_ENTRIES = 4096
-"""Entries between two reports of progress, count."""
+"""Entries between two progress reports, count."""
 
 
 class Keys(NamedTuple):
-    """The keys that replicas sign checkpoints with, as `forebay audit keys` prints them; `place` is their file.
+    """Keys with which replicas sign checkpoints, as printed by `forebay audit keys`; `place` is their file.
 
-    Each incarnation of a cluster has keys of its own name: a majority is one of the keys of a checkpoint's origin.
+    Each incarnation of a cluster has keys under its own name: a majority counts keys of a checkpoint's origin.
     """
 
     place: Path
@@ -62,15 +62,15 @@ class Keys(NamedTuple):
         return tuple(key for key in self.known if key.name == origin)
 
     def majority(self, origin: str) -> int:
-        """Return how many keys of an origin are a majority; 1 where none is known, which no note ever has."""
+        """Return the majority of the keys of an origin, count; 1 if none is known, which no note reaches."""
         return len(self.of(origin)) // 2 + 1
 
 
 class VerifiedArchive(NamedTuple):
-    """What an archive was found to hold. `roots`: checkpoints whose root its entries come to; `later`: the others.
+    """Result of verifying an archive. `roots`: checkpoints whose root its entries confirm; `later`: the others.
 
-    `signed`: of the first, those that a majority of the keys that were given has signed, and `signed_size` the entries
-    that the largest of these covers, count: what is behind them rests on the chain of digests alone.
+    `signed`: those of `roots` signed by a majority of the given keys; `signed_size`: entries covered by the largest of
+    them, count. Later entries rest on the digest chain alone.
     """
 
     segments: int
@@ -87,10 +87,10 @@ class VerifiedArchive(NamedTuple):
 
 
 def read_keys(path: Path, cluster_id: str) -> Keys:
-    """Return the replicas' keys in a file, one a line: those of any incarnation of the cluster.
+    """Return the replicas' keys in a file, one a line, of any incarnation of the cluster.
 
     Raises:
-        NoteError: a key is of another cluster, or none is a replica's.
+        NoteError: a key belongs to another cluster, or none to a replica.
         OSError: the file cannot be read.
     """
     lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
@@ -106,7 +106,7 @@ def read_keys(path: Path, cluster_id: str) -> Keys:
 
 
 def signers_of(note: str, keys: Keys) -> int:
-    """Return how many of the keys of its origin have signed a checkpoint; NoteError where a signature is false."""
+    """Return how many of its origin's keys signed a checkpoint; NoteError for a false signature."""
     origin = parse_checkpoint(parse_note(note.encode())[0]).origin
     try:
         return len(verify_note(note.encode(), keys.of(origin))[1])
@@ -123,9 +123,9 @@ def verify_archive(
     following: Iterable[LedgerEntry] = (),
     progress: Progress | None = None,
 ) -> VerifiedArchive:
-    """Check all of an archive. SegmentBroken where something of it is not what it must be.
+    """Check a whole archive; SegmentBroken names the first fault.
 
-    `following`: entries of a ledger that go on behind it, for checkpoints that cover more than it has.
+    `following`: ledger entries that continue it, for checkpoints that cover more than the archive.
     """
     for segment in archive.segments:
         segment.check_bytes()
@@ -166,7 +166,7 @@ def verify_archive(
 
 
 def verify_stretch(archive: Archive, first: int, last: int, progress: Progress | None = None) -> None:
-    """Check the segments that have the entries `first` to `last`, each whole; SegmentBroken."""
+    """Check the segments that contain the entries `first` to `last`, each as a whole; SegmentBroken."""
     for segment in archive.segments:
         if segment.manifest.last_index < first or segment.manifest.first_index > last:
             continue
@@ -176,7 +176,7 @@ def verify_stretch(archive: Archive, first: int, last: int, progress: Progress |
 
 
 class _Tree:
-    """The tree of a ledger, as far as a root needs it; none where no key was drawn that leaves are salted with."""
+    """Tree of a ledger, as far as a root needs it; absent without the key that salts its leaves."""
 
     def __init__(self, directory: Path, key: bytes | None) -> None:
         self._directory = directory
@@ -198,7 +198,7 @@ class _Tree:
 
 
 class _Lineage:
-    """The incarnations of a cluster that the entries of its ledger record, oldest first."""
+    """Incarnations of a cluster recorded in its ledger, oldest first."""
 
     def __init__(self, directory: Path) -> None:
         self.reached = [FIRST_INCARNATION]
@@ -206,7 +206,7 @@ class _Lineage:
         self._begins = False
 
     def follow(self, entry: LedgerEntry) -> None:
-        """Read an entry if it begins an incarnation: the one after the configuration of the one survivor."""
+        """Record an incarnation if an entry starts one: the entry after the configuration with one survivor."""
         try:
             if is_configuration(entry.data):
                 self._begins = decode_configuration(entry.data).change.action is ChangeKind.RECOVER
@@ -223,7 +223,7 @@ class _Lineage:
 
 
 class _Note(NamedTuple):
-    """A checkpoint in a segment of an archive."""
+    """Checkpoint in a segment of an archive."""
 
     found: Checkpoint
     incarnation: Incarnation
@@ -232,14 +232,14 @@ class _Note(NamedTuple):
 
 
 class _Notes:
-    """The checkpoints that the segments of an archive carry, by size, and which of them its entries come to."""
+    """Checkpoints in an archive's segments, by size, and which of them its entries confirm."""
 
     def __init__(self, archive: Archive, keys: Keys | None) -> None:
         self.left: dict[int, dict[str, _Note]] = {}
         self.roots = self.signed = self.signed_size = 0
         self._keys = keys
         self._numbers: list[tuple[_Note, int]] = []
-        """Checkpoints that were reached, each with the number of the incarnation that its last entry is of."""
+        """Confirmed checkpoints, each with the number of the incarnation of its last entry."""
         for segment in archive.segments:
             note = segment.manifest.checkpoint
             try:
@@ -268,7 +268,7 @@ class _Notes:
                 )
             self.roots += 1
             self._numbers.append((note, lineage.reached[-1].number))
-            # Keys of replicas that were replaced since are others: who signed then may be known no more.
+            # Replaced replicas had other keys, so former signers may be unknown.
             if self._keys is not None and self._is_signed(note, self._keys):
                 self.signed += 1
                 self.signed_size = tree.size
@@ -280,9 +280,9 @@ class _Notes:
             raise SegmentBroken(note.path, f"its checkpoint is not believed: {error}") from error
 
     def check_origins(self, lineage: _Lineage) -> None:
-        """Refuse a checkpoint of an incarnation that the entries do not record, or that was over at its last entry.
+        """Reject a checkpoint of an incarnation that the entries do not record, or that had ended by its last entry.
 
-        One that begins behind all of the entries may have signed them.
+        An incarnation that starts after all entries may have signed them.
         """
         last = lineage.reached[-1].number
         unreached = [(note, last) for notes in self.left.values() for note in notes.values()]
@@ -297,7 +297,7 @@ class _Notes:
 
 
 def _checked(archive: Archive, segment: Segment, term: int, progress: Progress | None) -> Iterable[LedgerEntry]:
-    """Yield the entries of a segment, after one of `term`: they lead to what it says, and settle what it says."""
+    """Yield the entries of a segment, after one of `term`, checked against its digests and revisions."""
     manifest, data_bytes = segment.manifest, 0
     first_term = first_at = last_at = None
     for number in range(len(manifest.blocks)):

@@ -1,4 +1,4 @@
-"""An archive written from a replica's directory, which is only read: up to the last checkpoint, segment by segment."""
+"""Writing of an archive, segment by segment up to the last checkpoint, from a replica's directory (only read)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from wal import Archive, Ledger, LedgerEntry, SegmentBroken, SegmentManifest, ar
 from wal import directory as directories
 
 ARCHIVE_MODE = 0o700
-"""Who may read an archive: its owner. It has everything that the ledger has."""
+"""Mode of an archive: readable by its owner only, since it contains the whole ledger."""
 
 
 class NotArchived(Exception):
-    """Nothing can be archived now; the sentence says why, and `remedy` what to do."""
+    """Nothing can be archived now; the sentence is the cause, `remedy` the correction."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
         super().__init__(sentence)
@@ -25,11 +25,11 @@ class NotArchived(Exception):
 def checkpoint_in(home: Path, ledger: Ledger) -> tuple[str, Checkpoint]:
     """Return the last checkpoint in a replica's directory, as a note and parsed.
 
-    After a recovery it is one of the incarnation before, until the new one has signed. A replica keeps only checkpoints
-    whose root is its own, so that one covers entries that were kept.
+    After a recovery it belongs to the previous incarnation until the new one has signed. A replica keeps only
+    checkpoints whose root is its own, so it covers entries that were kept.
 
     Raises:
-        NotArchived: there is none, or it is of another ledger.
+        NotArchived: there is none, or it belongs to another ledger.
     """
     path = home / LOG_DIRECTORY / CHECKPOINT_NAME
     try:
@@ -51,10 +51,9 @@ def checkpoint_in(home: Path, ledger: Ledger) -> tuple[str, Checkpoint]:
 def archive_ledger(
     ledger: Ledger, home: Path, directory: Path, *, progress: Callable[[int, int], None]
 ) -> tuple[list[SegmentManifest], Archive]:
-    """Write what an archive lacks up to the last checkpoint; return what was written, and the archive.
+    """Write the entries that an archive lacks, up to the last checkpoint; return the written ones, and the archive.
 
-    The directory is made where it is not there, but not the one that it is in. NotArchived, SegmentBroken,
-    LedgerBroken; OSError.
+    A missing directory is created, but not its parent. NotArchived, SegmentBroken, LedgerBroken; OSError.
     """
     seen = ledger.as_of_now()
     note, found = checkpoint_in(home, seen)

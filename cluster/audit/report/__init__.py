@@ -1,4 +1,4 @@
-"""A window of the ledger as figures, and as one page of pictures that needs nothing else."""
+"""Report of a ledger window: figures, and a self-contained page with charts."""
 
 from cluster.audit.report.figures import (
     COLUMNS,

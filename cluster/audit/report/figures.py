@@ -1,4 +1,4 @@
-"""What a report says, as `--json` prints it: each picture is drawn from these and from nothing else.
+"""Report figures as `--json` prints them; every chart is drawn from these alone.
 
 Times are microseconds since 1970 of the cluster's clock (`at_us`), those of transfers of their agents' clocks.
 """
@@ -10,29 +10,30 @@ from typing import Final
 import msgspec
 
 COLUMNS: Final = 600
-"""Into how many pieces a window is cut: no picture is finer, and nothing that is kept of a window is longer."""
+"""Columns of a window: the resolution of every chart, and the maximum length of every series."""
 
 
 class PoolUsage(msgspec.Struct, frozen=True):
-    """What a pool had and what was held of it: steps, each until the next. In each column of the window the first,
-    the last, the smallest and the greatest step are kept.
+    """Capacity and usage of a pool as steps, each valid until the next.
+
+    In each column of the window, the first, last, smallest and greatest step are kept.
     """
 
     name: str
     unit: str
     steps: tuple[tuple[int, int, int, int], ...]
-    """(at_us, held, in service, in all)"""
+    """(at_us, used, in service, total)"""
 
 
 class PendingJobs(msgspec.Struct, frozen=True):
-    """How many jobs were pending for which reason, as the scheduler would have said it then."""
+    """Numbers of pending jobs by the reason that the scheduler would have given then."""
 
     at_us: int
     jobs: dict[str, int]
 
 
 class StateBar(msgspec.Struct, frozen=True):
-    """One stay of a job: in `burst_buffer_state`, or in `state` where it has no buffer; `to_us` None: still there."""
+    """Time a job spent in `burst_buffer_state`, or in `state` without a buffer; `to_us` None: it is still there."""
 
     state: str
     burst_buffer_state: str | None
@@ -40,11 +41,11 @@ class StateBar(msgspec.Struct, frozen=True):
     to_us: int | None
     attempt: int
     reasons: tuple[str, ...] = ()
-    """Why it waited, where it was looked at; in the order in which that was seen."""
+    """Sampled reasons for waiting, in order of appearance."""
 
     @property
     def word(self) -> str:
-        """What it is called in a picture: the buffer's state while it has one, else the job's."""
+        """Return the label in a chart: the buffer's state if there is one, otherwise the job's."""
         return (
             self.state.lower()
             if self.burst_buffer_state in (None, "pending", "complete")
@@ -53,8 +54,9 @@ class StateBar(msgspec.Struct, frozen=True):
 
 
 class JobBars(msgspec.Struct, frozen=True):
-    """One job in the window: its stays, one after the other, with a gap where it was over and requeued;
-    `left_out` of them are not listed.
+    """Bars of a job in the window, in order, with a gap if it had finished and was requeued.
+
+    `left_out` are not listed.
     """
 
     job: int
@@ -69,8 +71,9 @@ class JobBars(msgspec.Struct, frozen=True):
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One leader's term as the ledger has it: from its first entry to its last. `silent_us`: from the last entry before
-    it to its own first one, so never less than for how long nobody could be heard.
+    """Leader's term in the ledger, from its first entry to its last.
+
+    `silent_us`: from the previous entry to its first one, so at least the time without a leader.
     """
 
     term: int
@@ -82,7 +85,7 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class TransferFigures(msgspec.Struct, frozen=True):
-    """One transfer's receipt."""
+    """Receipt of a transfer."""
 
     job: int
     node: str
@@ -96,7 +99,7 @@ class TransferFigures(msgspec.Struct, frozen=True):
 
 
 class ReportSource(msgspec.Struct, frozen=True):
-    """What the figures were taken from: a window of one ledger, by which anybody can make them again."""
+    """Window of a ledger from which the figures were computed and can be reproduced."""
 
     cluster_id: str
     cluster: str
@@ -110,7 +113,7 @@ class ReportSource(msgspec.Struct, frozen=True):
 
 
 class WindowReport(msgspec.Struct, frozen=True):
-    """All figures of a window. Lists of jobs and transfers are bounded: `jobs_left_out`, `transfers_left_out`."""
+    """Figures of a window. Lists of jobs and transfers are bounded: `jobs_left_out`, `transfers_left_out`."""
 
     source: ReportSource
     pools: tuple[PoolUsage, ...]
@@ -122,6 +125,6 @@ class WindowReport(msgspec.Struct, frozen=True):
     commands: tuple[int, ...]
     """Commands settled in each column of the window, count."""
     moved: dict[str, tuple[int, ...]]
-    """Node -> bytes moved in each column, as if each transfer had gone at its mean rate."""
+    """Node -> bytes moved in each column, assuming the mean rate of each transfer."""
     transfers: tuple[TransferFigures, ...]
     transfers_left_out: int

@@ -1,4 +1,4 @@
-"""Jobs that were there in a window, a row each, as accounting has them: also those that were purged since."""
+"""Accounting rows of the jobs in a window, including jobs purged since."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wal import Ledger, LedgerEntry
 
 
 class JobRow(msgspec.Struct, frozen=True):
-    """One job as it was at the end of the window, or when it was purged. Times are ISO 8601 in UTC, None: not yet."""
+    """Job at the end of the window, or at its purge. Times are ISO 8601 in UTC, None: not yet."""
 
     job: str
     name: str
@@ -32,11 +32,11 @@ class JobRow(msgspec.Struct, frozen=True):
     submitted_at: str | None
     started_at: str | None
     ended_at: str | None
-    """When its script ended, whatever is staged out since."""
+    """End of its script, even if stage-out continues."""
     pending_s: int
-    """From submission to start, to its end where it never started, to the end of the window where it waits."""
+    """From submission to start, or to its end if it never started, or to the end of the window if it waits."""
     elapsed_s: int
-    """From start to end, to the end of the window where it runs."""
+    """From start to end, or to the end of the window if it runs."""
     pool: str
     size_bytes: int
     staged_in_bytes: int
@@ -51,33 +51,33 @@ def read_jobs(
     to_us: int | None,
     progress: Progress | None = None,
 ) -> list[JobRow]:
-    """Return the jobs that were submitted before the end of a window and were not over before its beginning.
+    """Return the jobs submitted before the end of a window and not finished before its start.
 
-    In the order of their numbers. As `read_window`.
+    Ordered by ID. Arguments and errors as in `read_window`.
     """
     return watch(ledger, snapshots, _Jobs, from_us=from_us, to_us=to_us, progress=progress).rows()
 
 
 class _Jobs(WindowReplay):
-    """The jobs of a window."""
+    """Jobs of a window."""
 
     def __init__(self, start: ReplayFold, window: Window) -> None:
         super().__init__(start, window)
         self._purged: dict[int, JobRow] = {}
 
     def begins(self, state: State) -> None:
-        """Take note of nothing: whoever is there then is there at the end, or was purged."""
+        """Do nothing: a job present at the start is present at the end, or was purged."""
 
     def saw(self, entry: LedgerEntry, batch: Batch, before: State, at_us: int) -> None:
-        """Take note of jobs that leave."""
+        """Record the jobs that are purged."""
         for record in batch.entries:
             for event in record.events:
-                # Of what was submitted and purged in one batch there is no state; no job is that fast.
+                # A job submitted and purged in one batch has no state here; no job is that fast.
                 if isinstance(event, JobPurged) and self._is_of_window(before, event.job):
                     self._purged[event.job] = self._row(before, event.job)
 
     def rows(self) -> list[JobRow]:
-        """Return what was seen."""
+        """Return the rows."""
         state = self.end[0]
         there = {job: self._row(state, job) for job in state.jobs if self._is_of_window(state, job)}
         found = self._purged | there

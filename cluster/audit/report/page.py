@@ -1,4 +1,4 @@
-"""The page: pictures, the figures under each as a table, and how to make it again. It needs nothing but itself."""
+"""Report page: charts, each with its figures as a table, and the command that reproduces it. It is self-contained."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cluster.schemas.page import ChartFrame, Layer, bars, details, html_table, k
 from replica.values import format_size
 
 NODES_SHOWN_MAX: Final = 8
-"""Nodes whose transfers are drawn by themselves: those that moved most; the others are one."""
+"""Nodes whose transfers are drawn separately, those with most bytes; the others are combined."""
 
 REASONS_SHOWN_MAX: Final = 7
-"""Reasons that are drawn by themselves; the others are one."""
+"""Reasons drawn separately; the others are combined."""
 
 KINDS: Final = {
     "pending": "waits",
@@ -58,7 +58,7 @@ KIND_COLOURS: Final = dict(
 
 
 def page_of(report: WindowReport, command: str) -> str:
-    """Return the page as HTML; `command` makes it again."""
+    """Return the page as HTML; `command` reproduces it."""
     source = report.source
     frame = ChartFrame(source.from_us, source.to_us)
     title = f"Forebay: {source.cluster or source.cluster_id}, {moment(source.from_us)} to {moment(source.to_us)} UTC"
@@ -120,7 +120,7 @@ def _waiting(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
 
 
 def waiting_picture(waiting: Sequence[PendingJobs], frame: ChartFrame) -> Iterable[str]:
-    """Yield how many jobs were pending for which reason, as a picture and as its table."""
+    """Yield the numbers of pending jobs by reason, as a chart and its table."""
     totals: dict[str, int] = {}
     for seen in waiting:
         for reason, count in seen.jobs.items():
@@ -161,7 +161,7 @@ def _pools(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
 
 
 def amount(pool: PoolUsage, units: int) -> str:
-    """Return so many units of a pool for people."""
+    """Format a pool quantity for display."""
     return format_size(units) if pool.unit == "bytes" else f"{units}"
 
 

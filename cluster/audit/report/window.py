@@ -1,4 +1,4 @@
-"""The fold of a window of the ledger, observed: everything that a report shows comes from one walk over the entries."""
+"""Observed fold of a ledger window: computes all figures of a report in one pass over the entries."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from snapshots import inspect as inspect_snapshot
 from wal import EntryKind, Ledger, LedgerEntry, decode_batch, kind_of
 
 JOBS_SHOWN_MAX: Final = 200
-"""Jobs that are drawn, count, unless some are named: those that waited longest."""
+"""Jobs drawn unless some are named, count: those that waited longest."""
 
 BARS_MAX: Final = 300
-"""Stays of one job that are listed, count: one that is tried again for ever has more."""
+"""Bars listed of one job, count: a job retried for ever has more."""
 
 TRANSFERS_MAX: Final = 500
-"""Transfers that are listed, count: those that moved most."""
+"""Transfers listed, count: those with most bytes."""
 
 TERMS_MAX: Final = 500
-"""Terms that are listed, count: the last ones."""
+"""Terms listed, count: the last ones."""
 
 NODES_MAX: Final = 10_000
-"""Nodes whose rates are kept, count."""
+"""Nodes with recorded rates, count."""
 
 _LAST_ENTRIES: Final = 1_024
-"""Entries from the end of a ledger among which a batch is looked for, which says what time it is there."""
+"""Entries from the end of a ledger that are searched for a batch, whose clock is the ledger's end."""
 
 
 Item = TypeVar("Item")
@@ -56,13 +56,13 @@ Seen = TypeVar("Seen", bound="WindowReplay")
 
 
 class Window(NamedTuple):
-    """From when to when, both included; the cluster's clock, microseconds since 1970."""
+    """Start and end, both inclusive; the cluster's clock, microseconds since 1970."""
 
     from_us: int
     to_us: int
 
     def column(self, at_us: int) -> int:
-        """Return in which column a moment lies; the nearest one if it lies outside."""
+        """Return the column of a time, the nearest one if it lies outside."""
         column = (at_us - self.from_us) * COLUMNS // max(1, self.to_us - self.from_us)
         return min(max(column, 0), COLUMNS - 1)
 
@@ -76,10 +76,10 @@ def read_window(
     jobs: Iterable[int] = (),
     progress: Progress | None = None,
 ) -> WindowReport:
-    """Return the figures of a window; where no beginning or no end is given, those of the ledger.
+    """Return the figures of a window; its start and end default to those of the ledger.
 
-    Begins with the newest of `snapshots` (entry, file) that is older than the window, else with nothing. ReplayRefused
-    where the ledger has nothing there or not all of it; the other errors of `replay`.
+    Starts from the newest of `snapshots` (entry, file) before the window, otherwise from the first entry. ReplayRefused
+    if the ledger has no entries there or lacks some; the other errors of `replay`.
     """
     chosen = frozenset(jobs)
     walk = watch(
@@ -102,7 +102,7 @@ def watch(
     to_us: int | None,
     progress: Progress | None = None,
 ) -> Seen:
-    """Return what `begin` made, once it has seen a window of the ledger; as `read_window`."""
+    """Return the observer made by `begin` after it has seen a window of the ledger; as `read_window`."""
     ledger = ledger.as_of_now()
     window = Window(*_bounds(ledger, from_us, to_us))
     watched = begin(_start(ledger, snapshots, window), window)
@@ -136,12 +136,12 @@ def _start(ledger: Ledger, snapshots: Sequence[tuple[int, Path]], window: Window
                 continue
             return from_image(ledger, load_snapshot(path))
         except SnapshotRefused:
-            continue  # forgotten by the replica meanwhile, or damaged: `audit verify --deep` says so
+            continue  # deleted by the replica meanwhile, or damaged: `audit verify --deep` reports that
     return from_nothing()
 
 
 class _Life:
-    """A job that is being watched."""
+    """Observed job."""
 
     def __init__(self, name: str, user: str, pool: str, size_bytes: int) -> None:
         self.name, self.user, self.pool, self.size_bytes = name, user, pool, size_bytes
@@ -153,7 +153,7 @@ class _Life:
         self.reasons: dict[str, None] = {}
 
     def becomes(self, now: tuple[str, str | None, int] | None, at_us: int) -> None:
-        """Note how the job is from now on: state, state of its buffer and attempt; None: it is over."""
+        """Record the job's state, buffer state and attempt from now on; None: it has finished."""
         if now == self.is_now:
             return
         if self.is_now is not None:
@@ -170,7 +170,7 @@ class _Life:
         self.bars.append(StateBar(state, buffer, self.since_us, at_us, attempt, tuple(self.reasons)))
 
     def ended(self, job: int, result: str, end_us: int) -> JobBars:
-        """Return the job as it was seen; what it still is at the end of the window has no end."""
+        """Return the job's bars; its last state at the end of the window has no end."""
         if self.is_now is not None:
             self._close(self.is_now, None, end_us)
             self.is_now = None
@@ -179,7 +179,7 @@ class _Life:
 
 
 def _by_job(seen: Iterable[JobBars]) -> tuple[JobBars, ...]:
-    """Return jobs in the order in which they began; one that was requeued when it was over has been seen twice."""
+    """Return jobs ordered by their start; a finished job that was requeued occurs twice."""
     found: dict[int, JobBars] = {}
     for one in sorted(seen, key=lambda one: (one.bars[0].from_us, one.job)):
         first = found.get(one.job)
@@ -197,13 +197,13 @@ def _by_job(seen: Iterable[JobBars]) -> tuple[JobBars, ...]:
 
 
 class _Most(Generic[Item]):
-    """The greatest of many, so many of them."""
+    """The largest of many items, up to a fixed number."""
 
     def __init__(self, most: int) -> None:
         self._most, self._kept, self.left_out = most, list[tuple[tuple[int, ...], Item]](), 0
 
     def add(self, key: tuple[int, ...], item: Item) -> None:
-        """Add one; no two have the same key."""
+        """Add an item; keys are unique."""
         if len(self._kept) < self._most:
             heapq.heappush(self._kept, (key, item))
             return
@@ -211,12 +211,12 @@ class _Most(Generic[Item]):
         self.left_out += 1
 
     def items(self) -> list[Item]:
-        """Return them, the greatest first."""
+        """Return the items, the largest first."""
         return [item for _, item in sorted(self._kept, key=lambda kept: kept[0], reverse=True)]
 
 
 class PoolColumns:
-    """A pool's steps: of each column the first, the last, the smallest and the greatest."""
+    """Steps of a pool: of each column the first, last, smallest and greatest."""
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
@@ -224,7 +224,7 @@ class PoolColumns:
         self._last: tuple[int, int, int] | None = None
 
     def add(self, column: int, at_us: int, values: tuple[int, int, int]) -> None:
-        """Note what the pool has from now on."""
+        """Record the pool's values from now on."""
         if values == self._last:
             return
         self._last = values
@@ -238,7 +238,7 @@ class PoolColumns:
         kept[:] = [first, *(one for one in middle if any(one is extreme for extreme in extremes))]
 
     def steps(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Return them in their order."""
+        """Return the steps in order."""
         return tuple(step for column in sorted(self._columns) for step in self._columns[column])
 
 
@@ -247,7 +247,7 @@ def _held(step: tuple[int, int, int, int]) -> int:
 
 
 class WindowReplay(ReplayFold):
-    """A replay that shows what happens in a window to whoever derives from it, and ends behind the window."""
+    """Replay that reports the changes in a window to a subclass, and ends after the window."""
 
     def __init__(self, start: ReplayFold, window: Window) -> None:
         super().__init__(start.state, start.last_index, start.ledger_digest, None, every_digest=False)
@@ -258,16 +258,16 @@ class WindowReplay(ReplayFold):
 
     @property
     def arrived(self) -> bool:
-        """Whether the window lies behind."""
+        """Return whether the window has ended."""
         return self._end is not None
 
     @property
     def end(self) -> tuple[State, int, bytes]:
-        """The state at the end of the window, the last entry in it, and the digest of the ledger after that."""
+        """Return the state at the end of the window, its last entry, and the ledger digest after that."""
         return self._end or (self.state, self.last_index, self.ledger_digest)
 
     def take(self, entry: LedgerEntry) -> None:
-        """Fold the next entry, and show what it did."""
+        """Fold the next entry, and report its changes."""
         batch = decode_batch(entry.data) if kind_of(entry.data) is EntryKind.BATCH else None
         before = self.state, self.last_index, self.ledger_digest
         if batch is not None and batch.at > self._window.to_us:
@@ -275,7 +275,7 @@ class WindowReplay(ReplayFold):
         super().take(entry)
         if batch is None or self._end is not None:
             return
-        # An operator may have set the clock back: here it stands still until it is where it was.
+        # An operator may have set the clock back: time then stands still until it catches up.
         at_us = max(int(batch.at), self._now_us)
         if at_us < self._window.from_us:
             return
@@ -287,16 +287,16 @@ class WindowReplay(ReplayFold):
             self.saw(entry, batch, before[0], at_us)
 
     def begins(self, state: State) -> None:
-        """Take note of the state in which the window begins."""
+        """Record the state at the start of the window."""
         raise NotImplementedError
 
     def saw(self, entry: LedgerEntry, batch: Batch, before: State, at_us: int) -> None:
-        """Take note of an entry in the window that has led from `before` to the present state."""
+        """Record an entry in the window, which led from `before` to the present state."""
         raise NotImplementedError
 
 
 class _Walk(WindowReplay):
-    """All figures of a window."""
+    """Figures of a window."""
 
     def __init__(self, start: ReplayFold, window: Window, jobs: frozenset[int]) -> None:
         super().__init__(start, window)
@@ -315,7 +315,7 @@ class _Walk(WindowReplay):
         self._first_revision = 0
 
     def begins(self, state: State) -> None:
-        """Take note of the state in which the window begins."""
+        """Record the state at the start of the window."""
         self._index = SchedulingIndex(state)
         self._first_revision = state.revision + 1
         for job in sorted(state.unfinished):
@@ -323,7 +323,7 @@ class _Walk(WindowReplay):
         self._count_pools(state, self._window.from_us)
 
     def saw(self, entry: LedgerEntry, batch: Batch, before: State, at_us: int) -> None:
-        """Take note of an entry in the window."""
+        """Record an entry in the window."""
         assert self._index is not None
         state = self.state
         events = [event for record in batch.entries for event in record.events]
@@ -426,7 +426,7 @@ class _Walk(WindowReplay):
         self._waiting.append(PendingJobs(at_us, dict(sorted(reasons.items()))))
 
     def report(self, cluster_id: str) -> WindowReport:
-        """Return what was noted."""
+        """Return the figures."""
         state, last_index, digest = self.end
         for job_id, life in sorted(self._lives.items()):
             self._keep(life.ended(job_id, "", self._window.to_us))

@@ -1,4 +1,4 @@
-"""A window of the ledger gone through again, with something changed: what would have been, beside what was."""
+"""Simulation of a what-if: replays a ledger window with changes, and compares the result with the record."""
 
 from cluster.audit.whatif.changes import BadChange, ChangeRejected, ScenarioChanges
 from cluster.audit.whatif.comparison import MOVED_MAX, what_if

@@ -1,4 +1,4 @@
-"""What is to be another way: options as the commands that an operator would give where the window begins."""
+"""Changes of a what-if: options converted to commands that an operator would give at the start of the window."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from replica.values import Refusal, RefusalCode, SizeError
 
 POOL: Final = "pool"
 NODES: Final = "nodes"
-"""What `--set` changes beside the keys of the configuration."""
+"""Name in `--set` beside the keys of the configuration."""
 
 NODES_MADE_MAX: Final = 1_000
-"""Nodes that are added, count."""
+"""Maximum number of added nodes."""
 
 OPERATOR: Final = Actor(ActorRole.OPERATOR, "whatif")
 
@@ -30,7 +30,7 @@ _NODES: Final = re.compile(r"\+([1-9][0-9]{0,3})", re.ASCII)
 
 
 class BadChange(ValueError):
-    """A change that cannot be read; `remedy` says what would be right."""
+    """Invalid change; `remedy` is the correction."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
         super().__init__(sentence)
@@ -38,7 +38,7 @@ class BadChange(ValueError):
 
 
 class ChangeRejected(Exception):
-    """What was to be changed is refused where the window begins."""
+    """Change rejected at the start of the window."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.sentence)
@@ -46,19 +46,19 @@ class ChangeRejected(Exception):
 
 
 class PoolChange:
-    """A pool with another size: by so much more or less, or exactly so much."""
+    """Change of a pool's size, relative or absolute."""
 
     def __init__(self, name: str, sign: str, size: str) -> None:
         self.name, self.sign, self.size = name, sign, size
 
     def quantity(self, known: int, unit: PoolUnit) -> int:
-        """Return what the pool has instead of `known`, units of it; SizeError."""
+        """Return the pool's new quantity instead of `known`, in its units; SizeError."""
         amount = parse_amount(self.size, unit)
         return {"+": known + amount, "-": known - amount}.get(self.sign, amount)
 
 
 class ScenarioChanges:
-    """All that is to be changed."""
+    """Changes of a simulation."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class ScenarioChanges:
         settings: Sequence[str] = (),
         read: Callable[[tuple[str, ...]], tuple[Setting, ...]] | None = None,
     ) -> None:
-        """`policy`: what a burst_buffer.conf says, all of it; `settings`: KEY=VALUE, Pool=NAME:SIZE, Nodes=+N; `read`
-        makes settings of KEY=VALUE, by default as they are written.
+        """Parse the changes.
 
-        BadChange for one that cannot be read; what a key may be is for the cluster to decide.
+        `policy`: content of a burst_buffer.conf; `settings`: KEY=VALUE, Pool=NAME:SIZE, Nodes=+N; `read` converts
+        KEY=VALUE to settings, by default literally. BadChange for an invalid one; the cluster itself checks the keys.
         """
         self._read_keys = read or _as_written
         self._policy = None if policy is None else tuple(policy)
@@ -106,7 +106,7 @@ class ScenarioChanges:
         return bool(self._policy is not None or self._keys or self._pools or self._nodes)
 
     def words(self, policy: str) -> tuple[str, ...]:
-        """Return what is changed, for people; `policy` names the file."""
+        """Format the changes for display; `policy` names the file."""
         return (
             *((f"the configuration of {policy}",) if self._policy is not None else ()),
             *(f"{one.key}={one.value}" for one in self._keys),
@@ -115,7 +115,7 @@ class ScenarioChanges:
         )
 
     def commands(self, state: State) -> Iterator[tuple[Actor, Command]]:
-        """Yield what makes the changes to a state. ChangeRefused where a pool of it cannot have that size."""
+        """Yield the commands that change a state. ChangeRejected if a pool cannot have that size."""
         if self._policy is not None:
             yield OPERATOR, c.ConfigureSite(self._policy)
         if self._keys:
@@ -123,7 +123,7 @@ class ScenarioChanges:
         for name, change in self._pools.items():
             pool = state.pools.get(name)
             if pool is None:
-                # The refusal says which there are.
+                # Its rejection lists the existing pools.
                 yield OPERATOR, c.ChangePool(name, quantity=0)
                 return
             self._units[name] = pool.unit
@@ -140,7 +140,7 @@ class ScenarioChanges:
         yield from self._nodes_made(state)
 
     def _nodes_made(self, state: State) -> Iterator[tuple[Actor, Command]]:
-        """Yield what adds nodes: each with as many CPUs as most of those that are there."""
+        """Yield the commands that add nodes, each with the most common CPU count."""
         if not self._nodes:
             return
         cpus = Counter(node.cpus for node in state.nodes.values() if not node.is_mover)
@@ -160,9 +160,9 @@ class ScenarioChanges:
                 yield Actor(ActorRole.AGENT, name), c.RegisterNode(name, usual, "whatif", "whatif")
 
     def adjusted(self, command: Command) -> Command | None:
-        """Return a command of the ledger without what would undo a change; None where nothing is left of it.
+        """Return a command of the ledger without the parts that would undo a change; None if nothing is left.
 
-        Another size of a changed pool is changed by as much as the pool was; a key that was changed stays as it is.
+        A new size of a changed pool is changed in the same way; a changed key keeps its value.
         """
         match command:
             case c.ConfigureSite():
@@ -193,6 +193,6 @@ def _as_written(pairs: tuple[str, ...]) -> tuple[Setting, ...]:
 
 
 def _key_name(setting: Setting) -> str:
-    """Return a key as it is written in full: names of keys have no case."""
+    """Return a key's canonical name: key names are case-insensitive."""
     key = find_key(setting.key)
     return setting.key.lower() if key is None else key.name

@@ -1,4 +1,4 @@
-"""A what-if from end to end: the window is read twice, and gone through by two worlds, side by side."""
+"""Complete what-if: reads the window twice, and simulates two worlds in parallel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from replica.values import Instant
 from wal import Ledger
 
 MOVED_MAX: Final = 20
-"""Jobs that are listed of those that gain most, and of those that lose most, count."""
+"""Jobs listed with the largest gains, and with the largest losses, count."""
 
 ASSUMPTIONS: Final = (
     "Users, operators and other schedulers would have done the same at the same moments, whatever else had happened. "
@@ -39,7 +39,7 @@ ASSUMPTIONS: Final = (
     "What the window's own commands set is set all the same, but for keys and sizes of pools that are changed here: "
     "those stay changed.",
 )
-"""What is said above each result."""
+"""Assumptions printed above each result."""
 
 
 def what_if(
@@ -52,22 +52,24 @@ def what_if(
     progress: Progress | None = None,
     again: Progress | None = None,
 ) -> WhatIf:
-    """Return what would have been, beside what was.
+    """Return the simulated figures beside the recorded ones.
 
-    `progress` is told how far the first reading is, `again` how far the second one is, with the worlds that go along.
-    Raises WindowRefused, ChangeRefused and TooManyJobs, and the errors of `replay`.
+    `progress` receives the position of the first reading, `again` that of the second one, with its worlds. Raises
+    WindowRefused, ChangeRejected and TooManyJobs, and the errors of `replay`.
     """
     ledger = ledger.as_of_now()
     to_us = end_of(ledger, last)
 
     def begin(state: State, from_us: int) -> WindowFigures:
-        changed_here(state, Instant(from_us), changes)  # what cannot be changed is said before all is read
+        changed_here(
+            state, Instant(from_us), changes
+        )  # impossible changes are reported before the whole window is read
         return WindowFigures(state, Window(from_us, to_us))
 
     reading = read_services(ledger, snapshots, first, last, begin, progress)
     recorded = reading.observed
-    assert recorded is not None  # there was something in the window
-    # The window may end after the ledger: how long anything went on by then, nobody knows.
+    assert recorded is not None  # the window was not empty
+    # The window may end after the ledger: durations beyond that are unknown.
     reading.services.ends(reading.state, min(to_us, reading.state.at))
     window, state = recorded.window, reading.start.state
     unchanged = Replaying(state, reading.services, window)
@@ -110,14 +112,14 @@ def what_if(
 
 
 class _Showing:
-    """Moments on their way to worlds, held back until it is known when the next pass of the ledger comes."""
+    """Moments buffered on their way to worlds until the time of the ledger's next scheduling cycle is known."""
 
     def __init__(self, worlds: Sequence[Replaying]) -> None:
         self._worlds = worlds
         self._waiting: deque[Moment] = deque()
 
     def take(self, moment: Moment) -> None:
-        """Take the next moment."""
+        """Accept the next moment."""
         self._waiting.append(moment)
         if moment.has_pass:
             self.flush(moment.at)
@@ -125,7 +127,7 @@ class _Showing:
             self._show(FOREVER)
 
     def flush(self, pass_at: int) -> None:
-        """Show all that wait; the next pass of the ledger comes then."""
+        """Forward all buffered moments; the ledger's next scheduling cycle is at `pass_at`."""
         while self._waiting:
             self._show(pass_at)
 
@@ -136,12 +138,12 @@ class _Showing:
 
 
 def _known_there(world: Replaying) -> Mapping[int, ObservedJob]:
-    """Return the jobs of a world by their numbers in the ledger."""
+    """Return the jobs of a world by their IDs in the ledger."""
     return {world.number_there(job): known for job, known in world.observed.jobs.items()}
 
 
 def _fit(recorded: WindowFigures, replayed: Replaying, until_us: int) -> Fit:
-    """Compare the starts up to where the ledger ends."""
+    """Compare the job starts up to the end of the ledger."""
     found = _known_there(replayed)
     starts = identical = 0
     off: list[int] = []

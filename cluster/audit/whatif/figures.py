@@ -1,4 +1,4 @@
-"""What a what-if says, as `--json` prints it: table, pictures and page are made from these and from nothing else.
+"""Figures of a what-if as `--json` prints them; table, charts and page are made from these alone.
 
 Times are microseconds since 1970 of the cluster's clock (`at_us`), spans microseconds (`us`).
 """
@@ -12,11 +12,11 @@ import msgspec
 from cluster.audit.report import PendingJobs, PoolUsage
 
 ROUGH_SHARE: Final = 0.95
-"""A calibration in which a smaller share of the starts is where it was is rough."""
+"""Share of identical starts below which a calibration is rough."""
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """How long jobs waited, or waited for one reason: of so many jobs the median, and what one in twenty exceeds."""
+    """Waiting times of a number of jobs, in total or for one reason: the median and the 95th percentile."""
 
     reason: str
     jobs: int
@@ -25,8 +25,10 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class PoolFigures(msgspec.Struct, frozen=True):
-    """What was held of a pool, units of the pool: the mean over the window and the peak; and as a share of what was in
-    service, from 0 to 1. `use` has the steps.
+    """Usage of a pool: mean and peak over the window in its units, and as a share of the capacity in service, from 0 to
+    1.
+
+    `use` has the steps.
     """
 
     name: str
@@ -39,64 +41,62 @@ class PoolFigures(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One world in the window."""
+    """Figures of one world in the window."""
 
     submitted: int
     started: int
-    """Jobs that started in the window for the first time."""
+    """Jobs that started for the first time in the window."""
     ended: dict[str, int]
-    """Result -> jobs that were over for the first time, torn down."""
+    """Result -> jobs that finished for the first time, torn down."""
     unfinished: int
-    """Jobs that were not over as the window ended."""
+    """Jobs that had not finished at the end of the window."""
     unstarted: int
     """Of these, jobs that had not started."""
     refused: int
-    """Commands that were carried out in the ledger and are refused here."""
+    """Commands that the ledger executed and that are rejected here."""
     wait: Waits
-    """From submission to the first start, of the jobs that started."""
+    """From submission to the first start, for jobs that started."""
     waits: tuple[Waits, ...]
-    """By reason, as pending jobs were sampled; the longest first, bounded."""
+    """By reason, from samples of pending jobs; the longest first, bounded."""
     waits_left_out: int
-    """Reasons that are not listed, count."""
+    """Unlisted reasons, count."""
     pools: tuple[PoolFigures, ...]
     makespan_us: int
-    """From the beginning of the window to the last end of a job in it; 0 where none ended."""
+    """From the start of the window to the last end of a job in it; 0 if none ended."""
     waiting: tuple[PendingJobs, ...]
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """How well the starts of a replay in which nothing was changed are those that were."""
+    """Agreement between the job starts of an unchanged replay and the recorded ones."""
 
     starts: int
-    """Starts that are in the ledger, the replay, or both."""
+    """Starts in the ledger, the replay, or both."""
     identical: int
-    """Of them, those at the very same moment."""
+    """Of them, those at exactly the same time."""
     share: float
     median_off_us: int
-    """Median of how far a start lies from the recorded one, of those that are in both."""
+    """Median deviation from the recorded start, for starts in both."""
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """How far a what-if of this window is to be trusted, by what comes of it where nothing is changed."""
+    """Accuracy of a what-if of this window, measured by replays without changes."""
 
     in_place: Fit
-    """Of the replay that stands beside what was: where nothing differs, agents report where the ledger has it."""
+    """Of the replay beside the record: while nothing differs, reports keep their positions in the ledger."""
     by_times: Fit
-    """Of a replay in which no report is where the ledger has it: all come by their service times alone, as those do
-    that a change has moved.
+    """Of a replay in which no report keeps its position: all are timed by service times, like those that a change has
+    moved.
     """
     decisions: int
-    """Decisions of the ledger that were taken again in their places."""
+    """Decisions of the ledger repeated in place."""
     same: int
-    """Of them, those that came to the same events."""
+    """Of them, those with the same events."""
     is_rough: bool
-    """Whether fewer than ROUGH_SHARE of the starts are identical, in either."""
+    """True if the share of identical starts is below ROUGH_SHARE in either replay."""
 
 
 class MovedJob(msgspec.Struct, frozen=True):
-    """A job that starts at another time than it does in the replay in which nothing was changed. None: not in the
-    window.
-    """
+    """Job whose start differs from the unchanged replay. None: not in the window."""
 
     job: int
     name: str
@@ -106,11 +106,11 @@ class MovedJob(msgspec.Struct, frozen=True):
     unchanged_us: int | None
     changed_us: int | None
     gain_us: int
-    """By how much it starts earlier; one that does not start counts as starting at the end of the window."""
+    """Time gained; a job that does not start counts as starting at the end of the window."""
 
 
 class WhatIfSource(msgspec.Struct, frozen=True):
-    """The window that was replayed, by which anybody can do it again."""
+    """Replayed window, from which the simulation can be reproduced."""
 
     cluster_id: str
     cluster: str
@@ -123,7 +123,7 @@ class WhatIfSource(msgspec.Struct, frozen=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """All figures, side by side; `changed` is None where nothing was to be changed."""
+    """Figures of all worlds; `changed` is None without changes."""
 
     source: WhatIfSource
     changes: tuple[str, ...]
@@ -133,12 +133,12 @@ class WhatIf(msgspec.Struct, frozen=True):
     unchanged: Figures
     changed: Figures | None
     earlier: int
-    """Jobs that start earlier than where nothing was changed."""
+    """Jobs that start earlier than in the unchanged replay."""
     later: int
     gaining: tuple[MovedJob, ...]
-    """Those that gain most, bounded."""
+    """Jobs with the largest gains, bounded."""
     losing: tuple[MovedJob, ...]
     left_out: dict[str, int]
-    """What is in the ledger and was not replayed, by kind of command."""
+    """Kind of command -> number of commands in the ledger that were not replayed."""
     unproven: dict[str, int]
-    """What was replayed without the proof of a digest, by kind of command."""
+    """Kind of command -> number of commands replayed without the proof of a digest."""

@@ -1,4 +1,4 @@
-"""What is noted of a world while it goes through a window: the same of what was recorded and of what is replayed."""
+"""Observation of a world during a window: the same figures for the record and for replays."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from replica.state import State
 from replica.values import Instant
 
 SAMPLES: Final = 200
-"""How often pending jobs are asked why they wait, count in a window: each costs a pass of the scheduler."""
+"""Samples of the reasons of pending jobs in a window, count: each costs a scheduling cycle."""
 
 EVERYTHING: Final = "all"
 
 REASONS_MAX: Final = 100
-"""Reasons that are listed of why jobs waited, count: those of failed operations have the words of what failed."""
+"""Listed reasons for waiting, count: those of failed operations contain the failure's text."""
 
 
 class ObservedJob(msgspec.Struct, gc=False):
-    """One job as it is noted; 0 for what has not happened in the window."""
+    """Observed job; 0 for events outside the window."""
 
     name: str
     user: str
@@ -40,7 +40,7 @@ class ObservedJob(msgspec.Struct, gc=False):
 
 
 class _Pool:
-    """What is held of one pool, summed over time."""
+    """Usage of one pool, summed over time."""
 
     def __init__(self, unit: str) -> None:
         self.steps = PoolColumns(unit)
@@ -51,17 +51,19 @@ class _Pool:
 
 
 class WindowFigures:
-    """A world from the beginning of a window on."""
+    """Observation of a world from the start of a window."""
 
     def __init__(
         self, state: State, window: Window, index: SchedulingIndex | None = None, *, samples: bool = True
     ) -> None:
-        """`index`: one of the world's own, which is kept at its state; None: one is kept here. `samples`: whether jobs
-        are asked why they wait.
+        """Start the observation.
+
+        `index`: index of the world, kept up to date by it; None: one is kept here. `samples`: whether to sample the
+        reasons of pending jobs.
         """
         self.window = window
         self.jobs: dict[int, ObservedJob] = {}
-        """Every job that was there, by its number in this world."""
+        """Job ID in this world -> observed job."""
         self.submitted = 0
         self.refused = 0
         self._state = state
@@ -74,7 +76,7 @@ class WindowFigures:
         self._sampled: tuple[int, Mapping[int, str]] = (window.from_us, {})
         self._waits: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._ran = set[int]()
-        """Jobs that had started before the window: their starts do not count."""
+        """Jobs started before the window: their starts do not count."""
         for job_id in sorted(state.unfinished):
             job = state.jobs[job_id]
             self.jobs[job_id] = ObservedJob(job.request.name, job.request.user, job.submitted_at)
@@ -83,8 +85,8 @@ class WindowFigures:
         self._note_pools(state)
 
     def saw(self, at_us: int, events: Sequence[Event], state: State) -> None:
-        """Take note of what has just happened, and to which state that has led; `sample` came before."""
-        # An operator may have set the clock back: here it stands still until it is where it was.
+        """Record events and the state after them; call `sample` before."""
+        # An operator may have set the clock back: time then stands still until it catches up.
         now_us = self._now_us = max(int(at_us), self._now_us)
         before, self._state = self._state, state
         for event in events:
@@ -117,7 +119,7 @@ class WindowFigures:
         known.ended_us = now_us
         if job is not None:
             known.result = int(job.state)
-        else:  # it is purged already: what never had a result was cancelled
+        else:  # already purged: a job without a result was cancelled
             known.result = int(before.result if before.result in ENDED else JobState.CANCELLED)
 
     def _note_pools(self, state: State) -> None:
@@ -126,7 +128,7 @@ class WindowFigures:
             pool = state.pools.get(name)
             noted = self._pools.get(name)
             if noted is None:
-                assert pool is not None  # what was noted once stays
+                assert pool is not None  # recorded pools are never removed
                 noted = self._pools[name] = _Pool(pool.unit.word)
                 noted.since_us = now_us
             self._sum(noted, now_us)
@@ -144,7 +146,7 @@ class WindowFigures:
         noted.since_us = now_us
 
     def sample(self, until_us: int) -> None:
-        """Ask why jobs wait, at each of the moments up to now at which that is asked: before anything happens now."""
+        """Sample the reasons of pending jobs at each sampling time up to now, before the next events."""
         span_us = max(1, self.window.to_us - self.window.from_us)
         last = min(SAMPLES - 1, (until_us - self.window.from_us) * SAMPLES // span_us)
         if last < self._next_sample:
@@ -161,7 +163,7 @@ class WindowFigures:
         self._next_sample = last + 1
 
     def _count_waits(self, now_us: int) -> None:
-        """Count for each job the time since the last sample under the reason that it had then, as long as it waited."""
+        """Count each waiting job's time since the last sample under its reason at that sample."""
         since_us, reasons = self._sampled
         for job_id, reason in reasons.items():
             known = self.jobs.get(job_id)
@@ -174,7 +176,7 @@ class WindowFigures:
             waits[job_id] = waits.get(job_id, 0) + min(until_us, now_us) - since_us
 
     def figures(self, to_us: int) -> Figures:
-        """Return what was noted, once the world has come to the end of the window."""
+        """Return the figures, at the end of the window."""
         self._now_us = max(self._now_us, to_us)
         self.sample(self._now_us)
         self._count_waits(self._now_us)
@@ -220,5 +222,5 @@ def _waits(reason: str, waited: Iterable[int]) -> Waits:
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int:
-    """Return the smallest value that so many percent of the values do not exceed; 0 of none."""
+    """Return the smallest value not exceeded by `percent` percent of the values; 0 without values."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0

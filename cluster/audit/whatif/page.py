@@ -1,4 +1,4 @@
-"""A what-if as one page, with the pictures of reports: its figures are those of `--json` and no others."""
+"""Page of a what-if with the charts of reports: its figures are those of `--json`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLOURS = {"recorded": "c7", "unchanged": "c4", "changed": "c0"}
 
 
 def what_if_page(found: WhatIf, command: str) -> str:
-    """Return the page as HTML; `command` makes it again."""
+    """Return the page as HTML; `command` reproduces it."""
     source = found.source
     frame = ChartFrame(source.from_us, source.to_us)
     window = f"{moment(source.from_us)} to {moment(source.to_us)} UTC"
@@ -54,7 +54,7 @@ def _pools(found: WhatIf, frame: ChartFrame) -> Iterator[str]:
         uses = {word: pool.use for word, world in worlds for pool in world.pools if pool.name == name}
         most = max((max(step[1], step[2]) for use in uses.values() for step in use.steps), default=0) or 1
         last = uses[list(uses)[-1]]
-        # The first one is drawn as an area, the others as lines upon it.
+        # The first layer is drawn as an area, the others as lines over it.
         layers = [Layer(word, _COLOURS[word], [step[:2] for step in use.steps]) for word, use in reversed(uses.items())]
         served = Layer("in service", "c5", [(at, in_service) for at, _, in_service, _ in last.steps])
         yield f"<h2>Held of pool {escape(name)}</h2>"

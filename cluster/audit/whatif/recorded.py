@@ -1,8 +1,8 @@
-"""The window as the ledger has it, read twice: for service times and figures first, then moment by moment for replays.
+"""Recorded window, read twice: first for service times and figures, then moment by moment for replays.
 
-What comes from outside is made again from its events, as `redecide` does it (`cluster.audit.rebuild`). A command is
-believed where its digest is the recorded one, else where deciding it on the recorded state comes to the recorded
-events. What cannot be made again and is about no job is taken as it was settled; the rest is left out and counted.
+External input is rebuilt from its events, as in `redecide` (`cluster.audit.rebuild`). A command is accepted if its
+digest is the recorded one, or else if deciding it on the recorded state yields the recorded events. Commands that
+cannot be rebuilt are settled as recorded if they concern no job; the others are left out and counted.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from snapshots import inspect as inspect_snapshot
 from wal import Ledger, instant_of
 
 PROVEN_MAX: Final = 256
-"""Candidates of a command that are held against its digest, count: 3 ms."""
+"""Candidates of a command compared with its digest, count: 3 ms."""
 
 TRIED_MAX: Final = 8
-"""Candidates that are decided where none has the digest, count: half a millisecond."""
+"""Candidates decided if none has the digest, count: half a millisecond."""
 
 _LAST_ENTRIES: Final = 1_024
-"""Entries at the end of a ledger among which one is looked for that says what time it was, count."""
+"""Entries at the end of a ledger that are searched for a batch with its time, count."""
 
 LEFT_ALONE: Final = frozenset(
     c.kind_of(command)
@@ -48,16 +48,16 @@ LEFT_ALONE: Final = frozenset(
         *(c.MissExternalJob("", "", ""), c.RevokeCertificate("", ""), c.UnrevokeCertificate("")),
     )
 ) | {"end_drill"}
-"""Kinds of commands by which nothing is scheduled otherwise: answers that are kept, digests, drills, certificates."""
+"""Kinds of commands that do not affect scheduling: cached replies, digests, drills, certificates."""
 
 PASS: Final = c.kind_of(c.RunSchedulingPass())
 
 RECOVERY: Final = "recover_cluster"
-"""Nobody led when it was decided, and nobody would decide it otherwise: a fact."""
+"""Decided without a leader, and never otherwise: a fact."""
 
 
 class WindowRefused(Exception):
-    """There is no such window; `remedy` says what there is."""
+    """Window does not exist; `remedy` names the available range."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
         super().__init__(sentence)
@@ -65,19 +65,19 @@ class WindowRefused(Exception):
 
 
 class Edge(NamedTuple):
-    """Where a window begins or ends: at a revision, or at a time (µs since 1970)."""
+    """Start or end of a window: a revision, or a time (µs since 1970)."""
 
     revision: int | None = None
     at_us: int | None = None
 
     def has_come(self, batch: Batch) -> bool:
-        """Whether a window that begins here has begun with this batch."""
+        """Return whether a window that starts here has started with this batch."""
         if self.revision is not None:
             return batch.base >= self.revision
         return self.at_us is None or batch.at >= self.at_us
 
     def is_past(self, batch: Batch) -> bool:
-        """Whether a window that ends here was over before this batch."""
+        """Return whether a window that ends here had ended before this batch."""
         if self.revision is not None:
             return batch.base + len(batch.entries) > self.revision
         return self.at_us is not None and batch.at > self.at_us
@@ -89,22 +89,22 @@ class Edge(NamedTuple):
 
 
 class ItemKind(IntEnum):
-    """What an item of a moment is."""
+    """Kind of an item of a moment."""
 
     PASS = 1
-    """The leader ran a pass of the scheduler that found something."""
+    """Scheduling cycle of the leader that had an effect."""
     REPORT = 2
-    """An agent reported."""
+    """Report of an agent."""
     EXTERNAL_JOB = 3
-    """An external job's scheduler said the next thing."""
+    """Next step reported by an external job's scheduler."""
     COMMAND = 4
-    """Somebody asked for something, whatever else was going on."""
+    """Request independent of the world's other events."""
     FACT = 5
-    """Something was settled that cannot be asked for again: its events are taken as they are."""
+    """Entry that cannot be requested again: its events are settled as recorded."""
 
 
 class RecordedItem(NamedTuple):
-    """One command of a moment: what the ledger has of it, and the command as far as it could be made again."""
+    """Command of a moment: its entry in the ledger, and the command as far as rebuilt."""
 
     kind: ItemKind
     entry: Entry
@@ -112,12 +112,12 @@ class RecordedItem(NamedTuple):
 
     @property
     def job(self) -> int:
-        """The first job that it was about, by its number in the ledger; 0 for none."""
+        """Return the ledger ID of its first job, 0 for none."""
         return next((job for event in self.entry.events if (job := job_of(event))), 0)
 
 
 class Moment(NamedTuple):
-    """One batch of the ledger; `entry`: its index."""
+    """Batch of the ledger; `entry`: its index."""
 
     entry: int
     at: Instant
@@ -126,12 +126,12 @@ class Moment(NamedTuple):
 
     @property
     def has_pass(self) -> bool:
-        """Whether a pass of the scheduler is in it."""
+        """Return whether it contains a scheduling cycle."""
         return any(item.kind is ItemKind.PASS for item in self.items)
 
 
 class _Walk(ReplayFold):
-    """A fold of the ledger that shows a window to whoever derives from it, and ends behind it."""
+    """Fold of the ledger that reports a window to a subclass, and ends after it."""
 
     def __init__(self, start: ReplayFold, first: Edge, last: Edge) -> None:
         super().__init__(start.state, start.last_index, start.ledger_digest, None, every_digest=False)
@@ -140,15 +140,15 @@ class _Walk(ReplayFold):
         self.has_begun = False
         self._is_over = False
         self.end: tuple[int, bytes] = (start.last_index, start.ledger_digest)
-        """The last entry of the window, and the digest of the ledger after it."""
+        """Last entry of the window, and the ledger digest after it."""
 
     @property
     def arrived(self) -> bool:
-        """Whether the window lies behind."""
+        """Return whether the window has ended."""
         return self._is_over
 
     def take(self, entry: Any) -> None:
-        """Take the next entry."""
+        """Process the next entry."""
         self._term = entry.term
         super().take(entry)
         if not self._is_over:
@@ -158,7 +158,7 @@ class _Walk(ReplayFold):
         if batch.base != self.state.revision:
             super()._settle(index, batch)
             return
-        # Nothing can be changed before there is a cluster.
+        # No changes are possible before the cluster exists.
         if not self.has_begun and self.state.feature_level and self._first.has_come(batch):
             self.has_begun = True
             self.begins(index, batch)
@@ -170,7 +170,7 @@ class _Walk(ReplayFold):
             super()._settle(index, batch)
 
     def begins(self, index: int, batch: Batch) -> None:
-        """Take note that the window begins, with this batch."""
+        """Start the window with this batch."""
         raise NotImplementedError
 
     def saw(self, index: int, batch: Batch) -> None:
@@ -179,7 +179,7 @@ class _Walk(ReplayFold):
 
 
 class WindowReading(_Walk):
-    """The first reading: service times, and the figures of what was."""
+    """First reading: service times, and the recorded figures."""
 
     def __init__(
         self, start: ReplayFold, first: Edge, last: Edge, observe: Callable[[State, int], WindowFigures]
@@ -189,11 +189,11 @@ class WindowReading(_Walk):
         self._observe = observe
         self.observed: WindowFigures | None = None
         self.start: ReplayFold = start
-        """Where the window begins: the second reading and each replay begin there, too."""
+        """Start of the window, also for the second reading and each replay."""
         self.from_us = 0
 
     def begins(self, index: int, batch: Batch) -> None:
-        """Take note of the state in which the window begins."""
+        """Record the state at the start of the window."""
         self.start = ReplayFold(self.state, self.last_index, self.ledger_digest, None, every_digest=False)
         at_us = self._first.at_us
         self.from_us = int(batch.at) if at_us is None else max(at_us, int(self.state.at))
@@ -201,9 +201,9 @@ class WindowReading(_Walk):
         self.observed = self._observe(self.state, self.from_us)
 
     def saw(self, index: int, batch: Batch) -> None:
-        """Settle a batch, and take note of what it did."""
+        """Settle a batch, and record its effects."""
         before, observed = self.state, self.observed
-        assert observed is not None  # `begins` has come before
+        assert observed is not None  # `begins` was called before
         observed.sample(batch.at)
         super(_Walk, self)._settle(index, batch)
         self.services.saw(index, batch.at, batch.entries, before, self.state)
@@ -212,21 +212,21 @@ class WindowReading(_Walk):
 
 
 class Repeating(_Walk):
-    """The second reading: each batch as a moment, with the commands in it made again."""
+    """Second reading: each batch as a moment with its rebuilt commands."""
 
     def __init__(self, start: ReplayFold, first: Edge, last: Edge, show: Callable[[Moment], None]) -> None:
         super().__init__(start, first, last)
         self._show = show
         self.left_out = Counter[str]()
-        """What led to something and could not be made again, by kind of command."""
+        """Kind -> number of commands with an effect that could not be rebuilt."""
         self.unproven = Counter[str]()
-        """What was made again without its digest, by kind of command."""
+        """Kind -> number of commands rebuilt without the proof of a digest."""
 
     def begins(self, index: int, batch: Batch) -> None:
-        """The state is where the window begins."""
+        """Do nothing: the state is already that of the window's start."""
 
     def saw(self, index: int, batch: Batch) -> None:
-        """Settle a batch, and show it."""
+        """Settle a batch, and forward it."""
         growing = SpeculativeState(self.state, batch.at)
         items: list[RecordedItem] = []
         for entry in batch.entries:
@@ -274,7 +274,7 @@ class Repeating(_Walk):
 
 
 def _leads_to(growing: SpeculativeState, entry: Entry, command: Command) -> bool:
-    """Whether a command leads to what an entry has, on the state before it."""
+    """Return whether a command on the state before an entry yields the entry's events."""
     facts = growing.facts if is_by_key(command) else growing.state()
     decision = decide(facts, Request(entry.id, entry.actor, command), growing.at)
     return isinstance(decision, Accepted) and decision.events == entry.events
@@ -288,10 +288,10 @@ def read_services(
     observe: Callable[[State, int], WindowFigures],
     progress: Progress | None = None,
 ) -> WindowReading:
-    """Return a window as it was read for the first time.
+    """Return the first reading of a window.
 
-    Begins with the newest of `snapshots` (entry, file) that is older than the window, else with nothing. WindowRefused
-    for a window that there is not, ReplayRefused where it is not held here; the other errors of `replay`.
+    Starts from the newest of `snapshots` (entry, file) before the window, otherwise from the first entry. WindowRefused
+    if the window does not exist, ReplayRefused if it is not held here; the other errors of `replay`.
     """
     _check(ledger, first, last)
     reading = WindowReading(_start(ledger, snapshots, first), first, last, observe)
@@ -311,7 +311,7 @@ def repeat(
     show: Callable[[Moment], None],
     progress: Progress | None = None,
 ) -> Repeating:
-    """Show the moments of a window that was read, one after the other, and return what could not be shown of it."""
+    """Forward the moments of a read window in order, and return the reading with its omissions."""
     repeating = Repeating(reading.start, first, last, show)
     fold(ledger, repeating, reading.end[0], progress)
     return repeating
@@ -333,13 +333,13 @@ def _what_there_is(ledger: Ledger) -> str:
 
 
 def _instants(ledger: Ledger) -> list[Instant]:
-    """Return the clocks of the last batches that are held, the latest last."""
+    """Return the clocks of the last held batches, the latest last."""
     held = ledger.read(max(1, ledger.applied_index - _LAST_ENTRIES), limit=_LAST_ENTRIES + 1)
     return sorted(instant for entry in held if (instant := instant_of(entry.data)))
 
 
 def end_of(ledger: Ledger, last: Edge) -> int:
-    """Return when a window ends, µs since 1970; WindowRefused where that is not settled."""
+    """Return the end of a window, µs since 1970; WindowRefused if it is not settled yet."""
     if last.at_us is not None:
         return last.at_us
     if last.revision is None or last.revision >= ledger.applied_revision:
@@ -366,5 +366,5 @@ def _start(ledger: Ledger, snapshots: Sequence[tuple[int, Path]], first: Edge) -
                 continue
             return from_image(ledger, load_snapshot(path))
         except SnapshotRefused:
-            continue  # forgotten by the replica meanwhile, or damaged: `audit verify --deep` says so
+            continue  # deleted by the replica meanwhile, or damaged: `audit verify --deep` reports that
     return from_nothing()

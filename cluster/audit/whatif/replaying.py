@@ -1,18 +1,17 @@
-"""A world that goes through a window again: a virtual clock, the product's own decisions, and agents that take as long
-as they were seen to take.
+"""Simulated world that repeats a window with a virtual clock, real decisions, and recorded service times.
 
 Theory of operation
 ===================
 
-What comes from outside comes at its moment in the ledger, in the order of the ledger. A *work* is what an agent, or the
-scheduler of an external job, has to do next (`services`). One that begins with the very entry that it began with in the
-ledger is *in place*: its reports come where the ledger has them. Any other is *moved*: its reports come after the spans
-that were seen, from the event queue, between the moments of the ledger. So a world in which nothing was changed decides
-the same at the same moments, and one in which something was changed is the same up to where it first matters.
+External input keeps its time and order in the ledger. A *work* is the next task of an agent, or of an external job's
+scheduler (`services`). A work that starts with the same entry as in the ledger is *in place*: its reports keep their
+positions in the ledger. Any other work is *moved*: its reports come from the event queue after the recorded spans,
+between the moments of the ledger. So an unchanged world makes the same decisions at the same moments, and a changed
+world is the same until the change first matters.
 
-A pass of the scheduler is run wherever the ledger has one. As long as nothing is known to differ that is all: when else
-a leader ran one and found nothing, the ledger does not say. From then on there is a pass after whatever is settled and
-when something is due by time alone, unless the ledger has one within `PASS_LAG_US`.
+A scheduling cycle runs wherever the ledger has one. As long as no difference is known, there are no others: the ledger
+does not record cycles without effect. After that, a cycle follows every settled command, and runs when work is due by
+time alone, unless the ledger has one within `PASS_LAG_US`.
 """
 
 from __future__ import annotations
@@ -54,19 +53,19 @@ from replica.state import State
 from replica.values import MAILS_SETTLED_MAX, MICROSECONDS_PER_SECOND, RESTARTED_MAX, Instant, LedgerViolation, Refusal
 
 PASS_LAG_US: Final = MICROSECONDS_PER_SECOND // 4
-"""How much later than it could be a leader runs a pass, microseconds: one of the ledger that comes so soon is the one.
-Mostly it is a millisecond; under load passes rest for up to 0.1 s.
+"""Delay within which a cycle of the ledger replaces a simulated one, microseconds: a leader's delay is mostly a
+millisecond; under load, cycles pause for up to 0.1 s.
 """
 
 PASSES_IN_A_ROW_MAX: Final = 64
-"""Passes that follow each other at one moment, count, as a leader's do; then the next one comes when something does."""
+"""Consecutive scheduling cycles at one moment, count, as in a leader; then the next one waits for an event."""
 
 FOREVER: Final = 1 << 62
-"""Later than anything."""
+"""Time later than any other."""
 
 
 def apply_changes(state: State, at: Instant, changes: ScenarioChanges) -> SpeculativeState:
-    """Return a state with the changes made, as a batch that is not closed; ChangeRefused for what there cannot be."""
+    """Return a state with the changes applied, as an open batch; ChangeRejected if one is impossible."""
     growing = SpeculativeState(state, Instant(max(state.at, at)))
     for actor, command in changes.commands(state):
         facts = growing.facts if is_by_key(command) else growing.state()
@@ -78,7 +77,7 @@ def apply_changes(state: State, at: Instant, changes: ScenarioChanges) -> Specul
 
 
 class _Due(NamedTuple):
-    """What is to be said, and when: of what comes at one moment, first what the ledger has first."""
+    """Scheduled report with its time; reports at one time keep the order of the ledger."""
 
     at: int
     entry: int
@@ -86,27 +85,27 @@ class _Due(NamedTuple):
 
 
 class _Operation:
-    """A work that is under way in this world."""
+    """Work in progress in this world."""
 
     def __init__(self, work: Work, service: RecordedService | None, *, in_place: bool) -> None:
         self.work, self.service, self.in_place = work, service, in_place
         self.due: deque[_Due] = deque()
-        """What is still to be said."""
+        """Remaining reports."""
         self.said = 0
-        """Answers of the service that were given in their places."""
+        """Number of the service's reports made in place."""
         self.token = 0
-        """What stands in the event queue under another one is void."""
+        """Entries of the event queue with another token are void."""
         self.suspended_at = 0
         self.is_cut = False
 
     @property
     def stage(self) -> int:
-        """The stage that it is of."""
+        """Return the stage of the work."""
         return self.work[0]
 
 
 class Replaying:
-    """One world in a window."""
+    """Simulated world in a window."""
 
     def __init__(
         self,
@@ -117,44 +116,44 @@ class Replaying:
         *,
         by_times: bool = False,
     ) -> None:
-        """Begin in `state`, where the window begins. ChangeRefused where it cannot be changed so.
+        """Start in `state`, at the start of the window. ChangeRejected if it cannot be changed so.
 
-        `by_times`: nothing that begins in the window is in its place, whether anything differs or not.
+        `by_times`: no work that starts in the window is in place, even without a difference.
         """
         self.state = state
         self.decisions = self.same = 0
-        """Decisions of the ledger that were taken again in their places, and those that came to the same."""
+        """Number of ledger decisions repeated in place, and of those with the same outcome."""
         self._services, self._changes = services, changes
         self._index = SchedulingIndex(state)
         self.observed = WindowFigures(state, window, self._index, samples=not by_times)
         self._noted = 0
         self._doing: dict[Lane, _Operation] = {}
         self._taken: dict[Lane, dict[int, int]] = {}
-        """Services that are behind, count by stage."""
+        """Completed services, count by stage."""
         self._event_queue: list[tuple[int, int, int, int, Lane]] = []
-        """When, the entry of the ledger that has the like, in which order, under which token, and whose."""
+        """Time, corresponding ledger entry, order, token, and lane."""
         self._sequence = self._tokens = 0
         self._silent: dict[Lane, None] = {}
-        """Works whose agent is down, or whose script is suspended, when they should be reported on."""
+        """Works whose report is due while their agent is down or their script suspended."""
         self._by_times = self._differs = by_times
-        """Whether this world is known to be another one than the ledger's."""
+        """True once this world is known to differ from the ledger."""
         self._is_unsettled = False
         self._in_a_row = 0
         self._passed_at = Instant(state.at)
         self._here: dict[int, int] = {}
-        """Job of the ledger -> the same job here, where that has another number; 0: it was refused here."""
+        """Job ID in the ledger -> ID here, if it differs; 0: the job was rejected here."""
         self._there: dict[int, int] = {}
         self._restarts: tuple[int, list[int]] = (0, [])
-        """The term of a leader, and the jobs whose operations it is still to start again."""
+        """Term of a leader, and the jobs whose operations it still has to restart."""
         self._begin(touched=sorted(state.unfinished), index=0, at=window.from_us)
         if changes is not None:
             self._differs = True
             self._close(apply_changes(state, Instant(window.from_us), changes), None)
 
-    # From moment to moment --------------------------------------------------------------------------------------------
+    # Moments ----------------------------------------------------------------------------------------------------------
 
     def show(self, moment: Moment, pass_at: int) -> None:
-        """Go through a moment of the ledger; `pass_at`: when the ledger has its next pass from then on."""
+        """Simulate a moment of the ledger; `pass_at`: time of the ledger's next scheduling cycle after it."""
         self._go_on((moment.at, moment.entry + 1), pass_at)
         self.observed.sample(moment.at)
         growing = SpeculativeState(self.state, Instant(max(moment.at, self.state.at)))
@@ -163,12 +162,12 @@ class Replaying:
         self._close(growing, moment.entry)
 
     def finish(self, to_us: int) -> None:
-        """Go on to the end of the window: behind the ledger, where that does not say any more when passes were run."""
+        """Continue to the end of the window, beyond the ledger's record of scheduling cycles."""
         self._differs = self._differs or to_us - self.state.at > PASS_LAG_US
         self._go_on((to_us, FOREVER), FOREVER)
 
     def _go_on(self, until: tuple[int, int], ledger_at: int) -> None:
-        """Do what comes before a moment; a pass that is due shortly before one of the ledger is left to that."""
+        """Simulate up to a moment; a cycle due shortly before one of the ledger is left to that."""
         while True:
             following = self._event_queue[0][:2] if self._event_queue else (FOREVER, FOREVER)
             pass_at = self._pass_at()
@@ -182,7 +181,7 @@ class Replaying:
                 self._report(following)
 
     def _pass_at(self) -> int:
-        """Return when the next pass is to be run that the ledger does not have."""
+        """Return the time of the next scheduling cycle that the ledger lacks."""
         if not self._differs:
             return FOREVER
         if self._is_unsettled and self._in_a_row < PASSES_IN_A_ROW_MAX:
@@ -206,13 +205,13 @@ class Replaying:
         return events_of_pass(self._index, growing.at)
 
     def _follow(self, growing: SpeculativeState) -> None:
-        """Bring the index to where a batch is."""
+        """Update the index to the state of a batch."""
         state = growing.state()
         self._index.advance(state, (event for entry in growing.entries[self._noted :] for event in entry.events))
         self._noted = len(growing.entries)
 
     def _close(self, growing: SpeculativeState, index: int | None) -> None:
-        """End a batch: `index` is that of the ledger's, None for one that is not in it."""
+        """Close a batch; `index`: its entry in the ledger, None if it has none."""
         if not growing.entries:
             return
         self._follow(growing)
@@ -232,7 +231,7 @@ class Replaying:
     # The event queue --------------------------------------------------------------------------------------------------
 
     def _begin(self, touched: Iterable[int], index: int | None, at: int) -> None:
-        """Begin the works that are to be done now and were not, and drop those that are not any more."""
+        """Start the works that are newly due, and drop those no longer due."""
         for lane, work in works_of(self.state, touched):
             doing = self._doing.get(lane)
             if doing is not None and doing.work == work:
@@ -256,7 +255,7 @@ class Replaying:
             behind[stage] = place + 1
             doing = _Operation(work, known[place], in_place=True)
             if not known[place].is_ended and known[place].cut_us < 0:
-                # It was taken away: should it not be here, it comes to an end some time after.
+                # The ledger interrupted it: if this world does not, it ends some time later.
                 self._assume(lane, doing, at)
             return doing
         service = known[taken] if taken < len(known) else next((one for one in reversed(known) if one.has_worked), None)
@@ -270,13 +269,13 @@ class Replaying:
         return doing
 
     def _known(self, lane: Lane, stage: int) -> list[RecordedService]:
-        """Return what was seen of a stage of a job, in the order in which it was."""
+        """Return the recorded services of a job's stage, in order."""
         of_job = self._services.by_job.get(self._there.get(lane.job, lane.job), ())
         return [one for one in of_job if one.stage == stage]
 
     def _assume(self, lane: Lane, doing: _Operation, at: int) -> None:
-        """Let a work come to an end of which no end was seen: as its next one did, else as is usual, and never sooner
-        than it was seen to last.
+        """Schedule the end of a work without a recorded end: as its next service, else the usual time, and never
+        earlier than its recorded duration.
         """
         if lane.is_scheduler:
             return
@@ -301,7 +300,7 @@ class Replaying:
         self._plan(lane, doing)
 
     def _plan(self, lane: Lane, doing: _Operation) -> None:
-        """Put what a work's agent says next into the event queue."""
+        """Put the next report of a work into the event queue."""
         self._tokens += 1
         doing.token = self._tokens
         if doing.due:
@@ -310,7 +309,7 @@ class Replaying:
             heapq.heappush(self._event_queue, (at, doing.due[0].entry, self._sequence, doing.token, lane))
 
     def _report(self, until: tuple[int, int]) -> None:
-        """Take from the event queue what is said at one moment, as far as one entry of the ledger has it."""
+        """Take the reports of one time from the event queue, as far as they share a ledger entry."""
         self.observed.sample(until[0])
         growing = SpeculativeState(self.state, Instant(max(until[0], self.state.at)))
         while self._event_queue and self._event_queue[0][:2] <= until:
@@ -338,7 +337,7 @@ class Replaying:
         return node is not None and node.down
 
     def _say(self, growing: SpeculativeState, lane: Lane, doing: _Operation, answer: Answer) -> tuple[Event, ...]:
-        """Have an agent, or an external job's scheduler, say this of its work; return what comes of it."""
+        """Submit a report of an agent or an external job's scheduler; return the resulting events."""
         job = growing.facts.jobs.get(lane.job)
         if job is None:
             return ()
@@ -357,12 +356,12 @@ class Replaying:
                 return ()
             growing.add(Entry(b"", actor, kind_of(command), decision.events))
         except Exception:
-            # As a leader, which answers such a command and goes on.
+            # Like a leader, which answers such a command and continues.
             return ()
         return decision.events
 
     def _react(self, event: Event, at: int) -> None:
-        """Have agents do what an event says at once: end or stop a script, or speak again."""
+        """Let agents react to an event: end or suspend a script, or resume reporting."""
         match event:
             case e.CancelRequested() | e.RequeueRequested():
                 self._cut(Lane(event.job, False), at)
@@ -382,7 +381,7 @@ class Replaying:
                 pass
 
     def _cut(self, lane: Lane, at: int) -> None:
-        """Have a script end that is told to, as soon after as it did when it was told to."""
+        """End a script on request, after its recorded delay to such a request."""
         doing = self._doing.get(lane)
         if doing is None or doing.stage != Stage.RUN or doing.is_cut:
             return
@@ -413,7 +412,7 @@ class Replaying:
         self._plan(lane, doing)
 
     def _set_clock(self, by_us: int) -> None:
-        """Measure what is still to come by the clock as it was set."""
+        """Shift scheduled reports by the change of the clock."""
         for doing in self._doing.values():
             doing.due = deque(due._replace(at=due.at + by_us) for due in doing.due)
             doing.suspended_at += by_us if doing.suspended_at else 0
@@ -422,10 +421,10 @@ class Replaying:
         ]
         self._passed_at = Instant(0)
 
-    # What the ledger has ----------------------------------------------------------------------------------------------
+    # Items of the ledger ----------------------------------------------------------------------------------------------
 
     def _take(self, growing: SpeculativeState, moment: Moment, item: RecordedItem) -> None:
-        """Take one item of the ledger."""
+        """Process one item of the ledger."""
         match item.kind:
             case ItemKind.PASS:
                 events = self._events_of_pass(growing)
@@ -433,7 +432,7 @@ class Replaying:
                     growing.add(Entry(b"", CONTROLLER, PASS, events))
                 self._compare(item, events)
             case ItemKind.FACT:
-                with suppress(LookupError, LedgerViolation):  # it may be about what is not here
+                with suppress(LookupError, LedgerViolation):  # it may concern an object that is missing here
                     growing.add(Entry(b"", item.entry.actor, item.entry.command, item.entry.events))
             case ItemKind.REPORT:
                 self._take_report(growing, moment, item)
@@ -450,7 +449,7 @@ class Replaying:
             self._differs = True
 
     def _is_in_place(self, moment: Moment, doing: _Operation) -> bool:
-        """Whether what the ledger has at this moment is what this work comes to here; then that is said."""
+        """Return whether the recorded report of this moment is the one this work makes here, and if so, submit it."""
         if not doing.in_place or doing.service is None:
             return False
         answers = doing.service.answers
@@ -485,7 +484,7 @@ class Replaying:
         self._number(item.entry.events, events)
 
     def _as_it_is_here(self, growing: SpeculativeState, moment: Moment, item: RecordedItem) -> Command | None:
-        """Return a command with the numbers that its jobs have here; None where there is nothing to ask for."""
+        """Return a command with this world's job IDs; None if nothing is left to request."""
         command = item.command
         if not self._differs:
             return command
@@ -504,9 +503,7 @@ class Replaying:
                 return command if command is None or not self._here else self._renumbered(command)
 
     def _renumbered(self, command: Command) -> Command | None:
-        """Return a command with the numbers that its jobs have here, without those that were refused here; None where
-        it is about one of these.
-        """
+        """Return a command with this world's job IDs, without jobs rejected here; None if it concerns one of these."""
         changes: dict[str, object] = {}
         if isinstance(command, c.SubmitJob):
             dependencies = self._dependencies(command.request.dependencies)
@@ -520,7 +517,7 @@ class Replaying:
                 msgspec.structs.replace(one, array=array) for one, array in numbered if array
             )
         job = getattr(command, "job", 0)
-        if isinstance(job, int) and job:  # external jobs have texts
+        if isinstance(job, int) and job:  # external jobs have names
             if not (number := self._here.get(job, job)):
                 return None
             changes["job"] = number
@@ -531,7 +528,7 @@ class Replaying:
         return tuple(msgspec.structs.replace(one, job=job) for one, job in numbered if job)
 
     def _number(self, recorded: Sequence[Event], events: Sequence[Event]) -> None:
-        """Take note of which jobs of the ledger those are that were made here."""
+        """Record which jobs of the ledger correspond to the jobs created here."""
         there, here = _made(recorded), _made(events)
         if there == here:
             return
@@ -541,7 +538,7 @@ class Replaying:
                 self._there[here[place]] = job
 
     def number_there(self, job: int) -> int:
-        """Return the number in the ledger of a job of this world."""
+        """Return the ledger ID of a job of this world."""
         return self._there.get(job, job)
 
 

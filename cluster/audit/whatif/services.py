@@ -1,14 +1,13 @@
-"""Service times: what agents, and the schedulers of external jobs, took for each thing that was theirs to do.
+"""Service times: the time agents and schedulers of external jobs took for each of their tasks.
 
 Theory of operation
 ===================
 
-Agents are level-triggered: what a job's agent has to do now is a function of the state (`agent_work`), and so is for
-what the scheduler of an external job is to say next (`scheduler_work`). A *service* begins with the entry after which
-that is another thing than before, and ends with the report that says so, or with an entry that takes it away: then
-nobody knows how long it would have taken, only that it was longer (`lasted_us`). Where the state comes to the same
-service at the same entry again, its reports are those of the ledger, in their places; at any other time they come after
-the same spans.
+Agents are level-triggered: the next task of a job's agent is a function of the state (`agent_work`), and so is the next
+step of an external job's scheduler (`scheduler_work`). A *service* starts with the entry that changes this task. It
+ends with the report of its end, or with an entry that cancels it; then only a lower bound of its duration is known
+(`lasted_us`). If a state reaches the same service at the same entry again, its reports keep their positions in the
+ledger; at any other time they follow after the same spans.
 """
 
 from __future__ import annotations
@@ -29,17 +28,18 @@ from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, NEVER
 
 JOBS_MAX: Final = 1_000_000
-"""Jobs of a window whose services are kept, count: about 2.5 kB each, with what the worlds note of them."""
+"""Jobs of a window with recorded services, count: about 2.5 kB each, with the worlds' own data."""
 
 INTERRUPTED_US: Final = MICROSECONDS_PER_SECOND
-"""For how long at least a service that was taken away would have gone on, microseconds."""
+"""Assumed remaining time of a cancelled service, microseconds."""
 
 CANCEL_US: Final = MICROSECONDS_PER_SECOND
-"""How long a script takes to end that is told to, microseconds, where that was never seen of it."""
+"""Time a script takes to end on request, microseconds, if never recorded for it."""
 
 Work = tuple[int, int]
-"""A stage, and what tells two services of that stage from each other. Stages below 0 are of the schedulers of external
-jobs: for what they are waiting.
+"""Stage, and a value that distinguishes services of that stage.
+
+Stages below 0 belong to schedulers of external jobs: the step they wait for.
 """
 
 _EXTERNAL_JOB_STEPS: Final = {
@@ -52,7 +52,7 @@ _EXTERNAL_JOB_STEPS: Final = {
         c.TearDownExternalJob,
     )
 }
-"""What an external job's scheduler says when it has seen how far the external job is, by the words of the ledger."""
+"""Steps of an external job's scheduler that depend on the job's progress, by command name."""
 
 Answer = (
     c.OperationResult
@@ -62,19 +62,17 @@ Answer = (
     | c.StageOutExternalJob
     | c.TearDownExternalJob
 )
-"""What is said of a service: by an agent, or by an external job's scheduler."""
+"""Report of a service, by an agent or an external job's scheduler."""
 
 
 def agent_work(state: State, job: Job) -> Work | None:
-    """Return what the job's agent has to do now, or None."""
+    """Return the present task of the job's agent, or None."""
     stage = active_stage(job, state.buffers.get(job.id))
     return None if stage is None else (int(stage), job.attempt)
 
 
 def scheduler_work(state: State, job: Job) -> Work | None:
-    """Return for what the scheduler of an external job is to say something next; None for a job that is nobody's
-    external job.
-    """
+    """Return the step that an external job's scheduler is to report next; None for other jobs."""
     buffer = state.buffers.get(job.id)
     if job.external_job is None or buffer is None:
         return None
@@ -82,14 +80,14 @@ def scheduler_work(state: State, job: Job) -> Work | None:
 
 
 class Lane(NamedTuple):
-    """A job, and whose doing: its agent's, or its scheduler's where it is an external job."""
+    """Job, and the party that works on it: its agent, or its scheduler if it is an external job."""
 
     job: int
     is_scheduler: bool
 
 
 def works_of(state: State, jobs: Iterable[int]) -> Iterator[tuple[Lane, Work | None]]:
-    """Yield what is to be done for each of these jobs now, by whom."""
+    """Yield the present works of these jobs with their lanes."""
     for job_id in jobs:
         job = state.jobs.get(job_id) if job_id in state.unfinished else None
         yield Lane(job_id, False), None if job is None else agent_work(state, job)
@@ -98,17 +96,17 @@ def works_of(state: State, jobs: Iterable[int]) -> Iterator[tuple[Lane, Work | N
 
 
 def touched_by(events: Iterable[Event]) -> dict[int, None]:
-    """Return the jobs that events are about, each once."""
+    """Return the jobs that events concern, without duplicates."""
     return dict.fromkeys(job for event in events for job in jobs_of(event))
 
 
 def is_external_job_step(entry: Entry) -> bool:
-    """Whether an entry settled what an external job's scheduler says when the external job is so far."""
+    """Return whether an entry settled a step that an external job's scheduler takes on the job's progress."""
     return entry.command in _EXTERNAL_JOB_STEPS and bool(entry.events)
 
 
 def answer_in(stage: int, events: Sequence[Event]) -> c.OperationResult | None:
-    """Return what an agent reported of a stage, from what came of it; None where that was no end and no beginning."""
+    """Return an agent's report of a stage, rebuilt from its events; None if they are neither an end nor a start."""
     receipt = next((event.receipt for event in events if isinstance(event, e.TransferRecorded)), None)
     for event in events:
         match event:
@@ -136,49 +134,49 @@ def answer_in(stage: int, events: Sequence[Event]) -> c.OperationResult | None:
 
 
 def _before_requeue(events: Sequence[Event]) -> JobState:
-    """Return how a run ended that is begun again: the ledger has only that it was to be, or that its node failed."""
+    """Return the result of a requeued run: the ledger has only the request, or the failure of its node."""
     requeued = next((event.reason for event in events if isinstance(event, e.RequeueRequested)), "")
     word = requeued.removeprefix("requeued after ")
     return JobState[word] if word in JobState.__members__ else JobState.CANCELLED
 
 
 def _message(event: e.StageFailed | e.PreRunFailed) -> str:
-    """Return what the agent said: the comment is `PLUGIN: OPERATION: MESSAGE`, and no plugin has a colon in it."""
+    """Return the agent's message: the comment is `PLUGIN: OPERATION: MESSAGE`, and plugin names have no colon."""
     return event.comment.split(": ", 2)[-1] if event.comment.count(": ") > 1 else ""
 
 
 def is_end(answer: Answer) -> bool:
-    """Whether a service is over when this is said."""
+    """Return whether a report ends its service."""
     return not isinstance(answer, c.ScriptStarted | c.PersistentChanged)
 
 
 class RecordedService(msgspec.Struct, frozen=True, gc=False):
-    """One service as it was seen. `index`: the entry that it began with, 0 where it was before the window."""
+    """Recorded service. `index`: the entry that started it, 0 if it started before the window."""
 
     stage: int
     index: int
     answers: tuple[tuple[int, int, Answer], ...]
-    """(entry, microseconds after its beginning, what was said)"""
+    """(entry, microseconds after the start, report)"""
     lasted_us: int
-    """To its end, or as long as it was seen; without the time for which a script was suspended."""
+    """Duration up to its end or as far as recorded, without the time for which a script was suspended."""
     is_ended: bool
-    """Whether it came to an end of its own: not where it was taken away, or a script was told to end."""
+    """True if it ended by itself: it was not cancelled, and its script was not told to end."""
     cut_us: int = -1
-    """When a script was told to end, microseconds after its beginning; -1: never."""
+    """Time of the request to end the script, microseconds after the start; -1: never."""
 
     @property
     def begun_us(self) -> int | None:
-        """When its script was said to have started, microseconds after its beginning; None: never."""
+        """Return the time of the script's reported start, microseconds after the service's; None: never."""
         return next((us for _, us, answer in self.answers if isinstance(answer, c.ScriptStarted)), None)
 
     @property
     def has_worked(self) -> bool:
-        """Whether it came to the end that it was meant to have."""
+        """Return whether it ended successfully."""
         return self.is_ended and not isinstance(self.answers[-1][2], c.OperationFailed)
 
 
 class _Seen(msgspec.Struct, gc=False):
-    """A service that is being seen."""
+    """Service being recorded."""
 
     work: Work
     index: int
@@ -189,26 +187,26 @@ class _Seen(msgspec.Struct, gc=False):
     cut_us: int = -1
 
     def since(self, at: int) -> int:
-        """Return how long it has gone on, but for when it was suspended."""
+        """Return its duration so far, without suspensions."""
         suspended_us = self.suspended_us + (at - self.suspended_at if self.suspended_at else 0)
         return max(0, at - self.at - suspended_us)
 
 
 class Services:
-    """The services of a window by job, in the order in which they began, and what is usual of each kind."""
+    """Services of a window by job, in order of their start, and the usual durations of each kind."""
 
     def __init__(self) -> None:
         self.by_job: dict[int, list[RecordedService]] = {}
         self._seen: dict[Lane, _Seen] = {}
         self._answers: dict[Answer, Answer] = {}
-        """Each answer once: most say the same."""
+        """Interned reports: most are equal."""
         self._runs: defaultdict[str, list[int]] = defaultdict(list)
         self._stages: defaultdict[int, list[int]] = defaultdict(list)
         self._begins: list[int] = []
         self._medians: dict[str | int, int] = {}
 
     def begins(self, state: State, at: int) -> None:
-        """Take note of what is under way as the window begins."""
+        """Record the works in progress at the start of the window."""
         for lane, work in works_of(state, sorted(state.unfinished)):
             if work is not None:
                 job = state.jobs[lane.job]
@@ -216,7 +214,7 @@ class Services:
                 self._seen[lane] = _Seen(work, 0, int(since), [])
 
     def saw(self, index: int, at: int, entries: Sequence[Entry], before: State, after: State) -> None:
-        """Take note of an entry of the ledger: its commands, and the states around it."""
+        """Record an entry of the ledger: its commands, and the states around it."""
         for entry in entries:
             if entry.events:
                 self._said(index, at, entry, before)
@@ -242,7 +240,7 @@ class Services:
         elif is_external_job_step(entry) and (seen := self._seen.get(Lane(job, True))) is not None:
             seen.answers.append((index, seen.since(at), self._once(external_job_step(entry, before, job))))
         for event in entry.events:
-            # That a run is begun again because it has failed is no word to end it.
+            # The requeue of a failed run is not a request to end it.
             if entry.command != "report_operation" or not isinstance(event, e.RequeueRequested):
                 self._noted(event, at)
 
@@ -262,7 +260,7 @@ class Services:
                 seen.cut_us = seen.since(at)
 
     def _clock_set(self, by_us: int) -> None:
-        """Measure what is under way by the clock as it was set."""
+        """Shift the services in progress by the change of the clock."""
         for seen in self._seen.values():
             seen.at += by_us
             seen.suspended_at += by_us if seen.suspended_at else 0
@@ -287,26 +285,26 @@ class Services:
             self._begins.append(begun_us)
 
     def ends(self, state: State, at: int) -> None:
-        """Take note of what is still under way as the window ends."""
+        """Record the works in progress at the end of the window."""
         for lane, seen in self._seen.items():
             self._close(lane, seen, at, state)
         self._seen.clear()
 
     @property
     def usual_begin_us(self) -> int:
-        """How long a script is assumed to take to start, microseconds: the median."""
+        """Return the assumed time to start a script, microseconds: the median."""
         return self._median("", self._begins)
 
     def limit_us(self, job: Job) -> int:
-        """Return how long a run may take, with its start, microseconds; 0: as long as it likes."""
+        """Return the time limit of a run with its start, microseconds; 0: unlimited."""
         limit_s = job.request.time_limit_s
         return limit_s * MICROSECONDS_PER_SECOND + self.usual_begin_us if limit_s else 0
 
     def usual_us(self, stage: int, job: Job, *, was_seen: bool) -> int:
-        """Return how long a service is assumed to take of which no end was seen, microseconds.
+        """Return the assumed duration of a service without a recorded end, microseconds.
 
-        A run that `was_seen` to go on: its time limit. Another: the median of its user's, else of all, at most its
-        limit; the limit where nobody's was seen. Any other operation: the median of its kind, else nothing.
+        A run that `was_seen` to continue: its time limit. Another run: the median of its user's runs, else of all runs,
+        at most its limit; the limit if there are none. Any other operation: the median of its kind, else 0.
         """
         runs, all_of_stage = self._runs.get(job.request.user), self._stages.get(stage, [])
         if stage != Stage.RUN:
@@ -318,25 +316,25 @@ class Services:
         return min(usual_us, limit_us) if limit_us else usual_us
 
     def _median(self, key: str | int, lasted: list[int]) -> int:
-        """Return a median, made once: they are asked for when all is seen."""
+        """Return a median, computed once: it is requested after the recording."""
         if key not in self._medians:
             self._medians[key] = int(median(lasted)) if lasted else 0
         return self._medians[key]
 
 
 class TooManyJobs(Exception):
-    """The window holds more than is kept of one."""
+    """Window with more jobs than can be kept."""
 
 
 def without_receipt(answer: c.OperationResult) -> c.OperationResult:
-    """Return what was reported, without what was counted of the transfer, which is of that very one."""
+    """Return a report without the transfer's counts, which belong to that transfer only."""
     if isinstance(answer, c.OperationDone | c.OperationFailed) and answer.receipt is not None:
         return msgspec.structs.replace(answer, receipt=None)
     return answer
 
 
 def external_job_step(entry: Entry, state: State, job_id: int) -> Answer:
-    """Return what an external job's scheduler said, from what came of it."""
+    """Return the step of an external job's scheduler, rebuilt from its events."""
     job, scheduler = state.jobs.get(job_id), state.schedulers.get(entry.actor.name)
     number = "" if job is None or job.external_job is None else job.external_job.job
     cluster = "" if scheduler is None else scheduler.cluster

@@ -1,4 +1,4 @@
-"""What a what-if says, as tables for people: the same rows on a terminal and on the page."""
+"""Tables of a what-if: the same rows on a terminal and on the page."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from cluster.schemas.page import moment
 from replica.values import plain
 
 Row = tuple[str, ...]
-"""What it is, and a cell for each world."""
+"""Label, and a cell for each world."""
 
 NONE: Final = "-"
 
 REASON_CHARACTERS: Final = 18
-"""What is shown of a reason, characters, so that no figure is cut on a terminal of 80; `--json` has all of it."""
+"""Displayed characters of a reason, so that figures fit on an 80-column terminal; `--json` has the whole text."""
 
 REASONS_SHOWN_MAX: Final = 15
-"""Reasons that are shown of why jobs waited, count: those for which they waited longest."""
+"""Displayed reasons for waiting, count: those with the longest waits."""
 
 
 def worlds_of(found: WhatIf) -> list[tuple[str, Figures]]:
-    """Return the worlds that stand side by side, with their names."""
+    """Return the worlds to compare, with their names."""
     worlds = [("recorded", found.recorded), ("unchanged", found.unchanged)]
     return [*worlds, ("changed", found.changed)] if found.changed is not None else worlds
 
 
 def rows_of(found: WhatIf) -> list[Row]:
-    """Return all figures, a row each."""
+    """Return all figures, one row each."""
     worlds = [figures for _, figures in worlds_of(found)]
     return [
         *_counts(worlds),
@@ -57,7 +57,7 @@ def _counts(worlds: Sequence[Figures]) -> Iterator[Row]:
 
 
 def _spans(name: str, waits: Sequence[Waits | None]) -> Iterator[Row]:
-    """Yield how many jobs waited, the median, and what one in twenty exceeds."""
+    """Yield the number of waiting jobs, the median, and the 95th percentile."""
     yield (f"{name}, jobs: p50", *(NONE if one is None else f"{one.jobs}: {format_span(one.p50_us)}" for one in waits))
     yield ("    p95", *(NONE if one is None else format_span(one.p95_us) for one in waits))
 
@@ -94,7 +94,7 @@ def _held(pool: PoolFigures, held: float, share: float) -> str:
 
 
 def _readable(held: float) -> int:
-    """Return bytes to three places, so that they have a short suffix."""
+    """Round bytes to three digits, so that they have a short suffix."""
     step = 1
     while held >= step * 1024 * 1024:
         step *= 1024
@@ -102,7 +102,7 @@ def _readable(held: float) -> int:
 
 
 def calibration_words(found: WhatIf) -> str:
-    """Return how well the replay without a change comes to what was, in a sentence."""
+    """Format the agreement of the unchanged replay with the record."""
     one = found.calibration
     place, times = one.in_place, one.by_times
     rough = " ROUGH: read differences with care." if one.is_rough else ""
@@ -115,7 +115,7 @@ def calibration_words(found: WhatIf) -> str:
 
 
 def left_out_words(found: WhatIf) -> list[str]:
-    """Return what could not be replayed, in sentences."""
+    """Format the commands that could not be replayed."""
     said = []
     if found.left_out:
         listed = ", ".join(f"{count} {kind}" for kind, count in found.left_out.items())
@@ -142,7 +142,7 @@ def moved_row(job: MovedJob) -> tuple[str | int, ...]:
 
 
 def show_what_if(found: WhatIf) -> None:
-    """Print it all."""
+    """Print all tables."""
     source = found.source
     rows = [
         ("Window", f"{moment(source.from_us)} to {moment(source.to_us)} UTC"),
