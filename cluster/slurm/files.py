@@ -306,10 +306,9 @@ class SlurmFiles:
         self._ended.clear()
 
     def reconcile(self, external_jobs: Iterable[ExternalJobView], *, whole: bool = True) -> None:
-        """Write the variables of these external jobs, and keep those of jobs staged since `ask`: other hosts stage,
-        too.
+        """Write the variables of these external jobs, and keep those of jobs staged since `ask`.
 
-        `whole`: the reply is complete; otherwise no files are removed.
+        Other hosts stage, too. `whole`: the reply is complete; otherwise no files are removed.
         """
         wanted = {external_job.job: external_job for external_job in external_jobs if external_job.phase in STAGED}
         for name in os.listdir(self._paths) if whole else ():

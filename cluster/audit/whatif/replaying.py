@@ -449,7 +449,7 @@ class Replaying:
             self._differs = True
 
     def _is_in_place(self, moment: Moment, doing: _Operation) -> bool:
-        """Return whether the recorded report of this moment is the one this work makes here, and if so, submit it."""
+        """Return whether the recorded report of this moment is this work's next one here; if so, count it as made."""
         if not doing.in_place or doing.service is None:
             return False
         answers = doing.service.answers
