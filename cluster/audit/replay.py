@@ -115,7 +115,7 @@ class ReplayFold:
         return state_digest(self.state)
 
     @property
-    def arrived(self) -> bool:
+    def has_arrived(self) -> bool:
         """Return whether the requested revision is reached."""
         return self.at_revision is not None and self.history.revision >= self.at_revision
 
@@ -214,11 +214,11 @@ def from_image(
 
 def fold(ledger: Ledger, replaying: ReplayFold, last_index: int, progress: Progress | None = None) -> None:
     """Fold up to an entry, or to the requested revision; the errors of `replay`."""
-    while replaying.last_index < last_index and not replaying.arrived:
+    while replaying.last_index < last_index and not replaying.has_arrived:
         before = replaying.last_index
         for entry in ledger.read(before + 1, limit=min(READ_ENTRIES, last_index - before)):
             replaying.take(entry)
-            if replaying.arrived:
+            if replaying.has_arrived:
                 break
         if replaying.last_index == before:
             raise ReplayRefused(

@@ -164,9 +164,7 @@ def _conditions(state: Facts, decided: tuple[Dependency, ...]) -> list[Asked]:
 
 
 def _outputs(event: JobSubmitted) -> tuple[list[str], list[str]]:
-    """Return the output paths that may have been requested: first without symbols or the default, then with any
-    symbols.
-    """
+    """Return the output paths that may have been requested: without symbols or default first, then with symbols."""
     request, array = event.request, event.array
     decided = array.outputs[0] if array is not None and array.outputs else request.output
     texts = dict.fromkeys((decided.removeprefix(request.workdir.rstrip("/") + "/"), decided))

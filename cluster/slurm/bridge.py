@@ -319,7 +319,7 @@ class Bridge:
             await writer.drain()
             # A killed caller has closed its end; nothing can be sent.
             if word not in _NO_ANSWER and not writer.is_closing():
-                self._calls.answered(function, words, word)
+                self._calls.note_reply(function, words, word)
         except (OSError, TimeoutError, asyncio.CancelledError):
             pass  # the caller or the bridge was ended: no other task waits for this one
         finally:
@@ -393,7 +393,7 @@ class Bridge:
     def _later(self, name: str, task: asyncio.Task[Answer], function: str, words: list[str]) -> None:
         """Have a call's reply read from a FIFO, unless its caller has ended."""
         # Open in both directions: opening for writing only would wait for the reader, and the reader for the writer.
-        descriptor = self._fifos.opened(name)
+        descriptor = self._fifos.open_reply(name)
         if descriptor is None:
             return
         answering = asyncio.create_task(self._deliver(task, name, descriptor, function, words))
@@ -412,9 +412,9 @@ class Bridge:
                 await asyncio.sleep(look_s)
                 left_s, look_s = left_s - look_s, min(1.0, 2 * look_s)
             if not _unread(descriptor):
-                self._calls.answered(function, words, word)
+                self._calls.note_reply(function, words, word)
         finally:
-            self._fifos.done(name, descriptor)
+            self._fifos.finish_reply(name, descriptor)
 
 
 _NO_ANSWER: Final = ("wait", "again")

@@ -150,7 +150,7 @@ class PluginCalls:
         elif perform not in _WITHOUT_JOB and not (job.isascii() and job.isdigit() and len(job) <= 10):
             return "fail", f"forebay: {function} needs the number of a job, and has {job[:48]!r}"
         if function in STAGE_IN:
-            with self._stage_ins.called(job):
+            with self._stage_ins.running_call(job):
                 answer = "ok", ""
                 if not self._stage_ins.is_leaving(job):
                     answer = await self._answer(perform, words, script)
@@ -216,20 +216,20 @@ class PluginCalls:
             if job in self._epochs:
                 return self._epochs[job][0], ""
             external_job = await self._show(job)
-        self.heard(external_job)
+        self.note_external_job(external_job)
         return external_job.epoch, external_job.phase
 
-    def heard(self, external_job: g.ExternalJobView) -> None:
+    def note_external_job(self, external_job: g.ExternalJobView) -> None:
         """Remember an external job's epoch, and list the job while Slurm counts it; OSError."""
-        self._files.heard(external_job)
+        self._files.update_listing(external_job)
         self.remember(external_job)
 
-    def answered(self, function: str, words: list[str], word: str) -> None:
+    def note_reply(self, function: str, words: list[str], word: str) -> None:
         """Note that Slurm has read the reply to a call; OSError."""
         if function == "teardown" and words:
             self._files.teardown_read(words[0], done=word == "ok")
         if words and (function in STAGE_IN or function == "setup"):
-            self._stage_ins.answered(words[0], _NEXT_S.get((function, word), 0.0))
+            self._stage_ins.note_reply(words[0], _NEXT_S.get((function, word), 0.0))
 
     def remember(self, external_job: g.ExternalJobView, asked_s: float | None = None) -> None:
         """Remember an external job's epoch; `asked_s`: uptime at which the query was sent, None for a fresh reply."""
@@ -286,7 +286,7 @@ class PluginCalls:
             last, phase = await self._last(job)
             epoch = last if phase in ALIVE else last + 1
             external_job = await self._after(operations.SET_UP_EXTERNAL_JOB, wanted, job, "waiting")
-            self.heard(external_job)
+            self.note_external_job(external_job)
             failed = external_job.phase not in ("set-up", "staging-in", "staged-in")
         except ApiError:
             failed = True
@@ -365,7 +365,7 @@ class PluginCalls:
         if external_job.phase not in ("staged-in", "running"):
             return "fail", external_job.message or f"the buffer is {external_job.phase}"
         # Before Slurm gets the reply: `paths` must find the file.
-        self._files.staged(external_job)
+        self._files.write_variables(external_job)
         return "ok", ""
 
     async def pre_run(self, words: list[str], script: str) -> Answer:
@@ -404,8 +404,8 @@ class PluginCalls:
             external_job = await self._tell(operations.TEAR_DOWN_EXTERNAL_JOB, words[0], "teardown", hurry=hurry)
         if external_job.phase not in CASE_OVER:
             return "fail", external_job.message or f"the buffer is {external_job.phase}"
-        self.heard(external_job)
-        self._files.gone(words[0])
+        self.note_external_job(external_job)
+        self._files.remove_variables(words[0])
         return "ok", ""
 
     # Persistent buffers, which Slurm addresses by name
@@ -433,7 +433,7 @@ class PluginCalls:
             session = session_of_persistent(made, owner["uid"])
             if made.state == "allocated" and session is not None:
                 # Before Slurm gets the reply: it looks for the session at once.
-                self._files.made(session)
+                self._files.list_persistent(session)
                 return "ok", "created"
             setup_wait_s = SETUP_WAIT_S if self.site is None else self.site.setup_wait_s
             if made.failed or (made.state in ("none", "deleting") and loop.time() - since_s > setup_wait_s):
@@ -457,7 +457,7 @@ class PluginCalls:
                 operations.REMOVE_PERSISTENT, lambda **own: _removal(**own, **owner, hurry=hurry), name=name
             )
             if left.state == "none":
-                self._files.removed(name)
+                self._files.unlist_persistent(name)
                 return "ok", ""
             if left.failed:
                 return "fail", left.message or f"the persistent buffer {name} could not be removed"

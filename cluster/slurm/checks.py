@@ -261,8 +261,9 @@ def site_script_faults(path: Path, directive: str) -> Iterator[str]:
 def buffer_conf_faults(
     path: Path, programs: Mapping[str, Path], setup_wait_s: int, *, polls: bool = False
 ) -> Iterator[str]:
-    """Yield the settings of burst_buffer.conf that Forebay cannot work with. `programs`: its program keys; `polls`: see
-    `is_polling`.
+    """Yield the settings of burst_buffer.conf that Forebay cannot work with.
+
+    `programs`: its program keys; `polls`: see `is_polling`.
     """
     try:
         values = read_values(path)

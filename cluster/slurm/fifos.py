@@ -53,7 +53,7 @@ class Fifos:
     """FIFOs of one bridge, in its directory."""
 
     def __init__(self, run: Path, take: Callable[[FifoRequest], None]) -> None:
-        """Create it; `take` receives each request, and replies through `opened`."""
+        """Create it; `take` receives each request, and replies through `open_reply`."""
         self._requests, self._slots, self.calls = run / "requests", run / "slots", run / "calls"
         self._take = take
         self._descriptor = -1
@@ -163,7 +163,7 @@ class Fifos:
         os.mkfifo(self.calls / name, 0o600)
         return name
 
-    def opened(self, name: str) -> int | None:
+    def open_reply(self, name: str) -> int | None:
         """Return a descriptor of a FIFO, open in both directions; None if its caller has ended."""
         try:
             descriptor = os.open(self.calls / name, _OPEN)
@@ -175,7 +175,7 @@ class Fifos:
         self._answered.add(name)
         return descriptor
 
-    def done(self, name: str, descriptor: int) -> None:
+    def finish_reply(self, name: str, descriptor: int) -> None:
         """Remove a FIFO that was read; a reader still waiting reaches its end."""
         (self.calls / name).unlink(missing_ok=True)
         os.close(descriptor)

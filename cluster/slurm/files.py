@@ -208,7 +208,7 @@ class SlurmFiles:
             tables["users"] = users
         self._write(self.directory / "site.json", msgspec.json.encode(tables))
 
-    def staged(self, external_job: ExternalJobView) -> None:
+    def write_variables(self, external_job: ExternalJobView) -> None:
         """Write the variables of a job whose buffer is staged; OSError."""
         if external_job.path is None or not _JOB.fullmatch(external_job.job):
             return
@@ -222,7 +222,7 @@ class SlurmFiles:
             self._write(self._paths / external_job.job, text.encode())
             self._known[external_job.job] = text
 
-    def gone(self, job: str) -> None:
+    def remove_variables(self, job: str) -> None:
         """Remove the variables of a job."""
         self._known.pop(job, None)
         if _JOB.fullmatch(job):
@@ -269,7 +269,7 @@ class SlurmFiles:
             del self._leaving_s[job]
             self._unlist(job)
 
-    def heard(self, external_job: ExternalJobView) -> None:
+    def update_listing(self, external_job: ExternalJobView) -> None:
         """List or unlist an external job; OSError."""
         if external_job.job in self._leaving_s:
             return
@@ -278,11 +278,11 @@ class SlurmFiles:
         elif external_job.job not in self._setting_up:
             self._unlist(external_job.job)
 
-    def made(self, session: BufferSession) -> None:
+    def list_persistent(self, session: BufferSession) -> None:
         """List a persistent buffer; OSError."""
         self._list(session)
 
-    def removed(self, name: str) -> None:
+    def unlist_persistent(self, name: str) -> None:
         """Unlist a persistent buffer; OSError."""
         if _PERSISTENT.fullmatch(name):
             self._unlist(name)
@@ -313,9 +313,9 @@ class SlurmFiles:
         wanted = {external_job.job: external_job for external_job in external_jobs if external_job.phase in STAGED}
         for name in os.listdir(self._paths) if whole else ():
             if name not in wanted and name not in self._since:
-                self.gone(name)
+                self.remove_variables(name)
         for external_job in wanted.values():
-            self.staged(external_job)
+            self.write_variables(external_job)
 
     def list_all(self, sessions: Iterable[BufferSession], *, whole: bool = True, unsure: Iterable[str] = ()) -> None:
         """List these sessions, and those listed since `ask` or being set up. `whole` as in `reconcile`.
@@ -329,7 +329,7 @@ class SlurmFiles:
             if name not in wanted and name not in before and name not in self._setting_up:
                 self._unlist(name)
         for token, session in wanted.items():
-            # A session that ended since then was seen by `heard`, not by a reply requested earlier.
+            # A session that ended since then was seen by `update_listing`, not by a reply requested earlier.
             if token not in self._leaving_s and (token in self._listed or token not in self._ended):
                 self._list(session)
 

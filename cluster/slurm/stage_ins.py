@@ -54,7 +54,7 @@ class StageIns:
         return job in self._leaving
 
     @contextlib.contextmanager
-    def called(self, job: str) -> Iterator[None]:
+    def running_call(self, job: str) -> Iterator[None]:
         """Note that a call of the stage-in runs."""
         self._due_s.pop(job, None)
         self._calls[job] += 1
@@ -65,7 +65,7 @@ class StageIns:
             if not self._calls[job]:
                 del self._calls[job]
 
-    def answered(self, job: str, next_s: float) -> None:
+    def note_reply(self, job: str, next_s: float) -> None:
         """Note that Slurm has read a reply; its next call comes within `next_s` seconds, 0 if there is none."""
         if next_s:
             self._due_s[job] = self._now_s() + next_s

@@ -257,7 +257,7 @@ class WindowReplay(ReplayFold):
         self._end: tuple[State, int, bytes] | None = None
 
     @property
-    def arrived(self) -> bool:
+    def has_arrived(self) -> bool:
         """Return whether the window has ended."""
         return self._end is not None
 

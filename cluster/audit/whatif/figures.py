@@ -25,10 +25,9 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class PoolFigures(msgspec.Struct, frozen=True):
-    """Usage of a pool: mean and peak over the window in its units, and as a share of the capacity in service, from 0 to
-    1.
+    """Usage of a pool: mean and peak over the window, in its units and as a share of the capacity in service.
 
-    `use` has the steps.
+    A share is from 0 to 1. `use` has the steps.
     """
 
     name: str

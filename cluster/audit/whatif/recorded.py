@@ -143,7 +143,7 @@ class _Walk(ReplayFold):
         """Last entry of the window, and the ledger digest after it."""
 
     @property
-    def arrived(self) -> bool:
+    def has_arrived(self) -> bool:
         """Return whether the window has ended."""
         return self._is_over
 

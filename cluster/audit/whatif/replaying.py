@@ -274,8 +274,9 @@ class Replaying:
         return [one for one in of_job if one.stage == stage]
 
     def _assume(self, lane: Lane, doing: _Operation, at: int) -> None:
-        """Schedule the end of a work without a recorded end: as its next service, else the usual time, and never
-        earlier than its recorded duration.
+        """Schedule the end of a work without a recorded end: as in its next service, otherwise at the usual time.
+
+        It is never earlier than the recorded duration.
         """
         if lane.is_scheduler:
             return

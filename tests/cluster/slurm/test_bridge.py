@@ -176,14 +176,14 @@ async def test_a_slot_of_a_caller_that_was_ended_comes_back(host: Host, monkeypa
     for slot in range(1, SLOTS + 1):
         os.rename(host.run / "slots" / str(slot), host.run / "calls" / f"{slot}.data_in.{slot}")
     (host.run / "calls" / "5.setup.5.script").write_text("half a scri")
-    answered = mine.opened("9.data_in.9")
+    answered = mine.open_reply("9.data_in.9")
     assert answered is not None
     mine.sweep()
     assert len(os.listdir(host.run / "slots")) == SLOTS, "whoever calls next finds one at once"
     now_s += fifos.ABANDONED_S + 1
     mine.sweep()
     assert os.listdir(host.run / "calls") == ["9.data_in.9"], "what is being answered stays"
-    mine.done("9.data_in.9", answered)
+    mine.finish_reply("9.data_in.9", answered)
     mine.stop()
     assert os.listdir(host.run / "calls") == os.listdir(host.run / "slots") == [] and taken == []
 
@@ -487,7 +487,7 @@ def test_what_is_staged_while_all_external_jobs_are_asked_for_keeps_its_variable
     files = SlurmFiles(tmp_path, "head1")
     staged = ExternalJobView(scheduler="slurm", job="42", epoch=1, phase="staged-in", path="/bb/c/7.1")
     files.ask()
-    files.staged(staged)
+    files.write_variables(staged)
     files.reconcile(())  # the answer of before
     assert (tmp_path / "paths" / "42").read_text().startswith("DW_JOB_STRIPED=/bb/c/7.1/striped\n")
     files.ask()

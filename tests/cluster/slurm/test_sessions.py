@@ -57,8 +57,8 @@ def tokens(run: Path) -> list[str]:
 
 def test_a_session_has_its_size_by_its_instance_and_its_owner_by_number(tmp_path: Path) -> None:
     files = SlurmFiles(tmp_path / "run", "head1")
-    files.heard(external_job("42", "staged-in"))
-    files.heard(external_job("43", "running"))
+    files.update_listing(external_job("42", "staged-in"))
+    files.update_listing(external_job("43", "running"))
     sessions = {row["token"]: row for row in shown(tmp_path / "run", "sessions")}
     assert (sessions["42"]["owner"], sessions["42"]["created"]) == (1000, 1763632800 + 365 * 86_400)
     instances = shown(tmp_path / "run", "instances")
@@ -76,8 +76,8 @@ def test_what_slurm_counts_is_listed_and_nothing_else_is(
 ) -> None:
     files = SlurmFiles(tmp_path / "run", "head1")
     if before is not None:
-        files.heard(external_job("42", before.value))
-    files.heard(external_job("42", phase.value))
+        files.update_listing(external_job("42", before.value))
+    files.update_listing(external_job("42", phase.value))
     assert os.listdir(tmp_path / "run" / "sessions") == (["42"] if phase.value in COUNTED else [])
 
 
@@ -86,8 +86,8 @@ def test_a_list_that_was_asked_for_before_something_changed_does_not_undo_it(tmp
     ended, begun, gone = (BufferSession(token, 1, 1000, GRAIN, 0) for token in ("1", "2", "3"))
     files.list_all([ended, gone])
     files.ask()
-    files.heard(external_job("1", "lingering"))
-    files.heard(external_job("2", "set-up"))
+    files.update_listing(external_job("1", "lingering"))
+    files.update_listing(external_job("2", "set-up"))
     files.list_all([ended])
     assert sorted(os.listdir(tmp_path / "run" / "sessions")) == ["2"]
     files.ask()
@@ -102,7 +102,7 @@ def test_what_is_being_set_up_is_listed_though_forebay_knows_nothing_of_it(tmp_p
     files, listed = SlurmFiles(tmp_path / "run", "head1"), tmp_path / "run" / "sessions"
     for _ in range(2):  # as Slurm may ask again while its first call waits
         files.setup_begins(BufferSession("42", 42, 1000, GRAIN, 0))
-    files.heard(external_job("42", "none", 0))
+    files.update_listing(external_job("42", "none", 0))
     files.ask()
     files.list_all([])
     files.setup_ends("42", failed=True)
@@ -185,9 +185,9 @@ def test_what_is_torn_down_is_listed_as_young_until_slurm_has_heard_of_it(
         files.list_all(map(session_of, external_jobs))
         return sorted(os.listdir(listed))
 
-    files.heard(external_job("42", "staging-out"))
+    files.update_listing(external_job("42", "staging-out"))
     files.teardown_begins("42", 2_000_000_000)
-    files.heard(external_job("42", "over"))
+    files.update_listing(external_job("42", "over"))
     assert look() == ["42"]
     assert [row["created"] for row in shown(tmp_path / "run", "sessions")] == [2_000_000_000]
     at_s += LEAVING_S - 1
@@ -199,13 +199,13 @@ def test_what_is_torn_down_is_listed_as_young_until_slurm_has_heard_of_it(
     at_s += 2
     assert look() == []
     # Nobody has ever read it.
-    files.heard(external_job("43", "staging-out"))
+    files.update_listing(external_job("43", "staging-out"))
     files.teardown_begins("43", 2_000_000_000)
     at_s += LEAVING_S + 1
     assert look() == []
     # It failed.
     failed = external_job("44", "stage-out-failed")
-    files.heard(failed)
+    files.update_listing(failed)
     files.teardown_begins("44", 2_000_000_000)
     files.teardown_read("44", done=False)
     at_s += LEFT_S + 1
