@@ -23,6 +23,7 @@ from cluster.config.config import Config
 from cluster.security.identity import Role
 from cluster.security.pki import create_authority, issue
 from cluster.system.clock import SystemClock
+from cluster.system.processes import descendants
 from replica.model.orders import Order
 from tests.account import OWN
 from tests.cluster.agent.double import ControllerDouble
@@ -128,7 +129,9 @@ class Site:
                     continue
                 if b"cluster.agent.scripts.supervisor" in command and str(self.home).encode() in command:
                     found.append(int(name))
-        return found
+        # A child that has not executed its own program yet still shows its parent's command line.
+        children = {child for pid in found for child in descendants(pid)}
+        return [pid for pid in found if pid not in children]
 
     def clean_up(self) -> None:
         """End everything that was started here."""

@@ -260,7 +260,7 @@ def test_a_home_has_one_agent_and_one_storage_id_for_ever(tmp_path: Path) -> Non
     with pytest.raises(AgentFailed, match="storage-id is missing although there are buffers"):
         StateDirectory(tmp_path / "n1", "own")
     (tmp_path / "n1" / "storage-id").write_text("nonsense")
-    with pytest.raises(AgentFailed, match="does not hold 32 hexadecimal digits"):
+    with pytest.raises(AgentFailed, match="does not contain 32 hexadecimal digits"):
         StateDirectory(tmp_path / "n1", "own")
 
 
