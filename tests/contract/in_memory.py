@@ -100,7 +100,7 @@ class Timeline:
         ]
         return states[-1] if states else EMPTY
 
-    async def then(
+    async def read_past(
         self,
         who: Identity,
         operation: str,
@@ -164,7 +164,7 @@ class Accounts:
 class Unasked:
     """A provider that finds every request valid, in place of one that is asked in processes of its own."""
 
-    def wanted(self, state: State) -> bool:
+    def is_needed(self, state: State) -> bool:
         return False
 
     async def validate(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:

@@ -16,7 +16,7 @@ HELP_WAIT_S = 600
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
-SCRIPT_LINES_MAX = 140
+SCRIPT_LINES_MAX = 160
 """Lines of a script in shell, at most: scripts/setup is the longest."""
 
 

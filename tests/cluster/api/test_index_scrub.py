@@ -16,7 +16,7 @@ from cluster.security.proofs import HistoryCounts
 from replica.messages import HistoriesCounted
 from replica.messages.commands import CONTROLLER
 from replica.messages.entries import Entry as Settled
-from tests.cluster.api.test_past import Replica, follow
+from tests.cluster.api.test_history_service import Replica, follow
 from tests.replica.world import World
 from wal.job_index import JobIndex, JobIndexBroken, JobIndexRow
 

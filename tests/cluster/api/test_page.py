@@ -355,7 +355,7 @@ def test_how_full_a_pool_was_is_what_each_step_ended_with_and_is_bounded() -> No
             in_step = [one for moment_us, one in truth if moment_us // step_us == since // step_us]
             assert value == in_step[-1]
     assert told.until - told.since <= 2 * POINTS_MAX * STEP_US_MAX
-    assert capacity.answer(PoolUseQuery(1, "fast")).pools == capacity.told(PoolUseQuery(1)).pools
+    assert capacity.answer(PoolUseQuery(1, "fast")).pools == capacity.answer(PoolUseQuery(1)).pools
     assert capacity.answer(PoolUseQuery(1, "none")).pools == ()
     capacity.note(State(revision=9_999, at=Instant(at - 10**12), pools=pools))
     assert capacity.answer(PoolUseQuery(1)).until == at  # a clock that was set back stands still

@@ -151,7 +151,7 @@ def test_what_is_noted_while_older_records_are_read_out_is_counted_once(
     follower.index = 9
     steps = 0
     with pytest.raises(record_counts.CountUnavailable):
-        counted.counted(9)
+        counted.count_first(9)
     while counted.step():
         steps += 1
         for _ in range(5):
@@ -160,9 +160,9 @@ def test_what_is_noted_while_older_records_are_read_out_is_counted_once(
     wanted = HistoryCounts(b"k" * 32)
     for job, count in follower.noted.items():
         wanted.add(job, count)
-    assert steps > 8 and counted.counted(9) == (len(follower.noted), wanted.root())
+    assert steps > 8 and counted.count_first(9) == (len(follower.noted), wanted.root())
     # An index that is begun anew is counted anew.
     follower.noted, follower.begun = {1: 4}, 2
     while counted.step():
         pass
-    assert counted.counted(9).jobs == 1
+    assert counted.count_first(9).jobs == 1
