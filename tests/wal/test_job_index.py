@@ -84,3 +84,16 @@ def test_the_ledger_as_stored_is_what_the_last_checkpoint_gave_it(tmp_path: Path
         assert [row.revision for row in rows] == [state.revision for state in made.states]
         with pytest.raises(LedgerBroken):
             stored.row_at(len(made.entries) + 1)
+
+
+@pytest.mark.parametrize(("more", "values"), [(0, 1), (1, 2)])
+def test_a_value_has_as_many_bytes_as_it_may_and_no_more(tmp_path: Path, more: int, values: int) -> None:
+    index = JobIndex(tmp_path / "index", map_size_bytes=MAP_SIZE_BYTES)
+    header_bytes = 6
+    notes = [b"a" * (VALUE_MAX_BYTES // 2 - header_bytes), b"b" * (VALUE_MAX_BYTES // 2 - header_bytes + more)]
+    rows = [JobIndexRow(revision, note) for revision, note in enumerate(notes, start=1)]
+    index.add({7: rows}, IndexPosition(1, 2, b"d" * 32))
+    with index._environment.begin(index._rows) as transaction:
+        assert transaction.stat(index._rows)["entries"] == values
+    assert index.rows(7) == rows
+    index.close()

@@ -42,6 +42,7 @@ from wal import (
     prune_some,
     segments,
 )
+from wal import directory as directories
 
 BELOW = 600
 PRUNED = 513
@@ -76,6 +77,13 @@ def archives(made: Site, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 def copies(archives: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     """The same, to be damaged."""
     return tuple(Path(shutil.copytree(one, tmp_path / one.name)) for one in archives)  # type: ignore[return-value]
+
+
+def test_the_name_of_a_new_archive_is_durable(made: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = list[Path](), directories.sync
+    monkeypatch.setattr(directories, "sync", lambda path: (synced.append(path), sync(path))[1])
+    assert typed("audit", "archive", tmp_path / "new", "--data", made.home).exit_code == 0
+    assert tmp_path in synced
 
 
 def prune(site: Site, *archives: Path, below: int = BELOW, more: tuple[object, ...] = ()) -> Result:

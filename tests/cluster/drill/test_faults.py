@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from cluster.drill.faults import (
     TargetProcess,
     ThisMachine,
     Throttle,
+    Undo,
     do,
     of_target,
     undo_fault,
@@ -216,6 +218,25 @@ def test_one_at_a_time_works_on_a_record_and_what_cannot_be_read_is_not_thrown_a
     assert (tmp_path / "undo.json").exists()
     record.close()
     UndoRecord(tmp_path).close()
+
+
+def test_what_undoes_a_fault_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, calls = UndoRecord(tmp_path), list[tuple[str, int]]()
+    sync, rename = os.fsync, os.rename
+
+    def synced(descriptor: int) -> None:
+        calls.append(("sync", os.fstat(descriptor).st_ino))
+        sync(descriptor)
+
+    def renamed(*names: Any, **directories: Any) -> None:
+        rename(*names, **directories)
+        calls.append(("rename", (tmp_path / "undo.json").stat().st_ino))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    record.write(Undo(3, "r1", FAULTS["stop"]))
+    file = (tmp_path / "undo.json").stat().st_ino
+    assert calls == [("sync", file), ("rename", file), ("sync", tmp_path.stat().st_ino)]
 
 
 # ---- for real

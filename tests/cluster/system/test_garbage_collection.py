@@ -1,5 +1,6 @@
 """Collections of everything come when they harm nobody."""
 
+import asyncio
 import gc
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cluster.system import garbage_collection
 from cluster.system.garbage_collection import FULL_SHARE, YOUNG_OBJECTS, Collector, collect_for_a_reader
 from replica.values.units import Instant
 from tests.clocks import ManualClock
@@ -88,6 +90,19 @@ async def test_a_leader_for_whom_it_was_short_collects() -> None:
     lost = old_cycle()
     collector.due()
     assert lost() is None
+    collector.stop()
+
+
+@story
+async def test_full_collections_go_on_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage_collection, "FULL_PERIOD_S", 0.001)
+    collector = Collector(leads=lambda: False, election_min_s=0.3, clock=ManualClock(Instant(1)))
+    collector.start()
+    for _ in range(2):
+        lost = old_cycle()
+        async with asyncio.timeout(60):
+            while lost() is not None:
+                await asyncio.sleep(0.001)
     collector.stop()
 
 
