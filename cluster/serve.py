@@ -203,11 +203,11 @@ def _member_of(storage: Storage) -> Member | None:
 
 
 class CommitWatch:
-    """Whether a replica gets on: what there was to commit and to apply at the last look is so now, or some of it is.
+    """Watch of a replica's progress: entries to commit and apply at one check must have advanced at the next.
 
-    Nothing to do is no fault, and neither is a majority that is away: a leader without one stops leading within an
-    election timeout, and a start anew would not bring it back. What is found is a replica that is asked and does not
-    go on; one whose loop or disk stands still does not even look.
+    Idleness is no fault, and neither is a missing majority: a leader without one stops leading within an election
+    timeout, and a restart would not bring it back. The watch finds a replica with work that makes no progress. It does
+    not even run where the loop or the disk is blocked.
     """
 
     def __init__(self, controller: Controller) -> None:
@@ -230,7 +230,7 @@ class CommitWatch:
         return True
 
     def status(self) -> str:
-        """Return one line for whoever asks the service manager."""
+        """Return the line shown by the service manager."""
         engine, state = self._controller.engine, self._controller.state
         return f"{engine.role} in term {engine.term}, leader {engine.leader or 'unknown'}, revision {state.revision}"
 
@@ -252,9 +252,9 @@ class Replica:
         first_start: bool = False,
         found_without: Sequence[str] = (),
     ) -> None:
-        """Open the storage and rebuild the state; `first_start`: somebody says that the replica has never run.
+        """Open the storage and rebuild the state; `first_start`: the operator declares that it never ran.
 
-        `found_without`: founders whom an operator leaves out while the cluster is not founded.
+        `found_without`: founders the operator excludes while the cluster is not founded.
 
         Call in a running loop. Raises Refused.
         """
@@ -608,7 +608,7 @@ async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T |
 
 
 def _unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Stop for what nobody caught in a callback of the replica's own; log what connections do."""
+    """Stop for an uncaught exception in a callback of the replica itself; log those of connections."""
     error = context.get("exception")
     message = str(context.get("message", ""))
     if isinstance(error, StorageFailed | BrokenInvariant | ReleaseNeeded):

@@ -150,7 +150,7 @@ class LocalBackend:
 
 
 class LocalProgram:
-    """One connection of the channel."""
+    """Connection of the channel."""
 
     def __init__(self, service: ApiService, identity: Identity) -> None:
         self._service = service

@@ -105,7 +105,7 @@ CommandBody = TypeVar("CommandBody", bound=requests.Command)
 
 
 class ApiCall(msgspec.Struct, Generic[RequestBody]):
-    """One authenticated, decoded request, and the replica's service."""
+    """Authenticated, decoded request, and the replica's service."""
 
     service: ApiService
     asked: web.ApiRequest
@@ -155,7 +155,7 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
 
     @property
     def stale(self) -> bool:
-        """Whether the caller accepts this replica's own state, however old."""
+        """Return whether the caller accepts this replica's own state, however old."""
         return self.query.get("stale") == "ok"
 
     @property

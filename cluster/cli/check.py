@@ -63,7 +63,7 @@ class Verdict(StrEnum):
 
 
 class CheckRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One check as `check --json` prints it."""
+    """Check as `check --json` prints it."""
 
     name: str
     """The replica or agent that it is about."""
@@ -73,7 +73,7 @@ class CheckRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `check --json` prints."""
+    """Output of `check --json`."""
 
     config: str
     checks: tuple[CheckRow, ...]

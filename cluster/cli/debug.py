@@ -103,7 +103,7 @@ _OF_A_JOB: Final[dict[str, ApiOperation[None, Any]]] = {
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a bundle, or why it is not in it."""
+    """File of a bundle, or why it is not in it."""
 
     name: str
     size: int | None
@@ -112,7 +112,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DebugAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `debug --json` prints, and `contents.json` in the bundle says."""
+    """Output of `debug --json`, and `contents.json` in the bundle says."""
 
     file: str
     parts: tuple[Part, ...]

@@ -55,7 +55,7 @@ class Seen(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line of the picture."""
+    """Line of the picture."""
 
     text: str
     style: str = ""

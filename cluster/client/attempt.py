@@ -1,4 +1,4 @@
-"""One request to one replica: its response or its exact failure, in the same terms for every transport.
+"""Request to a replica: its response or its exact failure, in the same terms for every transport.
 
 Two exchanges send requests: `exchange` many at a time on an event loop, `blocking` one at a time for the CLI. Neither
 retries nor follows redirects; `cluster.client.calls` does. A failure states whether the request may have reached the

@@ -1,4 +1,4 @@
-"""One call to the cluster: requests with the same command ID until a response or the deadline.
+"""Call to the cluster: requests with the same command ID until a response or the deadline.
 
 Theory of operation
 ===================

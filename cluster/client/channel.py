@@ -65,7 +65,7 @@ class ChannelError(ApiError):
 
 
 class ChannelConnection(ReadingProtocol):
-    """One connection to one replica."""
+    """Connection to one replica."""
 
     def __init__(self, address: Address, cluster_id: str) -> None:
         super().__init__(read_buffer())

@@ -21,7 +21,7 @@ class StreamBroken(Exception):
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True):
-    """One event. `id` is the last ID of the stream, even if this event had none."""
+    """Event. `id` is the last ID of the stream, even if this event had none."""
 
     event: str
     data: str

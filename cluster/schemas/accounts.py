@@ -77,7 +77,7 @@ class SchedulingRequest(Command, frozen=True, kw_only=True):
 
 
 class AccountView(View, frozen=True, kw_only=True):
-    """One account."""
+    """Account."""
 
     name: str
     parent: str | None
@@ -93,7 +93,7 @@ class AccountsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class QosView(View, frozen=True, kw_only=True):
-    """One QOS. Empty `users` and `accounts` allow all users."""
+    """QOS. Empty `users` and `accounts` allow all users."""
 
     name: str
     priority: int
@@ -110,7 +110,7 @@ class QosAnswer(Answer, frozen=True, kw_only=True):
 
 
 class LicenseView(View, frozen=True, kw_only=True):
-    """One licence, and the number that running jobs use."""
+    """Licence, and the number that running jobs use."""
 
     name: str
     total: int
@@ -124,7 +124,7 @@ class LicensesAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ReservationView(View, frozen=True, kw_only=True):
-    """One reservation; `held_bytes` is the space its jobs hold in its pools."""
+    """Reservation; `held_bytes` is the space its jobs hold in its pools."""
 
     name: str
     state: str
@@ -170,7 +170,7 @@ class SchedulingAnswer(Answer, frozen=True, kw_only=True):
 
 
 class EstimateStep(View, frozen=True, kw_only=True):
-    """One condition the job waits for; `until` is null if it cannot be predicted."""
+    """Condition the job waits for; `until` is null if it cannot be predicted."""
 
     what: str
     until: str | None
@@ -228,7 +228,7 @@ class UsageResetRequest(Command, frozen=True, kw_only=True):
 
 
 class PartitionView(View, frozen=True, kw_only=True):
-    """One partition; `nodes_up` and `cpus` count only nodes that are up."""
+    """Partition; `nodes_up` and `cpus` count only nodes that are up."""
 
     name: str
     state: str

@@ -23,7 +23,7 @@ NO_ID: Final = "unknown"
 
 
 class BurstPoolView(View, frozen=True, kw_only=True):
-    """One pool. Amounts count `unit`: bytes, nodes or count."""
+    """Pool. Amounts count `unit`: bytes, nodes or count."""
 
     name: str
     unit: str
@@ -38,7 +38,7 @@ class BurstPoolView(View, frozen=True, kw_only=True):
 
 
 class BurstBufferView(View, frozen=True, kw_only=True):
-    """One buffer that holds space: of a job (`job_id`), of an array task, or persistent (`name`)."""
+    """Buffer that holds space: of a job (`job_id`), of an array task, or persistent (`name`)."""
 
     job_id: int | None
     array_job_id: int | None = None

@@ -19,7 +19,7 @@ class RevocationRequest(Command, frozen=True, kw_only=True):
 
 
 class RevocationView(View, frozen=True, kw_only=True):
-    """One entry of the revocation list."""
+    """Entry of the revocation list."""
 
     certificate: str
     """`serial:1f2e…` for one certificate; `user:alan`, `agent:n1`, `replica:r1`, `operator:op` or `scheduler:slurm`

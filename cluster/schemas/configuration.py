@@ -28,7 +28,7 @@ _Place = Annotated[int, msgspec.Meta(ge=0, le=LINES_MAX)]
 
 
 class SettingBody(Request, frozen=True, kw_only=True):
-    """One configuration key as written in a file. Errors name its position, or else the key."""
+    """Configuration key as written in a file. Errors name its position, or else the key."""
 
     key: Annotated[str, msgspec.Meta(max_length=KEY_CHARACTERS_MAX)]
     value: Annotated[str, msgspec.Meta(max_length=SETTING_CHARACTERS_MAX)]
@@ -98,7 +98,7 @@ class FilesystemAddRequest(Command, frozen=True, kw_only=True):
 
 
 class SettingView(View, frozen=True, kw_only=True):
-    """One configuration key; `value` is its text in a file, empty if not set."""
+    """Configuration key; `value` is its text in a file, empty if not set."""
 
     key: str
     value: str
@@ -121,7 +121,7 @@ class ConfigurationAnswer(Answer, frozen=True, kw_only=True):
 
 
 class DifferenceView(View, frozen=True, kw_only=True):
-    """One key that differs; the value is empty if the key is not set."""
+    """Key that differs; the value is empty if the key is not set."""
 
     key: str
     before: str

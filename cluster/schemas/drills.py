@@ -43,7 +43,7 @@ class EndDrillRequest(Command, frozen=True, kw_only=True):
 
 
 class DrillView(View, frozen=True, kw_only=True):
-    """One drill."""
+    """Drill."""
 
     drill: int
     scenario: str

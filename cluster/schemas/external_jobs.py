@@ -135,7 +135,7 @@ class RemovePersistentRequest(Command, frozen=True, kw_only=True):
 
 
 class PersistentView(View, frozen=True, kw_only=True):
-    """One persistent buffer on a shared filesystem, or the scheduler's pending request for it."""
+    """Persistent buffer on a shared filesystem, or the scheduler's pending request for it."""
 
     name: str
     state: str
@@ -169,7 +169,7 @@ class PersistentsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ExternalJobPoolView(View, frozen=True, kw_only=True):
-    """One pool available to external jobs. Numbers are units of the pool."""
+    """Pool available to external jobs. Numbers are units of the pool."""
 
     name: str
     unit: str
@@ -197,7 +197,7 @@ class SchedulerSiteAnswer(Answer, frozen=True, kw_only=True):
 
 
 class SchedulerView(View, frozen=True, kw_only=True):
-    """One scheduler with external jobs here."""
+    """Scheduler with external jobs here."""
 
     scheduler: str
     cluster: str

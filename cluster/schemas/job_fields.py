@@ -48,7 +48,7 @@ IF_DEFINED: tuple[IfDefined, ...] = get_args(IfDefined)
 
 
 class JobField(msgspec.Struct, frozen=True):
-    """One settable job field: its name in requests and in each user interface."""
+    """Settable job field: its name in requests and in each user interface."""
 
     field: str
     options: tuple[str, ...]

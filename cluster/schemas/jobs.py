@@ -49,7 +49,7 @@ class ErrorAnswer(View, frozen=True, kw_only=True):
 
 
 class JobView(View, frozen=True, kw_only=True):
-    """One job. `state` and `reason` are spelled exactly as in Slurm."""
+    """Job. `state` and `reason` are spelled exactly as in Slurm."""
 
     job_id: int
     name: str
@@ -122,7 +122,7 @@ class JobsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class HistoryRow(View, frozen=True, kw_only=True):
-    """One event of a job's history, and the job's state after it."""
+    """Event of a job's history, and the job's state after it."""
 
     revision: int
     at: str
@@ -188,7 +188,7 @@ class WhyView(View, frozen=True, kw_only=True):
 
 
 class BufferView(View, frozen=True, kw_only=True):
-    """One buffer: of a job (`job_id`), or persistent (`name`)."""
+    """Buffer: of a job (`job_id`), or persistent (`name`)."""
 
     job_id: int | None
     task: str | None = None
@@ -233,7 +233,7 @@ class BuffersAnswer(Answer, frozen=True, kw_only=True):
 
 
 class PoolView(View, frozen=True, kw_only=True):
-    """One pool; `free_bytes` is derived: total - held - out of service, never below 0."""
+    """Pool; `free_bytes` is derived: total - held - out of service, never below 0."""
 
     name: str
     quantity_bytes: int
@@ -268,7 +268,7 @@ class PoolsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class FilesystemView(View, frozen=True, kw_only=True):
-    """One shared filesystem: a file system that all nodes mount."""
+    """Shared filesystem: a file system that all nodes mount."""
 
     name: str
     path: str
@@ -293,7 +293,7 @@ class FilesystemsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class NodeView(View, frozen=True, kw_only=True):
-    """One node. `last_contact_s` is the time since the leader's last contact, seconds; null before the first."""
+    """Node. `last_contact_s` is the time since the leader's last contact, seconds; null before the first."""
 
     name: str
     state: str
@@ -329,7 +329,7 @@ class AdmittedAnswer(Answer, frozen=True, kw_only=True):
 
 
 class LostJobView(View, frozen=True, kw_only=True):
-    """One job of a lost node, and its outcome."""
+    """Job of a lost node, and its outcome."""
 
     job_id: int
     user: str
@@ -365,7 +365,7 @@ class NodesAnswer(Answer, frozen=True, kw_only=True):
 
 
 class MemberView(View, frozen=True, kw_only=True):
-    """One replica as seen by the responding one; unknown values are null."""
+    """Replica as seen by the responding one; unknown values are null."""
 
     name: str
     peer: str

@@ -11,7 +11,7 @@ NOTE_CHARACTERS_MAX = 64 * 1024
 
 
 class LedgerEntryView(View, frozen=True, kw_only=True):
-    """One ledger entry. `records` are its commands with their replies and events; a no-op has none."""
+    """Ledger entry. `records` are its commands with their replies and events; a no-op has none."""
 
     index: int
     term: int
@@ -35,7 +35,7 @@ class LedgerAnswer(Answer, frozen=True, kw_only=True):
 
 
 class HandedView(View, frozen=True, kw_only=True):
-    """One ledger entry as stored, for a replica that received a snapshot in its place."""
+    """Ledger entry as stored, for a replica that received a snapshot in its place."""
 
     index: int
     term: int
@@ -63,7 +63,7 @@ class SnapshotPoolView(View, frozen=True, kw_only=True):
 
 
 class SnapshotView(View, frozen=True, kw_only=True):
-    """One finalized snapshot file."""
+    """Finalized snapshot file."""
 
     path: str
     index: int
@@ -79,7 +79,7 @@ class SnapshotView(View, frozen=True, kw_only=True):
 
 
 class StoredSnapshotView(View, frozen=True, kw_only=True):
-    """One snapshot that a replica offers for download."""
+    """Snapshot that a replica offers for download."""
 
     name: str
     index: int
@@ -95,7 +95,7 @@ class SnapshotsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class EventView(View, frozen=True, kw_only=True):
-    """One event of GET /v1/events. Events of one command share its revision and are ordered by `sequence`, from 0."""
+    """Event of GET /v1/events. Events of one command share its revision and are ordered by `sequence`, from 0."""
 
     revision: int
     sequence: int = 0
@@ -108,7 +108,7 @@ class EventView(View, frozen=True, kw_only=True):
 
 
 class StoryRow(View, frozen=True, kw_only=True):
-    """One event, or one rejected command. Rows of a command share its revision, in order: `revision` and `sequence` are
+    """Event, or one rejected command. Rows of a command share its revision, in order: `revision` and `sequence` are
     those of GET /v1/events, whatever the filter.
     """
 
@@ -151,7 +151,7 @@ class MomentView(View, frozen=True, kw_only=True):
 
 
 class ChangeView(View, frozen=True, kw_only=True):
-    """One changed record. The actor is null for changes without a command of their own, such as allocations."""
+    """Changed record. The actor is null for changes without a command of their own, such as allocations."""
 
     kind: str
     """job, pool, node, account, site, ..."""
@@ -178,7 +178,7 @@ class DiffAnswer(Answer, frozen=True, kw_only=True):
 
 
 class LeaderTermView(View, frozen=True, kw_only=True):
-    """One leader's term in the ledger."""
+    """Leader's term in the ledger."""
 
     term: int
     leader: str | None

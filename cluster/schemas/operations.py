@@ -124,7 +124,7 @@ Parameter = str | int | bool | None
 
 
 class ApiOperation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
-    """One operation of the API."""
+    """Operation of the API."""
 
     name: str
     method: str
@@ -156,7 +156,7 @@ class ApiOperation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
 
     @property
     def has_body(self) -> bool:
-        """Whether a request carries a body."""
+        """Return whether a request carries a body."""
         return self.request is not NoneType
 
     @property

@@ -14,7 +14,7 @@ NeedKind = Literal[
 
 
 class NeedView(View, frozen=True, kw_only=True):
-    """One item that needs attention."""
+    """Item that needs attention."""
 
     kind: NeedKind
     subject: str
@@ -30,7 +30,7 @@ class NeedView(View, frozen=True, kw_only=True):
 
 
 class TransfersSummary(View, frozen=True, kw_only=True):
-    """All transfers that are running, queued, or need attention."""
+    """Transfers that are running, queued, or need attention."""
 
     moving: int = 0
     queued: int = 0
@@ -78,7 +78,7 @@ class PoolStepView(View, frozen=True, kw_only=True):
 
 
 class PoolUseView(View, frozen=True, kw_only=True):
-    """One pool over time."""
+    """Pool over time."""
 
     name: str
     unit: str = "bytes"

@@ -4,7 +4,7 @@ from cluster.schemas.base import Answer, View
 
 
 class SessionView(View, frozen=True, kw_only=True):
-    """One session at the revision of the response."""
+    """Session at the revision of the response."""
 
     session: int
     actor: str

@@ -8,7 +8,7 @@ TransferState = Literal["queued", "moving", "retrying", "failed"]
 
 
 class TransferView(View, frozen=True, kw_only=True):
-    """One operation: its replicated `state`, and its agent's last reported progress, which only the leader knows.
+    """Operation: its replicated `state`, and its agent's last reported progress, which only the leader knows.
 
     Counts are 0 before the first report.
     """
@@ -61,7 +61,7 @@ class TransfersAnswer(Answer, frozen=True, kw_only=True):
 
 
 class LeftOutView(View, frozen=True, kw_only=True):
-    """One file or directory that was not moved."""
+    """File or directory that was not moved."""
 
     path: str
     reason: str
@@ -127,7 +127,7 @@ class CheckpointView(View, frozen=True, kw_only=True):
 
 
 class NotExportedView(View, frozen=True, kw_only=True):
-    """One output that was not staged out."""
+    """Output that was not staged out."""
 
     path: str
     why: str

@@ -23,7 +23,7 @@ CERTIFICATES_LISTED_MAX: Final = 10_000
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """One certificate file. Times are instants, µs.
+    """Certificate file. Times are instants, µs.
 
     `problem` explains why a file is unreadable, and is empty otherwise.
     """

@@ -63,7 +63,7 @@ class LimitKind(IntEnum):
 
     @property
     def counts_space(self) -> bool:
-        """Whether its value is a size (or a size times minutes), and may be of one pool."""
+        """Return whether its value is a size (or a size times minutes), and may be of one pool."""
         return self not in _COUNTS
 
 
@@ -128,7 +128,7 @@ TRES_PREFIX = "bb/"
 
 
 class Limit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One limit. `tres` is the NAME of `bb/NAME`: a pool, or a provider's name for all pools together; empty for
+    """Limit. `tres` is the NAME of `bb/NAME`: a pool, or a provider's name for all pools together; empty for
     what is no space. `value` counts bytes (units of the pool where it counts those), times minutes where the kind does.
     """
 
@@ -137,7 +137,7 @@ class Limit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     value: int
 
     def counts(self, pool: str) -> bool:
-        """Whether space of the pool counts for it."""
+        """Return whether space of the pool counts for it."""
         return self.tres == pool or self.tres in PROVIDERS
 
 
@@ -149,7 +149,7 @@ class AccountUser(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One account. What its users have counts for it and for its parents, up to the one without a parent."""
+    """Account. What its users have counts for it and for its parents, up to the one without a parent."""
 
     name: str
     parent: str = ""
@@ -171,7 +171,7 @@ def with_members_sorted(account: Account) -> Account:
 
 
 class Qos(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One quality of service."""
+    """Quality of service."""
 
     name: str
     priority: int = 0
@@ -184,7 +184,7 @@ class Qos(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Whether a job that a limit for each job forbids is refused at submit instead of waiting (Flags=DenyOnLimit)."""
 
     def admits(self, user: str, account: str) -> bool:
-        """Whether a job of the user in the account may use it."""
+        """Return whether a job of the user in the account may use it."""
         return not (self.users or self.accounts) or user in self.users or account in self.accounts
 
 
@@ -253,7 +253,7 @@ _GROUP = frozenset(
 
 
 def is_of_group(limit: Limit) -> bool:
-    """Whether the limit is for all jobs together."""
+    """Return whether the limit is for all jobs together."""
     return limit.kind in _GROUP
 
 
@@ -405,7 +405,7 @@ _DIGITS: Final = re.compile(r"[1-9a-f][0-9a-f]{0,39}", re.ASCII)
 
 
 class Revocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One certificate, or all of one holder: `serial:1f2e…` or `user:alan`."""
+    """Certificate, or all of one holder: `serial:1f2e…` or `user:alan`."""
 
     certificate: str
     reason: str = ""

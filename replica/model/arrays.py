@@ -80,17 +80,17 @@ _STARTED = (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED)
 
 
 def is_ahead(job: Job, buffer: Buffer | None) -> bool:
-    """Whether the job holds space and has not started."""
+    """Return whether the job holds space and has not started."""
     return job.state is JobState.PENDING and buffer is not None and buffer.state in _WITH_SPACE
 
 
 def is_active(job: Job, buffer: Buffer | None) -> bool:
-    """Whether the job counts against the throttle of its array."""
+    """Return whether the job counts against the throttle of its array."""
     return job.state in _STARTED or is_ahead(job, buffer)
 
 
 def is_waiting(job: Job, buffer: Buffer | None) -> bool:
-    """Whether a pending job that no earlier gate keeps back would become active: it needs room in its array."""
+    """Return whether a pending job that no earlier gate keeps back would become active: it needs room in its array."""
     return job.state is JobState.PENDING and (buffer is None or buffer.state is BufferState.PENDING)
 
 
@@ -139,7 +139,7 @@ def _throttle(request: JobRequest) -> int:
 
 
 def is_gated(request: JobRequest) -> bool:
-    """Whether anything limits how many tasks of the job's array may go at once."""
+    """Return whether anything limits how many tasks of the job's array may go at once."""
     return request.array is not None and (request.array.throttle > 0 or request.buffer is not None)
 
 

@@ -205,7 +205,7 @@ class Access(IntEnum):
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One `stage_in` or `stage_out`: `outside` is an absolute path, `inside` starts with one of the buffer's
+    """A `stage_in` or `stage_out`: `outside` is an absolute path, `inside` starts with one of the buffer's
     variables.
     """
 
@@ -277,7 +277,7 @@ PERSISTENT_STATES = frozenset({BufferState.ALLOCATING, BufferState.ALLOCATED, Bu
 
 
 class PersistentBuffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One persistent buffer: it holds its space from allocating to deleted (law 8), whatever jobs do. Times are
+    """Persistent buffer: it holds its space from allocating to deleted (law 8), whatever jobs do. Times are
     Instants, sizes bytes (units of the pool where it counts those).
     """
 

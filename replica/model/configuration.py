@@ -150,17 +150,17 @@ class Configured(Protocol):
 
 
 def teardown_on_failure(site: Site) -> bool:
-    """Whether a job whose stage-in failed for good is torn down before it is held (Flags=TeardownFailure)."""
+    """Return whether a job whose stage-in failed for good is torn down before it is held (Flags=TeardownFailure)."""
     return "TeardownFailure" in site.flags
 
 
 def private_data(site: Site) -> bool:
-    """Whether users see only what is their own (Flags=PrivateData)."""
+    """Return whether users see only what is their own (Flags=PrivateData)."""
     return "PrivateData" in site.flags
 
 
 def users_may_make_persistent(site: Site) -> bool:
-    """Whether others than operators may create and destroy persistent buffers (Flags=EnablePersistent)."""
+    """Return whether others than operators may create and destroy persistent buffers (Flags=EnablePersistent)."""
     return "EnablePersistent" in site.flags
 
 

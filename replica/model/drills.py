@@ -53,7 +53,7 @@ class DrillVerdict(IntEnum):
 
 
 class Drill(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One drill."""
+    """Drill."""
 
     id: int
     scenario: str
@@ -96,12 +96,12 @@ class Drill(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return min(self.latest, Instant(max(self.at, self.renewed_at) + self.lease_s * MICROSECONDS_PER_SECOND))
 
     def is_due_for_renewal(self, at: Instant) -> bool:
-        """Whether a word of who carries it out is worth an event: a third of its lease is over."""
+        """Return whether a word of who carries it out is worth an event: a third of its lease is over."""
         since = at - max(self.at, self.renewed_at)
         return self.lease_s > 0 and 3 * since >= self.lease_s * MICROSECONDS_PER_SECOND
 
     def is_under_way(self, at: Instant) -> bool:
-        """Whether it may still be carried out."""
+        """Return whether it may still be carried out."""
         return self.verdict is DrillVerdict.UNDER_WAY and at < self.until
 
 

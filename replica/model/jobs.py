@@ -83,7 +83,7 @@ class ExternalJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def name(self) -> str:
-        """How people name it: `slurm:42`."""
+        """Name shown to users: `slurm:42`."""
         return external_job_name(self.scheduler, self.job)
 
 
@@ -140,7 +140,7 @@ class Scheduler(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One job. Times are Instants; NEVER where it has not happened."""
+    """Job. Times are Instants; NEVER where it has not happened."""
 
     id: int
     request: JobRequest
@@ -192,7 +192,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def called(self) -> str:
-        """How people name it: `42`, an external job `slurm:42`."""
+        """Name shown to users: `42`, an external job `slurm:42`."""
         return str(self.id) if self.external_job is None else self.external_job.name
 
     @property

@@ -41,7 +41,7 @@ MAIL_TYPES = (NONE, ALL, *(kind.word for kind in MailKind))
 
 
 class Mail(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One mail that is owed: all that it says, so that the job may be purged before it is sent."""
+    """Mail that is owed: all that it says, so that the job may be purged before it is sent."""
 
     job: int
     kind: MailKind

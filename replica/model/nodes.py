@@ -11,7 +11,7 @@ from replica.values import NEVER, Instant
 
 
 class NodeState(IntEnum):
-    """Whether a node gets new work; the numbers are wire numbers (law 12)."""
+    """Return whether a node gets new work; the numbers are wire numbers (law 12)."""
 
     UP = 1
     DOWN = 2
@@ -40,7 +40,7 @@ class AdmittedNode(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One node. `instance` changes with every start of its agent, `storage_id` only when its disk is another one."""
+    """Node. `instance` changes with every start of its agent, `storage_id` only when its disk is another one."""
 
     name: str
     cpus: int
@@ -67,12 +67,12 @@ class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_mover(self) -> bool:
-        """Whether its agent stages for shared filesystems, and runs no scripts."""
+        """Return whether its agent stages for shared filesystems, and runs no scripts."""
         return bool(self.filesystems)
 
     @property
     def is_up(self) -> bool:
-        """Whether it gets new work."""
+        """Return whether it gets new work."""
         return not self.down and not self.drained
 
     @property

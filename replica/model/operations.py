@@ -45,8 +45,9 @@ _NOTHING_ORDERED = (ExternalJobStep.SET_UP, ExternalJobStep.LINGERING)
 
 
 def is_ordered(job: Job, buffer: Buffer) -> bool:
-    """Whether what its buffer's state stands for is done by an agent. An external job is run by its scheduler, and
-    staged in when that says so, not when it has its space.
+    """Return whether an agent performs the operation of the buffer's state.
+
+    The scheduler of an external job runs it, and orders its stage-in independently of its space.
     """
     external_job = job.external_job
     if external_job is None:

@@ -66,7 +66,7 @@ NO_STATUS = JobStatus()
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to do, as agents read it (JSON object). Durations are seconds, sizes bytes."""
+    """Thing to do, as agents read it (JSON object). Durations are seconds, sizes bytes."""
 
     job: int
     attempt: int

@@ -42,17 +42,17 @@ class PartitionState(IntEnum):
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether jobs may be submitted to it."""
+        """Return whether jobs may be submitted to it."""
         return self in (PartitionState.UP, PartitionState.DOWN)
 
     @property
     def starts_jobs(self) -> bool:
-        """Whether jobs of it may get space and CPUs."""
+        """Return whether jobs of it may get space and CPUs."""
         return self in (PartitionState.UP, PartitionState.DRAIN)
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One partition. What its users hold or run already is never taken from them by a change of it."""
+    """Partition. What its users hold or run already is never taken from them by a change of it."""
 
     name: str
     nodes: tuple[str, ...] = ()
@@ -71,11 +71,11 @@ class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Who may use it: these users, and jobs of these accounts; empty: everybody. Both must hold, as in Slurm."""
 
     def admits(self, user: str, account: str) -> bool:
-        """Whether a job of the user in the account may use it."""
+        """Return whether a job of the user in the account may use it."""
         return (not self.users or user in self.users) and (not self.accounts or account in self.accounts)
 
     def has(self, node: str) -> bool:
-        """Whether the node is one of its nodes."""
+        """Return whether the node is one of its nodes."""
         if self.every_node:
             return True
         place = bisect_left(self.nodes, node)
@@ -92,7 +92,7 @@ def place_name(partitions: Partitions, partition: str) -> str:
 
 
 def is_in(partitions: Partitions, place: str, node: str) -> bool:
-    """Whether a node is among those of a `place_name`."""
+    """Return whether a node is among those of a `place_name`."""
     if not place:
         return True
     found = partitions.get(place)

@@ -40,7 +40,7 @@ class PoolUnit(IntEnum):
 
 
 class Pool(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One pool. `quantity_bytes` is what it has in all, `out_of_service_bytes` what an operator has taken away for
+    """Pool. `quantity_bytes` is what it has in all, `out_of_service_bytes` what an operator has taken away for
     now.
     """
 
@@ -139,7 +139,7 @@ def format_slurm_amount(amount: int, unit: PoolUnit = PoolUnit.BYTES) -> str:
 
 
 class SharedFilesystem(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One shared filesystem. It is found below `path` on every node that runs jobs and on every mover."""
+    """Shared filesystem. It is found below `path` on every node that runs jobs and on every mover."""
 
     name: str
     path: str
@@ -159,7 +159,7 @@ class SeenFilesystem(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def are_nested(one: str, other: str) -> bool:
-    """Whether two paths of shared filesystems are the same, or one is below the other."""
+    """Return whether two paths of shared filesystems are the same, or one is below the other."""
     return one == other or one.startswith(other + "/") or other.startswith(one + "/")
 
 

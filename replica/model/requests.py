@@ -34,7 +34,7 @@ class DependencyKind(IntEnum):
 
     @property
     def of_array(self) -> bool:
-        """Whether it is about all tasks of an array."""
+        """Return whether it is about all tasks of an array."""
         return self > 10
 
     @property
@@ -49,14 +49,14 @@ class DependencyKind(IntEnum):
 
 
 class Dependency(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One condition on one other job; all of a job's dependencies must hold."""
+    """Condition on one other job; all of a job's dependencies must hold."""
 
     kind: DependencyKind
     job: int
 
 
 class CreatePersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One `create_persistent`. `capacity_bytes` counts units where the pool does; `pool` empty: the default pool."""
+    """A `create_persistent`. `capacity_bytes` counts units where the pool does; `pool` empty: the default pool."""
 
     name: str
     capacity_bytes: int
@@ -72,7 +72,7 @@ class CreatePersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DestroyPersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One `destroy_persistent`; `hurry`: without its stage-out."""
+    """A `destroy_persistent`; `hurry`: without its stage-out."""
 
     name: str
     hurry: bool = False
@@ -80,7 +80,7 @@ class DestroyPersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ListTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One `stage_in` or `stage_out` (`outgoing`) with `type=list`: `source` is the file that lists what to move."""
+    """A `stage_in` or `stage_out` (`outgoing`) with `type=list`: `source` is the file that lists what to move."""
 
     outgoing: bool
     source: str

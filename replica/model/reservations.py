@@ -24,7 +24,7 @@ class ReservedSpace(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Reservation(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One reservation. Times are Instants; from `start_at` on, up to but not including `end_at`."""
+    """Reservation. Times are Instants; from `start_at` on, up to but not including `end_at`."""
 
     name: str
     start_at: Instant
@@ -37,7 +37,7 @@ class Reservation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Whether it has begun: an event, so that a reason is a function of a State."""
 
     def admits(self, user: str, account: str) -> bool:
-        """Whether a job of the user in the account may use it."""
+        """Return whether a job of the user in the account may use it."""
         return user in self.users or (bool(account) and account in self.accounts)
 
     def size_in(self, pool: str) -> int:

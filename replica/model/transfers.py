@@ -58,7 +58,7 @@ has all."""
 
 
 class LeftOut(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One thing that was not moved: `path` with bytes that are no UTF-8 escaped, as Python's `backslashreplace`."""
+    """Thing that was not moved: `path` with bytes that are no UTF-8 escaped, as Python's `backslashreplace`."""
 
     path: str
     reason: str
@@ -190,7 +190,7 @@ agents say one every minute at most, and the ledger is no place for more."""
 
 
 def is_due(former: TransferCheckpoint | None, checkpoint: TransferCheckpoint, at: Instant) -> bool:
-    """Whether a checkpoint that is said at `at` is to be written down after the `former` one."""
+    """Return whether a checkpoint that is said at `at` is to be written down after the `former` one."""
     if former is None or (former.stage, former.attempt) != (checkpoint.stage, checkpoint.attempt):
         return True
     grown = checkpoint.size_bytes - former.size_bytes

@@ -41,7 +41,7 @@ class SchedulingClass(NamedTuple):
 
     @property
     def limits_runs(self) -> bool:
-        """Whether a limit or a licence may keep those of this class from running, and not those behind them."""
+        """Return whether a limit or a licence may keep those of this class from running, and not those behind them."""
         return bool(self.account or self.qos or self.licenses)
 
 
@@ -57,15 +57,16 @@ def scheduling_class_of(request: JobRequest) -> SchedulingClass | None:
 
 
 def takes_cpus(job: Job, buffer: Buffer | None) -> bool:
-    """Whether CPUs of the job's node are taken: from the order to run to the end of post-run, but not while the job is
-    suspended. As in Slurm, a job that is resumed takes them again at once, whoever has them by then.
+    """Return whether the job takes CPUs of its node: from the order to run to the end of post-run, unless suspended.
+
+    As in Slurm, a resumed job takes them again at once, even if other jobs use them by then.
     """
     on_node = job.state in _ON_CPUS or (buffer is not None and buffer.state is BufferState.POST_RUN)
     return on_node and job.external_job is None
 
 
 def is_running(job: Job, buffer: Buffer | None) -> bool:
-    """Whether the job counts as one that runs: it does while it is suspended, too."""
+    """Return whether the job counts as one that runs: it does while it is suspended, too."""
     return (job.state is JobState.SUSPENDED and job.external_job is None) or takes_cpus(job, buffer)
 
 

@@ -150,7 +150,7 @@ def waiting_verdict(current: PassState, job_id: int) -> Verdict:
 
 
 def _still_waits(current: PassState, job_id: int) -> bool:
-    """Whether a job that was passed as often as may be waits for space, not for a limit, a node or a reservation."""
+    """Return whether a job passed over as often as allowed waits for space, not for a limit, node or reservation."""
     state = current.state
     request = space_request_of(state, state.jobs[job_id], state.buffers[job_id])
     return space_decision(current, request) not in NOT_QUEUED
@@ -190,8 +190,9 @@ def lingering_given_up(
 
 
 def comes_for(request: SpaceRequest, buffer: Buffer) -> bool:
-    """Whether a request waits for the space of a buffer that drains: an external job, which waits for seconds, only for
-    what is being removed, and not for a stage-out.
+    """Return whether a request waits for the space of a draining buffer.
+
+    An external job waits for seconds only: for buffers being removed, not for a stage-out.
     """
     return request.job.external_job is None or buffer.state in BEING_REMOVED
 

@@ -55,7 +55,7 @@ Flat = dict[str, Any]
 
 
 class RecordChange(NamedTuple):
-    """One changed record: its fields before and after, None if it did not exist."""
+    """Changed record: its fields before and after, None if it did not exist."""
 
     kind: str
     name: str

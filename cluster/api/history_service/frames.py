@@ -61,7 +61,7 @@ class PastQuery(_Frame, frozen=True, tag=20):
 
 
 class JobRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One command about a job, and the job's state after it."""
+    """Command about a job, and the job's state after it."""
 
     revision: int
     batch: bytes
@@ -168,7 +168,7 @@ class EventPageQuery(_Frame, frozen=True, tag=22):
 
 
 class CommandEvents(msgspec.Struct, frozen=True, array_like=True):
-    """One command of a page."""
+    """Command of a page."""
 
     revision: int
     batch: bytes
@@ -222,7 +222,7 @@ class TermsQuery(_Frame, frozen=True, tag=26):
 
 
 class LeaderTerm(msgspec.Struct, frozen=True, array_like=True):
-    """One term of the ledger."""
+    """Term of the ledger."""
 
     term: int
     leader: str
@@ -250,7 +250,7 @@ class PoolUseQuery(_Frame, frozen=True, tag=28):
 
 
 class PoolUseSteps(msgspec.Struct, frozen=True, array_like=True):
-    """One pool over time: unit, and steps of held, served and total capacity."""
+    """Pool over time: unit, and steps of held, served and total capacity."""
 
     name: str
     unit: int

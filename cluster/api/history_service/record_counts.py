@@ -98,7 +98,7 @@ class RecordCounts:
 
     @property
     def is_reading(self) -> bool:
-        """Whether rows from before this process started are still to be compared with the ledger."""
+        """Return whether rows from before this process started are still to be compared with the ledger."""
         return self._counts is not None and not self._is_compared
 
     def _compare(self) -> None:

@@ -55,7 +55,7 @@ Ask = Callable[[ApiOperation[Any, Any], dict[str, str], dict[str, str]], Awaitab
 
 
 class PageQuery(NamedTuple):
-    """One API query of a page."""
+    """API query of a page."""
 
     operation: ApiOperation[Any, Any]
     params: dict[str, str] = {}
@@ -74,7 +74,7 @@ class QueryError(NamedTuple):
 
 
 class Page(NamedTuple):
-    """One page: template, title, allowed query parameters, and API queries."""
+    """Page: template, title, allowed query parameters, and API queries."""
 
     template: str
     title: str

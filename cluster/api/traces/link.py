@@ -69,7 +69,7 @@ class Tracer:
 
     @property
     def is_on(self) -> bool:
-        """Whether a collector is configured."""
+        """Return whether a collector is configured."""
         return bool(self._config.endpoint)
 
     def renew(self, config: TracesConfig) -> None:

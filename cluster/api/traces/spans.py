@@ -84,7 +84,7 @@ class JobStep(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has finished."""
+        """Return whether the job has finished."""
         return self.state in ENDED and self.buffer in (None, BufferState.COMPLETE)
 
     @property
@@ -104,7 +104,7 @@ class SpanEvent(NamedTuple):
 
 
 class JobSpan(NamedTuple):
-    """One span; times are those of the ledger."""
+    """Span; times are those of the ledger."""
 
     span_id: bytes
     parent_id: bytes | None

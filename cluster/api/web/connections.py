@@ -55,7 +55,7 @@ FIXED_HEADERS: Mapping[str, str] = {
 
 
 class ApiConnection(HttpConnection):
-    """One connection, counted for its peer."""
+    """Connection, counted for its peer."""
 
     __slots__ = ("certificate", "gone", "holder", "is_spoken_on", "made_s", "stranger")
 
@@ -119,7 +119,7 @@ class ApiConnection(HttpConnection):
 
     @property
     def shows_nothing(self) -> bool:
-        """Whether the peer showed no certificate; an invalid one excludes other authentication."""
+        """Return whether the peer showed no certificate; an invalid one excludes other authentication."""
         transport = self.transport
         return transport is not None and not transport.get_extra_info("peercert")
 

@@ -55,7 +55,7 @@ class DecodedSubmit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ApiRequest(msgspec.Struct):
-    """One request: authenticated, permitted to its role, decoded."""
+    """Request: authenticated, permitted to its role, decoded."""
 
     operation: ApiOperation[Any, Any]
     certificate: PeerCertificate
@@ -91,7 +91,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class StreamChunk(NamedTuple):
-    """One chunk of a stream."""
+    """Chunk of a stream."""
 
     payload: bytes
     farewell: bytes

@@ -117,7 +117,7 @@ class IdentityAssertions:
 
     @property
     def takes_munge(self) -> bool:
-        """Whether MUNGE credentials are accepted."""
+        """Return whether MUNGE credentials are accepted."""
         return self._rules.munge
 
     async def through_gateway(self, gateway: PeerCertificate, account: str) -> Voucher:

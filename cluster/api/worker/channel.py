@@ -170,7 +170,7 @@ class _LocalCommandClient:
 
 
 class _Connection(ReadingProtocol):
-    """One program's connection. Reads and results are processed in callbacks."""
+    """Program's connection. Reads and results are processed in callbacks."""
 
     def __init__(self, server: ChannelServer) -> None:
         super().__init__(server.buffer)
@@ -324,7 +324,7 @@ class _Connection(ReadingProtocol):
                 asker.report_failure(internal_error(FAULT_REMEDY, "unknown"))
 
     def has_waiting(self, asker: _LocalCommandClient) -> bool:
-        """Whether a command is to be answered: not once the program has gone, or was told that nobody knows."""
+        """Return whether a command still needs an answer: the program is connected and was not told it is unknown."""
         return self._waiting.get(asker.number) is asker
 
     def answer(self, asker: _LocalCommandClient, outcome: SuccessFrame | Problem | Redirect) -> None:

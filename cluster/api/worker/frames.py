@@ -1,7 +1,7 @@
-"""What a door and its core say to each other: MessagePack frames with a length before each, over a Unix socket.
+"""Protocol between an API worker and its controller: length-prefixed MessagePack frames over a Unix socket.
 
-The two ends are of one release, since a core starts its doors itself; the version is checked all the same, and kinds
-are append-only. A number is the door's own, and names a request or a command until it is answered.
+Both ends are of one release, because the controller starts its workers; the version is checked nevertheless, and kinds
+are append-only. A number belongs to the worker, and identifies a request or command until it is answered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Number = int
 
 
 class WorkerFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What all frames have in common."""
+    """Base of all frames."""
 
 
 class Greeting(WorkerFrame, frozen=True, tag=1):

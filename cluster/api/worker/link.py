@@ -267,7 +267,7 @@ class RemoteBackend(ReadingProtocol):
 
 
 class RemoteProgram:
-    """One connection of the channel."""
+    """Connection of the channel."""
 
     def __init__(self, core: RemoteBackend, number: int) -> None:
         self._core = core

@@ -408,7 +408,7 @@ def restore_backup(**options: Any) -> None:
 
 
 class WrittenProof(msgspec.Struct, frozen=True, kw_only=True):
-    """What `audit prove --json` prints."""
+    """Output of `audit prove --json`."""
 
     path: str
     records: int

@@ -130,7 +130,7 @@ def show_keys(as_json: bool) -> None:
 
 
 class ConsistencyShown(msgspec.Struct, frozen=True, kw_only=True):
-    """What `audit consistency --json` prints of a ledger that goes on from a checkpoint that was kept."""
+    """Output of `audit consistency --json` of a ledger that goes on from a checkpoint that was kept."""
 
     size_before: int
     """Entries of which the kept checkpoint is."""

@@ -45,7 +45,7 @@ class RefusedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WitnessAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `audit witness list --json` prints."""
+    """Output of `audit witness list --json`."""
 
     key: str
     logs: tuple[WitnessedLog, ...]
@@ -53,7 +53,7 @@ class WitnessAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What `audit witness key --json` prints."""
+    """Output of `audit witness key --json`."""
 
     key: str
     """What others verify its cosignatures with."""

@@ -44,7 +44,7 @@ PROGRESS_S: Final = 1.0
 
 
 class HeldBuffer(msgspec.Struct, frozen=True, kw_only=True):
-    """One directory of a node, as `node buffers --json` prints it."""
+    """Directory of a node, as `node buffers --json` prints it."""
 
     path: str
     job_id: int | None = None

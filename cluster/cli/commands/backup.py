@@ -42,7 +42,7 @@ _SNAPSHOT_NAME = re.compile(r"snapshot-[0-9]{20}-[0-9]+\.fbs", re.ASCII)
 
 
 class FetchedView(msgspec.Struct, frozen=True, kw_only=True):
-    """What `backup create --json` prints."""
+    """Output of `backup create --json`."""
 
     path: str
     replica: str

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class CertificateRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One certificate as `cert list --json` prints it; times are ISO 8601 in UTC."""
+    """Certificate as `cert list --json` prints it; times are ISO 8601 in UTC."""
 
     name: str
     role: str
@@ -55,14 +55,14 @@ class CertificateRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CertificatesAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `cert list --json` prints."""
+    """Output of `cert list --json`."""
 
     directory: str
     certificates: tuple[CertificateRow, ...]
 
 
 class IssuedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `cert issue --json` prints."""
+    """Output of `cert issue --json`."""
 
     certificate: str
     key: str
@@ -70,7 +70,7 @@ class IssuedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuthorityAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `cert renew-authority --json` and `retire-authority --json` print."""
+    """Output of `cert renew-authority --json` and `retire-authority --json`."""
 
     authority: str
     """The file with the authorities that are believed."""

@@ -50,7 +50,7 @@ _STANDARD: Final = Founding()
 
 
 class FoundedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `init --json` prints."""
+    """Output of `init --json`."""
 
     config: str
     replicas: int

@@ -37,7 +37,7 @@ Print = Callable[[str], None]
 
 
 class Child(NamedTuple):
-    """One process to start: its name in the output and its command."""
+    """Process to start: its name in the output and its command."""
 
     name: str
     kind: str
@@ -45,7 +45,7 @@ class Child(NamedTuple):
 
 
 class Running(NamedTuple):
-    """One process that was started."""
+    """Process that was started."""
 
     child: Child
     process: asyncio.subprocess.Process

@@ -113,7 +113,7 @@ _OWN_WORD = (
 
 
 class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `cluster probe --json` prints."""
+    """Output of `cluster probe --json`."""
 
     replicas: tuple[ReplicaStatus, ...]
     comparison: Comparison | None = None

@@ -136,7 +136,7 @@ def names(context: click.Context, parameter: click.Parameter, value: str | None)
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """One kind of record that a site keeps: listed, shown, changed and deleted as the others are."""
+    """Kind of record that a site keeps: listed, shown, changed and deleted as the others are."""
 
     word: str
     """What one is called in sentences."""

@@ -230,7 +230,7 @@ def _show(pool: PoolView, as_json: bool) -> None:
 
 
 class MarkedFilesystem(msgspec.Struct, frozen=True, kw_only=True):
-    """What `pool filesystem mark --json` prints."""
+    """Output of `pool filesystem mark --json`."""
 
     path: str
     identity: str

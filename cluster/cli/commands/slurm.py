@@ -31,7 +31,7 @@ _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, readable=False)
 
 
 class InstallAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `slurm install --json` prints: paths, and sentences."""
+    """Output of `slurm install --json`: paths, and sentences."""
 
     written: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()

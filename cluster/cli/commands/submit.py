@@ -84,7 +84,7 @@ REQUEST_PLACES: Final = ("script", "--bb")
 
 
 class _Script(NamedTuple):
-    """One script of the command, and what is sent for it."""
+    """Script of the command, and what is sent for it."""
 
     name: str
     prepared: Prepared

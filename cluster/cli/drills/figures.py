@@ -15,7 +15,7 @@ otherwise."""
 
 
 class Probe(msgspec.Struct):
-    """One question of a drill's client. Times are seconds of its monotonic clock."""
+    """Question of a drill's client. Times are seconds of its monotonic clock."""
 
     sent_s: float
     answered_s: float | None = None

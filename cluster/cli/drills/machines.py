@@ -103,7 +103,7 @@ class Machines:
 
 
 class Alarm:
-    """One expression, asked again and again. Whoever cannot be asked has not said that all is well."""
+    """Expression, asked again and again. Whoever cannot be asked has not said that all is well."""
 
     def __init__(self, prometheus: str, stop_when: str) -> None:
         self._url = f"{prometheus.rstrip('/')}/api/v1/query"

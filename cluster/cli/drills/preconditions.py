@@ -107,7 +107,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Precondition(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that must hold; `figure` is what was found."""
+    """Thing that must hold; `figure` is what was found."""
 
     name: str
     holds: bool

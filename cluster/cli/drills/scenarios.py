@@ -29,7 +29,7 @@ NODE_DOWN_MORE_S: Final = 5
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of drill."""
+    """Kind of drill."""
 
     name: str
     of: str
@@ -63,7 +63,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_agent(self) -> bool:
-        """Whether its target is an agent."""
+        """Return whether its target is an agent."""
         return self.of == "agent"
 
 

@@ -141,7 +141,7 @@ def parse_dependencies(text: str) -> tuple[str, ...]:
 
 
 def is_any(text: str) -> bool:
-    """Whether one of the dependencies is enough."""
+    """Return whether one of the dependencies is enough."""
     return "?" in text
 
 

@@ -260,7 +260,7 @@ OTHER_MAIL_TYPES: Final = frozenset(
 
 
 def _is_text(text: str) -> bool:
-    """Whether a word of the command line, or of its environment, is UTF-8."""
+    """Return whether a word of the command line, or of its environment, is UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

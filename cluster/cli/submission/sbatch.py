@@ -43,7 +43,7 @@ CONTROL_WORDS_SHOWN: Final = 24
 
 
 class Word(NamedTuple):
-    """One word of a line, unquoted, and the column (from 1) at which it starts."""
+    """Word of a line, unquoted, and the column (from 1) at which it starts."""
 
     text: str
     column: int

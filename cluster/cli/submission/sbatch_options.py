@@ -12,7 +12,7 @@ from cluster.schemas import JOB_FIELDS
 
 
 class Value(StrEnum):
-    """Whether an option takes a value."""
+    """Return whether an option takes a value."""
 
     NONE = "none"
     OPTIONAL = "optional"
@@ -29,7 +29,7 @@ class Treatment(StrEnum):
 
 
 class Option(NamedTuple):
-    """One option of sbatch."""
+    """Option of sbatch."""
 
     long: str
     short: str = ""

@@ -58,7 +58,7 @@ _ORDER: Final = {
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One letter of a format: what it is called in the heading, and what it shows of a job at a time, µs."""
+    """Letter of a format: what it is called in the heading, and what it shows of a job at a time, µs."""
 
     heading: str
     shows: Callable[[JobView, Instant], str]
@@ -121,7 +121,7 @@ def _time(iso: str | None) -> str:
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One column of a format: the text before it, its field (None: the text is all), width 0 for as wide as it is."""
+    """Column of a format: the text before it, its field (None: the text is all), width 0 for as wide as it is."""
 
     before: str
     field: Field | None

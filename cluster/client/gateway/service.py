@@ -77,7 +77,7 @@ class _Refusal(Exception):
 
 
 class _Connection(HttpConnection):
-    """One client connection with the UID reported by the kernel."""
+    """Client connection with the UID reported by the kernel."""
 
     __slots__ = ("full", "uid")
 

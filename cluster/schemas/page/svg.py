@@ -59,7 +59,7 @@ def number(value: float) -> str:
 
 
 class ChartBar(NamedTuple):
-    """One bar: row, start, end, colour class and title."""
+    """Bar: row, start, end, colour class and title."""
 
     row: int
     from_us: int
@@ -69,7 +69,7 @@ class ChartBar(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One line or area: name, class, and steps (at_us, value), each valid until the next."""
+    """Line or area: name, class, and steps (at_us, value), each valid until the next."""
 
     name: str
     kind: str

@@ -75,7 +75,7 @@ def parse_key(text: str) -> VerifierKey:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One unverified signature line: after the key ID, 64 bytes, or 72 for a cosignature."""
+    """Unverified signature line: after the key ID, 64 bytes, or 72 for a cosignature."""
 
     name: str
     key_id: bytes

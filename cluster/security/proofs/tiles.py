@@ -26,7 +26,7 @@ class TileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One tile: `width` hashes (1 to 256) of tile level `level`, starting at index * 256; level None: a bundle."""
+    """Tile: `width` hashes (1 to 256) of tile level `level`, starting at index * 256; level None: a bundle."""
 
     level: int | None
     index: int

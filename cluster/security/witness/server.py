@@ -47,7 +47,7 @@ HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosnif
 
 
 class _Connection(HttpConnection):
-    """One connection, which can be replaced until its request is being decided."""
+    """Connection, which can be replaced until its request is being decided."""
 
     __slots__ = ("is_decided_about",)
 

@@ -93,7 +93,7 @@ def logs_in(text: str) -> list[WitnessedLog]:
 
 
 class CheckpointWitness:
-    """One witness. Its calls block on the disk, so they run in a thread, one at a time."""
+    """Witness. Its calls block on the disk, so they run in a thread, one at a time."""
 
     def __init__(
         self, name: str, private: Ed25519PrivateKey, logs: Iterable[WitnessedLog], seen: CheckpointStore, clock: Clock

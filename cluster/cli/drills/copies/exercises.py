@@ -73,7 +73,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Exercise:
-    """One drill on a copy. `room_fault` says why it has to end before its time, for whoever watches it."""
+    """Drill on a copy. `room_fault` says why it has to end before its time, for whoever watches it."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class CopyFailed(Exception):
 
 
 class Copy:
-    """One copy, in a private directory whose lock its processes hold."""
+    """Copy, in a private directory whose lock its processes hold."""
 
     def __init__(self, directory: Path, lock: int, original: Config, identity: str, clock: Clock) -> None:
         """`original`: of the cluster; `identity`: who is the copy's operator."""
