@@ -74,7 +74,7 @@ def test_the_faults_that_are_drawn_are_the_same_for_a_seed_and_spread_over_packa
 def test_the_nearest_tests_of_a_module_begin_with_its_own() -> None:
     module = Path("replica/scheduler/preemption.py")
     assert nearest_tests(TREE, module)[0] == Path("tests/replica/scheduler/test_preemption.py")
-    assert Path("tests/replica/test_places.py") in nearest_tests(TREE, Path("replica/operations/movers.py"))
+    assert Path("tests/replica/test_filesystems.py") in nearest_tests(TREE, Path("replica/operations/movers.py"))
 
 
 def test_the_equivalent_faults_are_faults_that_the_tree_can_have() -> None:

@@ -151,7 +151,7 @@ class Site(Submitted):
             path.chmod(mode)
         self.cluster.found({"fast": f"{self.grains}MiB/1MiB,default"}, "1GiB", accounts="switch")
         text = self.cluster.file.read_text()
-        filesystem = f'[[filesystem]]\nname = "bb"\npath = "{self.filesystem}"\n\n[[pool]]\nplace = "bb"\n'
+        filesystem = f'[[filesystem]]\nname = "bb"\npath = "{self.filesystem}"\n\n[[pool]]\nfilesystem = "bb"\n'
         text = text.replace("[[pool]]\n", filesystem, 1)
         text = re.sub(r"sources = .*", f'sources = ["{self.input}"]', text)
         text = re.sub(r"destinations = .*", f'destinations = ["{self.results}"]', text)

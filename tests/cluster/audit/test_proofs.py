@@ -121,7 +121,15 @@ def verdict(held: bytes, keys: Path, least: int = 1, *, whole: bool = False) -> 
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
             VERIFY.verify(held, dict(map(VERIFY.key_of, lines)), least, whole=whole)
-        except (VERIFY.Refused, ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError) as error:
+        except (
+            VERIFY.InvalidProof,
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            RecursionError,
+            OverflowError,
+        ) as error:
             return f"REFUSED: {error}"
     return printed.getvalue()
 

@@ -207,7 +207,7 @@ def test_what_movers_did_for_a_buffer_in_a_place_is_printed_and_compared(double:
     gone = asked(double, "--job", 511, "--filesystem", top)
     assert gone.exit_code == ExitCode.NOT_FOUND and "no receipt of job 511" in gone.stderr
     assert asked(double, "--job", 510, "--filesystem", harness.source).exit_code == ExitCode.BAD_INPUT
-    assert "say --filesystem PATH" in asked(double, "--job", 510).stderr
+    assert "give --filesystem PATH" in asked(double, "--job", 510).stderr
 
 
 def test_an_agent_without_a_node_and_a_buffer_that_is_gone_are_said(double: Double, harness: Harness) -> None:

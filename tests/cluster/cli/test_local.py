@@ -78,7 +78,7 @@ def test_init_overwrites_nothing_and_says_what_is_wrong(tmp_path: Path) -> None:
     before = (tmp_path / "c" / "forebay.toml").read_text()
     again = typed("cluster", "init", str(tmp_path / "c"))
     assert again.exit_code == ExitCode.BAD_INPUT
-    assert "there already" in again.stderr
+    assert "exists" in again.stderr
     assert (tmp_path / "c" / "forebay.toml").read_text() == before
 
 

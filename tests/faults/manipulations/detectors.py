@@ -173,7 +173,7 @@ class Member:
         scrub = Scrub(
             self.storage.ledger,
             found=self.scrubbed,
-            replace_damaged=lambda stretch, handed: replace_damaged(self.storage.environment, stretch, handed),
+            mend=lambda stretch, handed: replace_damaged(self.storage.environment, stretch, handed),
             peers=lambda: self.peers,
             ask=self.handed,
             clock=self.clock,
