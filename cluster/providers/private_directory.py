@@ -49,7 +49,10 @@ def private_directory() -> Iterator[str]:
 def _make_locked() -> tuple[str, int]:
     while True:
         path = tempfile.mkdtemp(prefix=PREFIX)
-        lock = open_directory(path)
+        try:
+            lock = open_directory(path)
+        except FileNotFoundError:
+            continue  # a concurrent cleanup has removed it already
         if try_lock(lock) and os.fstat(lock).st_nlink:
             return path, lock
         # A concurrent cleanup locked it first and will remove it.

@@ -136,7 +136,7 @@ MUTANTS: Final = (
     Mutant("an entry is passed over", _LOG + "apply_committed",
            "first = raft.applied_index + 1", "first = min(raft.applied_index + 2, raft.commit_index)", "raft", 0),
     Mutant("a slice of applying ends with an entry that was passed over", _LOG + "apply_committed",
-           "return  # next_due_s asks for another tick at once",
+           "return  # next_due_s requests another tick at once",
            "raft.applied_index += 1\n                return", "half_hour", 1),
     # snapshots
     Mutant("what a snapshot holds is not checked", _COMPACTION + "_follow_install",

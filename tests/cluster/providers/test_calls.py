@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from cluster.providers import OperationError, PoolReport
 from cluster.providers.calls import ProviderCalls, TooManyCalls, changes, foreign_bytes
 from cluster.providers.limits import CALLS_IDLE_MAX, CALLS_MAX, CALLS_WAITING_MAX
-from cluster.providers.private_directory import PREFIX
+from cluster.providers.private_directory import PREFIX, private_directory
 from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
 from cluster.system.processes import all_pids, descendants, environment_variables
 from replica.messages.commands import CONTROLLER, ChangePool
@@ -278,3 +279,14 @@ def test_a_replica_does_not_even_load_what_forks() -> None:
     code = "import cluster.serve, sys; print('cluster.providers.guard' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_directory_that_a_cleanup_removed_at_once_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = iter([str(tmp_path / "gone"), str(tmp_path / "there")])
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda prefix: next(made))
+    with private_directory() as directory:
+        assert directory == str(tmp_path / "there")
+    assert not (tmp_path / "there").exists()
