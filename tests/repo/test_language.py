@@ -3,7 +3,6 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -42,9 +41,18 @@ class Text(NamedTuple):
     text: str
 
 
+class Facts(NamedTuple):
+    """Facts about a module, gathered from one syntax tree, which is not kept."""
+
+    docstrings: tuple[Text, ...]
+    """Of the module, its classes and functions."""
+    public: tuple[tuple[int, str, bool], ...]
+    """Line and name of each public definition, and whether it is a class."""
+
+
 @cache
-def docstrings(path: Path) -> tuple[Text, ...]:
-    """Return the docstrings of a module, its classes and functions."""
+def facts_of(path: Path) -> Facts:
+    """Return the facts about a module, parsed once a process."""
     tree = ast.parse(text_of(path))
     found = []
     for node in ast.walk(tree):
@@ -53,7 +61,12 @@ def docstrings(path: Path) -> tuple[Text, ...]:
             if text is not None:
                 owner = getattr(node, "name", path.stem)
                 found.append(Text(f"{path}:{getattr(node, 'lineno', 1)}", type(node).__name__, owner, text))
-    return tuple(found)
+    public = [
+        (node.lineno, node.name, isinstance(node, ast.ClassDef))
+        for node in tree.body
+        if isinstance(node, Definition) and node.name[0] != "_"
+    ]
+    return Facts(tuple(found), tuple(public))
 
 
 def converted() -> list[Path]:
@@ -62,7 +75,7 @@ def converted() -> list[Path]:
 
 
 def test_no_docstring_begins_with_a_relative_clause() -> None:
-    found = [f"{one.place}: {one.text[:60]}" for path in converted() for one in docstrings(path)]
+    found = [f"{one.place}: {one.text[:60]}" for path in converted() for one in facts_of(path).docstrings]
     found = [line for line in found if FIRST_WORDS.match(line.partition(": ")[2])]
     assert found == [], "name the thing, or begin with Return"
 
@@ -71,7 +84,7 @@ def test_no_docstring_speaks_of_somebody() -> None:
     found = [
         f"{one.place}: {match[0]}"
         for path in converted()
-        for one in docstrings(path)
+        for one in facts_of(path).docstrings
         if (match := RIDDLES.search(one.text))
     ]
     assert found == [], "say user, operator, caller, client or replica"
@@ -80,26 +93,18 @@ def test_no_docstring_speaks_of_somebody() -> None:
 def test_no_public_function_or_class_is_a_bare_participle() -> None:
     found = []
     for path in converted():
-        for node in _public_definitions(ast.parse(text_of(path))):
-            name = node.name if not isinstance(node, ast.ClassDef) else node.name[0].lower() + node.name[1:]
-            if BARE.fullmatch(name) and name not in NAMED_EXCEPTIONS:
-                found.append(f"{path}:{node.lineno}: {node.name}")
+        for line, name, is_class in facts_of(path).public:
+            word = name[0].lower() + name[1:] if is_class else name
+            if BARE.fullmatch(word) and word not in NAMED_EXCEPTIONS:
+                found.append(f"{path}:{line}: {name}")
     assert found == [], "give it a verb, or a noun of its role"
-
-
-def _public_definitions(module: ast.Module) -> Iterator[Definition]:
-    """Yield the public functions and classes of a module."""
-    for node in module.body:
-        if isinstance(node, Definition) and node.name[0] != "_":
-            yield node
 
 
 def test_few_class_names_occur_twice() -> None:
     names: Counter[str] = Counter()
     for path in modules():
         if "messages" not in path.parts:
-            tree = ast.parse(text_of(path))
-            names.update({node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"})
+            names.update({name for _, name, is_class in facts_of(path).public if is_class})
     twice = sorted(name for name, count in names.items() if count > 1)
     assert len(twice) <= CLASS_NAMES_TWICE_MAX, twice
 
