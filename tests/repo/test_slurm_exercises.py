@@ -1,5 +1,6 @@
 """Exercises with a real Slurm: the scripts that they run, and what they say where a tool is missing."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from tests.faults import faults
 from tests.faults.kernel import Unable
 from tests.slurm.exercises import EXERCISES
 from tests.slurm.exercises.datawarp_scripts import Script, read_scripts
-from tests.slurm.exercises.deaths import CALLS, STATES, WAYS
+from tests.slurm.exercises.deaths import CALLS, STATES, WAYS, moment_and_way
 
 
 def test_there_are_thirty_scripts_of_datawarp() -> None:
@@ -30,10 +31,15 @@ def test_a_script_that_follows_another_comes_behind_it() -> None:
 
 
 def test_as_many_rounds_as_pairs_end_slurmctld_in_each_way_in_each_moment() -> None:
-    moments = (*CALLS, *STATES)
-    rounds = range(len(moments) * len(WAYS))
-    assert len({(number % len(moments), number % len(WAYS)) for number in rounds}) == len(rounds)
-    assert EXERCISES["slurmctld-kill"].size >= len(rounds)
+    rounds = len((*CALLS, *STATES)) * len(WAYS)
+    assert len({moment_and_way(number, WAYS, 1) for number in range(rounds)}) == rounds
+    assert EXERCISES["slurmctld-kill"].size >= rounds
+
+
+def test_each_way_ends_slurmctld_in_as_many_rounds() -> None:
+    size = EXERCISES["slurmctld-kill"].size
+    ways = Counter(moment_and_way(number, WAYS, 1)[1] for number in range(size))
+    assert set(ways.values()) == {size // len(WAYS)}
 
 
 def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

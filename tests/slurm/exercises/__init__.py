@@ -48,7 +48,7 @@ EXERCISES: Final = {
     "cancels": Exercise(cancels, 40),
     "options": Exercise(options, 1, lambda size: {"checked": True}),
     "leader-kill": Exercise(leader_kill, 50),
-    "slurmctld-kill": Exercise(slurmctld_kill, 30, lambda size: {"backup": True}),
+    "slurmctld-kill": Exercise(slurmctld_kill, 20),
     "takeover": Exercise(takeover, 8, lambda size: {"backup": True}),
     "reconfigure": Exercise(reconfigure, 8),
     "requeue": Exercise(requeue, 3, _interrupted),

@@ -146,13 +146,21 @@ async def leader_kill(site: Site, client: Client, rounds: int, seed: int) -> Fig
 
 # ---- slurmctld
 
-WAYS: Final = ("SIGTERM", "SIGKILL", "takeover")
-"""How slurmctld ends, one way a round; the seed says which is first. `takeover` is a SIGKILL after which the backup
-goes on, and the primary starts later. 24 rounds cover each way in each moment."""
+WAYS: Final = ("SIGTERM", "SIGKILL")
+"""How slurmctld ends in `slurmctld-kill`, one way a round; the seed says which is first."""
+
+TAKEOVER: Final = "takeover"
+"""A SIGKILL after which the backup goes on, and the primary starts later."""
 
 
 RECONFIGURE: Final = "reconfigure"
 """`scontrol reconfigure`: newer releases start slurmctld anew for it."""
+
+
+def moment_and_way(number: int, ways: tuple[str, ...], seed: int) -> tuple[str, str]:
+    """Return in which moment of a job's life slurmctld ends in a round, and how: rounds cover all pairs in turn."""
+    moments = (*CALLS, *STATES)
+    return moments[number % len(moments)], ways[(number + number // len(moments) + seed - 1) % len(ways)]
 
 
 async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> Figures:
@@ -162,7 +170,7 @@ async def slurmctld_kill(site: Site, client: Client, rounds: int, seed: int) -> 
 
 async def takeover(site: Site, client: Client, rounds: int, seed: int) -> Figures:
     """Takeovers by the backup in each call and between them."""
-    return await _slurmctld_ends(site, client, rounds, seed, ("takeover",))
+    return await _slurmctld_ends(site, client, rounds, seed, (TAKEOVER,))
 
 
 async def reconfigure(site: Site, client: Client, rounds: int, seed: int) -> Figures:
@@ -178,11 +186,11 @@ async def _slurmctld_ends(site: Site, client: Client, rounds: int, seed: int, wa
     plain = PlainSite(site.directory / "plain", plugin=site.plugin, backup=backup)
     ends, beside = _no_ends(ways), _no_ends(ways)
     ended_in: Counter[str] = Counter()
-    moments, parked = [*CALLS, *STATES], 0
+    parked = 0
     try:
         await plain.start()
         for number in range(rounds):
-            moment, way = moments[number % len(moments)], ways[(number + seed - 1) % len(ways)]
+            moment, way = moment_and_way(number, ways, seed)
             chance = random.Random(f"{seed} {number}")
             end = _End(f"ctld{number}", moment, way, chance.random() < SAVED, chance.uniform(0, 2))
             since = await site.newest(client)
@@ -275,7 +283,7 @@ async def _ended(site: Submitted, one: _End, ends: _Ends) -> Jobs:
         site.slurmctld(signal.SIGTERM if way == "SIGTERM" else signal.SIGKILL)
     site.gates.open()
     await asyncio.sleep(one.pause_s)
-    if way in ("SIGTERM", "SIGKILL"):
+    if way in WAYS:
         await site.slurmctld_again()
 
     async def answers() -> bool:
@@ -289,7 +297,7 @@ async def _ended(site: Submitted, one: _End, ends: _Ends) -> Jobs:
     ended = await asyncio.gather(*(_after_restart(site, job, *staged) for job, staged in jobs.items()))
     for job, end in zip(jobs, ended, strict=True):
         (ends.held if job in held else ends.others)[end] += 1
-    if way == "takeover":
+    if way == TAKEOVER:
         await site.slurmctld_again()
         await _handed_back(site)
         ends.backups[await _gave_back(site)] += 1
