@@ -214,7 +214,7 @@ def _stay(site: Site) -> int:
             beside.write_text(
                 f"export SLURM_CONF={site.slurm.environment['SLURM_CONF']} PATH=$PATH:/usr/sbin\n"
                 f"export FOREBAY_CONFIG={site.cluster.file}\n"
-                f"# inputs: {site.input}; results: {site.results}; the place: {site.place}\n"
+                f"# inputs: {site.input}; results: {site.results}; shared filesystem: {site.filesystem}\n"
                 f"# when done: scripts/slurm stop {site.directory}\n"
             )
             beside.rename(site.directory / USE)

@@ -49,7 +49,7 @@ async def _works(site: Site, client: Client, job: str) -> None:
 
     async def has_result() -> bool:
         found = (await site.external_jobs(client)).get(job)
-        return found is not None and any(site.place.glob(f"*/{found.job_id}.*/**/out"))
+        return found is not None and any(site.filesystem.glob(f"*/{found.job_id}.*/**/out"))
 
     await site.until(f"job {job} has made its result", has_result)
 
