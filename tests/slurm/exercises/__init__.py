@@ -19,7 +19,7 @@ from tests.slurm.exercises.interruptions import (
     time_limit,
 )
 from tests.slurm.exercises.lives import lifecycle, unexported
-from tests.slurm.exercises.load import away, mass
+from tests.slurm.exercises.load import away, mass, tiny_job
 from tests.slurm.exercises.options import options
 from tests.slurm.exercises.refusals import ROWS, refusals
 from tests.slurm.exercises.space import overcommit
@@ -61,6 +61,7 @@ EXERCISES: Final = {
     "refusals": Exercise(refusals),
     "unexported": Exercise(unexported),
     "away": Exercise(away, 100),
+    "tiny-job": Exercise(tiny_job, 15, lambda size: {"gates": False}),
     "mass": Exercise(mass, 2000, lambda size: {"grains": max(size, 160) + POOL_GRAINS, "gates": False}),
 }
 """By their names."""

@@ -138,6 +138,37 @@ async def _accepted_again(site: Site, name: str) -> None:
     exported(site, name, data)
 
 
+# ---- one
+
+
+async def tiny_job(site: Site, client: Client, rounds: int, seed: int) -> Figures:
+    """Tiny jobs, in turn with those of a Slurm whose script copies: how long from `sbatch` to the end of the buffer."""
+    plain = PlainSite(site.directory / "plain", plugin=site.plugin, gated=False)
+    took_s: dict[str, list[float]] = {"forebay": [], "plain": []}
+    sites: dict[str, Submitted] = {"forebay": site, "plain": plain}
+    try:
+        await plain.start()
+        for number in range(rounds + 1):
+            for name, one in sites.items():
+                began_s = time.monotonic()
+                [(job, (result, data))] = (await many(one, 1, f"tiny{number}")).items()
+                ended = await one.over(job)
+                if number:  # the first job of each site waits until Slurm has asked for its pools
+                    took_s[name].append(time.monotonic() - began_s)
+                require(ended.state == "COMPLETED", f"{name}: job {job} ended as {ended}")
+                exported(one, result, data)
+    finally:
+        await asyncio.to_thread(plain.stop)
+    await nothing_left(site, client)
+    medians_s = {name: statistics.median(times_s) for name, times_s in took_s.items()}
+    ratio = medians_s["forebay"] / medians_s["plain"]
+    figures: Figures = {f"{name}_median_s": round(median_s, 2) for name, median_s in medians_s.items()}
+    figures |= {"pairs": rounds, "ratio": round(ratio, 3)}
+    figures |= {f"{name}_s": [round(time_s, 2) for time_s in times_s] for name, times_s in took_s.items()}
+    require(ratio <= WITHIN, f"more than {WITHIN} times a script that copies: {figures}")
+    return figures
+
+
 # ---- many
 
 
