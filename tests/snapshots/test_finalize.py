@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import signal
@@ -23,7 +24,7 @@ from snapshots import (
     load_snapshot,
     write_snapshot,
 )
-from snapshots.finalize import RESERVE_BYTES, SnapshotDisk
+from snapshots.finalize import RESERVE_BYTES, SnapshotDisk, remove_if_abandoned
 from tests.snapshots.disks import FailingDisk, KillingDisk, TracingDisk
 from tests.snapshots.states import many_jobs, small_image
 
@@ -258,3 +259,19 @@ def test_a_link_in_the_place_of_a_snapshot_is_refused(tmp_path: Path) -> None:
     link.symlink_to(path)
     with pytest.raises(SnapshotRefused, match="it cannot be opened"):
         load_snapshot(link)
+
+
+def test_temporary_files_are_removed_unless_a_process_holds_them_and_no_descriptor_stays_open(tmp_path: Path) -> None:
+    for name in ("left", "held"):
+        (tmp_path / name).touch()
+    directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    holder = os.open(tmp_path / "held", os.O_RDONLY)
+    try:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        before = os.listdir("/proc/self/fd")
+        removed = [remove_if_abandoned(SnapshotDisk(), directory, name) for name in ("left", "held", "absent")]
+        assert (removed, os.listdir(tmp_path)) == ([True, False, True], ["held"])
+        assert os.listdir("/proc/self/fd") == before
+    finally:
+        os.close(holder)
+        os.close(directory)

@@ -1,6 +1,7 @@
 """`forebay node buffers`: what a node holds beside what the cluster knows."""
 
 import json
+import shutil
 
 from cluster.cli.exits import ExitCode
 from cluster.schemas import BuffersAnswer, BufferView
@@ -21,10 +22,22 @@ def test_what_the_cluster_does_not_know_is_listed_as_unknown_and_kept(double: Do
     double.answer("GET", "/v1/jobs/42", PENDING)
     double.refuse("GET", "/v1/jobs/7", 404, "unknown_job", "there is no job 7")
     double.answer("GET", "/v1/buffers.*", BuffersAnswer(revision=5, buffers=(shared,)))
-    found = json.loads(forebay(double.config, *words, "--json").stdout)["buffers"]
+    answer = forebay(double.config, *words, "--json")
+    assert answer.stderr == "", "what a program reads is all on standard output"
+    found = json.loads(answer.stdout)["buffers"]
     assert [(one["job_id"] or one["name"], one["state"]) for one in found] == [
         (7, "UNKNOWN"), (42, "PENDING"), ("old", "UNKNOWN"), ("shared", "allocated"),
     ]  # fmt: skip
     result = forebay(double.config, *words)
     assert f"{agent.directory}/buffers/7" in result.stdout and "does not know 2 of them" in result.stderr
     assert (agent.directory / "buffers" / "7").is_dir()
+
+
+def test_a_node_whose_buffers_are_all_known_gets_no_note(double: Double) -> None:
+    agent = double.config.agents[0]
+    shutil.rmtree(agent.directory, ignore_errors=True)
+    for directory in ("buffers/42", "persistent"):
+        (agent.directory / directory).mkdir(parents=True)
+    double.answer("GET", "/v1/jobs/42", PENDING)
+    result = forebay(double.config, "node", "buffers", "--name", agent.name)
+    assert (result.exit_code, result.stderr) == (ExitCode.OK, "")

@@ -1,5 +1,7 @@
 """Answers of HTTP/1.1 as a blocking exchange reads them: whole, bounded, or refused; however they arrive."""
 
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.client import http_responses
+from cluster.client import blocking, http_responses
 from cluster.client.attempt import AttemptError, HttpResponse
 from cluster.client.calls import finish
 from cluster.client.http_responses import HEAD_BYTES_MAX
@@ -109,3 +111,24 @@ def test_a_call_that_waits_for_a_loop_is_not_finished_without_one() -> None:
 
     with pytest.raises(RuntimeError, match="event loop"):
         finish(wait())
+
+
+def test_a_name_service_without_an_answer_costs_the_wait_and_does_not_keep_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over, names = threading.Event(), []
+
+    def hang(host: bytes, *_: object, **options: int) -> list[object]:
+        if options.get("flags", 0) & socket.AI_NUMERICHOST:
+            raise socket.gaierror
+        names.append((host, threading.current_thread().daemon))
+        over.wait()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    try:
+        with pytest.raises(TimeoutError):
+            blocking._addresses(b"r1.example", 7402, 0.05)
+    finally:
+        over.set()
+    assert names == [(b"r1.example", True)]
