@@ -264,6 +264,12 @@ def test_a_key_file_is_of_its_owner_alone_never_overwritten_and_read_as_it_was_w
         read_key(tmp_path / "none")
     with pytest.raises(NoteError):
         parse_signer(write_signer("a", PRIVATE[0]).replace("+a+", "+b+"))
+    # Another kind of key, and a key of another length, each with everything else as it should be.
+    *before, encoded = held.strip().split("+", 4)
+    key = base64.b64decode(encoded)
+    for other in (bytes([key[0] + 1]) + key[1:], key + b"x", key[:-1]):
+        with pytest.raises(NoteError, match="not the key of a cosigner"):
+            parse_signer("+".join((*before, base64.b64encode(other).decode())) + "\n")
 
 
 def test_the_keys_of_a_log_are_read_as_the_cluster_prints_them_and_others_are_refused() -> None:
