@@ -409,11 +409,11 @@ class Replica:
         )
         core = LocalBackend(self.service)
         self.fronts: list[ApiWorkers | Server | ChannelServer] = []
-        """What serves clients, in the order in which it starts: doors in processes of their own, or this process."""
-        if me.doors:
-            doors = ApiWorkers(core, count=me.doors, api=me.api, channel=me.channel, files=files)
-            credentials.on_renewed.append(doors.refresh)
-            self.fronts.append(doors)
+        """Servers of clients, in their starting order: API workers, or this process itself."""
+        if me.api_workers:
+            workers = ApiWorkers(core, count=me.api_workers, api=me.api, channel=me.channel, files=files)
+            credentials.on_renewed.append(workers.refresh)
+            self.fronts.append(workers)
         else:
             self.fronts.append(Server(core, address=me.api, tls=credentials.api_context))
             if me.channel is not None:

@@ -282,7 +282,7 @@ class Agent:
             try:
                 answer = await self._controller.register(self._node, request)
             except ApiError as error:
-                if error.status in REFUSED and error.outcome == "refused" and error.code != CLOCK_OFF:
+                if error.status in REFUSED and error.outcome == "rejected" and error.code != CLOCK_OFF:
                     raise AgentFailed(f"the controller rejected agent {self._node}: {error}") from error
                 await back_off.after(error)
                 continue
@@ -371,7 +371,7 @@ class Agent:
             report = self._outbox.acknowledge(result.command_id)
             if report is None:
                 continue
-            if result.outcome == "refused":
+            if result.outcome == "rejected":
                 logger.warning(
                     "%s: the controller rejected its result: %s",
                     attempt_label(report.job, report.attempt, report.stage),

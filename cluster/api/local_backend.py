@@ -135,7 +135,7 @@ class LocalBackend:
                 "%s %s failed", operation.method, operation.name, extra=about(job=asked.params.get("id", ""))
             )
             remedy = "report it with the replica's log; if it was a write, send it again with the same command_id"
-            raise internal_error(remedy, "unknown" if operation.method != "GET" else "refused") from error
+            raise internal_error(remedy, "unknown" if operation.method != "GET" else "rejected") from error
         if isinstance(outcome, Stream):
             return outcome
         content = outcome.content if outcome.content is not None else msgspec.json.encode(outcome.view)

@@ -242,7 +242,7 @@ async def report_operations(call: ApiCall[agent_schemas.ReportsRequest]) -> Repl
             results.append(
                 ReportResult(
                     command_id=report.command_id,
-                    outcome="refused",
+                    outcome="rejected",
                     code=problem.view.code,
                     sentence=problem.view.sentence,
                 )

@@ -439,7 +439,7 @@ class ApiService:
                 "compare the clocks if it is new",
                 "command_id",
                 # Cached replies expire, so a resent command's outcome can no longer be determined.
-                outcome="refused" if is_ahead else "unknown",
+                outcome="rejected" if is_ahead else "unknown",
             )
         return found
 

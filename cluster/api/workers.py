@@ -164,7 +164,7 @@ class ApiWorkers:
             its.close()
         self._running.add(process)
         metrics = self.core.service.metrics
-        metrics.doors_started.inc()
+        metrics.workers_started.inc()
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: WorkerLink(self), sock=ours)
             return await process.wait()
@@ -176,7 +176,7 @@ class ApiWorkers:
         """Return the first frame to a worker."""
         files, channel = self._files, self._channel
         return f.Welcome(
-            f.DOOR_VERSION,
+            f.WORKER_VERSION,
             self.core.cluster_id,
             str(self._api),
             "" if channel is None else str(channel),
@@ -188,7 +188,7 @@ class ApiWorkers:
 
     def count_serving(self) -> None:
         """Update the metric of serving workers."""
-        self.core.service.metrics.doors.set(sum(link.greeted for link in self.links))
+        self.core.service.metrics.workers.set(sum(link.greeted for link in self.links))
 
     def _tell(self) -> None:
         self._watch = asyncio.get_running_loop().call_later(WATCH_PERIOD_S, self._tell)
@@ -206,11 +206,11 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 class WorkerLink(ReadingProtocol):
     """Controller's end of the socket to one worker."""
 
-    def __init__(self, doors: ApiWorkers) -> None:
+    def __init__(self, workers: ApiWorkers) -> None:
         super().__init__(read_buffer())
-        self._doors = doors
-        self._core = doors.core
-        self._service = doors.core.service
+        self._workers = workers
+        self._core = workers.core
+        self._service = workers.core.service
         self._loop = asyncio.get_running_loop()
         self._cutter = FrameSplitter(f.FRAME_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
@@ -233,8 +233,8 @@ class WorkerLink(ReadingProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._doors.links.add(self)
-        self.send(self._doors.welcome())
+        self._workers.links.add(self)
+        self.send(self._workers.welcome())
         self.tell()
 
     def data_received(self, data: bytes) -> None:
@@ -249,8 +249,8 @@ class WorkerLink(ReadingProtocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._doors.links.discard(self)
-        self._doors.count_serving()
+        self._workers.links.discard(self)
+        self._workers.count_serving()
         self._room.set()
         for request in list(self._requests.values()):
             request.gone.set()
@@ -313,10 +313,10 @@ class WorkerLink(ReadingProtocol):
 
     def _take(self, frame: f.FromWorker) -> None:
         if isinstance(frame, f.Greeting):
-            if frame.version != f.DOOR_VERSION:
-                raise ChannelProtocolError(f"it speaks version {frame.version}, and this core {f.DOOR_VERSION}")
+            if frame.version != f.WORKER_VERSION:
+                raise ChannelProtocolError(f"it speaks version {frame.version}, and this core {f.WORKER_VERSION}")
             self.greeted = True
-            self._doors.count_serving()
+            self._workers.count_serving()
             return
         if not self.greeted:
             raise ChannelProtocolError("something came before the greeting")

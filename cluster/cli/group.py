@@ -145,7 +145,7 @@ def _show_as_json(failure: Failure) -> None:
         sentence=failure.sentence,
         remedy=failure.remedy,
         place=failure.place,
-        outcome="unknown" if failure.code is ExitCode.OUTCOME_UNKNOWN else "refused",
+        outcome="unknown" if failure.code is ExitCode.OUTCOME_UNKNOWN else "rejected",
         others=tuple(OtherError(sentence=one.sentence, remedy=one.remedy, place=one.place) for one in failure.others)
         or msgspec.UNSET,
     )

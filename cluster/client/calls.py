@@ -435,6 +435,6 @@ class _Run:
             code,
             sentence,
             remedy=remedy,
-            outcome="unknown" if unknown else "refused",
+            outcome="unknown" if unknown else "rejected",
             command_id=self._call.command_id,
         )

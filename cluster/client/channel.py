@@ -348,7 +348,7 @@ class ChannelClient:
                 OUTCOME_UNKNOWN if unknown else UNREACHABLE,
                 f"no replica carried the command out within {deadline_s:g} s{why}",
                 remedy="send it again with the same command_id",
-                outcome="unknown" if unknown else "refused",
+                outcome="unknown" if unknown else "rejected",
                 command_id=command.command_id,
             ) from last
 

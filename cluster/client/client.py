@@ -366,7 +366,7 @@ class Client:
                 BAD_ANSWER,
                 f"the answer to {call.method} {call.target} cannot be read: {error}",
                 remedy="check that client and replicas are of the same release",
-                outcome="refused" if call.command_id is None else "unknown",
+                outcome="rejected" if call.command_id is None else "unknown",
                 command_id=call.command_id,
             ) from error
 

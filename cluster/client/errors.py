@@ -6,7 +6,7 @@ import msgspec
 
 from cluster.schemas import ErrorAnswer, ErrorView, OtherError
 
-Outcome = Literal["refused", "unknown"]
+Outcome = Literal["rejected", "unknown"]
 
 # Codes created by the client; all others come from the server.
 UNREACHABLE: Final = "unreachable"
@@ -26,7 +26,7 @@ _SENTENCE_CHARACTERS_MAX: Final = 2_000
 class ApiError(Exception):
     """A failed call.
 
-    `status` is the HTTP status, 0 without a response. `outcome` is `refused` if nothing changed, and `unknown` if only
+    `status` is the HTTP status, 0 without a response. `outcome` is `rejected` if nothing changed, and `unknown` if only
     a retry with the same `command_id` can tell.
     """
 
@@ -38,7 +38,7 @@ class ApiError(Exception):
         *,
         remedy: str = "",
         place: str = "",
-        outcome: Outcome = "refused",
+        outcome: Outcome = "rejected",
         command_id: str | None = None,
         others: tuple[OtherError, ...] = (),
     ) -> None:
@@ -69,7 +69,7 @@ def error_of(status: int, body: bytes, *, who: str, command_id: str | None) -> A
             sentence=f"{who} answered with status {status}" + (f": {text!r}" if text else ""),
             remedy="check that this is the api address of a Forebay replica",
             # A proxy or other foreign server responded, perhaps after the command took effect.
-            outcome="unknown" if status >= 500 else "refused",
+            outcome="unknown" if status >= 500 else "rejected",
         )
     return error_of_view(status, view, command_id)
 

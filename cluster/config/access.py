@@ -23,7 +23,7 @@ CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
 REPLICAS_MAX: Final = 16
 """Replicas in the file: the founders and those added since; at most nine are members at a time."""
 
-DOORS_MAX: Final = 16
+API_WORKERS_MAX: Final = 16
 """API workers of a replica, count: more than one controller process can keep busy."""
 
 OPERATOR_NAME: Final = "operator"
@@ -58,7 +58,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api: Annotated[Written[Address], Meta(examples=["127.0.0.1:7411"])]
     channel: Annotated[Written[Address], Meta(examples=["127.0.0.1:7421"])] | None = None
     """Address of its pipelined channel; None to offer none."""
-    doors: Annotated[int, Meta(ge=0, le=DOORS_MAX)] = 0
+    api_workers: Annotated[int, Meta(ge=0, le=API_WORKERS_MAX)] = 0
     """Processes that serve API and channel in front of the controller process; 0 if the controller serves them
     itself.
     """

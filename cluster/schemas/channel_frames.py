@@ -74,7 +74,7 @@ class FailureFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     sentence: str
     remedy: str
     place: str
-    outcome: Literal["refused", "unknown"]
+    outcome: Literal["rejected", "unknown"]
     leader: str = ""
 
 

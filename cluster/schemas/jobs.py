@@ -27,14 +27,14 @@ class OtherError(View, frozen=True, kw_only=True):
 class ErrorView(View, frozen=True, kw_only=True):
     """Reason of a rejection or failure: a sentence for users, a code for programs.
 
-    `outcome` is `refused` if nothing changed, and `unknown` if the client must resend the same command ID to find out.
+    `outcome` is `rejected` if nothing changed, and `unknown` if the client must resend the same command ID to find out.
     """
 
     code: str
     sentence: str
     remedy: str = ""
     place: str = ""
-    outcome: Literal["refused", "unknown"] = "refused"
+    outcome: Literal["rejected", "unknown"] = "rejected"
     others: tuple[OtherError, ...] | msgspec.UnsetType = msgspec.UNSET
     """Further errors of the request; omitted if there are none."""
 
@@ -544,7 +544,7 @@ class ReportResult(View, frozen=True, kw_only=True):
     """Result of one report. A rejection acknowledges it too: the agent removes it from its outbox."""
 
     command_id: str
-    outcome: Literal["accepted", "refused"]
+    outcome: Literal["accepted", "rejected"]
     code: str | None = None
     sentence: str | None = None
 

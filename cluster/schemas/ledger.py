@@ -119,7 +119,7 @@ class StoryRow(View, frozen=True, kw_only=True):
     """Sender of the command: `operator admin`, `user alice`, `agent n1`, `scheduler`, `leader`."""
     command: str
     event: str
-    """Name of the event, or `refused`."""
+    """Name of the event, or `rejected`."""
     job_id: int | None = None
     user: str | None = None
     """Owner of the job; null for no job or an unknown owner."""

@@ -18,7 +18,7 @@ LOGGER = logging.getLogger(__name__)
 
 UNKNOWN = "unknown"
 LEARNER = "learner"
-REFUSED = "refused"
+REFUSED = "rejected"
 
 CHANGE_WAIT_S = 4.0
 """Maximum wait of a request for a membership change, seconds: less than a client waits for one replica."""

@@ -252,7 +252,7 @@ class Bridge:
         try:
             await self._leader.call(operations.REGISTER_SCHEDULER, request, deadline_s=SITE_S)
         except ApiError as error:
-            if error.status == 403 and error.outcome == "refused":
+            if error.status == 403 and error.outcome == "rejected":
                 raise BridgeRefused(sentence(error)) from error
             raise
         self._registered = True

@@ -174,7 +174,7 @@ class PluginCalls:
                     operation, request, deadline_s=CALL_S + wait_s, attempt_s=CALL_S / 2 + wait_s, **parameters
                 )
             except ApiError as error:
-                if 400 <= error.status < 500 and error.status not in NOT_NOW and error.outcome == "refused":
+                if 400 <= error.status < 500 and error.status not in NOT_NOW and error.outcome == "rejected":
                     raise
                 if str(error) != self._said:
                     LOGGER.warning("a call waits: %s", error)

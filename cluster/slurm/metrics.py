@@ -22,26 +22,28 @@ class BridgeMetrics:
         self._registry = CollectorRegistry()
         self.calls = Histogram(
             "forebay_slurm_call_seconds",
-            "Time of each call that Slurm made, by function and by the word of the answer.",
+            "Duration of Slurm's calls by function and result.",
             ["function", "word"],
             buckets=CALL_BUCKETS_S,
             registry=self._registry,
         )
-        self.waiting = self._gauge("forebay_slurm_calls_waiting", "Calls that are under way.")
+        self.waiting = self._gauge("forebay_slurm_calls_waiting", "Calls under way.")
         self.answered = self._gauge(
-            "forebay_slurm_leader_answered_timestamp_seconds", "When the leader answered last, seconds since 1970."
+            "forebay_slurm_leader_answered_timestamp_seconds", "Time of the leader's last response, seconds since 1970."
         )
         self.looks = self._counter(
-            "forebay_slurm_looks", "Comparisons of Slurm's jobs and Forebay's external jobs, by outcome.", "outcome"
+            "forebay_slurm_comparisons",
+            "Comparisons of Slurm's jobs with Forebay's external jobs, by outcome.",
+            "outcome",
         )
         self.forgotten = self._counter(
             "forebay_slurm_external_jobs_forgotten",
-            "External jobs that Slurm knew or asked nothing more of, by what became of them.",
+            "External jobs that Slurm abandoned, by the action taken.",
             "end",
         )
         self.missed = Counter(
             "forebay_slurm_external_jobs_missed",
-            "Buffers that Slurm believed to be there, and that Forebay did not have.",
+            "Buffers that Slurm listed and Forebay did not have.",
             registry=self._registry,
         )
         self._external_jobs = Gauge(
@@ -51,13 +53,15 @@ class BridgeMetrics:
             registry=self._registry,
         )
         self._unknown = self._gauge(
-            "forebay_slurm_unknown_to_slurm", "External jobs that the last look did not find there."
+            "forebay_slurm_unknown_to_slurm", "External jobs that Slurm did not know at the last comparison."
         )
         self.stuck = self._gauge(
             "forebay_slurm_jobs_stuck",
-            "Pending jobs that slurmctld will never start: it has lost their stage-in, and scancel ends them.",
+            "Pending jobs that slurmctld will never start because it lost their stage-in; cancel them with scancel.",
         )
-        self._missing = self._gauge("forebay_slurm_unknown_to_forebay", "Buffers of Slurm that are no external jobs.")
+        self._missing = self._gauge(
+            "forebay_slurm_unknown_to_forebay", "Buffers of Slurm without an external job at the last comparison."
+        )
 
     def _gauge(self, name: str, help_text: str) -> Gauge:
         return Gauge(name, help_text, registry=self._registry)

@@ -92,7 +92,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all")
     parser.add_argument("--only", choices=("forebay", "etcd"), help="measure one of the two alone")
-    parser.add_argument("--doors", type=int, help="processes that serve clients in front of each replica")
+    parser.add_argument("--api-workers", type=int, help="processes that serve clients in front of each replica")
     parser.add_argument("--failovers", type=int, default=20, help="leaders lost per row (default: 20)")
     parser.add_argument("--idle-seconds", type=float, default=20.0, help="time left alone (default: 20)")
     parser.add_argument("--transfer-gib", type=float, default=4.0, help="size of the large file, GiB (default: 4)")
@@ -160,7 +160,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure and print; return 0 only if everything was measured without an error."""
     options = arguments()
-    ForebayCluster.doors = options.doors
+    ForebayCluster.api_workers = options.api_workers
     # SIGTERM ends the run as Ctrl-C does: the servers are ended and their data is removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

@@ -54,7 +54,7 @@ class ForebayCluster(Members):
     channels = False
     """Whether the replicas offer their channels too."""
 
-    doors: int | None = None
+    api_workers: int | None = None
     """Processes that serve clients in front of each replica; None: what is standard."""
 
     user = USER
@@ -131,8 +131,8 @@ class ForebayCluster(Members):
             if self.channels and key == "api":
                 lines.append(f'channel = "127.0.0.1:{base_port + CHANNEL_PORT_OFFSET + number}"')
                 number += 1
-            if self.doors is not None and key == "api":
-                lines.append(f"doors = {self.doors}")
+            if self.api_workers is not None and key == "api":
+                lines.append(f"api_workers = {self.api_workers}")
             if key == "cpus":
                 lines += self.agent_keys
             if line.strip() == "[timing]":

@@ -275,7 +275,7 @@ class Answer(NamedTuple):
 class Harness:
     """The replica and whoever asks it."""
 
-    doors = 0
+    api_workers = 0
     """Processes that serve clients in front of it; 0: it does so itself."""
 
     def __init__(
@@ -339,8 +339,8 @@ class Harness:
         core, files = LocalBackend(self.service), self.config.tls_files("r1")
         self.core, required = core, not self.config.access.munge
         self.server: Server | ApiWorkers = (
-            ApiWorkers(core, count=self.doors, api=replica.api, channel=replica.channel, files=files)
-            if self.doors
+            ApiWorkers(core, count=self.api_workers, api=replica.api, channel=replica.channel, files=files)
+            if self.api_workers
             else Server(core, address=replica.api, tls=lambda: server_context(files, required=required))
         )
         await self.server.start()

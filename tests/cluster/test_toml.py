@@ -27,7 +27,7 @@ TABLES: dict[str, dict[str, str]] = {
         "api": '"127.0.0.1:7411"',
         "channel": '"127.0.0.1:7421"',
         "joins": "false",
-        "doors": "1",
+        "api_workers": "1",
     },
     "[[agent]]": {
         "name": '"n1"',

@@ -245,7 +245,7 @@ def answer_lines(answer: Answer) -> Iterator[str]:
         yield f"{answer.status} {error['code']}"
         if error.get("place"):
             yield f"  place: {masked_text(error['place'])}"
-        if error.get("outcome", "refused") != "refused":
+        if error.get("outcome", "rejected") != "rejected":
             yield f"  outcome: {error['outcome']}"
     elif answer.status:
         yield f"{answer.status}"

@@ -70,7 +70,7 @@ def job_operations(draw: st.DrawFn) -> Operation:
     called_s, length_s = draw(st.integers(0, 8)), draw(st.integers(1, 5))
     action = draw(st.sampled_from(["submit", "hold", "release", "show"]))
     answers = {
-        "submit": ["done", None], "hold": ["done", "absent", None], "release": ["done", "refused", "absent", None],
+        "submit": ["done", None], "hold": ["done", "absent", None], "release": ["done", "rejected", "absent", None],
         "show": ["absent", "held", "free"],
     }  # fmt: skip
     answer = draw(st.sampled_from(answers[action]))

@@ -217,7 +217,7 @@ class BareCluster:
 
 def refused(error: ApiError) -> bool:
     """Say whether a replica refused a command for good; that nobody could answer it is what faults do."""
-    return error.outcome == "refused" and error.status >= 400 and not is_passing(error.status)
+    return error.outcome == "rejected" and error.status >= 400 and not is_passing(error.status)
 
 
 def is_passing(status: int) -> bool:

@@ -236,7 +236,7 @@ class Clients:
             answer = answer_of(view)
         except ApiError as error:
             if error.status == REFUSED_WRONG_STATE and action == "release":
-                answer = "refused"
+                answer = "rejected"
             elif error.status == NOT_FOUND and action in ("show", "hold", "release"):
                 answer = "absent"
             elif refused(error):

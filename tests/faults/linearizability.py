@@ -190,7 +190,7 @@ class HeldJob:
             return answer in (UNKNOWN, state), state
         if operation.action == "hold":
             return answer in (UNKNOWN, "done"), "held"
-        return answer in (UNKNOWN, "done" if state == "held" else "refused"), "free"
+        return answer in (UNKNOWN, "done" if state == "held" else "rejected"), "free"
 
 
 def goes_back(answers: Sequence[tuple[float, float, int]]) -> tuple[int, int] | None:

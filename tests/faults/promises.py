@@ -87,7 +87,7 @@ class Promises:
                 assert result.job is not None
                 self.jobs[name].job_id = result.job.job_id
                 self.acknowledged += 1
-            elif result.error is None or (result.error.outcome == "refused" and not is_passing(result.status)):
+            elif result.error is None or (result.error.outcome == "rejected" and not is_passing(result.status)):
                 raise RunFailed(f"submit of {name} was refused: {result.error}")
 
     async def _change(self, client: Client, mine: list[Expected], chance: random.Random) -> None:

@@ -36,7 +36,7 @@ POOLS: Final = dict.fromkeys(NAMES[:4], 2**62)
 SHOWN_MAX: Final = 5
 """Differences that are printed, count."""
 
-ACCEPTED, REFUSED, ELSEWHERE, LAXER, STRICTER = "accepted", "refused", "refused elsewhere", "laxer", "stricter"
+ACCEPTED, REFUSED, ELSEWHERE, LAXER, STRICTER = "accepted", "rejected", "refused elsewhere", "laxer", "stricter"
 """Both accept; both refuse, naming the same place or another; only Forebay refuses; only the script does."""
 
 

@@ -61,7 +61,7 @@ def after(world: ExternalJobWorld, command: str) -> str:
     revision = world.state.revision
     outcome = COMMANDS[command](world)
     if isinstance(outcome, Refusal):
-        return "refused"
+        return "rejected"
     if not any(entry.events for batch in world.ledger[revision:] for entry in batch.entries):
         return "="
     if world.state.next_job == jobs:
@@ -85,8 +85,8 @@ def test_each_phase_and_command_lead_to_what_the_page_says(phase: ExternalJobPha
 def test_a_command_that_comes_again_changes_nothing(phase: ExternalJobPhase, command: str) -> None:
     world = world_at(phase)
     first = after(world, command)
-    assert after(world, command) in ("=", "refused")
-    assert (first == "refused") == isinstance(COMMANDS[command](world), Refusal)
+    assert after(world, command) in ("=", "rejected")
+    assert (first == "rejected") == isinstance(COMMANDS[command](world), Refusal)
 
 
 WITH_RESULTS = [

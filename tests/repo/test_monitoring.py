@@ -55,13 +55,13 @@ CASES = {
     "ForebayLeaderChanges": Case({f"forebay_term{{{ON}}}": "1+1x60"}, {f"forebay_term{{{ON}}}": "1x26 2x30"}),
     "ForebayReplicaBehind": Case(steady("forebay_ready", 0), steady("forebay_ready", 1)),
     "ForebayReplicaLostData": Case(
-        steady("forebay_peer_refused", 1, 'peer="r2"'), steady("forebay_peer_refused", 0, 'peer="r2"')
+        steady("forebay_peer_rejected", 1, 'peer="r2"'), steady("forebay_peer_rejected", 0, 'peer="r2"')
     ),
     "ForebaySlowDisk": Case(SLOW, QUICK),
     "ForebayJournalFull": Case(steady("forebay_journal_fill_ratio", 0.81), steady("forebay_journal_fill_ratio", 0.79)),
     "ForebayClockOff": Case(
-        steady("forebay_clock_off", 0) | steady("forebay_clock_ahead_seconds", -31),
-        steady("forebay_clock_off", 0) | steady("forebay_clock_ahead_seconds", 29),
+        steady("forebay_clock_skewed", 0) | steady("forebay_clock_ahead_seconds", -31),
+        steady("forebay_clock_skewed", 0) | steady("forebay_clock_ahead_seconds", 29),
     ),
     "ForebayLedgerDamaged": Case(
         steady("forebay_ledger_damaged_entries", 1), {f"forebay_ledger_damaged_entries{{{ON}}}": "1x5 0x60"}

@@ -201,7 +201,7 @@ class Caller:
             world.violate(f"the agent of {self.name} is not heard: {problem.view.sentence}")
         if not self._uncertain and abs(off_s(world.timeline, what.id)) < RIGHT_S and world.clocks_are_right():
             world.violate(f"{self.name}, whose clock is right, is turned away: {problem.view.sentence}")
-        is_ahead = problem.view.outcome == "refused"
+        is_ahead = problem.view.outcome == "rejected"
         if is_ahead or not self._uncertain:
             self.clock.set_back(seconds_off(problem) * (1.0 if is_ahead else -1.0))
         # An id that is too old may have been carried out already, unless every other try of it was refused.

@@ -380,13 +380,13 @@ class SimReplica:
 
     def _refused(self, error: Exception) -> None:
         """The storage was refused: `cluster.serve` would exit with 66."""
-        self.world.note("refused", self.name, type(error).__name__)
+        self.world.note("rejected", self.name, type(error).__name__)
         self.world.tell("", str(error))
         self.loop.kill()
         self.disk.dead = True
         if self.disk.damaged or self._lacks_a_snapshot(error):
             self.lost = str(error)
-            self.world.counts["refused"] += 1
+            self.world.counts["rejected"] += 1
         elif self.identity in self.world.destroyed and isinstance(error, StorageRefused):
             self.lost = "its disk was lost"
             self.world.counts["refused_without_data"] += 1

@@ -127,7 +127,7 @@ def test_no_flipped_bit_anywhere_in_the_file_is_ever_believed(tmp_path: Path) ->
         journal.flush_hints()
     sound = (tmp_path / DATA_FILE).read_bytes()
     expected = _read_all(tmp_path)
-    outcomes = {"refused": 0, "killed": 0, "without effect": 0}
+    outcomes = {"rejected": 0, "killed": 0, "without effect": 0}
     for number in range(FLIPS):
         position = (number * 2_654_435_761) % len(sound)
         content = bytearray(sound)
@@ -145,7 +145,7 @@ def test_no_flipped_bit_anywhere_in_the_file_is_ever_believed(tmp_path: Path) ->
                 os._exit(3)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert status in (0, 2) or status < 0, f"bit {number % 8} of byte {position}: exit code {status}"
-        outcomes["killed" if status < 0 else "refused" if status else "without effect"] += 1
-    assert outcomes["refused"] > 40, outcomes
+        outcomes["killed" if status < 0 else "rejected" if status else "without effect"] += 1
+    assert outcomes["rejected"] > 40, outcomes
     (tmp_path / DATA_FILE).write_bytes(sound)
     assert _read_all(tmp_path) == expected

@@ -365,5 +365,5 @@ def test_no_flipped_bit_anywhere_in_the_log_is_ever_believed(tmp_path: Path) -> 
             outcomes["without effect" if bit >= 8 * used else f"believed: bit {bit}"] += 1
         except RecoveryRefused as refused:
             assert refused.condition in (Condition.SYNC_LOG_DAMAGED, Condition.SYNC_LOG_FOREIGN)
-            outcomes["refused"] += 1
-    assert set(outcomes) == {"refused", "without effect"} and outcomes["refused"] >= 180, outcomes
+            outcomes["rejected"] += 1
+    assert set(outcomes) == {"rejected", "without effect"} and outcomes["rejected"] >= 180, outcomes

@@ -150,7 +150,7 @@ class EventFilter(msgspec.Struct, frozen=True, array_like=True):
     """Only user whose rejections may be shown."""
 
 
-REJECTED = "refused"
+REJECTED = "rejected"
 
 
 class EventPageQuery(_Frame, frozen=True, tag=22):

@@ -53,27 +53,25 @@ class MetricsRegistry:
         """Durations not yet in `_syncs`: updating a histogram is too slow between a sync and its response."""
         self._syncs = Histogram(
             "forebay_journal_sync_seconds",
-            "Time of each durable write of the journal.",
+            "Duration of each durable journal write.",
             buckets=SYNC_BUCKETS_S,
             registry=self._registry,
         )
         self.requests = Histogram(
             "forebay_api_request_seconds",
-            "Time of each API request by route and status class; long polls wait on purpose.",
+            "Duration of API requests by route and status class, including the wait of long polls.",
             ["route", "status"],
             buckets=LATENCY_BUCKETS_S,
             registry=self._registry,
         )
-        self.doors = Gauge(
-            "forebay_doors", "Doors that serve clients in front of this replica.", registry=self._registry
-        )
-        self.doors_started = Counter(
-            "forebay_doors_started_total",
-            "Doors started: more than there are to be where one has ended.",
+        self.workers = Gauge("forebay_api_workers", "API workers of this replica.", registry=self._registry)
+        self.workers_started = Counter(
+            "forebay_api_workers_started_total",
+            "API workers started; more than forebay_api_workers if some have ended and were restarted.",
             registry=self._registry,
         )
         self.problems = Counter(
-            "forebay_api_problems_total", "API answers with an error, by code.", ["code"], registry=self._registry
+            "forebay_api_problems_total", "API error responses by code.", ["code"], registry=self._registry
         )
 
     def record_sync(self, duration_s: float) -> None:

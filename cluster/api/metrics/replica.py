@@ -51,38 +51,44 @@ class ReplicaCollector(Collector):
 
     def _consensus(self) -> Iterator[Metric]:
         controller, engine = self._controller, self._controller.engine
-        role = GaugeMetricFamily("forebay_role", "1 for the role that this replica has.", labels=["role"])
+        role = GaugeMetricFamily("forebay_role", "1 for the current Raft role of this replica.", labels=["role"])
         for name in Role:
             role.add_metric([name.value], float(engine.role == name))
         yield role
-        yield gauge("forebay_ready", "Whether this replica may decide or follows a leader closely.", engine.ready)
-        yield gauge("forebay_term", "Raft's term.", engine.term)
-        yield gauge("forebay_commit_index", "Last entry known to be committed.", engine.commit_index)
-        yield gauge("forebay_applied_index", "Last entry applied.", controller.applied_index)
-        yield gauge("forebay_last_index", "Last entry of the journal.", engine.last_index)
-        yield gauge("forebay_revision", "Commands settled so far.", controller.state.revision)
         yield gauge(
-            "forebay_feature_level", "Feature level of the cluster, as applied.", controller.state.feature_level
+            "forebay_ready", "1 if this replica can commit, or closely follows a leader that can.", engine.ready
         )
+        yield gauge("forebay_term", "Raft term.", engine.term)
+        yield gauge("forebay_commit_index", "Index of the last entry known to be committed.", engine.commit_index)
+        yield gauge("forebay_applied_index", "Index of the last applied entry.", controller.applied_index)
+        yield gauge("forebay_last_index", "Index of the last journal entry.", engine.last_index)
+        yield gauge("forebay_revision", "Revision: the number of commands settled so far.", controller.state.revision)
+        yield gauge("forebay_feature_level", "Feature level of the cluster.", controller.state.feature_level)
         yield gauge(
             "forebay_feature_level_known",
-            "The highest feature level that this replica could carry out.",
+            "Highest feature level this replica supports.",
             features.FEATURE_LEVEL_KNOWN,
         )
-        yield counter("forebay_entries_applied", "Entries applied since the start.", controller.entries_applied)
         yield counter(
-            "forebay_entries_void", "Batches that the fence refused since the start.", controller.entries_void
+            "forebay_entries_applied", "Entries applied since this process started.", controller.entries_applied
         )
-        lag = GaugeMetricFamily("forebay_peer_lag_entries", "Entries that a peer lacks; leader only.", labels=["peer"])
+        yield counter(
+            "forebay_entries_void",
+            "Batches voided since this process started, because they were decided on an outdated state.",
+            controller.entries_void,
+        )
+        lag = GaugeMetricFamily("forebay_peer_lag_entries", "Entries the peer lacks; leader only.", labels=["peer"])
         contact = GaugeMetricFamily(
-            "forebay_peer_contact_age_seconds", "Time since a peer's last frame.", labels=["peer"]
+            "forebay_peer_contact_age_seconds", "Time since the last frame from the peer.", labels=["peer"]
         )
         forgot = GaugeMetricFamily(
-            "forebay_peer_refused", "1 for a peer that lacks what it acknowledged; leader only.", labels=["peer"]
+            "forebay_peer_rejected",
+            "1 if the peer is rejected because it lost entries it had acknowledged; leader only.",
+            labels=["peer"],
         )
         offset = GaugeMetricFamily(
             "forebay_peer_clock_offset_seconds",
-            "How far a peer's wall clock is ahead of this replica's.",
+            "Lead of the peer's wall clock over this replica's.",
             labels=["peer"],
         )
         for peer in engine.peers():
@@ -98,48 +104,56 @@ class ReplicaCollector(Collector):
         yield contact
         yield offset
         yield gauge(
-            "forebay_clock_off", "1 if this replica's wall clock is off from those of a majority.", engine.clock_off
+            "forebay_clock_skewed",
+            "1 if this replica's wall clock deviates too far from a majority's; it then does not campaign.",
+            engine.clock_off,
         )
         yield gauge(
             "forebay_clock_ahead_seconds",
-            "How far the cluster's time is ahead of what a majority's wall clocks say.",
+            "Lead of the cluster's time over the wall clocks of a majority.",
             controller.agreed.ahead_us / MICROSECONDS_PER_SECOND,
         )
-        yield gauge("forebay_journal_fill_ratio", "Share of the journal's room that is used.", controller.journal_fill)
+        yield gauge(
+            "forebay_journal_fill_ratio", "Used share of the journal's space, from 0 to 1.", controller.journal_fill
+        )
         yield gauge(
             "forebay_ledger_missing_entries",
-            "Entries of the ledger that this replica does not hold: a snapshot came instead, and they are fetched.",
+            "Ledger entries this replica lacks because it received a snapshot instead; it fetches them from its peers.",
             sum(gap.last_index - gap.first_index + 1 for gap in controller.ledger.missing()),
         )
         pruned = controller.ledger.pruned_range()
         yield gauge(
             "forebay_ledger_oldest_entry",
-            "First entry from which on this replica holds all of the ledger.",
+            "First entry of the contiguous ledger this replica holds.",
             controller.ledger.whole_from,
         )
         yield gauge(
             "forebay_ledger_pruned_below",
-            "Entry below which this replica holds nothing on purpose: it is in the archive. 0: nothing was pruned.",
+            "Entries below this index were pruned and are in the archive; 0 if nothing was pruned.",
             0 if pruned is None else pruned.below,
         )
         scrubbed = controller.scrubbed
         yield gauge(
             "forebay_ledger_verified_index",
-            "The last entry that was read and checked in this round of the whole ledger.",
+            "Last entry checked in the current scrub of the ledger.",
             scrubbed.verified_index,
         )
         if scrubbed.round_ended_s is not None:
             age_s = controller.clock.monotonic_s() - scrubbed.round_ended_s
-            yield gauge("forebay_ledger_verified_age_seconds", "Time since all of the ledger had been checked.", age_s)
+            yield gauge(
+                "forebay_ledger_verified_age_seconds", "Time since the last complete scrub of the ledger.", age_s
+            )
         yield gauge(
             "forebay_ledger_damaged_entries",
-            "Entries that are damaged here and that nobody has given yet.",
+            "Damaged ledger entries that no peer has supplied yet.",
             scrubbed.damaged_entries,
         )
         yield counter(
-            "forebay_ledger_mended_entries", "Entries that were damaged here and are whole again.", scrubbed.mended
+            "forebay_ledger_repaired_entries",
+            "Damaged ledger entries repaired since this process started.",
+            scrubbed.mended,
         )
-        yield gauge("forebay_snapshot_index", "Entry of the newest snapshot.", controller.snapshot_index)
+        yield gauge("forebay_snapshot_index", "Index of the entry of the newest snapshot.", controller.snapshot_index)
         yield gauge(
             "forebay_snapshot_behind_entries",
             "Entries applied since the newest snapshot.",
@@ -147,75 +161,83 @@ class ReplicaCollector(Collector):
         )
         if controller.snapshot_at_s is not None:
             age_s = controller.clock.monotonic_s() - controller.snapshot_at_s
-            yield gauge("forebay_snapshot_age_seconds", "Time since this process wrote a snapshot.", age_s)
-        yield counter("forebay_snapshots_failed", "Snapshots that could not be written.", controller.snapshots_failed)
+            yield gauge("forebay_snapshot_age_seconds", "Time since this process last wrote a snapshot.", age_s)
+        yield counter(
+            "forebay_snapshots_failed",
+            "Snapshots that could not be written since this process started.",
+            controller.snapshots_failed,
+        )
 
     def _history(self) -> Iterator[Metric]:
         progress = self._past.progress
         yield gauge(
-            "forebay_history_index_entry", "Last entry of the ledger in the index by job, as told last.", progress.index
+            "forebay_history_index_entry",
+            "Last ledger entry in the per-job index, as last reported by the history service.",
+            progress.index,
         )
-        yield gauge("forebay_history_index_bytes", "What the index by job takes on the disk.", progress.size_bytes)
+        yield gauge("forebay_history_index_bytes", "Size of the per-job index on disk.", progress.size_bytes)
         yield gauge(
             "forebay_proofs_entry",
-            "Last entry of the ledger in its tree, as told last: what can be proven.",
+            "Last ledger entry in the Merkle tree, as last reported by the history service; entries up to it "
+            "can be proven.",
             progress.tree_size,
         )
         yield counter(
-            "forebay_proofs_made_again",
-            "Files of the tree of the ledger that were missing or damaged, and derived anew.",
+            "forebay_proof_files_rebuilt",
+            "Missing or damaged files of the Merkle tree that were rebuilt.",
             progress.tree_made_again,
         )
         yield counter(
-            "forebay_historians_started",
-            "Historians started: more than one where one has ended.",
+            "forebay_history_service_started",
+            "Starts of the history service; more than one if it has ended and was restarted.",
             self._past.started,
         )
 
     def _traces(self) -> Iterator[Metric]:
         tracer = self._tracer
-        yield counter("forebay_traces_sent", "Traces of jobs that the collector has taken.", tracer.sent_count)
+        yield counter("forebay_traces_sent", "Job traces accepted by the collector.", tracer.sent_count)
         yield counter(
             "forebay_traces_dropped",
-            "Traces of jobs that no collector took, dropped.",
+            "Job traces dropped because no collector accepted them.",
             tracer.dropped_count,
         )
-        yield gauge("forebay_traces_waiting", "Traces of jobs that wait for the collector.", tracer.waiting)
+        yield gauge("forebay_traces_waiting", "Job traces waiting for the collector.", tracer.waiting)
 
     def _checkpoints(self) -> Iterator[Metric]:
         publisher = self._publisher()
         yield gauge(
-            "forebay_checkpoint_entry", "Entries under the last checkpoint that a majority has signed.", publisher.size
+            "forebay_checkpoint_entry", "Entries covered by the last checkpoint signed by a majority.", publisher.size
         )
         yield gauge(
             "forebay_checkpoint_age_seconds",
-            "Time since this process got a checkpoint, or began.",
+            "Time since the last checkpoint, or since this process started.",
             self._controller.clock.monotonic_s() - publisher.published_s,
         )
         yield counter(
             "forebay_checkpoints_failed",
-            "Checkpoints that this replica asked for while it led, and that no majority has signed.",
+            "Checkpoints requested by this replica as leader that no majority signed.",
             publisher.failed,
         )
         cosigning = publisher.cosigning
         yield gauge(
             "forebay_checkpoint_witnesses_needed",
-            "Witnesses that must have cosigned a checkpoint that is called witnessed; 0: none is configured.",
+            "Witness cosignatures a checkpoint requires; 0 if no witness is configured.",
             cosigning.needed,
         )
         yield gauge(
             "forebay_checkpoint_witnesses",
-            "Witnesses that have cosigned the last checkpoint.",
+            "Witness cosignatures of the last checkpoint.",
             len(publisher.witnessed_by),
         )
         yield gauge(
             "forebay_checkpoint_unwitnessed_seconds",
-            "For how long checkpoints have lacked the cosignatures that are needed; 0 where the last one has them.",
+            "Time since checkpoints last had the required cosignatures; 0 if the last one has them.",
             publisher.unwitnessed_s,
         )
         disputes = GaugeMetricFamily(
             "forebay_witness_disputes",
-            "1 for a witness that has seen what is not in this ledger: set back, or altered; leader only.",
+            "1 if the witness has cosigned a history that this ledger does not contain: the ledger was reset "
+            "or altered; leader only.",
             labels=["witness"],
         )
         for one in cosigning.witnesses:
@@ -225,24 +247,28 @@ class ReplicaCollector(Collector):
     def _commands(self) -> Iterator[Metric]:
         proposer = self._controller.proposer
         counts = proposer.counts
-        yield gauge("forebay_queue_commands", "Commands waiting to be decided.", proposer.queued)
-        yield gauge("forebay_batches_in_flight", "Batches proposed and not applied.", proposer.batches_in_flight)
+        yield gauge("forebay_queue_commands", "Commands waiting in the leader's queue.", proposer.queued)
+        yield gauge("forebay_batches_in_flight", "Batches proposed and not yet applied.", proposer.batches_in_flight)
         yield counter("forebay_batches", "Batches proposed by this replica.", counts.batches)
-        yield counter("forebay_commands", "Commands in those batches.", counts.commands)
-        yield counter("forebay_retries_answered", "Commands answered from a receipt.", counts.receipts_answered)
+        yield counter("forebay_commands", "Commands in batches proposed by this replica.", counts.commands)
         yield counter(
-            "forebay_too_many_answers",
-            "Commands refused because as many answers were kept for their senders as may be.",
+            "forebay_retries_answered", "Retried commands answered with a cached reply.", counts.receipts_answered
+        )
+        yield counter(
+            "forebay_reply_cache_full",
+            "Commands rejected because the sender has the maximum number of cached replies.",
             counts.too_many_answers,
         )
-        yield counter("forebay_queue_full", "Commands refused because the queue was full.", counts.queue_full)
+        yield counter("forebay_queue_full", "Commands rejected because the queue was full.", counts.queue_full)
         yield counter(
-            "forebay_journal_full", "Commands refused because the journal had no room for them.", counts.journal_full
+            "forebay_journal_full", "Commands rejected because the journal was nearly full.", counts.journal_full
         )
         yield counter(
-            "forebay_outcomes_unknown", "Commands under way when leadership was lost.", counts.outcomes_unknown
+            "forebay_outcomes_unknown",
+            "Commands whose outcome is unknown because leadership was lost.",
+            counts.outcomes_unknown,
         )
-        refusals = CounterMetricFamily("forebay_refusals", "Commands refused, by code.", labels=["code"])
+        refusals = CounterMetricFamily("forebay_rejections", "Rejected commands by code.", labels=["code"])
         for code, count in sorted(counts.refusals.items()):
             refusals.add_metric([code], count)
         yield refusals
@@ -259,7 +285,7 @@ class CertificateCollector(Collector):
         files = self._controller.config.tls_files(self._controller.name)
         expiry = GaugeMetricFamily(
             "forebay_certificate_expiry_timestamp_seconds",
-            "When the certificate of this replica, and that of the authority, expires; seconds since 1970.",
+            "Expiry of the certificates of this replica and of the authority, seconds since 1970.",
             labels=["kind", "name"],
         )
         for kind, path in (("replica", files.certificate), ("authority", files.authority)):
@@ -272,10 +298,10 @@ class CertificateCollector(Collector):
 def _drills(state: State, at: Instant) -> Iterator[Metric]:
     """Yield the time each kind of drill was last completed, as a reminder of missing ones."""
     under_way = max((number for number, drill in state.drills.items() if drill.is_under_way(at)), default=0)
-    yield gauge("forebay_drill_under_way", "Number of the drill under way; 0: none is.", under_way)
+    yield gauge("forebay_drill_under_way", "ID of the drill under way; 0 if none.", under_way)
     age = GaugeMetricFamily(
         "forebay_drill_age_seconds",
-        "Time since a drill of this kind was passed or failed; absent for one that was never tried.",
+        "Time since a drill of this scenario last passed or failed; absent if it never ran.",
         labels=["scenario"],
     )
     for scenario, drill in sorted(last_tried(state.drills.values()).items()):

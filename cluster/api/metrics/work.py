@@ -119,9 +119,9 @@ class WorkCollector(Collector):
             *_pools(state, queue),
             *nodes,
             *_transfers(controller, state),
-            gauge("forebay_receipts", "Answers to single commands that are kept.", len(state.receipts)),
-            gauge("forebay_sessions", "Sessions of programs.", len(state.sessions)),
-            gauge("forebay_session_answers", "Answers that are kept for them.", len(state.answers)),
+            gauge("forebay_cached_replies", "Cached replies to single commands.", len(state.receipts)),
+            gauge("forebay_sessions", "Open client sessions.", len(state.sessions)),
+            gauge("forebay_session_cached_replies", "Cached replies of client sessions.", len(state.answers)),
         ]
 
     def collect(self) -> Iterator[Metric]:
@@ -140,60 +140,64 @@ class WorkCollector(Collector):
     def _became(self) -> Iterator[Metric]:
         """Yield job counters since the process started."""
         totals = self._controller.job_totals
-        yield counter("forebay_jobs_submitted", "Jobs submitted, each task of an array one.", totals.submitted)
-        yield _counters("forebay_jobs_ended", "Jobs whose result became known, by it.", "outcome", totals.ended)
-        yield counter("forebay_jobs_requeued", "Jobs that wait again after a run.", totals.requeued)
-        yield counter("forebay_buffers_revoked", "Buffers that were taken back before their job ran.", totals.revoked)
+        yield counter("forebay_jobs_submitted", "Jobs submitted; each array task counts as one.", totals.submitted)
+        yield _counters("forebay_jobs_ended", "Finished jobs by outcome.", "outcome", totals.ended)
+        yield counter("forebay_jobs_requeued", "Jobs requeued after a run.", totals.requeued)
+        yield counter("forebay_buffers_revoked", "Buffers revoked before their job ran.", totals.revoked)
         failed = CounterMetricFamily(
             "forebay_stage_failures",
-            "Operations that failed, by stage and by the node whose agent had them to do.",
+            "Failed operations by stage and by node.",
             labels=["stage", "node"],
         )
         for (stage, node), count in sorted(totals.failed.items()):
             failed.add_metric([stage, node], count)
         yield failed
-        yield _counters("forebay_stage_retries", "Operations that were ordered again.", "stage", totals.retried)
+        yield _counters("forebay_stage_retries", "Retried operations by stage.", "stage", totals.retried)
         yield _histograms(
             "forebay_job_space_wait_seconds",
-            "From when a job could have its burst buffer to when it had the space.",
+            "Time from a job's eligibility for its buffer to the allocation of its space.",
             "pool",
             sorted(totals.space_waits.items()),
         )
         yield _histogram(
-            "forebay_job_start_wait_seconds", "From when a job could start to its first start.", totals.start_waits
+            "forebay_job_start_wait_seconds", "Time from a job's eligibility to its first start.", totals.start_waits
         )
-        yield _histogram("forebay_job_run_seconds", "From start to end of a script, suspension left out.", totals.runs)
+        yield _histogram("forebay_job_run_seconds", "Run time of scripts, without suspended time.", totals.runs)
         yield _histograms(
             "forebay_stage_seconds",
-            "Operations of buffers that succeeded, from their order on; of one that was retried its last attempt.",
+            "Duration of successful buffer operations from their order; for retried ones, of the last attempt.",
             "stage",
             totals.stages.items(),
         )
 
 
 def _jobs(state: State, queue: _Queue, reasons: Count[str]) -> Iterator[Metric]:
-    yield _gauges("forebay_jobs", "Jobs that are not over, by state.", "state", queue.states)
-    yield _gauges("forebay_jobs_waiting", "Jobs that are pending, by reason; leader only.", "reason", reasons)
+    yield _gauges("forebay_jobs", "Unfinished jobs by state.", "state", queue.states)
+    yield _gauges("forebay_jobs_waiting", "Pending jobs by reason; leader only.", "reason", reasons)
     yield _gauges(
         "forebay_jobs_stuck",
-        "Jobs whose operation failed for good, by stage: somebody has to release, clear or cancel them.",
+        "Jobs whose operation failed permanently, by stage; a user or operator must release, clear or cancel them.",
         "stage",
         queue.stuck,
     )
-    yield _gauges("forebay_buffers", "Buffers of those jobs, by state.", "state", queue.buffers)
+    yield _gauges("forebay_buffers", "Buffers of unfinished jobs by state.", "state", queue.buffers)
     yield gauge("forebay_jobs_finished_kept", "Finished jobs kept in the state.", len(state.finished))
 
 
 def _pools(state: State, queue: _Queue) -> Iterator[Metric]:
-    total = GaugeMetricFamily("forebay_pool_bytes", "Total of a pool.", labels=["pool"])
-    free = GaugeMetricFamily("forebay_pool_free_bytes", "Derived free capacity of a pool.", labels=["pool"])
-    held = GaugeMetricFamily("forebay_pool_held_bytes", "What buffers hold of a pool.", labels=["pool"])
-    out = GaugeMetricFamily("forebay_pool_out_of_service_bytes", "What of a pool is out of service.", labels=["pool"])
-    buffers = GaugeMetricFamily("forebay_pool_buffers", "Buffers that hold something of a pool.", labels=["pool"])
-    waiting = GaugeMetricFamily(
-        "forebay_pool_jobs_waiting", "Jobs that have no space of a pool yet and are not held.", labels=["pool"]
+    total = GaugeMetricFamily("forebay_pool_bytes", "Total capacity of the pool.", labels=["pool"])
+    free = GaugeMetricFamily("forebay_pool_free_bytes", "Free capacity of the pool.", labels=["pool"])
+    held = GaugeMetricFamily("forebay_pool_held_bytes", "Capacity held by buffers of the pool.", labels=["pool"])
+    out = GaugeMetricFamily(
+        "forebay_pool_out_of_service_bytes", "Capacity of the pool that is out of service.", labels=["pool"]
     )
-    wanted = GaugeMetricFamily("forebay_pool_wanted_bytes", "What those jobs are to have of it.", labels=["pool"])
+    buffers = GaugeMetricFamily("forebay_pool_buffers", "Buffers that hold space of the pool.", labels=["pool"])
+    waiting = GaugeMetricFamily(
+        "forebay_pool_jobs_waiting", "Jobs waiting for space of the pool, without held jobs.", labels=["pool"]
+    )
+    wanted = GaugeMetricFamily(
+        "forebay_pool_wanted_bytes", "Capacity requested by jobs waiting for space of the pool.", labels=["pool"]
+    )
     for name in sorted(state.pools):
         use = pool_use(state, name)
         total.add_metric([name], use.pool.quantity_bytes)
@@ -208,18 +212,16 @@ def _pools(state: State, queue: _Queue) -> Iterator[Metric]:
 
 async def _nodes(state: State, queue: _Queue, liveness: Liveness | None, work: SlicedWork) -> list[Metric]:
     states: Count[str] = Count()
-    up = GaugeMetricFamily(
-        "forebay_node_up", "1 for a node whose agent is heard of, 0 for one that is DOWN.", labels=["node"]
-    )
-    drained = GaugeMetricFamily(
-        "forebay_node_drained", "1 for a node that an operator keeps new work from.", labels=["node"]
-    )
-    cpus = GaugeMetricFamily("forebay_node_cpus", "CPUs of a node.", labels=["node"])
-    used = GaugeMetricFamily("forebay_node_cpus_in_use", "CPUs of a node that jobs have.", labels=["node"])
-    jobs = GaugeMetricFamily("forebay_node_jobs", "Jobs that have something on a node.", labels=["node"])
-    held = GaugeMetricFamily("forebay_node_held_bytes", "What buffers hold on a node.", labels=["node"])
+    up = GaugeMetricFamily("forebay_node_up", "1 if the node's agent responds, 0 if the node is DOWN.", labels=["node"])
+    drained = GaugeMetricFamily("forebay_node_drained", "1 if the node is drained.", labels=["node"])
+    cpus = GaugeMetricFamily("forebay_node_cpus", "CPUs of the node.", labels=["node"])
+    used = GaugeMetricFamily("forebay_node_cpus_in_use", "CPUs of the node in use by jobs.", labels=["node"])
+    jobs = GaugeMetricFamily("forebay_node_jobs", "Jobs with a buffer, run or operation on the node.", labels=["node"])
+    held = GaugeMetricFamily("forebay_node_held_bytes", "Space held by buffers on the node.", labels=["node"])
     contact = GaugeMetricFamily(
-        "forebay_node_contact_age_seconds", "Time since the agent of a node was heard of; leader only.", labels=["node"]
+        "forebay_node_contact_age_seconds",
+        "Time since the last contact with the node's agent; leader only.",
+        labels=["node"],
     )
     for name in await work.sort(state.nodes):
         await work.take(0, parts=PARTS_PER_NODE)
@@ -241,32 +243,56 @@ async def _nodes(state: State, queue: _Queue, liveness: Liveness | None, work: S
 def _transfers(controller: Controller, state: State) -> Iterator[Metric]:
     """Yield current transfer progress (leader only) and the totals of receipts."""
     rows = controller.liveness.transfers(state) if controller.leads else []
-    yield gauge("forebay_transfers", "Operations under way, as the leader has heard.", len(rows))
-    yield gauge("forebay_transfers_done_bytes", "What they have moved.", sum(row.bytes_done for row in rows))
-    yield gauge("forebay_transfers_left_bytes", "What they have yet to move.", sum(
+    yield gauge("forebay_transfers", "Operations under way, as reported to the leader.", len(rows))
+    yield gauge(
+        "forebay_transfers_done_bytes", "Bytes moved by operations under way.", sum(row.bytes_done for row in rows)
+    )
+    yield gauge("forebay_transfers_left_bytes", "Bytes left to move by operations under way.", sum(
         max(0, row.bytes_total - row.bytes_done) for row in rows
     ))  # fmt: skip
-    yield gauge("forebay_transfers_rate_bytes_per_second", "Their rate.", sum(row.rate_bytes_s for row in rows))
-    yield gauge("forebay_transfers_held_back", "Those that a rate holds back.", sum(1 for row in rows if row.waiting))
-    turns = GaugeMetricFamily("forebay_transfer_turns", "Transfers that have their turn, by stage.", labels=["stage"])
+    yield gauge(
+        "forebay_transfers_rate_bytes_per_second",
+        "Total rate of operations under way.",
+        sum(row.rate_bytes_s for row in rows),
+    )
+    yield gauge(
+        "forebay_transfers_held_back",
+        "Operations under way that are delayed by a rate limit.",
+        sum(1 for row in rows if row.waiting),
+    )
+    turns = GaugeMetricFamily(
+        "forebay_transfer_turns",
+        "Transfers admitted by the limit on concurrent operations, by stage.",
+        labels=["stage"],
+    )
     for stage in TRANSFERS:
         turns.add_metric([stage.word], state.operations.get(stage, 0))
     yield turns
     yield from _limits(state)
     totals = controller.transfer_totals
     ended = CounterMetricFamily(
-        "forebay_transfers_ended", "Transfers that ended since the start, by outcome.", labels=["stage", "outcome"]
+        "forebay_transfers_ended",
+        "Transfers ended since this process started, by stage and outcome.",
+        labels=["stage", "outcome"],
     )
     for (stage_word, outcome), count in sorted(totals.ended.items()):
         ended.add_metric([stage_word, outcome], count)
     yield ended
-    yield _counters("forebay_transferred_files", "Files of those.", "stage", totals.files)
-    yield _counters("forebay_transferred_bytes", "Bytes of those.", "stage", totals.size_bytes)
+    yield _counters("forebay_transferred_files", "Files moved by ended transfers.", "stage", totals.files)
+    yield _counters("forebay_transferred_bytes", "Bytes moved by ended transfers.", "stage", totals.size_bytes)
     yield _counters(
-        "forebay_transfer_resumed_bytes", "Bytes that need not be moved again.", "stage", totals.resumed_bytes
+        "forebay_transfer_resumed_bytes",
+        "Bytes that a retried transfer did not have to move again.",
+        "stage",
+        totals.resumed_bytes,
     )
-    yield _counters("forebay_transfer_retries", "Files or chunks that were moved again.", "stage", totals.retries)
-    yield _counters("forebay_transfer_left_out", "Things that were left out.", "stage", totals.left_out)
+    yield _counters(
+        "forebay_transfer_retries",
+        "Files or chunks moved again because they changed or were damaged.",
+        "stage",
+        totals.retries,
+    )
+    yield _counters("forebay_transfer_left_out", "Files and links left out of transfers.", "stage", totals.left_out)
 
 
 def _limits(state: State) -> Iterator[Metric]:
@@ -274,7 +300,7 @@ def _limits(state: State) -> Iterator[Metric]:
     if rules is None:
         return
     limits = GaugeMetricFamily(
-        "forebay_transfer_limit_bytes_per_second", "What the site allows; absent without limit.", labels=["scope"]
+        "forebay_transfer_limit_bytes_per_second", "Configured rate limit; absent if there is none.", labels=["scope"]
     )
     for scope, limit in (
         ("transfer", rules.transfer_bytes_s),

@@ -28,9 +28,10 @@ def document(version: str) -> dict[str, Any]:
             "title": "Forebay",
             "version": version,
             "description": (
-                "Burst-buffer controller. Mutual TLS: the certificate's CN is the name, its OU the role. Reads are "
-                "linearizable by default; a replica that does not lead answers 307. Every answer carries the header "
-                "Forebay-Revision. A write is retried with the same command_id and happens once."
+                "API of a burst-buffer controller. Clients authenticate by mutual TLS: the certificate's CN is "
+                "the name, its OU the role. Reads are linearizable by default. A replica that is not the leader "
+                "responds 307. Every response has the header Forebay-Revision. Retry a write with the same "
+                "command_id: it is carried out once."
             ),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
@@ -67,12 +68,12 @@ def _operation(row: ApiOperation[Any, Any], schema_of: dict[int, Any]) -> dict[s
         ],
         "responses": {
             str(row.status): {
-                "description": "The answer.",
+                "description": "Success.",
                 "headers": {"Forebay-Revision": {"schema": {"type": "integer"}}},
                 "content": {row.content_type: {"schema": schema_of[id(row.answer)]}},
             },
             "default": {
-                "description": "Why not.",
+                "description": "Error, with cause and remedy.",
                 "content": {"application/json": {"schema": schema_of[id(ErrorAnswer)]}},
             },
         },
@@ -84,7 +85,7 @@ def _operation(row: ApiOperation[Any, Any], schema_of: dict[int, Any]) -> dict[s
         }
     if row.has_body or "stale" in row.query:
         operation["responses"]["307"] = {
-            "description": "Another replica leads.",
+            "description": "Another replica is the leader.",
             "headers": {"Location": {"schema": {"type": "string"}}},
         }
     return operation

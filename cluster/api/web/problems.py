@@ -29,7 +29,7 @@ class Problem(Exception):
         remedy: str = "",
         place: str = "",
         *,
-        outcome: Literal["refused", "unknown"] = "refused",
+        outcome: Literal["rejected", "unknown"] = "rejected",
         headers: Mapping[str, str] | None = None,
         others: tuple[OtherError, ...] | msgspec.UnsetType = msgspec.UNSET,
     ) -> None:
@@ -89,7 +89,7 @@ def rejection_problem(refusal: Refusal) -> Problem:
         refusal.remedy,
         refusal.place,
         # Its cached reply may have expired, so an earlier request's outcome is unknown.
-        outcome="unknown" if refusal.code is RefusalCode.COMMAND_TOO_OLD else "refused",
+        outcome="unknown" if refusal.code is RefusalCode.COMMAND_TOO_OLD else "rejected",
     )
 
 
@@ -123,7 +123,7 @@ def no_leader(sentence: str = "no replica leads at the moment") -> Problem:
     return Problem(503, "no_leader", sentence, "try again in a moment", headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
-def internal_error(remedy: str, outcome: Literal["refused", "unknown"]) -> Problem:
+def internal_error(remedy: str, outcome: Literal["rejected", "unknown"]) -> Problem:
     """Return the error for a bug in this release; the outcome of a write is unknown."""
     words = "the request failed because of a fault in this release"
     return Problem(500, "internal_error", words, remedy, outcome=outcome)

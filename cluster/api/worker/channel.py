@@ -356,7 +356,7 @@ class _Connection(ReadingProtocol):
         leader = self._core.leader_channel
         sentence = "this replica does not lead; nothing has happened"
         remedy = f"send it to {leader}" if leader else "ask another replica"
-        self._send(FailureFrame(number, 307, NOT_LEADER, sentence, remedy, "", "refused", leader))
+        self._send(FailureFrame(number, 307, NOT_LEADER, sentence, remedy, "", "rejected", leader))
 
     # Bounds
 

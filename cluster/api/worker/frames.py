@@ -15,7 +15,7 @@ from cluster.schemas import LENGTH, ErrorView
 from cluster.security import Role
 from replica.model import Revocation, Site
 
-DOOR_VERSION: Final = 1
+WORKER_VERSION: Final = 1
 
 FRAME_BYTES_MAX: Final = 24 * 1024 * 1024
 """Bytes of one frame: a body of the largest size and what was read of it, or the largest event of a stream."""

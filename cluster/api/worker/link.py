@@ -74,7 +74,7 @@ class RemoteBackend(ReadingProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._send(f.Greeting(f.DOOR_VERSION))
+        self._send(f.Greeting(f.WORKER_VERSION))
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -129,8 +129,8 @@ class RemoteBackend(ReadingProtocol):
                 self._begin(frame)
 
     def _begin(self, welcome: f.Welcome) -> None:
-        if welcome.version != f.DOOR_VERSION:
-            raise ChannelProtocolError(f"it speaks version {welcome.version}, and this door {f.DOOR_VERSION}")
+        if welcome.version != f.WORKER_VERSION:
+            raise ChannelProtocolError(f"it speaks version {welcome.version}, and this door {f.WORKER_VERSION}")
         self.cluster_id = welcome.cluster_id
         self.vouching = IdentityAssertions(welcome.access, welcome.cluster_id)
         self.peers = Peers(welcome.cluster_id, SystemClock())

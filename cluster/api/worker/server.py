@@ -176,7 +176,7 @@ class Server:
             except Exception:
                 LOGGER.exception("%s %s failed", request.method, name)
                 remedy = "report it with the replica's log; if it was a write, send it again with the same command_id"
-                fault = internal_error(remedy, "unknown" if request.method != "GET" else "refused")
+                fault = internal_error(remedy, "unknown" if request.method != "GET" else "rejected")
                 code, response = fault.view.code, await self._reject(request, path, fault)
             await self._send(request, response)
             self._core.observe(name, response.status, loop.time() - started_s, code)

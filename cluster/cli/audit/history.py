@@ -69,7 +69,7 @@ def _thing(pool: str | None, node: str | None, of: str | None) -> dict[str, str 
 @click.option("--user", metavar="NAME", help="Only this user's jobs and commands.")
 @click.option("--account", metavar="NAME", help="Only jobs of this account.")
 @click.option("--actor", metavar="NAME", help="Only commands of this caller: admin, or 'operator admin'.")
-@click.option("--kind", metavar="EVENT[,EVENT...]", help="Only these events; `refused` for rejected commands.")
+@click.option("--kind", metavar="EVENT[,EVENT...]", help="Only these events; `rejected` for rejected commands.")
 @click.option("--follow", is_flag=True, help="Wait for further events, until Ctrl-C.")
 @JSON_OPTION
 def history(

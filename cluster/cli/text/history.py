@@ -20,7 +20,7 @@ def story_line(row: StoryRow) -> str:
     """Return one line of a story: when, which revision, whose job, who asked, and what happened."""
     job = f"job {row.job_id}" if row.job_id is not None else ""
     whose = f"{job} ({row.user})" if job and row.user else job
-    refused = f"refused {row.command}: " if row.event == "refused" else ""
+    refused = f"refused {row.command}: " if row.event == "rejected" else ""
     remedy = f"; {row.remedy}" if row.remedy else ""
     return plain(f"{moment(row.at)}  {row.revision:>8}  {row.actor:<16}  {whose:<18}  {refused}{row.sentence}{remedy}")
 

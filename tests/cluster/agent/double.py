@@ -183,7 +183,9 @@ class ControllerDouble:
         if any(known.command_id == report.command_id for known in self.accepted):
             return ReportResult(command_id=report.command_id, outcome="accepted")
         if order is None or (order.attempt, order.stage) != (report.attempt, report.stage):
-            return ReportResult(command_id=report.command_id, outcome="refused", code="stale_attempt", sentence="stale")
+            return ReportResult(
+                command_id=report.command_id, outcome="rejected", code="stale_attempt", sentence="stale"
+            )
         self.accepted.append(report)
         if isinstance(report.result, OperationReached | PersistentChanged):
             return ReportResult(command_id=report.command_id, outcome="accepted")

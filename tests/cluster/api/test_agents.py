@@ -301,7 +301,7 @@ async def test_a_report_is_settled_once_and_a_stale_one_is_refused_and_acknowled
         assert harness.controller.state.revision == revision
         stale = await report(harness, "stage_in", {"type": "failed", "message": "late"}, attempt=attempt)
         assert stale.status == 200
-        assert stale.body["results"][0]["outcome"] == "refused"
+        assert stale.body["results"][0]["outcome"] == "rejected"
         assert stale.body["results"][0]["code"] == "stale_attempt"
 
 
@@ -317,7 +317,7 @@ async def test_a_report_from_before_a_long_outage_is_still_heard_and_happens_onc
         first = await report(harness, "stage_in", {"type": "done"}, id_, attempt=attempt)
         assert first.body["results"][0]["outcome"] == "accepted", first
         again = await report(harness, "stage_in", {"type": "done"}, id_, attempt=attempt)
-        assert again.body["results"][0]["outcome"] == "refused"
+        assert again.body["results"][0]["outcome"] == "rejected"
         assert harness.controller.state.buffers[1].state.word in ("staged-in", "pre-run")
 
 

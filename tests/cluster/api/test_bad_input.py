@@ -138,7 +138,7 @@ def test_a_bad_submission_is_refused_with_its_place_and_changes_nothing(config: 
                 assert word in error["sentence"], error
             assert error["place"].startswith(place), error
             assert error["remedy"], error
-            assert error["outcome"] == "refused"
+            assert error["outcome"] == "rejected"
             after = harness.controller.state
             assert after.revision == before.revision + decided
             for field in ("jobs", "buffers", "pools", "nodes", "held_bytes", "next_job"):

@@ -93,7 +93,7 @@ async def test_a_full_queue_is_429_with_retry_after_and_nothing_happens(
         assert answer.status == 200
         statuses = [result["status"] for result in answer.body["results"]]
         assert statuses == [201, 201, 429, 429, 429]
-        assert answer.body["results"][4]["error"]["outcome"] == "refused"
+        assert answer.body["results"][4]["error"]["outcome"] == "rejected"
         assert len(harness.controller.state.jobs) == 2
 
 
@@ -194,7 +194,7 @@ async def test_a_follower_sends_writes_and_current_reads_to_the_leader_and_answe
         assert (stale.status, stale.body["job_id"]) == (200, 1)
         harness.engine.depose(None)
         nobody = await harness.submit()
-        assert (nobody.status, nobody.code, nobody.body["error"]["outcome"]) == (503, "no_leader", "refused")
+        assert (nobody.status, nobody.code, nobody.body["error"]["outcome"]) == (503, "no_leader", "rejected")
 
 
 @story
@@ -229,7 +229,7 @@ async def test_a_command_id_far_from_the_leaders_clock_is_refused_unless_it_was_
             answer = await harness.ask("POST", "/v1/jobs", {**early, "command_id": made}, who="alice")
             assert (answer.status, answer.code) == (400, "command_too_old")
             assert f"{ahead_s} s from now" in answer.sentence
-            assert answer.body["error"]["outcome"] == "refused", "nobody can have sent it"
+            assert answer.body["error"]["outcome"] == "rejected", "nobody can have sent it"
             assert f"back by {ahead_s} s" in answer.body["error"]["remedy"]
         assert harness.controller.state.revision == revision
 
@@ -260,7 +260,7 @@ async def test_an_agent_whose_clock_is_ahead_is_heard_and_keeps_nobody_out_by_it
             assert harness.controller.state.nodes["n1"].instance == f"i{ahead_s}"
             report = {"command_id": made, "job": 1, "attempt": 1, "stage": "stage_in", "result": {"type": "done"}}
             answer = await harness.ask("POST", "/v1/agents/n1/reports", {"reports": [report]}, who="n1")
-            assert (answer.status, answer.body["results"][0]["outcome"]) == (200, "refused"), "it has no such job"
+            assert (answer.status, answer.body["results"][0]["outcome"]) == (200, "rejected"), "it has no such job"
             # A receipt of the future, once it is dropped, would have every honest id taken for an older one.
             latest = max((int.from_bytes(one[:6], "big") for one in harness.controller.state.receipts), default=0)
             assert latest <= clock.now() // 1000 + 10_000

@@ -517,7 +517,7 @@ def test_a_credential_that_is_too_old_is_refused_however_long_its_maker_lets_it_
 class BehindADoor(Harness):
     """The same replica with a process of its own in front."""
 
-    doors = 1
+    api_workers = 1
 
 
 def test_a_door_believes_what_the_replica_would(config: Config, munged: Path) -> None:

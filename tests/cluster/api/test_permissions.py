@@ -263,7 +263,7 @@ def test_who_carries_out_drills_reads_of_the_past_what_a_drill_should_not_lead_t
             assert {row["event"] for row in told["rows"]} == {"drill_started", "drill_ended"}
             everything = (await harness.ask("GET", "/v1/history")).body
             assert "job_submitted" in {row["event"] for row in everything["rows"]}
-            for kind in ("job_submitted", "refused", "drill_started,job_submitted"):
+            for kind in ("job_submitted", "rejected", "drill_started,job_submitted"):
                 refused = await harness.ask("GET", f"/v1/history?kind={kind}", who="dora")
                 assert refused.status == 403 and "stage_retried" in str(refused.body)
 

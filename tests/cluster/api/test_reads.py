@@ -351,7 +351,7 @@ async def test_how_far_clocks_are_off_is_shown_to_people_and_to_prometheus(confi
         scraped = (await harness.ask("GET", "/metrics", who="alice", headers={"Accept": "text/plain"})).body
         text = scraped.decode()
         assert 'forebay_peer_clock_offset_seconds{peer="r2"} -3600.0' in text
-        assert "forebay_clock_off 1.0" in text
+        assert "forebay_clock_skewed 1.0" in text
         status = (await harness.ask("GET", "/v1/status", who="alice")).body
         assert status["clock_off"] and 60.0 <= status["clock_ahead_s"] < 120.0
         members = (await harness.ask("GET", "/v1/members", who="alice")).body["members"]
@@ -369,7 +369,7 @@ async def test_a_peer_that_forgot_what_it_acknowledged_is_shown_to_people_and_to
             peer.forgot = forgot
             harness.engine.peers = lambda peer=peer: [peer]  # type: ignore[method-assign,misc]
             text = (await harness.ask("GET", "/metrics", who="alice")).body.decode()
-            assert f'forebay_peer_refused{{peer="r2"}} {float(forgot)}' in text
+            assert f'forebay_peer_rejected{{peer="r2"}} {float(forgot)}' in text
 
 
 @story

@@ -55,7 +55,7 @@ def test_any_submission_becomes_a_command_or_a_problem_with_a_sentence(changes: 
     except Problem as problem:
         assert 400 <= problem.status < 500
         assert problem.view.sentence
-        assert problem.view.outcome == "refused"
+        assert problem.view.outcome == "rejected"
     else:
         assert isinstance(command, c.SubmitJob)
         assert command.request.user == "alice"

@@ -116,7 +116,7 @@ async def test_who_is_over_the_bound_is_refused_and_told_to_have_a_session_and_o
             codes.append((await harness.ask("POST", "/v1/jobs/7/cancel", body, who="alice")).status)
         assert codes == [404] * 11 + [429] * 3
         answer = await harness.ask("POST", "/v1/jobs/7/cancel", {"command_id": harness.new_id()}, who="alice")
-        assert (answer.code, answer.body["error"]["outcome"]) == ("too_many_answers", "refused")
+        assert (answer.code, answer.body["error"]["outcome"]) == ("too_many_answers", "rejected")
         assert "/v1/sessions" in answer.body["error"]["remedy"] and "Retry-After" in answer.headers
         for sequence in range(1, 30):
             assert (await cancel(harness, session, sequence, sequence - 1)).status == 404, "her session goes on"
@@ -193,7 +193,7 @@ async def test_a_program_whose_session_has_ended_is_told_and_goes_on_in_another(
             assert (await harness.ask("POST", f"/v1/sessions/{session}/close", close)).status == 200
             with pytest.raises(ApiError) as refused:
                 await client.call(operations.HOLD_JOB, Command(command_id=await client.next_command_id()), id=1)
-            assert (refused.value.code, refused.value.outcome) == ("unknown_session", "refused")
+            assert (refused.value.code, refused.value.outcome) == ("unknown_session", "rejected")
             await client.call(operations.HOLD_JOB, Command(command_id=await client.next_command_id()), id=1)
             assert [session] != list(harness.controller.state.sessions)
 

@@ -56,7 +56,7 @@ async def test_a_user_who_sends_too_many_commands_waits_and_nobody_else_does(con
         refused = answers[-1]
         assert (refused.code, refused.headers["Retry-After"]) == ("too_many_requests", "20")
         assert refused.sentence.startswith("user alice has sent 3 commands within a minute")
-        assert refused.body["error"]["outcome"] == "refused"
+        assert refused.body["error"]["outcome"] == "rejected"
         for who in ("bob", "operator"):
             assert (await harness.submit(who=who)).status == 201
         body = {"commands": [{"type": "hold_job", "job_id": 1, "command_id": harness.new_id()} for _ in range(2)]}

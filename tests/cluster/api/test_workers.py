@@ -30,7 +30,7 @@ from tests.ports import free_port
 class Doored(Harness):
     """A replica behind one door, with a channel."""
 
-    doors = 1
+    api_workers = 1
 
     def __init__(self, config: Config, **options: Any) -> None:
         (replica,) = config.replicas
@@ -87,7 +87,7 @@ async def test_a_door_that_is_killed_is_started_again_and_each_command_is_carrie
         assert {n: jobs[n] for n in told} == told
         assert sorted(jobs) == list(range(1, 201)) == sorted(harness.controller.state.jobs)
         text = await metrics(harness)
-        assert metric(text, "forebay_doors_started_total") == 2
+        assert metric(text, "forebay_api_workers_started_total") == 2
         again.close()
 
 
@@ -104,7 +104,7 @@ async def test_a_door_ends_with_its_core(config: Config) -> None:
 async def test_what_is_no_frame_costs_its_door_and_nothing_else(config: Config) -> None:
     async with Doored(config) as harness:
         await harness.served()
-        greeting = f.encode(f.Greeting(f.DOOR_VERSION))
+        greeting = f.encode(f.Greeting(f.WORKER_VERSION))
         wrong = [
             b"\xff" * 8,
             LENGTH.pack(3) + b"abc",
@@ -134,7 +134,7 @@ async def test_a_door_cannot_ask_what_the_role_of_its_client_may_not(config: Con
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: WorkerLink(harness.front), sock=ours)
         reader, writer = await asyncio.open_connection(sock=theirs)
-        writer.write(f.encode(f.Greeting(f.DOOR_VERSION)))
+        writer.write(f.encode(f.Greeting(f.WORKER_VERSION)))
         writer.write(
             f.encode(f.RequestReceived(1, "save_snapshot", Role.USER, "alice", "1", {}, {}, b"{}", None, None))
         )
@@ -159,7 +159,7 @@ async def test_what_is_revoked_is_refused_by_the_core_whatever_its_door_believes
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: WorkerLink(harness.front), sock=ours)
         reader, writer = await asyncio.open_connection(sock=theirs)
-        writer.write(f.encode(f.Greeting(f.DOOR_VERSION)))
+        writer.write(f.encode(f.Greeting(f.WORKER_VERSION)))
         writer.write(f.encode(f.RequestReceived(1, "list_jobs", Role.USER, "alice", "1", {}, {}, b"", None, None)))
         writer.write(f.encode(f.ProgramConnected(2, Role.USER, "alice", "1")))
         content = msgspec.msgpack.encode(submission(harness))
@@ -203,7 +203,7 @@ async def test_handshakes_slow_clients_and_large_bodies_run_nothing_in_the_core(
 
 
 @story
-async def test_a_stopped_replica_answers_what_waits_and_ends_its_doors(config: Config) -> None:
+async def test_a_stopped_replica_answers_what_waits_and_ends_its_workers(config: Config) -> None:
     harness = Doored(config)
     await harness.open()
     await harness.served()
@@ -223,10 +223,10 @@ async def test_a_stopped_replica_answers_what_waits_and_ends_its_doors(config: C
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 @story
-async def test_every_answer_is_counted_with_any_number_of_doors(
+async def test_every_answer_is_counted_with_any_number_of_workers(
     config: Config, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(Doored, "doors", count)
+    monkeypatch.setattr(Doored, "api_workers", count)
     async with Doored(config) as harness:
         for _ in range(3):
             assert (await harness.ask("GET", "/v1/jobs/7")).status == 404
@@ -239,15 +239,15 @@ async def test_every_answer_is_counted_with_any_number_of_doors(
 
 
 @story
-async def test_a_killed_core_takes_its_doors_along(tmp_path: Path) -> None:
+async def test_a_killed_core_takes_its_workers_along(tmp_path: Path) -> None:
     config = make(tmp_path, 1)
     text = config.file.read_text(encoding="utf-8")
-    config.file.write_text(text.replace("[[replica]]", "[[replica]]\ndoors = 2"), encoding="utf-8")
+    config.file.write_text(text.replace("[[replica]]", "[[replica]]\napi_workers = 2"), encoding="utf-8")
     async with running(config, "r1") as processes:
         pid = processes["r1"].pid
         async with Client(config.endpoints, config.tls_files("alice")) as client:
             await ready(client)
-        doors = descendants(pid)
-        assert len(doors) >= 2
+        workers = descendants(pid)
+        assert len(workers) >= 2
         processes["r1"].kill()
-        await until(lambda: all(start_time(door) is None for door in doors))
+        await until(lambda: all(start_time(worker) is None for worker in workers))

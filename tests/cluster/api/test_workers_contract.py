@@ -24,4 +24,4 @@ for module in (test_bulk, test_events, test_permissions, test_sessions):
 
 @pytest.fixture(autouse=True)
 def one_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Harness, "doors", 1)
+    monkeypatch.setattr(Harness, "api_workers", 1)

@@ -217,7 +217,7 @@ async def test_who_does_not_lead_says_where_the_leaders_channel_is(config: Confi
         harness.engine.depose("r2")
         with pytest.raises(ChannelError) as told:
             await connection.ask(submission(harness))
-        assert (told.value.status, told.value.outcome, told.value.leader) == (307, "refused", str(other.channel))
+        assert (told.value.status, told.value.outcome, told.value.leader) == (307, "rejected", str(other.channel))
         harness.engine.depose(None)
         with pytest.raises(ChannelError) as told:
             await connection.ask(submission(harness))
@@ -387,4 +387,4 @@ async def test_when_nobody_leads_until_the_deadline_the_program_is_told_that_not
         async with ChannelClient([live], harness.config.tls_files("alice"), harness.config.cluster.id) as channel:
             with pytest.raises(ApiError) as told:
                 await channel.perform(submission(harness), deadline_s=2.0)
-            assert told.value.outcome == "refused"
+            assert told.value.outcome == "rejected"

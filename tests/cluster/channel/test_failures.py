@@ -93,7 +93,7 @@ def test_a_refusal_that_repeats_what_a_program_made_up_is_bounded_and_stays_a_re
             body = msgspec.to_builtins(submission(harness))
             with pytest.raises(ChannelError) as told:
                 await connection.ask({**body, "x" * characters: 1})  # type: ignore[arg-type]
-            assert (told.value.status, told.value.outcome) == (400, "refused")
+            assert (told.value.status, told.value.outcome) == (400, "rejected")
             assert told.value.sentence.endswith("…")
             assert len(told.value.place) == WORDS_CHARACTERS_MAX
             assert (await other).job == 1
@@ -135,7 +135,7 @@ async def test_a_replica_that_does_not_lead_judges_no_command(config: Config, mo
         for command in (too_old, wrong, unheard_of):
             with pytest.raises(ChannelError) as told:
                 await connection.ask(command)
-            assert (told.value.status, told.value.code, told.value.outcome) == (503, "no_leader", "refused")
+            assert (told.value.status, told.value.code, told.value.outcome) == (503, "no_leader", "rejected")
         harness.engine.lead()
         for command in (too_old, wrong, unheard_of):
             with pytest.raises(ChannelError) as told:
@@ -157,7 +157,7 @@ async def test_a_replica_that_stops_leading_while_the_provider_is_asked_judges_t
         monkeypatch.setattr(ApiService, "admit", surprise)
         with pytest.raises(ChannelError) as told:
             await connection.ask(submission(harness, script=script()))
-        assert (told.value.status, told.value.code, told.value.outcome) == (503, "no_leader", "refused")
+        assert (told.value.status, told.value.code, told.value.outcome) == (503, "no_leader", "rejected")
 
 
 @story

@@ -30,7 +30,7 @@ def silent(number: int) -> None:
     return None
 
 
-def fails(status: int, code: str, outcome: str = "refused", leader: str = "") -> Behaviour:
+def fails(status: int, code: str, outcome: str = "rejected", leader: str = "") -> Behaviour:
     return lambda number: FailureFrame(number, status, code, "because", "", "", outcome, leader)  # type: ignore[arg-type]
 
 
@@ -99,7 +99,7 @@ def test_requests_that_were_all_answered_with_not_now_have_done_nothing(
     async def run() -> None:
         with pytest.raises(ApiError) as told:
             await perform(config, [only], monkeypatch)
-        assert (told.value.outcome, told.value.code) == ("refused", UNREACHABLE)
+        assert (told.value.outcome, told.value.code) == ("rejected", UNREACHABLE)
 
     run()
 
@@ -119,16 +119,16 @@ def test_not_now_takes_nothing_away_of_a_request_that_nobody_knows_of(
 
 REFUSALS = [
     # status, code, outcome, whether it tells what became of the requests before it
-    (400, "invalid_field", "refused", True),
-    (404, "unknown_job", "refused", True),
-    (409, "wrong_state", "refused", True),
-    (400, "command_too_old", "refused", False),
+    (400, "invalid_field", "rejected", True),
+    (404, "unknown_job", "rejected", True),
+    (409, "wrong_state", "rejected", True),
+    (400, "command_too_old", "rejected", False),
     (400, "command_too_old", "unknown", False),
-    (409, "command_id_reused", "refused", False),
-    (403, "permission_denied", "refused", False),
+    (409, "command_id_reused", "rejected", False),
+    (403, "permission_denied", "rejected", False),
     (404, "unknown_job", "unknown", False),
     (500, "internal_error", "unknown", False),
-    (507, "journal_full", "refused", False),
+    (507, "journal_full", "rejected", False),
 ]
 
 
@@ -175,4 +175,4 @@ async def test_a_program_that_reached_nobody_until_the_deadline_is_told_that_not
     channel = ChannelClient(ADDRESSES, config.tls_files("alice"), "c")
     with pytest.raises(ApiError) as told:
         await channel.perform(COMMAND, deadline_s=DEADLINE_S)
-    assert (told.value.outcome, told.value.code) == ("refused", UNREACHABLE)
+    assert (told.value.outcome, told.value.code) == ("rejected", UNREACHABLE)

@@ -47,7 +47,7 @@ async def test_a_submit_is_validated_by_the_script_and_refused_with_its_words(co
         with pytest.raises(ChannelError) as told:
             await connection.ask(submission(harness, script=script("process:fail:not_for_you")))
         assert (told.value.status, told.value.code) == (400, "provider_refused")
-        assert (told.value.sentence, told.value.outcome) == ("burst_buffer/lua: not for you", "refused")
+        assert (told.value.sentence, told.value.outcome) == ("burst_buffer/lua: not for you", "rejected")
         assert validations(programs) == 2
         # A retry and a job without a buffer are no questions for the provider.
         assert (await connection.ask(good)).job == 1
@@ -88,7 +88,7 @@ async def test_a_replica_that_does_not_lead_asks_no_provider(config: Config, tmp
         harness.engine.depose(None)
         with pytest.raises(ChannelError) as told:
             await connection.ask(submission(harness, script=script()))
-        assert (told.value.status, told.value.code, told.value.outcome) == (503, "no_leader", "refused")
+        assert (told.value.status, told.value.code, told.value.outcome) == (503, "no_leader", "rejected")
         assert validations(programs) == 0
 
 

@@ -24,7 +24,7 @@ Answer = tuple[int, str | None, dict[int, str]]
 
 def said(name: str, answer: Answer | None) -> ReplicaStatus:
     if answer is None:
-        return ReplicaStatus(name=name, api="127.0.0.1:1", reachable=False, error="refused")
+        return ReplicaStatus(name=name, api="127.0.0.1:1", reachable=False, error="rejected")
     revision, digest, kept = answer
     status = msgspec.structs.replace(STATUS, replica=name, revision=revision, state_digest=digest)
     checkpoints = DigestsAnswer(revision=revision, replica=name, digests=kept, ledgers={}, verdict="agrees")

@@ -242,6 +242,6 @@ def test_the_spans_of_a_history_fill_it_without_overlap() -> None:
 def test_a_replica_that_lost_its_data_is_listed_with_the_command_that_brings_it_back(
     reachable: bool, shown: str
 ) -> None:
-    row = msgspec.structs.replace(LOST, role="refused", reachable=reachable, forgot=True)
+    row = msgspec.structs.replace(LOST, role="rejected", reachable=reachable, forgot=True)
     text = members_table([row]).text()
-    assert f"{shown}cluster replace r2)" in text and "refused" in text
+    assert f"{shown}cluster replace r2)" in text and "rejected" in text

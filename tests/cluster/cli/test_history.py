@@ -34,7 +34,7 @@ def stretch(read: int, *rows: StoryRow, last: int = 9) -> StoryAnswer:
 @pytest.fixture
 def told(double: Double) -> Double:
     """A history in three stretches, of which the second one has nothing."""
-    refused = row(9, event="refused", actor="user ada", command="hold_job", sentence="there is no job 7", remedy="see")
+    refused = row(9, event="rejected", actor="user ada", command="hold_job", sentence="there is no job 7", remedy="see")
     double.answer("GET", r"/v1/history(\?(?!.*after=).*)?", stretch(3, row(2, job_id=4, user="ada\x1b[2J")))
     double.answer("GET", r"/v1/history\?.*after=3.*", stretch(8))
     double.answer("GET", r"/v1/history\?.*after=8.*", stretch(9, refused))
@@ -42,7 +42,7 @@ def told(double: Double) -> Double:
 
 
 def test_a_history_is_read_to_its_end_a_stretch_at_a_time_and_each_thing_is_a_line(told: Double) -> None:
-    result = forebay(told.config, "audit", "history", "--from", "2", "--user", "ada", "--kind", "refused")
+    result = forebay(told.config, "audit", "history", "--from", "2", "--user", "ada", "--kind", "rejected")
     lines = result.stdout.splitlines()
     assert result.exit_code == 0 and len(lines) == 2
     assert lines[0].split() == [

@@ -99,7 +99,7 @@ def answering(payload: Any, status: int = 200, headers: dict[str, str] | None = 
     return behave
 
 
-def failing(status: int, code: str, outcome: str = "refused", headers: dict[str, str] | None = None) -> Behaviour:
+def failing(status: int, code: str, outcome: str = "rejected", headers: dict[str, str] | None = None) -> Behaviour:
     error = {"code": code, "sentence": f"it is {code}", "remedy": "mend it", "place": "field x", "outcome": outcome}
     return answering({"error": error}, status, headers)
 

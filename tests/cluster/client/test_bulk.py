@@ -35,7 +35,7 @@ def done(command_id: str) -> dict[str, Any]:
     return {"command_id": command_id, "status": 200, "revision": 3, "job": job(IDS.index(command_id))}
 
 
-def refused(command_id: str, status: int, code: str = "no_leader", outcome: str = "refused") -> dict[str, Any]:
+def refused(command_id: str, status: int, code: str = "no_leader", outcome: str = "rejected") -> dict[str, Any]:
     error = {"code": code, "sentence": f"it is {code}", "outcome": outcome}
     return {"command_id": command_id, "status": status, "error": error}
 
@@ -68,7 +68,7 @@ def test_commands_that_could_not_be_carried_out_are_sent_again_alone_with_the_sa
     first = results(refused(a, status), refused(b, 404, "unknown_job"), refused(c, status, outcome="unknown"))
     answer, requests = asyncio.run(ask(pki, first, results(refused(a, status), done(c)), results(done(a))))
     assert requests == [[a, b, c], [a, c], [a]]
-    assert told(answer) == [("a", 200, "done"), ("b", 404, "refused"), ("c", 200, "done")]
+    assert told(answer) == [("a", 200, "done"), ("b", 404, "rejected"), ("c", 200, "done")]
     assert [one.job.job_id if one.job else None for one in answer.results] == [0, None, 2]
 
 
@@ -78,7 +78,7 @@ def test_what_may_have_been_carried_out_stays_unknown_until_somebody_knows(pki: 
     first, then = results(late, refused(b, 503), done(c)), results(refused(a, 503), refused(b, 503))
     answer, requests = asyncio.run(ask(pki, first, then, deadline_s=SHORT_S))
     assert len(requests) > 2 and requests[1:] == [[a, b]] * (len(requests) - 1)
-    assert told(answer) == [("a", 503, "unknown"), ("b", 503, "refused"), ("c", 200, "done")]
+    assert told(answer) == [("a", 503, "unknown"), ("b", 503, "rejected"), ("c", 200, "done")]
 
 
 A, B, C = IDS
@@ -89,15 +89,15 @@ LOST = refused(B, 503, "outcome_unknown", "unknown")
 @pytest.mark.parametrize(
     ("behaviours", "outcome"),
     [
-        ((results(done(A), NOT_NOW, done(C)), failing(503, "no_leader")), "refused"),
+        ((results(done(A), NOT_NOW, done(C)), failing(503, "no_leader")), "rejected"),
         ((results(done(A), NOT_NOW, done(C)), dropping()), "unknown"),
         ((results(done(A), NOT_NOW, done(C)), dropping(), results(NOT_NOW)), "unknown"),
         ((results(done(A), NOT_NOW, done(C)), dropping(), failing(403, "permission_denied")), "unknown"),
         ((dropping(), results(done(A), NOT_NOW, done(C)), results(NOT_NOW)), "unknown"),
         ((dropping(), results(done(A), refused(B, 507), done(C))), "unknown"),
-        ((dropping(), results(done(A), refused(B, 409), done(C))), "refused"),
+        ((dropping(), results(done(A), refused(B, 409), done(C))), "rejected"),
         ((results(done(A), LOST, done(C)), results(refused(B, 507))), "unknown"),
-        ((results(done(A), LOST, done(C)), results(NOT_NOW), results(refused(B, 409))), "refused"),
+        ((results(done(A), LOST, done(C)), results(NOT_NOW), results(refused(B, 409))), "rejected"),
         ((results(done(A), LOST, done(C)), results(NOT_NOW), results(done(B))), "done"),
     ],
 )
@@ -127,7 +127,7 @@ def test_nothing_is_sent_again_that_would_be_cut_short(pki: Pki) -> None:
     """It would be unknown then, which it is not now."""
     deadline_s = REQUEST_S + LEAST_S
     answer, requests = asyncio.run(ask(pki, results(NOT_NOW, NOT_NOW, NOT_NOW), deadline_s=deadline_s))
-    assert len(requests) == 1 and {outcome for _, _, outcome in told(answer)} == {"refused"}
+    assert len(requests) == 1 and {outcome for _, _, outcome in told(answer)} == {"rejected"}
 
 
 def test_an_answer_with_too_few_results_is_no_answer(pki: Pki) -> None:

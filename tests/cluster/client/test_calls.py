@@ -118,7 +118,7 @@ def test_a_refusal_is_not_retried_and_says_place_and_remedy(pki: Pki, status: in
             with pytest.raises(ApiError) as caught:
                 await client.call(ops.SUBMIT_JOB, request_of(client))
             error = caught.value
-            assert (error.status, error.code, error.outcome) == (status, "unknown_pool", "refused")
+            assert (error.status, error.code, error.outcome) == (status, "unknown_pool", "rejected")
             assert str(error) == "field x: it is unknown_pool; mend it"
             assert len(server.requests) == 1
 
@@ -154,7 +154,7 @@ def test_replicas_that_redirect_in_a_circle_end_in_an_error_that_says_so(pki: Pk
             assert caught.value.code == "redirect_loop"
             assert "redirected" in caught.value.sentence
             # A redirect carries nothing out.
-            assert caught.value.outcome == "refused"
+            assert caught.value.outcome == "rejected"
             # A round is one try and its redirects; that rounds are apart is a law of its own.
             assert REDIRECTS_MAX < len(server.requests) <= most
 
@@ -223,7 +223,7 @@ def test_a_frozen_replica_that_never_shakes_hands_costs_a_handshakes_time_and_no
             async with Client([address], pki.operator, deadline_s=0.3) as client:
                 with pytest.raises(ApiError, match="did not finish a handshake within") as raised:
                     await client.call(ops.SUBMIT_JOB, request_of(client))
-                assert raised.value.outcome == "refused"
+                assert raised.value.outcome == "rejected"
 
     asyncio.run(scenario())
 
@@ -277,7 +277,7 @@ def test_a_503_that_says_unknown_is_unknown_and_one_that_says_refused_is_refused
     unknown = asyncio.run(outcome(failing(503, "leadership_lost", outcome="unknown")))
     assert (unknown.outcome, unknown.code) == ("unknown", "outcome_unknown")
     refused = asyncio.run(outcome(failing(503, "no_leader")))
-    assert (refused.outcome, refused.code, refused.status) == ("refused", "no_leader", 503)
+    assert (refused.outcome, refused.code, refused.status) == ("rejected", "no_leader", 503)
 
 
 def test_a_write_that_reached_nobody_is_refused_not_unknown(pki: Pki, free_address: Address) -> None:
@@ -285,7 +285,7 @@ def test_a_write_that_reached_nobody_is_refused_not_unknown(pki: Pki, free_addre
         async with client_of(pki.operator, [free_address], deadline_s=0.3) as client:
             with pytest.raises(ApiError) as caught:
                 await client.call(ops.SUBMIT_JOB, request_of(client))
-            assert (caught.value.code, caught.value.outcome, caught.value.status) == ("unreachable", "refused", 0)
+            assert (caught.value.code, caught.value.outcome, caught.value.status) == ("unreachable", "rejected", 0)
             assert str(free_address) in caught.value.sentence
 
     asyncio.run(scenario())
@@ -325,7 +325,7 @@ def test_a_replica_of_another_authority_is_refused_with_the_authority_that_was_e
             with pytest.raises(ApiError) as caught:
                 await client.call(ops.SUBMIT_JOB, request_of(client))
             error = caught.value
-            assert (error.code, error.outcome) == ("untrusted", "refused")
+            assert (error.code, error.outcome) == ("untrusted", "rejected")
             assert "not signed by the expected authority, the authority 'Forebay demo'" in error.sentence
             assert str(pki.operator.authority) in error.sentence
             assert server.requests == []

@@ -215,7 +215,13 @@ class Virtual:
         if isinstance(conduct, Exception):
             raise conduct
         if isinstance(conduct, int):
-            error = {"code": "refused", "sentence": f"it is {conduct}", "remedy": "", "place": "", "outcome": "refused"}
+            error = {
+                "code": "rejected",
+                "sentence": f"it is {conduct}",
+                "remedy": "",
+                "place": "",
+                "outcome": "rejected",
+            }
             yield HttpResponse(status=conduct, body=json.dumps({"error": error}).encode()), self.chunks([])
         else:
             yield HttpResponse(status=200, body=b""), self.chunks(conduct)

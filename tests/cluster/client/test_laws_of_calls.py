@@ -28,12 +28,12 @@ def error_body(outcome: str, code: str = "c") -> bytes:
 
 HAPPENINGS = {
     "ok": HttpResponse(201, b"{}"),
-    "refused": HttpResponse(409, error_body("refused")),
-    "reused": HttpResponse(409, error_body("refused", "command_id_reused")),
-    "forbidden": HttpResponse(403, error_body("refused")),
-    "full": HttpResponse(507, error_body("refused")),
-    "busy": HttpResponse(429, error_body("refused"), retry_after="1"),
-    "no leader": HttpResponse(503, error_body("refused")),
+    "rejected": HttpResponse(409, error_body("rejected")),
+    "reused": HttpResponse(409, error_body("rejected", "command_id_reused")),
+    "forbidden": HttpResponse(403, error_body("rejected")),
+    "full": HttpResponse(507, error_body("rejected")),
+    "busy": HttpResponse(429, error_body("rejected"), retry_after="1"),
+    "no leader": HttpResponse(503, error_body("rejected")),
     "unknown": HttpResponse(503, error_body("unknown")),
     "to 1": HttpResponse(307, b"", location="https://127.0.0.1:1/v1/jobs"),
     "to 2": HttpResponse(307, b"", location="https://127.0.0.1:2/v1/jobs"),
@@ -44,7 +44,7 @@ HAPPENINGS = {
     "silent": AttemptError("silent", code=UNREACHABLE, may_have_arrived=True),
     "untrusted": AttemptError("untrusted", code=UNTRUSTED, may_have_arrived=False),
 }
-ENDS = {"ok", "refused", "reused", "forbidden", "full"}
+ENDS = {"ok", "rejected", "reused", "forbidden", "full"}
 ARRIVES = {"ok", "unknown", "cut", "silent"}
 
 
@@ -109,8 +109,8 @@ def check(happenings: list[str]) -> None:
         assert came.unsure == bool(ARRIVES & set(happened[:-1]))
         return
     # Of what is asked, a refusal would have been the first request's too; of who asks, or of a full disk, it would not.
-    if happened[-1] == "refused":
-        assert (came.status, came.outcome) == (409, "refused")
+    if happened[-1] == "rejected":
+        assert (came.status, came.outcome) == (409, "rejected")
         return
     # It says unknown exactly where something may have arrived.
     assert (came.outcome == "unknown") == bool(ARRIVES & set(happened))
@@ -141,7 +141,7 @@ def test_a_person_is_told_within_a_second_that_nothing_listens_anywhere() -> Non
     _, came, took_s = perform(["nobody"], nobody_s=NOBODY_S)
     assert isinstance(came, ApiError) and NOBODY_S <= took_s < 1
     assert came.sentence.startswith("nothing listens at 127.0.0.1:1, 127.0.0.1:2, 127.0.0.1:3")
-    assert (came.code, came.outcome) == (UNREACHABLE, "refused")
+    assert (came.code, came.outcome) == (UNREACHABLE, "rejected")
 
 
 @settings(max_examples=200, deadline=None)

@@ -607,7 +607,7 @@ def test_a_failure_of_a_peer_is_logged_once_in_a_while_with_how_often_it_has_hap
         "r2 is refused: it did not finish the TLS handshake in time; it is overloaded, or no replica",
     ]
     for number in range(3 * KEYS_MAX):
-        failures.note(f"10.0.0.{number}", "refused", OSError())
+        failures.note(f"10.0.0.{number}", "rejected", OSError())
     assert len(failures._limiter._logged) == KEYS_MAX and failures.count == 103 + 3 * KEYS_MAX
 
 

@@ -232,7 +232,7 @@ async def serve(directory: Path, name: str, members: dict[str, str]) -> None:
             try:
                 await node.commit(b"\x01" + word)
             except NotLeader:
-                print("refused", word.decode(), flush=True)
+                print("rejected", word.decode(), flush=True)
             else:
                 print("acknowledged", word.decode(), flush=True)
         elif verb == b"list":

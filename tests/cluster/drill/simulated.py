@@ -332,7 +332,7 @@ class Simulated:
         self.state.at = Instant(max(self.state.at, self.began_at + round(self.timeline.now_s * 1e6)))
         found = self.state.settle(command, ACTOR)
         if isinstance(found, Refusal):
-            raise ApiError(409, "wrong_state", found.sentence, outcome="refused")
+            raise ApiError(409, "wrong_state", found.sentence, outcome="rejected")
 
     def answer(self, number: int = 1) -> DrillAnswer:
         at = Instant(self.began_at + round(self.timeline.now_s * 1e6))

@@ -153,7 +153,7 @@ def test_no_altered_byte_of_any_file_is_believed(site: tuple[Config, str], fast_
             outcome = _try(config, fast_path / "copy", name, offset, MASKS[number % len(MASKS)], truth)
             assert outcome != "wrong", f"byte {offset} of {name} was altered, and that is believed"
             seen[name, outcome] += 1
-    assert sum(count for (name, outcome), count in seen.items() if outcome == "refused") > 20, seen
+    assert sum(count for (name, outcome), count in seen.items() if outcome == "rejected") > 20, seen
     died = sum(count for (_, outcome), count in seen.items() if outcome == "died")
     assert died <= 0.02 * seen.total(), f"a process that dies says nothing to its operator: {seen}"
 
@@ -185,7 +185,7 @@ def _try(config: Config, directory: Path, name: str, offset: int, mask: int, tru
     status = os.waitpid(child, 0)[1]
     if os.WIFSIGNALED(status):
         return "died"
-    return {SAME: "same", REFUSED: "refused"}.get(os.WEXITSTATUS(status), "wrong")
+    return {SAME: "same", REFUSED: "rejected"}.get(os.WEXITSTATUS(status), "wrong")
 
 
 def _outcome(config: Config, truth: str) -> int:

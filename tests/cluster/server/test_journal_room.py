@@ -73,7 +73,7 @@ async def test_a_retry_of_what_was_carried_out_needs_no_room_and_what_is_refused
         assert (await harness.ask("POST", "/v1/jobs", carried_out, who="alice")).status == 201
         monkeypatch.setattr(harness.controller.proposer, "_fill_with", lambda size_bytes: 0.82)
         refused = await harness.submit()
-        assert (refused.status, refused.code, refused.body["error"]["outcome"]) == (507, "journal_full", "refused")
+        assert (refused.status, refused.code, refused.body["error"]["outcome"]) == (507, "journal_full", "rejected")
         assert refused.sentence.startswith("the journal is 82% full; above 80% what users ask for is refused")
         assert "map_size" in refused.body["error"]["remedy"]
         again = await harness.ask("POST", "/v1/jobs", carried_out, who="alice")

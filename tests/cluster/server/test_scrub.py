@@ -290,7 +290,7 @@ def test_a_running_replica_whose_file_is_damaged_is_whole_again_while_it_runs(
                 assert list(victim.ledger.read(index, limit=1)) == held
                 service = replicas[1].service
                 text = (await service.metrics.text(service.slices.work("test"))).decode()
-                assert "forebay_ledger_mended_entries_total 1.0" in text
+                assert "forebay_ledger_repaired_entries_total 1.0" in text
                 assert "forebay_ledger_damaged_entries 0.0" in text
         finally:
             for replica in replicas:

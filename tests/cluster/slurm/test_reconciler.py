@@ -241,8 +241,8 @@ async def test_the_counters_are_in_a_file_that_the_node_exporter_reads(tmp_path:
     books.metrics.write(tmp_path / "forebay.prom")
     text = (tmp_path / "forebay.prom").read_text()
     for line in (
-        'forebay_slurm_looks_total{outcome="compared"} 2.0',
-        'forebay_slurm_looks_total{outcome="slurm_away"} 1.0',
+        'forebay_slurm_comparisons_total{outcome="compared"} 2.0',
+        'forebay_slurm_comparisons_total{outcome="slurm_away"} 1.0',
         'forebay_slurm_external_jobs{phase="staged-in"} 1.0',
         'forebay_slurm_external_jobs_forgotten_total{end="parked"} 1.0',
         'forebay_slurm_external_jobs_forgotten_total{end="removed"} 1.0',

@@ -55,7 +55,7 @@ async def journal(site: BareCluster, requests: int) -> dict[str, int]:
         site.start_all()
         await site.leader(operator)
         await site.agreed(operator)
-    return {"submits": submits, "updates": updates, "refused": refused}
+    return {"submits": submits, "updates": updates, "rejected": refused}
 
 
 async def _until_full(client: Client) -> int:

@@ -51,7 +51,7 @@ async def mail(site: BareCluster, rounds: int) -> dict[str, int]:
             try:
                 job = (await client.call(ops.SUBMIT_JOB, request)).job_id
             except ApiError as error:
-                if error.outcome != "refused":
+                if error.outcome != "rejected":
                     raise
                 refused += 1
                 continue
@@ -65,7 +65,7 @@ async def mail(site: BareCluster, rounds: int) -> dict[str, int]:
         if got:
             raise RunFailed(f"the mail program was handed {sorted(got)}")
         await works(site, client)
-    return {"addresses": len(addresses), "refused": refused, "sent": accepted}
+    return {"addresses": len(addresses), "rejected": refused, "sent": accepted}
 
 
 async def ids(site: BareCluster, commands: int) -> dict[str, int]:

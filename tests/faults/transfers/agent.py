@@ -79,7 +79,7 @@ class FileController:
         for report in request.reports:
             stands = bool(desk.orders) and (report.attempt, report.stage) == (desk.attempt, desk.orders[0].stage)
             if not stands:
-                results.append(ReportResult(command_id=report.command_id, outcome="refused", code="stale_attempt"))
+                results.append(ReportResult(command_id=report.command_id, outcome="rejected", code="stale_attempt"))
                 continue
             match report.result:
                 case OperationDone():

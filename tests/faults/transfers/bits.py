@@ -186,7 +186,7 @@ def bits(directory: Path, size: Size, seed: int, *, reference: bool = False) -> 
     try:
         for way in (IN_FLIGHT, ON_THE_WAY_BACK):
             flips, stood, failed = flip_while_moving(harness, tracer, size, seed, way, reference=reference)
-            found[way] = {"flips": flips, "put_right": stood, "refused": failed}
+            found[way] = {"flips": flips, "put_right": stood, "rejected": failed}
             print(f"bits: {way}: {found[way]}", file=sys.stderr, flush=True)
         for level in ("digest", "read_back"):
             flips = flip_at_rest(harness, size, seed, level)

@@ -166,7 +166,7 @@ def step(tracer: Tracer, harness: Harness, place: Place, call: int, period: int)
 def links(directory: Path, size: Size, seed: int, *, reference: bool = False) -> dict[str, Any]:
     """Race, and then go through a transfer call by call; Broken at the first escape."""
     program = build(directory.parents[1] / "tools")
-    found: dict[str, Any] = {"swaps": 0, "transfers": 0, "done": 0, "refused": 0, "escapes": 0}
+    found: dict[str, Any] = {"swaps": 0, "transfers": 0, "done": 0, "rejected": 0, "escapes": 0}
     harness = Harness(directory / "race")
     reasons: set[str] = set()
     try:
@@ -178,7 +178,7 @@ def links(directory: Path, size: Size, seed: int, *, reference: bool = False) ->
                     f"{tally.rounds} transfers: {tally.first}"
                 )
             for key, more in (
-                ("swaps", tally.swaps), ("transfers", tally.rounds), ("done", tally.done), ("refused", tally.refused)
+                ("swaps", tally.swaps), ("transfers", tally.rounds), ("done", tally.done), ("rejected", tally.refused)
             ):  # fmt: skip
                 found[key] += more
             reasons |= {reason.rpartition("/")[2][:80] for reason in tally.reasons}

@@ -91,7 +91,7 @@ def paths(directory: Path, size: Size, seed: int, *, reference: bool = False) ->
     """Try paths; Broken at the first that leads out."""
     harness = Harness(directory / "paths", reference=reference)
     chance = random.Random(seed)
-    found = {"paths": 0, "done": 0, "refused": 0}
+    found = {"paths": 0, "done": 0, "rejected": 0}
     try:
         for number in range(size.paths):
             stage = STAGES[number % 2]
@@ -107,7 +107,7 @@ def paths(directory: Path, size: Size, seed: int, *, reference: bool = False) ->
             if isinstance(outcome, OperationFailed) and not reference:
                 check_words(outcome)
             found["paths"] += 1
-            found["done" if isinstance(outcome, OperationDone) else "refused"] += 1
+            found["done" if isinstance(outcome, OperationDone) else "rejected"] += 1
             if (number + 1) % 200 == 0:
                 print(f"paths: {found}", file=sys.stderr, flush=True)
     finally:

@@ -199,7 +199,7 @@ def render() -> str:
         cells = []
         for state in STATES:
             one = found[name, state]
-            cells.append(one.becomes or ("*ignored*" if one.ignored else "refused"))
+            cells.append(one.becomes or ("*ignored*" if one.ignored else "rejected"))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += ["", "What is ignored, and why:", ""]
     for name in names:

@@ -336,10 +336,10 @@ def test_where_no_file_can_be_made_for_them_the_records_are_in_memory(
     assert harness.carry().resumed_files == 0
 
     def refused(*_: object) -> int:
-        raise OSError(errno.EACCES, "refused")
+        raise OSError(errno.EACCES, "rejected")
 
     monkeypatch.setattr(workspace_module, "_open", refused)
-    with pytest.raises(OSError, match="refused"):
+    with pytest.raises(OSError, match="rejected"):
         harness.carry()
 
 

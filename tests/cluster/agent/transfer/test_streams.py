@@ -167,7 +167,7 @@ def test_a_sync_that_fails_puts_nothing_in_place(crowd: Harness, monkeypatch: py
         (TransferFailed("d3 is not to be had"), True),
         (ZeroDivisionError("a mistake of ours"), False),
     ],
-    ids=["full", "denied", "changed", "refused", "mistake"],
+    ids=["full", "denied", "changed", "rejected", "mistake"],
 )
 def test_what_fails_in_a_helper_fails_the_transfer_as_it_would_have_here(
     crowd: Harness, monkeypatch: pytest.MonkeyPatch, error: Exception, final: bool

@@ -333,7 +333,7 @@ async def test_states_that_differ_and_another_leader_fail_it(cluster: ClusterDou
     assert found.sentence == "not all replicas hold the same state; r3 leads, not r2"
 
 
-REFUSED = ApiError(409, "wrong_state", "drill 3 is aborted", outcome="refused")
+REFUSED = ApiError(409, "wrong_state", "drill 3 is aborted", outcome="rejected")
 
 STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], str]] = {
     "writes stop": (lambda cluster, _: setattr(cluster, "silent", True), "no write was acknowledged for 0.4 s"),
