@@ -256,7 +256,8 @@ def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
             found.append(f"{path}: was changed since Forebay wrote it; move your changes away, and remove it")
         elif path.name == SCRIPT:
             remedy = (
-                f'to use both, rename it to {SITE_SCRIPT} (see "A second script" in docs/slurm.md), or move it away'
+                f"to use both, rename it to {SITE_SCRIPT} "
+                '(see "A second script" in docs/slurm/slurm.md), or move it away'
             )
             found.append(f"{path}: is there and not Forebay's; {remedy}")
         else:

@@ -254,7 +254,8 @@ def unknown_key_remedy(name: str) -> str:
     if near:
         return f"did you mean {_BY_NAME[near[0]].name}?"
     return (
-        f"the keys are {', '.join(key.name for key in KEYS if key.is_slurm)}, and Forebay's own (docs/configuration.md)"
+        f"the keys are {', '.join(key.name for key in KEYS if key.is_slurm)}, "
+        "and Forebay's own (docs/reference/configuration.md)"
     )
 
 

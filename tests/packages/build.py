@@ -217,13 +217,14 @@ def build(
 def _documents(package: str) -> Iterator[tuple[str, Path]]:
     """Yield the documents of a package: path below its directory in /usr/share/doc, and the source file."""
     folders = {
-        "forebay-client": (("docs", "."), ("docs/examples", "examples")),
-        "forebay-controller": (("packaging/monitoring", "examples/monitoring"),),
+        "forebay-client": ("docs", "."),
+        "forebay-controller": ("packaging/monitoring", "examples/monitoring"),
     }
-    for folder, target in folders.get(package, ()):
-        for path in sorted((ROOT / folder).iterdir()):
-            if path.is_file():
-                yield f"{target}/{path.name}", path
+    if package in folders:
+        folder, target = folders[package]
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and path.suffix not in (".py", ".pyc"):  # not the configuration of Sphinx
+                yield f"{target}/{path.relative_to(ROOT / folder)}", path
 
 
 def _architecture() -> str:

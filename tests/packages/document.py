@@ -1,4 +1,4 @@
-"""What docs/operations.md has people type, and a terminal that types it."""
+"""What docs/operate/operations.md has people type, and a terminal that types it."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from tests.packages.machine import Machine, StepFailed
 from tests.repo.tree import text_of
 
-DOCUMENT: Final = Path("docs/operations.md")
+DOCUMENT: Final = Path("docs/operate/operations.md")
 
 USER: Final = "alan"
 """The account that the document calls by a name; whatever it does not say is for root."""

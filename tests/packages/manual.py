@@ -1,4 +1,4 @@
-"""Pages for man(1): one for `forebay`, one for each of its commands, from the commands themselves as docs/cli.md is."""
+"""Pages for man(1): one for `forebay` and one for each of its commands, generated as docs/reference/cli.md is."""
 
 from collections.abc import Iterator
 

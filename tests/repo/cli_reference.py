@@ -1,4 +1,4 @@
-"""What docs/cli.md says, generated from the commands themselves, so that it cannot say something else.
+"""What docs/reference/cli.md says, generated from the commands themselves, so that it cannot say something else.
 
 `scripts/generate` writes it there, and a test of the repository compares.
 """

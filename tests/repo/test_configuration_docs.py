@@ -1,4 +1,4 @@
-"""docs/configuration.md and the example files say what the code does."""
+"""docs/reference/configuration.md and the example files say what the code does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def row(key: Key) -> str:
 
 
 def test_the_page_has_the_row_of_every_key_and_no_other() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `") and not line.startswith("| `forebay ")]
     assert rows == [row(key) for key in KEYS]
 
@@ -41,5 +41,5 @@ def test_every_example_is_accepted_and_applied(path: Path) -> None:
 
 
 def test_the_page_links_to_every_example() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert EXAMPLES and all(f"(examples/{path.name})" in page for path in EXAMPLES)
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
+    assert EXAMPLES and all(f"(../examples/{path.name})" in page for path in EXAMPLES)

@@ -11,7 +11,7 @@ from tests.repo.tree import text_of
 PIN = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^ ;\\]+)(?P<rest>.*)$", re.MULTILINE)
 
 
-LOCKS = ("requirements.lock", "requirements-otel.lock")
+LOCKS = ("requirements.lock", "requirements-otel.lock", "requirements-docs.lock")
 
 
 def pins(lock: str = "requirements.lock") -> dict[str, str]:
@@ -23,8 +23,8 @@ def declared() -> list[str]:
     """Return what pyproject.toml asks for: to run, to test and to build."""
     project = tomllib.loads(text_of(Path("pyproject.toml")))
     wanted: list[str] = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
-    for group in project["dependency-groups"].values():
-        wanted += group
+    for group in ("dev", "build"):
+        wanted += project["dependency-groups"][group]
     return wanted
 
 
@@ -34,9 +34,11 @@ def test_everything_that_the_project_asks_for_is_pinned() -> None:
     assert missing == [], "run scripts/lock"
 
 
-def test_the_extra_is_pinned_beside_the_lock_and_agrees_with_it() -> None:
-    wanted = tomllib.loads(text_of(Path("pyproject.toml")))["project"]["optional-dependencies"]["otel"]
-    beside, locked = pins("requirements-otel.lock"), pins()
+@pytest.mark.parametrize("name", ["otel", "docs"])
+def test_the_other_locks_pin_what_is_wanted_and_agree_with_the_first(name: str) -> None:
+    project = tomllib.loads(text_of(Path("pyproject.toml")))
+    wanted = {**project["project"]["optional-dependencies"], **project["dependency-groups"]}[name]
+    beside, locked = pins(f"requirements-{name}.lock"), pins()
     assert set(wanted) <= beside.keys() and not set(wanted) & locked.keys()
     assert {name: beside[name] for name in beside.keys() & locked.keys()} == {
         name: locked[name] for name in beside.keys() & locked.keys()

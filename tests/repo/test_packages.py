@@ -96,8 +96,9 @@ def test_nothing_is_installed_outside_of_forebay_s_own_places(packages: dict[str
 
 def test_packages_contain_the_documents_examples_and_alert_rules(packages: dict[str, Package]) -> None:
     documents = "/usr/share/doc/forebay-client"
-    expected = {f"{documents}/{path.name}" for path in (ROOT / "docs").glob("*.md")}
-    expected |= {f"{documents}/examples/{path.name}" for path in (ROOT / "docs/examples").iterdir() if path.is_file()}
+    docs = [path.relative_to("docs") for path in repository_files() if path.parts[0] == "docs"]
+    expected = {f"{documents}/{path}" for path in docs if path.name != "conf.py"}
+    assert {Path("index.md"), Path("examples/sum.sh")} <= set(docs)
     assert expected <= set(packages["forebay-client"].files)
     monitoring = "/usr/share/doc/forebay-controller/examples/monitoring"
     expected = {f"{monitoring}/{path.name}" for path in (ROOT / "packaging/monitoring").iterdir()}

@@ -81,6 +81,15 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_pages_of_docs_that_files_name_exist() -> None:
+    missing = []
+    for path in text_files():
+        if path != Path("CHANGELOG.md") and path.parts[:2] != ("tests", "golden"):  # which tell what once was
+            named = set(re.findall(r"(?<![\w/.-])docs/[\w/-]+\.(?:md|sh|conf)\b", text_of(path)))
+            missing += [f"{path}: {name}" for name in sorted(named) if not (ROOT / name).exists()]
+    assert missing == []
+
+
 def test_what_documents_call_a_script_exists() -> None:
     missing = []
     for path in text_files():

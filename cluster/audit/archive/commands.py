@@ -327,7 +327,7 @@ def retain(options: dict[str, Any]) -> None:
     config = Session(config_path=options["config"]).config()
     table_ = config.retention
     if table_ is None:
-        remedy = "write [retention] with archives, keys, keep_days or keep; see docs/configuration.md"
+        remedy = "write [retention] with archives, keys, keep_days or keep; see docs/reference/configuration.md"
         raise bad_input(f"{config.file} does not say what is kept", remedy, place="retention")
     directory = directory_of(options)
     home = directory.parent

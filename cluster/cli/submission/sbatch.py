@@ -372,7 +372,9 @@ def _one(name: str, place: str) -> Option:
 def _unknown(written: str, place: str) -> Failure:
     near = difflib.get_close_matches(written, LONG, n=1)
     remedy = f"did you mean {near[0]}? " if near else ""
-    remedy += "remove it, or write ##SBATCH to keep the line as a comment; Forebay knows the options in docs/cli.md"
+    remedy += (
+        "remove it, or write ##SBATCH to keep the line as a comment; Forebay knows the options in docs/reference/cli.md"
+    )
     return bad_input(f"Forebay does not know the option {_shown(written)}", remedy, place=place)
 
 

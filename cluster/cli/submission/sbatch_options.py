@@ -1,7 +1,7 @@
 """The options of sbatch, each in one class: carried out, ignored with a warning, or rejected with the reason.
 
-One table for the parser, the command line and docs/cli.md. It has every option of sbatch(1) of Slurm 22.05 to 26.05,
-and options of other programs and plugins that scripts often have.
+One table for the parser, the command line and docs/reference/cli.md. It has every option of sbatch(1) of Slurm
+22.05 to 26.05, and options of other programs and plugins that scripts often have.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the sections of users find: a row per figure, printed as docs/measurements.md has it, and the figures in it."""
+"""Results of the user sections: a row per figure, printed as docs/explain/measurements.md has it, and its figures."""
 
 import statistics
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Each function of Slurm's burst-buffer plugin API has its counterpart: one test a row of docs/plugin-api.md."""
+"""Each function of Slurm's burst-buffer API has its counterpart: one test a row of docs/reference/plugin-api.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from replica.views.burst import MEGABYTE, burst_of, job_tres, tres_count
 from tests.replica.reference import plugin_api as api
 from tests.replica.world import World, user
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "plugin-api.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "plugin-api.md"
 MB, GB = MEGABYTE, 1024 * MEGABYTE
 BB = "#DW jobdw capacity=40MiB access_mode=striped type=scratch"
 

@@ -1,4 +1,4 @@
-"""The table "Day 2: what to type" of docs/operations.md, as it stands there."""
+"""The table "Day 2: what to type" of docs/operate/operations.md, as it stands there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from tests.repo.tree import ROOT
 
 TITLE: Final = "Day 2: what to type"
-TEXT: Final = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+TEXT: Final = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
 PART: Final = TEXT.partition(f"## {TITLE}\n")[2].partition("\n## ")[0]
 
 

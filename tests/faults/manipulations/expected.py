@@ -270,7 +270,7 @@ def after(expected: Expected) -> str:
 
 
 def markdown() -> str:
-    """Return the tables of docs/auditors.md: who looks, and what each manipulation leads to."""
+    """Return the tables of docs/audit/auditors.md: who looks, and what each manipulation leads to."""
     lines = ["| name | who looks | when |", "|---|---|---|"]
     lines += [f"| {finder} | {known.what} | {known.when} |" for finder, known in FINDERS.items()]
     lines += [

@@ -1,4 +1,4 @@
-"""The buffer states drawn, for `docs/buffer-states.md`: generated from the transition table, so never out of date."""
+"""Diagram of the buffer states for `docs/reference/buffer-states.md`, generated from the transition table."""
 
 from __future__ import annotations
 

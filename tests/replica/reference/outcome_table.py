@@ -1,5 +1,5 @@
 """Everything that can be asked of, or reported about, a job in each of its buffer's states: the whole product, with
-what comes of it. Made by asking `decide` and `fold` themselves, for `docs/buffer-states.md` and its test.
+what comes of it. Made by asking `decide` and `fold` themselves, for `docs/reference/buffer-states.md` and its test.
 
 Each pair has exactly one outcome: a transition, nothing (with the reason why nothing is right), or a refusal, which
 says itself why.

@@ -1,7 +1,7 @@
 """What Slurm asks a burst-buffer plugin, as questions to a State: with its words, and with its answers.
 
 Source: the Burst Buffer Plugin Programmer Guide. The functions that change something are operations of the API,
-and the ones that are events here; docs/plugin-api.md names the counterpart of each.
+and the ones that are events here; docs/reference/plugin-api.md names the counterpart of each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users and administrators see when something is wrong: the rows of "Errors" in docs/slurm.md, one by one."""
+"""What users and administrators see when something is wrong: the rows of "Errors" in docs/slurm/slurm.md."""
 
 from __future__ import annotations
 
