@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cluster.cli.drills import aftermath
 from cluster.cli.drills.aftermath import NotChecked, disagreement
 from cluster.client import ApiError, Client
-from cluster.schemas import StateDigestAnswer
+from cluster.schemas import LeadersAnswer, LeaderTermView, StateDigestAnswer
 from cluster.schemas import operations as ops
 from cluster.system import Address, SystemClock
 from replica.values import Instant
@@ -96,6 +96,42 @@ def test_a_replica_with_another_state_never_agrees(steps: dict[str, int], odd: s
 def test_who_does_not_answer_is_named_and_called_nothing_else(step: int) -> None:
     found = asked(dict.fromkeys(REPLICAS, step), silent="r2")
     assert found == f"not checked: r2 did not say within {aftermath.AGREE_S:g} s which state is held there"
+
+
+class Histories:
+    """History that reaches the committed entry at the look of this number, as `Client.call` meets it."""
+
+    def __init__(self, clock: ManualClock, looks: int) -> None:
+        self._clock = clock
+        self._looks = looks
+
+    async def call(self, operation: Any) -> Any:
+        if operation is ops.SHOW_STATUS:
+            return replace(STATUS, commit_index=30)
+        assert operation is ops.LIST_LEADERS
+        self._looks -= 1
+        self._clock.advance(1.0)
+        last = 30 if self._looks <= 0 else 29
+        old = LeaderTermView(
+            term=1, leader="r1", first_index=1, last_index=9, from_at=None, to_at=None, silent_s=None
+        )  # fmt: skip
+        return LeadersAnswer(
+            revision=30, terms=(old, replace(old, term=2, leader="r2", first_index=10, last_index=last))
+        )
+
+
+@pytest.mark.parametrize("looks", [1, 2, int(aftermath.AGREE_S)])
+def test_terms_are_read_once_the_history_has_caught_up(looks: int) -> None:
+    clock = ManualClock(Instant(0))
+    histories = cast("Client", Histories(clock, looks))
+    found = asyncio.run(aftermath.terms_since(histories, clock, 1))
+    assert [(one.term, one.leader, one.last_index) for one in found] == [(2, "r2", 30)]
+
+
+def test_terms_of_a_history_that_never_catches_up_are_not_checked() -> None:
+    clock = ManualClock(Instant(0))
+    with pytest.raises(NotChecked, match="reached entry 30 within"):
+        asyncio.run(aftermath.terms_since(cast("Client", Histories(clock, 1_000_000)), clock, 1))
 
 
 @story
