@@ -8,7 +8,7 @@ import msgspec
 
 from cluster.api.service import ApiCall
 from cluster.api.web import Problem, permission_denied
-from cluster.schemas import JobView
+from cluster.schemas import JOB_FIELDS, JobDetailsView, JobView
 from cluster.security import Role
 from replica.model import private_data
 from replica.state import State
@@ -16,21 +16,36 @@ from replica.state import State
 PRIVATE_WORD = "(private)"
 """Replaces a hidden text."""
 
-HIDDEN: dict[str, object] = {
-    "burst_buffer": None,
-    "burst_buffer_state": None,
-    "pool": None,
-    "capacity_bytes": 0,
-    "system_comment": "",
-    "workdir": PRIVATE_WORD,
-    "output": PRIVATE_WORD,
-    "warnings": (),
-    "tres": "",
-}
-"""Fields about a job's buffer and files, with the values shown to other users."""
+PUBLIC_STATE = frozenset({
+    "job_id", "user", "uid", "state", "reason", "node", "attempt", "submit_time", "eligible_time", "start_time",
+    "end_time", "exit_code", "signal", "cancelled", "external_job", "epoch", "phase", "details", "expected_start",
+    "expected_after", "revision",
+})  # fmt: skip
+"""Fields of a job's view that no user sets and other users see; of those that users set, `JobField.public` says it."""
 
-HIDDEN_DETAILS: dict[str, object] = {"comment": None, "mail_user": None, "error": None, "arguments": ()}
-"""Details a user wrote for private use, for a script or for mail."""
+PUBLIC_DETAILS = frozenset({
+    "gid", "array_job_id", "array_task_id", "array_throttle", "restarts", "singleton", "dependency_any", "suspend_time",
+    "suspended_s",
+})  # fmt: skip
+"""The same of a job's details."""
+
+
+def _hidden(view: type[msgspec.Struct], public: frozenset[str]) -> dict[str, Any]:
+    """Return the fields of a view that other users do not see, each with the value that they see instead."""
+    shown = public | {field.field for field in JOB_FIELDS if field.public}
+    hidden: dict[str, Any] = {}
+    for field in msgspec.structs.fields(view):
+        if field.name in shown:
+            continue
+        if field.default is not msgspec.NODEFAULT:
+            hidden[field.name] = field.default
+        else:
+            hidden[field.name] = {str: PRIVATE_WORD, int: 0}.get(field.type)
+    return hidden
+
+
+HIDDEN = _hidden(JobView, PUBLIC_STATE)
+HIDDEN_DETAILS = _hidden(JobDetailsView, PUBLIC_DETAILS)
 
 
 def only_user(call: ApiCall[Any], state: State) -> str | None:
@@ -109,6 +124,8 @@ def redact_job(call: ApiCall[Any], state: State, view: JobView) -> JobView:
     if may_see(call, state, view.job_id):
         return view
     changed = dict(HIDDEN)
+    if not view.system_comment:
+        del changed["system_comment"]  # no operation failed, which the job's state says, too
     job = state.jobs[view.job_id]
     if view.reason in (job.message, job.interrupted.held_because):
         changed["reason"] = PRIVATE_WORD  # an operation's message, which can name files

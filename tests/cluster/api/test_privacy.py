@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from cluster.api import privacy
+from cluster.schemas import JobDetailsView, JobView
 from cluster.schemas.operations import OPERATIONS
 from replica.messages.events import JobPurged
 from replica.model.operations import Stage
@@ -75,6 +77,26 @@ async def asked(m: Maker, who: str, jobs: list[int]) -> dict[str, Answer]:
                 except AttributeError:
                     assert "{" not in operation.path  # about replicas, their members and storage: not of this house
     return found
+
+
+class LaterView(JobView, frozen=True, kw_only=True):
+    """View of a later release, with fields that its developers have not marked."""
+
+    inputs: tuple[str, ...] = ()
+    purpose: str
+
+
+def test_a_field_of_a_job_is_hidden_unless_it_is_marked_public() -> None:
+    hidden = privacy._hidden(LaterView, privacy.PUBLIC_STATE)
+    assert hidden == {**privacy.HIDDEN, "inputs": (), "purpose": privacy.PRIVATE_WORD}
+
+
+@pytest.mark.parametrize(
+    "view, public, hidden",
+    [(JobView, privacy.PUBLIC_STATE, privacy.HIDDEN), (JobDetailsView, privacy.PUBLIC_DETAILS, privacy.HIDDEN_DETAILS)],
+)
+def test_each_field_that_is_marked_public_exists(view: Any, public: frozenset[str], hidden: dict[str, Any]) -> None:
+    assert public | set(hidden) <= set(view.__struct_fields__) and not public & set(hidden)
 
 
 def text_of(answer: Answer) -> str:
