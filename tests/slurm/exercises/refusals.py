@@ -66,7 +66,7 @@ async def quota(slurm: Slurm) -> None:
     await slurm.cli(
         "policy", "account", "set", "people", "--users", slurm.site.account.pw_name, "--limit", "GrpBB:bb/fast=2MiB"
     )
-    await slurm.cli("scheduling", "set", "--default-account", "people")
+    await slurm.cli("config", "set", "DefaultAccount=people")
     data = slurm.site.make_input("quota")
     job = await slurm.site.submit(slurm.site.script("quota", grains=3))
     reason = await slurm.held(job, "setup", "AssocGrpBB: account people never allows it")
@@ -75,7 +75,7 @@ async def quota(slurm: Slurm) -> None:
     await slurm.phase(other, "running")
     third = await slurm.site.submit(slurm.site.script("quota", grains=1))
     await slurm.held(third, "setup", f"AssocGrpBB for {SETUP_WAIT_S} s: account people has no more room")
-    await slurm.cli("scheduling", "set", "--default-account", "")
+    await slurm.cli("config", "set", "DefaultAccount=")
     await slurm.cli("policy", "account", "delete", "people", "--yes")
     await slurm.ends_well(other, "quota", data)
     for one in (job, third):
