@@ -48,8 +48,9 @@ def main(arguments: list[str]) -> int:
     does.add_argument(
         "--release", choices=(*RELEASES, "all"), help="run in a root directory with this release of Slurm"
     )
-    does.add_argument("--sample", type=_positive, metavar="N", help="with --release: N runs of one exercise or row")
-    does.add_argument("--no-build", action="store_true", help="with --release: skip a release whose root is not ready")
+    does.add_argument(
+        "--turn", type=int, metavar="N", help="with --release: one exercise with one release, another with each N"
+    )
     does.add_argument("--parallel", type=_positive, default=1, metavar="N", help="with --release: N runs at a time")
     does.add_argument(
         "--record", type=Path, nargs="?", const=FILE, help="with --release: write outcomes into this file"
@@ -70,12 +71,12 @@ def main(arguments: list[str]) -> int:
     sizes: dict[str, int] = {}
     rows: list[str] = []
     if chosen.verb == "exercise":
-        if chosen.release is None and (chosen.sample or chosen.record or chosen.plugin == "both"):
-            parser.error("--sample, --record and --plugin both need --release")
+        if chosen.release is None and (chosen.turn is not None or chosen.record or chosen.plugin == "both"):
+            parser.error("--turn, --record and --plugin both need --release")
         sizes, rows = _sizes_and_rows(chosen, parser)
         if chosen.release is not None:
             lines = _lines(chosen, sizes, rows)
-            runs = chosen_runs(chosen.release, chosen.plugin or "both", lines, chosen.sample, chosen.seed)
+            runs = chosen_runs(chosen.release, chosen.plugin or "both", lines, chosen.turn)
             signal.signal(signal.SIGTERM, _interrupt)
             return exercise(chosen, runs)
     reason = missing()
@@ -111,12 +112,15 @@ def _sizes_and_rows(chosen: argparse.Namespace, parser: argparse.ArgumentParser)
 
 
 def _lines(chosen: argparse.Namespace, sizes: dict[str, int], rows: list[str]) -> list[list[str]]:
-    """Return what a run in a root can be: the whole command line or, for a sample, one exercise or row of it."""
-    if chosen.sample is None:
-        rounds = [] if chosen.rounds is None else ["--rounds", str(chosen.rounds)]
-        return [[*chosen.names, *rounds, *(["--rows", chosen.rows] if chosen.rows else [])]]
-    lines = [[name, "--rounds", str(size)] for name, size in sizes.items() if name != "refusals"]
-    return lines + [["refusals", "--rows", row] for row in (rows or ROWS) if "refusals" in sizes]
+    """Return what a run in a root can be: the whole command line or, with `--turn`, one exercise or a half of `ci`."""
+    rounds = [] if chosen.rounds is None else ["--rounds", str(chosen.rounds)]
+    more = rounds + (["--rows", chosen.rows] if chosen.rows else [])
+    if chosen.turn is None:
+        return [[*chosen.names, *more]]
+    if chosen.names == [CI]:
+        short = [name for name in sizes if name != "refusals"]
+        return [[*short, "--rounds", "0"], ["refusals", "--rows", ",".join(rows)]]
+    return [[name, *more] for name in chosen.names]
 
 
 def _site_options(sizes: dict[str, int], parser: argparse.ArgumentParser) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import subprocess
 import sys
 import time
@@ -30,12 +29,14 @@ class Run(NamedTuple):
     words: tuple[str, ...]
 
 
-def chosen_runs(release: str, plugin: str, lines: list[list[str]], sample: int | None, seed: int) -> list[Run]:
-    """Return each of `lines` with each release and plugin as a run, or a sample of them that the seed draws."""
+def chosen_runs(release: str, plugin: str, lines: list[list[str]], turn: int | None) -> list[Run]:
+    """Return each of `lines` with each release and plugin as a run; `turn`: one line with one release, all in turn."""
     releases = list(RELEASES) if release == "all" else [release]
     plugins = PLUGINS if plugin == "both" else (plugin,)
-    runs = [Run(one, other, tuple(line)) for one in releases for other in plugins for line in lines]
-    return runs if sample is None else random.Random(seed).sample(runs, min(sample, len(runs)))
+    pairs = [(one, line) for one in releases for line in lines]
+    if turn is not None:
+        pairs = [pairs[turn % len(pairs)]]
+    return [Run(one, other, tuple(line)) for one, line in pairs for other in plugins]
 
 
 def exercise(chosen: argparse.Namespace, runs: list[Run]) -> int:
@@ -46,10 +47,6 @@ def exercise(chosen: argparse.Namespace, runs: list[Run]) -> int:
     roots, moved = {}, {}
     for release in dict.fromkeys(run.release for run in runs):
         root = Root(release)
-        if chosen.no_build and not root.is_ready():
-            remedy = f"build it: scripts/slurm root {release}"
-            print(f"scripts/slurm: skipped: the root of Slurm {release} is not ready; {remedy}", file=sys.stderr)
-            continue
         try:
             root.build()
             root.set_up()

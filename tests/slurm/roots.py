@@ -1,6 +1,7 @@
 """Root directories that hold the Slurm of a Debian suite, and commands run in them in namespaces of their own.
 
-A root is built once by mmdebstrap and cached; its Slurm stays at the version that the suite had on that day.
+A root is built once by mmdebstrap, in one to four minutes, and cached; its Slurm stays at the version
+that the suite had on that day.
 """
 
 from __future__ import annotations
@@ -110,10 +111,6 @@ class Root:
         """Debian's version of the Slurm in this root; empty while the root is not built."""
         file = self._cache / "version"
         return file.read_text().strip() if file.exists() else ""
-
-    def is_ready(self) -> bool:
-        """Return whether the root is built and has the Python packages of this tree."""
-        return bool(self.version) and (self._venv() / ".forebay-setup").exists()
 
     def build(self, *, renew: bool = False) -> None:
         """Build the root unless it is there; RootError where that fails. `renew`: replace it."""
