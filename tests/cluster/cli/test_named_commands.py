@@ -131,6 +131,35 @@ def test_a_placeholder_is_printed_only_where_the_reader_alone_can_fill_it_in() -
     assert UNKNOWN_YET.keys() <= unknown, "no row is left over"
 
 
+DRILLS = ROOT / "cluster" / "cli" / "drills"
+
+
+def typed_by_drills() -> Iterator[Said]:
+    """Yield each command that a drill on a copy types itself, as words of a call or of a list."""
+    for file in sorted(DRILLS.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "audit"
+            args = (
+                node.args if isinstance(node, ast.Call) and is_call else node.elts if isinstance(node, ast.List) else []
+            )
+            words = [str(one.value) if isinstance(one, ast.Constant) else VALUE for one in args]
+            if words and words[0] != VALUE and (is_call or words[0] in cli.list_commands(click.Context(cli))):
+                yield Said(f"{file.relative_to(ROOT)}:{node.lineno}", " ".join(words))
+
+
+TYPED_BY_DRILLS = sorted(set(typed_by_drills()))
+
+
+@pytest.mark.parametrize("one", TYPED_BY_DRILLS, ids=lambda one: f"{one.place} {one.text.replace(VALUE, '…')[:40]}")
+def test_a_command_that_a_drill_types_exists(one: Said) -> None:
+    first = one.text.split()[0]
+    assert first in cli.list_commands(click.Context(cli)) and fault_of(one.text) == "", one
+
+
+def test_drills_type_commands() -> None:
+    assert len(TYPED_BY_DRILLS) >= 5
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [

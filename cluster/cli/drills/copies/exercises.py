@@ -220,9 +220,9 @@ class Exercise:
             for name in gone:
                 await asyncio.to_thread(copy.lose, name)
             self._tell(f"{' and '.join(gone)} and their disks are lost, and {left} is recovered")
-            plan = await copy.audit("recover", "--name", left)
+            plan = await copy.audit("cluster", "recover", "--name", left)
             self.figures["planned_us"] = self._since_us(lost_s)
-            await copy.audit("recover", "--name", left, "--confirm", plan["plan"], "--by", self._identity)
+            await copy.audit("cluster", "recover", "--name", left, "--confirm", plan["plan"], "--by", self._identity)
             self.figures["recovered_us"] = self._since_us(lost_s)
             await copy.start(left)
             await copy.ready(left)
