@@ -18,7 +18,7 @@ import immutables
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from replica.messages import Receipt, features
+from replica.messages import CachedReply, features
 from replica.model import Pool, SchedulingRules, Site, TransferRules, free_bytes
 from replica.state import (
     TABLES,
@@ -498,7 +498,7 @@ class Assembly:
         return Image(state, header.index, header.term, header.chain_digest, header.configuration)
 
 
-def _receipts(records: Iterable[tuple[bytes, Receipt]], breathe: Callable[[], None]) -> Receipts:
+def _receipts(records: Iterable[tuple[bytes, CachedReply]], breathe: Callable[[], None]) -> Receipts:
     receipts, left = Receipts(), iter(records)
     while step := list(islice(left, MAP_STEP_RECORDS)):
         builder = receipts.mutate()
@@ -509,8 +509,8 @@ def _receipts(records: Iterable[tuple[bytes, Receipt]], breathe: Callable[[], No
     return receipts
 
 
-def _answers(records: Iterable[tuple[bytes, Receipt]], breathe: Callable[[], None]) -> Answers:
-    def in_steps() -> Iterator[tuple[bytes, Receipt]]:
+def _answers(records: Iterable[tuple[bytes, CachedReply]], breathe: Callable[[], None]) -> Answers:
+    def in_steps() -> Iterator[tuple[bytes, CachedReply]]:
         for number, record in enumerate(records, start=1):
             yield record
             if number % MAP_STEP_RECORDS == 0:

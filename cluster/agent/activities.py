@@ -41,10 +41,10 @@ from cluster.system import Clock, about
 from replica.messages import (
     OperationDone,
     OperationFailed,
-    OperationReached,
     PersistentChanged,
     ScriptEnded,
     ScriptStarted,
+    TransferProgressed,
 )
 from replica.model import Order
 
@@ -116,7 +116,7 @@ class Activities:
     def take_up(self) -> None:
         """Resume the state of an earlier agent: scripts that run or have ended, and unacknowledged results."""
         for report in self._outbox.reports():
-            if not isinstance(report.result, ScriptStarted | OperationReached | PersistentChanged):
+            if not isinstance(report.result, ScriptStarted | TransferProgressed | PersistentChanged):
                 self._by_job[report.job] = Activity(_order_of(report), None)
         for job in recorded_jobs(self._home.steps):
             record = ScriptRecord(self._home.steps, job)

@@ -8,11 +8,11 @@ from typing import Final
 from replica.messages import (
     OperationDone,
     OperationFailed,
-    OperationReached,
     OperationResult,
     PersistentChanged,
     ScriptEnded,
     ScriptStarted,
+    TransferProgressed,
 )
 from replica.model import Order, TransferReceipt
 from replica.values import MESSAGE_CHARACTERS_MAX, plain
@@ -40,7 +40,7 @@ def result_message(stage: str, result: OperationResult) -> str:
             return f"done: {format_count(files, 'file')}, {format_bytes(size_bytes)}" if stage in _MOVING else "done"
         case OperationFailed(message, final):
             return f"failed: {plain(message)}{'; it is not retried automatically' if final else ''}"
-        case OperationReached(checkpoint):
+        case TransferProgressed(checkpoint):
             return f"reached {format_count(checkpoint.files, 'file')}, {format_bytes(checkpoint.size_bytes)} durable"
         case PersistentChanged(name):
             return f"created or removed persistent buffer {name}"

@@ -11,7 +11,7 @@ from cluster.agent.operation import WorkerOperation
 from cluster.agent.rate_governor import GOVERN_S, RateGovernor
 from cluster.agent.runtime import ReportOutbox
 from cluster.system import Clock
-from replica.messages import OperationReached
+from replica.messages import TransferProgressed
 from replica.model import Stage, TransferCheckpoint
 
 
@@ -80,7 +80,7 @@ class RateLoop:
             total_bytes=counters.bytes_total,
         )
         with contextlib.suppress(OSError):
-            self._outbox.add(order.job, order.attempt, order.stage, OperationReached(reached))
+            self._outbox.add(order.job, order.attempt, order.stage, TransferProgressed(reached))
             self._reported[_key(operation)] = now_s, counters.durable_bytes
 
 

@@ -188,7 +188,9 @@ async def tear_down_external_job(call: ApiCall[v.TearDownExternalJobRequest]) ->
 
 @handles(ops.MISS_EXTERNAL_JOB)
 async def miss_external_job(call: ApiCall[v.MissExternalJobRequest]) -> Reply[v.ExternalJobAnswer]:
-    return await _settle_and_show(call, c.MissExternalJob(call.body.cluster, call.params["job"], call.body.state))
+    return await _settle_and_show(
+        call, c.ReportMissingExternalJob(call.body.cluster, call.params["job"], call.body.state)
+    )
 
 
 # ---- persistent buffers

@@ -310,8 +310,8 @@ def _bound_result(result: c.OperationResult, stage: Stage, attempt: int) -> c.Op
             )
         case c.OperationFailed(receipt=TransferReceipt() as receipt):
             return msgspec.structs.replace(result, receipt=clipped_receipt(receipt, stage, attempt))
-        case c.OperationReached(checkpoint):
-            return c.OperationReached(clipped_checkpoint(checkpoint, stage, attempt))
+        case c.TransferProgressed(checkpoint):
+            return c.TransferProgressed(clipped_checkpoint(checkpoint, stage, attempt))
         case c.ScriptEnded(exit_code=exit_code, signal=signal):
             numbers = {"exit_code": clipped_count(exit_code, least=-SIZE_BYTES_MAX), "signal": clipped_count(signal)}
             return msgspec.structs.replace(result, **numbers)

@@ -10,7 +10,7 @@ import msgspec
 from cluster.server import Planner
 from replica.decide import decide, is_by_key
 from replica.fold import SpeculativeState
-from replica.messages import Batch, Entry, Event, Request, RunSchedulingPass
+from replica.messages import Batch, Entry, Event, Request, RunSchedulingCycle
 from replica.state import State
 from replica.values import LedgerViolation, Refusal
 
@@ -57,7 +57,7 @@ class Deciding:
 
     def _decided(self, growing: SpeculativeState, request: Request) -> CommandOutcome:
         try:
-            if isinstance(request.command, RunSchedulingPass):
+            if isinstance(request.command, RunSchedulingCycle):
                 return CommandOutcome(self._planner.events_of_pass(growing))
             facts = growing.facts if is_by_key(request.command) else growing.state()
             decision = decide(facts, request, growing.at)

@@ -281,7 +281,7 @@ def _settle_mails(led: Led) -> Iterator[Command]:
 
 
 def _report_operation(led: Led) -> Iterator[Command]:
-    for event in led.of(e.AbandonedRemoved):
+    for event in led.of(e.AbandonedBufferRemoved):
         yield c.ReportOperation(led.actor.name, event.job, event.attempt, Stage.TEARDOWN, c.OperationDone())
         return
     job = led.state.jobs[_jobs(led)[0]]
@@ -315,7 +315,7 @@ def _results_with(led: Led, job: Job, stage: Stage, receipt: TransferReceipt | N
             case e.StageFailed() | e.PreRunFailed():
                 yield from _failures(event, stage, receipt)
             case e.TransferCheckpointed():
-                yield from (c.OperationReached(replace(event.checkpoint, stage=said)) for said in (stage, *TRANSFERS))
+                yield from (c.TransferProgressed(replace(event.checkpoint, stage=said)) for said in (stage, *TRANSFERS))
             case e.PersistentCreated() | e.PersistentDeleted():
                 yield c.PersistentChanged(event.name)
             case _:
@@ -369,7 +369,10 @@ def _set_up_external_job(led: Led) -> Iterator[Command]:
     for event in led.events:
         if isinstance(event, e.ExternalJobSetUp):
             external_job, decided = event.external_job, event.request
-        elif isinstance(event, e.ExternalJobTakenUp) and (known := led.state.jobs[event.job]).external_job is not None:
+        elif (
+            isinstance(event, e.ExternalJobReactivated)
+            and (known := led.state.jobs[event.job]).external_job is not None
+        ):
             external_job, decided = replace(known.external_job, epoch=event.epoch), known.request
         else:
             continue
@@ -401,8 +404,10 @@ def _tear_down_external_job(led: Led) -> Iterator[Command]:
 
 
 def _miss_external_job(led: Led) -> Iterator[Command]:
-    for event in led.of(e.ExternalJobMissed):
-        yield c.MissExternalJob(_cluster_of(led), event.external_job.removeprefix(f"{led.actor.name}:"), event.state)
+    for event in led.of(e.ExternalJobMissing):
+        yield c.ReportMissingExternalJob(
+            _cluster_of(led), event.external_job.removeprefix(f"{led.actor.name}:"), event.state
+        )
 
 
 def _recover_cluster(led: Led) -> Iterator[Command]:
@@ -411,7 +416,7 @@ def _recover_cluster(led: Led) -> Iterator[Command]:
 
 
 def _abort_drill(led: Led) -> Iterator[Command]:
-    for event in led.of(e.DrillAbortAsked):
+    for event in led.of(e.DrillAbortRequested):
         yield c.AbortDrill(event.drill, event.reason.removeprefix(f"{led.actor.name}: "))
 
 
@@ -507,10 +512,10 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.SetClock: Rebuilder(_as_event(c.SetClock, e.ClockSet)),
     c.OpenSession: Rebuilder(lambda led: (c.OpenSession(),)),
     c.CloseSession: Rebuilder(lambda led: (c.CloseSession(one.sessions[0]) for one in led.of(e.SessionsEnded))),
-    c.ExpireAnswers: Rebuilder(lambda led: (c.ExpireAnswers(),)),
+    c.ExpireCachedReplies: Rebuilder(lambda led: (c.ExpireCachedReplies(),)),
     c.RecordHistories: Rebuilder(_as_event(c.RecordHistories, e.HistoriesCounted)),
     c.RecordStateDigest: Rebuilder(_as_event(c.RecordStateDigest, e.StateDigested)),
-    c.RunSchedulingPass: Rebuilder(lambda led: (c.RunSchedulingPass(),)),
+    c.RunSchedulingCycle: Rebuilder(lambda led: (c.RunSchedulingCycle(),)),
     c.RegisterScheduler: Rebuilder(_register_scheduler),
     c.ReleaseScheduler: Rebuilder(_as_event(c.ReleaseScheduler, e.SchedulerReleased)),
     c.StartDrill: Rebuilder(_as_event(c.StartDrill, e.DrillStarted)),
@@ -528,7 +533,7 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.EndExternalJobRun: Rebuilder(_of_external_job(c.EndExternalJobRun)),
     c.StageOutExternalJob: Rebuilder(_of_external_job(c.StageOutExternalJob)),
     c.TearDownExternalJob: Rebuilder(_tear_down_external_job, "the reason, where nothing came of it that says why"),
-    c.MissExternalJob: Rebuilder(_miss_external_job),
+    c.ReportMissingExternalJob: Rebuilder(_miss_external_job),
     c.MakePersistent: Rebuilder(_make_persistent, _OTHER_ID),
     c.RemovePersistent: Rebuilder(_remove_persistent, _OTHER_ID),
 }

@@ -61,8 +61,8 @@ _TEXTS: Final = ("reason", "comment", "message")
 """Fields of events for display, which no decision depends on."""
 
 _ALLOCATES: Final = (
-    e.BufferAllocated, e.AllocationRevoked, e.PersistentReserved, e.RunOrdered, e.ExternalJobSpaceGiven, e.MoverChanged,
-    e.ExternalJobStageInOrdered,
+    e.BufferAllocated, e.AllocationRevoked, e.PersistentReserved, e.RunOrdered, e.ExternalJobSpaceAllocated,
+    e.MoverChanged, e.ExternalJobStageInOrdered,
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cluster.server.pending import Answer, NotLeading, QueueFull
 from replica.decide import is_expiry_due
-from replica.messages import CONTROLLER, ExpireAnswers, Request
+from replica.messages import CONTROLLER, ExpireCachedReplies, Request
 from replica.state import State
 from replica.values import Instant
 
@@ -85,7 +85,7 @@ class AnswerExpiry:
         """Submit the next removal if one is due and none is pending."""
         if self._answer is None and is_expiry_due(self._state(), self._now()):
             with suppress(QueueFull, NotLeading):
-                self._answer = self._submit(Request(b"", CONTROLLER, ExpireAnswers()))
+                self._answer = self._submit(Request(b"", CONTROLLER, ExpireCachedReplies()))
                 self._answer.add_done_callback(self._done)
 
     def stop(self) -> None:

@@ -21,7 +21,7 @@ from cluster.server.pending import Answer, NotLeading, QueueFull
 from cluster.system import Clock
 from replica.messages import (
     CONTROLLER,
-    AbandonedRemoved,
+    AbandonedBufferRemoved,
     Batch,
     BufferAbandoned,
     FeatureLevelRaised,
@@ -294,7 +294,7 @@ class OrderWatch:
             for event in entry.events:
                 if type(event) in _ABOUT_EVERY_NODE:
                     touched.update(after.nodes)
-                elif isinstance(event, BufferAbandoned | AbandonedRemoved):
+                elif isinstance(event, BufferAbandoned | AbandonedBufferRemoved):
                     touched.add(event.node)
                 jobs.add(job_of(event) or 0)  # 0 belongs to no job
         for former in (before.jobs, after.jobs):

@@ -72,7 +72,7 @@ from cluster.server.pending import (
 from cluster.server.planner import Planner
 from replica.decide import decide, deciding, is_by_key
 from replica.fold import SpeculativeState, is_routine, may_settle, receipt_for
-from replica.messages import CONTROLLER, Batch, Decision, Entry, Request, RunSchedulingPass, kind_of
+from replica.messages import CONTROLLER, Batch, Decision, Entry, Request, RunSchedulingCycle, kind_of
 from replica.state import State
 from replica.values import COMMANDS_PER_BATCH_MAX, Instant, InSteps, Refusal, Revision, Steps
 from wal import batch_of_encoded, encode_entry
@@ -519,7 +519,7 @@ class Proposer:
         events = self._planner.events_of_pass(batch)
         cost_s = self._clock.monotonic_s() - started_s
         self._pass_timer.passed(batch.at, cost_s=cost_s, found=bool(events), decided=decided)
-        return Entry(b"", CONTROLLER, kind_of(RunSchedulingPass()), events) if events else None
+        return Entry(b"", CONTROLLER, kind_of(RunSchedulingCycle()), events) if events else None
 
     def _next_due(self, after: Instant) -> Instant | None:
         return self._planner.next_due(self._applied(), after)

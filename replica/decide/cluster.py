@@ -22,7 +22,7 @@ from replica.decide.pools import (
     set_pool_events,
 )
 from replica.grammar import filesystem_refusal, path_fault
-from replica.messages import NOTHING, Accepted, Decision, accepted, features
+from replica.messages import NOTHING, Accepted, Decision, decision_of, features
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -119,7 +119,7 @@ def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> 
 
 
 def _change_pool(state: State, actor: c.Actor, command: c.ChangePool, at: Instant) -> Decision:
-    return accepted(
+    return decision_of(
         changed_pool(
             state,
             command.pool,
@@ -137,7 +137,7 @@ def _change_pool(state: State, actor: c.Actor, command: c.ChangePool, at: Instan
 
 
 def _remove_pool(state: State, actor: c.Actor, command: c.RemovePool, at: Instant) -> Decision:
-    return accepted(removed_pool(state, command.pool))
+    return decision_of(removed_pool(state, command.pool))
 
 
 def _add_filesystem(state: Facts, actor: c.Actor, command: c.AddFilesystem, at: Instant) -> Decision:
@@ -156,7 +156,7 @@ def _remove_filesystem(state: Facts, actor: c.Actor, command: c.RemoveFilesystem
 
 
 def _configure_site(state: Facts, actor: c.Actor, command: c.ConfigureSite, at: Instant) -> Decision:
-    return accepted(
+    return decision_of(
         configuration_events(
             state, command.settings, partial=command.partial, expected_revision=command.expected_revision
         )
@@ -164,11 +164,11 @@ def _configure_site(state: Facts, actor: c.Actor, command: c.ConfigureSite, at: 
 
 
 def _change_accounting(state: Facts, actor: c.Actor, command: c.Command, at: Instant) -> Decision:
-    return accepted(CHANGES[type(command)](state, command, at))
+    return decision_of(CHANGES[type(command)](state, command, at))
 
 
 def _change_partitions(state: Facts, actor: c.Actor, command: c.Command, at: Instant) -> Decision:
-    return accepted(PARTITION_CHANGES[type(command)](state, command))
+    return decision_of(PARTITION_CHANGES[type(command)](state, command))
 
 
 def _set_clock(state: State, actor: c.Actor, command: c.SetClock, at: Instant) -> Decision:

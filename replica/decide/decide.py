@@ -174,7 +174,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.FoundCluster: _CONTROLLER,
     c.MarkNodeDown: _CONTROLLER,
     c.MarkNodeBack: _CONTROLLER,
-    c.RunSchedulingPass: _CONTROLLER,
+    c.RunSchedulingCycle: _CONTROLLER,
     c.SettleMails: _CONTROLLER,
     c.RecoverCluster: _OPERATOR,
     c.SetPool: _OPERATOR,
@@ -207,7 +207,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.RestartOperations: _CONTROLLER,
     c.OpenSession: _PEOPLE,
     c.CloseSession: _PEOPLE,
-    c.ExpireAnswers: _CONTROLLER,
+    c.ExpireCachedReplies: _CONTROLLER,
     c.RecordStateDigest: _CONTROLLER,
     c.RecordHistories: _CONTROLLER,
     **dict.fromkeys(EXTERNAL_JOBS_BY_KEY, _SCHEDULER),
@@ -220,7 +220,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
 """Command type -> permitted roles. An agent acts for its own node only, a scheduler for its own external jobs only."""
 
 
-def _run_scheduling_pass(state: State, actor: c.Actor, command: c.RunSchedulingPass, at: Instant) -> Decision:
+def _run_scheduling_pass(state: State, actor: c.Actor, command: c.RunSchedulingCycle, at: Instant) -> Decision:
     return Accepted(events_of_pass(SchedulingIndex(state), at))
 
 
@@ -233,7 +233,7 @@ _BY_KEY = {
     **SESSIONS_BY_KEY,
 }
 _BY_WALKING: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
-    c.RunSchedulingPass: _run_scheduling_pass,
+    c.RunSchedulingCycle: _run_scheduling_pass,
     **CLUSTER_BY_WALKING,
     **SESSIONS_BY_WALKING,
 }

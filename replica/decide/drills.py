@@ -127,7 +127,7 @@ def _abort_drill(state: Facts, actor: c.Actor, command: c.AbortDrill, at: Instan
     drill = _under_way(state, command.drill, at)
     if isinstance(drill, Refusal):
         return drill
-    return NOTHING if drill.abort else Accepted((e.DrillAbortAsked(drill.id, f"{actor.name}: {command.reason}"),))
+    return NOTHING if drill.abort else Accepted((e.DrillAbortRequested(drill.id, f"{actor.name}: {command.reason}"),))
 
 
 def _end_drill(state: Facts, actor: c.Actor, command: c.EndDrill, at: Instant) -> Decision:

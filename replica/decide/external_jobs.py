@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from replica.decide.accounts import admitted, check_limits_alone
 from replica.decide.buffer_request import buffer_resolved, persistent_fault, pool_of, space_resolved
 from replica.decide.checks import Rejected, check_name, one_of, require
-from replica.messages import NOTHING, Accepted, Decision, accepted
+from replica.messages import NOTHING, Accepted, Decision, decision_of
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -225,7 +225,7 @@ def _set_up_external_job(state: Facts, actor: c.Actor, command: c.SetUpExternalJ
             return NOTHING
         if outcome is Outcome.TAKES_UP:
             assert found.job is not None
-            return Accepted((e.ExternalJobTakenUp(found.job.id, found.epoch + 1),))
+            return Accepted((e.ExternalJobReactivated(found.job.id, found.epoch + 1),))
         begun = ExternalJob(actor.name, command.job, found.epoch + 1, digest, command.uid, since=at)
         # What is refused changes nothing: what there was before is given up with the new epoch only.
         begins = _new_epoch(state, actor, request, begun)
@@ -375,14 +375,14 @@ def _tear_down_external_job(state: Facts, actor: c.Actor, command: c.TearDownExt
     return _decided(state, actor, command, asked, command.reason)
 
 
-def _miss_external_job(state: Facts, actor: c.Actor, command: c.MissExternalJob, at: Instant) -> Decision:
+def _miss_external_job(state: Facts, actor: c.Actor, command: c.ReportMissingExternalJob, at: Instant) -> Decision:
     found = _asked(state, actor, command.cluster, command.job, 0)
     if isinstance(found, Refusal):
         return found
     fault = _text_fault(command.state, limits.NAME_CHARACTERS_MAX)
     if fault is not None:
         return Refusal(RefusalCode.INVALID_FIELD, f"the state {fault}", "write a word", "state")
-    return NOTHING if found.job is not None else Accepted((e.ExternalJobMissed(found.name, command.state),))
+    return NOTHING if found.job is not None else Accepted((e.ExternalJobMissing(found.name, command.state),))
 
 
 def _text_fault(text: str, characters_max: int) -> str | None:
@@ -402,14 +402,14 @@ def _decided(state: Facts, actor: c.Actor, command: Any, asked: ExternalJobComma
     if outcome is Outcome.REFUSED or found.job is None or found.buffer is None:
         return _refused(found, asked)
     if reason and outcome is Outcome.GIVES_BACK:
-        return accepted(_removed(found.job, JobState.CANCELLED, reason))
+        return decision_of(_removed(found.job, JobState.CANCELLED, reason))
     events = _EVENTS[outcome](state, found.job, found.phase)
     if reason and not isinstance(events, Refusal):
         events = tuple(replace(event, reason=reason) if isinstance(event, _SAID) else event for event in events)
-    return accepted(events)
+    return decision_of(events)
 
 
-_SAID = (e.ExternalJobParked, e.TeardownStarted)
+_SAID = (e.ExternalJobRetained, e.TeardownStarted)
 """Events of a teardown that say why."""
 
 
@@ -525,7 +525,7 @@ def _parked(job: Job, phase: ExternalJobPhase, reason: str) -> Events:
     if phase is ExternalJobPhase.RUNNING:
         ended = (e.ExternalJobRunEnded(job.id, job.attempt + 1),)
     if has_results(job):
-        return (*ended, e.ExternalJobParked(job.id, reason))
+        return (*ended, e.ExternalJobRetained(job.id, reason))
     return (*ended, e.TeardownStarted(job.id, job.attempt + 1 + len(ended), JobState.COMPLETED, True, reason))
 
 
@@ -559,6 +559,6 @@ EXTERNAL_JOBS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decisi
     c.EndExternalJobRun: _end_external_job_run,
     c.StageOutExternalJob: _stage_out_external_job,
     c.TearDownExternalJob: _tear_down_external_job,
-    c.MissExternalJob: _miss_external_job,
+    c.ReportMissingExternalJob: _miss_external_job,
 }
 """Command -> what decides it by looking things up."""

@@ -20,7 +20,7 @@ from replica.decide.runs import (
 )
 from replica.decide.submit import job_submitted
 from replica.decide.update import updated
-from replica.messages import NOTHING, Accepted, Decision, accepted
+from replica.messages import NOTHING, Accepted, Decision, decision_of
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import ENDED, BufferState, ExternalJob, Hold, Job, JobState, Stage
@@ -160,17 +160,17 @@ def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instan
 
 def _suspend_job(state: Facts, actor: c.Actor, command: c.SuspendJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
-    return job if isinstance(job, Refusal) else accepted(suspended(state, job))
+    return job if isinstance(job, Refusal) else decision_of(suspended(state, job))
 
 
 def _resume_job(state: Facts, actor: c.Actor, command: c.ResumeJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
-    return job if isinstance(job, Refusal) else accepted(resumed(state, job))
+    return job if isinstance(job, Refusal) else decision_of(resumed(state, job))
 
 
 def _requeue_job(state: Facts, actor: c.Actor, command: c.RequeueJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
-    return job if isinstance(job, Refusal) else accepted(requeued(state, actor, job))
+    return job if isinstance(job, Refusal) else decision_of(requeued(state, actor, job))
 
 
 def _update_job(state: Facts, actor: c.Actor, command: c.UpdateJob, at: Instant) -> Decision:
@@ -180,23 +180,23 @@ def _update_job(state: Facts, actor: c.Actor, command: c.UpdateJob, at: Instant)
 def update_one(state: Facts, actor: c.Actor, command: c.UpdateJob, job_id: int, jobs: int) -> Decision:
     """Decide the update of one job, of so many: all count at once where a QOS allows only so many jobs."""
     job = _find_job(state, actor, job_id)
-    return job if isinstance(job, Refusal) else accepted(updated(state, actor, job, command, jobs))
+    return job if isinstance(job, Refusal) else decision_of(updated(state, actor, job, command, jobs))
 
 
 def _clear_buffer(state: Facts, actor: c.Actor, command: c.ClearBuffer, at: Instant) -> Decision:
     if command.name:
-        return accepted(cleared_persistent(state, actor, command.name, command.discard))
+        return decision_of(cleared_persistent(state, actor, command.name, command.discard))
     job = _find_job(state, actor, command.job, of_external_jobs=True)
-    return job if isinstance(job, Refusal) else accepted(cleared_job(state, actor, job, command.discard))
+    return job if isinstance(job, Refusal) else decision_of(cleared_job(state, actor, job, command.discard))
 
 
 def _export_buffer(state: Facts, actor: c.Actor, command: c.ExportBuffer, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job, of_external_jobs=True)
-    return job if isinstance(job, Refusal) else accepted(exported_again(state, job, command.partial))
+    return job if isinstance(job, Refusal) else decision_of(exported_again(state, job, command.partial))
 
 
 def _restart_operations(state: Facts, actor: c.Actor, command: c.RestartOperations, at: Instant) -> Decision:
-    return accepted(restarted(state, command.jobs))
+    return decision_of(restarted(state, command.jobs))
 
 
 JOBS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {

@@ -43,7 +43,7 @@ def recorded(state: Facts, job: Job, stage: Stage, receipt: TransferReceipt | No
 
 
 def reached(
-    state: Facts, job: Job, stage: Stage, result: c.OperationReached, at: Instant
+    state: Facts, job: Job, stage: Stage, result: c.TransferProgressed, at: Instant
 ) -> tuple[e.TransferCheckpointed, ...]:
     """Return the event that keeps a checkpoint, nothing where the last one is enough."""
     if stage not in TRANSFERS:
@@ -71,7 +71,7 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
     if given_up is not None and command.stage is Stage.TEARDOWN and given_up.find(command.job, command.attempt):
         # One that could not be removed stays listed; the agent tries again at its next start.
         if isinstance(command.result, c.OperationDone):
-            return Accepted((e.AbandonedRemoved(command.job, command.node, command.attempt),))
+            return Accepted((e.AbandonedBufferRemoved(command.job, command.node, command.attempt),))
         return NOTHING
     job = state.jobs.get(command.job)
     if job is None:
@@ -104,7 +104,7 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
         if starting and isinstance(result, c.OperationFailed):
             return Accepted(pre_run_failed(state, job, result.message))
     elif buffer is not None:
-        if isinstance(result, c.OperationReached):
+        if isinstance(result, c.TransferProgressed):
             return Accepted(reached(state, job, stage, result, at))
         if isinstance(result, c.PersistentChanged):
             changed = persistent_changed(state, job, stage, result.name)

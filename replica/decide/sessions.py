@@ -31,7 +31,7 @@ _IDLE_US: Final = SESSION_IDLE_S_MAX * MICROSECONDS_PER_SECOND
 
 
 def is_expiry_due(state: State, at: Instant) -> bool:
-    """Return whether `ExpireAnswers` would change something at `at`."""
+    """Return whether `ExpireCachedReplies` would change something at `at`."""
     return bool(_due_through(state, at)) or any(_has_expired(one, at) for one in state.sessions.values())
 
 
@@ -47,12 +47,12 @@ def _due_through(state: State, at: Instant) -> int:
     return next((first - 1 for second, first in state.receipt_seconds if second >= due), state.revision)
 
 
-def _expire_answers(state: State, actor: Actor, command: c.ExpireAnswers, at: Instant) -> Decision:
+def _expire_answers(state: State, actor: Actor, command: c.ExpireCachedReplies, at: Instant) -> Decision:
     events: list[e.Event] = []
     through = _due_through(state, at)
     if through:
         oldest = [receipt.revision for _, receipt in islice(state.receipts.items(), RECEIPTS_DROPPED_MAX)]
-        events.append(e.ReceiptsDropped(min(through, oldest[-1]) if oldest else through))
+        events.append(e.CachedRepliesDropped(min(through, oldest[-1]) if oldest else through))
     expired: list[int] = []
     numbers = 0
     for session in sorted((one for one in state.sessions.values() if _has_expired(one, at)), key=_number):
@@ -103,6 +103,6 @@ SESSIONS_BY_KEY: dict[type, Callable[[Facts, Actor, Any, Instant], Decision]] = 
 
 SESSIONS_BY_WALKING: dict[type, Callable[[State, Actor, Any, Instant], Decision]] = {
     c.OpenSession: _open_session,
-    c.ExpireAnswers: _expire_answers,
+    c.ExpireCachedReplies: _expire_answers,
 }
 """Command -> what decides it from a whole State."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from replica.messages import Actor, Receipt, Request, Session, command_digest
+from replica.messages import Actor, CachedReply, Request, Session, command_digest
 from replica.messages import events as e
 from replica.state import Facts, StateBuilder
 from replica.values import (
@@ -42,7 +42,7 @@ def is_routine(state: Facts, request: Request) -> bool:
     return state.kept.get(request.actor, 0) < ANSWERS_KEPT.least or may_keep_answer(state, request.actor)
 
 
-def answer_to(state: Facts, command_id: bytes) -> Receipt | None:
+def answer_to(state: Facts, command_id: bytes) -> CachedReply | None:
     """Return the cached reply to a command, if any."""
     if is_in_session(command_id):
         said = numbered(command_id)
@@ -55,7 +55,7 @@ def is_forgotten(state: Facts, command_id: bytes) -> bool:
     return client_ms(command_id) <= state.receipts_horizon_ms and command_id not in state.receipts
 
 
-def receipt_for(state: Facts, request: Request) -> Receipt | Refusal | None:
+def receipt_for(state: Facts, request: Request) -> CachedReply | Refusal | None:
     """Return the cached reply to a command; None if the command is new.
 
     Return a Refusal if the command may have been settled and forgotten, if its ID belongs to another command, or if its
@@ -86,7 +86,7 @@ def receipt_for(state: Facts, request: Request) -> Receipt | Refusal | None:
     return _compared(state.receipts.get(request.id), request)
 
 
-def _compared(known: Receipt | None, request: Request) -> Receipt | Refusal | None:
+def _compared(known: CachedReply | None, request: Request) -> CachedReply | Refusal | None:
     if known is None or not known.digest or known.digest == command_digest(request):
         return known
     return Refusal(
@@ -158,13 +158,13 @@ def _sessions_ended(builder: StateBuilder, event: e.SessionsEnded) -> None:
         builder.end_session(number)
 
 
-def _receipts_dropped(builder: StateBuilder, event: e.ReceiptsDropped) -> None:
+def _receipts_dropped(builder: StateBuilder, event: e.CachedRepliesDropped) -> None:
     builder.drop_receipts(event.through)
 
 
 SESSION_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.SessionOpened: _session_opened,
     e.SessionsEnded: _sessions_ended,
-    e.ReceiptsDropped: _receipts_dropped,
+    e.CachedRepliesDropped: _receipts_dropped,
 }
 """Event type -> its fold, merged in `replica.fold.fold`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replica.fold.fold import fold_into, folding, is_one_step
-from replica.messages import Batch, Entry, Receipt, job_of
+from replica.messages import Batch, CachedReply, Entry, job_of
 from replica.state import Facts, State, StateBuilder
 from replica.values import Instant, LedgerViolation, Revision, Steps, whole
 
@@ -137,7 +137,7 @@ def _settled(builder: StateBuilder, entry: Entry) -> int:
     """Cache the reply of a folded entry; return the job it created or concerns."""
     job = _job_concerned(entry)
     if entry.id:
-        builder.settle(entry.id, Receipt(Revision(builder.revision), job, entry.refusal, entry.digest, entry.actor))
+        builder.settle(entry.id, CachedReply(Revision(builder.revision), job, entry.refusal, entry.digest, entry.actor))
     return job
 
 

@@ -137,7 +137,7 @@ def _node_lost(builder: StateBuilder, event: e.NodeLost) -> None:
     builder.nodes = builder.nodes.set(event.node, replace(node, lost=True, reason=reason))
 
 
-def _abandoned_removed(builder: StateBuilder, event: e.AbandonedRemoved) -> None:
+def _abandoned_removed(builder: StateBuilder, event: e.AbandonedBufferRemoved) -> None:
     known = builder.abandoned.get(event.node)
     removed = None if known is None else known.find(event.job, event.attempt)
     if known is None or removed is None:
@@ -207,7 +207,7 @@ CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.PoolRemoved: _pool_removed,
     e.FeatureLevelRaised: fold_raised,
     e.NodeLost: _node_lost,
-    e.AbandonedRemoved: _abandoned_removed,
+    e.AbandonedBufferRemoved: _abandoned_removed,
     e.NodeAdmitted: _node_admitted,
     e.CertificateRevoked: _certificate_revoked,
     e.CertificatesUnrevoked: _certificates_unrevoked,

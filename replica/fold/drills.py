@@ -48,7 +48,7 @@ def _renewed(builder: StateBuilder, event: e.DrillRenewed) -> None:
     builder.drills = builder.drills.set(event.drill, replace(known, renewed_at=Instant(builder.at)))
 
 
-def _abort_asked(builder: StateBuilder, event: e.DrillAbortAsked) -> None:
+def _abort_asked(builder: StateBuilder, event: e.DrillAbortRequested) -> None:
     builder.drills = builder.drills.set(event.drill, replace(_known(builder, event.drill), abort=event.reason))
 
 
@@ -76,7 +76,7 @@ DRILL_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.DrillStarted: _started,
     e.DrillConfirmed: _confirmed,
     e.DrillRenewed: _renewed,
-    e.DrillAbortAsked: _abort_asked,
+    e.DrillAbortRequested: _abort_asked,
     e.DrillEnded: _ended,
     e.DrillsLocked: _locked,
     e.DrillsUnlocked: _unlocked,

@@ -53,7 +53,7 @@ def _external_job(builder: StateBuilder, job_id: int) -> ExternalJob:
     return external_job
 
 
-def _external_job_space_given(builder: StateBuilder, event: e.ExternalJobSpaceGiven) -> None:
+def _external_job_space_given(builder: StateBuilder, event: e.ExternalJobSpaceAllocated) -> None:
     if event.passed:
         builder.change(event.passed, None, passed=builder.job(event.passed).passed + 1)
     _external_job(builder, event.job)
@@ -95,7 +95,7 @@ def _external_job_lingered(builder: StateBuilder, event: e.ExternalJobLingered) 
     builder.change(event.job, None, external_job=external_job, attempt=event.attempt, order_at=NEVER, **_NOT_FAILED)
 
 
-def _external_job_taken_up(builder: StateBuilder, event: e.ExternalJobTakenUp) -> None:
+def _external_job_taken_up(builder: StateBuilder, event: e.ExternalJobReactivated) -> None:
     before = _external_job(builder, event.job)
     external_job = replace(before, step=ExternalJobStep.SET_UP, since=Instant(builder.at), epoch=event.epoch)
     builder.external_jobs[external_job.name] = replace(builder.external_jobs[external_job.name], epoch=event.epoch)
@@ -129,7 +129,7 @@ def _external_job_run_ended(builder: StateBuilder, event: e.ExternalJobRunEnded)
     )
 
 
-def _external_job_parked(builder: StateBuilder, event: e.ExternalJobParked) -> None:
+def _external_job_parked(builder: StateBuilder, event: e.ExternalJobRetained) -> None:
     job, at = builder.job(event.job), Instant(builder.at)
     external_job = replace(_external_job(builder, event.job), step=ExternalJobStep.PARKED, since=at)
     builder.change(event.job, None, external_job=external_job, comment=commented(job.comment, event.reason, at))
@@ -155,22 +155,22 @@ def _scheduler_released(builder: StateBuilder, event: e.SchedulerReleased) -> No
     builder.schedulers = builder.schedulers.delete(event.scheduler)
 
 
-def _external_job_missed(builder: StateBuilder, event: e.ExternalJobMissed) -> None:
+def _external_job_missed(builder: StateBuilder, event: e.ExternalJobMissing) -> None:
     """Change nothing: the event documents in the ledger that Slurm and Forebay disagreed."""
 
 
 EXTERNAL_JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.ExternalJobSetUp: _external_job_set_up,
-    e.ExternalJobSpaceGiven: _external_job_space_given,
+    e.ExternalJobSpaceAllocated: _external_job_space_given,
     e.ExternalJobSetupFailed: _external_job_setup_failed,
     e.ExternalJobStageInOrdered: _external_job_stage_in_ordered,
     e.ExternalJobLingered: _external_job_lingered,
-    e.ExternalJobTakenUp: _external_job_taken_up,
+    e.ExternalJobReactivated: _external_job_taken_up,
     e.ExternalJobRunBegan: _external_job_run_began,
     e.ExternalJobRunEnded: _external_job_run_ended,
-    e.ExternalJobParked: _external_job_parked,
+    e.ExternalJobRetained: _external_job_parked,
     e.SchedulerBound: _scheduler_bound,
     e.SchedulerReleased: _scheduler_released,
-    e.ExternalJobMissed: _external_job_missed,
+    e.ExternalJobMissing: _external_job_missed,
 }
 """Event type -> its fold, merged in `replica.fold.fold`."""

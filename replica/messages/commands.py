@@ -333,7 +333,7 @@ class ScriptEnded(msgspec.Struct, frozen=True, tag="ended"):
     message: str = ""
 
 
-class OperationReached(msgspec.Struct, frozen=True, tag="reached"):
+class TransferProgressed(msgspec.Struct, frozen=True, tag="progressed"):
     """A transfer goes on, and so much of it is durable; said once a minute at most. Ignored below feature level 4."""
 
     checkpoint: TransferCheckpoint
@@ -345,7 +345,7 @@ class PersistentChanged(msgspec.Struct, frozen=True, tag="persistent"):
     name: str
 
 
-OperationResult = OperationDone | OperationFailed | ScriptStarted | ScriptEnded | OperationReached | PersistentChanged
+OperationResult = OperationDone | OperationFailed | ScriptStarted | ScriptEnded | TransferProgressed | PersistentChanged
 
 
 class ReportOperation(msgspec.Struct, frozen=True):
@@ -445,7 +445,7 @@ class SetSchedulingRules(msgspec.Struct, frozen=True):
     rules: SchedulingRules
 
 
-class RunSchedulingPass(msgspec.Struct, frozen=True):
+class RunSchedulingCycle(msgspec.Struct, frozen=True):
     """Run a scheduling cycle: assign space and CPUs, and perform timed actions that are due (controller)."""
 
 
@@ -502,7 +502,7 @@ class CloseSession(msgspec.Struct, frozen=True):
     session: int
 
 
-class ExpireAnswers(msgspec.Struct, frozen=True):
+class ExpireCachedReplies(msgspec.Struct, frozen=True):
     """End the sessions in which nothing came for long, and drop the answers that are due (leader)."""
 
 
@@ -652,7 +652,7 @@ class TearDownExternalJob(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class MissExternalJob(msgspec.Struct, frozen=True):
+class ReportMissingExternalJob(msgspec.Struct, frozen=True):
     """Say that there should be an external job, and is none (scheduler); `state`: how its scheduler calls where it
     stands.
     """
@@ -726,7 +726,7 @@ Command = (
     | SetReservation
     | DeleteReservation
     | SetSchedulingRules
-    | RunSchedulingPass
+    | RunSchedulingCycle
     | ChangePool
     | RemovePool
     | AddFilesystem
@@ -740,7 +740,7 @@ Command = (
     | SetClock
     | OpenSession
     | CloseSession
-    | ExpireAnswers
+    | ExpireCachedReplies
     | RecordStateDigest
     | RecordHistories
     | RegisterScheduler
@@ -758,7 +758,7 @@ Command = (
     | EndExternalJobRun
     | StageOutExternalJob
     | TearDownExternalJob
-    | MissExternalJob
+    | ReportMissingExternalJob
     | MakePersistent
     | RemovePersistent
     | ExportBuffer

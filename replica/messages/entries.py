@@ -33,7 +33,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     entries: tuple[Entry, ...]
 
 
-class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class CachedReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The first answer to a command id. `job` is the job it made or concerned, 0 for none."""
 
     revision: Revision
@@ -76,6 +76,6 @@ NOTHING = Accepted(())
 """A request that is carried out, and changes nothing."""
 
 
-def accepted(events: tuple[e.Event, ...] | Refusal) -> Decision:
+def decision_of(events: tuple[e.Event, ...] | Refusal) -> Decision:
     """Return what these events, or this refusal, are as a decision."""
     return events if isinstance(events, Refusal) else Accepted(events)

@@ -542,7 +542,7 @@ class BufferAbandoned(EventRecord, frozen=True, tag=81):
     persistent: tuple[str, ...] = ()
 
 
-class AbandonedRemoved(EventRecord, frozen=True, tag=82):
+class AbandonedBufferRemoved(EventRecord, frozen=True, tag=82):
     """The agent of a node that returned has removed the buffer of a job that was given up there."""
 
     job: int
@@ -682,7 +682,7 @@ class ExternalJobSetUp(EventRecord, frozen=True, tag=112):
     external_job: ExternalJob
 
 
-class ExternalJobSpaceGiven(EventRecord, frozen=True, tag=113):
+class ExternalJobSpaceAllocated(EventRecord, frozen=True, tag=113):
     """Space is held for the external job from now on; nothing is staged before its scheduler says so.
 
     `passed`: the job that was first in line for the pool and let the external job past, 0 for none; it counts against
@@ -721,7 +721,7 @@ class ExternalJobLingered(EventRecord, frozen=True, tag=116):
     attempt: int
 
 
-class ExternalJobTakenUp(EventRecord, frozen=True, tag=117):
+class ExternalJobReactivated(EventRecord, frozen=True, tag=117):
     """The scheduler of an external job that lingered has set it up again: it has its space as before, in its next
     epoch.
     """
@@ -730,7 +730,7 @@ class ExternalJobTakenUp(EventRecord, frozen=True, tag=117):
     epoch: int
 
 
-class ExternalJobParked(EventRecord, frozen=True, tag=118):
+class ExternalJobRetained(EventRecord, frozen=True, tag=118):
     """The external job was torn down with unexported results. They are retained, and its space still counts as used."""
 
     job: int
@@ -763,7 +763,7 @@ class SchedulerReleased(EventRecord, frozen=True, tag=123):
     scheduler: str
 
 
-class ExternalJobMissed(EventRecord, frozen=True, tag=126):
+class ExternalJobMissing(EventRecord, frozen=True, tag=126):
     """The scheduler believes that `external_job` has a buffer here, in its own `state`, and there is none. Changes
     nothing.
     """
@@ -806,7 +806,7 @@ class DrillConfirmed(EventRecord, frozen=True, tag=145):
     by: str
 
 
-class DrillAbortAsked(EventRecord, frozen=True, tag=141):
+class DrillAbortRequested(EventRecord, frozen=True, tag=141):
     """An operator requested the early end of a drill."""
 
     drill: int
@@ -878,7 +878,7 @@ class CertificatesUnrevoked(EventRecord, frozen=True, tag=121):
 # ---- answers that are kept, and sessions of programs
 
 
-class ReceiptsDropped(EventRecord, frozen=True, tag=132):
+class CachedRepliesDropped(EventRecord, frozen=True, tag=132):
     """The answers to single commands that were settled up to this revision are forgotten."""
 
     through: int
@@ -983,7 +983,7 @@ _ROUTINE = frozenset(
         DrillRenewed,
         SessionOpened,
         SessionsEnded,
-        ReceiptsDropped,
+        CachedRepliesDropped,
         MailSent,
         MailDropped,
     }

@@ -97,7 +97,7 @@ def room_for_setup(
     return max(0, room - taken)
 
 
-def space_given(state: Facts, job_id: int) -> e.ExternalJobSpaceGiven:
+def space_given(state: Facts, job_id: int) -> e.ExternalJobSpaceAllocated:
     """Return that an external job has its space, with the shared filesystems that it needs where it works with
     persistent buffers.
     """
@@ -107,7 +107,7 @@ def space_given(state: Facts, job_id: int) -> e.ExternalJobSpaceGiven:
         if own is not None:
             filesystems[own.name] = None
         filesystems.update(dict.fromkeys(state.persistent[name].filesystem for name in asked.uses))
-    return e.ExternalJobSpaceGiven(job_id, filesystems=tuple(filesystems))
+    return e.ExternalJobSpaceAllocated(job_id, filesystems=tuple(filesystems))
 
 
 def refusals_explained(current: PassState, events: tuple[e.Event, ...]) -> tuple[e.Event, ...]:
@@ -208,5 +208,5 @@ def with_passes(current: PassState, events: list[e.Event], given: dict[int, str]
     """
     for position, pool in given.items():
         head, event = current.reservation_heads.get(pool), events[position]
-        if head is not None and isinstance(event, e.ExternalJobSpaceGiven):
+        if head is not None and isinstance(event, e.ExternalJobSpaceAllocated):
             events[position] = replace(event, passed=head.job)

@@ -102,11 +102,11 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.ClockSet: Touches.EVERYTHING,
     e.SchedulerBound: Touches.NOTHING,
     e.SchedulerReleased: Touches.NOTHING,
-    e.ExternalJobMissed: Touches.NOTHING,
+    e.ExternalJobMissing: Touches.NOTHING,
     e.DrillStarted: Touches.NOTHING,
     e.DrillConfirmed: Touches.NOTHING,
     e.DrillRenewed: Touches.NOTHING,
-    e.DrillAbortAsked: Touches.NOTHING,
+    e.DrillAbortRequested: Touches.NOTHING,
     e.DrillEnded: Touches.NOTHING,
     e.DrillsLocked: Touches.NOTHING,
     e.DrillsUnlocked: Touches.NOTHING,
@@ -120,7 +120,7 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.CertificatesUnrevoked: Touches.NOTHING,
     e.SessionOpened: Touches.NOTHING,
     e.SessionsEnded: Touches.NOTHING,
-    e.ReceiptsDropped: Touches.NOTHING,
+    e.CachedRepliesDropped: Touches.NOTHING,
     e.StateDigested: Touches.NOTHING,
     e.HistoriesCounted: Touches.NOTHING,
     e.DisclosureKeyDrawn: Touches.NOTHING,
@@ -128,7 +128,7 @@ TOUCHES: dict[type[e.Event], Touches] = {
 """Event type -> what it touches. Events that are not listed touch their job, as most events do."""
 
 
-_PASSES = (e.BufferAllocated, e.ExternalJobSpaceGiven)
+_PASSES = (e.BufferAllocated, e.ExternalJobSpaceAllocated)
 """Events that may count against the first in line for a pool."""
 
 

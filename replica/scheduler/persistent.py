@@ -229,7 +229,7 @@ def _waits_for_names(current: PersistentPassState, job: Job, asked: BufferReques
     for destroy in asked.destroys:
         using = len(state.using.get(destroy.name, ()))
         starting = sum(
-            isinstance(event, e.BufferAllocated | e.ExternalJobSpaceGiven) and _uses(state, event.job, destroy.name)
+            isinstance(event, e.BufferAllocated | e.ExternalJobSpaceAllocated) and _uses(state, event.job, destroy.name)
             for event in current.events
         )
         if using + starting:

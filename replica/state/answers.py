@@ -12,7 +12,7 @@ from typing import TypeVar, overload
 import immutables
 from msgspec.structs import replace
 
-from replica.messages import Receipt, Session
+from replica.messages import CachedReply, Session
 from replica.values import Instant, answer_key, answered
 
 T = TypeVar("T")
@@ -23,30 +23,30 @@ class Answers:
 
     __slots__ = ("_of", "_total")
 
-    def __init__(self, answers: Iterable[tuple[bytes, Receipt]] = ()) -> None:
+    def __init__(self, answers: Iterable[tuple[bytes, CachedReply]] = ()) -> None:
         """Hold (key, receipt) pairs. Raises ValueError if a key is not that of a command in a session."""
-        of: dict[int, dict[int, Receipt]] = {}
+        of: dict[int, dict[int, CachedReply]] = {}
         for key, receipt in answers:
             session, sequence = answered(key)
             of.setdefault(session, {})[sequence] = receipt
         self._of = immutables.Map(of)
         self._total = sum(map(len, of.values()))
 
-    def find(self, session: int, sequence: int) -> Receipt | None:
+    def find(self, session: int, sequence: int) -> CachedReply | None:
         """Return the cached reply to a command of a session, if any."""
         own = self._of.get(session)
         return None if own is None else own.get(sequence)
 
     @overload
-    def get(self, key: bytes, /) -> Receipt | None: ...
+    def get(self, key: bytes, /) -> CachedReply | None: ...
     @overload
-    def get(self, key: bytes, default: T, /) -> Receipt | T: ...
-    def get(self, key: bytes, default: T | None = None, /) -> Receipt | T | None:
+    def get(self, key: bytes, default: T, /) -> CachedReply | T: ...
+    def get(self, key: bytes, default: T | None = None, /) -> CachedReply | T | None:
         """Return the cached reply for a key, or `default`."""
         found = self.find(*answered(key))
         return default if found is None else found
 
-    def __getitem__(self, key: bytes, /) -> Receipt:
+    def __getitem__(self, key: bytes, /) -> CachedReply:
         found = self.get(key)
         if found is None:
             raise KeyError(key)
@@ -61,21 +61,21 @@ class Answers:
     def __iter__(self) -> Iterator[bytes]:
         return (key for key, _ in self.items())
 
-    def items(self) -> Iterator[tuple[bytes, Receipt]]:
+    def items(self) -> Iterator[tuple[bytes, CachedReply]]:
         """Yield (key, receipt) pairs in no particular order."""
         for session, own in self._of.items():
             for sequence, receipt in own.items():
                 yield answer_key(session, sequence), receipt
 
-    def values(self) -> Iterator[Receipt]:
+    def values(self) -> Iterator[CachedReply]:
         """Yield the receipts in no particular order."""
         return (receipt for own in self._of.values() for receipt in own.values())
 
-    def copy_of(self, session: int) -> dict[int, Receipt]:
+    def copy_of(self, session: int) -> dict[int, CachedReply]:
         """Return a copy of a session's cached replies, by sequence number."""
         return dict(self._of.get(session, ()))
 
-    def changed(self, own: dict[int, dict[int, Receipt]], ended: list[int], total: int) -> Answers:
+    def changed(self, own: dict[int, dict[int, CachedReply]], ended: list[int], total: int) -> Answers:
         """Return a copy with the replies of some sessions replaced and of ended ones removed.
 
         `total` is the new count.
@@ -106,7 +106,7 @@ class SessionDraft:
 
     __slots__ = ("acknowledged", "actor", "newest", "number", "opened_at", "own", "used_at")
 
-    def __init__(self, session: Session, own: dict[int, Receipt]) -> None:
+    def __init__(self, session: Session, own: dict[int, CachedReply]) -> None:
         self.number = session.number
         self.actor = session.actor
         self.opened_at = session.opened_at
@@ -144,7 +144,7 @@ class SessionsBuilder:
         """Return an open session."""
         return self._drafts.get(number) or self._sessions.get(number)
 
-    def find(self, number: int, sequence: int) -> Receipt | None:
+    def find(self, number: int, sequence: int) -> CachedReply | None:
         """Return the cached reply to a command of a session, if any."""
         draft = self._drafts.get(number)
         return self._answers.find(number, sequence) if draft is None else draft.own.get(sequence)
@@ -161,7 +161,7 @@ class SessionsBuilder:
             draft = self._drafts[number] = SessionDraft(session, self._answers.copy_of(number))
         return draft
 
-    def add(self, draft: SessionDraft, sequence: int, receipt: Receipt) -> None:
+    def add(self, draft: SessionDraft, sequence: int, receipt: CachedReply) -> None:
         """Cache the reply to a command that has none."""
         draft.own[sequence] = receipt
         self._total += 1

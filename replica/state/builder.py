@@ -10,7 +10,7 @@ from typing import Any
 import immutables
 from msgspec.structs import replace
 
-from replica.messages import Actor, Receipt
+from replica.messages import Actor, CachedReply
 from replica.model import (
     ENDED,
     HOLDING,
@@ -160,7 +160,7 @@ class StateBuilder:
         """Return the number of cached replies, as `State.answers_kept` does."""
         return len(self.receipts) + self.sessions.answers
 
-    def answer_in(self, session: int, sequence: int) -> Receipt | None:
+    def answer_in(self, session: int, sequence: int) -> CachedReply | None:
         """Return a cached reply, as `State.answer_in` does."""
         return self.sessions.find(session, sequence)
 
@@ -335,7 +335,7 @@ class StateBuilder:
             elif key in self.use:
                 del self.use[key]
 
-    def settle(self, command_id: bytes, receipt: Receipt) -> None:
+    def settle(self, command_id: bytes, receipt: CachedReply) -> None:
         """Cache the reply to a command (law 6), and delete those that its program has acknowledged."""
         forgotten = 0
         if is_in_session(command_id):
@@ -347,7 +347,7 @@ class StateBuilder:
                 self.receipt_seconds = (*seconds, (second, Revision(receipt.revision)))
         self._count_kept(receipt.actor, 1 - forgotten)
 
-    def _settle_in_session(self, command_id: bytes, receipt: Receipt) -> int:
+    def _settle_in_session(self, command_id: bytes, receipt: CachedReply) -> int:
         try:
             said = numbered(command_id)
         except ValueError as error:

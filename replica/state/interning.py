@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.messages import Receipt
+from replica.messages import CachedReply
 from replica.model import Buffer, BufferRequest, Job, JobRequest, Transfer
 
 TEXTS_REMEMBERED = 4_096
@@ -102,6 +102,6 @@ def shared_buffer(buffer: Buffer, job: Job | None) -> Buffer:
     )
 
 
-def shared_receipt(receipt: Receipt) -> Receipt:
+def shared_receipt(receipt: CachedReply) -> CachedReply:
     """Return an equal receipt that shares its actor with the others of that actor."""
     return replace(receipt, actor=_record(receipt.actor))

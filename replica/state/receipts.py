@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar, overload
 
-from replica.messages import Actor, Receipt
+from replica.messages import Actor, CachedReply
 from replica.values import LedgerViolation
 
 LAYER_FULL = 16_384
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class _Layer(NamedTuple):
     """Receipts of consecutive settled commands. Not changed any more."""
 
-    by_id: dict[bytes, Receipt]
+    by_id: dict[bytes, CachedReply]
     ids: list[bytes]
     """In the order of revisions."""
 
@@ -42,7 +42,7 @@ class Receipts:
 
     __slots__ = ("_first", "_layers", "_newest_first", "_skipped", "_total")
 
-    def __init__(self, receipts: Iterable[tuple[bytes, Receipt]] = ()) -> None:
+    def __init__(self, receipts: Iterable[tuple[bytes, CachedReply]] = ()) -> None:
         """Hold `receipts`, (id, receipt) with rising revisions. LedgerViolation if they are not, or an id repeats."""
         self._set((), 0, 0, 0)
         builder = ReceiptsBuilder(self)
@@ -61,10 +61,10 @@ class Receipts:
         self._total = total
 
     @overload
-    def get(self, key: bytes, /) -> Receipt | None: ...
+    def get(self, key: bytes, /) -> CachedReply | None: ...
     @overload
-    def get(self, key: bytes, default: Receipt | T, /) -> Receipt | T: ...
-    def get(self, key: bytes, default: Receipt | T | None = None, /) -> Receipt | T | None:
+    def get(self, key: bytes, default: CachedReply | T, /) -> CachedReply | T: ...
+    def get(self, key: bytes, default: CachedReply | T | None = None, /) -> CachedReply | T | None:
         """Return the receipt of a command id, or `default`."""
         for by_id in self._newest_first:
             found = by_id.get(key)
@@ -72,7 +72,7 @@ class Receipts:
                 return found if found.revision >= self._first else default
         return default
 
-    def __getitem__(self, key: bytes, /) -> Receipt:
+    def __getitem__(self, key: bytes, /) -> CachedReply:
         found = self.get(key)
         if found is None:
             raise KeyError(key)
@@ -87,7 +87,7 @@ class Receipts:
     def __iter__(self) -> Iterator[bytes]:
         return (command_id for command_id, _ in self.items())
 
-    def items(self) -> Iterator[tuple[bytes, Receipt]]:
+    def items(self) -> Iterator[tuple[bytes, CachedReply]]:
         """Walk over (id, receipt), the oldest first."""
         skipped = self._skipped
         for layer in self._layers:
@@ -116,7 +116,7 @@ class ReceiptsBuilder:
 
     def __init__(self, base: Receipts) -> None:
         self._base = base
-        self._added: dict[bytes, Receipt] = {}
+        self._added: dict[bytes, CachedReply] = {}
         self._absent = b""
         """The id that was last found to have no receipt in the base: it is asked for, and then added."""
         self._ids: list[bytes] = []
@@ -129,10 +129,10 @@ class ReceiptsBuilder:
         self._newest = newest.by_id[newest.ids[-1]].revision if newest else 0
 
     @overload
-    def get(self, key: bytes, /) -> Receipt | None: ...
+    def get(self, key: bytes, /) -> CachedReply | None: ...
     @overload
-    def get(self, key: bytes, default: Receipt | T, /) -> Receipt | T: ...
-    def get(self, key: bytes, default: Receipt | T | None = None, /) -> Receipt | T | None:
+    def get(self, key: bytes, default: CachedReply | T, /) -> CachedReply | T: ...
+    def get(self, key: bytes, default: CachedReply | T | None = None, /) -> CachedReply | T | None:
         """Return the receipt of a command id, or `default`."""
         found = self._added.get(key)
         if found is None:
@@ -144,7 +144,7 @@ class ReceiptsBuilder:
                 return default
         return found if found.revision >= self._first else default
 
-    def __getitem__(self, key: bytes, /) -> Receipt:
+    def __getitem__(self, key: bytes, /) -> CachedReply:
         found = self.get(key)
         if found is None:
             raise KeyError(key)
@@ -163,7 +163,7 @@ class ReceiptsBuilder:
     def __len__(self) -> int:
         return self._total
 
-    def add(self, command_id: bytes, receipt: Receipt) -> None:
+    def add(self, command_id: bytes, receipt: CachedReply) -> None:
         """Keep a receipt. LedgerViolation if the id has one that is kept, or a newer receipt is there."""
         added = self._added
         if command_id in added:

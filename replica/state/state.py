@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import immutables
 import msgspec
 
-from replica.messages import Actor, Receipt, Session
+from replica.messages import Actor, CachedReply, Session
 from replica.model import (
     DEFAULT_RULES,
     DEFAULT_SITE,
@@ -182,7 +182,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         """Answers that are kept of single commands and in sessions, count."""
         return len(self.receipts) + len(self.answers)
 
-    def answer_in(self, session: int, sequence: int) -> Receipt | None:
+    def answer_in(self, session: int, sequence: int) -> CachedReply | None:
         """Return the answer to a command of a session, if it is kept."""
         return self.answers.find(session, sequence)
 
@@ -255,9 +255,9 @@ TABLES: tuple[Table, ...] = (
     Table("reservations", 66, str, Reservation, RESERVATIONS_MAX, "name"),
     Table("consumed", 68, str, int, CONSUMED_MAX),
     Table("mails", 80, str, Mail, MAILS_OWED_MAX, "key"),
-    Table("receipts", 90, CommandId, Receipt, RECEIPTS_STORED_MAX),
+    Table("receipts", 90, CommandId, CachedReply, RECEIPTS_STORED_MAX),
     Table("sessions", 94, int, Session, 16 * SESSIONS_MAX, "number"),
-    Table("answers", 95, CommandId, Receipt, RECEIPTS_STORED_MAX),
+    Table("answers", 95, CommandId, CachedReply, RECEIPTS_STORED_MAX),
     Table("revocations", 92, str, Revocation, REVOCATIONS_MAX, "certificate"),
     Table("drills", 96, int, Drill, DRILLS_KEPT, "id"),
     Table("drill_locks", 98, str, DrillLock, DRILL_LOCKS_MAX, "by"),

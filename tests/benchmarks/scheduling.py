@@ -223,7 +223,7 @@ def submits(state: State) -> dict[str, float]:
         events = events_of_pass(index, START)
         times.append(submitted_s - started_s)
         passes_s.append(time.perf_counter() - submitted_s)
-        batch.add(Entry(b"", c.CONTROLLER, "run_scheduling_pass", events))
+        batch.add(Entry(b"", c.CONTROLLER, "run_scheduling_cycle", events))
         state = batch.state()
         index.advance(state, events)
         gc.enable()

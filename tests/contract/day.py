@@ -200,8 +200,8 @@ def leaders_command(line: Line, replica: InMemory) -> tuple[c.Actor, c.Command]:
             )
         case "set_clock":
             return OPERATOR, c.SetClock(Instant(replica.at - seconds(line["back_s"])))
-        case "expire_answers":
-            return c.CONTROLLER, c.ExpireAnswers()
+        case "expire_cached_replies":
+            return c.CONTROLLER, c.ExpireCachedReplies()
         case "record_state_digest":
             state = replica.state
             return c.CONTROLLER, c.RecordStateDigest(state.revision + line["ahead"], state_digest(state))

@@ -156,7 +156,7 @@ def receipt(stage: Stage, attempt: int, **more: Any) -> Any:
 
 def reached(stage: Stage, attempt: int, files: int) -> dict[str, Any]:
     made = TransferCheckpoint(stage, attempt, files, files << 20, 9, 9 << 20, "xxh3-128:ab")
-    return {"type": "reached", "checkpoint": msgspec.to_builtins(made)}
+    return {"type": "progressed", "checkpoint": msgspec.to_builtins(made)}
 
 
 def asks(*directives: str) -> str:

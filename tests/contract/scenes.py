@@ -710,7 +710,7 @@ async def sessions(m: Maker) -> None:
     await m.operator(f"POST /v1/sessions/{session}/close")
     await m.ask("user ada", "POST /v1/sessions/one/close")
     for after_s in (700, 3_700, 1):
-        await m.inside("expire_answers", after_s)
+        await m.inside("expire_cached_replies", after_s)
     await m.operator("GET /v1/sessions")
     await m.finish(job)
 

@@ -16,7 +16,7 @@ from cluster.api.service import COMMAND_AGE_S_MAX, COMMAND_AHEAD_S_MAX, LEADER_L
 from replica.decide import decide
 from replica.fold.answers import Bounds, answer_to, is_routine, may_keep, may_keep_answer, receipt_for
 from replica.messages import commands as c
-from replica.messages.entries import Accepted, Entry, Receipt
+from replica.messages.entries import Accepted, CachedReply, Entry
 from replica.values.command_ids import (
     SEQUENCE_MAX,
     SESSION_NUMBER_MAX,
@@ -49,9 +49,9 @@ def opened(world: World, who: c.Actor) -> int:
 
 
 def expire(world: World) -> None:
-    decision = decide(world.state, c.Request(b"", c.CONTROLLER, c.ExpireAnswers()), world.at)
+    decision = decide(world.state, c.Request(b"", c.CONTROLLER, c.ExpireCachedReplies()), world.at)
     assert isinstance(decision, Accepted)
-    world.commit(Entry(b"", c.CONTROLLER, "expire_answers", decision.events))
+    world.commit(Entry(b"", c.CONTROLLER, "expire_cached_replies", decision.events))
 
 
 # ---- ids
@@ -106,7 +106,7 @@ def test_whatever_is_sent_again_is_answered_as_at_first_or_refused_and_never_car
     """Singles and sessions, retries early and late, acknowledgements, idle times and expiry, in any order."""
     rng, world = random.Random(seed), World()
     job = world.submit()
-    sent: list[tuple[c.Request, int, Receipt]] = []
+    sent: list[tuple[c.Request, int, CachedReply]] = []
     """Everything that was carried out: when, and what it was answered."""
     sessions: dict[int, tuple[c.Actor, int]] = {}
     """Those that were opened: whose, and the sequence number used last."""
@@ -126,7 +126,7 @@ def test_whatever_is_sent_again_is_answered_as_at_first_or_refused_and_never_car
         elif draw < 0.6 and sent:
             request, at, first = rng.choice(sent)
             again = receipt_for(world.state, request)
-            if isinstance(again, Receipt):
+            if isinstance(again, CachedReply):
                 assert again == first
             else:
                 assert isinstance(again, Refusal), "it would be carried out again"
@@ -300,7 +300,7 @@ def test_no_ledger_settles_a_command_of_a_session_twice_or_for_somebody_else(who
     actor = who if sequence == 0 else user("ann")
     made = session_command_id(session, sequence or 3, 0)
     with pytest.raises(LedgerViolation, match="session"):
-        builder.settle(made, Receipt(Revision(builder.revision), 0, None, b"", actor))
+        builder.settle(made, CachedReply(Revision(builder.revision), 0, None, b"", actor))
 
 
 def test_reading_a_snapshot_counts_the_answers_again() -> None:

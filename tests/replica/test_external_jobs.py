@@ -719,19 +719,19 @@ def test_what_its_scheduler_no_longer_knows_and_ran_is_parked_with_the_reason(ph
 def test_an_external_job_that_is_missed_is_an_event_and_nothing_else() -> None:
     world = ExternalJobWorld()
     before = world.state
-    assert world.ask(c.MissExternalJob(CLUSTER, "42", "staged-in")) == 0
+    assert world.ask(c.ReportMissingExternalJob(CLUSTER, "42", "staged-in")) == 0
     assert (world.state.external_jobs, world.state.jobs) == (before.external_jobs, before.jobs)
     world.setup()
-    assert world.ask(c.MissExternalJob(CLUSTER, "42", "staged-in")) == 0  # it is there
-    assert [event for event in _events(world) if isinstance(event, e.ExternalJobMissed)] == [
-        e.ExternalJobMissed("slurm:42", "staged-in")
+    assert world.ask(c.ReportMissingExternalJob(CLUSTER, "42", "staged-in")) == 0  # it is there
+    assert [event for event in _events(world) if isinstance(event, e.ExternalJobMissing)] == [
+        e.ExternalJobMissing("slurm:42", "staged-in")
     ]
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000, "a\nb", "\x1b[2J"])
 def test_what_a_scheduler_says_is_bounded_and_has_no_control_characters(text: str) -> None:
     world = world_at(ExternalJobPhase.STAGED_IN)
-    for command in (c.TearDownExternalJob(CLUSTER, "42", reason=text), c.MissExternalJob(CLUSTER, "43", text)):
+    for command in (c.TearDownExternalJob(CLUSTER, "42", reason=text), c.ReportMissingExternalJob(CLUSTER, "43", text)):
         refusal = world.ask(command)
         assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.INVALID_FIELD
     assert world.phase() is ExternalJobPhase.STAGED_IN

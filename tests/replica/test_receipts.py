@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.messages.commands import Actor, ActorRole
-from replica.messages.entries import Receipt
+from replica.messages.entries import CachedReply
 from replica.state import receipts as layered
 from replica.state.receipts import Receipts
 from replica.values.errors import LedgerViolation
@@ -21,8 +21,8 @@ def _id(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def _receipt(revision: int) -> Receipt:
-    return Receipt(Revision(revision), revision % 7, None, b"", Actor(ActorRole.USER, f"user{revision % 3}"))
+def _receipt(revision: int) -> CachedReply:
+    return CachedReply(Revision(revision), revision % 7, None, b"", Actor(ActorRole.USER, f"user{revision % 3}"))
 
 
 batches = st.lists(st.lists(st.integers(1, 3), max_size=9), max_size=40)
@@ -31,9 +31,9 @@ batches = st.lists(st.lists(st.integers(1, 3), max_size=9), max_size=40)
 
 @given(batches, st.integers(1, 30))
 def test_receipts_in_layers_are_a_dict_that_drops_its_oldest_at_every_step(steps: list[list[int]], kept: int) -> None:
-    model: dict[bytes, Receipt] = {}
+    model: dict[bytes, CachedReply] = {}
     receipts, revision = Receipts(), 0
-    held: list[tuple[Receipts, dict[bytes, Receipt]]] = []
+    held: list[tuple[Receipts, dict[bytes, CachedReply]]] = []
     for batch in steps:
         builder = receipts.mutate()
         for step in batch:

@@ -133,7 +133,7 @@ REQUESTS: st.SearchStrategy[tuple[c.Command, c.Actor]] = st.one_of(
         st.booleans(),
         st.sampled_from(["", "capacity=7", "capacity=7000"]),
     ),
-    st.just((c.RunSchedulingPass(), c.CONTROLLER)),
+    st.just((c.RunSchedulingCycle(), c.CONTROLLER)),
     st.builds(
         lambda job, attempt: (
             c.ReportOperation("n1", job, attempt, Stage.STAGE_IN, c.OperationDone(1, 1)),
@@ -237,8 +237,8 @@ def test_an_entry_that_cannot_be_folded_leaves_nothing_behind_even_of_its_first_
 
 def test_what_walks_over_jobs_is_not_decided_on_a_builder() -> None:
     batch = SpeculativeState(World().state, Instant(World().at))
-    batch.add(Entry(b"", c.CONTROLLER, "run_scheduling_pass", ()))
-    command = c.RunSchedulingPass()
+    batch.add(Entry(b"", c.CONTROLLER, "run_scheduling_cycle", ()))
+    command = c.RunSchedulingCycle()
     assert not is_by_key(command)
     with pytest.raises(TypeError, match="whole State"):
         decide(batch.facts, c.Request(b"", c.CONTROLLER, command), batch.at)

@@ -97,7 +97,7 @@ def test_a_late_report_leaves_no_receipt() -> None:
     order = world.order(job)
     world.report(job, c.OperationFailed("it broke"), order)
     assert isinstance(world.report(job, c.OperationDone(receipt=receipt()), order), Refusal)
-    assert isinstance(world.report(job, c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1)), order), Refusal)
+    assert isinstance(world.report(job, c.TransferProgressed(TransferCheckpoint(Stage.STAGE_IN, 1)), order), Refusal)
     assert job not in world.state.transfers
 
 
@@ -152,7 +152,7 @@ def test_a_checkpoint_is_written_down_at_most_every_half_minute_or_sixty_four_gi
 
     def says(size_bytes: int) -> tuple[e.Event, ...]:
         checkpoint = TransferCheckpoint(Stage.STAGE_OUT, 77, 1, size_bytes, at=Instant(5))
-        assert not isinstance(world.report(job, c.OperationReached(checkpoint), order), Refusal)
+        assert not isinstance(world.report(job, c.TransferProgressed(checkpoint), order), Refusal)
         assert world.order(job) == order
         return world.ledger[-1].entries[0].events
 
@@ -172,10 +172,10 @@ def test_a_checkpoint_of_an_earlier_attempt_does_not_keep_back_the_first_of_the_
     world = World(stage_retries=3)
     job = world.submit("capacity=10")
     first = world.order(job)
-    world.report(job, c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1, 1, 1)))
+    world.report(job, c.TransferProgressed(TransferCheckpoint(Stage.STAGE_IN, 1, 1, 1)))
     world.report(job, c.OperationFailed("it broke"))
     world.advance(2)
-    world.report(job, c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1, 1, 1)))
+    world.report(job, c.TransferProgressed(TransferCheckpoint(Stage.STAGE_IN, 1, 1, 1)))
     checkpoint = world.state.transfers[job].checkpoint
     assert checkpoint is not None and checkpoint.attempt == first.attempt + 1
 
@@ -533,7 +533,7 @@ class Transfers(Histories):
             stage = Stage[order.stage.upper()]
             result: c.OperationResult = c.OperationDone(receipt=receipt(stage, complete=True))
             if checkpoint:
-                result = c.OperationReached(TransferCheckpoint(stage, order.attempt, 1, 1))
+                result = c.TransferProgressed(TransferCheckpoint(stage, order.attempt, 1, 1))
             elif not complete:
                 result = c.OperationFailed("it broke", receipt=receipt(stage, complete=False))
             self.world.settle(c.ReportOperation(node, order.job, order.attempt, stage, result), agent(node))

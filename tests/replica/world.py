@@ -140,7 +140,7 @@ class World:
             self.commit_pass(events)
 
     def commit_pass(self, events: tuple[e.Event, ...]) -> None:
-        self.commit(Entry(b"", c.CONTROLLER, "run_scheduling_pass", events))
+        self.commit(Entry(b"", c.CONTROLLER, "run_scheduling_cycle", events))
 
     def advance(self, seconds: float) -> None:
         self.at = Instant(self.at + int(seconds * 1_000_000))

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from cluster.consensus.frames import AnyMessage, AppendReply, SnapshotReply, VoteReply, VoteRequest
-from replica.messages.entries import Entry, Receipt
+from replica.messages.entries import CachedReply, Entry
 from replica.messages.events import job_of
 from replica.state.builder import StateBuilder
 from replica.state.digest import state_digest
@@ -282,7 +282,7 @@ class Oracle:
                 self._violate(f"exactly once: command {entry.id.hex()} is settled again by entry {index}")
             code = None if entry.refusal is None else int(entry.refusal.code)
             self.effects[entry.id] = Effect(draft.revision, job, code)
-            draft.settle(entry.id, Receipt(Revision(draft.revision), job, entry.refusal, entry.digest, entry.actor))
+            draft.settle(entry.id, CachedReply(Revision(draft.revision), job, entry.refusal, entry.digest, entry.actor))
             self._settled_at[entry.id] = index
 
     # What clients were told

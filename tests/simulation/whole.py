@@ -167,9 +167,9 @@ def checkpoints(order: Order) -> bool:
     return order.rules is not None and (order.job + order.attempt) % 3 == 0
 
 
-def reached(order: Order) -> c.OperationReached:
+def reached(order: Order) -> c.TransferProgressed:
     """Return what it says."""
-    return c.OperationReached(TransferCheckpoint(Stage.STAGE_OUT, order.attempt, files=1, size_bytes=2**62))
+    return c.TransferProgressed(TransferCheckpoint(Stage.STAGE_OUT, order.attempt, files=1, size_bytes=2**62))
 
 
 def _transfer_settings(client: SimClient) -> tuple[Setting, ...]:

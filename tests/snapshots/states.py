@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from replica.messages import events as e
 from replica.messages.commands import Actor, ActorRole
-from replica.messages.entries import Batch, Entry, Receipt
+from replica.messages.entries import Batch, CachedReply, Entry
 from replica.model.buffers import Access, Buffer, BufferState, Transfer, TransferKind
 from replica.model.configuration import Site
 from replica.model.job_states import ENDED, JobState
@@ -111,7 +111,7 @@ def states(draw: st.DrawFn) -> State:
                 draw(st.sampled_from(["", node])),
             )
     receipts = Receipts(
-        (revision.to_bytes(16, "big"), Receipt(Revision(revision), draw(numbers), draw(st.none() | refusals)))
+        (revision.to_bytes(16, "big"), CachedReply(Revision(revision), draw(numbers), draw(st.none() | refusals)))
         for revision in sorted(draw(st.sets(st.integers(1, 2**62), max_size=6)))
     )
     return derive(
@@ -176,7 +176,7 @@ def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Ima
                 nodes=immutables.Map({"n1": Node("n1", 2, "i", "s")}),
                 jobs=immutables.Map({1: job}),
                 buffers=immutables.Map({1: Buffer(1, BufferState.RUNNING, "fast", 8 * MIB, "n1")}),
-                receipts=Receipts([(b"r" * 16, Receipt(Revision(3), 1, Refusal(RefusalCode.UNKNOWN_POOL, "no")))]),
+                receipts=Receipts([(b"r" * 16, CachedReply(Revision(3), 1, Refusal(RefusalCode.UNKNOWN_POOL, "no")))]),
             )
         ),
         index,
@@ -201,7 +201,7 @@ def many_jobs(count: int, *, script_bytes: int = 200) -> Image:
         pools=immutables.Map({"fast": Pool("fast", 2**50, MIB, True)}),
         jobs=immutables.Map({i: Job(i, asked, JobState.RUNNING, node="n1") for i in range(1, count + 1)}),
         buffers=immutables.Map({i: Buffer(i, BufferState.RUNNING, "fast", MIB, "n1") for i in range(1, count + 1)}),
-        receipts=Receipts((i.to_bytes(16, "big"), Receipt(Revision(i), i, None)) for i in range(1, kept + 1)),
+        receipts=Receipts((i.to_bytes(16, "big"), CachedReply(Revision(i), i, None)) for i in range(1, kept + 1)),
     )
     return Image(derive(state), max(count, 1), 1, DIGEST)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from replica.fold.apply import apply_batch
 from replica.messages import features
 from replica.messages.commands import Actor, ActorRole
-from replica.messages.entries import Batch, Receipt, Session
+from replica.messages.entries import Batch, CachedReply, Session
 from replica.messages.features import ReleaseNeeded
 from replica.model.jobs import Job
 from replica.state.answers import Answers
@@ -258,7 +258,7 @@ def test_an_image_that_was_altered_is_refused_by_name(_: str, section: int, chan
 def test_an_answer_that_stands_under_anything_but_its_key_is_refused_by_name() -> None:
     image, actor = small_image(), Actor(ActorRole.USER, "ann")
     session = Session(2, actor, Instant(9), Instant(9), 0, 1, 1)
-    answers = Answers([(answer_key(2, 1), Receipt(Revision(3), 1, None, b"", actor))])
+    answers = Answers([(answer_key(2, 1), CachedReply(Revision(3), 1, None, b"", actor))])
     state = _replace(image.state, sessions=immutables.Map({2: session}), answers=answers)
     image = _replace(image, state=derive(state))
     assert _through(image).state == image.state

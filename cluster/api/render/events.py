@@ -68,7 +68,7 @@ def kind_name(kind: type[e.Event]) -> str:
 def actor_words(actor: Actor, command: str) -> str:
     """Return the sender of a command: `operator admin`, `user alice`, `agent n1`, `scheduler`, `leader`."""
     if actor == CONTROLLER:
-        return "scheduler" if command == "run_scheduling_pass" else "leader"
+        return "scheduler" if command == "run_scheduling_cycle" else "leader"
     role = actor.role.name.lower()
     return role if actor.name == role else f"{role} {actor.name}"
 
@@ -318,7 +318,7 @@ def _external_setup_sentence(event: e.ExternalJobSetUp) -> str:
     )
 
 
-def _external_space_sentence(event: e.ExternalJobSpaceGiven) -> str:
+def _external_space_sentence(event: e.ExternalJobSpaceAllocated) -> str:
     return "space is reserved" + (f", past job {event.passed} that waits for more" if event.passed else "")
 
 
@@ -349,7 +349,9 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.CertificateRevoked: lambda event: f"{event.revocation.certificate} was revoked",
     e.SessionOpened: lambda event: f"{event.actor} opened session {event.session}",
     e.SessionsEnded: lambda event: f"{len(event.sessions)} sessions {event.reason}, the first {event.sessions[0]}",
-    e.ReceiptsDropped: lambda event: f"the answers to single commands up to revision {event.through} are forgotten",
+    e.CachedRepliesDropped: lambda event: (
+        f"the answers to single commands up to revision {event.through} are forgotten"
+    ),
     e.DisclosureKeyDrawn: lambda event: "the key was drawn with which proofs of the ledger are salted",
     e.HistoriesCounted: lambda event: (
         f"the records of {event.jobs} jobs up to entry {event.index} were counted: root {event.root.hex()[:16]}"
@@ -373,7 +375,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.NodeWentDown: lambda event: f"{event.node} is down: {event.reason}",
     e.NodeLost: lambda event: f"{event.node} was {event.reason}",
     e.BufferAbandoned: lambda event: f"given up on {event.node}, which does not answer; its agent removes it later",
-    e.AbandonedRemoved: lambda event: f"{event.node} returned, and its agent removed what was given up there",
+    e.AbandonedBufferRemoved: lambda event: f"{event.node} returned, and its agent removed what was given up there",
     e.NodeCameBack: lambda event: f"{event.node} is back",
     e.JobSubmitted: _submit_sentence,
     e.OperationQueued: lambda event: f"{_words(event.stage)} waits for its turn",
@@ -419,21 +421,21 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.TransferRecorded: _record_sentence,
     e.TransferCheckpointed: _checkpoint_sentence,
     e.ExternalJobSetUp: _external_setup_sentence,
-    e.ExternalJobSpaceGiven: _external_space_sentence,
+    e.ExternalJobSpaceAllocated: _external_space_sentence,
     e.ExternalJobSetupFailed: lambda event: f"its setup failed: {event.reason}",
     e.ExternalJobStageInOrdered: lambda event: f"its scheduler asked for stage-in, which starts on {event.mover}",
     e.ExternalJobRunBegan: lambda event: "its scheduler began the job",
     e.ExternalJobRunEnded: lambda event: "its scheduler says that the job has ended",
     e.ExternalJobLingered: lambda event: "its scheduler tore it down before it ran: the data is kept for a while",
-    e.ExternalJobTakenUp: lambda event: (
+    e.ExternalJobReactivated: lambda event: (
         f"its scheduler set it up again, epoch {event.epoch}: it has its space as before"
     ),
-    e.ExternalJobParked: lambda event: f"its results are kept until somebody exports them: {event.reason}",
+    e.ExternalJobRetained: lambda event: f"its results are kept until somebody exports them: {event.reason}",
     e.SchedulerBound: lambda event: (
         f"external jobs of scheduler {event.scheduler.name} come from {event.scheduler.address}"
     ),
     e.SchedulerReleased: lambda event: f"another cluster may have external jobs as scheduler {event.scheduler}",
-    e.ExternalJobMissed: lambda event: (
+    e.ExternalJobMissing: lambda event: (
         f"the scheduler has {event.external_job} as {event.state}, and there is no such external job"
     ),
     e.DrillStarted: lambda event: (
@@ -442,7 +444,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     ),
     e.DrillRenewed: lambda event: f"who carries out drill {event.drill} is still there",
     e.DrillConfirmed: lambda event: f"{event.by} agreed to drill {event.drill}",
-    e.DrillAbortAsked: lambda event: f"drill {event.drill} is to end: {event.reason}",
+    e.DrillAbortRequested: lambda event: f"drill {event.drill} is to end: {event.reason}",
     e.DrillEnded: lambda event: f"drill {event.drill} {event.verdict.word}: {event.sentence}",
     e.DrillsLocked: lambda event: f"{event.by} wants no drills: {event.reason}",
     e.DrillsUnlocked: lambda event: f"what {event.by} said against drills was taken back",

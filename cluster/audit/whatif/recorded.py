@@ -41,16 +41,16 @@ _LAST_ENTRIES: Final = 1_024
 LEFT_ALONE: Final = frozenset(
     c.kind_of(command)
     for command in (
-        *(c.OpenSession(), c.CloseSession(0), c.ExpireAnswers()),
+        *(c.OpenSession(), c.CloseSession(0), c.ExpireCachedReplies()),
         *(c.RecordStateDigest(0, b""), c.RecordHistories(0, 0, b"")),
         *(c.StartDrill("", "", 0), c.AbortDrill(0, ""), c.ProbeDrill(0), c.LockDrills(""), c.UnlockDrills("")),
         c.ConfirmDrill(0),
-        *(c.MissExternalJob("", "", ""), c.RevokeCertificate("", ""), c.UnrevokeCertificate("")),
+        *(c.ReportMissingExternalJob("", "", ""), c.RevokeCertificate("", ""), c.UnrevokeCertificate("")),
     )
 ) | {"end_drill"}
 """Kinds of commands that do not affect scheduling: cached replies, digests, drills, certificates."""
 
-PASS: Final = c.kind_of(c.RunSchedulingPass())
+PASS: Final = c.kind_of(c.RunSchedulingCycle())
 
 RECOVERY: Final = "recover_cluster"
 """Decided without a leader, and never otherwise: a fact."""

@@ -50,14 +50,14 @@ EVENTS = """
     61:JobPurged:1 66:BufferAllocated:1 67:AllocationRevoked:1 69:StagedIn:1 70:StageFailed:1 71:StageRetried:1
     72:OperationQueued:1 73:OperationOrdered:1 74:OperationsRestarted:1 75:StageOutStarted:1 76:StagedOut:1
     77:TeardownStarted:1 78:TornDown:1 79:BufferCleared:1 80:MoverChanged:1 81:BufferAbandoned:1
-    82:AbandonedRemoved:1 84:PersistentReserved:2 85:PersistentCreated:2 86:PersistentDeletionStarted:2
+    82:AbandonedBufferRemoved:1 84:PersistentReserved:2 85:PersistentCreated:2 86:PersistentDeletionStarted:2
     87:PersistentDeleted:2 92:RunOrdered:1 93:RunStarted:1 94:RunEnded:1 95:PreRunFailed:1 96:JobSuspended:1
     97:JobResumed:1 98:RunRequeued:1 104:TransferRecorded:1 105:TransferCheckpointed:1 110:MailSent:1
-    111:MailDropped:1 112:ExternalJobSetUp:1 113:ExternalJobSpaceGiven:1 114:ExternalJobSetupFailed:1
-    115:ExternalJobStageInOrdered:1 116:ExternalJobLingered:1 117:ExternalJobTakenUp:1 118:ExternalJobParked:1
+    111:MailDropped:1 112:ExternalJobSetUp:1 113:ExternalJobSpaceAllocated:1 114:ExternalJobSetupFailed:1
+    115:ExternalJobStageInOrdered:1 116:ExternalJobLingered:1 117:ExternalJobReactivated:1 118:ExternalJobRetained:1
     119:SchedulerBound:0 120:CertificateRevoked:0 121:CertificatesUnrevoked:0 122:NodeAdmitted:0
-    123:SchedulerReleased:0 124:ExternalJobRunBegan:1 125:ExternalJobRunEnded:1 126:ExternalJobMissed:0
-    130:SessionOpened:0 131:SessionsEnded:0 132:ReceiptsDropped:0 140:DrillStarted:0 141:DrillAbortAsked:0
+    123:SchedulerReleased:0 124:ExternalJobRunBegan:1 125:ExternalJobRunEnded:1 126:ExternalJobMissing:0
+    130:SessionOpened:0 131:SessionsEnded:0 132:CachedRepliesDropped:0 140:DrillStarted:0 141:DrillAbortRequested:0
     142:DrillEnded:0 143:DrillsLocked:0 144:DrillsUnlocked:0 145:DrillConfirmed:0 146:DrillRenewed:0
     170:ClockSet:0 180:StateDigested:0 181:DisclosureKeyDrawn:0 182:HistoriesCounted:0
 """

@@ -113,7 +113,7 @@ class JobTotals:
         self.submitted += 1
 
     def _got_space(
-        self, before: State, event: events.BufferAllocated | events.ExternalJobSpaceGiven, at: Instant
+        self, before: State, event: events.BufferAllocated | events.ExternalJobSpaceAllocated, at: Instant
     ) -> None:
         job, buffer = before.jobs.get(event.job), before.buffers.get(event.job)
         if job is None or buffer is None:  # submitted in the same batch: no wait
@@ -182,7 +182,7 @@ _COUNTED: Final[dict[type, Callable[[JobTotals, State, Any, Instant], None]]] = 
     events.JobSubmitted: JobTotals._submitted,
     events.ExternalJobSetUp: JobTotals._set_up,
     events.BufferAllocated: JobTotals._got_space,
-    events.ExternalJobSpaceGiven: JobTotals._got_space,
+    events.ExternalJobSpaceAllocated: JobTotals._got_space,
     events.RunStarted: JobTotals._started,
     events.RunEnded: JobTotals._run_ended,
     events.StagedIn: JobTotals._staged_in,

@@ -25,10 +25,10 @@ from cluster.security.tls import server_context
 from replica.messages.commands import (
     OperationDone,
     OperationFailed,
-    OperationReached,
     PersistentChanged,
     ScriptEnded,
     ScriptStarted,
+    TransferProgressed,
 )
 from replica.model.orders import Order
 
@@ -38,9 +38,9 @@ DEADLINE_S = 300.0
 STATUSES = {"stale_instance": 409, "unknown_node": 404, "command_too_old": 400, "forbidden": 403}
 """With which status the API gives which code."""
 
-_Result = OperationDone | OperationFailed | OperationReached | PersistentChanged | ScriptStarted | ScriptEnded
+_Result = OperationDone | OperationFailed | TransferProgressed | PersistentChanged | ScriptStarted | ScriptEnded
 
-UNDER_WAY = (ScriptStarted, OperationReached, PersistentChanged)
+UNDER_WAY = (ScriptStarted, TransferProgressed, PersistentChanged)
 """Results after which the operation goes on."""
 
 
@@ -187,7 +187,7 @@ class ControllerDouble:
                 command_id=report.command_id, outcome="rejected", code="stale_attempt", sentence="stale"
             )
         self.accepted.append(report)
-        if isinstance(report.result, OperationReached | PersistentChanged):
+        if isinstance(report.result, TransferProgressed | PersistentChanged):
             return ReportResult(command_id=report.command_id, outcome="accepted")
         if isinstance(report.result, ScriptStarted):
             self.orders[report.job] = msgspec.structs.replace(order, started=True)

@@ -23,7 +23,7 @@ from cluster.agent.operation import AgentSettings, WorkerOperation
 from cluster.agent.runtime.state_directory import ReportOutbox, StateDirectory
 from cluster.agent.worker.task import Outcome
 from cluster.system.clock import SystemClock
-from replica.messages.commands import OperationDone, OperationFailed, OperationReached
+from replica.messages.commands import OperationDone, OperationFailed, TransferProgressed
 from replica.model.buffers import Transfer, TransferKind
 from replica.model.operations import Stage
 from replica.model.orders import Order
@@ -229,7 +229,7 @@ def test_progress_says_what_a_transfer_is_busy_with_and_checkpoints_what_is_dura
             order = site.order(8, 1, "stage_in", transfers=(transfer,), rules=RULES, shares=paced)
             await controller.order(order)
             await controller.result(8, 1, OperationDone)
-            reached = [report.result for report in controller.accepted if isinstance(report.result, OperationReached)]
+            reached = [report.result for report in controller.accepted if isinstance(report.result, TransferProgressed)]
             assert reached and all(
                 (said.checkpoint.stage, said.checkpoint.attempt, said.checkpoint.total_bytes)
                 == (Stage.STAGE_IN, 1, 72 * MIB)

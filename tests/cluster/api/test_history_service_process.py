@@ -39,7 +39,7 @@ async def jobs_over(harness: Harness, count: int) -> None:
 
 def purge(controller: Controller, harness: Harness, job: int) -> None:
     state = controller.state
-    entry = Entry(b"", CONTROLLER, "run_scheduling_pass", (JobPurged(job),))
+    entry = Entry(b"", CONTROLLER, "run_scheduling_cycle", (JobPurged(job),))
     harness.engine.propose(encode_batch(Batch(state.revision, state.at, (entry,))))
 
 

@@ -429,4 +429,4 @@ async def test_the_operator_is_named_once_in_a_history_and_everybody_else_with_t
         await harness.submit(who="operator", hold=True)
         await harness.ask("POST", "/v1/jobs/1/release", {"command_id": harness.new_id()})
         rows = (await harness.ask("GET", "/v1/jobs/1/history")).body["rows"]
-        assert {row["actor"] for row in rows if row["command"] != "run_scheduling_pass"} == {"operator"}
+        assert {row["actor"] for row in rows if row["command"] != "run_scheduling_cycle"} == {"operator"}

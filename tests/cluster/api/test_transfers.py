@@ -138,7 +138,7 @@ async def test_receipts_are_shown_and_stay_in_the_ledger_when_their_job_is_gone(
         await register(harness)
         job = await submit(harness)
         failed = receipt(complete=False, left_out=1, left_out_first=(LeftOut("/in/fifo", "a FIFO"),))
-        reached = c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1, 1, 2048, 2, 4096))
+        reached = c.TransferProgressed(TransferCheckpoint(Stage.STAGE_IN, 1, 1, 2048, 2, 4096))
         await says(harness, job, "stage_in", reached)
         shown = (await harness.ask("GET", f"/v1/transfers/{job}", who="alice")).body
         assert shown["checkpoint"]["size_bytes"] == 2048 and shown["transfer"]["state"] == "moving"
@@ -223,7 +223,7 @@ async def test_numbers_that_no_ledger_holds_are_cut_and_the_report_counts(config
         await register(harness)
         job = await submit(harness)
         await says(
-            harness, job, "stage_in", c.OperationReached(TransferCheckpoint(Stage.STAGE_IN, 1, size_bytes=number))
+            harness, job, "stage_in", c.TransferProgressed(TransferCheckpoint(Stage.STAGE_IN, 1, size_bytes=number))
         )
         done = c.OperationDone(number, number, "", receipt(files=number, left_out=number))
         answer = await says(harness, job, "stage_in", done)

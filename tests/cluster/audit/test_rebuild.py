@@ -72,7 +72,7 @@ def test_every_command_of_the_recorded_day_that_led_to_something_is_made_again_b
 
 def last(world: World) -> tuple[SpeculativeState, Entry]:
     """Return the last command of a world, with what was settled before it."""
-    place = max(at for at, batch in enumerate(world.ledger) if batch.entries[0].command != "run_scheduling_pass")
+    place = max(at for at, batch in enumerate(world.ledger) if batch.entries[0].command != "run_scheduling_cycle")
     *_, before = settled(world.ledger[:place])
     return SpeculativeState(before[0].state(), world.ledger[place].at), world.ledger[place].entries[0]
 

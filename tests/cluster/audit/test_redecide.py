@@ -110,7 +110,7 @@ def test_no_decision_of_the_golden_ledger_comes_out_otherwise(tmp_path: Path) ->
     assert (answer["different"], answer["differences"]) == (0, [])
     assert answer["rebuilt_share"] > 0.98
     assert answer["commands"]["found_cluster"]["same"] == 1
-    assert answer["commands"]["run_scheduling_pass"]["same"] > 100
+    assert answer["commands"]["run_scheduling_cycle"]["same"] > 100
 
 
 @pytest.mark.parametrize("seed", [3, 11])
@@ -124,7 +124,7 @@ def test_no_decision_of_a_simulated_cluster_comes_out_otherwise(seed: int) -> No
         assert deciding.state == world.oracle.state
     assert deciding.differences == []
     assert deciding.rebuilt_share > 0.8  # its agents say much that is not kept
-    assert deciding.tallies["run_scheduling_pass"].same > 10
+    assert deciding.tallies["run_scheduling_cycle"].same > 10
     assert deciding.tallies["found_cluster"].same == 1  # the leader's own commands are proven, too
 
 
@@ -147,10 +147,10 @@ def test_another_policy_is_named_by_the_first_decision_that_differs_and_breeds_n
         if isinstance(event, e.BufferAllocated)
     )
     assert f"entry {first[0]}, revision {first[0]}, " in result.stderr
-    assert f"run_scheduling_pass of controller:leader, job {first[1].job}: other allocation" in result.stderr
+    assert f"run_scheduling_cycle of controller:leader, job {first[1].job}: other allocation" in result.stderr
     assert "this release decides as the ledger has it" in result.stdout
     answer = found("--data", made.directory, "--release", tree, code=ExitCode.VERIFICATION_FAILED)
-    assert {one["command"] for one in answer["differences"]} == {"run_scheduling_pass"}
+    assert {one["command"] for one in answer["differences"]} == {"run_scheduling_cycle"}
     assert answer["differences_by_class"]["other allocation"] == answer["different"]
     assert (answer["states_differ"], answer["differences"][0]["index"]) == ([], first[0])
     named = answer["differences"][0]

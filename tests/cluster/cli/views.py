@@ -76,7 +76,7 @@ def row(revision: int, at: str, event: str, sentence: str, state: str, buffer: s
         revision=revision,
         at=f"2026-01-31T{at}Z",
         actor=more.pop("actor", "scheduler"),
-        command=more.pop("command", "run_scheduling_pass"),
+        command=more.pop("command", "run_scheduling_cycle"),
         event=event,
         sentence=sentence,
         state=state,

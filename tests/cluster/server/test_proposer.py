@@ -465,7 +465,7 @@ async def test_what_a_lonely_batch_decided_is_passed_over_in_an_entry_behind_it_
         await until(lambda: harness.engine.uncommitted == 2)
         decided, passed = batches(harness)
         assert [entry.command for entry in decided.entries] == ["register_node", "submit_job"]
-        assert [entry.command for entry in passed.entries] == ["run_scheduling_pass"]
+        assert [entry.command for entry in passed.entries] == ["run_scheduling_cycle"]
         assert passed.entries[0].actor == c.CONTROLLER and passed.entries[0].id == b""
         assert passed.base == decided.base + 2
         harness.engine.commit(1)
@@ -486,7 +486,7 @@ async def test_a_pass_ends_the_batch_where_others_are_under_way(config: Config) 
         submit(harness, script=SCRIPT, hold=Hold.NONE)
         await until(lambda: harness.engine.uncommitted == 2)
         batch = batches(harness)[-1]
-        assert [entry.command for entry in batch.entries] == ["register_node", "submit_job", "run_scheduling_pass"]
+        assert [entry.command for entry in batch.entries] == ["register_node", "submit_job", "run_scheduling_cycle"]
         harness.engine.commit()
         assert harness.controller.state.buffers[2].state.word == "staging-in"
 
@@ -576,7 +576,7 @@ async def test_the_next_command_brings_the_pass_for_what_was_decided_in_a_hurry(
         await until(lambda: harness.engine.uncommitted == 3)
         assert [batch.entries[0].command for batch in batches(harness)] == [
             "submit_job",
-            "run_scheduling_pass",
+            "run_scheduling_cycle",
             "submit_job",
         ]
         assert not told.done()
