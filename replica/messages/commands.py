@@ -1,7 +1,9 @@
-"""Commands to the controller, in the imperative, each settled by one entry of a batch.
+"""Commands to the controller. Each command is settled by one entry of a batch.
 
-The ledger contains their events and rejections, not the commands themselves, so commands have no wire numbers.
-`kind_of` returns the name that the ledger records for audits.
+The ledger contains the events or the rejection of a command and its name (`kind_of`), not the command itself. Commands
+therefore have no wire numbers.
+
+Words in parentheses at the end of a docstring are the roles that may send the command.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ CONTROLLER = Actor(ActorRole.CONTROLLER, "leader")
 
 
 class FoundCluster(msgspec.Struct, frozen=True):
-    """Make the first event; refused when there is one."""
+    """Found the cluster; rejected if it has already been founded (controller)."""
 
     cluster_id: str
     name: str
@@ -80,14 +82,14 @@ class FoundCluster(msgspec.Struct, frozen=True):
     """Nodes whose agents may register without separate admission."""
     filesystems: tuple[SharedFilesystem, ...] = ()
     disclosure_key: bytes = b""
-    """A secret of DISCLOSURE_KEY_BYTES that the leader drew, or empty: proofs of the ledger are salted with it."""
+    """Random secret that salts the proofs of the ledger, DISCLOSURE_KEY_BYTES long; empty: no salt."""
 
 
 class RecoverCluster(msgspec.Struct, frozen=True):
-    """Begin a new incarnation of the cluster from one surviving replica (operator, on its machine).
+    """Start a new incarnation of the cluster from one surviving replica (operator).
 
-    It is never sent over the network: `cluster.server.recovery` appends it to the surviving ledger. Fields as in
-    `replica.model.Recovery`.
+    The command is never sent over the network: `cluster.server.recovery` appends it to the surviving ledger. The fields
+    are those of `replica.model.Recovery`.
     """
 
     mark: str
@@ -99,13 +101,16 @@ class RecoverCluster(msgspec.Struct, frozen=True):
 
 
 class SetPool(msgspec.Struct, frozen=True):
-    """Make or change a pool (operator)."""
+    """Create or replace a pool (operator)."""
 
     pool: Pool
 
 
 class ChangePool(msgspec.Struct, frozen=True):
-    """Add a pool (`exists` false), or change what is not None of one (operator). Numbers count units of the pool."""
+    """Create a pool if `exists` is false, else change the fields that are not None (operator, controller).
+
+    Amounts are in the pool's unit.
+    """
 
     pool: str
     exists: bool = True
@@ -115,45 +120,44 @@ class ChangePool(msgspec.Struct, frozen=True):
     is_default: bool | None = None
     unit: PoolUnit | None = None
     drain_all: bool = False
-    """Take all that it has now out of service, instead of `out_of_service`."""
+    """Take the whole current quantity out of service; `out_of_service` is ignored."""
     is_reported: bool = False
-    """Mark it as one of the provider's (leader)."""
+    """The provider reported the pool."""
     filesystem: str | None = None
-    """Have its buffers lie in this shared filesystem from now on; empty: in the directories of agents."""
+    """Shared filesystem of the pool's buffers; empty: buffers are in the directories of agents."""
 
 
 class RemovePool(msgspec.Struct, frozen=True):
-    """Remove a pool that is not in use (operator)."""
+    """Remove an unused pool (operator)."""
 
     pool: str
 
 
 class AddFilesystem(msgspec.Struct, frozen=True):
-    """Make a shared filesystem of a file system that all nodes mount at `path` (operator)."""
+    """Add a shared filesystem, which all nodes mount at `path` (operator)."""
 
     filesystem: str
     path: str
 
 
 class RemoveFilesystem(msgspec.Struct, frozen=True):
-    """Remove a shared filesystem that no pool names (operator); what lies there stays."""
+    """Remove a shared filesystem that no pool uses (operator). Its files are kept."""
 
     filesystem: str
 
 
 class ConfigureSite(msgspec.Struct, frozen=True):
-    """Change the configuration, all in one entry (operator).
-
-    `partial`: what is not named stays as it is. `expected_revision`: refused if the configuration was changed later.
-    """
+    """Change the configuration with all settings in one entry (operator)."""
 
     settings: tuple[Setting, ...]
     partial: bool = False
+    """Keep the settings that are not listed; else Slurm's own settings among them get their defaults."""
     expected_revision: int | None = None
+    """Reject the command if the configuration was changed after this revision."""
 
 
 class RegisterNode(msgspec.Struct, frozen=True):
-    """An agent announces itself; a new instance restarts its unfinished staging as new attempts."""
+    """Register an agent (agent). A new instance restarts the node's unfinished staging as new attempts."""
 
     node: str
     cpus: int
@@ -165,130 +169,128 @@ class RegisterNode(msgspec.Struct, frozen=True):
     capacity_control: str = ""
     """Mechanism that limits buffers to their capacity (CAPACITY_CONTROLS)."""
     filesystems: tuple[SeenFilesystem, ...] = ()
-    """The shared filesystems that it stages for, as it has found them: then it is a mover, has no CPUs and runs no
-    scripts.
+    """Shared filesystems that the agent found mounted and stages for. If not empty, the agent is a mover, which has no
+    CPUs and runs no scripts.
     """
 
 
 class AdmitNode(msgspec.Struct, frozen=True):
-    """Let an agent register under a name that the cluster was not founded with (operator)."""
+    """Allow the agent of a node to register (operator). Nodes of the founding command need no admission."""
 
     node: str
 
 
 class DrainNode(msgspec.Struct, frozen=True):
-    """Keep new work from a node (operator)."""
+    """Stop assigning new work to a node (operator)."""
 
     node: str
     reason: str
 
 
 class ResumeNode(msgspec.Struct, frozen=True):
-    """Give a drained node new work again (operator)."""
+    """Assign new work to a drained node again (operator)."""
 
     node: str
 
 
 class LoseNode(msgspec.Struct, frozen=True):
-    """Declare a node that is down lost (operator): its jobs end or wait again, and their space there is free."""
+    """Declare a node that is down lost (operator). Its jobs end or are requeued, and their space on it is released."""
 
     node: str
     reason: str
 
 
 class MarkNodeDown(msgspec.Struct, frozen=True):
-    """The leader has not heard of a node's agent (controller)."""
+    """Mark a node down because its agent is silent (controller)."""
 
     node: str
     reason: str
 
 
 class MarkNodeBack(msgspec.Struct, frozen=True):
-    """The leader hears a node's agent again (controller)."""
+    """Mark a node up because its agent is heard again (controller)."""
 
     node: str
 
 
 class SubmitJob(msgspec.Struct, frozen=True):
-    """Make a job, or a job array."""
+    """Submit a job or a job array (user, operator)."""
 
     request: JobRequest
     """Request of the job; for an array, of each task, without its `array`."""
     hold: Hold = Hold.NONE
     tasks: tuple[int, ...] = ()
-    """The tasks of an array, ascending; empty: one job."""
+    """Task numbers of an array, ascending; empty: one job."""
     throttle: int = 0
     """Maximum number of active tasks; 0: no limit."""
     after_tasks: tuple[AfterTask, ...] = ()
     ignored: tuple[str, ...] = ()
-    """Options of sbatch in the submit that Forebay does not carry out: rejected if the site says so."""
+    """Unsupported sbatch options in the request; rejected if `UnknownSbatchOptions=reject`."""
     if_defined: tuple[str, ...] = ()
-    """Some of account, qos, licenses and reservation: what the site has not defined is left out, unless it rejects
-    options without effect.
+    """Fields among account, qos, licenses and reservation that are dropped if the site has not defined their value and
+    `UnknownSbatchOptions=warn`.
     """
 
 
 class CancelJob(msgspec.Struct, frozen=True):
-    """End a job; `hurry` skips stage-out."""
+    """Cancel a job (user, operator). `hurry` skips stage-out."""
 
     job: int
     hurry: bool = False
     tasks: tuple[int, ...] | None = None
-    """Tasks of the array `job`; None: all of them, or the job where it is no array."""
+    """Task numbers of the array `job`; None: the whole array, or the job if it is not an array."""
 
 
 class HoldJob(msgspec.Struct, frozen=True):
-    """Hold a pending job back."""
+    """Hold a pending job (user, operator)."""
 
     job: int
     tasks: tuple[int, ...] | None = None
 
 
 class ReleaseJob(msgspec.Struct, frozen=True):
-    """End a hold, and order an operation again that had failed for good.
-
-    `partial`: of a stage-out, which then gives up results that are not there, and has the others out.
-    """
+    """Release a hold, and retry an operation that has failed permanently (user, operator)."""
 
     job: int
     tasks: tuple[int, ...] | None = None
     partial: bool = False
+    """Retry a stage-out without its missing files."""
 
 
 class SuspendJob(msgspec.Struct, frozen=True):
-    """Stop the script of a running job where it is."""
+    """Stop the script of a running job (user, operator)."""
 
     job: int
     tasks: tuple[int, ...] | None = None
 
 
 class ResumeJob(msgspec.Struct, frozen=True):
-    """Let the script of a suspended job go on."""
+    """Continue the script of a suspended job (user, operator)."""
 
     job: int
     tasks: tuple[int, ...] | None = None
 
 
 class RequeueJob(msgspec.Struct, frozen=True):
-    """End the present run of a job, or take back its buffer, and let it wait and stage in again."""
+    """End a job's run or revoke its buffer, and return the job to the queue (user, operator)."""
 
     job: int
     tasks: tuple[int, ...] | None = None
 
 
 class ClearBuffer(msgspec.Struct, frozen=True):
-    """Forget a buffer that could not be removed (operator): that of `job`, or the persistent one called `name`.
-
-    With `discard`, do so even if it holds the only copy of data.
-    """
+    """Delete the record of a buffer that could not be removed (operator)."""
 
     job: int = 0
+    """Job whose buffer is cleared; 0 if `name` is given."""
     name: str = ""
+    """Name of a persistent buffer."""
     discard: bool = False
+    """Clear the buffer even if it holds the only copy of data."""
 
 
 class RestartOperations(msgspec.Struct, frozen=True):
-    """Start the operations of some jobs again, as Slurm does when its controller starts (controller)."""
+    """Restart the operations of jobs, as slurmctld does when it starts (controller)."""
 
     jobs: tuple[int, ...]
 
@@ -319,28 +321,28 @@ class OperationFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class ScriptStarted(msgspec.Struct, frozen=True, tag="started"):
-    """The job's script is running."""
+    """The job's script has started."""
 
 
 class ScriptEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """The job's script has ended: its exit code, or the signal that ended it; `result` COMPLETED, FAILED, TIMEOUT,
-    CANCELLED or NODE_FAIL.
-    """
+    """The job's script has ended."""
 
     result: JobState
+    """COMPLETED, FAILED, TIMEOUT, CANCELLED or NODE_FAIL."""
     exit_code: int = 0
     signal: int = 0
+    """Signal that ended the script; 0 if it exited."""
     message: str = ""
 
 
 class TransferProgressed(msgspec.Struct, frozen=True, tag="progressed"):
-    """A transfer goes on, and so much of it is durable; said once a minute at most. Ignored below feature level 4."""
+    """A running transfer reached a durable checkpoint. Agents report at most one per minute."""
 
     checkpoint: TransferCheckpoint
 
 
 class PersistentChanged(msgspec.Struct, frozen=True, tag="persistent"):
-    """A persistent buffer that the order creates is there, or one that it destroys is gone; the order goes on."""
+    """The order created or destroyed one of its persistent buffers, and continues."""
 
     name: str
 
@@ -359,88 +361,91 @@ class ReportOperation(msgspec.Struct, frozen=True):
 
 
 class RaiseFeatureLevel(msgspec.Struct, frozen=True):
-    """Allow what came with the next feature level (operator; controller for a cluster that is new).
-
-    `known` are the facts it is decided by: each member of the cluster with the highest level that it says it knows, 0
-    for one that did not say. They are no part of what the operator asks for, so a retry may bring others.
-    """
+    """Raise the cluster's feature level (operator; controller in a new cluster)."""
 
     level: int
     known: tuple[tuple[str, int], ...]
+    """Each member and the highest level that it supports, 0 if it did not answer.
+
+    The leader adds these facts. They are not part of the operator's command, so a retry may have others.
+    """
 
 
 class SettleMails(msgspec.Struct, frozen=True):
-    """Say of mails that are owed that they were `sent`, or `dropped` and why (controller); by their keys."""
+    """Record pending mails as sent or dropped (controller)."""
 
     sent: tuple[str, ...]
+    """Keys of mails."""
     dropped: tuple[tuple[str, str], ...] = ()
+    """Keys of mails, each with the reason why it was not sent."""
 
 
 class SetAccount(msgspec.Struct, frozen=True):
-    """Make or change an account (operator)."""
+    """Create or replace an account (operator)."""
 
     account: Account
 
 
 class DeleteAccount(msgspec.Struct, frozen=True):
-    """Take an account away; its jobs wait with `InvalidAccount` (operator)."""
+    """Delete an account (operator). Its jobs wait with reason `InvalidAccount`."""
 
     account: str
 
 
 class SetQos(msgspec.Struct, frozen=True):
-    """Make or change a QOS (operator)."""
+    """Create or replace a QOS (operator)."""
 
     qos: Qos
 
 
 class DeleteQos(msgspec.Struct, frozen=True):
-    """Take a QOS away; its jobs wait with `InvalidQOS` (operator)."""
+    """Delete a QOS (operator). Its jobs wait with reason `InvalidQOS`."""
 
     qos: str
 
 
 class SetLicense(msgspec.Struct, frozen=True):
-    """Say how many of a licence there are (operator)."""
+    """Set the total number of a licence (operator)."""
 
     license: License
 
 
 class DeleteLicense(msgspec.Struct, frozen=True):
-    """Take a licence away (operator)."""
+    """Delete a licence (operator)."""
 
     license: str
 
 
 class RevokeCertificate(msgspec.Struct, frozen=True):
-    """Refuse a certificate, or all of one holder, from now on (operator); words as in `Revocation`."""
+    """Revoke one certificate or all certificates of a holder (operator)."""
 
     certificate: str
+    """Certificate or holder, written as in `Revocation`."""
     reason: str
     until: Instant = NEVER
-    """When it expires anyway."""
+    """Expiry of the certificate, after which the revocation is not needed."""
 
 
 class UnrevokeCertificate(msgspec.Struct, frozen=True):
-    """Take a certificate or a holder off the list of those that are refused (operator)."""
+    """Remove a certificate or a holder from the revocation list (operator)."""
 
     certificate: str
 
 
 class SetReservation(msgspec.Struct, frozen=True):
-    """Make or change a reservation of burst-buffer space (operator); `active` is not looked at."""
+    """Create or replace a reservation of burst-buffer space (operator). Its field `active` is ignored."""
 
     reservation: Reservation
 
 
 class DeleteReservation(msgspec.Struct, frozen=True):
-    """Take a reservation away; its jobs wait with `ReservationDeleted` (operator)."""
+    """Delete a reservation (operator). Its jobs wait with reason `ReservationDeleted`."""
 
     reservation: str
 
 
 class SetSchedulingRules(msgspec.Struct, frozen=True):
-    """Change the site's rules of scheduling (operator)."""
+    """Replace the site's scheduling rules (operator)."""
 
     rules: SchedulingRules
 
@@ -449,84 +454,86 @@ class RunSchedulingCycle(msgspec.Struct, frozen=True):
     """Run a scheduling cycle: assign space and CPUs, and perform timed actions that are due (controller)."""
 
 
-# ---- what can be asked about partitions, about consumption, and of a job that waits: part of
-# `replica.messages.commands`
+# ---- partitions, usage, job updates
 
 
 class SetPartition(msgspec.Struct, frozen=True):
-    """Make or change a partition (operator). One that is the default takes that from any other."""
+    """Create or replace a partition (operator). A new default partition replaces the current one."""
 
     partition: Partition
 
 
 class UpdateJob(msgspec.Struct, frozen=True):
-    """Change a job that waits, or all that wait of an array or of some of its tasks.
-
-    `buffer`: what is asked of burst buffers instead of what was; None: that stays as it is. `after_tasks` belong to the
-    dependencies in `change`.
-    """
+    """Change a pending job, or the pending tasks of an array (user, operator)."""
 
     job: int
     change: JobChange = NO_CHANGE
     buffer: BufferRequest | None = None
+    """New buffer request; None: unchanged."""
     after_tasks: tuple[AfterTask, ...] = ()
+    """Dependencies on array tasks, in addition to those in `change`."""
     tasks: tuple[int, ...] | None = None
 
 
 class DeletePartition(msgspec.Struct, frozen=True):
-    """Take a partition away; its jobs wait with `PartitionConfig` (operator)."""
+    """Delete a partition (operator). Its jobs wait with reason `PartitionConfig`."""
 
     partition: str
 
 
 class ResetUsage(msgspec.Struct, frozen=True):
-    """Have what an account (`whose` a), or a QOS (q), has used of burst buffers count as nothing (operator)."""
+    """Reset the burst-buffer usage of an account or a QOS to zero (operator)."""
 
     whose: str
+    """Kind of `name`: a (account) or q (QOS)."""
     name: str
 
 
 class SetClock(msgspec.Struct, frozen=True):
-    """Set the time back to `at`, which must be before it (operator): for a cluster that is ahead of the truth."""
+    """Set the cluster's clock back to `at` (operator), if it runs ahead of the true time."""
 
     at: Instant
 
 
 class OpenSession(msgspec.Struct, frozen=True):
-    """Open a session for a program that will send many commands (any role that may send commands)."""
+    """Open a session for a program that sends many commands (user, operator)."""
 
 
 class CloseSession(msgspec.Struct, frozen=True):
-    """End a session: its answers are forgotten. Its own actor, or an operator."""
+    """Close a session and drop its cached replies (the session's actor, operator)."""
 
     session: int
 
 
 class ExpireCachedReplies(msgspec.Struct, frozen=True):
-    """End the sessions in which nothing came for long, and drop the answers that are due (leader)."""
+    """Close idle sessions, and drop cached replies that have expired (controller)."""
 
 
 class RecordStateDigest(msgspec.Struct, frozen=True):
-    """Record the digest of the state after an earlier revision, 32 bytes, as most members have it (leader)."""
+    """Record the state digest of an earlier revision that a majority of the members reported (controller)."""
 
     revision: int
     state: bytes
+    """Digest, 32 bytes."""
 
 
 class RecordHistories(msgspec.Struct, frozen=True):
-    """Record how many records of each job there are in the first entries, as most members counted them (leader)."""
+    """Record the number of ledger records per job that a majority of the members counted (controller)."""
 
     index: int
+    """Number of entries counted."""
     jobs: int
+    """Highest job ID counted."""
     root: bytes
+    """Root of the tree over the counts (`cluster.security.proofs.HistoryCounts`), 32 bytes."""
 
 
-# ---- what another scheduler asks for its external jobs: whose they are, its own name says. `cluster` is what its
-# instances have in common, `job` its number there; `epoch` 0: whichever is the last one
+# ---- external jobs. The scheduler is the sender. `cluster` is the name of the scheduler's cluster, `job` the job's ID
+# there, and `epoch` the epoch of the external job, 0 for the latest one.
 
 
 class RegisterScheduler(msgspec.Struct, frozen=True):
-    """Have external jobs under one's own name (scheduler); refused where another cluster has them."""
+    """Bind the sender's name to its cluster (scheduler). Rejected if another cluster uses the name."""
 
     cluster: str
     address: str
@@ -534,41 +541,41 @@ class RegisterScheduler(msgspec.Struct, frozen=True):
 
 
 class ReleaseScheduler(msgspec.Struct, frozen=True):
-    """Let another cluster have external jobs under a name (operator)."""
+    """Allow another cluster to use a scheduler's name (operator)."""
 
     scheduler: str
 
 
 class StartDrill(msgspec.Struct, frozen=True):
-    """Say that a drill begins (operator, drill)."""
+    """Record the start of a drill (operator, drill)."""
 
     scenario: str
     target: str
     lasts_s: int
-    """After so many seconds it is over, whatever is heard of it."""
+    """Time limit, seconds."""
     forced: tuple[str, ...] = ()
-    """The preconditions that do not hold and are overridden."""
+    """Failed preconditions that were overridden."""
     plan: str = ""
-    """Id of the plan that was confirmed; helpers on the hosts do nothing for another one."""
+    """ID of the confirmed plan. Helpers on the hosts act only for this plan."""
     lease_s: int = 0
-    """After so many seconds without a probe of who carries it out it is over; 0: only after `lasts_s`."""
+    """Time without a probe after which the drill ends, seconds; 0: only `lasts_s` applies."""
 
 
 class ConfirmDrill(msgspec.Struct, frozen=True):
-    """Agree, as another operator, to a drill that has begun (operator)."""
+    """Confirm a drill as a second operator (operator)."""
 
     drill: int
 
 
 class AbortDrill(msgspec.Struct, frozen=True):
-    """Have a drill end before its time (operator, drill)."""
+    """Request the early end of a drill (operator, drill)."""
 
     drill: int
     reason: str
 
 
 class EndDrill(msgspec.Struct, frozen=True):
-    """Say how a drill ended (operator, drill)."""
+    """Record the end of a drill and its verdict (operator, drill)."""
 
     drill: int
     verdict: DrillVerdict
@@ -577,38 +584,39 @@ class EndDrill(msgspec.Struct, frozen=True):
 
 
 class ProbeDrill(msgspec.Struct, frozen=True):
-    """See whether commands are settled, during a drill (operator, drill): nothing changes but that it was answered, and
-    now and then that who carries it out is still there.
+    """Test whether the cluster settles commands during a drill (operator, drill).
+
+    From time to time a probe also renews the drill's lease. It changes nothing else.
     """
 
     drill: int
 
 
 class LockDrills(msgspec.Struct, frozen=True):
-    """Have no drill begin, and one that is under way end (operator)."""
+    """Lock drills: no drill starts, and a running one ends (operator)."""
 
     reason: str
 
 
 class UnlockDrills(msgspec.Struct, frozen=True):
-    """Take back an operator's word that there shall be no drill (operator)."""
+    """Remove the drill lock of the operator `by` (operator)."""
 
     by: str
 
 
 class SetUpExternalJob(msgspec.Struct, frozen=True):
-    """Ask for the space of an external job (scheduler); take one up again that lingers."""
+    """Request space for an external job, or reactivate a lingering one (scheduler)."""
 
     cluster: str
     job: str
     uid: int
     request: JobRequest
-    """Its user, working directory, gid, and what it asks of burst buffers; the rest is not looked at."""
+    """User, working directory, gid and buffer request of the job; other fields are ignored."""
     epoch: int = 0
 
 
 class StageInExternalJob(msgspec.Struct, frozen=True):
-    """Have the data of an external job staged in (scheduler)."""
+    """Stage in the data of an external job (scheduler)."""
 
     cluster: str
     job: str
@@ -616,7 +624,7 @@ class StageInExternalJob(msgspec.Struct, frozen=True):
 
 
 class BeginExternalJobRun(msgspec.Struct, frozen=True):
-    """Say that the job of an external job begins (scheduler)."""
+    """Record the start of an external job's run (scheduler)."""
 
     cluster: str
     job: str
@@ -624,7 +632,7 @@ class BeginExternalJobRun(msgspec.Struct, frozen=True):
 
 
 class EndExternalJobRun(msgspec.Struct, frozen=True):
-    """Say that the job of an external job has ended (scheduler)."""
+    """Record the end of an external job's run (scheduler)."""
 
     cluster: str
     job: str
@@ -632,7 +640,7 @@ class EndExternalJobRun(msgspec.Struct, frozen=True):
 
 
 class StageOutExternalJob(msgspec.Struct, frozen=True):
-    """Have the results of an external job exported (scheduler); then it is torn down."""
+    """Stage out the results of an external job, then tear its buffer down (scheduler)."""
 
     cluster: str
     job: str
@@ -640,30 +648,28 @@ class StageOutExternalJob(msgspec.Struct, frozen=True):
 
 
 class TearDownExternalJob(msgspec.Struct, frozen=True):
-    """Be done with an external job (scheduler); `hurry`: also where results are lost by that.
-
-    `reason`: why, where its scheduler knows nothing of it any more; then nothing of it lingers.
-    """
+    """Tear down an external job (scheduler)."""
 
     cluster: str
     job: str
     hurry: bool = False
+    """Delete results that were not exported."""
     epoch: int = 0
     reason: str = ""
+    """Reason, if the scheduler no longer knows the job; then its data does not linger."""
 
 
 class ReportMissingExternalJob(msgspec.Struct, frozen=True):
-    """Say that there should be an external job, and is none (scheduler); `state`: how its scheduler calls where it
-    stands.
-    """
+    """Report that an external job the scheduler expects does not exist (scheduler)."""
 
     cluster: str
     job: str
     state: str
+    """State of the job in the scheduler's own terms."""
 
 
 class MakePersistent(msgspec.Struct, frozen=True):
-    """Have a persistent buffer made for a user (scheduler)."""
+    """Create a persistent buffer for a user (scheduler)."""
 
     cluster: str
     user: str
@@ -673,7 +679,7 @@ class MakePersistent(msgspec.Struct, frozen=True):
 
 
 class RemovePersistent(msgspec.Struct, frozen=True):
-    """Have a persistent buffer of a user removed (scheduler); `hurry`: without its stage-out."""
+    """Destroy a user's persistent buffer (scheduler). `hurry` skips its stage-out."""
 
     cluster: str
     user: str
@@ -684,13 +690,11 @@ class RemovePersistent(msgspec.Struct, frozen=True):
 
 
 class ExportBuffer(msgspec.Struct, frozen=True):
-    """Export the results of an external job that is parked, or whose stage-out failed (its user, operator).
-
-    `partial`: without what is not there.
-    """
+    """Export retained results of an external job, or retry a failed stage-out (user, operator)."""
 
     job: int
     partial: bool = False
+    """Export without the missing files."""
 
 
 Command = (
@@ -766,7 +770,7 @@ Command = (
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A command, its client-made id (16 bytes, `replica.values.command_ids`), and the actor it was authenticated as."""
+    """A command with its client-made ID (16 bytes, `replica.values.command_ids`) and its authenticated sender."""
 
     id: bytes
     actor: Actor
@@ -777,7 +781,7 @@ _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def kind_of(command: Command) -> str:
-    """Return the command's name as the ledger keeps it, for example `submit_job`."""
+    """Return the command's name in the ledger, for example `submit_job`."""
     return _WORDS[type(command)]
 
 
@@ -790,7 +794,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def command_digest(request: Request) -> bytes:
-    """Return the digest of who asks for what: the same for a retry, another for another command with the same id."""
+    """Return the digest of a command and its sender. A retry has the same digest."""
     command = request.command
     if type(command) is RaiseFeatureLevel:
         command = RaiseFeatureLevel(command.level, ())

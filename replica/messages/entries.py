@@ -11,22 +11,24 @@ from replica.values import Instant, Refusal, Revision
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A settled command: its events or its rejection. Settling a command advances the revision by one."""
+    """A settled command: its events or its rejection. Each entry advances the revision by one."""
 
     id: bytes
-    """The client-made command id, 16 bytes; empty for the controller's own commands, which are never retried."""
+    """Client-made command ID, 16 bytes; empty for the controller's own commands, which are never retried."""
     actor: Actor
     command: str
-    """The command's name, for example `submit_job`."""
+    """Name of the command, for example `submit_job`."""
     events: tuple[Event, ...]
     refusal: Refusal | None = None
     digest: bytes = b""
-    """Digest of actor and command (`commands.command_digest`): what a retry with the same id must repeat, and what
-    proves a command that an audit makes again from its events. Empty where a command says nothing but its name."""
+    """Digest of actor and command (`commands.command_digest`); empty for commands without fields.
+
+    A retry with the same ID must have the same digest. An audit that rebuilds the command from its events compares it.
+    """
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The events of many commands. `base` is the revision that it was decided on, `at` the leader's clock."""
+    """Entries that were decided together, on revision `base` at the leader's time `at`."""
 
     base: Revision
     at: Instant
@@ -34,38 +36,40 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CachedReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The first answer to a command id. `job` is the job it made or concerned, 0 for none."""
+    """Cached reply to a settled command, for retries with the same command ID."""
 
     revision: Revision
     job: int
+    """Job that the command created or concerned; 0: none."""
     refusal: Refusal | None
     digest: bytes = b""
-    """Of the command that was settled; another command with the same id is refused, not taken for a retry."""
+    """Digest of the command. A command with the same ID and another digest is rejected, because it is no retry."""
     actor: Actor = CONTROLLER
-    """Sender of the command, whose share of cached replies it counts against."""
+    """Sender of the command, whose limit of cached replies it counts toward."""
 
 
 class Session(msgspec.Struct, frozen=True, gc=False):
-    """A program's session, numbered by the revision at which it was opened."""
+    """Session of a program that sends many commands, each with a sequence number."""
 
     number: int
+    """Revision at which the session was opened."""
     actor: Actor
     opened_at: Instant
     used_at: Instant
-    """When its last command was settled, to SESSION_USE_STEP_S."""
+    """Time at which the last command was settled, rounded to SESSION_USE_STEP_S."""
     acknowledged: int = 0
-    """Its program has every answer up to this sequence number; they are forgotten."""
+    """Highest sequence number up to which the program has all replies; these are no longer cached."""
     newest: int = 0
-    """The highest sequence number that was settled."""
+    """Highest settled sequence number."""
     answers: int = 0
-    """Answers that are kept: of numbers above `acknowledged`, up to `newest`."""
+    """Number of cached replies, with sequence numbers above `acknowledged` up to `newest`."""
 
 
-# ---- what deciding a request leads to: events, or a refusal
+# ---- decisions: events, or a rejection
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """A request that is carried out: what happens because of it, possibly nothing."""
+    """Accepted command with its events, possibly none."""
 
     events: tuple[e.Event, ...]
 
@@ -73,9 +77,9 @@ class Accepted(msgspec.Struct, frozen=True):
 Decision = Accepted | Refusal
 
 NOTHING = Accepted(())
-"""A request that is carried out, and changes nothing."""
+"""Accepted command that changes nothing."""
 
 
 def decision_of(events: tuple[e.Event, ...] | Refusal) -> Decision:
-    """Return what these events, or this refusal, are as a decision."""
+    """Wrap events as a decision; return a rejection unchanged."""
     return events if isinstance(events, Refusal) else Accepted(events)

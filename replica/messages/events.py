@@ -49,11 +49,11 @@ class EventRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base class of events: a tagged record, written from a feature level on."""
 
     since_level: ClassVar[int] = 1
-    """The feature level that the event came with (`replica.messages.features`): no ledger has it below."""
+    """First feature level at which the event may be recorded (`replica.messages.features`)."""
 
 
 class SubmittedTasks(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The tasks of an array that is submitted, and in what they differ."""
+    """Tasks of a submitted array, and the fields in which they differ."""
 
     tasks: tuple[int, ...]
     """Ascending."""
@@ -93,38 +93,39 @@ class FeatureLevelRaised(EventRecord, frozen=True, tag=2):
 
 
 class SiteConfigured(EventRecord, frozen=True, tag=3):
-    """The site's configuration was changed; `site` is all of it as it is now, but for its revision."""
+    """The site's configuration was changed. `site` is the complete new configuration, except its revision."""
 
     site: Site
 
 
 class TransferRulesSet(EventRecord, frozen=True, tag=4):
-    """The site moves data by these rules from now on."""
+    """The site's transfer rules were changed."""
 
     rules: TransferRules
 
 
 class SchedulingRulesSet(EventRecord, frozen=True, tag=5):
-    """The site's rules of scheduling were changed."""
+    """The site's scheduling rules were changed."""
 
     rules: SchedulingRules
 
 
 class ClusterRecovered(EventRecord, frozen=True, tag=6):
-    """The cluster goes on as a new incarnation from what one member had left: a majority of the others is lost, and
-    with them what they had acknowledged after that. `recovery.at` is set where it is folded.
+    """The cluster continues as a new incarnation from the data of one member.
+
+    The majority was lost, with everything it acknowledged after that member's last entry. The fold sets `recovery.at`.
     """
 
     recovery: Recovery
     forgotten: int = 0
-    """An earlier recovery that makes room for it in the state; 0: none."""
+    """Incarnation of the earlier recovery that is dropped from the state to make space; 0: none."""
 
 
 # ---- pools
 
 
 class PoolSet(EventRecord, frozen=True, tag=10):
-    """A pool was made or changed; `pool` is all of it as it is now."""
+    """A pool was created or changed. `pool` is its complete new record."""
 
     pool: Pool
 
@@ -139,13 +140,13 @@ class PoolRemoved(EventRecord, frozen=True, tag=11):
 
 
 class FilesystemSet(EventRecord, frozen=True, tag=12):
-    """A shared filesystem was made; `filesystem` is all of it as it is now."""
+    """A shared filesystem was added. `filesystem` is its complete record."""
 
     filesystem: SharedFilesystem
 
 
 class FilesystemRemoved(EventRecord, frozen=True, tag=13):
-    """A shared filesystem that no pool has its buffers in is no more."""
+    """An unused shared filesystem was removed."""
 
     filesystem: str
 
@@ -154,7 +155,7 @@ class FilesystemRemoved(EventRecord, frozen=True, tag=13):
 
 
 class NodeRegistered(EventRecord, frozen=True, tag=15):
-    """An agent started, or came back with another instance."""
+    """An agent registered, for the first time or as a new instance."""
 
     node: str
     cpus: int
@@ -164,40 +165,39 @@ class NodeRegistered(EventRecord, frozen=True, tag=15):
     process_control: str = ""
     capacity_control: str = ""
     filesystems: tuple[SeenFilesystem, ...] = ()
-    """The shared filesystems that it is a mover of from now on, as it has found them."""
+    """Shared filesystems that the agent found mounted; it is a mover of exactly these."""
 
 
 class NodeDrained(EventRecord, frozen=True, tag=16):
-    """An operator keeps new work from the node."""
+    """An operator drained the node: it gets no new work."""
 
     node: str
     reason: str
 
 
 class NodeResumed(EventRecord, frozen=True, tag=17):
-    """The node may have new work again."""
+    """An operator resumed the drained node: it gets new work again."""
 
     node: str
 
 
 class NodeWentDown(EventRecord, frozen=True, tag=18):
-    """The leader has not heard of the node's agent for its liveness time."""
+    """The node's agent was silent for longer than its liveness time."""
 
     node: str
     reason: str
 
 
 class NodeCameBack(EventRecord, frozen=True, tag=19):
-    """The agent of a node that was down was heard of again. The operations of `jobs` have their time from now
-    on: their clocks stood still meanwhile.
-    """
+    """The agent of a node that was down is heard again."""
 
     node: str
     jobs: tuple[int, ...] = ()
+    """Jobs whose operations start their time limits anew, because the limits did not count while the node was down."""
 
 
 class NodeLost(EventRecord, frozen=True, tag=20):
-    """An operator declared a node lost that is down: its jobs end or wait again, and their space there is free."""
+    """An operator declared a node lost that is down: its jobs end or are requeued, and their space is released."""
 
     node: str
     reason: str
@@ -207,60 +207,61 @@ class NodeLost(EventRecord, frozen=True, tag=20):
 
 
 class PartitionSet(EventRecord, frozen=True, tag=24):
-    """A partition was made or changed; `partition` is all of it as it is now."""
+    """A partition was created or changed. `partition` is its complete new record."""
 
     partition: Partition
 
 
 class PartitionDeleted(EventRecord, frozen=True, tag=25):
-    """A partition is no more; its jobs wait with that reason."""
+    """A partition was deleted. Its jobs wait with reason `PartitionConfig`."""
 
     partition: str
 
 
-# ---- accounts, QOS, licences, and what was used
+# ---- accounts, QOS, licences, usage
 
 
 class AccountSet(EventRecord, frozen=True, tag=28):
-    """An account was made or changed; `account` is all of it as it is now."""
+    """An account was created or changed. `account` is its complete new record."""
 
     account: Account
 
 
 class AccountDeleted(EventRecord, frozen=True, tag=29):
-    """An account without accounts below it is no more."""
+    """An account without subaccounts was deleted."""
 
     account: str
 
 
 class QosSet(EventRecord, frozen=True, tag=30):
-    """A QOS was made or changed."""
+    """A QOS was created or changed."""
 
     qos: Qos
 
 
 class QosDeleted(EventRecord, frozen=True, tag=31):
-    """A QOS is no more."""
+    """A QOS was deleted."""
 
     qos: str
 
 
 class LicenseSet(EventRecord, frozen=True, tag=32):
-    """There are so many of a licence from here on."""
+    """A licence was created, or its total number changed."""
 
     license: License
 
 
 class LicenseDeleted(EventRecord, frozen=True, tag=33):
-    """A licence is no more."""
+    """A licence was deleted."""
 
     license: str
 
 
 class UsageReset(EventRecord, frozen=True, tag=34):
-    """The burst-buffer usage of an account (`whose` a) or a QOS (q) was reset to zero."""
+    """The burst-buffer usage of an account or a QOS was reset to zero."""
 
     whose: str
+    """Kind of `name`: a (account) or q (QOS)."""
     name: str
 
 
@@ -268,34 +269,34 @@ class UsageReset(EventRecord, frozen=True, tag=34):
 
 
 class ReservationSet(EventRecord, frozen=True, tag=38):
-    """A reservation was made or changed."""
+    """A reservation was created or changed."""
 
     reservation: Reservation
 
 
 class ReservationDeleted(EventRecord, frozen=True, tag=39):
-    """An operator took a reservation away; its jobs wait with that reason."""
+    """An operator deleted a reservation. Its jobs wait with reason `ReservationDeleted`."""
 
     reservation: str
 
 
 class ReservationStarted(EventRecord, frozen=True, tag=40):
-    """The start of a reservation has come."""
+    """A reservation became active at its start time."""
 
     reservation: str
 
 
 class ReservationEnded(EventRecord, frozen=True, tag=41):
-    """The end of a reservation has come; it is no more."""
+    """A reservation was deleted at its end time."""
 
     reservation: str
 
 
-# ---- jobs, but for what is done for them on nodes
+# ---- jobs
 
 
 class JobSubmitted(EventRecord, frozen=True, tag=46):
-    """A job exists, PENDING, or an array of jobs: then task number n is job `job` + n."""
+    """A job or an array of jobs was submitted and is PENDING. The n-th task of an array, from 0, is job `job` + n."""
 
     job: int
     request: JobRequest
@@ -321,62 +322,62 @@ class JobUpdated(EventRecord, frozen=True, tag=50):
 
 
 class JobHeld(EventRecord, frozen=True, tag=52):
-    """A pending job is held back: by whom, and where the system does it, why: `reason` is what is shown, `comment` the
-    SystemComment. What an operator holds stays held by an operator.
-    """
+    """A pending job was held. A hold by an operator is never replaced by another hold."""
 
     job: int
     hold: Hold
     reason: str = ""
+    """Reason shown for a hold by the system."""
     comment: str = ""
+    """SystemComment for a hold by the system."""
 
 
 class JobReleased(EventRecord, frozen=True, tag=54):
-    """The hold is over; an operation that had failed for good is ordered again by StageRetried."""
+    """A job's hold was released. An operation that had failed permanently is retried by StageRetried."""
 
     job: int
 
 
 class JobBecameEligible(EventRecord, frozen=True, tag=55):
-    """The begin time of a pending job has come."""
+    """A pending job reached its begin time."""
 
     job: int
 
 
 class DeadlineMissed(EventRecord, frozen=True, tag=56):
-    """A pending job could no longer end before its deadline, and will not be started."""
+    """A pending job can no longer end before its deadline, and will not be started."""
 
     job: int
 
 
 class CancelRequested(EventRecord, frozen=True, tag=57):
-    """The script of a started job is to be ended, or with `hurry` stage-out be skipped."""
+    """A started job was cancelled: its script must end, and with `hurry` its stage-out is skipped."""
 
     job: int
     hurry: bool
 
 
 class JobCancelled(EventRecord, frozen=True, tag=58):
-    """A job that held nothing is over: CANCELLED."""
+    """A job without space or CPUs was cancelled, and has finished as CANCELLED."""
 
     job: int
 
 
 class RequeueRequested(EventRecord, frozen=True, tag=59):
-    """The present run of the job is to end; then its results are staged out, its buffer torn down, and it waits."""
+    """A started job was requeued: its run must end. Then its results are staged out and its buffer is torn down."""
 
     job: int
     reason: str
 
 
 class JobRequeued(EventRecord, frozen=True, tag=60):
-    """The job's old buffer is gone; it waits for a new one."""
+    """The job's previous buffer was deleted, and the job waits for a new one."""
 
     job: int
 
 
 class JobPurged(EventRecord, frozen=True, tag=61):
-    """A finished job left the state; its history stays in the ledger."""
+    """A finished job was removed from the state. Its history stays in the ledger."""
 
     job: int
 
@@ -385,20 +386,20 @@ class JobPurged(EventRecord, frozen=True, tag=61):
 
 
 class BufferAllocated(EventRecord, frozen=True, tag=66):
-    """Space is held from now on, and the node's agent has stage-in to do as `attempt`.
-
-    `passed` is the job that was first in line for the pool and let this one past, 0 for none; `counted` whether that
-    counts against it; `promised_at` when the passed job was expected to get its space. Where the buffer lies in a
-    shared filesystem, `mover` has stage-in to do, and `node` is empty: the job may run on any.
-    """
+    """A job got space, and its stage-in was ordered as `attempt`."""
 
     job: int
     node: str
+    """Node of the buffer and of the run; empty if the buffer is in a shared filesystem, so that any node may run it."""
     attempt: int
     passed: int = 0
+    """Job at the head of the pool's queue that this job was backfilled past; 0: none."""
     counted: bool = False
+    """This counts toward the limit on how often `passed` may be backfilled past."""
     promised_at: Instant = NEVER
+    """Expected start of `passed`."""
     mover: str = ""
+    """Mover that does the stage-in, if the buffer is in a shared filesystem."""
     filesystems: tuple[str, ...] = ()
     """Shared filesystems that the job's operations need if it uses persistent buffers there.
 
@@ -407,19 +408,17 @@ class BufferAllocated(EventRecord, frozen=True, tag=66):
 
 
 class AllocationRevoked(EventRecord, frozen=True, tag=67):
-    """A buffer is taken back before its job ran; the job stays PENDING and will stage again after the teardown.
-
-    `beneficiary` is the job that may start sooner for that, 0 for none: it counts against how often that may happen.
-    """
+    """A buffer was revoked before its job ran. The job stays PENDING, and is staged in again after the teardown."""
 
     job: int
     attempt: int
     reason: str
     beneficiary: int = 0
+    """Job that needs the space, 0 for none; if set, the revocation counts toward the job's limit of revocations."""
 
 
 class StagedIn(EventRecord, frozen=True, tag=69):
-    """Stage-in completed: the buffer has the job's data."""
+    """Stage-in completed: the buffer contains the job's data."""
 
     job: int
     files: int
@@ -429,49 +428,50 @@ class StagedIn(EventRecord, frozen=True, tag=69):
 
 
 class StageFailed(EventRecord, frozen=True, tag=70):
-    """An operation of a stage failed, for example `setup` of stage-in. `reason` is shown to users, `comment` is the
-    SystemComment. With `retry_at` NEVER no retry is planned: the job must be released or cancelled.
-    """
+    """An operation of a stage failed."""
 
     job: int
     stage: Stage
     attempt: int
     reason: str
+    """Reason shown to users."""
     retry_at: Instant
+    """Time of the next attempt; NEVER: none until the job is released."""
     operation: str = ""
+    """Failed part of the stage, for example `setup` of stage-in; empty: the whole stage."""
     comment: str = ""
+    """SystemComment."""
 
 
 class StageRetried(EventRecord, frozen=True, tag=71):
-    """The operation is ordered again as `attempt`; reports of earlier attempts no longer count.
-
-    `partial`: from now on a stage-out gives up results that are not there, and has the others out.
-    """
+    """The operation was ordered again as `attempt`. Reports of earlier attempts no longer count."""
 
     job: int
     stage: Stage
     attempt: int
     reason: str
     partial: bool = False
+    """Stage-outs of the job omit missing files from now on."""
 
 
 class OperationQueued(EventRecord, frozen=True, tag=72):
-    """The operation that has just begun waits for its turn: as many of its stage as may be are under way."""
+    """The operation waits for a slot, because the maximum number of operations of its stage is under way."""
 
     job: int
     stage: Stage
 
 
 class OperationOrdered(EventRecord, frozen=True, tag=73):
-    """It is the turn of an operation that was queued; its time begins."""
+    """A queued operation got a slot and was ordered. Its time limit starts."""
 
     job: int
     stage: Stage
 
 
 class OperationsRestarted(EventRecord, frozen=True, tag=74):
-    """The operation of the job begins again as `attempt`, staging-out from post-run on, because the leader changed
-    (restart-policy slurm).
+    """The job's operation was restarted as `attempt` because the leader changed (RestartPolicy slurm).
+
+    A stage-out restarts with post-run.
     """
 
     job: int
@@ -479,13 +479,12 @@ class OperationsRestarted(EventRecord, frozen=True, tag=74):
 
 
 class StageOutStarted(EventRecord, frozen=True, tag=75):
-    """Post-run is over and the node's CPUs are free; stage-out is ordered as `attempt`, of `mover` where the buffer
-    lies in a shared filesystem.
-    """
+    """Post-run completed, the node's CPUs are free, and stage-out was ordered as `attempt`."""
 
     job: int
     attempt: int
     mover: str = ""
+    """Mover that does the stage-out, if the buffer is in a shared filesystem."""
 
 
 class StagedOut(EventRecord, frozen=True, tag=76):
@@ -498,7 +497,7 @@ class StagedOut(EventRecord, frozen=True, tag=76):
 
 
 class TeardownStarted(EventRecord, frozen=True, tag=77):
-    """The buffer is to be removed as `attempt`; the job has its final `result`."""
+    """The teardown of the buffer was ordered as `attempt`. The job has its final `result`, or PENDING if requeued."""
 
     job: int
     attempt: int
@@ -508,22 +507,20 @@ class TeardownStarted(EventRecord, frozen=True, tag=77):
 
 
 class TornDown(EventRecord, frozen=True, tag=78):
-    """The buffer is gone and its space is free."""
+    """The buffer was deleted, and its space released."""
 
     job: int
 
 
 class BufferCleared(EventRecord, frozen=True, tag=79):
-    """An operator took a buffer that could not be removed out of the list: its space is free."""
+    """An operator cleared a buffer that could not be removed. Its space was released."""
 
     job: int
     reason: str
 
 
 class MoverChanged(EventRecord, frozen=True, tag=80):
-    """Another mover of the shared filesystem has the operation of the job to do, as `attempt`; reports of the one that
-    had it no longer count.
-    """
+    """The job's operation was moved to another mover as `attempt`. Reports of the previous mover no longer count."""
 
     job: int
     mover: str
@@ -532,18 +529,19 @@ class MoverChanged(EventRecord, frozen=True, tag=80):
 
 
 class BufferAbandoned(EventRecord, frozen=True, tag=81):
-    """A buffer that was to be torn down is given up, since its node does not answer: its space is free. What is left of
-    it, and of the `persistent` buffers that the job was creating or destroying there, the node's agent removes when it
-    returns.
+    """A buffer was abandoned during its teardown because its node is lost. Its space was released.
+
+    The node's agent removes its files when it returns.
     """
 
     job: int
     node: str
     persistent: tuple[str, ...] = ()
+    """Persistent buffers that the job was creating or destroying on the node; their files are removed, too."""
 
 
 class AbandonedBufferRemoved(EventRecord, frozen=True, tag=82):
-    """The agent of a node that returned has removed the buffer of a job that was given up there."""
+    """The agent of a node that returned removed an abandoned buffer."""
 
     job: int
     node: str
@@ -554,7 +552,7 @@ class AbandonedBufferRemoved(EventRecord, frozen=True, tag=82):
 
 
 class PersistentReserved(EventRecord, frozen=True, tag=84):
-    """Space is held for a persistent buffer from now on (allocating); the stage-in of `job` creates it on `node`."""
+    """A persistent buffer got space (allocating). The stage-in of `job` creates it."""
 
     name: str
     job: int
@@ -566,15 +564,15 @@ class PersistentReserved(EventRecord, frozen=True, tag=84):
     kind: str
     """Scratch or cache."""
     node: str
+    """Node whose agent creates the buffer; empty if a mover does."""
     filesystem: str = ""
-    """The shared filesystem that it lies in, below its path at `directory`; then a mover creates it, and `node` is
-    empty.
-    """
+    """Shared filesystem of the buffer, if any; then a mover creates it."""
     directory: str = ""
+    """Directory of the buffer, relative to the path of `filesystem`."""
 
 
 class PersistentCreated(EventRecord, frozen=True, tag=85):
-    """The persistent buffer is there (allocated): jobs may use it."""
+    """The persistent buffer was created (allocated): jobs may use it."""
 
     name: str
     job: int
@@ -589,18 +587,19 @@ class PersistentDeletionStarted(EventRecord, frozen=True, tag=86):
 
 
 class PersistentDeleted(EventRecord, frozen=True, tag=87):
-    """The persistent buffer is gone (deleted), and its space is free. `reason` where an operator said so."""
+    """The persistent buffer was deleted, and its space released."""
 
     name: str
     job: int
     reason: str = ""
+    """Reason, if an operator cleared the buffer."""
 
 
 # ---- runs of scripts
 
 
 class RunOrdered(EventRecord, frozen=True, tag=92):
-    """CPUs of the node are taken, and its agent has the script to run as `attempt`."""
+    """The job got CPUs of the node, and its script was ordered to run as `attempt`."""
 
     job: int
     node: str
@@ -614,10 +613,11 @@ class RunStarted(EventRecord, frozen=True, tag=93):
 
 
 class RunEnded(EventRecord, frozen=True, tag=94):
-    """The script has ended; `result` is what the job will be. With a buffer, post-run is ordered as `attempt`."""
+    """The script has ended. If the job has a buffer, post-run was ordered as `attempt`."""
 
     job: int
     result: JobState
+    """Final state of the job, which a job with a buffer reaches after its stage-out."""
     exit_code: int
     signal: int
     attempt: int
@@ -625,7 +625,7 @@ class RunEnded(EventRecord, frozen=True, tag=94):
 
 
 class PreRunFailed(EventRecord, frozen=True, tag=95):
-    """The operation before the script failed: the job gives back its node and waits again, its buffer torn down."""
+    """Pre-run failed: the job releases its node, its buffer is torn down, and it waits again."""
 
     job: int
     reason: str
@@ -633,19 +633,19 @@ class PreRunFailed(EventRecord, frozen=True, tag=95):
 
 
 class JobSuspended(EventRecord, frozen=True, tag=96):
-    """The script is stopped; its time limit stands still."""
+    """The script was stopped. Its time limit does not count meanwhile."""
 
     job: int
 
 
 class JobResumed(EventRecord, frozen=True, tag=97):
-    """The script goes on."""
+    """The script continues."""
 
     job: int
 
 
 class RunRequeued(EventRecord, frozen=True, tag=98):
-    """The run that was requeued is over and nothing of it is left: the job waits as if it had never run."""
+    """A requeued run was undone completely: the job waits as if it had never run."""
 
     job: int
 
@@ -654,7 +654,7 @@ class RunRequeued(EventRecord, frozen=True, tag=98):
 
 
 class TransferRecorded(EventRecord, frozen=True, gc=True, tag=104):
-    """A transfer of the job has ended, well or not; what follows from that stands in the same entry."""
+    """A transfer of the job succeeded or failed. The events that follow from that are in the same entry."""
 
     job: int
     node: str
@@ -662,18 +662,18 @@ class TransferRecorded(EventRecord, frozen=True, gc=True, tag=104):
 
 
 class TransferCheckpointed(EventRecord, frozen=True, gc=True, tag=105):
-    """So much of the transfer under way is durable."""
+    """A running transfer of the job reached a durable checkpoint."""
 
     job: int
     node: str
     checkpoint: TransferCheckpoint
 
 
-# ---- external jobs: buffers whose jobs belong to another scheduler
+# ---- external jobs
 
 
 class ExternalJobSetUp(EventRecord, frozen=True, tag=112):
-    """A job exists for an external job, and asks for space; what its scheduler asks for is in `request`."""
+    """A scheduler set up an external job, which waits for space. `request` is the scheduler's request."""
 
     job: int
     request: JobRequest
@@ -683,27 +683,24 @@ class ExternalJobSetUp(EventRecord, frozen=True, tag=112):
 
 
 class ExternalJobSpaceAllocated(EventRecord, frozen=True, tag=113):
-    """Space is held for the external job from now on; nothing is staged before its scheduler says so.
-
-    `passed`: the job that was first in line for the pool and let the external job past, 0 for none; it counts against
-    it. `filesystems`: of one that works with persistent buffers, all shared filesystems that its operations need
-    (`Buffer.filesystems`).
-    """
+    """An external job got its space. Nothing is staged until its scheduler requests it."""
 
     job: int
     passed: int = 0
+    """Job at the head of the pool's queue that the external job overtook, 0 for none; this counts toward its limit."""
     filesystems: tuple[str, ...] = ()
+    """Shared filesystems that its operations need (`Buffer.filesystems`), if it uses persistent buffers."""
 
 
 class ExternalJobSetupFailed(EventRecord, frozen=True, tag=114):
-    """The external job did not get its space in time; its epoch is over. `reason` says who has the space."""
+    """An external job did not get its space in time, and its epoch has ended. `reason` names the cause."""
 
     job: int
     reason: str
 
 
 class ExternalJobStageInOrdered(EventRecord, frozen=True, tag=115):
-    """The scheduler of the external job has asked for its stage-in, which `mover` does as `attempt`."""
+    """The scheduler requested the stage-in of an external job, which `mover` does as `attempt`."""
 
     job: int
     mover: str
@@ -722,9 +719,7 @@ class ExternalJobLingered(EventRecord, frozen=True, tag=116):
 
 
 class ExternalJobReactivated(EventRecord, frozen=True, tag=117):
-    """The scheduler of an external job that lingered has set it up again: it has its space as before, in its next
-    epoch.
-    """
+    """A lingering external job was set up again by its scheduler. It keeps its space, and `epoch` begins."""
 
     job: int
     epoch: int
@@ -738,13 +733,13 @@ class ExternalJobRetained(EventRecord, frozen=True, tag=118):
 
 
 class SchedulerBound(EventRecord, frozen=True, tag=119):
-    """External jobs under the scheduler's name are of the cluster in the record from now on."""
+    """A scheduler's name was bound to a cluster, or its address changed."""
 
     scheduler: Scheduler
 
 
 class ExternalJobRunBegan(EventRecord, frozen=True, tag=124):
-    """The scheduler of the external job has begun its job, which has the buffer from now on."""
+    """The external job's run has started, and uses the buffer."""
 
     job: int
     attempt: int
@@ -758,39 +753,39 @@ class ExternalJobRunEnded(EventRecord, frozen=True, tag=125):
 
 
 class SchedulerReleased(EventRecord, frozen=True, tag=123):
-    """An operator lets another cluster have external jobs under the name."""
+    """An operator released a scheduler's name for use by another cluster."""
 
     scheduler: str
 
 
 class ExternalJobMissing(EventRecord, frozen=True, tag=126):
-    """The scheduler believes that `external_job` has a buffer here, in its own `state`, and there is none. Changes
-    nothing.
-    """
+    """A scheduler expected the buffer of `external_job`, which does not exist. The event changes nothing."""
 
     external_job: str
     state: str
+    """State of the job in the scheduler's own terms."""
 
 
 # ---- drills
 
 
 class DrillStarted(EventRecord, frozen=True, tag=140):
-    """An operator begins a drill: what happens to the target until it ends was meant to happen."""
+    """A drill started. Failures of the target until its end are intended."""
 
     drill: int
     scenario: str
     target: str
     lasts_s: int
+    """Time limit, seconds."""
     by: str
     forced: tuple[str, ...] = ()
-    """The preconditions that did not hold and were overridden."""
+    """Failed preconditions that were overridden."""
     forgotten: int = 0
-    """An earlier drill that makes room for it in the state; 0: none."""
+    """Earlier drill that is dropped from the state to make space; 0: none."""
     plan: str = ""
-    """Id of the plan that was confirmed."""
+    """ID of the confirmed plan."""
     lease_s: int = 0
-    """After so many seconds without a word of who carries it out it is over; 0: only after its time."""
+    """Time without a renewal after which the drill ends, seconds; 0: only `lasts_s` applies."""
 
 
 class DrillRenewed(EventRecord, frozen=True, tag=146):
@@ -800,7 +795,7 @@ class DrillRenewed(EventRecord, frozen=True, tag=146):
 
 
 class DrillConfirmed(EventRecord, frozen=True, tag=145):
-    """Another operator agrees to a drill."""
+    """A second operator confirmed a drill."""
 
     drill: int
     by: str
@@ -823,14 +818,14 @@ class DrillEnded(EventRecord, frozen=True, tag=142):
 
 
 class DrillsLocked(EventRecord, frozen=True, tag=143):
-    """An operator wants no drills."""
+    """An operator locked drills."""
 
     by: str
     reason: str
 
 
 class DrillsUnlocked(EventRecord, frozen=True, tag=144):
-    """The word of the operator `by` that there shall be no drill was taken back."""
+    """The drill lock of the operator `by` was removed."""
 
     by: str
 
@@ -839,14 +834,14 @@ class DrillsUnlocked(EventRecord, frozen=True, tag=144):
 
 
 class MailSent(EventRecord, frozen=True, tag=110):
-    """The mail that a job had asked for was taken by the mailer. The job may be purged."""
+    """The mailer accepted a mail of the job. The job may have been purged."""
 
     job: int
     mail: str
 
 
 class MailDropped(EventRecord, frozen=True, tag=111):
-    """The mail that a job had asked for is given up: `reason` says why. The job may be purged."""
+    """A mail of the job was not sent, for `reason`. The job may have been purged."""
 
     job: int
     mail: str
@@ -857,63 +852,66 @@ class MailDropped(EventRecord, frozen=True, tag=111):
 
 
 class NodeAdmitted(EventRecord, frozen=True, tag=122):
-    """The agent of a node may register."""
+    """An operator admitted a node: its agent may register."""
 
     node: str
     by: str
 
 
 class CertificateRevoked(EventRecord, frozen=True, tag=120):
-    """A certificate, or all of one holder, is refused from now on."""
+    """One certificate or all certificates of a holder were revoked."""
 
     revocation: Revocation
 
 
 class CertificatesUnrevoked(EventRecord, frozen=True, tag=121):
-    """These are off the list of revoked certificates: an operator took one off it, or they have expired."""
+    """Certificates were removed from the revocation list, by an operator or because they expired."""
 
     certificates: tuple[str, ...]
 
 
-# ---- answers that are kept, and sessions of programs
+# ---- cached replies and sessions
 
 
 class CachedRepliesDropped(EventRecord, frozen=True, tag=132):
-    """The answers to single commands that were settled up to this revision are forgotten."""
+    """Cached replies to commands outside sessions, settled up to revision `through`, were dropped."""
 
     through: int
 
 
 class SessionOpened(EventRecord, frozen=True, tag=130):
-    """A program may number its commands. The session's number is the revision of this event."""
+    """A session was opened. Its number is the revision of this event."""
 
     session: int
     actor: Actor
 
 
 class SessionsEnded(EventRecord, frozen=True, tag=131):
-    """These sessions are over, and their answers forgotten: `reason` is `closed` or `expired`."""
+    """Sessions ended, and their cached replies were dropped."""
 
     sessions: tuple[int, ...]
     reason: str
+    """closed or expired."""
 
 
 # ---- the clock
 
 
 class ClockSet(EventRecord, frozen=True, tag=170):
-    """The time is set back to `at` by an operator: the only way in which it goes back. Nothing follows it in its batch.
+    """An operator set the clock back to `at`. Only this event sets it back, and no entry follows it in its batch.
 
-    Of `jobs`, those that are not over and were touched later by the clock, what it had measured, and what it had set
-    itself to do, counts from `at` on at the latest (`replica.model.operations.set_back`). What people wrote (begin
-    times, deadlines, reservations) and what has been (submits, ends) stays.
+    Times that users or operators specified (begin times, deadlines, reservations) and times of past events (submits,
+    ends) do not change.
     """
 
     at: Instant
     jobs: tuple[int, ...] = ()
+    """Unfinished jobs whose timers and measurements are later than `at`, and are moved back to it
+    (`replica.model.operations.set_back`).
+    """
 
 
-# ---- what the ledger says of itself
+# ---- records about the ledger itself
 
 
 class StateDigested(EventRecord, frozen=True, tag=180):
@@ -927,23 +925,25 @@ class StateDigested(EventRecord, frozen=True, tag=180):
 
 
 class HistoriesCounted(EventRecord, frozen=True, tag=182):
-    """In the first `index` entries there are records of jobs up to number `jobs`, and `root` is that of the tree over
-    how many there are of each (`cluster.security.proofs.HistoryCounts`), 32 bytes.
+    """The number of ledger records of each job, up to an entry, was recorded as the root of a tree.
 
-    A majority of the members counted the same. It changes nothing: who is shown the records of a job, and its count
-    under this root, knows that they are all of them.
+    A majority of the members reported the same root. The event changes nothing: it lets a verifier check that it was
+    given all records of a job.
     """
 
     index: int
+    """Number of entries counted."""
     jobs: int
+    """Highest job ID counted."""
     root: bytes
+    """Root of the tree over the counts (`cluster.security.proofs.HistoryCounts`), 32 bytes."""
 
 
 class DisclosureKeyDrawn(EventRecord, frozen=True, tag=181):
-    """A secret was drawn from which the salts of this ledger's proofs are derived.
+    """The leader drew the secret from which the salts of this ledger's proofs are derived.
 
-    The salt prevents a reader of one record from guessing another one and confirming the guess in the tree. The
-    replicas keep the secret; no API returns it.
+    The salt prevents a reader of one record from guessing another one and confirming the guess in the tree. Only the
+    replicas know the secret; no API returns it.
     """
 
     disclosure_key: bytes
@@ -953,22 +953,22 @@ class DisclosureKeyDrawn(EventRecord, frozen=True, tag=181):
 
 
 EVENTS: tuple[type[EventRecord], ...] = tuple(EventRecord.__subclasses__())
-"""Every event."""
+"""All event classes."""
 
 if TYPE_CHECKING:
     Event = EventRecord
 else:
     Event = Union[EVENTS]  # noqa: UP007
-"""Any event: for msgspec, the union of all of them, told apart by their tags."""
+"""Any event. For msgspec, the union of all event classes, distinguished by their tags."""
 
 
 def job_of(event: Event) -> int | None:
-    """Return the job an event is about, or None; of an array the first one."""
+    """Return the job that an event concerns, the first one of an array; None if it concerns none."""
     return getattr(event, "job", None)
 
 
 def jobs_of(event: Event) -> Sequence[int]:
-    """Return the jobs an event is about."""
+    """Return the jobs that an event concerns."""
     if type(event) is JobSubmitted and event.array is not None:
         return range(event.job, event.job + len(event.array.tasks))
     job = job_of(event)
@@ -995,5 +995,5 @@ _OF_ALL = frozenset({PersistentReserved, PersistentCreated, PersistentDeletionSt
 
 
 def concerns_cluster(kind: type[Event]) -> bool:
-    """Return whether events of a kind concern the cluster and not a job: pools, nodes, accounts, settings, members."""
+    """Return whether events of this class concern the cluster instead of a job: pools, nodes, accounts, settings."""
     return kind in _OF_ALL or ("job" not in kind.__struct_fields__ and kind not in _ROUTINE)

@@ -1,14 +1,14 @@
-"""Which feature level this release knows, and what came with which: how replicas of two releases agree (law 12).
+"""Feature levels: how replicas of different releases agree on the record formats in use (law 12).
 
-The feature level is replicated state: it begins at 1 and goes up by one with `FeatureLevelRaised`, when an operator has
-asked for it and every member has said that it knows the next level. Below a level nothing that came with it is written,
-so every member can read what a leader of a newer release writes. The event that raises the level names the first
-release that knows it: whoever does not know the level stops there, says which release is needed, and changes nothing.
+The feature level is replicated state. It starts at 1. `FeatureLevelRaised` raises it by one when an operator requests
+it and every member supports the next level. Records of a level are not written below that level, so every member can
+read the records of a leader of a newer release. The event names the first release that supports the level. A replica
+that does not support it stops there, names the required release, and changes nothing.
 
-To add a level: append it to LEVELS with the release that brings it; its events say it as their `since_level`, and what
-leads to them is refused below it (`level_refusal`). A record that an earlier level writes never grows, since a replica
-of an earlier release could not read it: what is new is a new event. Values that are new to an enumeration (a refusal's
-code, a job's state) are for events of the new level, too.
+To add a level, append it to LEVELS with the release that introduces it. Set `since_level` of its events, and reject the
+commands that lead to them below the level (`level_refusal`). Never add fields to a record of an earlier level, because
+a replica of an earlier release could not read it: define a new event. New values of an enumeration (rejection codes,
+job states) may also occur only in events of the new level.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import msgspec
 from replica.values import Refusal, RefusalCode
 
 FOUNDING_LEVEL = 1
-"""The level at which every cluster begins: its founders need not be of one release."""
+"""Level of a new cluster, whose members may have different releases."""
 
 
 class Level(msgspec.Struct, frozen=True):
-    """A feature level. `release` is the first release that supports it; `brings` describes the feature."""
+    """A feature level. `release` is the first release that supports it; `brings` describes its features."""
 
     number: int
     release: str
@@ -30,18 +30,17 @@ class Level(msgspec.Struct, frozen=True):
 
 
 LEVELS: tuple[Level, ...] = (Level(1, "1.0.0", "everything that the first release can do"),)
-"""Every level there ever was, in order. Append only."""
+"""All levels in ascending order. Append only."""
 
 FEATURE_LEVEL_KNOWN = LEVELS[-1].number
-"""The highest level that this release can carry out; read it as `features.FEATURE_LEVEL_KNOWN`, so that tests can be an
-earlier release."""
+"""Highest level that this release supports. Read it as `features.FEATURE_LEVEL_KNOWN`, so that tests can replace it."""
 
 
 class ReleaseNeeded(Exception):
-    """This replica met what only a later release knows. It must stop, with everything as it is (law 10).
+    """This replica read a record that only a later release supports. It must stop and change nothing (law 10).
 
-    `level` is the feature level that is needed, `release` the first one that knows it; 0 and "" where that is not said.
-    `revision` is that of the command at which it shows; None where it is not one command's.
+    `level` is the required feature level, 0 if unknown. `release` is the first release that supports it, empty if
+    unknown. `revision` is the revision of the record; None if the record belongs to no single command.
     """
 
     def __init__(
@@ -59,23 +58,32 @@ def _remedy(release: str) -> str:
 
 
 def release_of(level: int) -> str:
-    """Return the first release that knows a level; "" for a level that this release does not know."""
+    """Return the first release that supports a level; empty if this release does not know the level."""
     return next((known.release for known in LEVELS if known.number == level), "")
 
 
 def check_level(level: int, release: str, *, revision: int | None = None, place: str = "") -> None:
-    """Raise ReleaseNeeded for a level above what this release knows. `release` is the one that its writer names."""
+    """Check that this release supports a feature level.
+
+    `release` is the first release that supports it, as named by the record's writer.
+
+    Raises:
+        ReleaseNeeded: The level is not supported.
+    """
     if level > FEATURE_LEVEL_KNOWN:
         what = f"the cluster has feature level {level}, and this release knows levels up to {FEATURE_LEVEL_KNOWN}"
         raise ReleaseNeeded(what, level=level, release=release, revision=revision, place=place)
 
 
 def level_refusal(feature_level: int, needed: int, what: str, place: str = "") -> Refusal | None:
-    """Return why `what` cannot be asked for below level `needed`, with the remedy; None where it can."""
+    """Return the rejection of a command that needs level `needed`, or None if the cluster has reached it.
+
+    `what` names the feature in the message.
+    """
     if feature_level >= needed:
         return None
     return Refusal(
-        RefusalCode.WRONG_STATE,  # a refusal is in the ledger, too: only codes that level 1 knows
+        RefusalCode.WRONG_STATE,  # the ledger contains rejections, so only codes of level 1 are possible
         f"{what} came with feature level {needed}, and the cluster is at {feature_level}",
         "raise it once every replica runs a release that knows it: forebay cluster raise-feature-level",
         place,
