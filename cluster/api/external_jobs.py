@@ -14,7 +14,7 @@ from cluster.schemas import external_jobs as v
 from cluster.schemas import operations as ops
 from cluster.system import format_instant
 from cluster.system.eventloop import iterate_paced
-from replica.decide import job_about
+from replica.decide import find_persistent_job
 from replica.messages import commands as c
 from replica.model import Access, BufferState, CreatePersistent, Hold, external_job_name
 from replica.operations import ExternalJobPhase, FoundExternalJob, find_external_job, lingers_until, made_later
@@ -243,7 +243,7 @@ def _persistent(state: State, name: str) -> dict[str, Any]:
 
 
 def _persistent_answer(state: State, name: str, user: str) -> v.PersistentAnswer:
-    fields, job = _persistent(state, name), job_about(state, user, name)
+    fields, job = _persistent(state, name), find_persistent_job(state, user, name)
     if job is None:
         return v.PersistentAnswer(revision=state.revision, **fields)
     buffer, asked = state.buffers.get(job.id), job.request.buffer

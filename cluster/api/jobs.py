@@ -32,7 +32,7 @@ from cluster.schemas import requests as r
 from cluster.server import Answer, Settlement
 from cluster.system import format_instant
 from cluster.system.eventloop import RECORDS_PER_SLICE, SlicedWork, iterate_paced
-from replica.decide import job_of_task, members
+from replica.decide import job_of_task, jobs_of_tasks
 from replica.messages import commands as c
 from replica.model import JobState, Tasks
 from replica.state import State
@@ -133,7 +133,7 @@ async def list_jobs(call: ApiCall[None]) -> Reply[JobsAnswer]:
 
 def _named_jobs(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:
     """Return the referenced job or array tasks; Problem 404 if one does not exist."""
-    found = members(state, job, tasks)
+    found = jobs_of_tasks(state, job, tasks)
     if isinstance(found, Refusal):
         raise rejection_problem(found)
     if found is None and job not in state.jobs:

@@ -14,11 +14,11 @@ from cluster.schemas import operations as ops
 from cluster.schemas import requests as r
 from replica.decide import (
     configuration_events,
+    configured_default_pool,
     differences,
     file_text,
-    shown_default_pool,
-    wanted_of,
-    written_value,
+    file_value,
+    target_configuration,
 )
 from replica.grammar import KEYS, Owner, Setting
 from replica.messages import commands as c
@@ -149,7 +149,7 @@ async def compare_configuration(call: ApiCall[v.CompareRequest]) -> Reply[v.Comp
     settings, body = _settings(call.body.settings), call.body
     # The command uses the same function, so the dry run is exact.
     events = configuration_events(state, settings, partial=body.partial, expected_revision=body.expect_revision)
-    wanted = wanted_of(state, settings, partial=body.partial)
+    wanted = target_configuration(state, settings, partial=body.partial)
     if isinstance(events, Refusal):
         raise rejection_problem(events)
     if isinstance(wanted, Refusal):
@@ -180,12 +180,12 @@ def _configuration(state: State) -> v.ConfigurationAnswer:
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
-        value = written_value(key, state.site, state.transfer_rules, state.scheduling_rules)
+        value = file_value(key, state.site, state.transfer_rules, state.scheduling_rules)
         rows.append(
             v.SettingView(
                 key=key.name,
-                value=shown_default_pool(state) if key.field == "default_pool" else value,
-                default=written_value(key, DEFAULT_SITE),
+                value=configured_default_pool(state) if key.field == "default_pool" else value,
+                default=file_value(key, DEFAULT_SITE),
                 slurm=key.is_slurm,
                 about=key.about,
             )

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from cluster.audit.resubmit import external_job_requests, submits, updates
 from cluster.server import jobs_under_way
-from replica.decide import Wanted, differences
+from replica.decide import TargetConfiguration, differences
 from replica.fold import SpeculativeState
 from replica.grammar import Setting
 from replica.messages import Actor, Command, Entry, Event, Request, command_digest
@@ -183,7 +183,10 @@ def _configure_site(led: Led) -> Iterator[Command]:
                 default = event.pool.name
             case _:
                 pass
-    changed = [Setting(one.key, one.after) for one in differences(led.state, Wanted(site, transfers, rules, default))]
+    changed = [
+        Setting(one.key, one.after)
+        for one in differences(led.state, TargetConfiguration(site, transfers, rules, default))
+    ]
     orders = permutations(changed) if len(changed) <= KEYS_ORDERED_MAX else [tuple(changed)]
     for settings, partial, revision in product(orders, (True, False), (None, led.state.site.revision)):
         yield c.ConfigureSite(settings, partial, revision)

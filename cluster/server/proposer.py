@@ -70,7 +70,7 @@ from cluster.server.pending import (
     weight_bytes,
 )
 from cluster.server.planner import Planner
-from replica.decide import decide, deciding, is_by_key
+from replica.decide import decide, decide_steps, is_by_key
 from replica.fold import SpeculativeState, is_routine, may_settle, receipt_for
 from replica.messages import CONTROLLER, Batch, Decision, Entry, Request, RunSchedulingCycle, kind_of
 from replica.state import State
@@ -555,7 +555,7 @@ class Proposer:
 def _deciding(request: Request, draft: Draft) -> Steps[Decided | None]:
     """Decide a command and fold the result, in steps; None if the batch has no space for it."""
     batch = draft.batch
-    entry, encoded = _written(request, (yield from deciding(batch.facts, request, batch.at)))
+    entry, encoded = _written(request, (yield from decide_steps(batch.facts, request, batch.at)))
     if draft.size_bytes + len(encoded) > ENTRIES_BYTES_MAX:
         return None
     job = yield from batch.adding(entry)

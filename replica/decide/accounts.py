@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.decide.checks import Rejected, one_of, require
+from replica.decide.checks import Rejected, names_remedy, require
 from replica.decide.configuration import rules_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -40,33 +40,33 @@ from replica.values import (
     format_size,
 )
 
-Changed = tuple[e.Event, ...] | Refusal
+EventsOrRefusal = tuple[e.Event, ...] | Refusal
 
 
-def _unknown(what: str, name: str, known: list[str]) -> Refusal:
+def _unknown_name_refusal(what: str, name: str, known: list[str]) -> Refusal:
     plural = what if what.endswith("s") else f"{what}s"
-    remedy = one_of(known, f"leave it out: this site has defined no {plural}")
+    remedy = names_remedy(known, f"leave it out: this site has defined no {plural}")
     return Refusal(RefusalCode.INVALID_FIELD, f"{what} {name!r} does not exist", remedy, what)
 
 
-def _full(what: str, most: int) -> Refusal:
+def _limit_refusal(what: str, most: int) -> Refusal:
     return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {most} {what}s already", "delete one that is not used", what)
 
 
-def _set_account(state: Facts, command: c.SetAccount, at: Instant) -> Changed:
+def _set_account(state: Facts, command: c.SetAccount, at: Instant) -> EventsOrRefusal:
     account = command.account
     refusal = check_account(state.accounts, account)
     if refusal is not None:
         return refusal
     if account.name not in state.accounts and len(state.accounts) >= ACCOUNTS_MAX:
-        return _full("account", ACCOUNTS_MAX)
+        return _limit_refusal("account", ACCOUNTS_MAX)
     known = state.accounts.get(account.name)
     return () if known == with_members_sorted(account) else (e.AccountSet(account),)
 
 
-def _delete_account(state: Facts, command: c.DeleteAccount, at: Instant) -> Changed:
+def _delete_account(state: Facts, command: c.DeleteAccount, at: Instant) -> EventsOrRefusal:
     if command.account not in state.accounts:
-        return _unknown("account", command.account, sorted(state.accounts))
+        return _unknown_name_refusal("account", command.account, sorted(state.accounts))
     below = sorted(name for name, account in state.accounts.items() if account.parent == command.account)
     if below:
         return Refusal(
@@ -78,52 +78,52 @@ def _delete_account(state: Facts, command: c.DeleteAccount, at: Instant) -> Chan
     return (e.AccountDeleted(command.account),)
 
 
-def _set_qos(state: Facts, command: c.SetQos, at: Instant) -> Changed:
+def _set_qos(state: Facts, command: c.SetQos, at: Instant) -> EventsOrRefusal:
     qos = command.qos
     refusal = check_qos(qos)
     if refusal is not None:
         return refusal
     if qos.name not in state.qos and len(state.qos) >= QOS_MAX:
-        return _full("qos", QOS_MAX)
+        return _limit_refusal("qos", QOS_MAX)
     return () if state.qos.get(qos.name) == qos else (e.QosSet(qos),)
 
 
-def _delete_qos(state: Facts, command: c.DeleteQos, at: Instant) -> Changed:
+def _delete_qos(state: Facts, command: c.DeleteQos, at: Instant) -> EventsOrRefusal:
     if command.qos not in state.qos:
-        return _unknown("qos", command.qos, sorted(state.qos))
+        return _unknown_name_refusal("qos", command.qos, sorted(state.qos))
     return (e.QosDeleted(command.qos),)
 
 
-def _set_license(state: Facts, command: c.SetLicense, at: Instant) -> Changed:
+def _set_license(state: Facts, command: c.SetLicense, at: Instant) -> EventsOrRefusal:
     license = command.license
     refusal = check_license(license)
     if refusal is not None:
         return refusal
     if license.name not in state.licenses and len(state.licenses) >= LICENSES_MAX:
-        return _full("license", LICENSES_MAX)
+        return _limit_refusal("license", LICENSES_MAX)
     return () if state.licenses.get(license.name) == license else (e.LicenseSet(license),)
 
 
-def _delete_license(state: Facts, command: c.DeleteLicense, at: Instant) -> Changed:
+def _delete_license(state: Facts, command: c.DeleteLicense, at: Instant) -> EventsOrRefusal:
     if command.license not in state.licenses:
-        return _unknown("license", command.license, sorted(state.licenses))
+        return _unknown_name_refusal("license", command.license, sorted(state.licenses))
     return (e.LicenseDeleted(command.license),)
 
 
-def _set_reservation(state: Facts, command: c.SetReservation, at: Instant) -> Changed:
+def _set_reservation(state: Facts, command: c.SetReservation, at: Instant) -> EventsOrRefusal:
     known = state.reservations.get(command.reservation.name)
     # A reservation becomes active by an event only; a postponed one is no longer active.
     active = known is not None and known.active and command.reservation.start_at <= at
     reservation = replace(command.reservation, active=active)
-    refusal = check_reservation(reservation, state.pools, at) or _overbooked(state, reservation)
+    refusal = check_reservation(reservation, state.pools, at) or _overbooking_refusal(state, reservation)
     if refusal is not None:
         return refusal
     if known is None and len(state.reservations) >= RESERVATIONS_MAX:
-        return _full("reservation", RESERVATIONS_MAX)
+        return _limit_refusal("reservation", RESERVATIONS_MAX)
     return () if known == reservation else (e.ReservationSet(reservation),)
 
 
-def _overbooked(state: Facts, new: Reservation) -> Refusal | None:
+def _overbooking_refusal(state: Facts, new: Reservation) -> Refusal | None:
     """Return why a pool would be reserved for more than it has, or None."""
     others = [other for other in state.reservations.values() if other.name != new.name]
     for space in new.space:
@@ -142,20 +142,20 @@ def _overbooked(state: Facts, new: Reservation) -> Refusal | None:
     return None
 
 
-def _delete_reservation(state: Facts, command: c.DeleteReservation, at: Instant) -> Changed:
+def _delete_reservation(state: Facts, command: c.DeleteReservation, at: Instant) -> EventsOrRefusal:
     if command.reservation not in state.reservations:
-        return _unknown("reservation", command.reservation, sorted(state.reservations))
+        return _unknown_name_refusal("reservation", command.reservation, sorted(state.reservations))
     return (e.ReservationDeleted(command.reservation),)
 
 
-def _set_rules(state: Facts, command: c.SetSchedulingRules, at: Instant) -> Changed:
+def _set_scheduling_rules(state: Facts, command: c.SetSchedulingRules, at: Instant) -> EventsOrRefusal:
     refusal = rules_refusal(state, command.rules)
     if refusal is not None:
         return refusal
     return () if state.scheduling_rules == command.rules else (e.SchedulingRulesSet(command.rules),)
 
 
-CHANGES: Mapping[type, Callable[[Facts, Any, Instant], Changed]] = {
+ACCOUNTING_BY_KEY: Mapping[type, Callable[[Facts, Any, Instant], EventsOrRefusal]] = {
     c.SetAccount: _set_account,
     c.DeleteAccount: _delete_account,
     c.SetQos: _set_qos,
@@ -164,7 +164,7 @@ CHANGES: Mapping[type, Callable[[Facts, Any, Instant], Changed]] = {
     c.DeleteLicense: _delete_license,
     c.SetReservation: _set_reservation,
     c.DeleteReservation: _delete_reservation,
-    c.SetSchedulingRules: _set_rules,
+    c.SetSchedulingRules: _set_scheduling_rules,
 }
 """Command type -> its handler. All of these commands require an operator."""
 
@@ -172,10 +172,10 @@ CHANGES: Mapping[type, Callable[[Facts, Any, Instant], Changed]] = {
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
 
-def admitted(state: Facts, request: JobRequest, jobs: int) -> JobRequest:
+def admit_request(state: Facts, request: JobRequest, jobs: int) -> JobRequest:
     """Return the request with the site's default account and QOS filled in; Rejected where `jobs` such are refused."""
     options = request.asked
-    if not _asks(options) and state.scheduling_rules == DEFAULT_RULES:
+    if not _has_accounting_options(options) and state.scheduling_rules == DEFAULT_RULES:
         return request
     require(check_asked(options.licenses, options.nice))
     rules, user = state.scheduling_rules, request.user
@@ -190,7 +190,7 @@ def admitted(state: Facts, request: JobRequest, jobs: int) -> JobRequest:
     return with_options(request, options)
 
 
-def as_defined(state: Facts, request: JobRequest, fields: Collection[str]) -> JobRequest:
+def drop_undefined_options(state: Facts, request: JobRequest, fields: Collection[str]) -> JobRequest:
     """Return the request without those of `fields` whose names the site has not defined.
 
     An account counts as such only where the site has no accounts at all: elsewhere, jobs are charged.
@@ -212,7 +212,7 @@ def default_account(state: Facts, user: str) -> str:
     return name if account is not None and account.member(user) is not None else ""
 
 
-def _asks(options: JobOptions) -> bool:
+def _has_accounting_options(options: JobOptions) -> bool:
     return bool(options.account or options.qos or options.licenses or options.reservation or options.nice)
 
 
@@ -225,16 +225,16 @@ def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) 
     """Return why a job may not have these options, or None. The first sentences are Slurm's."""
     account = state.accounts.get(options.account) if options.account else None
     if options.account and account is None:
-        return _unknown("account", options.account, sorted(state.accounts))
+        return _unknown_name_refusal("account", options.account, sorted(state.accounts))
     if account is not None and account.member(user) is None:
-        return _denied("account", f"user {user} is not in account {account.name}")
+        return _permission_refusal("account", f"user {user} is not in account {account.name}")
     if account is None and state.scheduling_rules.accounts_required:
         return Refusal(RefusalCode.INVALID_FIELD, "the job names no account", "add --account=NAME", "account")
     qos = state.qos.get(options.qos) if options.qos else None
     if options.qos and qos is None:
-        return _unknown("qos", options.qos, sorted(state.qos))
+        return _unknown_name_refusal("qos", options.qos, sorted(state.qos))
     if qos is not None and not qos.admits(user, options.account):
-        return _denied("qos", f"user {user} may not use QOS {qos.name}")
+        return _permission_refusal("qos", f"user {user} may not use QOS {qos.name}")
     over = None if qos is None or not jobs else submit_over(state, qos, user, jobs)
     if over is not None:
         return Refusal(
@@ -247,7 +247,7 @@ def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) 
     for name, count in options.licenses:
         known = state.licenses.get(name)
         if known is None:
-            return _unknown("licenses", name, sorted(state.licenses))
+            return _unknown_name_refusal("licenses", name, sorted(state.licenses))
         if count > known.total:
             return Refusal(
                 RefusalCode.LIMIT_EXCEEDED,
@@ -257,13 +257,13 @@ def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) 
             )
     reservation = state.reservations.get(options.reservation) if options.reservation else None
     if options.reservation and reservation is None:
-        return _unknown("reservation", options.reservation, sorted(state.reservations))
+        return _unknown_name_refusal("reservation", options.reservation, sorted(state.reservations))
     if reservation is not None and not reservation.admits(user, options.account):
-        return _denied("reservation", f"user {user} may not use reservation {reservation.name}")
+        return _permission_refusal("reservation", f"user {user} may not use reservation {reservation.name}")
     return None
 
 
-def _denied(place: str, sentence: str) -> Refusal:
+def _permission_refusal(place: str, sentence: str) -> Refusal:
     return Refusal(RefusalCode.PERMISSION_DENIED, sentence, "leave it out, or ask an operator", place)
 
 
@@ -271,10 +271,10 @@ def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: in
     """Raise Rejected where a QOS with deny_on_limit refuses a job that one of its limits forbids by itself."""
     qos = state.qos.get(request.asked.qos) if request.asked.qos else None
     if qos is not None and qos.deny_on_limit:
-        check_limits_alone(state, request, pool, granted_bytes, "ask for less, or use another QOS")
+        check_own_limits(state, request, pool, granted_bytes, "ask for less, or use another QOS")
 
 
-def check_limits_alone(state: Facts, request: JobRequest, pool: str, granted_bytes: int, remedy: str) -> None:
+def check_own_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: int, remedy: str) -> None:
     """Raise Rejected where a limit, of whomever it is, forbids the job by itself: it would wait in vain."""
     scheduling_class = scheduling_class_of(request)
     if scheduling_class is None:
@@ -296,7 +296,7 @@ def check_limits_alone(state: Facts, request: JobRequest, pool: str, granted_byt
 # `replica.decide.decide`
 
 
-def _set_partition(state: Facts, command: c.SetPartition) -> Changed:
+def _set_partition(state: Facts, command: c.SetPartition) -> EventsOrRefusal:
     partition = command.partition
     refusal = check_partition(partition)
     if refusal is not None:
@@ -313,24 +313,24 @@ def _set_partition(state: Facts, command: c.SetPartition) -> Changed:
     return tuple(events)
 
 
-def _delete_partition(state: Facts, command: c.DeletePartition) -> Changed:
+def _delete_partition(state: Facts, command: c.DeletePartition) -> EventsOrRefusal:
     if command.partition not in state.partitions:
-        return _unknown("partition", command.partition, sorted(state.partitions))
+        return _unknown_name_refusal("partition", command.partition, sorted(state.partitions))
     return (e.PartitionDeleted(command.partition),)
 
 
-def _reset_usage(state: Facts, command: c.ResetUsage) -> Changed:
+def _reset_usage(state: Facts, command: c.ResetUsage) -> EventsOrRefusal:
     if command.whose not in ("a", "q"):
         sentence = f"{command.whose[:16]!r} is neither an account (a) nor a QOS (q)"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, "say whose usage it is", "whose")
     what, known = ("account", state.accounts) if command.whose == "a" else ("qos", state.qos)
     if command.name not in known:
-        return _unknown(what, command.name, sorted(known))
+        return _unknown_name_refusal(what, command.name, sorted(known))
     prefix = f"{command.whose}/{command.name}/"
     return (e.UsageReset(command.whose, command.name),) if any(key.startswith(prefix) for key in state.consumed) else ()
 
 
-PARTITION_CHANGES: Mapping[type, Callable[[Facts, Any], Changed]] = {
+PARTITIONS_BY_KEY: Mapping[type, Callable[[Facts, Any], EventsOrRefusal]] = {
     c.SetPartition: _set_partition,
     c.DeletePartition: _delete_partition,
     c.ResetUsage: _reset_usage,

@@ -33,17 +33,19 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
     """Raise Rejected for what a submit says of arrays and cannot be."""
     tasks, throttle = command.tasks, command.throttle
     if command.request.array is not None:
-        raise _invalid("which array a task belongs to is decided by the controller", "leave it out")
+        raise _invalid_array("which array a task belongs to is decided by the controller", "leave it out")
     if not tasks:
         if throttle:
-            raise _invalid("there is a throttle and no array", "write --array=1-10%2")
+            raise _invalid_array("there is a throttle and no array", "write --array=1-10%2")
         return
     if list(tasks) != sorted(set(tasks)) or tasks[0] < 0:
-        raise _invalid("the tasks are not in ascending order, each once", "write --array=1-10")
+        raise _invalid_array("the tasks are not in ascending order, each once", "write --array=1-10")
     if tasks[-1] >= limits.ARRAY_SIZE_MAX:
-        raise _invalid(f"task {tasks[-1]} is too large", f"use numbers up to {limits.ARRAY_SIZE_MAX - 1}")
+        raise _invalid_array(f"task {tasks[-1]} is too large", f"use numbers up to {limits.ARRAY_SIZE_MAX - 1}")
     if not 0 <= throttle <= limits.ARRAY_SIZE_MAX:
-        raise _invalid(f"the throttle of the array is {throttle}", f"use a number from 1 to {limits.ARRAY_SIZE_MAX}")
+        raise _invalid_array(
+            f"the throttle of the array is {throttle}", f"use a number from 1 to {limits.ARRAY_SIZE_MAX}"
+        )
     if command.request.asked.nodes == 0:
         remedy = "leave --array out, or ask for nodes: a job of no nodes cannot be an array"
         raise Rejected(RefusalCode.INVALID_FIELD, NODE_COUNT_INVALID, remedy, "array")
@@ -56,14 +58,14 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
         )
 
 
-def _invalid(sentence: str, remedy: str) -> Rejected:
+def _invalid_array(sentence: str, remedy: str) -> Rejected:
     return Rejected(RefusalCode.INVALID_FIELD, sentence, remedy, "array")
 
 
-def array_submitted(
-    command: c.SubmitJob, array: int, resolved: Callable[[JobRequest, int], e.JobSubmitted]
+def resolve_array(
+    command: c.SubmitJob, array: int, resolve: Callable[[JobRequest, int], e.JobSubmitted]
 ) -> Steps[e.JobSubmitted]:
-    """Return the event that the submit of an array leads to; Rejected. `resolved` is asked for each task that differs
+    """Return the event that the submit of an array leads to; Rejected. `resolve` is asked for each task that differs
     from the first one by its paths: steps for each of them.
     """
     request, tasks = command.request, command.tasks
@@ -74,10 +76,10 @@ def array_submitted(
     texts = len(request.output) + len(request.workdir)
     texts += sum(len(transfer.outside) + len(transfer.inside) for transfer in transfers)
     if differs and texts * len(tasks) > limits.ARRAY_ENTRY_BYTES_MAX:
-        raise _too_large(f"the paths of its {len(tasks)} tasks take at least {texts * len(tasks)} bytes")
+        raise _array_too_large(f"the paths of its {len(tasks)} tasks take at least {texts * len(tasks)} bytes")
     made = []
     for number, task in enumerate(tasks if differs else tasks[:1]):
-        made.append(resolved(replace(request, array=ArrayTask(array, task)), array + number))
+        made.append(resolve(replace(request, array=ArrayTask(array, task)), array + number))
         yield 1 + len(transfers)
     shared = replace(made[0].request, array=None)
     outputs = tuple(one.request.output for one in made)
@@ -94,14 +96,14 @@ def array_submitted(
     )
     size_bytes = len(_ENCODER.encode(event))
     if size_bytes > limits.ARRAY_ENTRY_BYTES_MAX:
-        raise _too_large(f"what is to be written of it takes {size_bytes} bytes")
+        raise _array_too_large(f"what is to be written of it takes {size_bytes} bytes")
     return event
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def _too_large(sentence: str) -> Rejected:
+def _array_too_large(sentence: str) -> Rejected:
     return Rejected(
         RefusalCode.LIMIT_EXCEEDED,
         f"the array is too large: {sentence}",
@@ -110,35 +112,35 @@ def _too_large(sentence: str) -> Rejected:
     )
 
 
-def dependencies_resolved(
+def resolve_dependencies(
     state: Facts, asked: tuple[Dependency, ...], after_tasks: tuple[AfterTask, ...]
 ) -> tuple[Dependency, ...]:
     """Return the dependencies with those on arrays and on tasks of them resolved; Rejected for unknown ones."""
     found: list[Dependency] = []
     for dependency in asked:
-        if dependency.kind is DependencyKind.AFTER_BURST_BUFFER and _is_gone(state, dependency.job):
+        if dependency.kind is DependencyKind.AFTER_BURST_BUFFER and _is_purged(state, dependency.job):
             # Whatever it was, it has no buffer: nothing to wait for, as in Slurm.
             continue
         if dependency.job in state.arrays:
             dependency = Dependency(dependency.kind.of_all, dependency.job)
         elif dependency.kind.of_array:
-            raise _unknown(dependency.kind.word, str(dependency.job))
+            raise _unknown_dependency(dependency.kind.word, str(dependency.job))
         found.append(dependency)
     for after in after_tasks:
         job_id = state.arrays[after.array].get(after.task) if after.array in state.arrays else None
         if job_id is None and after.kind is DependencyKind.AFTER_BURST_BUFFER:
             continue
         if job_id is None:
-            raise _unknown(after.kind.word, f"{after.array}_{after.task}")
+            raise _unknown_dependency(after.kind.word, f"{after.array}_{after.task}")
         found.append(Dependency(after.kind.of_one, job_id))
     return tuple(found)
 
 
-def _is_gone(state: Facts, job_id: int) -> bool:
+def _is_purged(state: Facts, job_id: int) -> bool:
     return job_id not in state.jobs and job_id not in state.arrays
 
 
-def _unknown(word: str, job: str) -> Rejected:
+def _unknown_dependency(word: str, job: str) -> Rejected:
     return Rejected(
         RefusalCode.UNKNOWN_DEPENDENCY,
         f"{word}:{job}: there is no job {job}",
@@ -150,7 +152,7 @@ def _unknown(word: str, job: str) -> Rejected:
 # ---- commands about a whole array or some of its tasks: `1`, `1_3`, `1_[2-4,7]` (Slurm)
 
 
-def members(state: Facts, job: int, tasks: Tasks) -> tuple[int, ...] | Refusal | None:
+def jobs_of_tasks(state: Facts, job: int, tasks: Tasks) -> tuple[int, ...] | Refusal | None:
     """Return the jobs of the tasks that are meant, by task; None where one job is meant that is no array."""
     array = state.arrays.get(job)
     if array is None and tasks is None:

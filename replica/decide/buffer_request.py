@@ -12,7 +12,15 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from replica.decide.checks import NODE_COUNT_INVALID, Rejected, check_beneath, check_inside, expand, one_of, require
+from replica.decide.checks import (
+    NODE_COUNT_INVALID,
+    Rejected,
+    check_beneath,
+    check_inside,
+    expand,
+    names_remedy,
+    require,
+)
 from replica.grammar import find_overlap, with_file_name
 from replica.messages import commands as c
 from replica.model import (
@@ -36,10 +44,10 @@ from replica.operations import filesystem_of_pool
 from replica.state import Facts
 from replica.values import SIZE_BYTES_MAX, Refusal, RefusalCode, limits, name_fault, round_up
 
-_OF_ONE_TASK = re.compile("%[aj]")
+_TASK_SYMBOL = re.compile("%[aj]")
 
 
-def buffer_resolved(
+def resolve_buffer(
     state: Facts, actor: c.Actor, request: JobRequest, *, of_array: bool, number: str = ""
 ) -> JobRequest:
     """Return the request with what it asks of buffers decided, but for the paths; Rejected where it cannot be had.
@@ -52,17 +60,17 @@ def buffer_resolved(
     if asked is None:
         return request
     _check_persistent(state, actor, asked)
-    units = _units(state, asked, asked.units)
+    units = _buffer_units(state, asked, asked.units)
     creates = tuple(_with_units(state, record) for record in asked.creates)
-    if asked.swap_bytes and _unit(state, asked.pool, _pool_place(asked)) is not PoolUnit.BYTES:
+    if asked.swap_bytes and _pool_unit(state, asked.pool, _pool_place(asked)) is not PoolUnit.BYTES:
         raise Rejected(
             RefusalCode.INVALID_CAPACITY,
             "swap is asked of a pool that does not count bytes",
             "name a pool that does",
             _pool_place(asked),
         )
-    lists = tuple(_decided_list(state, request, transfer, number, of_array=of_array) for transfer in asked.lists)
-    _check_carried_out(state, asked)
+    lists = tuple(_resolve_list(state, request, transfer, number, of_array=of_array) for transfer in asked.lists)
+    _check_supported(state, asked)
     return replace(request, buffer=replace(asked, units=units, creates=creates, lists=lists))
 
 
@@ -83,15 +91,15 @@ def is_ordinary_buffer(asked: BufferRequest) -> bool:
     return not (special or commands) and asked.units == "bytes" and asked.directives_kind in ("", "dw", "bb")
 
 
-def space_resolved(
+def resolve_space(
     state: Facts, request: JobRequest, asked: BufferRequest, job_id: int | str
 ) -> tuple[BufferRequest, str, int]:
     """Return what a job asks of buffers with its paths decided, the pool, and what it would hold there (bytes, or units
     where the pool counts those); Rejected.
     """
     _check_together(state, asked)
-    asked = _expanded(state, request, asked, job_id)
-    return asked, *_granted(state, asked, asked.swap_bytes * max(1, request.asked.nodes))
+    asked = _resolve_paths(state, request, asked, job_id)
+    return asked, *_resolve_pool(state, asked, asked.swap_bytes * max(1, request.asked.nodes))
 
 
 def check_buffer_user(state: Facts, user: str) -> None:
@@ -167,9 +175,9 @@ def _check_persistent(state: Facts, actor: c.Actor, asked: BufferRequest) -> Non
     is_operator = actor.role is c.ActorRole.OPERATOR
     require(persistent_refusal(state.site, is_operator=is_operator, place=touched[0]))
     for record in asked.creates:
-        pool = pool_of(state, record.pool, record.place)
+        pool = find_pool(state, record.pool, record.place)
         if round_up(record.capacity_bytes, pool.granularity_bytes) > pool.usable_bytes:
-            raise _over_total(state, record.capacity_bytes, pool, record.place)
+            raise _over_capacity(state, record.capacity_bytes, pool, record.place)
         _check_variable(state, asked, record)
 
 
@@ -195,11 +203,11 @@ def _check_together(state: Facts, asked: BufferRequest) -> None:
         return
     found: list[tuple[str, str, str]] = []
     if asked.capacity_bytes:
-        pool = pool_of(state, asked.pool, _pool_place(asked))
+        pool = find_pool(state, asked.pool, _pool_place(asked))
         found.append((pool.name, f"pool {pool.name} has its buffers", _pool_place(asked)))
     for record in asked.creates:
         if record.name not in state.persistent:
-            pool = pool_of(state, record.pool, record.place)
+            pool = find_pool(state, record.pool, record.place)
             found.append((pool.name, f"the persistent buffer {record.name} is made", record.place))
     named = [(made.name, made.place) for made in asked.creates] + [(gone.name, gone.place) for gone in asked.destroys]
     for name, place in (*named, *((used, "") for used in asked.uses)):
@@ -221,7 +229,7 @@ def _check_together(state: Facts, asked: BufferRequest) -> None:
         )
 
 
-def _check_carried_out(state: Facts, asked: BufferRequest) -> None:
+def _check_supported(state: Facts, asked: BufferRequest) -> None:
     """Raise Rejected for what the grammar reads and Forebay's own agents do not do: such a job would run without it."""
     if state.site.provider != NATIVE:
         return
@@ -268,7 +276,7 @@ def _check_backend(state: Facts, backend: str, place: str) -> None:
     )
 
 
-def _over_total(state: Facts, size: int, pool: Pool, place: str) -> Rejected:
+def _over_capacity(state: Facts, size: int, pool: Pool, place: str) -> Rejected:
     if not pool.usable_bytes:
         return Rejected(
             RefusalCode.CAPACITY_OVER_TOTAL,
@@ -294,49 +302,51 @@ def _capacity_place(asked: BufferRequest) -> str:
     return asked.places[1] if len(asked.places) > 1 else "capacity"
 
 
-def _unit(state: Facts, pool: str, place: str) -> PoolUnit:
-    return pool_of(state, pool, place).unit
+def _pool_unit(state: Facts, pool: str, place: str) -> PoolUnit:
+    return find_pool(state, pool, place).unit
 
 
-def _units(state: Facts, asked: BufferRequest, written: str) -> str:
+def _buffer_units(state: Facts, asked: BufferRequest, written: str) -> str:
     if not asked.capacity_bytes:
         return "bytes"
-    return decided_units(written, _unit(state, asked.pool, _pool_place(asked)), _capacity_place(asked))
+    return resolve_units(written, _pool_unit(state, asked.pool, _pool_place(asked)), _capacity_place(asked))
 
 
 def _with_units(state: Facts, record: CreatePersistent) -> CreatePersistent:
-    return replace(record, units=decided_units(record.units, _unit(state, record.pool, record.place), record.place))
+    return replace(
+        record, units=resolve_units(record.units, _pool_unit(state, record.pool, record.place), record.place)
+    )
 
 
-def decided_units(written: str, unit: PoolUnit, place: str) -> str:
+def resolve_units(written: str, unit: PoolUnit, place: str) -> str:
     """Return what a capacity counts, from how it was `written` and what its pool counts; Rejected where they differ."""
     if written == "count" and unit is not PoolUnit.NODES:
         raise Rejected(
             RefusalCode.INVALID_CAPACITY,
-            f"the capacity is a number of nodes (N), and its pool counts {_counts(unit)}",
+            f"the capacity is a number of nodes (N), and its pool counts {_unit_label(unit)}",
             "write it without N, or name a pool of nodes",
             place,
         )
     if written == "bytes" and unit is not PoolUnit.BYTES:
         raise Rejected(
             RefusalCode.INVALID_CAPACITY,
-            f"the capacity is a size in bytes, and its pool counts {_counts(unit)}",
+            f"the capacity is a size in bytes, and its pool counts {_unit_label(unit)}",
             "write a number without a suffix" + (" or with N" if unit is PoolUnit.NODES else ""),
             place,
         )
     return "bytes" if unit is PoolUnit.BYTES else "count"
 
 
-def _counts(unit: PoolUnit) -> str:
+def _unit_label(unit: PoolUnit) -> str:
     return "plain units" if unit is PoolUnit.COUNT else unit.word
 
 
-def _decided_list(
+def _resolve_list(
     state: Facts, request: JobRequest, transfer: ListTransfer, number: str, *, of_array: bool
 ) -> ListTransfer:
     """Return a list with its symbols replaced and its paths checked, as those of the other transfers are."""
     job_id, place = number or state.next_job, transfer.place
-    if of_array and _OF_ONE_TASK.search(transfer.source + transfer.destination):
+    if of_array and _TASK_SYMBOL.search(transfer.source + transfer.destination):
         raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
             "the tasks of an array share their lists, so %a and %j mean nothing in them",
@@ -353,7 +363,7 @@ def _decided_list(
     return replace(transfer, source=source, destination=destination)
 
 
-def _expanded(state: Facts, request: JobRequest, asked: BufferRequest, job_id: int | str) -> BufferRequest:
+def _resolve_paths(state: Facts, request: JobRequest, asked: BufferRequest, job_id: int | str) -> BufferRequest:
     places = iter(asked.places[2:])
     moved: dict[str, tuple[Transfer, ...]] = {}
     for stage, roots, key in (
@@ -377,27 +387,29 @@ def _expanded(state: Facts, request: JobRequest, asked: BufferRequest, job_id: i
     return replace(asked, stage_in=moved["stage_in"], stage_out=moved["stage_out"])
 
 
-def _granted(state: Facts, asked: BufferRequest, swap_bytes: int) -> tuple[str, int]:
+def _resolve_pool(state: Facts, asked: BufferRequest, swap_bytes: int) -> tuple[str, int]:
     """Return the pool and the bytes (units, where it counts those) that the request will hold."""
     pool_place, capacity_place = _pool_place(asked), _capacity_place(asked)
     if not asked.capacity_bytes and not swap_bytes:
         if asked.pool:
-            pool_of(state, asked.pool, pool_place)
+            find_pool(state, asked.pool, pool_place)
         return "", 0
-    pool = pool_of(state, asked.pool, pool_place)
+    pool = find_pool(state, asked.pool, pool_place)
     granted = round_up(asked.capacity_bytes, pool.granularity_bytes) + round_up(swap_bytes, pool.granularity_bytes)
     if granted > SIZE_BYTES_MAX:
         raise Rejected(RefusalCode.INVALID_CAPACITY, "the request overflows", "ask for less", capacity_place)
     if granted > pool.usable_bytes and not state.site.hold_oversized:
-        raise _over_total(state, asked.capacity_bytes + swap_bytes, pool, capacity_place)
+        raise _over_capacity(state, asked.capacity_bytes + swap_bytes, pool, capacity_place)
     return pool.name, granted
 
 
-def pool_of(state: Facts, name: str, place: str) -> Pool:
+def find_pool(state: Facts, name: str, place: str) -> Pool:
     if name:
         pool = state.pools.get(name)
         if pool is None:
-            remedy = one_of(state.pools, "this site has no pool: an operator makes one with `forebay pool create`")
+            remedy = names_remedy(
+                state.pools, "this site has no pool: an operator makes one with `forebay pool create`"
+            )
             raise Rejected(RefusalCode.UNKNOWN_POOL, f"there is no pool {name!r}", remedy, place)
         return pool
     for pool in state.pools.values():

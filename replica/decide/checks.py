@@ -36,7 +36,7 @@ from replica.values import (
     name_fault,
 )
 
-Found = TypeVar("Found")
+Checked = TypeVar("Checked")
 
 NODE_COUNT_INVALID = "Node count specification invalid"
 """Slurm's message for a job of no nodes that requests no persistent buffers, or is an array."""
@@ -50,7 +50,7 @@ class Rejected(Exception):
         self.refusal = Refusal(code, sentence, remedy, place)
 
 
-def require(found: Found | Refusal) -> Found:
+def require(found: Checked | Refusal) -> Checked:
     """Return what a check of another room has found; Rejected if it is a refusal."""
     if isinstance(found, Refusal):
         raise Rejected(found.code, found.sentence, found.remedy, found.place)
@@ -80,7 +80,7 @@ def check_number(field: str, number: int) -> None:
         raise Rejected(RefusalCode.INVALID_FIELD, f"{field} is {number}", f"use a number from {least} to {most}", field)
 
 
-def denied(place: str, sentence: str) -> Rejected:
+def permission_denied(place: str, sentence: str) -> Rejected:
     """Return the rejection of what only an operator may ask."""
     return Rejected(RefusalCode.PERMISSION_DENIED, sentence, "ask an operator", place)
 
@@ -88,9 +88,9 @@ def denied(place: str, sentence: str) -> Rejected:
 def check_unprivileged(priority: int, priority_before: int, nice: int, nice_before: int) -> None:
     """Raise Rejected if a user would move a job ahead of other users' jobs (sbatch: --priority, --nice)."""
     if priority > priority_before:
-        raise denied("priority", "only an operator may raise the priority of a job")
+        raise permission_denied("priority", "only an operator may raise the priority of a job")
     if nice < min(0, nice_before):
-        raise denied("nice", "only an operator may set a negative nice value")
+        raise permission_denied("nice", "only an operator may set a negative nice value")
 
 
 def check_options(options: JobOptions) -> None:
@@ -246,21 +246,21 @@ def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place:
 
 
 @lru_cache(maxsize=1024)
-def _inside_fault(path: str) -> str | None:
+def _buffer_path_fault(path: str) -> str | None:
     """Return what is wrong with a path in a buffer: all jobs have the same few, asked about at each submit."""
     return path_fault("/" + split_inside(path)[1])
 
 
 def check_inside(path: str, place: str) -> None:
     """Raise Rejected for a path in a buffer that leads out of it."""
-    fault = _inside_fault(path)
+    fault = _buffer_path_fault(path)
     if fault is not None:
         raise Rejected(
             RefusalCode.PATH_NOT_ALLOWED, f"the path {fault}", "write a path below the variable, without ..", place
         )
 
 
-def one_of(names: Iterable[str], otherwise: str) -> str:
+def names_remedy(names: Iterable[str], otherwise: str) -> str:
     """Return the remedy for a name that does not exist: those that do, the first 20 of them, or `otherwise`."""
     known = sorted(names)[:20]
     return f"use one of: {', '.join(known)}" if known else otherwise

@@ -11,14 +11,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.decide.accounts import CHANGES, PARTITION_CHANGES
+from replica.decide.accounts import ACCOUNTING_BY_KEY, PARTITIONS_BY_KEY
 from replica.decide.configuration import configuration_events
 from replica.decide.pools import (
-    changed_pool,
+    change_pool,
+    filesystem_removal_refusal,
+    mover_refusal,
     pool_refusal,
-    removal_refusal,
-    removed_pool,
-    seen_refusal,
+    remove_pool,
     set_pool_events,
 )
 from replica.grammar import filesystem_refusal, path_fault
@@ -75,7 +75,7 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
             RefusalCode.INVALID_FIELD, "more than one pool is the default", "leave default on one", "pool.default"
         )
     for node in command.nodes:
-        refusal = refusal or _bad_node(node)
+        refusal = refusal or _node_name_refusal(node)
     if len(command.nodes) > NODES_MAX:
         refusal = refusal or Refusal(
             RefusalCode.LIMIT_EXCEEDED, f"there are {len(command.nodes)} nodes", "leave some out"
@@ -120,7 +120,7 @@ def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> 
 
 def _change_pool(state: State, actor: c.Actor, command: c.ChangePool, at: Instant) -> Decision:
     return decision_of(
-        changed_pool(
+        change_pool(
             state,
             command.pool,
             exists=command.exists,
@@ -137,7 +137,7 @@ def _change_pool(state: State, actor: c.Actor, command: c.ChangePool, at: Instan
 
 
 def _remove_pool(state: State, actor: c.Actor, command: c.RemovePool, at: Instant) -> Decision:
-    return decision_of(removed_pool(state, command.pool))
+    return decision_of(remove_pool(state, command.pool))
 
 
 def _add_filesystem(state: Facts, actor: c.Actor, command: c.AddFilesystem, at: Instant) -> Decision:
@@ -151,7 +151,7 @@ def _add_filesystem(state: Facts, actor: c.Actor, command: c.AddFilesystem, at: 
 
 
 def _remove_filesystem(state: Facts, actor: c.Actor, command: c.RemoveFilesystem, at: Instant) -> Decision:
-    refusal = removal_refusal(state, command.filesystem)
+    refusal = filesystem_removal_refusal(state, command.filesystem)
     return Accepted((e.FilesystemRemoved(command.filesystem),)) if refusal is None else refusal
 
 
@@ -164,11 +164,11 @@ def _configure_site(state: Facts, actor: c.Actor, command: c.ConfigureSite, at: 
 
 
 def _change_accounting(state: Facts, actor: c.Actor, command: c.Command, at: Instant) -> Decision:
-    return decision_of(CHANGES[type(command)](state, command, at))
+    return decision_of(ACCOUNTING_BY_KEY[type(command)](state, command, at))
 
 
 def _change_partitions(state: Facts, actor: c.Actor, command: c.Command, at: Instant) -> Decision:
-    return decision_of(PARTITION_CHANGES[type(command)](state, command))
+    return decision_of(PARTITIONS_BY_KEY[type(command)](state, command))
 
 
 def _set_clock(state: State, actor: c.Actor, command: c.SetClock, at: Instant) -> Decision:
@@ -218,7 +218,7 @@ def _raise_feature_level(state: Facts, actor: c.Actor, command: c.RaiseFeatureLe
 
 
 def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: Instant) -> Decision:
-    bad = _bad_node(command.node)
+    bad = _node_name_refusal(command.node)
     if bad is not None:
         return bad
     if command.filesystems and command.cpus:
@@ -259,7 +259,7 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
         here, there = ("a mover", "as a node for jobs") if known.is_mover else ("a node for jobs", "as a mover")
         sentence = f"{command.node} is {here}, came {there}, and has {len(jobs)} jobs"
         return Refusal(RefusalCode.WRONG_STATE, sentence, "start it as before, or drain it first", "filesystems")
-    refusal = seen_refusal(state, command.node, command.filesystems)
+    refusal = mover_refusal(state, command.node, command.filesystems)
     if refusal is not None:
         return refusal
     # What a mover has staged lies in its shared filesystems, and not in its own directory.
@@ -290,7 +290,7 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
     return Accepted(tuple(events))
 
 
-def _bad_node(node: str) -> Refusal | None:
+def _node_name_refusal(node: str) -> Refusal | None:
     fault = name_fault(node)
     if fault is None:
         return None
@@ -298,7 +298,7 @@ def _bad_node(node: str) -> Refusal | None:
 
 
 def _admit_node(state: Facts, actor: c.Actor, command: c.AdmitNode, at: Instant) -> Decision:
-    bad = _bad_node(command.node)
+    bad = _node_name_refusal(command.node)
     if bad is not None:
         return bad
     if command.node in state.admitted or command.node in state.nodes:
@@ -308,21 +308,21 @@ def _admit_node(state: Facts, actor: c.Actor, command: c.AdmitNode, at: Instant)
     return Accepted((e.NodeAdmitted(command.node, actor.name),))
 
 
-def _known_node(state: Facts, node: str) -> Refusal | None:
+def _unknown_node_refusal(state: Facts, node: str) -> Refusal | None:
     if node in state.nodes:
         return None
     return Refusal(RefusalCode.UNKNOWN_NODE, f"there is no node {node!r}", "forebay node list shows the nodes", "node")
 
 
 def _drain_node(state: Facts, actor: c.Actor, command: c.DrainNode, at: Instant) -> Decision:
-    refusal = _known_node(state, command.node)
+    refusal = _unknown_node_refusal(state, command.node)
     if refusal is not None:
         return refusal
     return Accepted((e.NodeDrained(command.node, command.reason[:MESSAGE_CHARACTERS_MAX]),))
 
 
 def _resume_node(state: Facts, actor: c.Actor, command: c.ResumeNode, at: Instant) -> Decision:
-    refusal = _known_node(state, command.node)
+    refusal = _unknown_node_refusal(state, command.node)
     if refusal is not None:
         return refusal
     return Accepted((e.NodeResumed(command.node),)) if state.nodes[command.node].drained else NOTHING
@@ -330,7 +330,7 @@ def _resume_node(state: Facts, actor: c.Actor, command: c.ResumeNode, at: Instan
 
 def loss_refusal(state: Facts, name: str) -> Refusal | None:
     """Return why a node cannot be declared lost, or None."""
-    refusal = _known_node(state, name)
+    refusal = _unknown_node_refusal(state, name)
     if refusal is not None:
         return refusal
     node = state.nodes[name]
@@ -361,14 +361,14 @@ def _lose_node(state: Facts, actor: c.Actor, command: c.LoseNode, at: Instant) -
 
 
 def _mark_node_down(state: Facts, actor: c.Actor, command: c.MarkNodeDown, at: Instant) -> Decision:
-    refusal = _known_node(state, command.node)
+    refusal = _unknown_node_refusal(state, command.node)
     if refusal is not None:
         return refusal
     return NOTHING if state.nodes[command.node].down else Accepted((e.NodeWentDown(command.node, command.reason),))
 
 
 def _mark_node_back(state: Facts, actor: c.Actor, command: c.MarkNodeBack, at: Instant) -> Decision:
-    refusal = _known_node(state, command.node)
+    refusal = _unknown_node_refusal(state, command.node)
     if refusal is not None:
         return refusal
     if not state.nodes[command.node].down:
@@ -468,12 +468,12 @@ CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] =
     c.UnrevokeCertificate: _unrevoke_certificate,
     c.RecordStateDigest: _record_state_digest,
     c.RecordHistories: _record_histories,
-    **dict.fromkeys(CHANGES, _change_accounting),
-    **dict.fromkeys(PARTITION_CHANGES, _change_partitions),
+    **dict.fromkeys(ACCOUNTING_BY_KEY, _change_accounting),
+    **dict.fromkeys(PARTITIONS_BY_KEY, _change_partitions),
 }
 """Command -> what decides it by looking things up."""
 
-CLUSTER_BY_WALKING: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
+CLUSTER_BY_SCAN: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
     c.SetClock: _set_clock,
     c.ChangePool: _change_pool,
     c.RemovePool: _remove_pool,

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from replica.decide.checks import one_of
+from replica.decide.checks import names_remedy
 from replica.decide.pools import default_pool_events
 from replica.grammar import KEYS, Key, Owner, Setting, SettingFault, ValueFault, format_value, values_of
 from replica.messages import events as e
@@ -38,7 +38,7 @@ NAMES_OF_FIELDS: Mapping[str, str] = {f"{key.owner.value}.{key.field}": key.name
 """`site.max_passes` -> MaxPasses: refusals of records name fields, people write keys."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class TargetConfiguration(msgspec.Struct, frozen=True):
     """Target configuration of a change."""
 
     site: Site
@@ -48,7 +48,7 @@ class Wanted(msgspec.Struct, frozen=True):
     """The pool that becomes the default one; empty: none is named, or it is not there yet (`site.default_pool`)."""
 
 
-class Difference(msgspec.Struct, frozen=True):
+class SettingDifference(msgspec.Struct, frozen=True):
     """A changed key with its old and new value as written in a file; empty where a value is unset."""
 
     key: str
@@ -56,14 +56,16 @@ class Difference(msgspec.Struct, frozen=True):
     after: str
 
 
-def wanted_of(state: Facts, settings: Iterable[Setting], *, partial: bool = False) -> Wanted | Refusal:
+def target_configuration(
+    state: Facts, settings: Iterable[Setting], *, partial: bool = False
+) -> TargetConfiguration | Refusal:
     """Return what the settings make of the present configuration, or why they cannot be used."""
     given = tuple(settings)
     if len(given) > SETTINGS_MAX:
         sentence = f"there are {len(given)} settings"
         return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, f"change at most {SETTINGS_MAX} at once", "settings")
     try:
-        values = values_of(given, partial_default(state) if partial else None)
+        values = values_of(given, reset_value(state) if partial else None)
     except SettingFault as error:
         fault = error.fault
         return Refusal(RefusalCode.INVALID_FIELD, fault.sentence, fault.remedy, fault.place)
@@ -83,23 +85,23 @@ def wanted_of(state: Facts, settings: Iterable[Setting], *, partial: bool = Fals
         rest = tuple(other for other in site.flags if other != flag)
         site = replace(site, flags=ordered_flags((*rest, flag) if wanted else rest))
     if partial:
-        site = _one_list(site, changes[Owner.SITE])
+        site = _replace_user_list(site, changes[Owner.SITE])
     transfers = replace(state.transfer_rules, **changes[Owner.TRANSFERS])
     rules = replace(state.scheduling_rules, **changes[Owner.RULES])
-    refusal = _refusal(state, site) or check_transfer_rules(transfers) or rules_refusal(state, rules)
+    refusal = _site_refusal(state, site) or check_transfer_rules(transfers) or rules_refusal(state, rules)
     if refusal is not None:
-        return _placed(refusal, values)
+        return _with_key_name(refusal, values)
     if site.default_pool in state.pools:
-        return Wanted(replace(site, default_pool=""), transfers, rules, site.default_pool)
-    return Wanted(site, transfers, rules)
+        return TargetConfiguration(replace(site, default_pool=""), transfers, rules, site.default_pool)
+    return TargetConfiguration(site, transfers, rules)
 
 
-def partial_default(state: Facts) -> Callable[[Key], object]:
+def reset_value(state: Facts) -> Callable[[Key], object]:
     """Return who says what a key is set to by `KEY=` in a partial change: its default."""
 
     def default_of(key: Key) -> object:
-        if key.field == "default_pool" and _present_default(state):
-            pool = _present_default(state)
+        if key.field == "default_pool" and _current_default_pool(state):
+            pool = _current_default_pool(state)
             raise ValueFault(f"{pool} is the default pool", f"use `forebay pool set {pool} --no-default`")
         return value_of(key, DEFAULT_SITE)
 
@@ -112,7 +114,7 @@ def _slurm_defaults(site: Site) -> Site:
     return replace(site, **slurm)
 
 
-def _one_list(site: Site, named: Mapping[str, Any]) -> Site:
+def _replace_user_list(site: Site, named: Mapping[str, Any]) -> Site:
     """Naming one of AllowUsers and DenyUsers alone replaces the other."""
     if named.get("allow_users") and "deny_users" not in named:
         return replace(site, deny_users=())
@@ -121,13 +123,13 @@ def _one_list(site: Site, named: Mapping[str, Any]) -> Site:
     return site
 
 
-def _refusal(state: Facts, site: Site) -> Refusal | None:
+def _site_refusal(state: Facts, site: Site) -> Refusal | None:
     refusal = check_site(site)
     if refusal is not None:
         return refusal
     name = site.default_pool
     if name and name not in state.pools and not provider_facts(site.provider).names_pools:
-        remedy = one_of(state.pools, "make one with `forebay pool create`")
+        remedy = names_remedy(state.pools, "make one with `forebay pool create`")
         return Refusal(
             RefusalCode.UNKNOWN_POOL,
             f"there is no pool {name!r}",
@@ -147,12 +149,12 @@ def rules_refusal(state: Facts, rules: SchedulingRules) -> Refusal | None:
         ("default_qos", rules.default_qos, state.qos),
     ):
         if name and name not in known:
-            remedy = one_of(sorted(known), f"leave it out: this site has defined no {field}s")
+            remedy = names_remedy(sorted(known), f"leave it out: this site has defined no {field}s")
             return Refusal(RefusalCode.INVALID_FIELD, f"{field} {name!r} does not exist", remedy, f"rules.{field}")
     return None
 
 
-def _placed(refusal: Refusal, values: Mapping[str, tuple[Key, object, Setting]]) -> Refusal:
+def _with_key_name(refusal: Refusal, values: Mapping[str, tuple[Key, object, Setting]]) -> Refusal:
     """Return the refusal of a record's field with the place of the key that says it."""
     name = NAMES_OF_FIELDS.get(refusal.place)
     if name is None:
@@ -165,7 +167,7 @@ def _placed(refusal: Refusal, values: Mapping[str, tuple[Key, object, Setting]])
     return Refusal(refusal.code, sentence, refusal.remedy, place)
 
 
-def base_refusal(state: Facts, expected_revision: int | None) -> Refusal | None:
+def stale_change_refusal(state: Facts, expected_revision: int | None) -> Refusal | None:
     """Return the refusal of a change that is based on an older configuration than the present one, or None."""
     if expected_revision is None or expected_revision >= state.site.revision:
         return None
@@ -182,10 +184,10 @@ def configuration_events(
     state: Facts, settings: Iterable[Setting], *, partial: bool = False, expected_revision: int | None = None
 ) -> tuple[e.Event, ...] | Refusal:
     """Return the events of one change, nothing where all is so already; or why it is refused as a whole."""
-    refusal = base_refusal(state, expected_revision)
+    refusal = stale_change_refusal(state, expected_revision)
     if refusal is not None:
         return refusal
-    wanted = wanted_of(state, settings, partial=partial)
+    wanted = target_configuration(state, settings, partial=partial)
     if isinstance(wanted, Refusal):
         return wanted
     events: list[e.Event] = []
@@ -218,7 +220,7 @@ def value_of(
             return key.field in site.flags
 
 
-def written_value(
+def file_value(
     key: Key, site: Site, transfers: TransferRules = DEFAULT_TRANSFER_RULES, rules: SchedulingRules = DEFAULT_RULES
 ) -> str:
     """Return the value of a key as it is written in a file; "" where nothing is written for it."""
@@ -226,29 +228,29 @@ def written_value(
     return "" if value in ("", ()) else format_value(key, value)
 
 
-def differences(state: Facts, wanted: Wanted) -> tuple[Difference, ...]:
+def differences(state: Facts, wanted: TargetConfiguration) -> tuple[SettingDifference, ...]:
     """Return what would change, by key; the flag that has a key of its own is shown among the flags."""
-    found: list[Difference] = []
-    default_before = shown_default_pool(state)
-    default_after = wanted.default_pool or wanted.site.default_pool or _present_default(state)
+    found: list[SettingDifference] = []
+    default_before = configured_default_pool(state)
+    default_after = wanted.default_pool or wanted.site.default_pool or _current_default_pool(state)
     site_before = replace(state.site, default_pool=default_before)
     site_after = replace(wanted.site, default_pool=default_after)
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
-        before = written_value(key, site_before, state.transfer_rules, state.scheduling_rules)
-        after = written_value(key, site_after, wanted.transfers, wanted.rules)
+        before = file_value(key, site_before, state.transfer_rules, state.scheduling_rules)
+        after = file_value(key, site_after, wanted.transfers, wanted.rules)
         if before != after:
-            found.append(Difference(key.name, before, after))
+            found.append(SettingDifference(key.name, before, after))
     return tuple(found)
 
 
-def shown_default_pool(state: Facts) -> str:
+def configured_default_pool(state: Facts) -> str:
     """Return the default pool as it is configured: the one that is named and not there yet, or the one that is."""
-    return state.site.default_pool or _present_default(state)
+    return state.site.default_pool or _current_default_pool(state)
 
 
-def _present_default(state: Facts) -> str:
+def _current_default_pool(state: Facts) -> str:
     return next((name for name, pool in sorted(state.pools.items()) if pool.is_default), "")
 
 
@@ -258,20 +260,20 @@ def file_text(state: Facts, *, slurm_only: bool = False) -> str:
     `slurm_only`: with the keys of burst_buffer.conf alone, so that Slurm takes it; Forebay's own stand in comments.
     Values that are as by default are left out of it.
     """
-    site = replace(state.site, default_pool=shown_default_pool(state))
+    site = replace(state.site, default_pool=configured_default_pool(state))
     lines: list[str] = []
     for key in KEYS:
         if key.owner is Owner.FLAG:
             continue
-        value = written_value(key, site, state.transfer_rules, state.scheduling_rules)
-        is_default = value == written_value(key, DEFAULT_SITE)
+        value = file_value(key, site, state.transfer_rules, state.scheduling_rules)
+        is_default = value == file_value(key, DEFAULT_SITE)
         if not value or (slurm_only and is_default):
             continue
-        text = f"{key.name}={_quoted(value)}"
+        text = f"{key.name}={_quote(value)}"
         lines.append(f"# of Forebay: {text}" if slurm_only and not key.is_slurm else text)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     escaped = value.replace("#", "\\#")
     return f'"{escaped}"' if any(character.isspace() for character in value) else escaped

@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 
-from replica.decide.accounts import CHANGES, PARTITION_CHANGES
-from replica.decide.arrays import members
-from replica.decide.cluster import CLUSTER_BY_KEY, CLUSTER_BY_WALKING
+from replica.decide.accounts import ACCOUNTING_BY_KEY, PARTITIONS_BY_KEY
+from replica.decide.arrays import jobs_of_tasks
+from replica.decide.cluster import CLUSTER_BY_KEY, CLUSTER_BY_SCAN
 from replica.decide.drills import DRILLS_BY_KEY
 from replica.decide.external_jobs import EXTERNAL_JOBS_BY_KEY
 from replica.decide.jobs import JOBS_BY_KEY, update_one
 from replica.decide.persistent import PERSISTENT_BY_KEY
-from replica.decide.sessions import SESSIONS_BY_KEY, SESSIONS_BY_WALKING, close_of_itself
-from replica.decide.submit import job_submitted
+from replica.decide.sessions import SESSIONS_BY_KEY, SESSIONS_BY_SCAN, own_session_refusal
+from replica.decide.submit import submit_job
 from replica.messages import Accepted as Accepted
 from replica.messages import Decision as Decision
 from replica.messages import Event
@@ -35,60 +35,60 @@ def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
     """Return what `request` leads to at `state` and `at`. TypeError where it takes a whole State: see `is_by_key`."""
     command: Any = request.command
     actor, kind = request.actor, type(command)
-    refusal = _refused(state, request)
+    refusal = _permission_refusal(state, request)
     if refusal is not None:
         return refusal
-    if _is_of_array(state, command):
-        return whole(_of_array(state, actor, command, at))
+    if _targets_array(state, command):
+        return whole(_decide_array(state, actor, command, at))
     by_key = _BY_KEY.get(kind)
     if by_key is not None:
-        return _in_turn(state, by_key(state, actor, command, at))
+        return _with_slots(state, by_key(state, actor, command, at))
     if not isinstance(state, State):
         raise TypeError(f"deciding {c.kind_of(command)} walks over jobs and takes a whole State")
-    return _BY_WALKING[kind](state, actor, command, at)
+    return _BY_SCAN[kind](state, actor, command, at)
 
 
-def deciding(state: Facts, request: c.Request, at: Instant) -> Steps[Decision]:
+def decide_steps(state: Facts, request: c.Request, at: Instant) -> Steps[Decision]:
     """Do what `decide` does in steps, where `jobs_of_command` says that it is about several jobs."""
-    refusal = _refused(state, request)
-    if refusal is not None or not _is_of_array(state, request.command):
+    refusal = _permission_refusal(state, request)
+    if refusal is not None or not _targets_array(state, request.command):
         return decide(state, request, at)
-    return (yield from _of_array(state, request.actor, request.command, at))
+    return (yield from _decide_array(state, request.actor, request.command, at))
 
 
 def jobs_of_command(state: Facts, command: Any) -> int:
     """Return how many jobs a command makes or is about, at least 1: how long deciding it takes."""
-    if not _is_of_array(state, command):
+    if not _targets_array(state, command):
         return 1
     if type(command) is c.SubmitJob:
         return len(command.tasks)
     return max(1, len(state.arrays.get(command.job, ())) if command.tasks is None else len(command.tasks))
 
 
-def _is_of_array(state: Facts, command: Any) -> bool:
+def _targets_array(state: Facts, command: Any) -> bool:
     """Return whether a command targets an array. Most commands target one job and skip the array path."""
     kind = type(command)
     if kind is c.SubmitJob:
         return bool(command.tasks)
-    return kind in _OF_ARRAY and (command.tasks is not None or command.job in state.arrays)
+    return kind in _ARRAY_COMMANDS and (command.tasks is not None or command.job in state.arrays)
 
 
-def _of_array(state: Facts, actor: c.Actor, command: Any, at: Instant) -> Steps[Decision]:
+def _decide_array(state: Facts, actor: c.Actor, command: Any, at: Instant) -> Steps[Decision]:
     """Decide a command about an array, a step a task or more."""
     if isinstance(command, c.SubmitJob):
-        submitted = yield from job_submitted(state, actor, command)
+        submitted = yield from submit_job(state, actor, command)
         return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
-    decision = yield from _of_each(state, actor, command, at)
+    decision = yield from _decide_tasks(state, actor, command, at)
     if isinstance(decision, Accepted) and any(type(event) in BEGINNINGS for event in decision.events):
         slots = OperationSlots({stage: state.operations.get(stage, 0) for stage in QUEUED_STAGES})
         return Accepted((yield from taking_slots(state, slots, decision.events)))
     return decision
 
 
-def _refused(state: Facts, request: c.Request) -> Refusal | None:
+def _permission_refusal(state: Facts, request: c.Request) -> Refusal | None:
     """Return why nothing of the kind is decided for who asks, or yet."""
     command, actor, kind = request.command, request.actor, type(request.command)
-    if actor.role not in _WHO_MAY[kind] or (kind in _AGENT_ONLY and not _is_own_node(actor, command)):
+    if actor.role not in _ROLES_OF[kind] or (kind in _AGENT_ONLY and not _is_own_node(actor, command)):
         return Refusal(
             RefusalCode.PERMISSION_DENIED,
             f"{actor} may not {c.kind_of(command).replace('_', ' ')}",
@@ -97,17 +97,17 @@ def _refused(state: Facts, request: c.Request) -> Refusal | None:
     if not state.feature_level and not isinstance(command, c.FoundCluster):
         return Refusal(RefusalCode.NOT_FOUNDED, "the cluster has not been founded yet", "try again in a moment")
     if isinstance(command, c.CloseSession):
-        return close_of_itself(request, command)
+        return own_session_refusal(request, command)
     return None
 
 
-def _of_each(state: Facts, actor: c.Actor, command: Any, at: Instant) -> Steps[Decision]:
+def _decide_tasks(state: Facts, actor: c.Actor, command: Any, at: Instant) -> Steps[Decision]:
     """Decide a command; one about an array for each of its tasks that are meant, all in one entry.
 
     It is refused if it is for each of them, with the words about the first.
     """
-    jobs = members(state, command.job, command.tasks)
-    assert jobs is not None  # `_is_of_array` has asked
+    jobs = jobs_of_tasks(state, command.job, command.tasks)
+    assert jobs is not None  # `_targets_array` has asked
     if isinstance(jobs, Refusal):
         return jobs
     decide_one = _BY_KEY[type(command)]
@@ -134,13 +134,13 @@ STEPS_OF_UPDATE = 2
 STEPS_OF_DEPENDENCIES = 64
 """Cost of deciding the update of one task, in steps, if its dependencies change."""
 
-_OF_ARRAY = frozenset(
+_ARRAY_COMMANDS = frozenset(
     (c.SubmitJob, c.CancelJob, c.HoldJob, c.ReleaseJob, c.SuspendJob, c.ResumeJob, c.RequeueJob, c.UpdateJob)
 )
 """Commands that may be about an array or some of its tasks."""
 
 
-def _in_turn(state: Facts, decision: Decision) -> Decision:
+def _with_slots(state: Facts, decision: Decision) -> Decision:
     """Have operations wait that begin while all slots of their stage are taken."""
     if isinstance(decision, Refusal):
         return decision
@@ -163,14 +163,14 @@ def _is_own_node(actor: c.Actor, command: c.Command) -> bool:
 
 
 _AGENT_ONLY = frozenset({c.RegisterNode, c.ReportOperation})
-_PEOPLE = frozenset({c.ActorRole.USER, c.ActorRole.OPERATOR})
+_USERS = frozenset({c.ActorRole.USER, c.ActorRole.OPERATOR})
 _OPERATOR = frozenset({c.ActorRole.OPERATOR})
 _CONTROLLER = frozenset({c.ActorRole.CONTROLLER})
 _AGENT = frozenset({c.ActorRole.AGENT})
 _SCHEDULER = frozenset({c.ActorRole.SCHEDULER})
 _DRILL = frozenset({c.ActorRole.DRILL})
 
-_WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
+_ROLES_OF: dict[type, frozenset[c.ActorRole]] = {
     c.FoundCluster: _CONTROLLER,
     c.MarkNodeDown: _CONTROLLER,
     c.MarkNodeBack: _CONTROLLER,
@@ -193,20 +193,20 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.SetClock: _OPERATOR,
     c.RegisterNode: _AGENT,
     c.ReportOperation: _AGENT,
-    **dict.fromkeys(CHANGES, _OPERATOR),
-    **dict.fromkeys(PARTITION_CHANGES, _OPERATOR),
-    c.SubmitJob: _PEOPLE,
-    c.CancelJob: _PEOPLE,
-    c.HoldJob: _PEOPLE,
-    c.ReleaseJob: _PEOPLE,
-    c.SuspendJob: _PEOPLE,
-    c.ResumeJob: _PEOPLE,
-    c.RequeueJob: _PEOPLE,
-    c.UpdateJob: _PEOPLE,
+    **dict.fromkeys(ACCOUNTING_BY_KEY, _OPERATOR),
+    **dict.fromkeys(PARTITIONS_BY_KEY, _OPERATOR),
+    c.SubmitJob: _USERS,
+    c.CancelJob: _USERS,
+    c.HoldJob: _USERS,
+    c.ReleaseJob: _USERS,
+    c.SuspendJob: _USERS,
+    c.ResumeJob: _USERS,
+    c.RequeueJob: _USERS,
+    c.UpdateJob: _USERS,
     c.ClearBuffer: _OPERATOR,
     c.RestartOperations: _CONTROLLER,
-    c.OpenSession: _PEOPLE,
-    c.CloseSession: _PEOPLE,
+    c.OpenSession: _USERS,
+    c.CloseSession: _USERS,
     c.ExpireCachedReplies: _CONTROLLER,
     c.RecordStateDigest: _CONTROLLER,
     c.RecordHistories: _CONTROLLER,
@@ -215,7 +215,7 @@ _WHO_MAY: dict[type, frozenset[c.ActorRole]] = {
     c.ReleaseScheduler: _OPERATOR,
     **dict.fromkeys(DRILLS_BY_KEY, _OPERATOR),
     **dict.fromkeys((c.StartDrill, c.AbortDrill, c.EndDrill, c.ProbeDrill), _OPERATOR | _DRILL),
-    c.ExportBuffer: _PEOPLE,
+    c.ExportBuffer: _USERS,
 }
 """Command type -> permitted roles. An agent acts for its own node only, a scheduler for its own external jobs only."""
 
@@ -232,8 +232,8 @@ _BY_KEY = {
     **PERSISTENT_BY_KEY,
     **SESSIONS_BY_KEY,
 }
-_BY_WALKING: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
+_BY_SCAN: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
     c.RunSchedulingCycle: _run_scheduling_pass,
-    **CLUSTER_BY_WALKING,
-    **SESSIONS_BY_WALKING,
+    **CLUSTER_BY_SCAN,
+    **SESSIONS_BY_SCAN,
 }

@@ -34,7 +34,7 @@ _FIGURE_MAX: Final = 2**63 - 1
 
 
 def _start_drill(state: Facts, actor: c.Actor, command: c.StartDrill, at: Instant) -> Decision:
-    refusal = _start_fault(command) or _locked(state)
+    refusal = _start_fault(command) or _lock_refusal(state)
     if refusal is not None:
         return refusal
     newest = max(state.drills, default=0)
@@ -88,7 +88,7 @@ def _start_fault(command: c.StartDrill) -> Refusal | None:
     return None
 
 
-def _locked(state: Facts) -> Refusal | None:
+def _lock_refusal(state: Facts) -> Refusal | None:
     for name in sorted(state.drill_locks)[:1]:
         return Refusal(
             RefusalCode.WRONG_STATE,
@@ -98,7 +98,7 @@ def _locked(state: Facts) -> Refusal | None:
     return None
 
 
-def _under_way(state: Facts, number: int, at: Instant) -> Drill | Refusal:
+def _find_active_drill(state: Facts, number: int, at: Instant) -> Drill | Refusal:
     drill = state.drills.get(number)
     if drill is None:
         last = max(state.drills, default=0)
@@ -111,7 +111,7 @@ def _under_way(state: Facts, number: int, at: Instant) -> Drill | Refusal:
 
 
 def _confirm_drill(state: Facts, actor: c.Actor, command: c.ConfirmDrill, at: Instant) -> Decision:
-    drill = _under_way(state, command.drill, at)
+    drill = _find_active_drill(state, command.drill, at)
     if isinstance(drill, Refusal):
         return drill
     if actor.name == drill.by:
@@ -124,7 +124,7 @@ def _abort_drill(state: Facts, actor: c.Actor, command: c.AbortDrill, at: Instan
     refusal = _text_fault(command.reason, "reason")
     if refusal is not None:
         return refusal
-    drill = _under_way(state, command.drill, at)
+    drill = _find_active_drill(state, command.drill, at)
     if isinstance(drill, Refusal):
         return drill
     return NOTHING if drill.abort else Accepted((e.DrillAbortRequested(drill.id, f"{actor.name}: {command.reason}"),))
@@ -137,7 +137,7 @@ def _end_drill(state: Facts, actor: c.Actor, command: c.EndDrill, at: Instant) -
     drill = state.drills.get(command.drill)
     # Who was silent for too long, as a cluster is where writes stop, may still say how it ended while no other began.
     if drill is None or drill.verdict is not DrillVerdict.UNDER_WAY or at >= drill.latest:
-        late = _under_way(state, command.drill, at)
+        late = _find_active_drill(state, command.drill, at)
         if isinstance(late, Refusal):
             return late
         drill = late
@@ -162,7 +162,7 @@ def _text_fault(text: str, field: str) -> Refusal | None:
 
 
 def _probe_drill(state: Facts, actor: c.Actor, command: c.ProbeDrill, at: Instant) -> Decision:
-    drill = _under_way(state, command.drill, at)
+    drill = _find_active_drill(state, command.drill, at)
     if isinstance(drill, Refusal):
         return drill
     if drill.by == actor.name and drill.is_due_for_renewal(at):

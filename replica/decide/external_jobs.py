@@ -24,9 +24,9 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from replica.decide.accounts import admitted, check_limits_alone
-from replica.decide.buffer_request import buffer_resolved, persistent_fault, pool_of, space_resolved
-from replica.decide.checks import Rejected, check_name, one_of, require
+from replica.decide.accounts import admit_request, check_own_limits
+from replica.decide.buffer_request import find_pool, persistent_fault, resolve_buffer, resolve_space
+from replica.decide.checks import Rejected, check_name, names_remedy, require
 from replica.messages import NOTHING, Accepted, Decision, decision_of
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -64,38 +64,38 @@ from replica.values import SCHEDULERS_MAX, Instant, Refusal, RefusalCode, has_co
 Events = tuple[e.Event, ...]
 
 
-class Outcome(Enum):
+class ExternalJobOutcome(Enum):
     """Outcome of a scheduler's command."""
 
     DONE = auto()
     """Nothing: what it asks for is so, or under way."""
-    REFUSED = auto()
-    BEGINS = auto()
+    REJECT = auto()
+    BEGIN_EPOCH = auto()
     """The next epoch begins; what there was goes its own way."""
-    REPLACES = auto()
+    REPLACE = auto()
     """It is given up, which never ran, and the next epoch begins."""
-    SUPERSEDES = auto()
+    SUPERSEDE = auto()
     """It is parked, which ran, or removed where it has no results, and the next epoch begins."""
-    TAKES_UP = auto()
+    REACTIVATE = auto()
     """The external job that lingers is set up again."""
-    STAGES_IN = auto()
-    TRIES_AGAIN = auto()
+    STAGE_IN = auto()
+    RETRY = auto()
     """The operation that failed is ordered again."""
-    RUNS = auto()
-    ENDS = auto()
-    EXPORTS = auto()
+    RUN = auto()
+    END_RUN = auto()
+    EXPORT = auto()
     """Its results are staged out; then it is torn down."""
-    ABANDONS = auto()
+    CANCEL_SETUP = auto()
     """It waits for space no longer."""
-    GIVES_BACK = auto()
+    LINGER = auto()
     """It lingers if something was staged, and is gone else."""
-    PARKS = auto()
+    RETAIN = auto()
     """It is parked where it has results, and removed else."""
-    DISCARDS = auto()
+    DISCARD = auto()
     """It is removed with its results."""
 
 
-class ExternalJobCommand(Enum):
+class SchedulerCommand(Enum):
     """Commands of a scheduler, as the table distinguishes them."""
 
     SETUP = "setup"
@@ -109,36 +109,36 @@ class ExternalJobCommand(Enum):
     TEAR_DOWN_HURRY = "teardown --hurry"
 
 
-_P, _O = ExternalJobPhase, Outcome
-_GONE = (_O.BEGINS, _O.BEGINS, _O.REFUSED, _O.REFUSED, _O.DONE, _O.DONE, _O.DONE, _O.DONE)
-_EXPORTED = (_O.SUPERSEDES, _O.SUPERSEDES, _O.DONE, _O.REFUSED, _O.DONE)
+_P, _O = ExternalJobPhase, ExternalJobOutcome
+_NO_EPOCH = (_O.BEGIN_EPOCH, _O.BEGIN_EPOCH, _O.REJECT, _O.REJECT, _O.DONE, _O.DONE, _O.DONE, _O.DONE)
+_EXPORTED = (_O.SUPERSEDE, _O.SUPERSEDE, _O.DONE, _O.REJECT, _O.DONE)
 _NOT_RUN = (_O.DONE, _O.DONE)
-_HELD = (_O.GIVES_BACK, _O.GIVES_BACK)
-_RAN = (_O.PARKS, _O.DISCARDS)
+_HELD = (_O.LINGER, _O.LINGER)
+_RAN = (_O.RETAIN, _O.DISCARD)
 
 _ROWS: Final = {
-    _P.NONE: _GONE,
-    _P.WAITING: (_O.DONE, _O.REPLACES, _O.REFUSED, _O.REFUSED, *_NOT_RUN, _O.ABANDONS, _O.ABANDONS),
-    _P.SET_UP: (_O.DONE, _O.REPLACES, _O.STAGES_IN, _O.REFUSED, *_NOT_RUN, *_HELD),
-    _P.STAGING_IN: (_O.DONE, _O.REPLACES, _O.DONE, _O.REFUSED, *_NOT_RUN, *_HELD),
-    _P.STAGE_IN_FAILED: (_O.DONE, _O.REPLACES, _O.TRIES_AGAIN, _O.REFUSED, *_NOT_RUN, *_HELD),
-    _P.STAGED_IN: (_O.DONE, _O.REPLACES, _O.DONE, _O.RUNS, *_NOT_RUN, *_HELD),
-    _P.RUNNING: (_O.SUPERSEDES, _O.SUPERSEDES, _O.DONE, _O.DONE, _O.ENDS, _O.EXPORTS, *_RAN),
+    _P.NONE: _NO_EPOCH,
+    _P.WAITING: (_O.DONE, _O.REPLACE, _O.REJECT, _O.REJECT, *_NOT_RUN, _O.CANCEL_SETUP, _O.CANCEL_SETUP),
+    _P.SET_UP: (_O.DONE, _O.REPLACE, _O.STAGE_IN, _O.REJECT, *_NOT_RUN, *_HELD),
+    _P.STAGING_IN: (_O.DONE, _O.REPLACE, _O.DONE, _O.REJECT, *_NOT_RUN, *_HELD),
+    _P.STAGE_IN_FAILED: (_O.DONE, _O.REPLACE, _O.RETRY, _O.REJECT, *_NOT_RUN, *_HELD),
+    _P.STAGED_IN: (_O.DONE, _O.REPLACE, _O.DONE, _O.RUN, *_NOT_RUN, *_HELD),
+    _P.RUNNING: (_O.SUPERSEDE, _O.SUPERSEDE, _O.DONE, _O.DONE, _O.END_RUN, _O.EXPORT, *_RAN),
     # A scheduler that has forgotten that the run ended has the job run again.
-    _P.POST_RUN: (*_EXPORTED[:3], _O.DONE, _O.DONE, _O.EXPORTS, *_RAN),
+    _P.POST_RUN: (*_EXPORTED[:3], _O.DONE, _O.DONE, _O.EXPORT, *_RAN),
     _P.STAGING_OUT: (*_EXPORTED, _O.DONE, *_RAN),
-    _P.STAGE_OUT_FAILED: (*_EXPORTED, _O.TRIES_AGAIN, *_RAN),
-    _P.LINGERING: (_O.TAKES_UP, _O.REPLACES, _O.REFUSED, _O.REFUSED, *_NOT_RUN, _O.DONE, _O.DONE),
-    _P.PARKED: (_O.BEGINS, _O.BEGINS, _O.REFUSED, _O.REFUSED, _O.DONE, _O.EXPORTS, _O.DONE, _O.DONE),
-    _P.TEARDOWN: _GONE,
-    _P.TEARDOWN_FAILED: (*_GONE[:6], _O.TRIES_AGAIN, _O.TRIES_AGAIN),
-    _P.OVER: _GONE,
+    _P.STAGE_OUT_FAILED: (*_EXPORTED, _O.RETRY, *_RAN),
+    _P.LINGERING: (_O.REACTIVATE, _O.REPLACE, _O.REJECT, _O.REJECT, *_NOT_RUN, _O.DONE, _O.DONE),
+    _P.PARKED: (_O.BEGIN_EPOCH, _O.BEGIN_EPOCH, _O.REJECT, _O.REJECT, _O.DONE, _O.EXPORT, _O.DONE, _O.DONE),
+    _P.TEARDOWN: _NO_EPOCH,
+    _P.TEARDOWN_FAILED: (*_NO_EPOCH[:6], _O.RETRY, _O.RETRY),
+    _P.OVER: _NO_EPOCH,
 }
 
 EXTERNAL_JOB_OUTCOMES: Final = {
     (phase, command): outcome
     for phase, row in _ROWS.items()
-    for command, outcome in zip(ExternalJobCommand, row, strict=True)
+    for command, outcome in zip(SchedulerCommand, row, strict=True)
 }
 """Each phase of an external job and each command of its scheduler -> what follows."""
 
@@ -158,7 +158,7 @@ def _register_scheduler(state: Facts, actor: c.Actor, command: c.RegisterSchedul
     if known is None and len(state.schedulers) >= SCHEDULERS_MAX:
         sentence = f"{SCHEDULERS_MAX} schedulers have external jobs here"
         return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "release one that has none any more", "scheduler")
-    refusal = None if known is None else _other_cluster(known, command.cluster)
+    refusal = None if known is None else _other_cluster_refusal(known, command.cluster)
     if refusal is not None:
         return refusal
     if known is not None and known.address == command.address:
@@ -167,7 +167,7 @@ def _register_scheduler(state: Facts, actor: c.Actor, command: c.RegisterSchedul
     return Accepted((e.SchedulerBound(Scheduler(actor.name, command.cluster, command.address)),))
 
 
-def _other_cluster(known: Scheduler, cluster: str) -> Refusal | None:
+def _other_cluster_refusal(known: Scheduler, cluster: str) -> Refusal | None:
     if known.cluster == cluster:
         return None
     return Refusal(
@@ -181,13 +181,13 @@ def _other_cluster(known: Scheduler, cluster: str) -> Refusal | None:
 
 def _release_scheduler(state: Facts, actor: c.Actor, command: c.ReleaseScheduler, at: Instant) -> Decision:
     if command.scheduler not in state.schedulers:
-        remedy = one_of(state.schedulers, "there is nothing to release: no scheduler has registered")
+        remedy = names_remedy(state.schedulers, "there is nothing to release: no scheduler has registered")
         sentence = f"there is no scheduler {command.scheduler[: limits.NAME_CHARACTERS_MAX]!r}"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, "scheduler")
     return Accepted((e.SchedulerReleased(command.scheduler),))
 
 
-def _asked(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: int) -> FoundExternalJob | Refusal:
+def _find_target(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: int) -> FoundExternalJob | Refusal:
     """Return the external job that a command of a scheduler is about, if it is that scheduler's to ask."""
     refusal = scheduler_refusal(state, actor, cluster)
     fault = external_job_id_fault(job)
@@ -202,28 +202,28 @@ def scheduler_refusal(state: Facts, actor: c.Actor, cluster: str) -> Refusal | N
     if known is None:
         sentence = f"scheduler {actor.name} has not said which cluster it is of"
         return Refusal(RefusalCode.WRONG_STATE, sentence, "register it first", "cluster")
-    return _other_cluster(known, cluster)
+    return _other_cluster_refusal(known, cluster)
 
 
 # ---- setup
 
 
 def _set_up_external_job(state: Facts, actor: c.Actor, command: c.SetUpExternalJob, at: Instant) -> Decision:
-    found = _asked(state, actor, command.cluster, command.job, 0)
+    found = _find_target(state, actor, command.cluster, command.job, 0)
     if isinstance(found, Refusal):
         return found
     if command.epoch and (command.epoch < found.epoch or (command.epoch == found.epoch and found.phase not in _ALIVE)):
         return NOTHING  # it comes late: what it asks for was so
     try:
-        request = _wanted(state, command)
+        request = _setup_request(state, command)
         digest = _digest(command.uid, request)
         external_job = None if found.job is None else found.job.external_job
         same = external_job is None or external_job.digest == digest
-        asked = ExternalJobCommand.SETUP if same else ExternalJobCommand.SETUP_OF_ANOTHER
+        asked = SchedulerCommand.SETUP if same else SchedulerCommand.SETUP_OF_ANOTHER
         outcome = EXTERNAL_JOB_OUTCOMES[found.phase, asked]
-        if outcome is Outcome.DONE:
+        if outcome is ExternalJobOutcome.DONE:
             return NOTHING
-        if outcome is Outcome.TAKES_UP:
+        if outcome is ExternalJobOutcome.REACTIVATE:
             assert found.job is not None
             return Accepted((e.ExternalJobReactivated(found.job.id, found.epoch + 1),))
         begun = ExternalJob(actor.name, command.job, found.epoch + 1, digest, command.uid, since=at)
@@ -231,7 +231,7 @@ def _set_up_external_job(state: Facts, actor: c.Actor, command: c.SetUpExternalJ
         begins = _new_epoch(state, actor, request, begun)
     except Rejected as refused:
         return refused.refusal
-    return Accepted((*_given_up_for(state, found, outcome), begins))
+    return Accepted((*_end_previous_epoch(state, found, outcome), begins))
 
 
 _ALIVE = frozenset({_P.WAITING, _P.SET_UP, _P.STAGING_IN, _P.STAGE_IN_FAILED, _P.STAGED_IN})
@@ -241,7 +241,7 @@ _ENDED = frozenset({_P.NONE, _P.PARKED, _P.TEARDOWN, _P.TEARDOWN_FAILED, _P.OVER
 """Phases of an epoch that a scheduler has done with."""
 
 
-def _wanted(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
+def _setup_request(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
     """Return what a setup asks for, without what is no external job's; Rejected for what no external job can have."""
     asked, user = command.request.buffer, command.request.user
     if state.site.provider != NATIVE:
@@ -306,7 +306,7 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
         sentence = f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet"
         raise Rejected(RefusalCode.LIMIT_EXCEEDED, sentence, "wait until some are", "")
-    resolved = buffer_resolved(state, actor, request, of_array=False, number=external_job.job)
+    resolved = resolve_buffer(state, actor, request, of_array=False, number=external_job.job)
     asked = resolved.buffer
     assert asked is not None
     for used in asked.uses:
@@ -320,7 +320,7 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
             )
     pool = None
     if asked.capacity_bytes:
-        pool = pool_of(state, asked.pool, asked.places[0] if asked.places else "pool")
+        pool = find_pool(state, asked.pool, asked.places[0] if asked.places else "pool")
     if pool is not None and not pool.filesystem:
         shared = sorted(name for name, one in state.pools.items() if one.filesystem)
         raise Rejected(
@@ -329,54 +329,56 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
             f"use one of: {', '.join(shared)}" if shared else "have an operator make a pool in a shared filesystem",
             asked.places[0] if asked.places else "pool",
         )
-    resolved = admitted(state, resolved, 1)
-    asked, name, granted = space_resolved(state, resolved, asked, external_job.job)
+    resolved = admit_request(state, resolved, 1)
+    asked, name, granted = resolve_space(state, resolved, asked, external_job.job)
     # Its setup waits for seconds only: what no waiting can mend is refused at once.
-    check_limits_alone(state, resolved, name, granted, "ask for less, or have an operator change the limit")
+    check_own_limits(state, resolved, name, granted, "ask for less, or have an operator change the limit")
     return e.ExternalJobSetUp(state.next_job, replace(resolved, buffer=asked), name, granted, external_job)
 
 
-def _given_up_for(state: Facts, found: FoundExternalJob, outcome: Outcome) -> Events:
+def _end_previous_epoch(state: Facts, found: FoundExternalJob, outcome: ExternalJobOutcome) -> Events:
     """Return what becomes of the last epoch of an external job when the next one begins."""
-    if found.job is None or found.buffer is None or outcome is Outcome.BEGINS:
+    if found.job is None or found.buffer is None or outcome is ExternalJobOutcome.BEGIN_EPOCH:
         return ()
     reason = "its number was set up anew"
-    if outcome is Outcome.SUPERSEDES:
-        return _parked(found.job, found.phase, reason)
+    if outcome is ExternalJobOutcome.SUPERSEDE:
+        return _retain_results(found.job, found.phase, reason)
     if found.phase is ExternalJobPhase.WAITING:
         return (e.JobCancelled(found.job.id),)
-    return _removed(found.job, JobState.CANCELLED, reason)
+    return _remove(found.job, JobState.CANCELLED, reason)
 
 
 # ---- what follows
 
 
 def _stage_in_external_job(state: Facts, actor: c.Actor, command: c.StageInExternalJob, at: Instant) -> Decision:
-    return _decided(state, actor, command, ExternalJobCommand.STAGE_IN)
+    return _decide_by_table(state, actor, command, SchedulerCommand.STAGE_IN)
 
 
 def _begin_external_job_run(state: Facts, actor: c.Actor, command: c.BeginExternalJobRun, at: Instant) -> Decision:
-    return _decided(state, actor, command, ExternalJobCommand.BEGIN_RUN)
+    return _decide_by_table(state, actor, command, SchedulerCommand.BEGIN_RUN)
 
 
 def _end_external_job_run(state: Facts, actor: c.Actor, command: c.EndExternalJobRun, at: Instant) -> Decision:
-    return _decided(state, actor, command, ExternalJobCommand.END_RUN)
+    return _decide_by_table(state, actor, command, SchedulerCommand.END_RUN)
 
 
 def _stage_out_external_job(state: Facts, actor: c.Actor, command: c.StageOutExternalJob, at: Instant) -> Decision:
-    return _decided(state, actor, command, ExternalJobCommand.STAGE_OUT)
+    return _decide_by_table(state, actor, command, SchedulerCommand.STAGE_OUT)
 
 
 def _tear_down_external_job(state: Facts, actor: c.Actor, command: c.TearDownExternalJob, at: Instant) -> Decision:
     fault = _text_fault(command.reason, limits.MESSAGE_CHARACTERS_MAX)
     if fault is not None:
         return Refusal(RefusalCode.INVALID_FIELD, f"the reason {fault}", "write a sentence", "reason")
-    asked = ExternalJobCommand.TEAR_DOWN_HURRY if command.hurry else ExternalJobCommand.TEAR_DOWN
-    return _decided(state, actor, command, asked, command.reason)
+    asked = SchedulerCommand.TEAR_DOWN_HURRY if command.hurry else SchedulerCommand.TEAR_DOWN
+    return _decide_by_table(state, actor, command, asked, command.reason)
 
 
-def _miss_external_job(state: Facts, actor: c.Actor, command: c.ReportMissingExternalJob, at: Instant) -> Decision:
-    found = _asked(state, actor, command.cluster, command.job, 0)
+def _report_missing_external_job(
+    state: Facts, actor: c.Actor, command: c.ReportMissingExternalJob, at: Instant
+) -> Decision:
+    found = _find_target(state, actor, command.cluster, command.job, 0)
     if isinstance(found, Refusal):
         return found
     fault = _text_fault(command.state, limits.NAME_CHARACTERS_MAX)
@@ -392,28 +394,30 @@ def _text_fault(text: str, characters_max: int) -> str | None:
     return "has a control character" if has_control_character(text) else None
 
 
-def _decided(state: Facts, actor: c.Actor, command: Any, asked: ExternalJobCommand, reason: str = "") -> Decision:
-    found = _asked(state, actor, command.cluster, command.job, command.epoch)
+def _decide_by_table(state: Facts, actor: c.Actor, command: Any, asked: SchedulerCommand, reason: str = "") -> Decision:
+    found = _find_target(state, actor, command.cluster, command.job, command.epoch)
     if isinstance(found, Refusal):
         return found
     outcome = EXTERNAL_JOB_OUTCOMES[found.phase, asked]
-    if outcome is Outcome.DONE:
+    if outcome is ExternalJobOutcome.DONE:
         return NOTHING
-    if outcome is Outcome.REFUSED or found.job is None or found.buffer is None:
-        return _refused(found, asked)
-    if reason and outcome is Outcome.GIVES_BACK:
-        return decision_of(_removed(found.job, JobState.CANCELLED, reason))
+    if outcome is ExternalJobOutcome.REJECT or found.job is None or found.buffer is None:
+        return _phase_refusal(found, asked)
+    if reason and outcome is ExternalJobOutcome.LINGER:
+        return decision_of(_remove(found.job, JobState.CANCELLED, reason))
     events = _EVENTS[outcome](state, found.job, found.phase)
     if reason and not isinstance(events, Refusal):
-        events = tuple(replace(event, reason=reason) if isinstance(event, _SAID) else event for event in events)
+        events = tuple(
+            replace(event, reason=reason) if isinstance(event, _EVENTS_WITH_REASON) else event for event in events
+        )
     return decision_of(events)
 
 
-_SAID = (e.ExternalJobRetained, e.TeardownStarted)
+_EVENTS_WITH_REASON = (e.ExternalJobRetained, e.TeardownStarted)
 """Events of a teardown that say why."""
 
 
-def _refused(found: FoundExternalJob, asked: ExternalJobCommand) -> Refusal:
+def _phase_refusal(found: FoundExternalJob, asked: SchedulerCommand) -> Refusal:
     if found.phase is ExternalJobPhase.NONE:
         last = f"there is no such epoch of external job {found.name} any more: the last one is {found.epoch}"
         sentence = last if found.epoch else f"there is no external job {found.name}"
@@ -421,13 +425,13 @@ def _refused(found: FoundExternalJob, asked: ExternalJobCommand) -> Refusal:
     sentence = f"{found.name} is {found.phase.value}: no {asked.value} is possible"
     if found.phase in _ENDED or found.phase is ExternalJobPhase.LINGERING:
         return Refusal(RefusalCode.WRONG_STATE, sentence, "it was torn down: set it up first", "job")
-    remedy = "wait until it is staged in" if asked is ExternalJobCommand.BEGIN_RUN else "wait until it has its space"
+    remedy = "wait until it is staged in" if asked is SchedulerCommand.BEGIN_RUN else "wait until it has its space"
     if found.phase in (ExternalJobPhase.STAGING_OUT, ExternalJobPhase.STAGE_OUT_FAILED):
         remedy = "its run has ended, and its results are being exported"
     return Refusal(RefusalCode.WRONG_STATE, sentence, remedy, "job")
 
 
-def _staged_in(state: Facts, job: Job, phase: ExternalJobPhase) -> Events | Refusal:
+def _order_stage_in(state: Facts, job: Job, phase: ExternalJobPhase) -> Events | Refusal:
     filesystems = filesystems_of(state, state.buffers[job.id])
     if not filesystems:
         sentence = f"pool {state.buffers[job.id].pool} has no shared filesystem any more that all nodes see"
@@ -443,28 +447,28 @@ def _staged_in(state: Facts, job: Job, phase: ExternalJobPhase) -> Events | Refu
     return (e.ExternalJobStageInOrdered(job.id, mover, job.attempt + 1),)
 
 
-def _tried_again(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
+def _retry(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     stage = {ExternalJobPhase.STAGE_IN_FAILED: Stage.STAGE_IN, ExternalJobPhase.STAGE_OUT_FAILED: Stage.STAGE_OUT}.get(
         phase
     )
     return (e.StageRetried(job.id, stage or Stage.TEARDOWN, job.attempt + 1, "asked for again"),)
 
 
-def _run_begun(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
+def _begin_run(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     return (e.ExternalJobRunBegan(job.id, job.attempt + 1),)
 
 
-def _run_ended(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
+def _end_run(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     return (e.ExternalJobRunEnded(job.id, job.attempt + 1),)
 
 
-def _exported(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
+def _export(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     """Return the events that stage out the results of an external job: a first attempt, or another one after a
     failure.
     """
     buffer = state.buffers[job.id]
     if phase is ExternalJobPhase.RUNNING:
-        return (*_run_ended(state, job, phase), stage_out_started(state, job, buffer, job.attempt + 2))
+        return (*_end_run(state, job, phase), stage_out_started(state, job, buffer, job.attempt + 2))
     if buffer.state is BufferState.POST_RUN:
         return (stage_out_started(state, job, buffer, job.attempt + 1),)
     if job.stuck:
@@ -472,7 +476,7 @@ def _exported(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     return ()
 
 
-def exported_again(state: Facts, job: Job, partial: bool) -> Events | Refusal:
+def export_again(state: Facts, job: Job, partial: bool) -> Events | Refusal:
     """Return what exporting the results of a job again leads to: of an external job that is parked, or of any job whose
     stage-out failed.
     """
@@ -498,29 +502,29 @@ def exported_again(state: Facts, job: Job, partial: bool) -> Events | Refusal:
     )
 
 
-def _abandoned(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
+def _abandon(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     return (e.JobCancelled(job.id),)
 
 
-def _given_back(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
+def _give_back(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     asked = job.request.buffer
     # What lingers would keep a persistent buffer that it works with from being removed.
     if job.mover and state.site.external_job_linger_s and not (asked is not None and asked.uses):
         return (e.ExternalJobLingered(job.id, job.attempt + 1),)
-    return _removed(job, JobState.CANCELLED, "torn down by its scheduler")
+    return _remove(job, JobState.CANCELLED, "torn down by its scheduler")
 
 
-def _removed(job: Job, result: JobState, reason: str) -> Events:
+def _remove(job: Job, result: JobState, reason: str) -> Events:
     """Return what removes an external job that never ran; at once where nothing was ever staged."""
     started = e.TeardownStarted(job.id, job.attempt + 1, result, True, reason)
     return (started,) if job.mover else (started, e.TornDown(job.id))
 
 
-def _parked_by_scheduler(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
-    return _parked(job, phase, "torn down by its scheduler before its results were exported")
+def _retain_for_scheduler(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
+    return _retain_results(job, phase, "torn down by its scheduler before its results were exported")
 
 
-def _parked(job: Job, phase: ExternalJobPhase, reason: str) -> Events:
+def _retain_results(job: Job, phase: ExternalJobPhase, reason: str) -> Events:
     ended: Events = ()
     if phase is ExternalJobPhase.RUNNING:
         ended = (e.ExternalJobRunEnded(job.id, job.attempt + 1),)
@@ -529,7 +533,7 @@ def _parked(job: Job, phase: ExternalJobPhase, reason: str) -> Events:
     return (*ended, e.TeardownStarted(job.id, job.attempt + 1 + len(ended), JobState.COMPLETED, True, reason))
 
 
-def _discarded(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
+def _discard(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     reason = "torn down by its scheduler without stage-out"
     if phase is ExternalJobPhase.RUNNING:
         ended = e.ExternalJobRunEnded(job.id, job.attempt + 1)
@@ -537,16 +541,16 @@ def _discarded(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     return (e.TeardownStarted(job.id, job.attempt + 1, job.result, True, reason),)
 
 
-_EVENTS: dict[Outcome, Callable[[Facts, Job, ExternalJobPhase], Events | Refusal]] = {
-    Outcome.STAGES_IN: _staged_in,
-    Outcome.TRIES_AGAIN: _tried_again,
-    Outcome.RUNS: _run_begun,
-    Outcome.ENDS: _run_ended,
-    Outcome.EXPORTS: _exported,
-    Outcome.ABANDONS: _abandoned,
-    Outcome.GIVES_BACK: _given_back,
-    Outcome.PARKS: _parked_by_scheduler,
-    Outcome.DISCARDS: _discarded,
+_EVENTS: dict[ExternalJobOutcome, Callable[[Facts, Job, ExternalJobPhase], Events | Refusal]] = {
+    ExternalJobOutcome.STAGE_IN: _order_stage_in,
+    ExternalJobOutcome.RETRY: _retry,
+    ExternalJobOutcome.RUN: _begin_run,
+    ExternalJobOutcome.END_RUN: _end_run,
+    ExternalJobOutcome.EXPORT: _export,
+    ExternalJobOutcome.CANCEL_SETUP: _abandon,
+    ExternalJobOutcome.LINGER: _give_back,
+    ExternalJobOutcome.RETAIN: _retain_for_scheduler,
+    ExternalJobOutcome.DISCARD: _discard,
 }
 
 
@@ -559,6 +563,6 @@ EXTERNAL_JOBS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decisi
     c.EndExternalJobRun: _end_external_job_run,
     c.StageOutExternalJob: _stage_out_external_job,
     c.TearDownExternalJob: _tear_down_external_job,
-    c.ReportMissingExternalJob: _miss_external_job,
+    c.ReportMissingExternalJob: _report_missing_external_job,
 }
 """Command -> what decides it by looking things up."""

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replica.decide.external_jobs import exported_again
+from replica.decide.external_jobs import export_again
 from replica.decide.reports import _report_operation, _settle_mails
 from replica.decide.runs import (
-    cleared_job,
-    cleared_persistent,
-    requeued,
-    restarted,
-    resumed,
-    suspended,
+    clear_job_buffer,
+    clear_persistent,
+    requeue_job,
+    restart_operations,
+    resume_job,
+    suspend_job,
 )
-from replica.decide.submit import job_submitted
-from replica.decide.update import updated
+from replica.decide.submit import submit_job
+from replica.decide.update import update_job
 from replica.messages import NOTHING, Accepted, Decision, decision_of
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -33,7 +33,7 @@ from replica.values import Instant, Refusal, RefusalCode, whole
 
 
 def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant) -> Decision:
-    submitted = whole(job_submitted(state, actor, command))
+    submitted = whole(submit_job(state, actor, command))
     return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
 
 
@@ -57,10 +57,10 @@ def _find_job(state: Facts, actor: c.Actor, job_id: int, *, of_external_jobs: bo
             "ask its user or an operator",
             "job",
         )
-    return job if job.external_job is None or of_external_jobs else _of_another_scheduler(job, job.external_job)
+    return job if job.external_job is None or of_external_jobs else _external_job_refusal(job, job.external_job)
 
 
-def _of_another_scheduler(job: Job, external_job: ExternalJob) -> Refusal:
+def _external_job_refusal(job: Job, external_job: ExternalJob) -> Refusal:
     return Refusal(
         RefusalCode.WRONG_STATE,
         f"job {job.id} is {external_job.name}, of another scheduler, which alone says what becomes of it",
@@ -137,7 +137,7 @@ def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instan
     buffer = state.buffers.get(job.id)
     stage = None if buffer is None else waiting_stage(job, buffer)
     if job.external_job is not None and stage is Stage.STAGE_IN:
-        return _of_another_scheduler(job, job.external_job)
+        return _external_job_refusal(job, job.external_job)
     if command.partial and stage is not Stage.STAGE_OUT:
         return Refusal(
             RefusalCode.WRONG_STATE,
@@ -160,17 +160,17 @@ def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instan
 
 def _suspend_job(state: Facts, actor: c.Actor, command: c.SuspendJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
-    return job if isinstance(job, Refusal) else decision_of(suspended(state, job))
+    return job if isinstance(job, Refusal) else decision_of(suspend_job(state, job))
 
 
 def _resume_job(state: Facts, actor: c.Actor, command: c.ResumeJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
-    return job if isinstance(job, Refusal) else decision_of(resumed(state, job))
+    return job if isinstance(job, Refusal) else decision_of(resume_job(state, job))
 
 
 def _requeue_job(state: Facts, actor: c.Actor, command: c.RequeueJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
-    return job if isinstance(job, Refusal) else decision_of(requeued(state, actor, job))
+    return job if isinstance(job, Refusal) else decision_of(requeue_job(state, actor, job))
 
 
 def _update_job(state: Facts, actor: c.Actor, command: c.UpdateJob, at: Instant) -> Decision:
@@ -180,23 +180,23 @@ def _update_job(state: Facts, actor: c.Actor, command: c.UpdateJob, at: Instant)
 def update_one(state: Facts, actor: c.Actor, command: c.UpdateJob, job_id: int, jobs: int) -> Decision:
     """Decide the update of one job, of so many: all count at once where a QOS allows only so many jobs."""
     job = _find_job(state, actor, job_id)
-    return job if isinstance(job, Refusal) else decision_of(updated(state, actor, job, command, jobs))
+    return job if isinstance(job, Refusal) else decision_of(update_job(state, actor, job, command, jobs))
 
 
 def _clear_buffer(state: Facts, actor: c.Actor, command: c.ClearBuffer, at: Instant) -> Decision:
     if command.name:
-        return decision_of(cleared_persistent(state, actor, command.name, command.discard))
+        return decision_of(clear_persistent(state, actor, command.name, command.discard))
     job = _find_job(state, actor, command.job, of_external_jobs=True)
-    return job if isinstance(job, Refusal) else decision_of(cleared_job(state, actor, job, command.discard))
+    return job if isinstance(job, Refusal) else decision_of(clear_job_buffer(state, actor, job, command.discard))
 
 
 def _export_buffer(state: Facts, actor: c.Actor, command: c.ExportBuffer, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job, of_external_jobs=True)
-    return job if isinstance(job, Refusal) else decision_of(exported_again(state, job, command.partial))
+    return job if isinstance(job, Refusal) else decision_of(export_again(state, job, command.partial))
 
 
 def _restart_operations(state: Facts, actor: c.Actor, command: c.RestartOperations, at: Instant) -> Decision:
-    return decision_of(restarted(state, command.jobs))
+    return decision_of(restart_operations(state, command.jobs))
 
 
 JOBS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {

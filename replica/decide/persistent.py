@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from replica.decide.buffer_request import pool_of
+from replica.decide.buffer_request import find_pool
 from replica.decide.checks import Rejected, check_name, require
 from replica.decide.external_jobs import scheduler_refusal
 from replica.decide.jobs import cancel_job
-from replica.decide.submit import NO_OUTPUT, job_submitted
+from replica.decide.submit import NO_OUTPUT, submit_job
 from replica.messages import NOTHING, Accepted, Decision
 from replica.messages import commands as c
 from replica.model import (
@@ -43,19 +43,19 @@ SCRIPT: Final = "#!/bin/sh\n"
 TIME_LIMIT_S: Final = 60
 """The time limit of a script that does not run, seconds."""
 
-LOOKED_AT_MAX: Final = 1_000
+JOBS_SCANNED_MAX: Final = 1_000
 """Jobs of one user with the name of a buffer that are looked at, count: a millisecond; past them it is made twice, and
 the second time makes nothing.
 """
 
 
-def job_about(state: Facts, user: str, name: str) -> Job | None:
+def find_persistent_job(state: Facts, user: str, name: str) -> Job | None:
     """Return the job of no nodes by which a scheduler has a persistent buffer of a user made or removed, if any is."""
     group = state.named.get(user, _NO_NAMES).get(name)
-    for job_id in () if group is None else islice(members_of(group), LOOKED_AT_MAX):
+    for job_id in () if group is None else islice(members_of(group), JOBS_SCANNED_MAX):
         job = state.jobs[job_id]
         asked = job.request.buffer
-        if asked is not None and not job.request.asked.nodes and (_makes(job, name) or _removes(job, name)):
+        if asked is not None and not job.request.asked.nodes and (_creates(job, name) or _destroys(job, name)):
             return job
     return None
 
@@ -63,12 +63,12 @@ def job_about(state: Facts, user: str, name: str) -> Job | None:
 _NO_NAMES: Final[dict[str, Any]] = {}
 
 
-def _makes(job: Job, name: str) -> bool:
+def _creates(job: Job, name: str) -> bool:
     asked = job.request.buffer
     return asked is not None and any(one.name == name for one in asked.creates)
 
 
-def _removes(job: Job, name: str) -> bool:
+def _destroys(job: Job, name: str) -> bool:
     asked = job.request.buffer
     return asked is not None and any(one.name == name for one in asked.destroys)
 
@@ -76,16 +76,16 @@ def _removes(job: Job, name: str) -> bool:
 def _make_persistent(state: Facts, actor: c.Actor, command: c.MakePersistent, at: Instant) -> Decision:
     wanted = command.create
     try:
-        _check_asker(state, actor, command.cluster, command.user, command.uid)
+        _check_caller(state, actor, command.cluster, command.user, command.uid)
         known = state.persistent.get(wanted.name)
         if known is not None and known.user != command.user:
-            raise _of_another(wanted.name, "Duplicate buffer name", "choose another name")
+            raise _owned_by_another(wanted.name, "Duplicate buffer name", "choose another name")
         if known is not None and known.state is not BufferState.DELETING:
             return NOTHING
-        under_way = job_about(state, command.user, wanted.name)
-        if under_way is not None and _makes(under_way, wanted.name):
+        under_way = find_persistent_job(state, command.user, wanted.name)
+        if under_way is not None and _creates(under_way, wanted.name):
             return NOTHING
-        pool = pool_of(state, wanted.pool, "pool")
+        pool = find_pool(state, wanted.pool, "pool")
         if not pool.filesystem:
             shared = sorted(name for name, one in state.pools.items() if one.filesystem)
             raise Rejected(
@@ -97,20 +97,20 @@ def _make_persistent(state: Facts, actor: c.Actor, command: c.MakePersistent, at
     except Rejected as refused:
         return refused.refusal
     text = f"#BB create_persistent name={wanted.name} capacity={format_size(wanted.capacity_bytes)} pool={wanted.pool}"
-    return _submitted(state, actor, command, wanted.name, replace(_NOTHING, text=text, creates=(wanted,)))
+    return _submit(state, actor, command, wanted.name, replace(_EMPTY_REQUEST, text=text, creates=(wanted,)))
 
 
 def _remove_persistent(state: Facts, actor: c.Actor, command: c.RemovePersistent, at: Instant) -> Decision:
     name = command.name
     try:
-        _check_asker(state, actor, command.cluster, command.user, command.uid)
+        _check_caller(state, actor, command.cluster, command.user, command.uid)
         known = state.persistent.get(name)
         if known is not None and known.user != command.user:
-            raise _of_another(name, f"Delete buffer {name} permission denied", "ask its owner, or an operator")
+            raise _owned_by_another(name, f"Delete buffer {name} permission denied", "ask its owner, or an operator")
     except Rejected as refused:
         return refused.refusal
-    under_way = job_about(state, command.user, name)
-    if under_way is not None and _removes(under_way, name):
+    under_way = find_persistent_job(state, command.user, name)
+    if under_way is not None and _destroys(under_way, name):
         return NOTHING
     if under_way is not None and (known is None or known.state is BufferState.ALLOCATING):
         # Its teardown removes what was begun.
@@ -118,14 +118,14 @@ def _remove_persistent(state: Facts, actor: c.Actor, command: c.RemovePersistent
     if known is None or known.state is BufferState.DELETING:
         return NOTHING
     text = f"#BB destroy_persistent name={name}{' hurry' if command.hurry else ''}"
-    asked = replace(_NOTHING, text=text, destroys=(DestroyPersistent(name, command.hurry),))
-    return _submitted(state, actor, command, name, asked)
+    asked = replace(_EMPTY_REQUEST, text=text, destroys=(DestroyPersistent(name, command.hurry),))
+    return _submit(state, actor, command, name, asked)
 
 
-_NOTHING: Final = BufferRequest("", 0, (Access.STRIPED,), "scratch", (), (), "", directives_kind="bb")
+_EMPTY_REQUEST: Final = BufferRequest("", 0, (Access.STRIPED,), "scratch", (), (), "", directives_kind="bb")
 
 
-def _check_asker(state: Facts, actor: c.Actor, cluster: str, user: str, uid: int) -> None:
+def _check_caller(state: Facts, actor: c.Actor, cluster: str, user: str, uid: int) -> None:
     """Raise Rejected where a scheduler may not ask at all, or not for this user."""
     refusal = scheduler_refusal(state, actor, cluster)
     if refusal is not None:
@@ -137,11 +137,11 @@ def _check_asker(state: Facts, actor: c.Actor, cluster: str, user: str, uid: int
     require(buffer_user_refusal(state.site, user, uid))
 
 
-def _of_another(name: str, sentence: str, remedy: str) -> Rejected:
+def _owned_by_another(name: str, sentence: str, remedy: str) -> Rejected:
     return Rejected(RefusalCode.PERMISSION_DENIED, f"{sentence}: {name} is another user's", remedy, "name")
 
 
-def _submitted(
+def _submit(
     state: Facts,
     actor: c.Actor,
     command: c.MakePersistent | c.RemovePersistent,
@@ -151,7 +151,7 @@ def _submitted(
     workdir = next(iter(expand_roots(state.site.destinations, command.user)), "/")
     plain = JobRequest(name, command.user, SCRIPT, workdir, TIME_LIMIT_S, output=NO_OUTPUT, buffer=asked)
     request = with_options(plain, JobOptions(nodes=0, gid=command.gid, requeue=False))
-    submitted = whole(job_submitted(state, actor, c.SubmitJob(request)))
+    submitted = whole(submit_job(state, actor, c.SubmitJob(request)))
     return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator
 
 from msgspec.structs import replace
 
-from replica.decide.checks import one_of
+from replica.decide.checks import names_remedy
 from replica.messages import events as e
 from replica.model import Pool, PoolUnit, SeenFilesystem, format_amount, unit_in
 from replica.state import Facts, State
@@ -88,7 +88,7 @@ def set_pool_events(state: Facts, pool: Pool, unit: PoolUnit | None = None) -> t
         is_reported=pool.is_reported or (known is not None and known.is_reported),
     )
     becomes_default = pool.is_default and not (known is not None and known.is_default)
-    events: list[e.Event] = _no_other_default(state, pool.name) if pool.is_default else []
+    events: list[e.Event] = _clear_other_default(state, pool.name) if pool.is_default else []
     if known != pool:
         events.append(e.PoolSet(pool))
     if awaited and becomes_default:
@@ -96,7 +96,7 @@ def set_pool_events(state: Facts, pool: Pool, unit: PoolUnit | None = None) -> t
     return tuple(events)
 
 
-def _no_other_default(state: Facts, name: str) -> list[e.Event]:
+def _clear_other_default(state: Facts, name: str) -> list[e.Event]:
     others = (pool for other, pool in sorted(state.pools.items()) if other != name and pool.is_default)
     return [e.PoolSet(replace(pool, is_default=False)) for pool in others]
 
@@ -106,10 +106,10 @@ def default_pool_events(state: Facts, name: str) -> tuple[e.Event, ...]:
     pool = state.pools[name]
     if pool.is_default:
         return ()
-    return (*_no_other_default(state, name), e.PoolSet(replace(pool, is_default=True)))
+    return (*_clear_other_default(state, name), e.PoolSet(replace(pool, is_default=True)))
 
 
-def changed_pool(
+def change_pool(
     state: State,
     name: str,
     *,
@@ -126,7 +126,7 @@ def changed_pool(
     """Return what adds a pool (not `exists`) or changes what is not None of one, or why it is refused."""
     known = state.pools.get(name)
     if exists and known is None:
-        return unknown_pool(state, name)
+        return unknown_pool_refusal(state, name)
     if not exists and known is not None:
         return Refusal(
             RefusalCode.WRONG_STATE,
@@ -155,25 +155,25 @@ def changed_pool(
         pool = replace(pool, out_of_service_bytes=pool.quantity_bytes)
     refusal = pool_refusal(pool if unit is None else replace(pool, unit=unit), state.filesystems)
     if refusal is None and exists and pool.filesystem != known.filesystem:
-        refusal = _used(state, name, "its buffers cannot lie elsewhere", "pool.filesystem")
+        refusal = _in_use_refusal(state, name, "its buffers cannot lie elsewhere", "pool.filesystem")
     if refusal is None and unit is not None and unit != unit_in(state.pools, name):
-        refusal = _used(state, name, "its numbers cannot count something else", "pool.unit")
+        refusal = _in_use_refusal(state, name, "its numbers cannot count something else", "pool.unit")
     return set_pool_events(state, pool, unit) if refusal is None else refusal
 
 
-def removed_pool(state: State, name: str) -> tuple[e.Event, ...] | Refusal:
+def remove_pool(state: State, name: str) -> tuple[e.Event, ...] | Refusal:
     """Return the events that remove a pool; a Refusal while a job or persistent buffer holds or waits for its space."""
     if name not in state.pools:
-        return unknown_pool(state, name)
-    refusal = _used(state, name, "it cannot be removed", "pool.name")
+        return unknown_pool_refusal(state, name)
+    refusal = _in_use_refusal(state, name, "it cannot be removed", "pool.name")
     if refusal is not None:
         return refusal
     return (e.PoolRemoved(name),)
 
 
-def unknown_pool(state: Facts, name: str) -> Refusal:
+def unknown_pool_refusal(state: Facts, name: str) -> Refusal:
     """Return the refusal for a pool that is not there."""
-    remedy = one_of(state.pools, "make one with `forebay pool create`")
+    remedy = names_remedy(state.pools, "make one with `forebay pool create`")
     return Refusal(
         RefusalCode.UNKNOWN_POOL,
         f"there is no pool {name!r}",
@@ -182,7 +182,7 @@ def unknown_pool(state: Facts, name: str) -> Refusal:
     )
 
 
-def _used(state: State, name: str, therefore: str, place: str) -> Refusal | None:
+def _in_use_refusal(state: State, name: str, therefore: str, place: str) -> Refusal | None:
     users = list(pool_users(state, name))
     if not users:
         return None
@@ -225,10 +225,10 @@ def pool_users(state: State, name: str) -> Iterator[str]:
 # ---- shared filesystems: which may be removed, and which of them a mover may stage for
 
 
-def removal_refusal(state: Facts, name: str) -> Refusal | None:
+def filesystem_removal_refusal(state: Facts, name: str) -> Refusal | None:
     """Return why a shared filesystem cannot be removed, or None."""
     if name not in state.filesystems:
-        return _unknown_filesystem(state, name, "filesystem.name")
+        return _unknown_filesystem_refusal(state, name, "filesystem.name")
     pools = sorted(pool.name for pool in state.pools.values() if pool.filesystem == name)
     if pools:
         sentence = f"shared filesystem {name} is in use: pool {', '.join(pools)} has its buffers there"
@@ -243,7 +243,7 @@ def removal_refusal(state: Facts, name: str) -> Refusal | None:
     return None
 
 
-def seen_refusal(state: Facts, node: str, seen: tuple[SeenFilesystem, ...]) -> Refusal | None:
+def mover_refusal(state: Facts, node: str, seen: tuple[SeenFilesystem, ...]) -> Refusal | None:
     """Return why the node cannot be a mover of these shared filesystems, as it has found them, or None."""
     names = [found.name for found in seen]
     if len(names) != len(set(names)):
@@ -251,7 +251,7 @@ def seen_refusal(state: Facts, node: str, seen: tuple[SeenFilesystem, ...]) -> R
     for found in seen:
         filesystem = state.filesystems.get(found.name)
         if filesystem is None:
-            return _unknown_filesystem(state, found.name, "filesystems")
+            return _unknown_filesystem_refusal(state, found.name, "filesystems")
         fault = name_fault(found.identity)
         if fault is not None:
             return Refusal(
@@ -271,7 +271,7 @@ def seen_refusal(state: Facts, node: str, seen: tuple[SeenFilesystem, ...]) -> R
     return None
 
 
-def _unknown_filesystem(state: Facts, name: str, field: str) -> Refusal:
-    remedy = one_of(state.filesystems, "make one with `forebay pool filesystem add`")
+def _unknown_filesystem_refusal(state: Facts, name: str, field: str) -> Refusal:
+    remedy = names_remedy(state.filesystems, "make one with `forebay pool filesystem add`")
     sentence = f"there is no shared filesystem {name[:NAME_CHARACTERS_MAX]!r}"
     return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy[:MESSAGE_CHARACTERS_MAX], field)

@@ -35,14 +35,16 @@ from replica.values import MAILS_SETTLED_MAX, NAME_CHARACTERS_MAX, Instant, Refu
 NO_TRANSFERS = JobTransfers()
 
 
-def recorded(state: Facts, job: Job, stage: Stage, receipt: TransferReceipt | None) -> tuple[e.TransferRecorded, ...]:
+def receipt_events(
+    state: Facts, job: Job, stage: Stage, receipt: TransferReceipt | None
+) -> tuple[e.TransferRecorded, ...]:
     """Return the event that keeps a receipt, before what follows from the end of its transfer."""
     if receipt is None or stage not in TRANSFERS:
         return ()
     return (e.TransferRecorded(job.id, job.staged_by, clipped_receipt(receipt, stage, job.attempt)),)
 
 
-def reached(
+def checkpoint_events(
     state: Facts, job: Job, stage: Stage, result: c.TransferProgressed, at: Instant
 ) -> tuple[e.TransferCheckpointed, ...]:
     """Return the event that keeps a checkpoint, nothing where the last one is enough."""
@@ -53,7 +55,7 @@ def reached(
     return (e.TransferCheckpointed(job.id, job.staged_by, checkpoint),) if is_due(former, checkpoint, at) else ()
 
 
-def settling_events(
+def mail_events(
     owed: immutables.Map[str, Mail], sent: tuple[str, ...], dropped: tuple[tuple[str, str], ...]
 ) -> tuple[e.Event, ...]:
     """Return the events that settle mails; what is not owed (any more) is passed over."""
@@ -105,7 +107,7 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
             return Accepted(pre_run_failed(state, job, result.message))
     elif buffer is not None:
         if isinstance(result, c.TransferProgressed):
-            return Accepted(reached(state, job, stage, result, at))
+            return Accepted(checkpoint_events(state, job, stage, result, at))
         if isinstance(result, c.PersistentChanged):
             changed = persistent_changed(state, job, stage, result.name)
             if changed:
@@ -118,10 +120,10 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
             )
         if isinstance(result, c.OperationDone):
             follows = succeeded(state, job, buffer, stage, result.files, result.size_bytes, result.digest)
-            return Accepted((*recorded(state, job, stage, result.receipt), *follows))
+            return Accepted((*receipt_events(state, job, stage, result.receipt), *follows))
         if isinstance(result, c.OperationFailed):
             follows = failed(state, job, stage, result.message, at, final=result.final, operation=result.operation)
-            return Accepted((*recorded(state, job, stage, result.receipt), *follows))
+            return Accepted((*receipt_events(state, job, stage, result.receipt), *follows))
     return Refusal(
         RefusalCode.INVALID_FIELD,
         f"a {type(result).__name__} is no answer to {stage.word}",
@@ -138,4 +140,4 @@ def _settle_mails(state: Facts, actor: c.Actor, command: c.SettleMails, at: Inst
             f"settle at most {MAILS_SETTLED_MAX} at once",
             "sent",
         )
-    return Accepted(settling_events(state.mails, command.sent, command.dropped))
+    return Accepted(mail_events(state.mails, command.sent, command.dropped))

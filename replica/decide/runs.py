@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from replica.decide.checks import Rejected
-from replica.decide.submit import check_again
-from replica.decide.update import check_circle
+from replica.decide.submit import check_requeue
+from replica.decide.update import check_dependency_cycle
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import ENDED, BufferState, Hold, Job, JobState
@@ -20,33 +20,33 @@ from replica.values import RESTARTED_MAX, Refusal, RefusalCode
 
 Events = tuple[e.Event, ...]
 
-_RESTARTED = (BufferState.PRE_RUN, BufferState.POST_RUN, BufferState.STAGING_OUT, BufferState.TEARDOWN)
-_STAGED_AGAIN = (BufferState.STAGING_IN, BufferState.STAGED_IN)
+_RESTARTABLE = (BufferState.PRE_RUN, BufferState.POST_RUN, BufferState.STAGING_OUT, BufferState.TEARDOWN)
+_STAGED_BEFORE_RUN = (BufferState.STAGING_IN, BufferState.STAGED_IN)
 
 
-def _wrong(job: Job, sentence: str, remedy: str) -> Refusal:
+def _wrong_state(job: Job, sentence: str, remedy: str) -> Refusal:
     return Refusal(RefusalCode.WRONG_STATE, f"job {job.called} {sentence}", remedy, "job")
 
 
-def suspended(state: Facts, job: Job) -> Events | Refusal:
+def suspend_job(state: Facts, job: Job) -> Events | Refusal:
     """Return what suspending a job leads to: its script is stopped where it is."""
     if job.state is JobState.SUSPENDED:
         return ()
     if job.state is not JobState.RUNNING:
-        return _wrong(job, f"is {job.state.name}", "only running jobs can be suspended")
+        return _wrong_state(job, f"is {job.state.name}", "only running jobs can be suspended")
     if job.cancelled or job.interrupted.requeueing:
-        return _wrong(job, "is being ended", "nothing is left to suspend")
+        return _wrong_state(job, "is being ended", "nothing is left to suspend")
     return (e.JobSuspended(job.id),)
 
 
-def resumed(state: Facts, job: Job) -> Events | Refusal:
+def resume_job(state: Facts, job: Job) -> Events | Refusal:
     """Return what resuming a job leads to: its script goes on where it was stopped."""
     if job.state is not JobState.SUSPENDED:
-        return _wrong(job, f"is {job.state.name}", "only suspended jobs can be resumed")
+        return _wrong_state(job, f"is {job.state.name}", "only suspended jobs can be resumed")
     return (e.JobResumed(job.id),)
 
 
-def requeued(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
+def requeue_job(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
     """Return what requeueing a job leads to: it gives back what it has, and waits and stages in again."""
     if not job.request.asked.requeue:
         return Refusal(
@@ -57,48 +57,50 @@ def requeued(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
         )
     reason = f"requeued by {actor.name}"
     if job.state in ENDED:
-        return _waits_again(state, job)
+        return _requeue_finished(state, job)
     if job.state is JobState.PENDING:
         buffer = state.buffers.get(job.id)
         if buffer is None or buffer.state is BufferState.PENDING:
-            return _wrong(job, "is pending and has no buffer yet", "it waits already")
-        return taken_back(state, job, reason) if buffer.state in _STAGED_AGAIN else ()
+            return _wrong_state(job, "is pending and has no buffer yet", "it waits already")
+        return taken_back(state, job, reason) if buffer.state in _STAGED_BEFORE_RUN else ()
     if job.state not in (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED):
-        return _wrong(job, f"is {job.state.name}", "only jobs that wait or run can be requeued; submit it again")
+        return _wrong_state(job, f"is {job.state.name}", "only jobs that wait or run can be requeued; submit it again")
     if job.cancelled:
-        return _wrong(job, "is being cancelled", "submit it again")
+        return _wrong_state(job, "is being cancelled", "submit it again")
     if job.interrupted.requeueing:
         return ()
     return (e.RequeueRequested(job.id, reason),)
 
 
-def _waits_again(state: Facts, job: Job) -> Events | Refusal:
+def _requeue_finished(state: Facts, job: Job) -> Events | Refusal:
     """Return what requeueing a job leads to that is over: it waits, stages in and runs as if for the first time."""
     buffer = state.buffers.get(job.id)
     if job.id in state.unfinished:
-        return _wrong(job, f"is {job.state.name} and its buffer is not torn down yet", "requeue it once that is done")
+        return _wrong_state(
+            job, f"is {job.state.name} and its buffer is not torn down yet", "requeue it once that is done"
+        )
     try:
-        check_again(state, job.request, "" if buffer is None else buffer.pool)
-        check_circle(state, job, job.request)
+        check_requeue(state, job.request, "" if buffer is None else buffer.pool)
+        check_dependency_cycle(state, job, job.request)
     except Rejected as refused:
         return refused.refusal
     run = (e.RunRequeued(job.id),)
     return run if buffer is None else (e.JobRequeued(job.id), *run)
 
 
-def cleared_job(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events | Refusal:
+def clear_job_buffer(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events | Refusal:
     """Return what clearing the buffer of a job leads to: it is forgotten where it could not be removed, or thrown away
     with results that could not be staged out, if that is said.
     """
     buffer = state.buffers.get(job.id)
     if buffer is None:
-        return _wrong(job, "has no burst buffer", "forebay buffer list shows the buffers")
+        return _wrong_state(job, "has no burst buffer", "forebay buffer list shows the buffers")
     by = f"cleared by {actor.name}"
     if buffer.state is BufferState.TEARDOWN_FAIL:
         return (e.BufferCleared(job.id, by), *gone(state, job))
     node = state.nodes.get(job.node)
     if node is not None and node.down and not node.lost and not job.mover:
-        return _wrong(
+        return _wrong_state(
             job,
             f"has its buffer on node {node.name}, which is DOWN",
             f"start the node's agent, or give up what is on it: forebay node lost {node.name}",
@@ -106,21 +108,21 @@ def cleared_job(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events
     if job.state is JobState.STAGE_OUT:
         if not discard:
             again = "release it" if job.external_job is None else "export it (forebay buffer export)"
-            return _wrong(
+            return _wrong_state(
                 job,
                 f"has results that are not staged out (its buffer is {buffer.state.word})",
                 f"{again} to try again, or say --discard to lose them",
             )
         result = JobState.CANCELLED if job.result is JobState.PENDING else job.result
         return (e.TeardownStarted(job.id, job.attempt + 1, result, True, f"results discarded, {by}"),)
-    return _wrong(
+    return _wrong_state(
         job,
         f"has a buffer that is {buffer.state.word}",
         "only a buffer that could not be removed, or not be staged out, can be cleared",
     )
 
 
-def cleared_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -> Events | Refusal:
+def clear_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -> Events | Refusal:
     """Return what clearing a persistent buffer leads to: it leaves the list, and its space is free."""
     buffer = state.persistent.get(name)
     if buffer is None:
@@ -147,7 +149,7 @@ def cleared_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -
     return (e.PersistentDeletionStarted(name, buffer.job, True), removal)
 
 
-def restarted(state: Facts, jobs: Iterable[int]) -> Events | Refusal:
+def restart_operations(state: Facts, jobs: Iterable[int]) -> Events | Refusal:
     """Return what a change of the leader does to the operations of `jobs` where the site has restart-policy slurm."""
     if state.site.restart_policy != "slurm":
         return ()
@@ -164,9 +166,9 @@ def restarted(state: Facts, jobs: Iterable[int]) -> Events | Refusal:
         job, buffer = state.jobs.get(job_id), state.buffers.get(job_id)
         if job is None or buffer is None or job.external_job is not None:
             continue  # an external job is its own scheduler's to restart
-        if buffer.state in _STAGED_AGAIN:
+        if buffer.state in _STAGED_BEFORE_RUN:
             held_back = job.stuck and job.hold is not Hold.NONE
             found.extend(() if held_back else taken_back(state, job, "the controller was restarted"))
-        elif buffer.state in _RESTARTED:
+        elif buffer.state in _RESTARTABLE:
             found.append(e.OperationsRestarted(job.id, job.attempt + 1))
     return tuple(found)

@@ -90,7 +90,7 @@ def _close_session(state: Facts, actor: Actor, command: c.CloseSession, at: Inst
     return Accepted((e.SessionsEnded((command.session,), "closed"),))
 
 
-def close_of_itself(request: c.Request, command: c.CloseSession) -> Refusal | None:
+def own_session_refusal(request: c.Request, command: c.CloseSession) -> Refusal | None:
     """Return why a session is not closed by a command in it: nowhere could its answer be kept."""
     if not is_in_session(request.id) or numbered(request.id).session != command.session:
         return None
@@ -101,7 +101,7 @@ def close_of_itself(request: c.Request, command: c.CloseSession) -> Refusal | No
 SESSIONS_BY_KEY: dict[type, Callable[[Facts, Actor, Any, Instant], Decision]] = {c.CloseSession: _close_session}
 """Command -> what decides it by looking things up."""
 
-SESSIONS_BY_WALKING: dict[type, Callable[[State, Actor, Any, Instant], Decision]] = {
+SESSIONS_BY_SCAN: dict[type, Callable[[State, Actor, Any, Instant], Decision]] = {
     c.OpenSession: _open_session,
     c.ExpireCachedReplies: _expire_answers,
 }

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from replica.decide.accounts import admitted, as_defined, check_limits, default_account
-from replica.decide.arrays import array_submitted, check_array, dependencies_resolved
+from replica.decide.accounts import admit_request, check_limits, default_account, drop_undefined_options
+from replica.decide.arrays import check_array, resolve_array, resolve_dependencies
 from replica.decide.buffer_request import (
-    buffer_resolved,
     check_buffer_user,
     persistent_fault,
-    space_resolved,
+    resolve_buffer,
+    resolve_space,
 )
 from replica.decide.checks import (
     Rejected,
@@ -50,42 +50,42 @@ NO_OUTPUT = "/dev/null"
 """The output of a job that wants none kept."""
 
 
-def job_submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted | Refusal]:
+def submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted | Refusal]:
     """Return the event that a submit leads to, with everything in it decided; or why it is refused."""
     try:
-        return (yield from _submitted(state, actor, command))
+        return (yield from _resolve_submit(state, actor, command))
     except Rejected as refused:
         return refused.refusal
 
 
-def _submitted(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted]:
+def _resolve_submit(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted]:
     request, is_array = command.request, bool(command.tasks)
     _check_ignored(state, command)
     check_options(request.asked)
     if command.if_defined and state.site.unknown_sbatch_options == "warn":
-        request = as_defined(state, request, command.if_defined)
-    request = _with_actor(actor, buffer_resolved(state, actor, request, of_array=is_array))
+        request = drop_undefined_options(state, request, command.if_defined)
+    request = _with_actor(actor, resolve_buffer(state, actor, request, of_array=is_array))
     require(persistent_fault(request.buffer))
     check_array(state, command)
     if request.dependencies or command.after_tasks:
-        dependencies = dependencies_resolved(state, request.dependencies, command.after_tasks)
+        dependencies = resolve_dependencies(state, request.dependencies, command.after_tasks)
         request = replace(request, dependencies=dependencies)
-    request = _in_a_partition(state, _with_conditions(request))
+    request = _with_partition(state, _with_conditions(request))
     if request.asked.exclusive:
         request = _with_whole_node(state, request)
-    request = admitted(state, request, max(1, len(command.tasks)))
+    request = admit_request(state, request, max(1, len(command.tasks)))
 
     _check_record(state, actor, request)
     if request.buffer is not None:
         check_buffer_user(state, request.user)
 
-    def resolved(one: JobRequest, job_id: int) -> e.JobSubmitted:
-        return _resolved(state, one, job_id, command)
+    def resolve(one: JobRequest, job_id: int) -> e.JobSubmitted:
+        return _resolve_job(state, one, job_id, command)
 
     if is_array:
-        event = yield from array_submitted(replace(command, request=request), state.next_job, resolved)
+        event = yield from resolve_array(replace(command, request=request), state.next_job, resolve)
     else:
-        event = resolved(request, state.next_job)
+        event = resolve(request, state.next_job)
     check_limits(state, event.request, event.pool, event.granted_bytes)
     return event
 
@@ -134,7 +134,7 @@ def _with_whole_node(state: Facts, request: JobRequest) -> JobRequest:
     return replace(request, cpus=max(request.cpus, *(node.cpus for node in nodes)))
 
 
-def _in_a_partition(state: Facts, request: JobRequest) -> JobRequest:
+def _with_partition(state: Facts, request: JobRequest) -> JobRequest:
     """Return the request with the partition that it goes to."""
     options = request.asked
     if not state.partitions:
@@ -147,13 +147,13 @@ def _in_a_partition(state: Facts, request: JobRequest) -> JobRequest:
     return with_options(request, replace(options, partition=chosen))
 
 
-def _resolved(state: Facts, request: JobRequest, job_id: int, command: c.SubmitJob) -> e.JobSubmitted:
+def _resolve_job(state: Facts, request: JobRequest, job_id: int, command: c.SubmitJob) -> e.JobSubmitted:
     """Return the submit of one job or task, its paths and its space decided."""
     asked, pool, granted = request.buffer, "", 0
     check_path(request.workdir, "workdir")
     written = request.output or DEFAULT_OUTPUT
-    output = _file(request, job_id, written, "output")
-    if NODE_SYMBOL in _file(request, job_id, written, "output", node=""):
+    output = _resolve_file(request, job_id, written, "output")
+    if NODE_SYMBOL in _resolve_file(request, job_id, written, "output", node=""):
         raise Rejected(
             RefusalCode.INVALID_FIELD,
             f"the name of the output {written[:48]!r} comes to {NODE_SYMBOL}, which stands for the job's node",
@@ -163,13 +163,13 @@ def _resolved(state: Facts, request: JobRequest, job_id: int, command: c.SubmitJ
     for place, other in (("error", request.asked.error), ("input", request.asked.input)):
         if other:
             # Kept as it was asked for: it follows from the rest (`error_path`).
-            _file(request, job_id, other, place)
+            _resolve_file(request, job_id, other, place)
     if asked is not None:
-        asked, pool, granted = space_resolved(state, request, asked, job_id)
+        asked, pool, granted = resolve_space(state, request, asked, job_id)
     return e.JobSubmitted(job_id, replace(request, output=output, buffer=asked), pool, granted, command.hold)
 
 
-def check_again(state: Facts, request: JobRequest, pool: str) -> None:
+def check_requeue(state: Facts, request: JobRequest, pool: str) -> None:
     """Raise Rejected where a job that is over could not wait once more, by what has changed since: accounts,
     partitions, limits, users that may have buffers, and the pool that its space is asked of.
     """
@@ -177,14 +177,14 @@ def check_again(state: Facts, request: JobRequest, pool: str) -> None:
         raise Rejected(
             RefusalCode.LIMIT_EXCEEDED, f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet", "wait until some are", ""
         )
-    _in_a_partition(state, admitted(state, request, 1))
+    _with_partition(state, admit_request(state, request, 1))
     if request.buffer is not None:
         check_buffer_user(state, request.user)
     if pool and pool not in state.pools:
         raise Rejected(RefusalCode.UNKNOWN_POOL, f"there is no pool {pool!r} any more", "submit it again", "job")
 
 
-def _file(request: JobRequest, job_id: int, written: str, place: str, node: str = NODE_SYMBOL) -> str:
+def _resolve_file(request: JobRequest, job_id: int, written: str, place: str, node: str = NODE_SYMBOL) -> str:
     """Return the absolute path of a file for the script's input or output.
 
     Any path is permitted, because the agent opens the file as the job's user.
@@ -225,7 +225,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
             "script line 1, column 1",
         )
     most = script_bytes_max(request.script)
-    if _bytes_of(request.script) > most:
+    if _utf8_bytes(request.script) > most:
         raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
             f"the script is longer than {most} bytes",
@@ -271,7 +271,7 @@ def _check_environment(request: JobRequest) -> None:
         )
     size = 0
     for name, value in request.environment:
-        size += _bytes_of(name) + _bytes_of(value)
+        size += _utf8_bytes(name) + _utf8_bytes(value)
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise Rejected(RefusalCode.INVALID_FIELD, f"{name!r} cannot be a variable", "use NAME=VALUE", "environment")
     if size > limits.ENVIRONMENT_BYTES_MAX:
@@ -283,5 +283,5 @@ def _check_environment(request: JobRequest) -> None:
         )
 
 
-def _bytes_of(text: str) -> int:
+def _utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -12,8 +12,8 @@ from itertools import islice
 from msgspec.structs import replace
 
 from replica.decide.accounts import check_admission, check_limits
-from replica.decide.arrays import dependencies_resolved
-from replica.decide.buffer_request import buffer_resolved, check_buffer_user, space_resolved
+from replica.decide.arrays import resolve_dependencies
+from replica.decide.buffer_request import check_buffer_user, resolve_buffer, resolve_space
 from replica.decide.checks import (
     Rejected,
     check_dependencies,
@@ -21,7 +21,7 @@ from replica.decide.checks import (
     check_number,
     check_options,
     check_unprivileged,
-    denied,
+    permission_denied,
     require,
 )
 from replica.messages import commands as c
@@ -48,59 +48,59 @@ from replica.values import DEPENDENCY_CHAIN_MAX, Refusal, RefusalCode
 
 Events = tuple[e.Event, ...]
 
-_ADMITTED = ("account", "qos", "licenses", "reservation")
+_ACCOUNTING_FIELDS = ("account", "qos", "licenses", "reservation")
 """Fields that accounts, QOS, licences and reservations have a say in."""
 
-_WAITS = ("dependencies", "singleton", "name")
+_WAIT_FIELDS = ("dependencies", "singleton", "name")
 """Fields that say for whom a job waits, or who waits for it."""
 
 
-def updated(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events | Refusal:
+def update_job(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events | Refusal:
     """Return what the change of one job leads to; `jobs`: how many are changed with it, all alike."""
     if job.state is not JobState.PENDING:
         sentence = f"job {job.id} is {job.state.name}: it is no longer pending"
         return Refusal(RefusalCode.WRONG_STATE, sentence, "only jobs that wait can be changed", "job")
     try:
-        return _updated(state, actor, job, command, jobs)
+        return _update_job(state, actor, job, command, jobs)
     except Rejected as refused:
         return refused.refusal
 
 
-def _updated(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events:
-    change = difference(job.request, _resolved(state, command))
+def _update_job(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events:
+    change = difference(job.request, _resolve_change(state, command))
     after = requested(job.request, change)
     options = after.asked
     _check_permitted(actor, job.request, change)
     _check_change(state, change)
     require(check_asked(options.licenses, options.nice))
-    if any(getattr(change, field) is not None for field in _WAITS):
-        check_circle(state, job, after)
+    if any(getattr(change, field) is not None for field in _WAIT_FIELDS):
+        check_dependency_cycle(state, job, after)
     check_options(options)
-    if any(getattr(change, field) is not None for field in _ADMITTED):
+    if any(getattr(change, field) is not None for field in _ACCOUNTING_FIELDS):
         check_admission(state, after.user, options, jobs if change.qos else 0)
     if change.partition is not None:
         partition = require(chosen_partition(state.partitions, change.partition, after.user, options.account))
         change, after = replace(change, partition=partition), with_options(after, replace(options, partition=partition))
-    asked = _request_changed(state, actor, job, after, command)
+    asked = _resolve_new_buffer(state, actor, job, after, command)
     if change == NO_CHANGE and asked is None:
         return ()
-    buffer, pool, granted = (None, *_held(state, job)) if asked is None else asked
+    buffer, pool, granted = (None, *_requested_space(state, job)) if asked is None else asked
     check_limits(state, after, pool, granted)
     return (e.JobUpdated(job.id, change) if asked is None else e.JobUpdated(job.id, change, buffer, pool, granted),)
 
 
-def _held(state: Facts, job: Job) -> tuple[str, int]:
+def _requested_space(state: Facts, job: Job) -> tuple[str, int]:
     buffer = state.buffers.get(job.id)
     # What it holds already was allowed (`quotas.class_gate`).
     return ("", 0) if buffer is None or buffer.held_bytes else (buffer.pool, buffer.granted_bytes)
 
 
-def _resolved(state: Facts, command: c.UpdateJob) -> JobChange:
+def _resolve_change(state: Facts, command: c.UpdateJob) -> JobChange:
     """Return the change with its dependencies on arrays and their tasks resolved."""
     change = command.change
     if change.dependencies is None and not command.after_tasks:
         return change
-    dependencies = dependencies_resolved(state, change.dependencies or (), command.after_tasks)
+    dependencies = resolve_dependencies(state, change.dependencies or (), command.after_tasks)
     singleton = bool(change.singleton)
     any_of = bool(change.any_of) and len(dependencies) + singleton > 1
     return replace(change, dependencies=dependencies, singleton=singleton, any_of=any_of)
@@ -111,7 +111,7 @@ def _check_permitted(actor: c.Actor, request: JobRequest, change: JobChange) -> 
     if actor.role is c.ActorRole.OPERATOR:
         return
     if change.time_limit_s is not None and change.time_limit_s > request.time_limit_s:
-        raise denied("time_limit_s", "only an operator may raise the time limit of a job")
+        raise permission_denied("time_limit_s", "only an operator may raise the time limit of a job")
     priority = request.priority if change.priority is None else change.priority
     nice = request.asked.nice if change.nice is None else change.nice
     check_unprivileged(priority, request.priority, nice, request.asked.nice)
@@ -128,12 +128,12 @@ def _check_change(state: Facts, change: JobChange) -> None:
         check_dependencies(state, change.dependencies)
 
 
-def check_circle(state: Facts, job: Job, after: JobRequest) -> None:
+def check_dependency_cycle(state: Facts, job: Job, after: JobRequest) -> None:
     """Raise Rejected for a job that would wait for itself, directly or by way of others."""
     seen: set[int] = set()
     waiting = [(job.id, after)]
     while waiting:
-        for other in _awaited(state, *waiting.pop(), job.id, after):
+        for other in _awaited_jobs(state, *waiting.pop(), job.id, after):
             if other == job.id:
                 sentence = f"job {job.id} would wait for itself, directly or by way of others"
                 raise Rejected(RefusalCode.WRONG_STATE, sentence, "leave that dependency out", "dependencies")
@@ -146,7 +146,7 @@ def check_circle(state: Facts, job: Job, after: JobRequest) -> None:
             waiting.append((other, state.jobs[other].request))
 
 
-def _awaited(
+def _awaited_jobs(
     state: Facts, job_id: int, request: JobRequest, changed: int, changed_request: JobRequest
 ) -> Iterator[int]:
     """Yield the pending jobs that a job waits for; `changed` counts as one of them, and as having `changed_request`."""
@@ -168,7 +168,7 @@ def _awaited(
         yield changed
 
 
-def _request_changed(
+def _resolve_new_buffer(
     state: Facts, actor: c.Actor, job: Job, after: JobRequest, command: c.UpdateJob
 ) -> tuple[BufferRequest, str, int] | None:
     """Return what the job asks of burst buffers from here on, the pool and what it is to hold there; None where that
@@ -187,12 +187,12 @@ def _request_changed(
     if buffer is not None and buffer.state is not BufferState.PENDING:
         sentence = f"the buffer of job {job.id} is {buffer.state.word}: what it asks for can no longer be changed"
         raise Rejected(RefusalCode.WRONG_STATE, sentence, "requeue the job first, which takes its buffer back", "--bb")
-    asked = buffer_resolved(state, actor, replace(after, buffer=command.buffer), of_array=False).buffer
+    asked = resolve_buffer(state, actor, replace(after, buffer=command.buffer), of_array=False).buffer
     assert asked is not None  # what is resolved was asked for
     if asked.creates or asked.destroys or asked.uses or asked.lists:
         sentence = "persistent buffers and lists (type=list) cannot be asked for of a job that is there already"
         raise Rejected(RefusalCode.INVALID_DIRECTIVE, sentence, "submit a job for it", "--bb")
     check_buffer_user(state, after.user)
-    asked, pool, granted = space_resolved(state, after, asked, job.id)
+    asked, pool, granted = resolve_space(state, after, asked, job.id)
     same = buffer is not None and job.request.buffer == asked and (buffer.pool, buffer.granted_bytes) == (pool, granted)
     return None if same else (asked, pool, granted)

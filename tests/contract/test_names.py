@@ -30,7 +30,7 @@ from cluster.config.config import Config
 from cluster.config.toml import NOBODYS, ConfigError
 from cluster.schemas.operations import OPERATIONS, ApiOperation
 from cluster.schemas.requests import BulkCommand
-from replica.decide.configuration import written_value
+from replica.decide.configuration import file_value
 from replica.decide.decide import decide
 from replica.grammar.settings import KEYS, Owner
 from replica.messages import commands as c
@@ -260,7 +260,7 @@ def shape(schema: dict[str, Any]) -> str:
 
 def test_every_key_of_burst_buffer_conf_is_there_with_its_default() -> None:
     rows = [
-        f"{key.name}: {key.kind.value}" + ("" if key.owner is Owner.FLAG else f" = {written_value(key, DEFAULT_SITE)}")
+        f"{key.name}: {key.kind.value}" + ("" if key.owner is Owner.FLAG else f" = {file_value(key, DEFAULT_SITE)}")
         for key in KEYS
     ]
     compare("names/burst_buffer_conf.txt", rows)

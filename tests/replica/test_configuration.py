@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.decide.configuration import differences, file_text, wanted_of, written_value
+from replica.decide.configuration import differences, file_text, file_value, target_configuration
 from replica.fold.apply import apply_batch
 from replica.grammar.burst_buffer_conf import Setting, parse_text
 from replica.grammar.settings import KEYS, Kind, Owner, find_key
@@ -68,7 +68,7 @@ def applied(text: str, **fields: bool) -> World:
 
 
 def changes(state: State, text: str, *, partial: bool = False) -> dict[str, tuple[str, str]]:
-    wanted = wanted_of(state, settings(text), partial=partial)
+    wanted = target_configuration(state, settings(text), partial=partial)
     assert not isinstance(wanted, Refusal), wanted
     return {change.key: (change.before, change.after) for change in differences(state, wanted)}
 
@@ -161,7 +161,7 @@ def test_a_partial_change_leaves_all_as_it_is_that_it_does_not_name() -> None:
 
 def written(state: State) -> dict[str, str]:
     """Return all that is configured, by key."""
-    return {key.name: written_value(key, state.site, state.transfer_rules, state.scheduling_rules) for key in KEYS}
+    return {key.name: file_value(key, state.site, state.transfer_rules, state.scheduling_rules) for key in KEYS}
 
 
 @pytest.mark.parametrize("name", [name for name in VALUES if not name.startswith("Default")])
@@ -171,7 +171,7 @@ def test_a_key_without_a_value_in_a_partial_change_is_as_by_default_and_nothing_
     # What needs another key at the same time is refused and stays as it is.
     world.settle(c.ConfigureSite((Setting(name, VALUES[name][0]),), True))
     assert world.settle(c.ConfigureSite((Setting(name, ""),), True)) == 0
-    default = {key.name: written_value(key, DEFAULT_SITE) for key in KEYS}
+    default = {key.name: file_value(key, DEFAULT_SITE) for key in KEYS}
     after = written(world.state)
     assert after[name] == default[name]
     assert {key for key in after if after[key] != before[key]} <= {name}
@@ -378,7 +378,7 @@ def test_any_set_of_settings_is_applied_as_the_dry_run_said_or_refused_as_a_whol
 ) -> None:
     world = World()
     given_settings = tuple(Setting(name, VALUES[name][0]) for name in names)
-    wanted = wanted_of(world.state, given_settings, partial=partial)
+    wanted = target_configuration(world.state, given_settings, partial=partial)
     before = world.state
     outcome = world.settle(c.ConfigureSite(given_settings, partial))
     if isinstance(wanted, Refusal):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from replica.decide.reports import settling_events
+from replica.decide.reports import mail_events
 from replica.fold.apply import apply_batch
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -175,7 +175,7 @@ def test_what_is_owed_is_bounded() -> None:
     for number in range(3):
         mail = Mail(number + 1, MailKind.END, 1, "alan", "job", World().at)
         owed = owed.set(mail.key, mail)
-    assert settling_events(owed, ("1.end.1", "9.end.1"), (("1.end.1", "twice"), ("2.end.1", "gone"))) == (
+    assert mail_events(owed, ("1.end.1", "9.end.1"), (("1.end.1", "twice"), ("2.end.1", "gone"))) == (
         e.MailSent(1, "1.end.1"),
         e.MailDropped(2, "2.end.1", "gone"),
     )

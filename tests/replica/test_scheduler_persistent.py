@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replica.decide import job_about
+from replica.decide import find_persistent_job
 from replica.messages import commands as c
 from replica.model.buffers import Access
 from replica.model.requests import CreatePersistent
@@ -43,10 +43,10 @@ def remove(here: ExternalJobWorld, name: str = "lake", *, who: str = "alan", **f
 
 def carried_out(here: ExternalJobWorld, who: str = "alan") -> None:
     """Have a mover do what a command has begun, to its end."""
-    job = job_about(here.state, who, "lake")
+    job = find_persistent_job(here.state, who, "lake")
     assert job is not None
     here.finish(job.id)
-    assert job_about(here.state, who, "lake") is None
+    assert find_persistent_job(here.state, who, "lake") is None
 
 
 def made(here: ExternalJobWorld) -> None:
@@ -105,7 +105,7 @@ def test_what_is_not_made_yet_is_given_up(how_far: str) -> None:
         here.running("42", asked(80))
     make(here)
     assert lake(here) == ("none" if how_far == "waits" else "allocating")
-    job = job_about(here.state, "alan", "lake")
+    job = find_persistent_job(here.state, "alan", "lake")
     remove(here)
     if how_far == "begun":
         assert lake(here) == "deleting" and job is not None

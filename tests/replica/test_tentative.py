@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.decide.decide import decide, deciding, is_by_key, jobs_of_command
+from replica.decide.decide import decide, decide_steps, is_by_key, jobs_of_command
 from replica.fold.answers import receipt_for
 from replica.fold.apply import SpeculativeState, apply_batch, apply_entry, applying
 from replica.grammar.burst_buffer_conf import Setting
@@ -195,7 +195,7 @@ def test_what_is_decided_and_folded_in_steps_comes_to_what_it_comes_to_at_once(
     for number, (command, actor) in enumerate(asked):
         request = c.Request(bytes([255]) * 6 + number.to_bytes(10, "big"), actor, command)
         facts = batch.facts if is_by_key(command) else batch.state()
-        decided = in_slices(deciding(facts, request, at))
+        decided = in_slices(decide_steps(facts, request, at))
         assert decided == decide(single, request, at)
         assert jobs_of_command(facts, command) >= 1
         entry = entry_of(request, decided)

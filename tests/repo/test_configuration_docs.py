@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.decide.configuration import file_text, wanted_of, written_value
+from replica.decide.configuration import file_text, file_value, target_configuration
 from replica.grammar.burst_buffer_conf import parse_text
 from replica.grammar.settings import KEYS, Key, Owner
 from replica.messages import commands as c
@@ -20,7 +20,7 @@ EXAMPLES = sorted((ROOT / "docs" / "examples").glob("burst_buffer*.conf"))
 
 def row(key: Key) -> str:
     """Return the key's row in the page."""
-    default = "" if key.owner is Owner.FLAG else written_value(key, DEFAULT_SITE)
+    default = "" if key.owner is Owner.FLAG else file_value(key, DEFAULT_SITE)
     return f"| `{key.name}` | {key.kind.value} | {f'`{default}`' if default else ''} | {key.about} |"
 
 
@@ -37,7 +37,7 @@ def test_every_example_is_accepted_and_applied(path: Path) -> None:
     world = World()
     assert world.settle(c.ConfigureSite(parsed.settings)) == 0
     again = parse_text(file_text(world.state))
-    assert not isinstance(wanted_of(world.state, again.settings), Refusal)
+    assert not isinstance(target_configuration(world.state, again.settings), Refusal)
 
 
 def test_the_page_links_to_every_example() -> None:

@@ -20,10 +20,10 @@ def found(monkeypatch: pytest.MonkeyPatch, table: dict[Any, Any], key: object, f
 
 
 def test_results_that_are_removed_and_not_exported_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = found(monkeypatch, decided._EVENTS, decided.Outcome.PARKS, decided._discarded)
+    said = found(monkeypatch, decided._EVENTS, decided.ExternalJobOutcome.RETAIN, decided._discard)
     assert "are removed, and nobody has exported them" in said
 
 
 def test_what_is_left_of_an_epoch_that_never_ran_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = found(monkeypatch, decided._EVENTS, decided.Outcome.GIVES_BACK, lambda *_: ())
+    said = found(monkeypatch, decided._EVENTS, decided.ExternalJobOutcome.LINGER, lambda *_: ())
     assert "slurm:" in said
