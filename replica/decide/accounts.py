@@ -1,4 +1,6 @@
-"""Changing accounts, QOS, licences, reservations and the rules of scheduling, and whether a job may ask for them."""
+"""Decide changes of accounts, QOS, licences, reservations, partitions and scheduling rules, and check that jobs may use
+them.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,7 @@ def _set_reservation(state: Facts, command: c.SetReservation, at: Instant) -> Ev
 
 
 def _overbooking_refusal(state: Facts, new: Reservation) -> Refusal | None:
-    """Return why a pool would be reserved for more than it has, or None."""
+    """Return the rejection of a reservation that would overbook a pool, or None."""
     others = [other for other in state.reservations.values() if other.name != new.name]
     for space in new.space:
         starts = [new.start_at, *(other.start_at for other in others if new.start_at <= other.start_at < new.end_at)]
@@ -166,14 +168,20 @@ ACCOUNTING_BY_KEY: Mapping[type, Callable[[Facts, Any, Instant], EventsOrRefusal
     c.DeleteReservation: _delete_reservation,
     c.SetSchedulingRules: _set_scheduling_rules,
 }
-"""Command type -> its handler. All of these commands require an operator."""
+"""Command type -> handler. All of these commands require an operator."""
 
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
 
 def admit_request(state: Facts, request: JobRequest, jobs: int) -> JobRequest:
-    """Return the request with the site's default account and QOS filled in; Rejected where `jobs` such are refused."""
+    """Return the request with the site's default account and QOS filled in.
+
+    `jobs` is the number of jobs that the request creates.
+
+    Raises:
+        Rejected: The user may not use the account, QOS, licences or reservation, or would exceed a limit of jobs.
+    """
     options = request.asked
     if not _has_accounting_options(options) and state.scheduling_rules == DEFAULT_RULES:
         return request
@@ -191,9 +199,9 @@ def admit_request(state: Facts, request: JobRequest, jobs: int) -> JobRequest:
 
 
 def drop_undefined_options(state: Facts, request: JobRequest, fields: Collection[str]) -> JobRequest:
-    """Return the request without those of `fields` whose names the site has not defined.
+    """Return the request without those of `fields` whose values the site has not defined.
 
-    An account counts as such only where the site has no accounts at all: elsewhere, jobs are charged.
+    An account is dropped only if the site has no accounts at all. Otherwise the job would go uncharged.
     """
     options = request.asked
     known: dict[str, object] = {
@@ -206,7 +214,7 @@ def drop_undefined_options(state: Facts, request: JobRequest, fields: Collection
 
 
 def default_account(state: Facts, user: str) -> str:
-    """Return the account of a job of the user that names none; empty for none."""
+    """Return the default account of the user's jobs, or an empty string."""
     name = state.scheduling_rules.default_account
     account = state.accounts.get(name) if name else None
     return name if account is not None and account.member(user) is not None else ""
@@ -217,12 +225,16 @@ def _has_accounting_options(options: JobOptions) -> bool:
 
 
 def check_admission(state: Facts, user: str, options: JobOptions, jobs: int) -> None:
-    """Raise Rejected where jobs may not have these options; `jobs` of them come to the QOS anew."""
+    """Check that the user's jobs may have these options. `jobs` is the number of jobs added to the QOS.
+
+    Raises:
+        Rejected: They may not.
+    """
     require(_admission_refusal(state, user, options, jobs))
 
 
 def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) -> Refusal | None:
-    """Return why a job may not have these options, or None. The first sentences are Slurm's."""
+    """Return the rejection of a job with these options, or None."""
     account = state.accounts.get(options.account) if options.account else None
     if options.account and account is None:
         return _unknown_name_refusal("account", options.account, sorted(state.accounts))
@@ -268,14 +280,22 @@ def _permission_refusal(place: str, sentence: str) -> Refusal:
 
 
 def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: int) -> None:
-    """Raise Rejected where a QOS with deny_on_limit refuses a job that one of its limits forbids by itself."""
+    """Check a job against the limits that it exceeds on its own, if its QOS has deny_on_limit.
+
+    Raises:
+        Rejected: A limit is exceeded.
+    """
     qos = state.qos.get(request.asked.qos) if request.asked.qos else None
     if qos is not None and qos.deny_on_limit:
         check_own_limits(state, request, pool, granted_bytes, "ask for less, or use another QOS")
 
 
 def check_own_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: int, remedy: str) -> None:
-    """Raise Rejected where a limit, of whomever it is, forbids the job by itself: it would wait in vain."""
+    """Check a job against all limits that it exceeds on its own, whatever other jobs use: it would wait forever.
+
+    Raises:
+        Rejected: A limit is exceeded.
+    """
     scheduling_class = scheduling_class_of(request)
     if scheduling_class is None:
         return
@@ -292,8 +312,7 @@ def check_own_limits(state: Facts, request: JobRequest, pool: str, granted_bytes
     )
 
 
-# ---- changing partitions, and resetting what was used of burst buffers; a function per command, as in
-# `replica.decide.decide`
+# ---- partitions and usage
 
 
 def _set_partition(state: Facts, command: c.SetPartition) -> EventsOrRefusal:
@@ -335,4 +354,4 @@ PARTITIONS_BY_KEY: Mapping[type, Callable[[Facts, Any], EventsOrRefusal]] = {
     c.DeletePartition: _delete_partition,
     c.ResetUsage: _reset_usage,
 }
-"""Command type -> its handler. All of these commands require an operator."""
+"""Command type -> handler. All of these commands require an operator."""

@@ -1,7 +1,4 @@
-"""Submitting a job array: one command, one entry, one event (SPUR.md, 8), and what differs from task to task.
-
-Also what a submit says of arrays that are there: a dependency on an array is one on all its tasks.
-"""
+"""Job arrays: resolve a submit into one event (SPUR.md, 8), dependencies on arrays, and commands about tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +27,11 @@ DEFAULT_OUTPUT = "forebay-%A_%a.out"
 
 
 def check_array(state: Facts, command: c.SubmitJob) -> None:
-    """Raise Rejected for what a submit says of arrays and cannot be."""
+    """Check the tasks and the throttle of a submit.
+
+    Raises:
+        Rejected: They are invalid, or exceed a limit.
+    """
     tasks, throttle = command.tasks, command.throttle
     if command.request.array is not None:
         raise _invalid_array("which array a task belongs to is decided by the controller", "leave it out")
@@ -65,8 +66,10 @@ def _invalid_array(sentence: str, remedy: str) -> Rejected:
 def resolve_array(
     command: c.SubmitJob, array: int, resolve: Callable[[JobRequest, int], e.JobSubmitted]
 ) -> Steps[e.JobSubmitted]:
-    """Return the event that the submit of an array leads to; Rejected. `resolve` is asked for each task that differs
-    from the first one by its paths: steps for each of them.
+    """Return the submit event of an array, in steps. If paths contain symbols, `resolve` is called once per task.
+
+    Raises:
+        Rejected: The array is too large, or a task is invalid.
     """
     request, tasks = command.request, command.tasks
     if not request.output:
@@ -115,11 +118,15 @@ def _array_too_large(sentence: str) -> Rejected:
 def resolve_dependencies(
     state: Facts, asked: tuple[Dependency, ...], after_tasks: tuple[AfterTask, ...]
 ) -> tuple[Dependency, ...]:
-    """Return the dependencies with those on arrays and on tasks of them resolved; Rejected for unknown ones."""
+    """Return the dependencies, with those on arrays and on their tasks resolved to jobs.
+
+    Raises:
+        Rejected: A job, array or task does not exist.
+    """
     found: list[Dependency] = []
     for dependency in asked:
         if dependency.kind is DependencyKind.AFTER_BURST_BUFFER and _is_purged(state, dependency.job):
-            # Whatever it was, it has no buffer: nothing to wait for, as in Slurm.
+            # A purged job has no buffer to wait for, as in Slurm.
             continue
         if dependency.job in state.arrays:
             dependency = Dependency(dependency.kind.of_all, dependency.job)
@@ -153,7 +160,10 @@ def _unknown_dependency(word: str, job: str) -> Rejected:
 
 
 def jobs_of_tasks(state: Facts, job: int, tasks: Tasks) -> tuple[int, ...] | Refusal | None:
-    """Return the jobs of the tasks that are meant, by task; None where one job is meant that is no array."""
+    """Return the jobs of an array's tasks in ascending order; None if `job` is a single job and `tasks` is None.
+
+    Return a Refusal if the array or a task does not exist.
+    """
     array = state.arrays.get(job)
     if array is None and tasks is None:
         return None
@@ -179,9 +189,9 @@ def jobs_of_tasks(state: Facts, job: int, tasks: Tasks) -> tuple[int, ...] | Ref
 
 
 def job_of_task(state: Facts, job: int, tasks: Tasks) -> int | None:
-    """Return the one job that a reference names: a job, the first task of an array, or a task; None if there is none.
+    """Return the job of a reference: the job itself, the first task of an array, or the job of a single task.
 
-    Several tasks name no one job.
+    Return None if it does not exist, or if the reference has several tasks.
     """
     if tasks is None:
         if job in state.jobs:

@@ -1,8 +1,7 @@
-"""Resolving what a job asks of burst buffers: what only the state can say of it.
+"""Resolve the buffer request of a job against the pools and the site, before the job is submitted or changed.
 
-A job of no nodes, persistent buffers, swap, lists, what a capacity counts, paths, and the pool: decided here against
-pools and site, before the job is submitted or changed. Sources: SEMANTICS.md ("Refused at submit"), the burst buffer
-guides.
+This covers jobs without nodes, persistent buffers, swap, transfer lists, capacity units, paths and the pool. Sources:
+SEMANTICS.md ("Refused at submit"), the burst buffer guides.
 """
 
 from __future__ import annotations
@@ -50,8 +49,12 @@ _TASK_SYMBOL = re.compile("%[aj]")
 def resolve_buffer(
     state: Facts, actor: c.Actor, request: JobRequest, *, of_array: bool, number: str = ""
 ) -> JobRequest:
-    """Return the request with what it asks of buffers decided, but for the paths; Rejected where it cannot be had.
-    `number`: what `%j` stands for, if not for the job's own.
+    """Return the request with its buffer request resolved, except paths and pool (`resolve_space`).
+
+    `number` replaces `%j` in lists; empty: the job's ID.
+
+    Raises:
+        Rejected: The request is invalid or not supported.
     """
     if is_ordinary(request) and all(pool.unit is PoolUnit.BYTES for pool in state.pools.values()):
         return request
@@ -75,9 +78,7 @@ def resolve_buffer(
 
 
 def is_ordinary(request: JobRequest) -> bool:
-    """Return whether a request has only the fields of every job, and of buffers only capacity in bytes, files and
-    directories.
-    """
+    """Return whether a request has no options and an ordinary buffer request, if any (`is_ordinary_buffer`)."""
     options, asked = request.options, request.buffer
     if request.array is not None or (options is not None and replace(options, any_of=False) != NO_OPTIONS):
         return False
@@ -85,7 +86,7 @@ def is_ordinary(request: JobRequest) -> bool:
 
 
 def is_ordinary_buffer(asked: BufferRequest) -> bool:
-    """Return whether a buffer request has only capacity in bytes, files and directories."""
+    """Return whether a buffer request has only a capacity in bytes, and transfers of files and directories."""
     special = asked.creates or asked.destroys or asked.uses or asked.swap_bytes or asked.options or asked.lists
     commands = asked.stage_in_command or asked.stage_out_command
     return not (special or commands) and asked.units == "bytes" and asked.directives_kind in ("", "dw", "bb")
@@ -94,8 +95,10 @@ def is_ordinary_buffer(asked: BufferRequest) -> bool:
 def resolve_space(
     state: Facts, request: JobRequest, asked: BufferRequest, job_id: int | str
 ) -> tuple[BufferRequest, str, int]:
-    """Return what a job asks of buffers with its paths decided, the pool, and what it would hold there (bytes, or units
-    where the pool counts those); Rejected.
+    """Return the buffer request with its paths resolved, its pool, and the space it will hold (in the pool's unit).
+
+    Raises:
+        Rejected: A path is not allowed, or the pool cannot satisfy the request.
     """
     _check_together(state, asked)
     asked = _resolve_paths(state, request, asked, job_id)
@@ -103,12 +106,16 @@ def resolve_space(
 
 
 def check_buffer_user(state: Facts, user: str) -> None:
-    """Raise Rejected for a user whom AllowUsers or DenyUsers keeps from buffers."""
+    """Check that AllowUsers and DenyUsers permit the user to have buffers.
+
+    Raises:
+        Rejected: They do not.
+    """
     require(buffer_user_refusal(state.site, user))
 
 
 def persistent_fault(buffer: BufferRequest | None) -> Refusal | None:
-    """Return why the persistent buffers that a job names cannot be: too many, no names, or at odds with each other."""
+    """Return the rejection of a job whose persistent buffers are too many, misnamed or contradictory, or None."""
     if buffer is None or not (buffer.creates or buffer.destroys or buffer.uses):
         return None
     kinds = {
@@ -182,7 +189,11 @@ def _check_persistent(state: Facts, actor: c.Actor, asked: BufferRequest) -> Non
 
 
 def _check_variable(state: Facts, asked: BufferRequest, record: CreatePersistent) -> None:
-    """Raise Rejected if another persistent buffer has the same environment variable: scripts would confuse them."""
+    """Check that no other persistent buffer has the same environment variable, which scripts could not tell apart.
+
+    Raises:
+        Rejected: Another one has.
+    """
     variable = persistent_variable(record.name)
     created = (other.name for other in asked.creates)
     for other in (*created, *state.persistent):
@@ -196,8 +207,10 @@ def _check_variable(state: Facts, asked: BufferRequest, record: CreatePersistent
 
 
 def _check_together(state: Facts, asked: BufferRequest) -> None:
-    """Raise Rejected where some of what a job works with lies in a shared filesystem and some on one node, as far as it
-    is known: no agent reaches both.
+    """Check that a job's buffers are not partly in a shared filesystem and partly on a node: no agent reaches both.
+
+    Raises:
+        Rejected: They are.
     """
     if not (asked.creates or asked.destroys or asked.uses):
         return
@@ -230,7 +243,11 @@ def _check_together(state: Facts, asked: BufferRequest) -> None:
 
 
 def _check_supported(state: Facts, asked: BufferRequest) -> None:
-    """Raise Rejected for what the grammar reads and Forebay's own agents do not do: such a job would run without it."""
+    """Check that Forebay's agents support the request. The grammar accepts more than they do.
+
+    Raises:
+        Rejected: They do not; the job would run without a part of its request.
+    """
     if state.site.provider != NATIVE:
         return
     if asked.swap_bytes:
@@ -248,7 +265,7 @@ def _check_supported(state: Facts, asked: BufferRequest) -> None:
 
 
 def _choices(asked: BufferRequest) -> Iterator[tuple[TransferChoice, str]]:
-    """Yield what is special about each transfer that has something special, and where it stands."""
+    """Yield the choice of each transfer that has one, with its place in the script."""
     if not (asked.stage_in or asked.stage_out or asked.lists):
         return
     places = [*asked.places[2:], *[""] * (len(asked.stage_in) + len(asked.stage_out))]
@@ -263,7 +280,11 @@ def _choices(asked: BufferRequest) -> Iterator[tuple[TransferChoice, str]]:
 
 
 def _check_backend(state: Facts, backend: str, place: str) -> None:
-    """Raise Rejected for a backend that the site does not allow."""
+    """Check that the site allows a transfer backend.
+
+    Raises:
+        Rejected: It does not.
+    """
     allowed = state.transfer_rules.backends
     if backend in allowed:
         return
@@ -319,7 +340,13 @@ def _with_units(state: Facts, record: CreatePersistent) -> CreatePersistent:
 
 
 def resolve_units(written: str, unit: PoolUnit, place: str) -> str:
-    """Return what a capacity counts, from how it was `written` and what its pool counts; Rejected where they differ."""
+    """Return the units of a capacity: `bytes` or `count`.
+
+    `written` is the form in the script: `bytes` (with a suffix), `count` (N) or a plain number. `unit` is the pool's.
+
+    Raises:
+        Rejected: The form does not fit the pool.
+    """
     if written == "count" and unit is not PoolUnit.NODES:
         raise Rejected(
             RefusalCode.INVALID_CAPACITY,
@@ -344,7 +371,7 @@ def _unit_label(unit: PoolUnit) -> str:
 def _resolve_list(
     state: Facts, request: JobRequest, transfer: ListTransfer, number: str, *, of_array: bool
 ) -> ListTransfer:
-    """Return a list with its symbols replaced and its paths checked, as those of the other transfers are."""
+    """Return a transfer list with its symbols replaced and its paths checked."""
     job_id, place = number or state.next_job, transfer.place
     if of_array and _TASK_SYMBOL.search(transfer.source + transfer.destination):
         raise Rejected(
@@ -388,7 +415,7 @@ def _resolve_paths(state: Facts, request: JobRequest, asked: BufferRequest, job_
 
 
 def _resolve_pool(state: Facts, asked: BufferRequest, swap_bytes: int) -> tuple[str, int]:
-    """Return the pool and the bytes (units, where it counts those) that the request will hold."""
+    """Return the request's pool, empty for none, and the space it will hold in the pool's unit."""
     pool_place, capacity_place = _pool_place(asked), _capacity_place(asked)
     if not asked.capacity_bytes and not swap_bytes:
         if asked.pool:
@@ -404,6 +431,11 @@ def _resolve_pool(state: Facts, asked: BufferRequest, swap_bytes: int) -> tuple[
 
 
 def find_pool(state: Facts, name: str, place: str) -> Pool:
+    """Return the pool with this name, or the default pool if the name is empty.
+
+    Raises:
+        Rejected: There is none.
+    """
     if name:
         pool = state.pools.get(name)
         if pool is None:

@@ -39,7 +39,7 @@ from replica.values import (
 Checked = TypeVar("Checked")
 
 NODE_COUNT_INVALID = "Node count specification invalid"
-"""Slurm's message for a job of no nodes that requests no persistent buffers, or is an array."""
+"""Slurm's message for a job without nodes that requests no persistent buffers, or is an array."""
 
 
 class Rejected(Exception):
@@ -51,14 +51,22 @@ class Rejected(Exception):
 
 
 def require(found: Checked | Refusal) -> Checked:
-    """Return what a check of another room has found; Rejected if it is a refusal."""
+    """Return the result of a check from another package.
+
+    Raises:
+        Rejected: The result is a Refusal.
+    """
     if isinstance(found, Refusal):
         raise Rejected(found.code, found.sentence, found.remedy, found.place)
     return found
 
 
 def check_name(field: str, name: str) -> None:
-    """Raise Rejected for what cannot be the `name` of a job or the name of a user."""
+    """Check the name of a job (`field` is `name`) or of a user.
+
+    Raises:
+        Rejected: The name is not valid.
+    """
     fault = job_name_fault(name) if field == "name" else name_fault(name)
     if fault is not None:
         raise Rejected(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
@@ -70,23 +78,31 @@ _RANGES = {
     "tasks": (1, limits.CPUS_MAX),
     "priority": (0, limits.PRIORITY_MAX),
 }
-"""The least and the most that a job may ask for."""
+"""Field -> smallest and largest permitted value."""
 
 
 def check_number(field: str, number: int) -> None:
-    """Raise Rejected for a time limit, CPUs or a priority outside of what a job may ask for."""
+    """Check that a field's value is in its range (`_RANGES`).
+
+    Raises:
+        Rejected: It is not.
+    """
     least, most = _RANGES[field]
     if not least <= number <= most:
         raise Rejected(RefusalCode.INVALID_FIELD, f"{field} is {number}", f"use a number from {least} to {most}", field)
 
 
 def permission_denied(place: str, sentence: str) -> Rejected:
-    """Return the rejection of what only an operator may ask."""
+    """Return the exception for a request that only an operator may make."""
     return Rejected(RefusalCode.PERMISSION_DENIED, sentence, "ask an operator", place)
 
 
 def check_unprivileged(priority: int, priority_before: int, nice: int, nice_before: int) -> None:
-    """Raise Rejected if a user would move a job ahead of other users' jobs (sbatch: --priority, --nice)."""
+    """Check that a user does not raise a job's priority or set a negative nice value (sbatch: --priority, --nice).
+
+    Raises:
+        Rejected: The user does.
+    """
     if priority > priority_before:
         raise permission_denied("priority", "only an operator may raise the priority of a job")
     if nice < min(0, nice_before):
@@ -94,7 +110,11 @@ def check_unprivileged(priority: int, priority_before: int, nice: int, nice_befo
 
 
 def check_options(options: JobOptions) -> None:
-    """Raise Rejected for an option whose value can never be. Whether accounts and such exist is asked elsewhere."""
+    """Check the form of option values. Existence of accounts, QOS and partitions is checked elsewhere.
+
+    Raises:
+        Rejected: A value is not valid.
+    """
     for name in options.partition.split(",") if options.partition else ():
         fault = name_fault(name)
         if fault is not None:
@@ -162,7 +182,11 @@ def _check_arguments(arguments: tuple[str, ...]) -> None:
 
 
 def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> None:
-    """Raise Rejected for too many dependencies, or one on a job that is not there."""
+    """Check the number of dependencies, and that their jobs exist.
+
+    Raises:
+        Rejected: There are too many, or a job does not exist.
+    """
     if len(dependencies) > limits.DEPENDENCIES_MAX:
         raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
@@ -188,9 +212,12 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
 
 
 def expand(text: str, request: JobRequest, job_id: int | str, place: str, node: str | None = None) -> str:
-    """Return `text` with the job's symbols replaced; Rejected for one that means nothing here.
+    """Return `text` with the job's symbols replaced.
 
-    With `node`, the text is the name of a file for the script's input or output.
+    With `node`, the text is a file name of the script's input or output, in which more symbols are permitted.
+
+    Raises:
+        Rejected: A symbol is unknown.
     """
     try:
         return expanded(text, request, job_id, node)
@@ -209,20 +236,26 @@ def _parts(path: str) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _parts_of_roots(roots: tuple[str, ...], user: str) -> tuple[list[str], ...]:
-    """Return the parts of a site's few directories for a user: they are asked about at every submit."""
+    """Return the split paths of a site's directories for a user. Cached, since every submit needs them."""
     return tuple(_parts(root) for root in expand_roots(roots, user))
 
 
 def check_path(path: str, place: str) -> None:
-    """Raise Rejected for what is no absolute path without `..`."""
+    """Check that a path is absolute and has no `..`.
+
+    Raises:
+        Rejected: It is not, or has one.
+    """
     fault = path_fault(path)
     if fault is not None:
         raise Rejected(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
 
 
 def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place: str) -> None:
-    """Raise Rejected unless `path` lies beneath one of the roots. By its text: the agent checks again by directory
-    descriptor.
+    """Check that `path` is below one of the roots. This compares text only; the agent checks by directory descriptor.
+
+    Raises:
+        Rejected: It is not.
     """
     check_path(path, place)
     parts = _parts(path)
@@ -247,12 +280,16 @@ def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place:
 
 @lru_cache(maxsize=1024)
 def _buffer_path_fault(path: str) -> str | None:
-    """Return what is wrong with a path in a buffer: all jobs have the same few, asked about at each submit."""
+    """Return the error in a path within a buffer, or None. Cached, since most jobs have the same few paths."""
     return path_fault("/" + split_inside(path)[1])
 
 
 def check_inside(path: str, place: str) -> None:
-    """Raise Rejected for a path in a buffer that leads out of it."""
+    """Check that a path within a buffer does not leave the buffer.
+
+    Raises:
+        Rejected: It does.
+    """
     fault = _buffer_path_fault(path)
     if fault is not None:
         raise Rejected(
@@ -261,6 +298,6 @@ def check_inside(path: str, place: str) -> None:
 
 
 def names_remedy(names: Iterable[str], otherwise: str) -> str:
-    """Return the remedy for a name that does not exist: those that do, the first 20 of them, or `otherwise`."""
+    """Return the remedy for an unknown name: the first 20 known names, or `otherwise` if there are none."""
     known = sorted(names)[:20]
     return f"use one of: {', '.join(known)}" if known else otherwise

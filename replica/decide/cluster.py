@@ -1,7 +1,4 @@
-"""Deciding what is asked about the cluster itself: founding, pools, configuration, accounts, feature level, nodes.
-
-One function per command, as in `replica.decide.decide`.
-"""
+"""Decide commands about the cluster: founding, recovery, pools, configuration, feature level, nodes, certificates."""
 
 from __future__ import annotations
 
@@ -190,7 +187,7 @@ def _set_clock(state: State, actor: c.Actor, command: c.SetClock, at: Instant) -
 
 
 def _raise_feature_level(state: Facts, actor: c.Actor, command: c.RaiseFeatureLevel, at: Instant) -> Decision:
-    # Only codes that level 1 knows: a refusal is in the ledger, too.
+    # The ledger contains rejections, so only codes of feature level 1 are possible.
     if command.level != state.feature_level + 1:
         return Refusal(
             RefusalCode.WRONG_STATE,
@@ -245,7 +242,7 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
             return Refusal(RefusalCode.INVALID_FIELD, f"{field} is {said[:32]!r}", remedy, field)
     known = state.nodes.get(command.node)
     if known is None and command.node not in state.admitted:
-        # A certificate says who an agent is; that its machine is a node of this cluster is for an operator to say.
+        # A certificate proves the identity of an agent. An operator decides whether its machine belongs to the cluster.
         return Refusal(
             RefusalCode.UNKNOWN_NODE,
             f"node {command.node} is not admitted to this cluster",
@@ -262,7 +259,7 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
     refusal = mover_refusal(state, command.node, command.filesystems)
     if refusal is not None:
         return refusal
-    # What a mover has staged lies in its shared filesystems, and not in its own directory.
+    # Data staged by a mover is in its shared filesystems, not in its own directory.
     held = [job for job in jobs if job.node == command.node]
     if known is not None and known.storage_id != command.storage_id and held:
         return Refusal(
@@ -275,13 +272,13 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
     plain = [field for field in fields if field != "filesystems"]
     same = known is not None and not known.down and all(getattr(known, f) == getattr(command, f) for f in plain)
     if same and known is not None and known.filesystems == tuple(sorted(seen.name for seen in command.filesystems)):
-        # A shared filesystem that was removed and made again does not know its movers any more.
+        # A shared filesystem that was removed and added again has lost its list of movers.
         if all(command.node in state.filesystems[seen.name].movers for seen in command.filesystems):
             return NOTHING
     events: list[e.Event] = [e.NodeRegistered(command.node, *(getattr(command, field) for field in fields))]
     if known is not None and known.instance != command.instance:
-        # The agent before this one is gone: its unfinished staging starts again, and its late reports no longer count.
-        # A script outlives its agent, so its order stays as it is.
+        # The previous agent has ended: its unfinished staging restarts, and its late reports no longer count. A script
+        # outlives its agent, so its order does not change.
         for job in jobs:
             buffer = state.buffers.get(job.id)
             stage = active_stage(job, buffer) if agent_of(job, buffer) == command.node else None
@@ -329,7 +326,7 @@ def _resume_node(state: Facts, actor: c.Actor, command: c.ResumeNode, at: Instan
 
 
 def loss_refusal(state: Facts, name: str) -> Refusal | None:
-    """Return why a node cannot be declared lost, or None."""
+    """Return the rejection of declaring a node lost, or None."""
     refusal = _unknown_node_refusal(state, name)
     if refusal is not None:
         return refusal
@@ -471,11 +468,11 @@ CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] =
     **dict.fromkeys(ACCOUNTING_BY_KEY, _change_accounting),
     **dict.fromkeys(PARTITIONS_BY_KEY, _change_partitions),
 }
-"""Command -> what decides it by looking things up."""
+"""Command type -> handler that needs lookups by key only."""
 
 CLUSTER_BY_SCAN: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
     c.SetClock: _set_clock,
     c.ChangePool: _change_pool,
     c.RemovePool: _remove_pool,
 }
-"""Command -> what decides it by walking over jobs, for which it takes a whole State."""
+"""Command type -> handler that scans all jobs, and therefore needs a complete State."""

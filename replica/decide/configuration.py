@@ -1,9 +1,9 @@
-"""Changing the configuration: what settings make of it, all in one entry, and how it is shown.
+"""Configuration: apply settings to it in one entry, compare, and format it as a file.
 
-A file is the whole of what burst_buffer.conf says: a key of Slurm's that it leaves out has Slurm's default afterwards.
-Forebay's own keys, which such a file does not have, stay as they are unless they are written. A partial change leaves
-all as it is that it does not name. Which pool is the default is a flag of the pools; `Site.default_pool` is only the
-name of one that is not there yet. Which record holds which value: `replica.model.configuration`.
+A complete file replaces burst_buffer.conf: Slurm's keys that it omits get Slurm's defaults, and Forebay's own keys that
+it omits keep their values. A partial change keeps all keys that it does not name. The default pool is a flag of the
+pool; `Site.default_pool` contains only the name of a default pool that does not exist yet. The records that hold the
+values are listed in `replica.model.configuration`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from replica.state import Facts
 from replica.values import SETTINGS_MAX, Refusal, RefusalCode
 
 NAMES_OF_FIELDS: Mapping[str, str] = {f"{key.owner.value}.{key.field}": key.name for key in KEYS}
-"""`site.max_passes` -> MaxPasses: refusals of records name fields, people write keys."""
+"""Field of a record -> key, for example `site.max_passes` -> MaxPasses. Rejections of records name fields."""
 
 
 class TargetConfiguration(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class TargetConfiguration(msgspec.Struct, frozen=True):
     transfers: TransferRules
     rules: SchedulingRules
     default_pool: str = ""
-    """The pool that becomes the default one; empty: none is named, or it is not there yet (`site.default_pool`)."""
+    """Existing pool that becomes the default; empty: none is named, or it does not exist yet (`site.default_pool`)."""
 
 
 class SettingDifference(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class SettingDifference(msgspec.Struct, frozen=True):
 def target_configuration(
     state: Facts, settings: Iterable[Setting], *, partial: bool = False
 ) -> TargetConfiguration | Refusal:
-    """Return what the settings make of the present configuration, or why they cannot be used."""
+    """Return the configuration after the settings are applied, or a Refusal if one of them is invalid."""
     given = tuple(settings)
     if len(given) > SETTINGS_MAX:
         sentence = f"there are {len(given)} settings"
@@ -97,7 +97,7 @@ def target_configuration(
 
 
 def reset_value(state: Facts) -> Callable[[Key], object]:
-    """Return who says what a key is set to by `KEY=` in a partial change: its default."""
+    """Return a function that returns the value of an empty setting (`KEY=`) in a partial change: the key's default."""
 
     def default_of(key: Key) -> object:
         if key.field == "default_pool" and _current_default_pool(state):
@@ -109,13 +109,13 @@ def reset_value(state: Facts) -> Callable[[Key], object]:
 
 
 def _slurm_defaults(site: Site) -> Site:
-    """Return it with Slurm's default for every key of burst_buffer.conf."""
+    """Return the site with Slurm's default for each key of burst_buffer.conf."""
     slurm = {key.field: getattr(DEFAULT_SITE, key.field) for key in KEYS if key.is_slurm and key.owner is Owner.SITE}
     return replace(site, **slurm)
 
 
 def _replace_user_list(site: Site, named: Mapping[str, Any]) -> Site:
-    """Naming one of AllowUsers and DenyUsers alone replaces the other."""
+    """Clear AllowUsers if only DenyUsers is set by a change, and vice versa."""
     if named.get("allow_users") and "deny_users" not in named:
         return replace(site, deny_users=())
     if named.get("deny_users") and "allow_users" not in named:
@@ -140,7 +140,7 @@ def _site_refusal(state: Facts, site: Site) -> Refusal | None:
 
 
 def rules_refusal(state: Facts, rules: SchedulingRules) -> Refusal | None:
-    """Return why the scheduling rules cannot be used, or None."""
+    """Return the rejection of invalid scheduling rules, or None."""
     refusal = check_rules(rules)
     if refusal is not None:
         return refusal
@@ -155,7 +155,7 @@ def rules_refusal(state: Facts, rules: SchedulingRules) -> Refusal | None:
 
 
 def _with_key_name(refusal: Refusal, values: Mapping[str, tuple[Key, object, Setting]]) -> Refusal:
-    """Return the refusal of a record's field with the place of the key that says it."""
+    """Return a rejection of a record's field with the field replaced by its key, and the place of the setting."""
     name = NAMES_OF_FIELDS.get(refusal.place)
     if name is None:
         return refusal
@@ -168,7 +168,7 @@ def _with_key_name(refusal: Refusal, values: Mapping[str, tuple[Key, object, Set
 
 
 def stale_change_refusal(state: Facts, expected_revision: int | None) -> Refusal | None:
-    """Return the refusal of a change that is based on an older configuration than the present one, or None."""
+    """Return the rejection of a change that is based on an older revision of the configuration, or None."""
     if expected_revision is None or expected_revision >= state.site.revision:
         return None
     return Refusal(
@@ -183,7 +183,7 @@ def stale_change_refusal(state: Facts, expected_revision: int | None) -> Refusal
 def configuration_events(
     state: Facts, settings: Iterable[Setting], *, partial: bool = False, expected_revision: int | None = None
 ) -> tuple[e.Event, ...] | Refusal:
-    """Return the events of one change, nothing where all is so already; or why it is refused as a whole."""
+    """Return the events of a change, none if nothing differs, or a Refusal of the whole change."""
     refusal = stale_change_refusal(state, expected_revision)
     if refusal is not None:
         return refusal
@@ -202,7 +202,7 @@ def configuration_events(
     return tuple(events)
 
 
-# How it is shown ------------------------------------------------------------------------------------------------------
+# Display --------------------------------------------------------------------------------------------------------------
 
 
 def value_of(
@@ -223,13 +223,13 @@ def value_of(
 def file_value(
     key: Key, site: Site, transfers: TransferRules = DEFAULT_TRANSFER_RULES, rules: SchedulingRules = DEFAULT_RULES
 ) -> str:
-    """Return the value of a key as it is written in a file; "" where nothing is written for it."""
+    """Return the value of a key as written in a file; empty if the key is omitted."""
     value = value_of(key, site, transfers, rules)
     return "" if value in ("", ()) else format_value(key, value)
 
 
 def differences(state: Facts, wanted: TargetConfiguration) -> tuple[SettingDifference, ...]:
-    """Return what would change, by key; the flag that has a key of its own is shown among the flags."""
+    """Return the keys that the target configuration changes. Flags are compared as a whole, under `Flags`."""
     found: list[SettingDifference] = []
     default_before = configured_default_pool(state)
     default_after = wanted.default_pool or wanted.site.default_pool or _current_default_pool(state)
@@ -246,7 +246,7 @@ def differences(state: Facts, wanted: TargetConfiguration) -> tuple[SettingDiffe
 
 
 def configured_default_pool(state: Facts) -> str:
-    """Return the default pool as it is configured: the one that is named and not there yet, or the one that is."""
+    """Return the configured default pool, which may not exist yet; empty if there is none."""
     return state.site.default_pool or _current_default_pool(state)
 
 
@@ -255,10 +255,9 @@ def _current_default_pool(state: Facts) -> str:
 
 
 def file_text(state: Facts, *, slurm_only: bool = False) -> str:
-    """Return the configuration as a file that, applied again, changes nothing.
+    """Return the configuration as a file that changes nothing when it is applied.
 
-    `slurm_only`: with the keys of burst_buffer.conf alone, so that Slurm takes it; Forebay's own stand in comments.
-    Values that are as by default are left out of it.
+    With `slurm_only`, the file is accepted by Slurm: Forebay's own keys are comments, and default values are omitted.
     """
     site = replace(state.site, default_pool=configured_default_pool(state))
     lines: list[str] = []

@@ -1,7 +1,7 @@
-"""Deciding: what a request leads to. It changes nothing (law 2): the answer is events, or a refusal.
+"""Decide commands: return the events of a request, or its rejection. Deciding changes nothing (law 2).
 
-Here is who may ask what, and that one command may be about many jobs. What a command leads to is decided by subject,
-one function per command: it checks who asks, then what is asked, then whether the state allows it.
+This module checks the sender's role, dispatches each command to its handler, and applies a command about an array to
+its tasks. A handler checks permissions first, then the arguments, then the state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ from replica.values import Instant, Refusal, RefusalCode, Steps, whole
 
 
 def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
-    """Return what `request` leads to at `state` and `at`. TypeError where it takes a whole State: see `is_by_key`."""
+    """Return the decision on `request` in `state` at the time `at`.
+
+    Raises:
+        TypeError: The command needs a complete State (see `is_by_key`).
+    """
     command: Any = request.command
     actor, kind = request.actor, type(command)
     refusal = _permission_refusal(state, request)
@@ -49,7 +53,7 @@ def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
 
 
 def decide_steps(state: Facts, request: c.Request, at: Instant) -> Steps[Decision]:
-    """Do what `decide` does in steps, where `jobs_of_command` says that it is about several jobs."""
+    """Decide as `decide` does, in steps if the command concerns several jobs (`jobs_of_command`)."""
     refusal = _permission_refusal(state, request)
     if refusal is not None or not _targets_array(state, request.command):
         return decide(state, request, at)
@@ -57,7 +61,7 @@ def decide_steps(state: Facts, request: c.Request, at: Instant) -> Steps[Decisio
 
 
 def jobs_of_command(state: Facts, command: Any) -> int:
-    """Return how many jobs a command makes or is about, at least 1: how long deciding it takes."""
+    """Return the number of jobs that a command creates or concerns, at least 1. The cost of deciding grows with it."""
     if not _targets_array(state, command):
         return 1
     if type(command) is c.SubmitJob:
@@ -74,7 +78,7 @@ def _targets_array(state: Facts, command: Any) -> bool:
 
 
 def _decide_array(state: Facts, actor: c.Actor, command: Any, at: Instant) -> Steps[Decision]:
-    """Decide a command about an array, a step a task or more."""
+    """Decide a command about an array, with at least one step per task."""
     if isinstance(command, c.SubmitJob):
         submitted = yield from submit_job(state, actor, command)
         return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
@@ -86,7 +90,7 @@ def _decide_array(state: Facts, actor: c.Actor, command: Any, at: Instant) -> St
 
 
 def _permission_refusal(state: Facts, request: c.Request) -> Refusal | None:
-    """Return why nothing of the kind is decided for who asks, or yet."""
+    """Return the rejection of a command that its sender may not send, or not yet; else None."""
     command, actor, kind = request.command, request.actor, type(request.command)
     if actor.role not in _ROLES_OF[kind] or (kind in _AGENT_ONLY and not _is_own_node(actor, command)):
         return Refusal(
@@ -102,12 +106,12 @@ def _permission_refusal(state: Facts, request: c.Request) -> Refusal | None:
 
 
 def _decide_tasks(state: Facts, actor: c.Actor, command: Any, at: Instant) -> Steps[Decision]:
-    """Decide a command; one about an array for each of its tasks that are meant, all in one entry.
+    """Decide a command for each of the selected tasks of an array, all in one entry.
 
-    It is refused if it is for each of them, with the words about the first.
+    The command is rejected if it is rejected for every task, with the rejection of the first one.
     """
     jobs = jobs_of_tasks(state, command.job, command.tasks)
-    assert jobs is not None  # `_targets_array` has asked
+    assert jobs is not None  # because `_targets_array` returned true
     if isinstance(jobs, Refusal):
         return jobs
     decide_one = _BY_KEY[type(command)]
@@ -117,7 +121,7 @@ def _decide_tasks(state: Facts, actor: c.Actor, command: Any, at: Instant) -> St
     for job_id in jobs:
         if isinstance(command, c.UpdateJob):
             decision = update_one(state, actor, command, job_id, len(jobs))
-            # Whom it waits for is gone through for each.
+            # The dependencies are checked for cycles for each task.
             cost = STEPS_OF_DEPENDENCIES if command.change.dependencies or command.after_tasks else STEPS_OF_UPDATE
         else:
             one = msgspec.structs.replace(command, job=job_id, tasks=None)
@@ -132,16 +136,16 @@ def _decide_tasks(state: Facts, actor: c.Actor, command: Any, at: Instant) -> St
 
 STEPS_OF_UPDATE = 2
 STEPS_OF_DEPENDENCIES = 64
-"""Cost of deciding the update of one task, in steps, if its dependencies change."""
+"""Cost of deciding the update of one task, in steps, with and without a change of dependencies."""
 
 _ARRAY_COMMANDS = frozenset(
     (c.SubmitJob, c.CancelJob, c.HoldJob, c.ReleaseJob, c.SuspendJob, c.ResumeJob, c.RequeueJob, c.UpdateJob)
 )
-"""Commands that may be about an array or some of its tasks."""
+"""Commands that may target an array or some of its tasks."""
 
 
 def _with_slots(state: Facts, decision: Decision) -> Decision:
-    """Have operations wait that begin while all slots of their stage are taken."""
+    """Queue the operations of a decision that find all slots of their stage taken."""
     if isinstance(decision, Refusal):
         return decision
     for event in decision.events:

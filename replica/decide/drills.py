@@ -135,7 +135,7 @@ def _end_drill(state: Facts, actor: c.Actor, command: c.EndDrill, at: Instant) -
     if refusal is not None:
         return refusal
     drill = state.drills.get(command.drill)
-    # Who was silent for too long, as a cluster is where writes stop, may still say how it ended while no other began.
+    # A drill that stops writes may exceed its lease. Its result is still accepted until another drill starts.
     if drill is None or drill.verdict is not DrillVerdict.UNDER_WAY or at >= drill.latest:
         late = _find_active_drill(state, command.drill, at)
         if isinstance(late, Refusal):
@@ -199,4 +199,4 @@ DRILLS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = 
     c.LockDrills: _lock_drills,
     c.UnlockDrills: _unlock_drills,
 }
-"""Command -> what decides it by looking things up."""
+"""Command type -> handler that needs lookups by key only."""

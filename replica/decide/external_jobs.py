@@ -68,39 +68,39 @@ class ExternalJobOutcome(Enum):
     """Outcome of a scheduler's command."""
 
     DONE = auto()
-    """Nothing: what it asks for is so, or under way."""
+    """Accept and change nothing: the requested state holds, or is under way."""
     REJECT = auto()
     BEGIN_EPOCH = auto()
-    """The next epoch begins; what there was goes its own way."""
+    """Begin the next epoch, and leave the previous one alone."""
     REPLACE = auto()
-    """It is given up, which never ran, and the next epoch begins."""
+    """Remove the previous epoch, which never ran, and begin the next one."""
     SUPERSEDE = auto()
-    """It is parked, which ran, or removed where it has no results, and the next epoch begins."""
+    """Retain the results of the previous epoch, or remove it if it has none, and begin the next one."""
     REACTIVATE = auto()
-    """The external job that lingers is set up again."""
+    """Begin the next epoch with the space and the data of the lingering one."""
     STAGE_IN = auto()
     RETRY = auto()
-    """The operation that failed is ordered again."""
+    """Order the failed operation again."""
     RUN = auto()
     END_RUN = auto()
     EXPORT = auto()
-    """Its results are staged out; then it is torn down."""
+    """Stage out the results, then tear the buffer down."""
     CANCEL_SETUP = auto()
-    """It waits for space no longer."""
+    """Stop waiting for space."""
     LINGER = auto()
-    """It lingers if something was staged, and is gone else."""
+    """Keep the data for a while if there is any, else release the space."""
     RETAIN = auto()
-    """It is parked where it has results, and removed else."""
+    """Retain the results if there are any, else tear the buffer down."""
     DISCARD = auto()
-    """It is removed with its results."""
+    """Tear the buffer down with its results."""
 
 
 class SchedulerCommand(Enum):
-    """Commands of a scheduler, as the table distinguishes them."""
+    """Commands of a scheduler that the table distinguishes. The values are shown in messages."""
 
     SETUP = "setup"
     SETUP_OF_ANOTHER = "setup of another"
-    """With other directives, or of another user."""
+    """A setup with other directives or another user than the latest epoch's."""
     STAGE_IN = "stage-in"
     BEGIN_RUN = "begin of the run"
     END_RUN = "end of the run"
@@ -124,7 +124,7 @@ _ROWS: Final = {
     _P.STAGE_IN_FAILED: (_O.DONE, _O.REPLACE, _O.RETRY, _O.REJECT, *_NOT_RUN, *_HELD),
     _P.STAGED_IN: (_O.DONE, _O.REPLACE, _O.DONE, _O.RUN, *_NOT_RUN, *_HELD),
     _P.RUNNING: (_O.SUPERSEDE, _O.SUPERSEDE, _O.DONE, _O.DONE, _O.END_RUN, _O.EXPORT, *_RAN),
-    # A scheduler that has forgotten that the run ended has the job run again.
+    # A scheduler that lost the end of the run in a crash may run the job again.
     _P.POST_RUN: (*_EXPORTED[:3], _O.DONE, _O.DONE, _O.EXPORT, *_RAN),
     _P.STAGING_OUT: (*_EXPORTED, _O.DONE, *_RAN),
     _P.STAGE_OUT_FAILED: (*_EXPORTED, _O.RETRY, *_RAN),
@@ -140,10 +140,10 @@ EXTERNAL_JOB_OUTCOMES: Final = {
     for phase, row in _ROWS.items()
     for command, outcome in zip(SchedulerCommand, row, strict=True)
 }
-"""Each phase of an external job and each command of its scheduler -> what follows."""
+"""(phase of an external job, command of its scheduler) -> outcome."""
 
 
-# ---- whose external jobs they are
+# ---- schedulers
 
 
 def _register_scheduler(state: Facts, actor: c.Actor, command: c.RegisterScheduler, at: Instant) -> Decision:
@@ -163,7 +163,7 @@ def _register_scheduler(state: Facts, actor: c.Actor, command: c.RegisterSchedul
         return refusal
     if known is not None and known.address == command.address:
         return NOTHING
-    # From where it came last: that is where to look for it.
+    # Record the latest address, so that operators can find the scheduler.
     return Accepted((e.SchedulerBound(Scheduler(actor.name, command.cluster, command.address)),))
 
 
@@ -188,7 +188,7 @@ def _release_scheduler(state: Facts, actor: c.Actor, command: c.ReleaseScheduler
 
 
 def _find_target(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: int) -> FoundExternalJob | Refusal:
-    """Return the external job that a command of a scheduler is about, if it is that scheduler's to ask."""
+    """Return the external job that a command targets, or a Refusal if the scheduler may not send it."""
     refusal = scheduler_refusal(state, actor, cluster)
     fault = external_job_id_fault(job)
     if fault is not None and (refusal is None or refusal.code is not RefusalCode.WRONG_STATE):
@@ -197,7 +197,7 @@ def _find_target(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: in
 
 
 def scheduler_refusal(state: Facts, actor: c.Actor, cluster: str) -> Refusal | None:
-    """Return why a scheduler may not ask anything: it has not registered, or has for another cluster."""
+    """Return the rejection of any command of a scheduler that is not registered for this cluster, or None."""
     known = state.schedulers.get(actor.name)
     if known is None:
         sentence = f"scheduler {actor.name} has not said which cluster it is of"
@@ -213,7 +213,7 @@ def _set_up_external_job(state: Facts, actor: c.Actor, command: c.SetUpExternalJ
     if isinstance(found, Refusal):
         return found
     if command.epoch and (command.epoch < found.epoch or (command.epoch == found.epoch and found.phase not in _ALIVE)):
-        return NOTHING  # it comes late: what it asks for was so
+        return NOTHING  # a late repeat of a setup that was carried out
     try:
         request = _setup_request(state, command)
         digest = _digest(command.uid, request)
@@ -227,7 +227,7 @@ def _set_up_external_job(state: Facts, actor: c.Actor, command: c.SetUpExternalJ
             assert found.job is not None
             return Accepted((e.ExternalJobReactivated(found.job.id, found.epoch + 1),))
         begun = ExternalJob(actor.name, command.job, found.epoch + 1, digest, command.uid, since=at)
-        # What is refused changes nothing: what there was before is given up with the new epoch only.
+        # A rejected setup changes nothing, so the previous epoch ends only together with the start of the new one.
         begins = _new_epoch(state, actor, request, begun)
     except Rejected as refused:
         return refused.refusal
@@ -235,14 +235,18 @@ def _set_up_external_job(state: Facts, actor: c.Actor, command: c.SetUpExternalJ
 
 
 _ALIVE = frozenset({_P.WAITING, _P.SET_UP, _P.STAGING_IN, _P.STAGE_IN_FAILED, _P.STAGED_IN})
-"""Phases of an epoch that a scheduler has set up and not run."""
+"""Phases of an epoch that was set up and has not run."""
 
 _ENDED = frozenset({_P.NONE, _P.PARKED, _P.TEARDOWN, _P.TEARDOWN_FAILED, _P.OVER})
-"""Phases of an epoch that a scheduler has done with."""
+"""Phases of an epoch after its teardown by the scheduler."""
 
 
 def _setup_request(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
-    """Return what a setup asks for, without what is no external job's; Rejected for what no external job can have."""
+    """Return the request of a setup, without the fields that external jobs do not have.
+
+    Raises:
+        Rejected: The request is invalid, or not possible for external jobs.
+    """
     asked, user = command.request.buffer, command.request.user
     if state.site.provider != NATIVE:
         sentence = f"external jobs need the provider {NATIVE}, and this site has {state.site.provider}"
@@ -271,7 +275,11 @@ def _setup_request(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
 
 
 def _check_shared(asked: BufferRequest) -> None:
-    """Raise Rejected for what cannot be had of a buffer that is there before its job has nodes."""
+    """Check that a buffer request does not depend on the job's nodes, which are unknown at setup.
+
+    Raises:
+        Rejected: It does.
+    """
     if Access.PRIVATE in asked.access:
         raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
@@ -291,7 +299,7 @@ def _check_shared(asked: BufferRequest) -> None:
 
 
 def _digest(uid: int, request: JobRequest) -> bytes:
-    """Return the digest of what is asked for: the same for a repeat, wherever it was written."""
+    """Return the digest of a setup. A repeated setup has the same digest, wherever its script was."""
     assert request.buffer is not None
     asked = replace(request.buffer, places=())
     encoded = _ENCODER.encode((request.user, uid, request.asked.gid, request.workdir, asked))
@@ -302,7 +310,11 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: ExternalJob) -> e.ExternalJobSetUp:
-    """Return the event that begins an epoch; Rejected where the request cannot be had."""
+    """Return the event that begins an epoch.
+
+    Raises:
+        Rejected: The request cannot be satisfied.
+    """
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
         sentence = f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet"
         raise Rejected(RefusalCode.LIMIT_EXCEEDED, sentence, "wait until some are", "")
@@ -331,13 +343,13 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
         )
     resolved = admit_request(state, resolved, 1)
     asked, name, granted = resolve_space(state, resolved, asked, external_job.job)
-    # Its setup waits for seconds only: what no waiting can mend is refused at once.
+    # A setup waits for seconds only, so a request that exceeds a limit on its own is rejected at once.
     check_own_limits(state, resolved, name, granted, "ask for less, or have an operator change the limit")
     return e.ExternalJobSetUp(state.next_job, replace(resolved, buffer=asked), name, granted, external_job)
 
 
 def _end_previous_epoch(state: Facts, found: FoundExternalJob, outcome: ExternalJobOutcome) -> Events:
-    """Return what becomes of the last epoch of an external job when the next one begins."""
+    """Return the events that end the latest epoch of an external job when the next one begins."""
     if found.job is None or found.buffer is None or outcome is ExternalJobOutcome.BEGIN_EPOCH:
         return ()
     reason = "its number was set up anew"
@@ -348,7 +360,7 @@ def _end_previous_epoch(state: Facts, found: FoundExternalJob, outcome: External
     return _remove(found.job, JobState.CANCELLED, reason)
 
 
-# ---- what follows
+# ---- later commands
 
 
 def _stage_in_external_job(state: Facts, actor: c.Actor, command: c.StageInExternalJob, at: Instant) -> Decision:
@@ -388,7 +400,7 @@ def _report_missing_external_job(
 
 
 def _text_fault(text: str, characters_max: int) -> str | None:
-    """Return what is wrong with a text that people read later, in words that follow `the reason `, or None."""
+    """Return the error in a text for display, worded to follow `the reason `, or None."""
     if len(text) > characters_max:
         return f"has {len(text)} characters, and the most are {characters_max}"
     return "has a control character" if has_control_character(text) else None
@@ -414,7 +426,7 @@ def _decide_by_table(state: Facts, actor: c.Actor, command: Any, asked: Schedule
 
 
 _EVENTS_WITH_REASON = (e.ExternalJobRetained, e.TeardownStarted)
-"""Events of a teardown that say why."""
+"""Events of a teardown that have a reason."""
 
 
 def _phase_refusal(found: FoundExternalJob, asked: SchedulerCommand) -> Refusal:
@@ -463,9 +475,7 @@ def _end_run(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
 
 
 def _export(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
-    """Return the events that stage out the results of an external job: a first attempt, or another one after a
-    failure.
-    """
+    """Return the events that stage out the results of an external job, for the first time or after a failure."""
     buffer = state.buffers[job.id]
     if phase is ExternalJobPhase.RUNNING:
         return (*_end_run(state, job, phase), stage_out_started(state, job, buffer, job.attempt + 2))
@@ -477,9 +487,7 @@ def _export(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
 
 
 def export_again(state: Facts, job: Job, partial: bool) -> Events | Refusal:
-    """Return what exporting the results of a job again leads to: of an external job that is parked, or of any job whose
-    stage-out failed.
-    """
+    """Return the events that export retained results of an external job, or retry a failed stage-out of any job."""
     buffer = state.buffers.get(job.id)
     failed = buffer is not None and buffer.state is BufferState.STAGING_OUT and job.stuck
     parked = (
@@ -508,14 +516,14 @@ def _abandon(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
 
 def _give_back(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     asked = job.request.buffer
-    # What lingers would keep a persistent buffer that it works with from being removed.
+    # A lingering job would prevent the removal of the persistent buffers that it uses.
     if job.mover and state.site.external_job_linger_s and not (asked is not None and asked.uses):
         return (e.ExternalJobLingered(job.id, job.attempt + 1),)
     return _remove(job, JobState.CANCELLED, "torn down by its scheduler")
 
 
 def _remove(job: Job, result: JobState, reason: str) -> Events:
-    """Return what removes an external job that never ran; at once where nothing was ever staged."""
+    """Return the events that tear down an external job that never ran; at once if nothing was staged."""
     started = e.TeardownStarted(job.id, job.attempt + 1, result, True, reason)
     return (started,) if job.mover else (started, e.TornDown(job.id))
 
@@ -565,4 +573,4 @@ EXTERNAL_JOBS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decisi
     c.TearDownExternalJob: _tear_down_external_job,
     c.ReportMissingExternalJob: _report_missing_external_job,
 }
-"""Command -> what decides it by looking things up."""
+"""Command type -> handler that needs lookups by key only."""

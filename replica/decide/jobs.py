@@ -1,7 +1,4 @@
-"""Deciding what is asked about jobs, by people, and by the agents that carry their operations out.
-
-One function per command, as in `replica.decide.decide`.
-"""
+"""Decide commands about jobs: submit, cancel, hold, release, suspend, resume, requeue, update, clear, export."""
 
 from __future__ import annotations
 
@@ -38,8 +35,9 @@ def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant)
 
 
 def _find_job(state: Facts, actor: c.Actor, job_id: int, *, of_external_jobs: bool = False) -> Job | Refusal:
-    """Return the job, if it exists and the actor may act on it. `of_external_jobs`: what is asked may be asked of an
-    external job.
+    """Return the job if it exists and the actor may act on it, else a Refusal.
+
+    `of_external_jobs`: the command is also permitted for external jobs.
     """
     job = state.jobs.get(job_id)
     if job is None:
@@ -70,7 +68,7 @@ def _external_job_refusal(job: Job, external_job: ExternalJob) -> Refusal:
 
 
 def cancel_job(state: Facts, actor: c.Actor, command: c.CancelJob, at: Instant) -> Decision:
-    """Return what a cancellation leads to, of one's own job or as an operator."""
+    """Decide a cancellation. A finished job is left as it is, without an error."""
     job = _find_job(state, actor, command.job)
     if isinstance(job, Refusal):
         return job
@@ -88,12 +86,12 @@ def cancel_job(state: Facts, actor: c.Actor, command: c.CancelJob, at: Instant) 
             )
         return Accepted((e.CancelRequested(job.id, command.hurry),))
     if job.state in ENDED:
-        # Who cancels wants it over, and it is: no failure, as in Slurm.
+        # The job has finished, which is the goal of cancelling it: no error, as in Slurm.
         return NOTHING
     if job.state is JobState.STAGE_OUT:
         requeueing = job.result is JobState.PENDING
         if not command.hurry:
-            # Its results go on to their end; but it is not run again.
+            # The stage-out continues, but a requeued job does not run again.
             ends = requeueing and not job.cancelled
             return Accepted((e.CancelRequested(job.id, False),)) if ends else NOTHING
         result = JobState.CANCELLED if requeueing else job.result
@@ -178,7 +176,7 @@ def _update_job(state: Facts, actor: c.Actor, command: c.UpdateJob, at: Instant)
 
 
 def update_one(state: Facts, actor: c.Actor, command: c.UpdateJob, job_id: int, jobs: int) -> Decision:
-    """Decide the update of one job, of so many: all count at once where a QOS allows only so many jobs."""
+    """Decide the update of one job. `jobs` is the number of jobs updated together, for the QOS's limit of jobs."""
     job = _find_job(state, actor, job_id)
     return job if isinstance(job, Refusal) else decision_of(update_job(state, actor, job, command, jobs))
 
@@ -214,4 +212,4 @@ JOBS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {
     c.ReportOperation: _report_operation,
     c.SettleMails: _settle_mails,
 }
-"""Command -> what decides it by looking things up."""
+"""Command type -> handler that needs lookups by key only."""

@@ -1,7 +1,7 @@
 """Decide a scheduler's commands about persistent buffers: create or remove one for a user.
 
-A persistent buffer always belongs to Forebay. It is therefore created or removed by a job of no nodes, submitted for
-the user whom the scheduler names: the job waits in the queue, counts against that user's limits, and is in the ledger.
+A persistent buffer always belongs to Forebay. It is therefore created or removed by a job without nodes, submitted for
+the user whom the scheduler names: the job waits in the queue, counts toward that user's limits, and is in the ledger.
 Both commands are idempotent: creating the user's existing buffer or removing a missing one succeeds at once, and a
 pending job for the same buffer counts as work under way.
 """
@@ -38,19 +38,19 @@ from replica.state import Facts
 from replica.values import Instant, Refusal, RefusalCode, format_size, whole
 
 SCRIPT: Final = "#!/bin/sh\n"
-"""Script of a job of no nodes; it is never run."""
+"""Script of a job without nodes; it never runs."""
 
 TIME_LIMIT_S: Final = 60
-"""The time limit of a script that does not run, seconds."""
+"""Time limit of the script that never runs, seconds."""
 
 JOBS_SCANNED_MAX: Final = 1_000
-"""Jobs of one user with the name of a buffer that are looked at, count: a millisecond; past them it is made twice, and
-the second time makes nothing.
+"""Maximum number of a user's jobs scanned for one about the same buffer, count: one millisecond. If the scan misses it,
+a second job is submitted, which has no effect.
 """
 
 
 def find_persistent_job(state: Facts, user: str, name: str) -> Job | None:
-    """Return the job of no nodes by which a scheduler has a persistent buffer of a user made or removed, if any is."""
+    """Return the job without nodes that creates or destroys a user's persistent buffer, or None."""
     group = state.named.get(user, _NO_NAMES).get(name)
     for job_id in () if group is None else islice(members_of(group), JOBS_SCANNED_MAX):
         job = state.jobs[job_id]
@@ -113,7 +113,7 @@ def _remove_persistent(state: Facts, actor: c.Actor, command: c.RemovePersistent
     if under_way is not None and _destroys(under_way, name):
         return NOTHING
     if under_way is not None and (known is None or known.state is BufferState.ALLOCATING):
-        # Its teardown removes what was begun.
+        # The teardown of the cancelled job removes the partly created buffer.
         return cancel_job(state, actor, c.CancelJob(under_way.id, hurry=True), at)
     if known is None or known.state is BufferState.DELETING:
         return NOTHING
@@ -126,7 +126,11 @@ _EMPTY_REQUEST: Final = BufferRequest("", 0, (Access.STRIPED,), "scratch", (), (
 
 
 def _check_caller(state: Facts, actor: c.Actor, cluster: str, user: str, uid: int) -> None:
-    """Raise Rejected where a scheduler may not ask at all, or not for this user."""
+    """Check that a scheduler may act for the user.
+
+    Raises:
+        Rejected: The scheduler is not registered, or the user may not have buffers.
+    """
     refusal = scheduler_refusal(state, actor, cluster)
     if refusal is not None:
         raise Rejected(refusal.code, refusal.sentence, refusal.remedy, refusal.place)
@@ -159,4 +163,4 @@ PERSISTENT_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]
     c.MakePersistent: _make_persistent,
     c.RemovePersistent: _remove_persistent,
 }
-"""Command -> what decides it by looking things up."""
+"""Command type -> handler that needs lookups by key only."""

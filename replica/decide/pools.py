@@ -1,7 +1,7 @@
-"""Changing pools while they are in use: add, resize, drain a part, change granularity, unit or default, remove.
+"""Decide changes of pools and shared filesystems: add, resize, drain, change granularity, unit or default, remove.
 
-Nothing is ever taken from a holder: a pool that shrinks below what is in use has nothing free until enough is given
-back (`overcommitted_bytes`). A new granularity is for requests to come; what was granted keeps its size.
+Pools may change while they are in use, and no holder ever loses space. A pool that shrinks below its usage has no free
+space until enough is released (`overcommitted_bytes`). A new granularity applies to later requests only.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ USERS_NAMED_MAX = 8
 
 
 def overcommitted_bytes(pool: Pool, held_bytes: int) -> int:
-    """Return how much more is held than the pool has in service now: what has to be given back before any is free."""
+    """Return by how much the held space exceeds the space in service; this must be released before any is free."""
     return max(0, held_bytes - pool.usable_bytes)
 
 
 def pool_refusal(pool: Pool, filesystems: Container[str] = ()) -> Refusal | None:
-    """Return why the pool cannot be where there are these shared filesystems, or None."""
+    """Return the rejection of an invalid pool record, or None. `filesystems` are the existing shared filesystems."""
     fault = name_fault(pool.name)
     if fault is not None:
         return Refusal(RefusalCode.INVALID_FIELD, f"the pool name {fault}", "choose another name", "pool.name")
@@ -73,10 +73,10 @@ def pool_refusal(pool: Pool, filesystems: Container[str] = ()) -> Refusal | None
 
 
 def set_pool_events(state: Facts, pool: Pool, unit: PoolUnit | None = None) -> tuple[e.Event, ...]:
-    """Return what makes `pool` as it is given, and keeps one default pool: nothing where it is so already.
+    """Return the events that create or change `pool` and keep at most one default pool; none if nothing changes.
 
-    A new pool that the configuration waits for as its default becomes that; making another one the default ends the
-    waiting. `unit`: None leaves it as it is.
+    A new pool that the configuration already names as the default becomes the default. Making another pool the default
+    removes that name from the configuration. `unit` None keeps the unit.
     """
     awaited, known = state.site.default_pool, state.pools.get(pool.name)
     if unit is None:
@@ -102,7 +102,11 @@ def _clear_other_default(state: Facts, name: str) -> list[e.Event]:
 
 
 def default_pool_events(state: Facts, name: str) -> tuple[e.Event, ...]:
-    """Return what makes the pool `name` the default one; nothing where it is. KeyError for one that is not there."""
+    """Return the events that make the pool `name` the default; none if it is.
+
+    Raises:
+        KeyError: The pool does not exist.
+    """
     pool = state.pools[name]
     if pool.is_default:
         return ()
@@ -123,7 +127,7 @@ def change_pool(
     is_reported: bool = False,
     filesystem: str | None = None,
 ) -> tuple[e.Event, ...] | Refusal:
-    """Return what adds a pool (not `exists`) or changes what is not None of one, or why it is refused."""
+    """Return the events that create a pool (`exists` is false), or change those of its fields that are not None."""
     known = state.pools.get(name)
     if exists and known is None:
         return unknown_pool_refusal(state, name)
@@ -172,7 +176,7 @@ def remove_pool(state: State, name: str) -> tuple[e.Event, ...] | Refusal:
 
 
 def unknown_pool_refusal(state: Facts, name: str) -> Refusal:
-    """Return the refusal for a pool that is not there."""
+    """Build the rejection of a command about a pool that does not exist."""
     remedy = names_remedy(state.pools, "make one with `forebay pool create`")
     return Refusal(
         RefusalCode.UNKNOWN_POOL,
@@ -196,7 +200,7 @@ def _in_use_refusal(state: State, name: str, therefore: str, place: str) -> Refu
 
 
 def pool_users(state: State, name: str) -> Iterator[str]:
-    """Yield who holds a part of a pool, waits for one, or will ask for one: each in words."""
+    """Yield a description of each buffer, reservation and job that holds, waits for or will request space of a pool."""
     unit = unit_in(state.pools, name)
     is_default = name in state.pools and state.pools[name].is_default
     for persistent in sorted(state.persistent):
@@ -222,11 +226,11 @@ def pool_users(state: State, name: str) -> Iterator[str]:
             yield f"job {job_id} of {request.user} will make {', '.join(creates)} there"
 
 
-# ---- shared filesystems: which may be removed, and which of them a mover may stage for
+# ---- shared filesystems
 
 
 def filesystem_removal_refusal(state: Facts, name: str) -> Refusal | None:
-    """Return why a shared filesystem cannot be removed, or None."""
+    """Return the rejection of removing a shared filesystem, or None."""
     if name not in state.filesystems:
         return _unknown_filesystem_refusal(state, name, "filesystem.name")
     pools = sorted(pool.name for pool in state.pools.values() if pool.filesystem == name)
@@ -244,7 +248,7 @@ def filesystem_removal_refusal(state: Facts, name: str) -> Refusal | None:
 
 
 def mover_refusal(state: Facts, node: str, seen: tuple[SeenFilesystem, ...]) -> Refusal | None:
-    """Return why the node cannot be a mover of these shared filesystems, as it has found them, or None."""
+    """Return the rejection of a node as mover of the shared filesystems that it found mounted, or None."""
     names = [found.name for found in seen]
     if len(names) != len(set(names)):
         return Refusal(RefusalCode.INVALID_FIELD, "a shared filesystem is named twice", "name each once", "filesystems")

@@ -1,4 +1,4 @@
-"""Deciding what agents say of transfers besides whether they are done: receipts and checkpoints."""
+"""Decide reports of agents about operations and transfers, and of the mailer about mails."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NO_TRANSFERS = JobTransfers()
 def receipt_events(
     state: Facts, job: Job, stage: Stage, receipt: TransferReceipt | None
 ) -> tuple[e.TransferRecorded, ...]:
-    """Return the event that keeps a receipt, before what follows from the end of its transfer."""
+    """Return the event that records a transfer receipt, if there is one."""
     if receipt is None or stage not in TRANSFERS:
         return ()
     return (e.TransferRecorded(job.id, job.staged_by, clipped_receipt(receipt, stage, job.attempt)),)
@@ -47,7 +47,7 @@ def receipt_events(
 def checkpoint_events(
     state: Facts, job: Job, stage: Stage, result: c.TransferProgressed, at: Instant
 ) -> tuple[e.TransferCheckpointed, ...]:
-    """Return the event that keeps a checkpoint, nothing where the last one is enough."""
+    """Return the event that records a checkpoint; none if the last one is recent enough."""
     if stage not in TRANSFERS:
         return ()
     checkpoint = clipped_checkpoint(result.checkpoint, stage, job.attempt)
@@ -58,7 +58,7 @@ def checkpoint_events(
 def mail_events(
     owed: immutables.Map[str, Mail], sent: tuple[str, ...], dropped: tuple[tuple[str, str], ...]
 ) -> tuple[e.Event, ...]:
-    """Return the events that settle mails; what is not owed (any more) is passed over."""
+    """Return the events that settle mails. Keys of mails that are not pending are ignored."""
     found: list[e.Event] = [e.MailSent(owed[key].job, key) for key in dict.fromkeys(sent) if key in owed]
     gone = set(sent)
     for key, reason in dropped:
@@ -71,7 +71,7 @@ def mail_events(
 def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, at: Instant) -> Decision:
     given_up = state.abandoned.get(command.node)
     if given_up is not None and command.stage is Stage.TEARDOWN and given_up.find(command.job, command.attempt):
-        # One that could not be removed stays listed; the agent tries again at its next start.
+        # After a failure the buffer stays listed, and the agent retries at its next start.
         if isinstance(command.result, c.OperationDone):
             return Accepted((e.AbandonedBufferRemoved(command.job, command.node, command.attempt),))
         return NOTHING

@@ -1,5 +1,4 @@
-"""Deciding what people do to jobs beyond submit, hold and cancel: suspend, resume, requeue, clear; and what a new
-leader starts again where the site wants that. One function per command, as in `replica.decide.decide`.
+"""Decide suspend, resume, requeue and clear, and the restart of operations by a new leader (RestartPolicy slurm).
 
 Sources: SEMANTICS.md ("States", "When something fails", "When the controller dies"), SLURM-OBSERVED.md.
 """
@@ -29,7 +28,7 @@ def _wrong_state(job: Job, sentence: str, remedy: str) -> Refusal:
 
 
 def suspend_job(state: Facts, job: Job) -> Events | Refusal:
-    """Return what suspending a job leads to: its script is stopped where it is."""
+    """Return the events that stop the script of a job."""
     if job.state is JobState.SUSPENDED:
         return ()
     if job.state is not JobState.RUNNING:
@@ -40,14 +39,14 @@ def suspend_job(state: Facts, job: Job) -> Events | Refusal:
 
 
 def resume_job(state: Facts, job: Job) -> Events | Refusal:
-    """Return what resuming a job leads to: its script goes on where it was stopped."""
+    """Return the events that continue the script of a suspended job."""
     if job.state is not JobState.SUSPENDED:
         return _wrong_state(job, f"is {job.state.name}", "only suspended jobs can be resumed")
     return (e.JobResumed(job.id),)
 
 
 def requeue_job(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
-    """Return what requeueing a job leads to: it gives back what it has, and waits and stages in again."""
+    """Return the events of a requeue: the job releases its space and CPUs, waits, and is staged in again."""
     if not job.request.asked.requeue:
         return Refusal(
             RefusalCode.WRONG_STATE,
@@ -73,7 +72,7 @@ def requeue_job(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
 
 
 def _requeue_finished(state: Facts, job: Job) -> Events | Refusal:
-    """Return what requeueing a job leads to that is over: it waits, stages in and runs as if for the first time."""
+    """Return the events that requeue a finished job, as if it had never run."""
     buffer = state.buffers.get(job.id)
     if job.id in state.unfinished:
         return _wrong_state(
@@ -89,8 +88,10 @@ def _requeue_finished(state: Facts, job: Job) -> Events | Refusal:
 
 
 def clear_job_buffer(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events | Refusal:
-    """Return what clearing the buffer of a job leads to: it is forgotten where it could not be removed, or thrown away
-    with results that could not be staged out, if that is said.
+    """Return the events that clear the buffer of a job.
+
+    A buffer that could not be removed is deleted from the state. With `discard`, results that could not be staged out
+    are deleted, too.
     """
     buffer = state.buffers.get(job.id)
     if buffer is None:
@@ -123,7 +124,7 @@ def clear_job_buffer(state: Facts, actor: c.Actor, job: Job, discard: bool) -> E
 
 
 def clear_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -> Events | Refusal:
-    """Return what clearing a persistent buffer leads to: it leaves the list, and its space is free."""
+    """Return the events that delete a persistent buffer from the state and release its space."""
     buffer = state.persistent.get(name)
     if buffer is None:
         return Refusal(
@@ -150,7 +151,7 @@ def clear_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -> 
 
 
 def restart_operations(state: Facts, jobs: Iterable[int]) -> Events | Refusal:
-    """Return what a change of the leader does to the operations of `jobs` where the site has restart-policy slurm."""
+    """Return the events that restart the operations of `jobs` after a change of the leader (RestartPolicy slurm)."""
     if state.site.restart_policy != "slurm":
         return ()
     found: list[e.Event] = []
@@ -165,7 +166,7 @@ def restart_operations(state: Facts, jobs: Iterable[int]) -> Events | Refusal:
     for job_id in wanted:
         job, buffer = state.jobs.get(job_id), state.buffers.get(job_id)
         if job is None or buffer is None or job.external_job is not None:
-            continue  # an external job is its own scheduler's to restart
+            continue  # the scheduler of an external job restarts it
         if buffer.state in _STAGED_BEFORE_RUN:
             held_back = job.stuck and job.hold is not Hold.NONE
             found.extend(() if held_back else taken_back(state, job, "the controller was restarted"))

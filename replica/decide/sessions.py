@@ -1,4 +1,4 @@
-"""Sessions of programs, and which answers are kept no longer (law 6)."""
+"""Decide commands about sessions, and the expiry of sessions and cached replies (law 6)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _IDLE_US: Final = SESSION_IDLE_S_MAX * MICROSECONDS_PER_SECOND
 
 
 def is_expiry_due(state: State, at: Instant) -> bool:
-    """Return whether `ExpireCachedReplies` would change something at `at`."""
+    """Return whether `ExpireCachedReplies` would have events at `at`."""
     return bool(_due_through(state, at)) or any(_has_expired(one, at) for one in state.sessions.values())
 
 
@@ -40,7 +40,7 @@ def _has_expired(session: Session, at: Instant) -> bool:
 
 
 def _due_through(state: State, at: Instant) -> int:
-    """Return up to which revision single commands were settled longer ago than RECEIPTS_KEPT_S; 0 for none."""
+    """Return the revision up to which cached replies have expired (after RECEIPTS_KEPT_S); 0 if none has."""
     due = at // MICROSECONDS_PER_SECOND - RECEIPTS_KEPT_S
     if not state.receipt_seconds or state.receipt_seconds[0][0] >= due:
         return 0
@@ -91,7 +91,7 @@ def _close_session(state: Facts, actor: Actor, command: c.CloseSession, at: Inst
 
 
 def own_session_refusal(request: c.Request, command: c.CloseSession) -> Refusal | None:
-    """Return why a session is not closed by a command in it: nowhere could its answer be kept."""
+    """Return the rejection of a command that closes its own session, or None. Its reply could not be cached."""
     if not is_in_session(request.id) or numbered(request.id).session != command.session:
         return None
     remedy = "close it with the id of a single command"
@@ -99,10 +99,10 @@ def own_session_refusal(request: c.Request, command: c.CloseSession) -> Refusal 
 
 
 SESSIONS_BY_KEY: dict[type, Callable[[Facts, Actor, Any, Instant], Decision]] = {c.CloseSession: _close_session}
-"""Command -> what decides it by looking things up."""
+"""Command type -> handler that needs lookups by key only."""
 
 SESSIONS_BY_SCAN: dict[type, Callable[[State, Actor, Any, Instant], Decision]] = {
     c.OpenSession: _open_session,
     c.ExpireCachedReplies: _expire_answers,
 }
-"""Command -> what decides it from a whole State."""
+"""Command type -> handler that needs a complete State."""

@@ -1,7 +1,7 @@
-"""Submitting a job or a job array: one pipeline from what is asked to one event.
+"""Decide the submit of a job or a job array: a pipeline from the request to one event.
 
-The record is checked, then what it asks of buffers is resolved, the array, the partition, the account, and last of all
-the paths and the space. What is refused is raised as Rejected anywhere on the way, and answered here.
+The pipeline checks the options and resolves the buffer request, the array, the dependencies, the partition and the
+account; it then checks the request and resolves paths and space. Each step raises Rejected, which is caught here.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ DEFAULT_OUTPUT = "forebay-%j.out"
 
 
 NO_OUTPUT = "/dev/null"
-"""The output of a job that wants none kept."""
+"""Output path of a job whose output is discarded."""
 
 
 def submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted | Refusal]:
-    """Return the event that a submit leads to, with everything in it decided; or why it is refused."""
+    """Return the event of a submit with all fields resolved, or a Refusal; in steps."""
     try:
         return (yield from _resolve_submit(state, actor, command))
     except Rejected as refused:
@@ -91,7 +91,10 @@ def _resolve_submit(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps
 
 
 def _with_actor(actor: c.Actor, request: JobRequest) -> JobRequest:
-    """Return the request with who asks: an operator's job may destroy other users' persistent buffers."""
+    """Return the request with `by_operator` set if an operator's job destroys persistent buffers.
+
+    Such a job may destroy other users' buffers.
+    """
     destroys = request.buffer is not None and bool(request.buffer.destroys)
     by_operator, options = destroys and actor.role is c.ActorRole.OPERATOR, request.asked
     if options.by_operator == by_operator:
@@ -100,7 +103,7 @@ def _with_actor(actor: c.Actor, request: JobRequest) -> JobRequest:
 
 
 def _with_conditions(request: JobRequest) -> JobRequest:
-    """Return the request with how its conditions are to be read: where there is one, one is all of them."""
+    """Return the request with `any_of` cleared when it has fewer than two conditions."""
     options = request.asked
     if not options.any_of:
         return request
@@ -110,7 +113,11 @@ def _with_conditions(request: JobRequest) -> JobRequest:
 
 
 def _check_ignored(state: Facts, command: c.SubmitJob) -> None:
-    """Raise Rejected for options of sbatch that are not carried out, where the site does not accept them."""
+    """Check that the site accepts the unsupported sbatch options of a submit.
+
+    Raises:
+        Rejected: It does not (UnknownSbatchOptions=reject).
+    """
     if command.ignored and state.site.unknown_sbatch_options == "reject":
         raise Rejected(
             RefusalCode.INVALID_FIELD,
@@ -121,7 +128,11 @@ def _check_ignored(state: Facts, command: c.SubmitJob) -> None:
 
 
 def _with_whole_node(state: Facts, request: JobRequest) -> JobRequest:
-    """Return the request with all CPUs of the largest node of its partition: such a node has none left for others."""
+    """Return the request with the CPUs of the largest node of its partition, so that no other job fits on its node.
+
+    Raises:
+        Rejected: The partition has no registered node.
+    """
     place = place_name(state.partitions, request.asked.partition)
     nodes = [node for node in state.nodes.values() if not node.is_mover and is_in(state.partitions, place, node.name)]
     if not nodes:
@@ -135,7 +146,11 @@ def _with_whole_node(state: Facts, request: JobRequest) -> JobRequest:
 
 
 def _with_partition(state: Facts, request: JobRequest) -> JobRequest:
-    """Return the request with the partition that it goes to."""
+    """Return the request with its partition: the first of the named ones that accepts the job.
+
+    Raises:
+        Rejected: None does.
+    """
     options = request.asked
     if not state.partitions:
         first = options.partition.partition(",")[0]
@@ -148,7 +163,7 @@ def _with_partition(state: Facts, request: JobRequest) -> JobRequest:
 
 
 def _resolve_job(state: Facts, request: JobRequest, job_id: int, command: c.SubmitJob) -> e.JobSubmitted:
-    """Return the submit of one job or task, its paths and its space decided."""
+    """Return the submit event of one job or task, with its paths and its space resolved."""
     asked, pool, granted = request.buffer, "", 0
     check_path(request.workdir, "workdir")
     written = request.output or DEFAULT_OUTPUT
@@ -162,7 +177,7 @@ def _resolve_job(state: Facts, request: JobRequest, job_id: int, command: c.Subm
         )
     for place, other in (("error", request.asked.error), ("input", request.asked.input)):
         if other:
-            # Kept as it was asked for: it follows from the rest (`error_path`).
+            # Only checked: the record keeps the path as written, and `error_path` resolves it.
             _resolve_file(request, job_id, other, place)
     if asked is not None:
         asked, pool, granted = resolve_space(state, request, asked, job_id)
@@ -170,8 +185,11 @@ def _resolve_job(state: Facts, request: JobRequest, job_id: int, command: c.Subm
 
 
 def check_requeue(state: Facts, request: JobRequest, pool: str) -> None:
-    """Raise Rejected where a job that is over could not wait once more, by what has changed since: accounts,
-    partitions, limits, users that may have buffers, and the pool that its space is asked of.
+    """Check that a finished job may be requeued: accounts, partitions, limits, permitted users and its pool may have
+    changed since its submit.
+
+    Raises:
+        Rejected: It may not.
     """
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
         raise Rejected(
@@ -244,7 +262,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
             "tasks",
         )
     check_number("priority", request.priority)
-    # A job of no nodes runs nowhere: movers make and remove its buffers.
+    # A job without nodes does not run: movers create and remove its buffers.
     if request.asked.nodes and state.nodes and not any(request.cpus <= node.cpus for node in state.nodes.values()):
         largest = max(node.cpus for node in state.nodes.values())
         raise Rejected(

@@ -49,14 +49,14 @@ from replica.values import DEPENDENCY_CHAIN_MAX, Refusal, RefusalCode
 Events = tuple[e.Event, ...]
 
 _ACCOUNTING_FIELDS = ("account", "qos", "licenses", "reservation")
-"""Fields that accounts, QOS, licences and reservations have a say in."""
+"""Fields that require a new admission check if they change."""
 
 _WAIT_FIELDS = ("dependencies", "singleton", "name")
-"""Fields that say for whom a job waits, or who waits for it."""
+"""Fields whose change may create a dependency cycle."""
 
 
 def update_job(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events | Refusal:
-    """Return what the change of one job leads to; `jobs`: how many are changed with it, all alike."""
+    """Return the events that change one job. `jobs` is the number of jobs changed alike by the same command."""
     if job.state is not JobState.PENDING:
         sentence = f"job {job.id} is {job.state.name}: it is no longer pending"
         return Refusal(RefusalCode.WRONG_STATE, sentence, "only jobs that wait can be changed", "job")
@@ -91,7 +91,7 @@ def _update_job(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jo
 
 def _requested_space(state: Facts, job: Job) -> tuple[str, int]:
     buffer = state.buffers.get(job.id)
-    # What it holds already was allowed (`quotas.class_gate`).
+    # Space that the job already holds was admitted before (`quotas.class_gate`).
     return ("", 0) if buffer is None or buffer.held_bytes else (buffer.pool, buffer.granted_bytes)
 
 
@@ -107,7 +107,11 @@ def _resolve_change(state: Facts, command: c.UpdateJob) -> JobChange:
 
 
 def _check_permitted(actor: c.Actor, request: JobRequest, change: JobChange) -> None:
-    """Raise Rejected for what of the change only an operator may do."""
+    """Check that the actor may make this change.
+
+    Raises:
+        Rejected: Only an operator may.
+    """
     if actor.role is c.ActorRole.OPERATOR:
         return
     if change.time_limit_s is not None and change.time_limit_s > request.time_limit_s:
@@ -129,7 +133,11 @@ def _check_change(state: Facts, change: JobChange) -> None:
 
 
 def check_dependency_cycle(state: Facts, job: Job, after: JobRequest) -> None:
-    """Raise Rejected for a job that would wait for itself, directly or by way of others."""
+    """Check that a changed job would not wait for itself, directly or through other jobs.
+
+    Raises:
+        Rejected: It would, or its chain of dependencies is too long to check.
+    """
     seen: set[int] = set()
     waiting = [(job.id, after)]
     while waiting:
@@ -149,7 +157,10 @@ def check_dependency_cycle(state: Facts, job: Job, after: JobRequest) -> None:
 def _awaited_jobs(
     state: Facts, job_id: int, request: JobRequest, changed: int, changed_request: JobRequest
 ) -> Iterator[int]:
-    """Yield the pending jobs that a job waits for; `changed` counts as one of them, and as having `changed_request`."""
+    """Yield the pending jobs that a job waits for.
+
+    `changed` counts as pending, with the request `changed_request`.
+    """
     for dependency in request.dependencies:
         for other in depended_on(state, dependency):
             job = state.jobs.get(other)
@@ -159,7 +170,7 @@ def _awaited_jobs(
         return
     names = state.named.get(request.user)
     group = None if names is None else names.get(request.name)
-    # One more than is looked at says as much as all of them.
+    # One more than the limit is enough for the caller to reject the change.
     members = () if group is None else islice(members_of(group), DEPENDENCY_CHAIN_MAX + 1)
     for other in members:
         if other < job_id and other != changed and state.jobs[other].state is JobState.PENDING:
@@ -171,13 +182,15 @@ def _awaited_jobs(
 def _resolve_new_buffer(
     state: Facts, actor: c.Actor, job: Job, after: JobRequest, command: c.UpdateJob
 ) -> tuple[BufferRequest, str, int] | None:
-    """Return what the job asks of burst buffers from here on, the pool and what it is to hold there; None where that
-    stays as it is.
+    """Return the new buffer request of the job with its pool and space, or None if it does not change.
+
+    Raises:
+        Rejected: The buffer can no longer be changed, or the request is invalid.
     """
     if command.buffer is None:
         return None
     if state.site.provider != NATIVE:
-        # Its script says what the provider does, and that does not change.
+        # Other providers read the job's script, which cannot be changed.
         sentence = "Requested operation not supported on this system"
         raise Rejected(RefusalCode.WRONG_STATE, sentence, "cancel the job, and submit it again", "--bb")
     buffer = state.buffers.get(job.id)
@@ -188,7 +201,7 @@ def _resolve_new_buffer(
         sentence = f"the buffer of job {job.id} is {buffer.state.word}: what it asks for can no longer be changed"
         raise Rejected(RefusalCode.WRONG_STATE, sentence, "requeue the job first, which takes its buffer back", "--bb")
     asked = resolve_buffer(state, actor, replace(after, buffer=command.buffer), of_array=False).buffer
-    assert asked is not None  # what is resolved was asked for
+    assert asked is not None  # resolving keeps the request
     if asked.creates or asked.destroys or asked.uses or asked.lists:
         sentence = "persistent buffers and lists (type=list) cannot be asked for of a job that is there already"
         raise Rejected(RefusalCode.INVALID_DIRECTIVE, sentence, "submit a job for it", "--bb")
