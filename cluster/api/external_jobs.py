@@ -67,7 +67,7 @@ def _schedulers(state: State, only: str = "") -> v.SchedulersAnswer:
 async def show_scheduler_site(call: ApiCall[None]) -> Reply[v.SchedulerSiteAnswer]:
     state = await call.state()
     shared = [name for name, pool in sorted(state.pools.items()) if pool.filesystem]
-    free = await call.service.verdicts.free_for_setups(state, shared, call.work)
+    free = await call.service.verdicts.space_for_setups(state, shared, call.work)
     pools = tuple(
         v.ExternalJobPoolView(
             name=name,

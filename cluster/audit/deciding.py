@@ -58,7 +58,7 @@ class Deciding:
     def _decided(self, growing: SpeculativeState, request: Request) -> CommandOutcome:
         try:
             if isinstance(request.command, RunSchedulingCycle):
-                return CommandOutcome(self._planner.events_of_pass(growing))
+                return CommandOutcome(self._planner.run_cycle(growing))
             facts = growing.facts if is_by_key(request.command) else growing.state()
             decision = decide(facts, request, growing.at)
         except Exception as error:

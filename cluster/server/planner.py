@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from replica.fold import SpeculativeState
 from replica.messages import Event
-from replica.scheduler import SchedulingIndex, events_of_pass
+from replica.scheduler import SchedulingIndex, run_cycle
 from replica.state import State
 from replica.values import Instant
 
@@ -30,9 +30,9 @@ class Planner:
         """Follow the batch; return whether a cycle over it is cheap now. If not, call again in another turn."""
         return self._follow(batch).prepare(JOBS_PER_TURN + len(batch.entries))
 
-    def events_of_pass(self, batch: SpeculativeState) -> tuple[Event, ...]:
+    def run_cycle(self, batch: SpeculativeState) -> tuple[Event, ...]:
         """Return the events of a scheduling cycle over the batch under construction."""
-        return events_of_pass(self._follow(batch), batch.at)
+        return run_cycle(self._follow(batch), batch.at)
 
     def closed(self, batch: SpeculativeState) -> None:
         """Follow the batch to its end: the next one starts on the state after it."""

@@ -516,7 +516,7 @@ class Proposer:
             # A new leader indexes all jobs once, a portion per turn of the loop: the cycle follows the last.
             self._pass_timer.due = True
             return None
-        events = self._planner.events_of_pass(batch)
+        events = self._planner.run_cycle(batch)
         cost_s = self._clock.monotonic_s() - started_s
         self._pass_timer.passed(batch.at, cost_s=cost_s, found=bool(events), decided=decided)
         return Entry(b"", CONTROLLER, kind_of(RunSchedulingCycle()), events) if events else None

@@ -28,7 +28,7 @@ from replica.model import (
     with_members_sorted,
     with_options,
 )
-from replica.scheduler import alone_over, submit_over
+from replica.scheduler import limit_exceeded_alone, submit_limit_exceeded
 from replica.state import Facts
 from replica.values import (
     ACCOUNTS_MAX,
@@ -247,7 +247,7 @@ def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) 
         return _unknown_name_refusal("qos", options.qos, sorted(state.qos))
     if qos is not None and not qos.admits(user, options.account):
         return _permission_refusal("qos", f"user {user} may not use QOS {qos.name}")
-    over = None if qos is None or not jobs else submit_over(state, qos, user, jobs)
+    over = None if qos is None or not jobs else submit_limit_exceeded(state, qos, user, jobs)
     if over is not None:
         return Refusal(
             RefusalCode.LIMIT_EXCEEDED,
@@ -299,7 +299,7 @@ def check_own_limits(state: Facts, request: JobRequest, pool: str, granted_bytes
     scheduling_class = scheduling_class_of(request)
     if scheduling_class is None:
         return
-    over = alone_over(state, scheduling_class, pool, granted_bytes, request.time_limit_s, request.cpus)
+    over = limit_exceeded_alone(state, scheduling_class, pool, granted_bytes, request.time_limit_s, request.cpus)
     if over is None:
         return
     verdict = over.verdict

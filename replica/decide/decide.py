@@ -26,7 +26,7 @@ from replica.messages import Event
 from replica.messages import commands as c
 from replica.model import QUEUED_STAGES
 from replica.operations import BEGINNINGS, OperationSlots, taking_slots, with_slots
-from replica.scheduler import SchedulingIndex, events_of_pass
+from replica.scheduler import SchedulingIndex, run_cycle
 from replica.state import Facts, State
 from replica.values import Instant, Refusal, RefusalCode, Steps, whole
 
@@ -224,8 +224,8 @@ _ROLES_OF: dict[type, frozenset[c.ActorRole]] = {
 """Command type -> permitted roles. An agent acts for its own node only, a scheduler for its own external jobs only."""
 
 
-def _run_scheduling_pass(state: State, actor: c.Actor, command: c.RunSchedulingCycle, at: Instant) -> Decision:
-    return Accepted(events_of_pass(SchedulingIndex(state), at))
+def _run_scheduling_cycle(state: State, actor: c.Actor, command: c.RunSchedulingCycle, at: Instant) -> Decision:
+    return Accepted(run_cycle(SchedulingIndex(state), at))
 
 
 _BY_KEY = {
@@ -237,7 +237,7 @@ _BY_KEY = {
     **SESSIONS_BY_KEY,
 }
 _BY_SCAN: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
-    c.RunSchedulingCycle: _run_scheduling_pass,
+    c.RunSchedulingCycle: _run_scheduling_cycle,
     **CLUSTER_BY_SCAN,
     **SESSIONS_BY_SCAN,
 }

@@ -42,7 +42,7 @@ from replica.model import (
     requested,
     with_options,
 )
-from replica.scheduler import depended_on
+from replica.scheduler import dependency_jobs
 from replica.state import Facts
 from replica.values import DEPENDENCY_CHAIN_MAX, Refusal, RefusalCode
 
@@ -162,7 +162,7 @@ def _awaited_jobs(
     `changed` counts as pending, with the request `changed_request`.
     """
     for dependency in request.dependencies:
-        for other in depended_on(state, dependency):
+        for other in dependency_jobs(state, dependency):
             job = state.jobs.get(other)
             if job is not None and (job.state is JobState.PENDING or other == changed):
                 yield other

@@ -28,7 +28,7 @@ def queue_position_of(state: State, job: Job) -> QueuePosition:
     return order_of(state, job, state.buffers.get(job.id)), job.id
 
 
-class PassState(Protocol):
+class CycleState(Protocol):
     """State of a pass when it reaches a candidate: what was given away before."""
 
     state: State
@@ -79,7 +79,7 @@ class SpaceDecision(Enum):
     """Decision on a candidate for space."""
 
     GIVEN = auto()
-    NEXT_PASS = auto()
+    NEXT_CYCLE = auto()
     STAGES_FULL = auto()
     NO_NODE = auto()
     NO_MOVER = auto()
@@ -138,24 +138,24 @@ def space_request_of(state: State, job: Job, buffer: Buffer) -> SpaceRequest:
     return SpaceRequest(job, buffer.pool if size_bytes else "", size_bytes, scheduling_class_of(job.request))
 
 
-def available(current: PassState, request: SpaceRequest) -> int:
+def available_bytes(current: CycleState, request: SpaceRequest) -> int:
     """Return what of the pool the candidate may have now: what is free, less what is set aside for others, bytes."""
-    return free_for(current, request.pool, request.reservation)
+    return free_bytes_for(current, request.pool, request.reservation)
 
 
-def usable_in(state: State, pool: str) -> int:
+def usable_bytes(state: State, pool: str) -> int:
     """Return the most that one request could get of a pool as it is now, bytes; 0 for one that is not there."""
     known = state.pools.get(pool)
     return 0 if known is None else known.usable_bytes
 
 
-def free_for(current: PassState, pool: str, reservation: str) -> int:
+def free_bytes_for(current: CycleState, pool: str, reservation: str) -> int:
     """Return what of a pool is free for jobs of a reservation (or of none, if it is empty), bytes."""
     free = current.free_in(pool)
     return max(0, free - current.quotas.set_aside_bytes(pool, reservation)) if current.state.reservations else free
 
 
-def given_of(current: PassState, events: Iterable[e.Event], pool: str) -> list[tuple[int, int]]:
+def releases_of_cycle(current: CycleState, events: Iterable[e.Event], pool: str) -> list[tuple[int, int]]:
     """Return when those whom a pass gave something of a pool should give it back, and how much, in ascending order."""
     state = current.state
     return sorted(
@@ -165,7 +165,7 @@ def given_of(current: PassState, events: Iterable[e.Event], pool: str) -> list[t
     )
 
 
-def head_before(current: PassState, request: SpaceRequest) -> ReservationHead | None:
+def head_before(current: CycleState, request: SpaceRequest) -> ReservationHead | None:
     """Return the reservation head that the candidate would be backfilled past.
 
     None if it uses its own reservation's space.
@@ -175,7 +175,7 @@ def head_before(current: PassState, request: SpaceRequest) -> ReservationHead | 
     return current.reservation_heads.get(request.pool)
 
 
-def limits_verdict(current: PassState, request: SpaceRequest) -> Verdict | None:
+def limits_verdict(current: CycleState, request: SpaceRequest) -> Verdict | None:
     """Return which limit, or licence, keeps the candidate from staging, or None."""
     job, scheduling_class, quotas = request.job, request.scheduling_class, current.quotas
     if scheduling_class is None:
@@ -187,27 +187,27 @@ def limits_verdict(current: PassState, request: SpaceRequest) -> Verdict | None:
     )
 
 
-def run_verdict(current: PassState, scheduling_class: SchedulingClass | None, cpus: int) -> Verdict | None:
+def run_verdict(current: CycleState, scheduling_class: SchedulingClass | None, cpus: int) -> Verdict | None:
     """Return the limit or licence that keeps jobs of this class with this many CPUs from running, or None."""
     return current.quotas.run_gate(scheduling_class, cpus) or current.quotas.license_gate(scheduling_class)
 
 
-def coming_verdict(current: PassState, request: SpaceRequest) -> Verdict | None:
+def upcoming_reservation_verdict(current: CycleState, request: SpaceRequest) -> Verdict | None:
     """Return which reservation begins before the candidate would have given back what it then needs, or None."""
     if not current.state.reservations:
         return None
-    pool, until = request.pool, end_of(current, request)
-    return current.quotas.coming_gate(
+    pool, until = request.pool, release_time(current, request)
+    return current.quotas.upcoming_reservation_gate(
         pool, request.reservation, request.size_bytes, until, lambda instant: current.free_at(pool, instant)
     )
 
 
-def end_of(current: PassState, request: SpaceRequest) -> int:
+def release_time(current: CycleState, request: SpaceRequest) -> int:
     """Return when a candidate that gets its space now should have given it back."""
     return expected_end(current.state, request.job, request.pool, current.at)
 
 
-def space_decision(current: PassState, request: SpaceRequest) -> SpaceDecision:
+def space_decision(current: CycleState, request: SpaceRequest) -> SpaceDecision:
     """Return the decision on the candidate. It changes nothing but what the reservation head knows of its own start."""
     site = current.state.site
     if limits_verdict(current, request) is not None:
@@ -220,10 +220,10 @@ def space_decision(current: PassState, request: SpaceRequest) -> SpaceDecision:
     filesystem = filesystem_of_pool(current.state, request.pool)
     if filesystem is not None and not mover_for(current.state, filesystem):
         return SpaceDecision.NO_MOVER
-    if request.size_bytes > usable_in(current.state, request.pool):
+    if request.size_bytes > usable_bytes(current.state, request.pool):
         # Nor must who cannot have his space whoever gives back, since his pool has shrunk or was never that large.
         return SpaceDecision.TOO_LARGE
-    fits = request.size_bytes <= available(current, request)
+    fits = request.size_bytes <= available_bytes(current, request)
     if not fits and request.pool in current.reservation_heads:
         return SpaceDecision.NOT_ENOUGH
     head = head_before(current, request)
@@ -233,26 +233,26 @@ def space_decision(current: PassState, request: SpaceRequest) -> SpaceDecision:
         return SpaceDecision.SKIPPED
     if not fits:
         return SpaceDecision.NOT_ENOUGH
-    if coming_verdict(current, request) is not None:
+    if upcoming_reservation_verdict(current, request) is not None:
         return SpaceDecision.RESERVED
     if head is not None and not head.may_be_backfilled(
-        request.size_bytes, end_of(current, request), current.at, site.max_passes
+        request.size_bytes, release_time(current, request), current.at, site.max_passes
     ):
         return SpaceDecision.MUST_NOT_PASS
-    return SpaceDecision.NEXT_PASS if current.is_full else SpaceDecision.GIVEN
+    return SpaceDecision.NEXT_CYCLE if current.is_full else SpaceDecision.GIVEN
 
 
-def note_decision(current: PassState, request: SpaceRequest, decision: SpaceDecision) -> ReservationHead | None:
+def note_decision(current: CycleState, request: SpaceRequest, decision: SpaceDecision) -> ReservationHead | None:
     """Note the decision on a candidate; return the reservation head that it would be backfilled past."""
     head = head_before(current, request)
     if head is not None and decision not in NOT_QUEUED:
         head.behind += 1
-    if decision in GATED and request.size_bytes <= usable_in(current.state, request.pool):
+    if decision in GATED and request.size_bytes <= usable_bytes(current.state, request.pool):
         # Those who ask for more than their pool ever has are not checked one by one (`index_row`).
         current.skipped[request.queue] = current.skipped.get(request.queue, 0) + 1
     elif decision is SpaceDecision.NOT_ENOUGH and request.pool not in current.reservation_heads:
         current.reservation_heads[request.pool] = current.head_of(
-            request.job, request.pool, request.size_bytes, available(current, request)
+            request.job, request.pool, request.size_bytes, available_bytes(current, request)
         )
     elif decision is SpaceDecision.GIVEN:
         current.quotas.give_space(
@@ -261,14 +261,14 @@ def note_decision(current: PassState, request: SpaceRequest, decision: SpaceDeci
     return head
 
 
-def space_verdict(current: PassState, job: Job, buffer: Buffer) -> Verdict:
+def space_verdict(current: CycleState, job: Job, buffer: Buffer) -> Verdict:
     """Return the verdict on a candidate for space when the pass reaches it."""
     request = space_request_of(current.state, job, buffer)
     decision = space_decision(current, request)
-    gated = {SpaceDecision.LIMITED: limits_verdict, SpaceDecision.RESERVED: coming_verdict}.get(decision)
+    gated = {SpaceDecision.LIMITED: limits_verdict, SpaceDecision.RESERVED: upcoming_reservation_verdict}.get(decision)
     if gated is not None and (verdict := gated(current, request)) is not None:
         return verdict
-    free, raw, head = available(current, request), current.free_in(request.pool), head_before(current, request)
+    free, raw, head = available_bytes(current, request), current.free_in(request.pool), head_before(current, request)
     figures = [("asked", format_size(request.size_bytes)), ("pool", request.pool or "-"), ("free", format_size(raw))]
     if free != raw:
         figures.append(("set_aside", format_size(raw - free)))
@@ -281,16 +281,15 @@ def space_verdict(current: PassState, job: Job, buffer: Buffer) -> Verdict:
     under_way = current.slots.get(Stage.STAGE_IN, 0)
     first = head.job if head is not None else 0
     passed = head.passed if head is not None else 0
+    in_service = usable_bytes(current.state, request.pool)
     sentence = {
         SpaceDecision.GIVEN: "the job may have its space now",
-        SpaceDecision.NEXT_PASS: "the job may have its space in the next pass",
+        SpaceDecision.NEXT_CYCLE: "the job may have its space in the next pass",
         SpaceDecision.STAGES_FULL: f"{under_way} stage-ins are under way, and no more may be",
         SpaceDecision.NO_NODE: "no node that is up could hold the job"
         + (f" in partition {request.partition}" if place_name(current.state.partitions, request.partition) else ""),
         SpaceDecision.NO_MOVER: f"no mover of the shared filesystem that pool {request.pool} has its buffers in is up",
-        SpaceDecision.TOO_LARGE: (
-            f"it asks for more than its pool has in service now, {format_size(usable_in(current.state, request.pool))}"
-        ),
+        SpaceDecision.TOO_LARGE: (f"it asks for more than its pool has in service now, {format_size(in_service)}"),
         SpaceDecision.NOT_ENOUGH: "its pool has not enough free space",
         SpaceDecision.TOO_FAR_BEHIND: (
             f"at least {CANDIDATES_BEHIND_MAX} jobs are between it and job {first}, which is first in line for the pool"
@@ -310,7 +309,7 @@ class PlaceDecision(Enum):
     """Decision on a candidate for CPUs."""
 
     RUNS = auto()
-    NEXT_PASS = auto()
+    NEXT_CYCLE = auto()
     PRE_RUNS_FULL = auto()
     NODE_DOWN = auto()
     NO_NODE = auto()
@@ -332,7 +331,7 @@ def runs_anywhere(job: Job, buffer: Buffer | None) -> bool:
     return buffer is None or bool(job.mover)
 
 
-def place_decision(current: PassState, job: Job, buffer: Buffer | None) -> PlaceDecision:
+def place_decision(current: CycleState, job: Job, buffer: Buffer | None) -> PlaceDecision:
     """Return the decision on the candidate: a job runs where its data is, or anywhere in its partition (see
     `runs_anywhere`).
     """
@@ -355,18 +354,18 @@ def place_decision(current: PassState, job: Job, buffer: Buffer | None) -> Place
         full = current.slots.get(Stage.RUN, 0) >= state.site.operations_per_stage_max
         if buffer is not None and full:
             return PlaceDecision.PRE_RUNS_FULL
-        return PlaceDecision.NEXT_PASS if current.is_full else PlaceDecision.RUNS
+        return PlaceDecision.NEXT_CYCLE if current.is_full else PlaceDecision.RUNS
     if not could:
         # The job waits for a node to appear, not for CPUs, so it delays no other job.
         return PlaceDecision.NO_NODE
     return PlaceDecision.AFTER_OTHERS if first else PlaceDecision.NOT_ENOUGH
 
 
-WAITS: frozenset[PlaceDecision] = frozenset({PlaceDecision.NOT_ENOUGH, PlaceDecision.PRE_RUNS_FULL})
+KEEPS_CPUS: frozenset[PlaceDecision] = frozenset({PlaceDecision.NOT_ENOUGH, PlaceDecision.PRE_RUNS_FULL})
 """Decisions after which those behind must leave the candidate the CPUs that it waits for."""
 
 
-def place_verdict(current: PassState, job: Job, buffer: Buffer | None) -> Verdict:
+def place_verdict(current: CycleState, job: Job, buffer: Buffer | None) -> Verdict:
     """Return the verdict on a candidate for CPUs when the pass reaches it."""
     decision, cpus = place_decision(current, job, buffer), job.request.cpus
     match decision:
@@ -375,7 +374,7 @@ def place_verdict(current: PassState, job: Job, buffer: Buffer | None) -> Verdic
             return verdict or Verdict(Reason.NONE, "nothing holds the job back")
         case PlaceDecision.RUNS:
             return Verdict(Reason.NONE, "nothing holds the job back")
-        case PlaceDecision.NEXT_PASS:
+        case PlaceDecision.NEXT_CYCLE:
             return Verdict(Reason.NONE, "the job runs in the next pass")
         case PlaceDecision.PRE_RUNS_FULL:
             under_way = current.slots.get(Stage.RUN, 0)
@@ -401,6 +400,6 @@ def place_verdict(current: PassState, job: Job, buffer: Buffer | None) -> Verdic
             return Verdict(Reason.RESOURCES, "no node has enough free CPUs for the job", figures)
 
 
-def _partition_figure(current: PassState, job: Job) -> tuple[tuple[str, str], ...]:
+def _partition_figure(current: CycleState, job: Job) -> tuple[tuple[str, str], ...]:
     nodes = nodes_of(current.state, job.id)
     return (("partition", nodes),) if nodes else ()

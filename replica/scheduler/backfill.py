@@ -14,7 +14,7 @@ from replica.values import NEVER, Instant, seconds
 DRAINING = 0
 """In place of `run_until` of a job whose script has ended: it only drains."""
 
-NOBODY_KNOWS = 2**62
+UNKNOWN_END = 2**62
 """Value of `run_until` for a job whose stage-out or teardown waits for a release."""
 
 
@@ -75,9 +75,9 @@ class ReservationHead:
 def run_until(job: Job, buffer: Buffer) -> int:
     """Return when the job that holds `buffer` should be over at the latest, or DRAINING, or NOBODY_KNOWS."""
     if job.external_job is not None and buffer.state not in _EXTERNAL_JOBS_DRAIN:
-        return NOBODY_KNOWS  # its time is another scheduler's to give
+        return UNKNOWN_END  # its time is another scheduler's to give
     if job.state in ENDED or job.state is JobState.STAGE_OUT or buffer.state in BEING_REMOVED:
-        return NOBODY_KNOWS if job.stuck else DRAINING
+        return UNKNOWN_END if job.stuck else DRAINING
     # A job that has not started counts from its last step, not from now: else its end would move with every pass.
     since = job.started_at if job.started_at != NEVER else buffer.changed_at
     return since + seconds(job.request.time_limit_s)
@@ -101,7 +101,7 @@ def expected_end(state: Facts, job: Job, pool: str, at: Instant) -> int:
     return release_at(at + rates.stage_in.mean_us + seconds(job.request.time_limit_s), at, rates.drain_us)
 
 
-def start_of(releases: Iterable[tuple[int, int]], free_bytes: int, wanted_bytes: int) -> tuple[Instant, int]:
+def expected_start(releases: Iterable[tuple[int, int]], free_bytes: int, wanted_bytes: int) -> tuple[Instant, int]:
     """Return when so much is free and what is left beside it, given (release_at, size) in ascending order."""
     for instant, size_bytes in releases:
         free_bytes += size_bytes
@@ -137,7 +137,7 @@ class ReservedTimeline:
         drains_us = drain_us(state, pool)
         for other in state.holders.get(pool, ()):
             until = run_until(state.jobs[other], state.buffers[other])
-            if until != NOBODY_KNOWS:
+            if until != UNKNOWN_END:
                 change = (
                     release_at(until, at, drains_us),
                     state.buffers[other].held_bytes,

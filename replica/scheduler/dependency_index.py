@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import immutables
 
 from replica.model import NameGroup, first_of
-from replica.scheduler.index_row import IndexRow, Milestone, keep_in_set, milestone_of
+from replica.scheduler.index_row import IndexRow, Milestone, milestone_of, update_set
 from replica.state import State
 from replica.values import SortedKeys
 
@@ -35,7 +35,7 @@ class DependencyIndex:
         self._behind: dict[tuple[int, int], set[int]] = {}
         """(array, milestone) with waiting jobs -> tasks that have not reached the milestone."""
 
-    def begins(self, job_id: int) -> None:
+    def note_unfinished(self, job_id: int) -> None:
         """Note that the job, new or requeued when it was over, is not over: it is not purged."""
         self.purgeable.discard(job_id)
 
@@ -45,9 +45,9 @@ class DependencyIndex:
         if left != entered:
             self._count(state, {other for other, _ in entered}, {other for other, _ in left})
             for waited_for in left:
-                keep_in_set(self._waiting, waited_for, job_id, False)
+                update_set(self._waiting, waited_for, job_id, False)
             for waited_for in entered:
-                keep_in_set(self._waiting, waited_for, job_id, True)
+                update_set(self._waiting, waited_for, job_id, True)
             self._watch(state, (*left, *entered))
         array = self._awaited_array(state, job_id)
         if after.milestone >= Milestone.FINISHED:
@@ -55,7 +55,7 @@ class DependencyIndex:
             self.purgeable.discard(job_id)
             if after.milestone == Milestone.FINISHED and job_id not in self._counts and not array:
                 self.purgeable.add(job_id)
-        found = self._come(job_id, array, _milestone_at(state, job_id)) if array else set()
+        found = self._advance_task(job_id, array, _milestone_at(state, job_id)) if array else set()
         if before.milestone == after.milestone or job_id not in self._counts:
             return found
         low, high = sorted((before.milestone, after.milestone))
@@ -67,7 +67,7 @@ class DependencyIndex:
         array = None if job is None else job.request.array
         return 0 if array is None or -array.job not in self._counts else -array.job
 
-    def _come(self, task: int, array: int, milestone: int) -> set[int]:
+    def _advance_task(self, task: int, array: int, milestone: int) -> set[int]:
         """Note how far a task has come; return who waits for its array, where that was for it, or is again."""
         found: set[int] = set()
         for number in range(1, Milestone.FINISHED + 1):
@@ -161,7 +161,7 @@ class SingletonIndex:
         self._first_of[first] = group
         return {first}
 
-    def renamed(self, former: State, state: State, job_id: int) -> set[int]:
+    def apply_rename(self, former: State, state: State, job_id: int) -> set[int]:
         """Return whose gate may be another one now that a job may have another name: who is first of its former name,
         and who was first of the present one.
         """

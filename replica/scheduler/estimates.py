@@ -15,7 +15,7 @@ import msgspec
 
 from replica.model import ENDED, Buffer, BufferState, Hold, Job, JobState, is_in, rates_of, takes_cpus
 from replica.scheduler.admission import nodes_of, queue_position_of
-from replica.scheduler.backfill import NOBODY_KNOWS, ReservedTimeline, TooManySteps, drain_us, release_at, run_until
+from replica.scheduler.backfill import UNKNOWN_END, ReservedTimeline, TooManySteps, drain_us, release_at, run_until
 from replica.scheduler.gates import early_gate
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.index_row import Key
@@ -25,10 +25,10 @@ from replica.values import NEVER, Instant, Reason, format_size, seconds
 AHEAD_MAX = 2_000
 """Jobs before one that an estimate goes over, count; with more before it, its start is not known."""
 
-NODES_ASKED_MAX = 100_000
+NODE_QUERIES_MAX = 100_000
 """Times that an estimate asks a node when it has CPUs, count: some 50 ms, during which a replica does nothing else."""
 
-Ahead = Callable[[tuple[int, int], str | None], list[int] | None]
+JobsAhead = Callable[[tuple[int, int], str | None], list[int] | None]
 """Says which candidates stand before a place, in order: those for space of a pool, or (None) for CPUs. None: more than
 AHEAD_MAX.
 """
@@ -55,40 +55,40 @@ class Estimate(msgspec.Struct, frozen=True):
         return self.start_at != NEVER
 
 
-def estimate(state: State, job_id: int, at: Instant, ahead: Ahead) -> Estimate:
+def estimate(state: State, job_id: int, at: Instant, ahead: JobsAhead) -> Estimate:
     """Return when the job should start, as of `at`. KeyError for a job that is not in the state.
 
-    `ahead` knows who stands before it: `ahead_in` an index of `state`. It is asked of a job that waits alone.
+    `ahead` knows who stands before it: `jobs_ahead_in` an index of `state`. It is asked of a job that waits alone.
     """
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     if job.state is not JobState.PENDING:
         return Estimate(job.started_at or (at if job.state is JobState.CONFIGURING else NEVER), ())
     steps: list[Step] = []
     ready_at: int = at
-    for step in _early(state, job, at):
+    for step in _early_steps(state, job, at):
         steps.append(step)
         if step.until == NEVER:
             return Estimate(NEVER, tuple(steps))
         ready_at = max(ready_at, step.until)
     if buffer is not None and buffer.state is not BufferState.STAGED_IN:
-        space = _space(state, job, buffer, at, ready_at, ahead)
+        space = _space_step(state, job, buffer, at, ready_at, ahead)
         if space is not None:
             steps.append(space)
             if space.until == NEVER:
                 return Estimate(NEVER, tuple(steps))
             ready_at = max(ready_at, space.until)
-        staged = _stage_in(state, job, buffer)
+        staged = _stage_in_time(state, job, buffer)
         if staged is not None:
             takes_us, sentence = staged
             began_at = buffer.changed_at if buffer.state is BufferState.STAGING_IN else ready_at
             ready_at = max(ready_at, began_at + takes_us)
             steps.append(Step("stage_in", Instant(ready_at), sentence))
-    cpus = _cpus(state, job, Instant(ready_at), ahead)
+    cpus = _cpus_step(state, job, Instant(ready_at), ahead)
     steps.append(cpus)
     return Estimate(cpus.until, tuple(steps))
 
 
-def _early(state: State, job: Job, at: Instant) -> list[Step]:
+def _early_steps(state: State, job: Job, at: Instant) -> list[Step]:
     """Return what keeps the job back before it asks for anything."""
     if job.hold is not Hold.NONE:
         return [Step("hold", NEVER, "the job is held; nobody can say when it will be released")]
@@ -97,7 +97,7 @@ def _early(state: State, job: Job, at: Instant) -> list[Step]:
     steps: list[Step] = []
     if job.request.begin_at > at:
         steps.append(Step("begin_time", job.request.begin_at, "its begin time"))
-    waits = _dependencies(state, job, at)
+    waits = _dependency_steps(state, job, at)
     if any(step.until == NEVER for step in waits):
         return [*steps, next(step for step in waits if step.until == NEVER)]
     steps += waits
@@ -112,7 +112,7 @@ def _early(state: State, job: Job, at: Instant) -> list[Step]:
     return steps
 
 
-def _dependencies(state: State, job: Job, at: Instant) -> list[Step]:
+def _dependency_steps(state: State, job: Job, at: Instant) -> list[Step]:
     """Return until when the job waits for others: for all of them, or where one is enough for the first one."""
     found: list[Step] = []
     for dependency in job.request.dependencies:
@@ -131,7 +131,7 @@ def _dependencies(state: State, job: Job, at: Instant) -> list[Step]:
     return [min(known, key=lambda step: step.until)] if known else found[:1]
 
 
-def _space(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, ahead_of: Ahead) -> Step | None:
+def _space_step(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, ahead_of: JobsAhead) -> Step | None:
     """Return until when the job waits for space, for which it asks at `asked_at`; None: it has it, or needs none."""
     if buffer.state is BufferState.STAGING_IN or not buffer.granted_bytes:
         return None
@@ -146,13 +146,13 @@ def _space(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, a
     drains_us, stages_us = drain_us(state, pool.name), rates_of(state.rates.get(pool.name), pool.name).stage_in.mean_us
     before = f"; {len(ahead)} jobs are before it" if ahead else ""
     if any(reservation.size_in(pool.name) for reservation in state.reservations.values()):
-        return _reserved(state, job, buffer, at, asked_at, ahead, stages_us + drains_us, before)
+        return _reserved_space_step(state, job, buffer, at, asked_at, ahead, stages_us + drains_us, before)
     # Not less than nothing is free, but a pool that shrank has to be given back more than it lacks.
     free = pool.usable_bytes - state.held_bytes.get(pool.name, 0)
     releases = [
         (release_at(until, at, drains_us), state.buffers[other].held_bytes)
         for other in state.holders.get(pool.name, ())
-        if (until := run_until(state.jobs[other], state.buffers[other])) != NOBODY_KNOWS
+        if (until := run_until(state.jobs[other], state.buffers[other])) != UNKNOWN_END
     ]
     heapify(releases)
     now: int = at
@@ -168,7 +168,7 @@ def _space(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, a
     return Step("space", Instant(now), f"{format_size(size_bytes)} of pool {pool.name} are free{before}")
 
 
-def _reserved(
+def _reserved_space_step(
     state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, ahead: list[int], moves_us: int, before: str
 ) -> Step:
     """Return until when the job waits for space of a pool of which reservations have a part."""
@@ -187,7 +187,7 @@ def _reserved(
     return Step("space", Instant(until), f"{size} of pool {pool} are free beside what is set aside{before}")
 
 
-def _stage_in(state: State, job: Job, buffer: Buffer) -> tuple[int, str] | None:
+def _stage_in_time(state: State, job: Job, buffer: Buffer) -> tuple[int, str] | None:
     """Return how long stage-in should take, µs, and why; None where nothing is staged in."""
     if job.request.buffer is None or not job.request.buffer.stage_in:
         return None
@@ -199,13 +199,13 @@ def _stage_in(state: State, job: Job, buffer: Buffer) -> tuple[int, str] | None:
     return takes_us, f"stage-ins of its pool move {rate} ({measured.count} measured)"
 
 
-def _cpus(state: State, job: Job, ready_at: Instant, ahead_of: Ahead) -> Step:
+def _cpus_step(state: State, job: Job, ready_at: Instant, ahead_of: JobsAhead) -> Step:
     """Return until when the job waits for CPUs, once it is ready for them."""
     ahead = ahead_of(queue_position_of(state, job), None)
     if ahead is None:
         return Step("cpus", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for CPUs")
     nodes = {name: _NodeTimeline(state, name) for name, node in state.nodes.items() if node.is_up and not node.is_mover}
-    if len(ahead) * len(nodes) > NODES_ASKED_MAX:
+    if len(ahead) * len(nodes) > NODE_QUERIES_MAX:
         sentence = f"{len(ahead)} jobs are before it in line for the CPUs of {len(nodes)} nodes: too many to say"
         return Step("cpus", NEVER, sentence)
     for other in (*(state.jobs[other_id] for other_id in ahead), job):
@@ -272,7 +272,7 @@ class _NodeTimeline:
 # ---- who stands before a job in the queues of an index: what an estimate asks, without a walk over all jobs
 
 
-def ahead_in(index: SchedulingIndex) -> Ahead:
+def jobs_ahead_in(index: SchedulingIndex) -> JobsAhead:
     """Return who says which candidates are before a job; `index` must be prepared, and not change meanwhile."""
 
     def ahead(position: tuple[int, int], pool: str | None) -> list[int] | None:
@@ -288,9 +288,9 @@ def _queues_for(index: SchedulingIndex, pool: str | None) -> Iterator[Iterator[K
         if (kind in ("any", "node")) if pool is None else (kind == "space" and name == pool):
             yield iter(keys)
         elif pool is not None and kind == "persistent":
-            yield (key for key in keys if _wants(index, key[1], pool))
+            yield (key for key in keys if _needs_space_of(index, key[1], pool))
 
 
-def _wants(index: SchedulingIndex, job_id: int, pool: str) -> bool:
+def _needs_space_of(index: SchedulingIndex, job_id: int, pool: str) -> bool:
     buffer = index.state.buffers.get(job_id)
     return buffer is not None and buffer.pool == pool and buffer.granted_bytes > 0

@@ -20,24 +20,24 @@ from replica.model import Buffer, Job
 from replica.operations import filesystem_of_pool, waits_for_names
 from replica.scheduler.admission import (
     NOT_QUEUED,
-    PassState,
+    CycleState,
     SpaceRequest,
-    free_for,
+    free_bytes_for,
     space_decision,
     space_request_of,
 )
-from replica.scheduler.backfill import BEING_REMOVED, NOBODY_KNOWS
+from replica.scheduler.backfill import BEING_REMOVED, UNKNOWN_END
 from replica.scheduler.gates import external_job_verdict
 from replica.state import Facts
 from replica.values import CANDIDATES_BEHIND_MAX, SKIPPED_MAX, Verdict
 
-LINGERING_LOOKED_AT_MAX = 1_000
+LINGERING_SCANNED_MAX = 1_000
 """External jobs that linger in one pool and are looked at for who needs space, count: a millisecond; past them, it
 waits.
 """
 
 
-class Served(NamedTuple):
+class ExternalJobGrants(NamedTuple):
     """External jobs of one pool that get space now, and the first that does not fit, 0 for none."""
 
     given: tuple[int, ...]
@@ -46,17 +46,17 @@ class Served(NamedTuple):
     """Whether one that came behind them would get nothing, however little it asks for."""
 
 
-def external_jobs_served(
-    current: PassState, pool: str, waiting: Iterable[int], passed_out: Iterable[int], room: int
-) -> Served:
+def grant_external_jobs(
+    current: CycleState, pool: str, waiting: Iterable[int], pass_limit_reached: Iterable[int], room: int
+) -> ExternalJobGrants:
     """Return which of those who wait for a pool get space now, `room` at most; what they take is the caller's to note.
 
-    `passed_out`: the native jobs that could have space of it and have been passed as often as may be.
+    `pass_limit_reached`: the native jobs that could have space of it and have been passed as often as may be.
     """
     state = current.state
-    if any(_still_waits(current, job_id) for job_id in islice(passed_out, CANDIDATES_BEHIND_MAX)):
-        return Served(())
-    free = free_for(current, pool, "")
+    if any(_waits_for_space(current, job_id) for job_id in islice(pass_limit_reached, CANDIDATES_BEHIND_MAX)):
+        return ExternalJobGrants(())
+    free = free_bytes_for(current, pool, "")
     given: list[int] = []
     # So that few more than that pass the first in line in one pass, which alone finds out who that is.
     room = min(room, max(1, state.site.max_passes))
@@ -66,38 +66,38 @@ def external_jobs_served(
         request = space_request_of(state, state.jobs[job_id], state.buffers[job_id])
         size_bytes, of_class = request.size_bytes, request.scheduling_class
         over = current.quotas.space_gate(of_class, pool, size_bytes, 0)
-        if over is not None or _coming_reservation(current, request) is not None:
+        if over is not None or _upcoming_reservation(current, request) is not None:
             continue  # what keeps it back may not keep back those behind it
         if size_bytes > free:
-            return Served(tuple(given), job_id)
+            return ExternalJobGrants(tuple(given), job_id)
         if len(given) >= room:
             break
         free -= size_bytes
         current.quotas.give_space(of_class, pool, size_bytes, 0)
         given.append(job_id)
-    return Served(tuple(given), closed=False)
+    return ExternalJobGrants(tuple(given), closed=False)
 
 
-def room_for_setup(
-    current: PassState, pool: str, waiting: Iterable[int], passed_out: Iterable[int], lingering: Iterable[int]
+def space_for_setup(
+    current: CycleState, pool: str, waiting: Iterable[int], pass_limit_reached: Iterable[int], lingering: Iterable[int]
 ) -> int:
     """Return the most that one more setup would get of a pool now, units of the pool: at once, or as soon as what
-    lingers there has given way. Limits, which only some have, are left out. `waiting`, `passed_out`: as for
-    `external_jobs_served`.
+    lingers there has given way. Limits, which only some have, are left out. `waiting`, `pass_limit_reached`: as for
+    `grant_external_jobs`.
     """
     state = current.state
-    served = external_jobs_served(current, pool, waiting, passed_out, SKIPPED_MAX)
+    served = grant_external_jobs(current, pool, waiting, pass_limit_reached, SKIPPED_MAX)
     if served.closed:
         return 0
     taken = sum(state.buffers[job_id].granted_bytes for job_id in served.given)
-    kept = sum(state.buffers[job_id].held_bytes for job_id in islice(lingering, LINGERING_LOOKED_AT_MAX))
-    room = free_for(current, pool, "") + kept
+    kept = sum(state.buffers[job_id].held_bytes for job_id in islice(lingering, LINGERING_SCANNED_MAX))
+    room = free_bytes_for(current, pool, "") + kept
     if state.reservations:
-        room = min(room, current.quotas.coming_room(pool, room, lambda instant: current.free_at(pool, instant)))
+        room = min(room, current.quotas.upcoming_space(pool, room, lambda instant: current.free_at(pool, instant)))
     return max(0, room - taken)
 
 
-def space_given(state: Facts, job_id: int) -> e.ExternalJobSpaceAllocated:
+def space_event(state: Facts, job_id: int) -> e.ExternalJobSpaceAllocated:
     """Return that an external job has its space, with the shared filesystems that it needs where it works with
     persistent buffers.
     """
@@ -110,34 +110,34 @@ def space_given(state: Facts, job_id: int) -> e.ExternalJobSpaceAllocated:
     return e.ExternalJobSpaceAllocated(job_id, filesystems=tuple(filesystems))
 
 
-def refusals_explained(current: PassState, events: tuple[e.Event, ...]) -> tuple[e.Event, ...]:
+def explain_setup_failures(current: CycleState, events: tuple[e.Event, ...]) -> tuple[e.Event, ...]:
     """Return the events, in which a setup that a limit kept from its space fails with the sentence of that limit."""
     return tuple(
-        replace(event, reason=_limit_over(current, event.job) or event.reason)
+        replace(event, reason=_limit_sentence(current, event.job) or event.reason)
         if isinstance(event, e.ExternalJobSetupFailed)
         else event
         for event in events
     )
 
 
-def _limit_over(current: PassState, job_id: int) -> str:
+def _limit_sentence(current: CycleState, job_id: int) -> str:
     """Return which limit keeps an external job from space, and for how long it has, as a sentence; empty where none
     does.
     """
-    over = _over(current, job_id)
+    over = _limit_verdict(current, job_id)
     if over is None:
         return ""
     figures = ", ".join(f"{name} {value}" for name, value in over.figures)
     return f"{over.reason} for {current.state.site.external_job_setup_wait_s} s: {over.sentence} ({figures})"
 
 
-def _over(current: PassState, job_id: int) -> Verdict | None:
+def _limit_verdict(current: CycleState, job_id: int) -> Verdict | None:
     state = current.state
     request = space_request_of(state, state.jobs[job_id], state.buffers[job_id])
     return current.quotas.space_gate(request.scheduling_class, request.pool, request.size_bytes, 0)
 
 
-def waiting_verdict(current: PassState, job_id: int) -> Verdict:
+def waiting_verdict(current: CycleState, job_id: int) -> Verdict:
     """Return the verdict on an external job whose setup waits, when its pool has been served: a limit, a
     reservation, space.
     """
@@ -145,43 +145,43 @@ def waiting_verdict(current: PassState, job_id: int) -> Verdict:
     job, buffer = state.jobs[job_id], state.buffers[job_id]
     if waits_for_names(state, job):
         return external_job_verdict(state, job, buffer)
-    coming = _coming_reservation(current, space_request_of(state, job, buffer))
-    return _over(current, job_id) or coming or external_job_verdict(state, job, buffer)
+    coming = _upcoming_reservation(current, space_request_of(state, job, buffer))
+    return _limit_verdict(current, job_id) or coming or external_job_verdict(state, job, buffer)
 
 
-def _still_waits(current: PassState, job_id: int) -> bool:
+def _waits_for_space(current: CycleState, job_id: int) -> bool:
     """Return whether a job passed over as often as allowed waits for space, not for a limit, node or reservation."""
     state = current.state
     request = space_request_of(state, state.jobs[job_id], state.buffers[job_id])
     return space_decision(current, request) not in NOT_QUEUED
 
 
-def _coming_reservation(current: PassState, request: SpaceRequest) -> Verdict | None:
+def _upcoming_reservation(current: CycleState, request: SpaceRequest) -> Verdict | None:
     """Return the coming reservation that needs the space, or None. The end of an external job is unknown."""
     if not current.state.reservations:
         return None
-    return current.quotas.coming_gate(
-        request.pool, "", request.size_bytes, NOBODY_KNOWS, lambda instant: current.free_at(request.pool, instant)
+    return current.quotas.upcoming_reservation_gate(
+        request.pool, "", request.size_bytes, UNKNOWN_END, lambda instant: current.free_at(request.pool, instant)
     )
 
 
-def lingering_given_up(
-    current: PassState,
+def choose_lingering(
+    current: CycleState,
     request: SpaceRequest,
     lingering: Iterable[int],
     coming_bytes: int,
     room: int,
 ) -> tuple[int, ...]:
     """Return the external jobs whose data gives way to a request that does not fit, the oldest first; none if that
-    would be in vain. `coming_bytes` is what is being given back to the pool already (`comes_for`); `room`: how many in
+    would be in vain. `coming_bytes` is what is being given back to the pool already (`counts_for`); `room`: how many in
     one pass.
     """
     reservation = request.reservation
-    wanted = request.size_bytes - free_for(current, request.pool, reservation) - coming_bytes
+    wanted = request.size_bytes - free_bytes_for(current, request.pool, reservation) - coming_bytes
     if wanted <= 0:
         return ()
     taken, got = [], 0
-    for job_id in islice(lingering, LINGERING_LOOKED_AT_MAX):
+    for job_id in islice(lingering, LINGERING_SCANNED_MAX):
         taken.append(job_id)
         got += current.state.buffers[job_id].held_bytes
         if got >= wanted:
@@ -189,7 +189,7 @@ def lingering_given_up(
     return ()
 
 
-def comes_for(request: SpaceRequest, buffer: Buffer) -> bool:
+def counts_for(request: SpaceRequest, buffer: Buffer) -> bool:
     """Return whether a request waits for the space of a draining buffer.
 
     An external job waits for seconds only: for buffers being removed, not for a stage-out.
@@ -197,12 +197,12 @@ def comes_for(request: SpaceRequest, buffer: Buffer) -> bool:
     return request.job.external_job is None or buffer.state in BEING_REMOVED
 
 
-def needed_by(job: Job) -> str:
+def needed_by_reason(job: Job) -> str:
     """Return the reason of a teardown of lingering data for a job."""
     return f"{f'job {job.id}' if job.external_job is None else job.external_job.name} needs the space"
 
 
-def with_passes(current: PassState, events: list[e.Event], given: dict[int, str]) -> None:
+def count_overtaking(current: CycleState, events: list[e.Event], given: dict[int, str]) -> None:
     """Have each external job in `events` that got space past the first in line for its pool count; `given`: its
     position in `events` -> the pool.
     """

@@ -32,7 +32,7 @@ from replica.scheduler.quotas import class_gate
 from replica.state import Facts, State, is_finished
 from replica.values import NEVER, Reason, Verdict, format_size
 
-_TURN = "as many operations are under way as may be, in all or of this user"
+_SLOTS_TAKEN = "as many operations are under way as may be, in all or of this user"
 
 
 def early_gate(state: State, job: Job) -> Verdict | None:
@@ -77,10 +77,10 @@ def _hold(state: State, job: Job) -> Verdict | None:
             (("failures", str(job.failures)),),
         )
     reason = Reason.JOB_HELD_USER if job.hold is Hold.USER else Reason.JOB_HELD_ADMIN
-    return Verdict(reason, _HELD[job.hold], ())
+    return Verdict(reason, _HOLD_SENTENCES[job.hold], ())
 
 
-_HELD = {
+_HOLD_SENTENCES = {
     Hold.USER: "the job is held by its user",
     Hold.ADMIN: "the job is held by an operator",
     Hold.SYSTEM: "the job is held since an operation of it failed; release it to try again",
@@ -111,12 +111,12 @@ def _dependency(state: Facts, job: Job) -> Verdict | None:
     unmet: list[str] = []
     never: list[str] = []
     for dependency in request.dependencies:
-        met = dependency_met(state, dependency, request.buffer is not None)
+        met = is_dependency_met(state, dependency, request.buffer is not None)
         if met and any_of:
             return None
         if not met:
             (never if met is None else unmet).append(f"{dependency.kind.word}:{dependency.job}")
-    earlier = _earlier_of_its_name(state, job)
+    earlier = _earlier_of_same_name(state, job)
     if earlier:
         unmet.append(f"singleton:{earlier}")
     elif any_of and options.singleton:
@@ -130,7 +130,7 @@ def _dependency(state: Facts, job: Job) -> Verdict | None:
     return Verdict(Reason.DEPENDENCY, f"the job waits for {sentence}", (("waits_for", separator.join(unmet)),))
 
 
-def _earlier_of_its_name(state: Facts, job: Job) -> int:
+def _earlier_of_same_name(state: Facts, job: Job) -> int:
     """Return the first job of the same user and name that a `singleton` job waits for; 0 for none."""
     options = job.request.options
     if options is None or not options.singleton:
@@ -141,7 +141,7 @@ def _earlier_of_its_name(state: Facts, job: Job) -> int:
     return first if first < job.id else 0
 
 
-def depended_on(state: Facts, dependency: Dependency) -> Iterable[int]:
+def dependency_jobs(state: Facts, dependency: Dependency) -> Iterable[int]:
     """Return the jobs that a dependency is about."""
     return state.arrays.get(dependency.job, _NO_TASKS).values() if dependency.kind.of_array else (dependency.job,)
 
@@ -149,43 +149,43 @@ def depended_on(state: Facts, dependency: Dependency) -> Iterable[int]:
 _NO_TASKS: immutables.Map[int, int] = immutables.Map()
 
 
-def dependency_met(state: Facts, dependency: Dependency, waiter_has_buffer: bool) -> bool | None:
+def is_dependency_met(state: Facts, dependency: Dependency, waiter_has_buffer: bool) -> bool | None:
     """Return whether a dependency is met; None where it never can be."""
     kind = dependency.kind
     if not kind.of_array:
-        return _met(kind, state.jobs.get(dependency.job), state.buffers.get(dependency.job), waiter_has_buffer)
+        return _is_met(kind, state.jobs.get(dependency.job), state.buffers.get(dependency.job), waiter_has_buffer)
     tasks = state.arrays.get(dependency.job)
     if tasks is None:
-        return _met(kind.of_one, None, None, waiter_has_buffer)
+        return _is_met(kind.of_one, None, None, waiter_has_buffer)
     if not isinstance(state, State):
-        return _met_of_tasks(state, kind.of_one, tasks, waiter_has_buffer)
+        return _is_met_by_tasks(state, kind.of_one, tasks, waiter_has_buffer)
     # A whole array may wait for a whole array: its tasks are looked at once in a state, and not for each of them.
     asked = (dependency.job, kind, waiter_has_buffer)
-    found = _found_in(state)
+    found = _results_for(state)
     if asked not in found:
-        found[asked] = _met_of_tasks(state, kind.of_one, tasks, waiter_has_buffer)
+        found[asked] = _is_met_by_tasks(state, kind.of_one, tasks, waiter_has_buffer)
     return found[asked]
 
 
-_Asked = tuple[int, DependencyKind, bool]
+_Question = tuple[int, DependencyKind, bool]
 
-STATES_REMEMBERED = 4
+STATES_CACHED = 4
 """States of which it is remembered how far arrays have come, count: those that passes and questions are about."""
 
-_remembered: deque[tuple[State, dict[_Asked, bool | None]]] = deque(maxlen=STATES_REMEMBERED)
+_results: deque[tuple[State, dict[_Question, bool | None]]] = deque(maxlen=STATES_CACHED)
 
 
-def _found_in(state: State) -> dict[_Asked, bool | None]:
+def _results_for(state: State) -> dict[_Question, bool | None]:
     """Return what was found out about arrays in a state; whether it is remembered shows in nothing but the time."""
-    for known, found in _remembered:
+    for known, found in _results:
         if known is state:
             return found
     found = {}
-    _remembered.appendleft((state, found))
+    _results.appendleft((state, found))
     return found
 
 
-def _met_of_tasks(
+def _is_met_by_tasks(
     state: Facts, kind: DependencyKind, tasks: immutables.Map[int, int], waiter_has_buffer: bool
 ) -> bool | None:
     """Return whether a dependency on all of an array is met."""
@@ -193,7 +193,9 @@ def _met_of_tasks(
     after = DependencyKind.AFTER_ANY if kind in _BY_RESULT else kind
 
     def all_met(kind: DependencyKind) -> bool:
-        return all(_met(kind, state.jobs[task], state.buffers.get(task), waiter_has_buffer) for task in tasks.values())
+        return all(
+            _is_met(kind, state.jobs[task], state.buffers.get(task), waiter_has_buffer) for task in tasks.values()
+        )
 
     if not all_met(after):
         return False
@@ -205,7 +207,7 @@ def _met_of_tasks(
 _BY_RESULT = (DependencyKind.AFTER_OK, DependencyKind.AFTER_NOT_OK)
 
 
-def _met(kind: DependencyKind, other: Job | None, buffer: Buffer | None, waiter_has_buffer: bool) -> bool | None:
+def _is_met(kind: DependencyKind, other: Job | None, buffer: Buffer | None, waiter_has_buffer: bool) -> bool | None:
     """Return whether a dependency on one job is met; None where it never can be."""
     # A purged job is over long since, but how it ended is no longer in the state.
     if other is None:
@@ -255,7 +257,7 @@ def buffer_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None
         figures = (("attempt", str(job.attempt)), ("failures", str(job.failures)))
         sentence = "the job's data is being staged in"
         if waits_for_slot(job, buffer) is not None:
-            sentence = f"staging in waits for its turn: {_TURN}"
+            sentence = f"staging in waits for its turn: {_SLOTS_TAKEN}"
         if job.retry_at:
             sentence = f"staging in failed ({job.message}) and will be tried again"
         return Verdict(Reason.BURST_BUFFER_STAGE_IN, sentence, figures)
@@ -283,7 +285,7 @@ def _later_reason(state: Facts, job: Job, buffer: Buffer | None) -> Verdict:
             )
         sentence = "the job's results are being staged out"
         if waits_for_slot(job, buffer) is not None:
-            sentence = f"staging out waits for its turn: {_TURN}"
+            sentence = f"staging out waits for its turn: {_SLOTS_TAKEN}"
         return Verdict(f"burst_buffer/{state.site.provider}: Stage-out in progress", sentence)
     if buffer is not None and buffer.state is BufferState.TEARDOWN_FAIL and job.message:
         return Verdict(job.message, "the buffer could not be removed; its space stays counted")
@@ -292,11 +294,11 @@ def _later_reason(state: Facts, job: Job, buffer: Buffer | None) -> Verdict:
     if job.state is JobState.FAILED and not job.exit_code and job.comment:
         # Ended from outside, for example because its buffer holds too much: no exit code says why.
         return Verdict(job.comment.rsplit("\n", 1)[-1], "the job has finished: its script was ended")
-    reason, sentence = _ENDED_BY.get(job.state, (Reason.NONE, "the job is over"))
+    reason, sentence = _END_REASONS.get(job.state, (Reason.NONE, "the job is over"))
     return Verdict(reason, sentence)
 
 
-_ENDED_BY = {
+_END_REASONS = {
     JobState.FAILED: (Reason.NON_ZERO_EXIT_CODE, "the job is over: its script failed"),
     JobState.TIMEOUT: (Reason.TIME_LIMIT, "the job is over: it reached its time limit"),
     JobState.NODE_FAIL: (Reason.NODE_DOWN, "the job is over: its node failed"),
@@ -376,7 +378,7 @@ def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
     )
 
 
-def still(state: State, job: Job, buffer: Buffer | None) -> Verdict:
+def current_verdict(state: State, job: Job, buffer: Buffer | None) -> Verdict:
     """Return the verdict on a job that something is due for at once."""
     if job.external_job is not None and buffer is not None:
         return external_job_verdict(state, job, buffer)

@@ -16,7 +16,7 @@ than the jobs that an event names: a node that changes touches the jobs on it, a
 those that wait for it. What depends on several jobs at once is done last, once for a batch (`refresh`): which tasks of
 an array have room in it, and which nodes could run their first candidate.
 
-A scheduling pass (`scheduling_pass`) merges the queues, and leaves one as soon as nothing further back can get
+A scheduling pass (`scheduling_cycle`) merges the queues, and leaves one as soon as nothing further back can get
 anything. Why a job waits is a pass that stops where it reaches the job: what it leaves out changes nothing.
 
 Laws (tests/replica/scheduler/test_index.py): the advanced index equals one built afresh, and so does each small one;
@@ -32,7 +32,7 @@ from operator import attrgetter
 from replica.messages import events as e
 from replica.model import BufferState, JobState
 from replica.operations import jobs_beside, reservation_instants
-from replica.scheduler.admission import usable_in
+from replica.scheduler.admission import usable_bytes
 from replica.scheduler.dependency_index import DependencyIndex, SingletonIndex
 from replica.scheduler.gates import (
     REPLAN_S,
@@ -153,7 +153,7 @@ class SchedulingIndex:
         """Pool -> the external jobs whose setups wait for space of it, first come first."""
         self.lingering: KeyIndex[str, tuple[Instant, int]] = KeyIndex(attrgetter("rare.lingering"))
         """Pool -> the external jobs that linger there, the oldest first."""
-        self.passed_out: KeyIndex[str, int] = KeyIndex(attrgetter("rare.passed_out"))
+        self.pass_limit_reached: KeyIndex[str, int] = KeyIndex(attrgetter("rare.pass_limit_reached"))
         """Pool -> jobs that wait for space of it and have been passed as often as may be."""
         self.dependencies = DependencyIndex(state)
         self.singletons = SingletonIndex()
@@ -162,7 +162,7 @@ class SchedulingIndex:
         self._of_all: tuple[SmallIndex, ...] = (self.queues, self.nodes, self.timers, self.holders)
         self._of_few: tuple[SmallIndex, ...] = (
             *(self.arrays, self.slots, self.preemptible, self.reservations),
-            *(self.external_jobs, self.lingering, self.passed_out),
+            *(self.external_jobs, self.lingering, self.pass_limit_reached),
         )
         """Those that hold nothing of a row without rare fields."""
         self._touched: set[int] = set(state.unfinished)
@@ -187,7 +187,7 @@ class SchedulingIndex:
         if isinstance(event, e.JobUpdated):
             self._touched.add(event.job)
             if event.change.name is not None:
-                self._touched |= self.singletons.renamed(former, state, event.job)
+                self._touched |= self.singletons.apply_rename(former, state, event.job)
         elif touches is Touches.TASKS:
             self._touched.update(e.jobs_of(event))
         elif touches is Touches.NODE:
@@ -199,7 +199,7 @@ class SchedulingIndex:
                 self._touched.update(event.jobs)
         elif touches is Touches.POOL:
             pool = event.pool.name if isinstance(event, e.PoolSet) else event.pool  # type: ignore[attr-defined]
-            low, high = sorted((usable_in(former, pool), usable_in(state, pool)))
+            low, high = sorted((usable_bytes(former, pool), usable_bytes(state, pool)))
             # Tasks that their arrays keep back stand in no queue.
             self._touched |= self.queues.between(pool, low, high) | self.arrays.between(low, high)
         elif touches is Touches.RESERVATION:
@@ -242,7 +242,7 @@ class SchedulingIndex:
         if job is not None and job_id in state.unfinished:
             after = self._rows[job_id] = index_row(state, job, state.buffers.get(job_id), self.queues.names)
             if before is NO_ROW:
-                self.dependencies.begins(job_id)
+                self.dependencies.note_unfinished(job_id)
         else:
             after = GONE_ROW if job is None else FINISHED_ROW
             self._rows.pop(job_id, None)

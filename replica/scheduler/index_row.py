@@ -29,7 +29,7 @@ from replica.model import (
     waits_for_slot,
 )
 from replica.operations import due_at, is_lingering
-from replica.scheduler.admission import nodes_of, queue_position_of, runs_anywhere, usable_in
+from replica.scheduler.admission import nodes_of, queue_position_of, runs_anywhere, usable_bytes
 from replica.scheduler.backfill import run_until
 from replica.scheduler.gates import early_gate, reservation_of, waits_for_space
 from replica.scheduler.persistent import persistent_request
@@ -84,7 +84,7 @@ class RareFields(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The pool that the setup of an external job waits for space of, and its number."""
     lingering: tuple[str, tuple[Instant, int]] | None = None
     """The pool where an external job lingers, since when, and its number."""
-    passed_out: tuple[str, int] | None = None
+    pass_limit_reached: tuple[str, int] | None = None
     """The pool for which it waits, having been passed as often as may be, and its number."""
 
 
@@ -127,7 +127,7 @@ def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Q
             size_bytes = buffer.granted_bytes
             pool = buffer.pool if size_bytes else ""
             queue, key = ("space", pool, request.cpus, scheduling_class), (*position, size_bytes)
-            if size_bytes > usable_in(state, pool):
+            if size_bytes > usable_bytes(state, pool):
                 # The request exceeds the pool, so no cycle checks it until the pool has grown.
                 queue = ("large", pool, 0, None)
             if persistent_request(job) is not None:
@@ -163,8 +163,8 @@ def milestone_of(job: Job, finished: bool) -> int:
 def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool) -> RareFields:
     request = job.request
     options, task = request.options, request.array
-    passed_out = queued and job.passed >= state.site.max_passes and waits_for_space(job, buffer)
-    plain = options is None and task is None and not request.dependencies and not passed_out
+    pass_limit_reached = queued and job.passed >= state.site.max_passes and waits_for_space(job, buffer)
+    plain = options is None and task is None and not request.dependencies and not pass_limit_reached
     if plain and (buffer is None or buffer.state is BufferState.PENDING):
         return NO_RARE  # no array, no operation, nothing that could be taken from it
     array = 0
@@ -175,7 +175,7 @@ def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool)
     singleton = options is not None and options.singleton and job.state is JobState.PENDING
     candidate = preemption_candidate(state, job, buffer)
     found = RareFields(
-        _waits_for(state, job) if request.dependencies else (),
+        _awaited_jobs(state, job) if request.dependencies else (),
         (request.user, request.name) if singleton else None,
         (reservation, job.id) if reservation else None,
         array,
@@ -183,7 +183,9 @@ def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool)
         active_of > 0 and is_ahead(job, buffer),
         None if stage is None or buffer is None else ((int(stage), request.user), queue_position(job, buffer)),
         None if candidate is None or buffer is None else (buffer.pool, candidate),
-        passed_out=(buffer.pool, job.id) if passed_out and buffer is not None and buffer.granted_bytes else None,
+        pass_limit_reached=(buffer.pool, job.id)
+        if pass_limit_reached and buffer is not None and buffer.granted_bytes
+        else None,
     )
     return NO_RARE if found == NO_RARE else found
 
@@ -200,17 +202,17 @@ def _external_job_fields(job: Job, buffer: Buffer | None) -> RareFields:
     return NO_RARE if found == NO_RARE else found
 
 
-def _waits_for(state: State, job: Job) -> tuple[tuple[int, int], ...]:
+def _awaited_jobs(state: State, job: Job) -> tuple[tuple[int, int], ...]:
     awaited = set()
     for dependency in job.request.dependencies:
         if not dependency.kind.of_array:
-            awaited.add((dependency.job, _awaited(dependency.kind.of_one, job)))
+            awaited.add((dependency.job, _awaited_milestone(dependency.kind.of_one, job)))
         elif dependency.job in state.arrays:
-            awaited.add((-dependency.job, _awaited(dependency.kind.of_one, job)))
+            awaited.add((-dependency.job, _awaited_milestone(dependency.kind.of_one, job)))
     return tuple(sorted(awaited))
 
 
-def _awaited(kind: DependencyKind, waiter: Job) -> int:
+def _awaited_milestone(kind: DependencyKind, waiter: Job) -> int:
     """Return the milestone at which a dependency may change."""
     if kind is DependencyKind.AFTER:
         return Milestone.STARTED
@@ -229,7 +231,7 @@ class SmallIndex(Protocol):
 # ---- sorted keys and sets by name, as the small indexes hold them
 
 
-def keep(kept: dict, name: object, key: object, enters: bool) -> None:  # type: ignore[type-arg]
+def update_keys(kept: dict, name: object, key: object, enters: bool) -> None:  # type: ignore[type-arg]
     """Put a key among those of a name, or take it out; a name without keys is not kept."""
     keys = kept.get(name)
     if enters:
@@ -242,8 +244,8 @@ def keep(kept: dict, name: object, key: object, enters: bool) -> None:  # type: 
             del kept[name]
 
 
-def keep_in_set(kept: dict, name: object, key: int, enters: bool) -> None:  # type: ignore[type-arg]
-    """As `keep`, with a set for each name."""
+def update_set(kept: dict, name: object, key: int, enters: bool) -> None:  # type: ignore[type-arg]
+    """As `update_keys`, with a set for each name."""
     if enters:
         kept.setdefault(name, set()).add(key)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from replica.scheduler.index_row import IndexRow, keep
+from replica.scheduler.index_row import IndexRow, update_keys
 from replica.values import SortedKeys
 
 N = TypeVar("N", bound=object)
@@ -26,9 +26,9 @@ class KeyIndex(Generic[N, K]):
         if left == entered:
             return
         if left is not None:
-            keep(self.keys, *left, False)
+            update_keys(self.keys, *left, False)
         if entered is not None:
-            keep(self.keys, *entered, True)
+            update_keys(self.keys, *entered, True)
 
 
 class TimerIndex:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 
 from replica.model import Partitions
-from replica.scheduler.index_row import Group, IndexRow, Key, Queue, keep, keep_in_set
+from replica.scheduler.index_row import Group, IndexRow, Key, Queue, update_keys, update_set
 from replica.state import State
 from replica.values import SortedKeys
 
@@ -26,13 +26,13 @@ class NodeList:
         """Have a node in the list."""
         cpus, free, jobs = use
         self.by_free.add((-free, name))
-        keep(self.by_jobs, cpus, (jobs, name), True)
+        update_keys(self.by_jobs, cpus, (jobs, name), True)
 
     def discard(self, name: str, use: NodeUse) -> None:
         """Have a node no longer in the list, where it stands as `use`."""
         cpus, free, jobs = use
         self.by_free.discard((-free, name))
-        keep(self.by_jobs, cpus, (jobs, name), False)
+        update_keys(self.by_jobs, cpus, (jobs, name), False)
 
     @property
     def cpus_max(self) -> int:
@@ -72,7 +72,7 @@ class NodeIndex:
         for row, sign in ((before, -1), (after, 1)):
             node = row.node
             if node:
-                keep_in_set(self._jobs_on, node, job_id, sign > 0)
+                update_set(self._jobs_on, node, job_id, sign > 0)
                 if row.cpus:
                     taken = self._cpus_taken.get(node, 0) + sign * row.cpus
                     self._cpus_taken[node] = taken

@@ -38,22 +38,22 @@ from replica.model import (
 )
 from replica.operations import filesystem_of_pool, mover_for, persistent_directory, with_slots
 from replica.scheduler.admission import (
-    PassState,
-    end_of,
-    free_for,
+    CycleState,
+    free_bytes_for,
     limits_verdict,
     nodes_of,
+    release_time,
     space_request_of,
-    usable_in,
+    usable_bytes,
 )
 from replica.state import Facts
 from replica.values import CANDIDATES_BEHIND_MAX, PERSISTENT_BUFFERS_MAX, Reason, Verdict, round_up
 
-NEVER_GIVEN_BACK = 2**62
+NEVER_RELEASED = 2**62
 """In place of when space is given back that a persistent buffer takes."""
 
 
-class PersistentPassState(PassState, Protocol):
+class PersistentCycleState(CycleState, Protocol):
     """State of a pass, as far as such jobs need more of it."""
 
     events: list[e.Event]
@@ -89,7 +89,7 @@ def persistent_request(job: Job) -> BufferRequest | None:
 
 
 def serve_persistent(
-    current: PersistentPassState, job: Job, buffer: Buffer, asked: BufferRequest
+    current: PersistentCycleState, job: Job, buffer: Buffer, asked: BufferRequest
 ) -> PersistentDecision:
     """Decide on the job, and note in the pass what follows; its node's use is for the caller to note."""
     decision = persistent_decision(current, job, buffer, asked)
@@ -107,7 +107,7 @@ def serve_persistent(
 
 
 def persistent_decision(
-    current: PersistentPassState, job: Job, buffer: Buffer, asked: BufferRequest
+    current: PersistentCycleState, job: Job, buffer: Buffer, asked: BufferRequest
 ) -> PersistentDecision:
     """Return the decision on the job when the pass reaches it. It changes nothing."""
     state = current.state
@@ -116,61 +116,65 @@ def persistent_decision(
     if limited is not None:
         return PersistentDecision(limited)
     if current.persistent_checked >= CANDIDATES_BEHIND_MAX:
-        return _waits(f"at least {CANDIDATES_BEHIND_MAX} jobs with persistent buffers are before it")
+        return _wait_decision(f"at least {CANDIDATES_BEHIND_MAX} jobs with persistent buffers are before it")
     under_way = current.slots.get(Stage.STAGE_IN, 0)
     if under_way >= state.site.operations_per_stage_max:
-        return _waits(f"{under_way} stage-ins are under way, and no more may be")
+        return _wait_decision(f"{under_way} stage-ins are under way, and no more may be")
     if current.is_full:
-        return _waits("the job may have its space in the next pass")
-    refused = _refused(state, job, asked)
+        return _wait_decision("the job may have its space in the next pass")
+    refused = _permanent_failure(state, job, asked)
     if refused is not None:
         return PersistentDecision(Verdict(refused.reason, refused.comment), (refused,))
-    sentence = _waits_for_names(current, job, asked)
+    sentence = _missing_name(current, job, asked)
     if sentence:
-        return _waits(sentence)
-    creates = [_reserved(state, job, create) for create in asked.creates if create.name not in state.persistent]
+        return _wait_decision(sentence)
+    creates = [
+        _reservation_event(state, job, create) for create in asked.creates if create.name not in state.persistent
+    ]
     needs: dict[str, int] = {buffer.pool: buffer.granted_bytes} if buffer.granted_bytes else {}
-    if len(state.persistent) + len(creates) + _reserved_in_this_pass(current) > PERSISTENT_BUFFERS_MAX:
-        return _waits(f"there are {len(state.persistent)} persistent buffers, and no more may be")
+    if len(state.persistent) + len(creates) + _reserved_in_cycle(current) > PERSISTENT_BUFFERS_MAX:
+        return _wait_decision(f"there are {len(state.persistent)} persistent buffers, and no more may be")
     for reserved in creates:
         if reserved is None:
-            return _waits("there is no such pool for a persistent buffer that the job creates")
+            return _wait_decision("there is no such pool for a persistent buffer that the job creates")
         needs[reserved.pool] = needs.get(reserved.pool, 0) + reserved.granted_bytes
-    where = _where(current, job, buffer, asked, [reserved for reserved in creates if reserved is not None])
+    where = _find_agent(current, job, buffer, asked, [reserved for reserved in creates if reserved is not None])
     if isinstance(where, Verdict):
         return PersistentDecision(where)
     for pool, needed in sorted(needs.items()):
-        head, free = current.reservation_heads.get(pool), free_for(current, pool, request.reservation)
+        head, free = current.reservation_heads.get(pool), free_bytes_for(current, pool, request.reservation)
         if head is not None:
-            return _waits(f"job {head.job} is first in line for the pool {pool}")
-        if needed > usable_in(state, pool):
-            return _waits(f"it asks for more than the pool {pool} has in service now")
+            return _wait_decision(f"job {head.job} is first in line for the pool {pool}")
+        if needed > usable_bytes(state, pool):
+            return _wait_decision(f"it asks for more than the pool {pool} has in service now")
         if needed > free:
-            verdict = _waits("its pool has not enough free space").verdict
+            verdict = _wait_decision("its pool has not enough free space").verdict
             return PersistentDecision(verdict, head_of=(pool, needed))
-        until = NEVER_GIVEN_BACK if creates else end_of(current, request)
-        coming = current.quotas.coming_gate(pool, request.reservation, needed, until, partial(current.free_at, pool))
+        until = NEVER_RELEASED if creates else release_time(current, request)
+        coming = current.quotas.upcoming_reservation_gate(
+            pool, request.reservation, needed, until, partial(current.free_at, pool)
+        )
         if coming is not None:
             return PersistentDecision(coming)
     attempt = job.attempt + 1
     events: list[e.Event] = [
         e.BufferAllocated(job.id, where.node, attempt, mover=where.mover, filesystems=where.filesystems),
-        *(_reserved_at(state, reserved, where, attempt) for reserved in creates if reserved is not None),
+        *(_with_location(state, reserved, where, attempt) for reserved in creates if reserved is not None),
     ]
     events.extend(
         e.PersistentDeletionStarted(destroy.name, job.id, destroy.hurry)
         for destroy in asked.destroys
         if destroy.name in state.persistent
     )
-    verdict = _waits("the job may have its space now").verdict
+    verdict = _wait_decision("the job may have its space now").verdict
     return PersistentDecision(verdict, tuple(events), True, where.node, tuple(sorted(needs.items())))
 
 
-def _waits(sentence: str) -> PersistentDecision:
+def _wait_decision(sentence: str) -> PersistentDecision:
     return PersistentDecision(Verdict(Reason.BURST_BUFFER_RESOURCES, sentence))
 
 
-def _refused(state: Facts, job: Job, asked: BufferRequest) -> e.JobHeld | None:
+def _permanent_failure(state: Facts, job: Job, asked: BufferRequest) -> e.JobHeld | None:
     """Return the failure that no waiting can cure: a name that is taken, or another user's buffer to destroy."""
     for create in asked.creates:
         known = state.persistent.get(create.name)
@@ -204,19 +208,19 @@ def _difference(state: Facts, known: PersistentBuffer, create: CreatePersistent)
     return ""
 
 
-def _reserved_in_this_pass(current: PersistentPassState) -> int:
+def _reserved_in_cycle(current: PersistentCycleState) -> int:
     return sum(isinstance(event, e.PersistentReserved) for event in current.events)
 
 
-def _given_in_this_pass(current: PersistentPassState) -> Iterator[str]:
+def _changed_in_cycle(current: PersistentCycleState) -> Iterator[str]:
     for event in current.events:
         if isinstance(event, e.PersistentReserved | e.PersistentDeletionStarted):
             yield event.name
 
 
-def _waits_for_names(current: PersistentPassState, job: Job, asked: BufferRequest) -> str:
+def _missing_name(current: PersistentCycleState, job: Job, asked: BufferRequest) -> str:
     """Return why a persistent buffer keeps the job back, empty if none does."""
-    state, moving = current.state, set(_given_in_this_pass(current))
+    state, moving = current.state, set(_changed_in_cycle(current))
     own = {create.name for create in asked.creates}
     for name in (*own, *(destroy.name for destroy in asked.destroys), *asked.uses):
         known = state.persistent.get(name)
@@ -242,7 +246,7 @@ def _uses(state: Facts, job_id: int, name: str) -> bool:
     return asked is not None and name in asked.uses
 
 
-def _reserved(state: Facts, job: Job, create: CreatePersistent) -> e.PersistentReserved | None:
+def _reservation_event(state: Facts, job: Job, create: CreatePersistent) -> e.PersistentReserved | None:
     pool = _pool(state, create.pool)
     if pool is None:
         return None
@@ -265,7 +269,7 @@ def _pool(state: Facts, name: str) -> Pool | None:
     return next((pool for pool in state.pools.values() if pool.is_default), None)
 
 
-class _Where(NamedTuple):
+class _AgentChoice(NamedTuple):
     """Agent that does a job's work: its node, or a mover of all shared filesystems it needs."""
 
     node: str
@@ -273,7 +277,9 @@ class _Where(NamedTuple):
     filesystems: tuple[str, ...] = ()
 
 
-def _reserved_at(state: Facts, reserved: e.PersistentReserved, where: _Where, attempt: int) -> e.PersistentReserved:
+def _with_location(
+    state: Facts, reserved: e.PersistentReserved, where: _AgentChoice, attempt: int
+) -> e.PersistentReserved:
     """Return the event with where the persistent buffer is to lie."""
     filesystem = filesystem_of_pool(state, reserved.pool)
     if filesystem is None:
@@ -282,13 +288,13 @@ def _reserved_at(state: Facts, reserved: e.PersistentReserved, where: _Where, at
     return msgspec.structs.replace(reserved, filesystem=filesystem.name, directory=directory)
 
 
-def _where(
-    current: PersistentPassState,
+def _find_agent(
+    current: PersistentCycleState,
     job: Job,
     buffer: Buffer,
     asked: BufferRequest,
     creates: Sequence[e.PersistentReserved],
-) -> _Where | Verdict:
+) -> _AgentChoice | Verdict:
     """Return the agent for a job's work, or the reason there is none.
 
     Work in shared filesystems needs a mover of all of them.
@@ -309,8 +315,8 @@ def _where(
                 names.setdefault(known.filesystem, f"the persistent buffer {name} lies")
     filesystems = tuple(state.filesystems[name] for name in names if name)
     if not filesystems:
-        node = _node(current, job, asked)
-        return node if isinstance(node, Verdict) else _Where(node)
+        node = _find_node(current, job, asked)
+        return node if isinstance(node, Verdict) else _AgentChoice(node)
     if "" in names:
         on_node, elsewhere = names[""], names[filesystems[0].name]
         sentence = (
@@ -328,10 +334,10 @@ def _where(
     if job.request.asked.nodes and cpus > current.cpus_max_in(nodes):
         within = f" in partition {nodes}" if nodes else ""
         return Verdict(Reason.BURST_BUFFER_RESOURCES, f"no node that is up could hold the job{within}")
-    return _Where("", mover, tuple(filesystem.name for filesystem in filesystems))
+    return _AgentChoice("", mover, tuple(filesystem.name for filesystem in filesystems))
 
 
-def _node(current: PersistentPassState, job: Job, asked: BufferRequest) -> str | Verdict:
+def _find_node(current: PersistentCycleState, job: Job, asked: BufferRequest) -> str | Verdict:
     """Return the node whose agent does the work, or why there is none. Native buffers are where they were made."""
     state, cpus = current.state, job.request.cpus
     places: dict[str, str] = {}

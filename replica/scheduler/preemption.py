@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 from replica.messages import events as e
 from replica.model import Buffer, BufferState, Hold, Job, JobState, SchedulingRules, place_name
-from replica.scheduler.admission import PassState, QueuePosition, SpaceRequest, available, queue_position_of
+from replica.scheduler.admission import CycleState, QueuePosition, SpaceRequest, available_bytes, queue_position_of
 from replica.scheduler.gates import early_gate
 from replica.state import State
-from replica.values import REVOKED_PER_PASS_MAX, Instant, seconds
+from replica.values import REVOKED_PER_CYCLE_MAX, Instant, seconds
 
 EVENTS_PER_PREEMPTION = 3
 
@@ -44,8 +44,8 @@ def preemption_candidate(state: State, job: Job, buffer: Buffer | None) -> Preem
     return -order, -job_id, buffer.granted_bytes
 
 
-def preempted_for(
-    current: PassState,
+def choose_preempted(
+    current: CycleState,
     request: SpaceRequest,
     candidates: Iterable[PreemptionCandidate],
     coming_bytes: int,
@@ -58,17 +58,17 @@ def preempted_for(
     """
     state, rules = current.state, current.state.scheduling_rules
     position = queue_position_of(state, request.job)
-    wanted = request.size_bytes - available(current, request) - coming_bytes
+    wanted = request.size_bytes - available_bytes(current, request) - coming_bytes
     if wanted <= 0 or not rules.revocations_max:
         return ()
     nodes = place_name(state.partitions, request.partition)
     if current.any_node.first_in(nodes) or not current.has_node_for(request.job.request.cpus, position, nodes):
         return ()
-    found = _enough(current.state, rules, current.at, position, candidates, wanted, frozenset(done))
+    found = _choose_enough(current.state, rules, current.at, position, candidates, wanted, frozenset(done))
     return found if len(found) * EVENTS_PER_PREEMPTION <= room else ()
 
 
-def _enough(
+def _choose_enough(
     state: State,
     rules: SchedulingRules,
     at: Instant,
@@ -80,7 +80,7 @@ def _enough(
     chosen: list[tuple[int, int]] = []
     got = 0
     for order, number, size_bytes in candidates:
-        if -order <= position[0] or len(chosen) == REVOKED_PER_PASS_MAX:
+        if -order <= position[0] or len(chosen) == REVOKED_PER_CYCLE_MAX:
             break
         if -number in done or state.buffers[-number].changed_at + seconds(rules.revoke_after_s) > at:
             continue

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from replica.model import ArrayUse
-from replica.scheduler.index_row import Group, IndexRow, Key, Queue, keep
+from replica.scheduler.index_row import Group, IndexRow, Key, Queue, update_keys
 from replica.state import State
 from replica.values import SortedKeys, Verdict
 
@@ -45,14 +45,14 @@ class QueueIndex:
         """Put a candidate into a queue, or take it out."""
         group, keys = queue[:2], self.queues.get(queue)
         before = None if keys is None else keys.first
-        keep(self.queues, queue, key, enters)
+        update_keys(self.queues, queue, key, enters)
         keys = self.queues.get(queue)
         after = None if keys is None else keys.first
         if before != after:
             if before is not None:
-                keep(self.heads, group, (before, queue), False)
+                update_keys(self.heads, group, (before, queue), False)
             if after is not None:
-                keep(self.heads, group, (after, queue), True)
+                update_keys(self.heads, group, (after, queue), True)
         if queue[0] == "space":
             self._count_size(queue[1], key[2], 1 if enters else -1)
         if queue not in self.queues:
@@ -61,7 +61,7 @@ class QueueIndex:
     def _count_size(self, pool: str, size_bytes: int, sign: int) -> None:
         count = self._size_counts.get((pool, size_bytes), 0)
         if not count or not count + sign:
-            keep(self.sizes, pool, size_bytes, sign > 0)
+            update_keys(self.sizes, pool, size_bytes, sign > 0)
         self._size_counts[pool, size_bytes] = count + sign
         if not count + sign:
             del self._size_counts[pool, size_bytes]
@@ -91,7 +91,7 @@ class ArrayIndex:
         for row, sign in ((before, -1), (after, 1)):
             array, active_of = row.rare.array, row.rare.active_of
             if array:
-                keep(self._waiting, array, row.key, sign > 0)
+                update_keys(self._waiting, array, row.key, sign > 0)
                 self._changed.add(array)
             if active_of:
                 use = self._use.setdefault(active_of, ArrayUse())

@@ -47,7 +47,7 @@ class Scope(NamedTuple):
     user: str = ""
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """As in sentences."""
         if self.kind == "q":
             return f"QOS {self.name}"
@@ -62,7 +62,7 @@ _TIMES_MINUTES = frozenset({LimitKind.GRP_BB_MINUTES, LimitKind.GRP_BB_RUN_MINUT
 """Kinds of limits whose values are amounts of space times minutes."""
 
 
-class Over(NamedTuple):
+class ExceededLimit(NamedTuple):
     """A limit that would be exceeded."""
 
     scope: Scope
@@ -79,7 +79,7 @@ class Over(NamedTuple):
         what = "has no more room" if self.used else "never allows it: change the job, or have the limit changed"
         amounts = (("in_use", self.used), ("asked", self.asked), (word, self.limit.value))
         figures = tuple((name, self._amount(value)) for name, value in amounts)
-        return Verdict(self.scope.reason(self.limit.kind), f"{self.scope.words} {what}", figures)
+        return Verdict(self.scope.reason(self.limit.kind), f"{self.scope.label} {what}", figures)
 
     def _amount(self, value: int) -> str:
         kind = self.limit.kind
@@ -109,13 +109,13 @@ def class_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
     if buffer is not None and buffer.held_bytes:
         return None
     pool, size = ("", 0) if buffer is None else (buffer.pool, buffer.granted_bytes)
-    over = alone_over(state, scheduling_class, pool, size, job.request.time_limit_s, job.request.cpus)
+    over = limit_exceeded_alone(state, scheduling_class, pool, size, job.request.time_limit_s, job.request.cpus)
     return None if over is None else over.verdict
 
 
-def alone_over(
+def limit_exceeded_alone(
     state: Facts, scheduling_class: SchedulingClass, pool: str, size: int, time_limit_s: int, cpus: int
-) -> Over | None:
+) -> ExceededLimit | None:
     """Return the first limit that a job exceeds by itself, whatever others do, or None."""
     for scope, limit in _limits_of(state, scheduling_class):
         kind = limit.kind
@@ -124,7 +124,7 @@ def alone_over(
         asked = size if limit.counts(pool) else 0
         if kind is LimitKind.MIN_BB:
             if asked < limit.value:
-                return Over(scope, limit, 0, asked, unit_in(state.pools, limit.tres))
+                return ExceededLimit(scope, limit, 0, asked, unit_in(state.pools, limit.tres))
             continue
         if kind in _TIMES_MINUTES:
             asked = size * minutes_of(time_limit_s)
@@ -133,7 +133,7 @@ def alone_over(
         elif not kind.counts_space:
             asked = {LimitKind.GRP_CPUS: cpus, LimitKind.GRP_NODES: scheduling_class.nodes}.get(kind, 0)
         if asked > limit.value:
-            return Over(scope, limit, 0, asked, unit_in(state.pools, limit.tres))
+            return ExceededLimit(scope, limit, 0, asked, unit_in(state.pools, limit.tres))
     return None
 
 
@@ -182,15 +182,15 @@ class QuotaCheck:
         key = (what, whose, name, user, pool)
         return self._state.use.get(key, 0) + self._given.get(key, 0)
 
-    def _of_tree(self, what: str, account: str, pool: str) -> int:
+    def _tree_usage(self, what: str, account: str, pool: str) -> int:
         key = (what, account, pool)
         known = self._of_trees.get(key)
         if known is None:
-            known = sum(self.used(what, "a", name, "", pool) for name in self._tree(account))
+            known = sum(self.used(what, "a", name, "", pool) for name in self._subaccounts(account))
             self._of_trees[key] = known
         return known
 
-    def _tree(self, account: str) -> Iterator[str]:
+    def _subaccounts(self, account: str) -> Iterator[str]:
         if self._children is None:
             self._children = {}
             for name, record in self._state.accounts.items():
@@ -237,34 +237,34 @@ class QuotaCheck:
             self._checked[key] = next(
                 (
                     over.verdict
-                    for over in self._running(scheduling_class, cpus)
+                    for over in self._run_limits(scheduling_class, cpus)
                     if over.used + over.asked > over.limit.value
                 ),
                 None,
             )
         return self._checked[key]
 
-    def _running(self, scheduling_class: SchedulingClass, cpus: int) -> Iterator[Over]:
+    def _run_limits(self, scheduling_class: SchedulingClass, cpus: int) -> Iterator[ExceededLimit]:
         for scope, limit in self._limits_for(scheduling_class):
             if limit.kind is LimitKind.MAX_JOBS_PER_USER:
-                yield Over(scope, limit, self.used("jobs", scope.kind, scope.name, scheduling_class.user), 1)
+                yield ExceededLimit(scope, limit, self.used("jobs", scope.kind, scope.name, scheduling_class.user), 1)
             elif limit.kind is LimitKind.GRP_CPUS:
-                yield Over(scope, limit, self._group("cpus", scope, ""), cpus)
+                yield ExceededLimit(scope, limit, self._group_usage("cpus", scope, ""), cpus)
             elif limit.kind is LimitKind.GRP_NODES:
-                yield Over(scope, limit, self._group("nodes", scope, ""), scheduling_class.nodes)
+                yield ExceededLimit(scope, limit, self._group_usage("nodes", scope, ""), scheduling_class.nodes)
 
-    def _group(self, what: str, scope: Scope, pool: str) -> int:
+    def _group_usage(self, what: str, scope: Scope, pool: str) -> int:
         """Return what all whom a limit is for have in use together."""
         if scope.kind == "a":
-            return self._of_tree(what, scope.name, pool)
+            return self._tree_usage(what, scope.name, pool)
         return self.used(what, "q" if scope.kind == "q" else "a", scope.name, scope.user, pool)
 
-    def _consumed(self, scope: Scope, pool: str) -> int:
+    def _group_consumption(self, scope: Scope, pool: str) -> int:
         """Return what all whom a limit is for have used up together."""
         known = self._used_up.get((scope, pool))
         if known is None:
             whose = "q" if scope.kind == "q" else "a"
-            names = self._tree(scope.name) if scope.kind == "a" else (scope.name,)
+            names = self._subaccounts(scope.name) if scope.kind == "a" else (scope.name,)
             keys = (consumed_key(whose, name, scope.user, pool) for name in names)
             known = self._used_up[scope, pool] = sum(self._state.consumed.get(key, 0) for key in keys)
         return known
@@ -281,13 +281,13 @@ class QuotaCheck:
             name = "" if limit.tres in PROVIDERS else pool
             asked, qos = size_bytes, scheduling_class.qos
             if limit.kind is LimitKind.GRP_BB:
-                used = self._group("bb", scope, name)
+                used = self._group_usage("bb", scope, name)
             elif limit.kind is LimitKind.GRP_BB_RUN_MINUTES:
-                used, asked = self._group("minutes", scope, name), size_bytes * minutes_of(time_limit_s)
+                used, asked = self._group_usage("minutes", scope, name), size_bytes * minutes_of(time_limit_s)
             elif limit.kind is LimitKind.GRP_BB_MINUTES:
                 # Count the full time limits of current holders, so that no job has to be ended when the limit is
                 # reached.
-                used = self._consumed(scope, name) + self._group("minutes", scope, name)
+                used = self._group_consumption(scope, name) + self._group_usage("minutes", scope, name)
                 asked = size_bytes * minutes_of(time_limit_s)
             elif limit.kind is LimitKind.MAX_BB_PER_USER:
                 used = self.used("bb", "q", qos, scheduling_class.user, name)
@@ -296,7 +296,7 @@ class QuotaCheck:
             else:
                 continue
             if used + asked > limit.value:
-                return Over(scope, limit, used, asked, unit_in(self._state.pools, limit.tres)).verdict
+                return ExceededLimit(scope, limit, used, asked, unit_in(self._state.pools, limit.tres)).verdict
         return None
 
     def license_gate(self, scheduling_class: SchedulingClass | None) -> Verdict | None:
@@ -314,7 +314,7 @@ class QuotaCheck:
 
     # Space that is set aside
 
-    def _held(self, reservation: str, pool: str) -> int:
+    def _held_bytes(self, reservation: str, pool: str) -> int:
         return self.used("bb", "r", reservation, "", pool)
 
     def set_aside_bytes(self, pool: str, own: str) -> int:
@@ -322,7 +322,7 @@ class QuotaCheck:
         known = self._set_aside.get((pool, own))
         if known is None:
             known = self._set_aside[pool, own] = sum(
-                left_of(reservation, pool, self._held)
+                left_of(reservation, pool, self._held_bytes)
                 for reservation in self._state.reservations.values()
                 if reservation.active and reservation.name != own
             )
@@ -331,17 +331,17 @@ class QuotaCheck:
     def own_bytes(self, pool: str, own: str) -> int:
         """Return what is left of the space that the active reservation `own` has in a pool, bytes."""
         reservation = self._state.reservations.get(own) if own else None
-        return 0 if reservation is None or not reservation.active else left_of(reservation, pool, self._held)
+        return 0 if reservation is None or not reservation.active else left_of(reservation, pool, self._held_bytes)
 
-    def ends(self, pool: str, own: str) -> list[tuple[int, int]]:
+    def reserved_releases(self, pool: str, own: str) -> list[tuple[int, int]]:
         """Return when what is set aside in a pool for others becomes free, and how much, in ascending order."""
         return sorted(
-            (reservation.end_at, left_of(reservation, pool, self._held))
+            (reservation.end_at, left_of(reservation, pool, self._held_bytes))
             for reservation in self._state.reservations.values()
             if reservation.active and reservation.name != own and reservation.size_in(pool)
         )
 
-    def coming_gate(
+    def upcoming_reservation_gate(
         self, pool: str, own: str, size_bytes: int, until: int, free_at: Callable[[Instant], int]
     ) -> Verdict | None:
         """Return the reservation that begins before a job ending at `until` would release the space it needs, or None.
@@ -350,10 +350,10 @@ class QuotaCheck:
         """
         if not size_bytes or not self._state.reservations:
             return None
-        for coming in sorted(self._coming(pool, own), key=lambda one: (one.start_at, one.name)):
+        for coming in sorted(self._upcoming(pool, own), key=lambda one: (one.start_at, one.name)):
             if coming.start_at >= until:
                 return None
-            free, wanted = self._then(pool, own, coming, free_at)
+            free, wanted = self._space_at_start(pool, own, coming, free_at)
             if size_bytes > free - wanted:
                 figures = (
                     ("reservation", coming.name),
@@ -366,34 +366,36 @@ class QuotaCheck:
                 return Verdict(Reason.BURST_BUFFER_RESOURCES, sentence, figures)
         return None
 
-    def coming_room(self, pool: str, most: int, free_at: Callable[[Instant], int]) -> int:
+    def upcoming_space(self, pool: str, most: int, free_at: Callable[[Instant], int]) -> int:
         """Return how much of `most` somebody who gives nothing back may have of a pool for all reservations that begin
         yet, bytes; it may be less than 0.
         """
-        then = (self._then(pool, "", coming, free_at) for coming in self._coming(pool, ""))
+        then = (self._space_at_start(pool, "", coming, free_at) for coming in self._upcoming(pool, ""))
         return min((free - wanted for free, wanted in then), default=most)
 
-    def _then(self, pool: str, own: str, coming: Reservation, free_at: Callable[[Instant], int]) -> tuple[int, int]:
+    def _space_at_start(
+        self, pool: str, own: str, coming: Reservation, free_at: Callable[[Instant], int]
+    ) -> tuple[int, int]:
         """Return what of a pool is free as a reservation begins, and what of it is set aside then, bytes."""
         at = Instant(max(coming.start_at, self._at))
         wanted = sum(
-            left_of(other, pool, self._held)
+            left_of(other, pool, self._held_bytes)
             for other in self._state.reservations.values()
             if other.name != own and other.start_at <= at < other.end_at
         )
         return free_at(at), wanted
 
-    def _coming(self, pool: str, own: str) -> Iterator[Reservation]:
+    def _upcoming(self, pool: str, own: str) -> Iterator[Reservation]:
         for reservation in self._state.reservations.values():
             if not reservation.active and reservation.name != own and reservation.size_in(pool):
                 yield reservation
 
 
-def submit_over(state: Facts, qos: Qos, user: str, jobs: int) -> Over | None:
+def submit_limit_exceeded(state: Facts, qos: Qos, user: str, jobs: int) -> ExceededLimit | None:
     """Return the limit of submitted jobs that so many more of the user would exceed, or None."""
     for limit in qos.limits:
         if limit.kind is LimitKind.MAX_SUBMIT_JOBS_PER_USER:
             used = state.use.get(("submitted", "q", qos.name, user, ""), 0)
             if used + jobs > limit.value:
-                return Over(Scope("q", qos.name), limit, used, jobs)
+                return ExceededLimit(Scope("q", qos.name), limit, used, jobs)
     return None

@@ -133,7 +133,7 @@ MOVERS_PER_FILESYSTEM_MAX = 64
 whenever one is chosen.
 """
 
-EVENTS_PER_PASS_MAX = 64
+EVENTS_PER_CYCLE_MAX = 64
 """Events of one scheduling pass, count: finding and folding them takes some milliseconds, in which the leader does
 nothing else. What is left over is done by the next pass, which follows at once."""
 
@@ -220,7 +220,7 @@ SKIPPED_MAX = 500
 """Candidates of one queue that a limit or a coming reservation keeps back, which one pass checks, count: those
 behind them would be asked in vain, too, most of the time (compare CANDIDATES_BEHIND_MAX)."""
 
-REVOKED_PER_PASS_MAX = 32
+REVOKED_PER_CYCLE_MAX = 32
 """Buffers that one pass takes back for the first in line for a pool, count: taking back more is no quick help."""
 
 SETTINGS_MAX = 256

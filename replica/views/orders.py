@@ -47,7 +47,7 @@ from replica.model import (
     waits_for_slot,
 )
 from replica.operations import cap_s, directory_in_filesystem, filesystems_of, node_bytes_s, rules_in_force, shares_of
-from replica.scheduler import dependency_met
+from replica.scheduler import is_dependency_met
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 from replica.views.burst import job_tres
@@ -204,7 +204,9 @@ def _unmet(state: State, job: Job) -> str:
     if job.state is not JobState.PENDING:
         return ""
     request, has_buffer = job.request, job.request.buffer is not None
-    return dependency_text(request, (one for one in request.dependencies if not dependency_met(state, one, has_buffer)))
+    return dependency_text(
+        request, (one for one in request.dependencies if not is_dependency_met(state, one, has_buffer))
+    )
 
 
 def _placed(state: State, buffer: Buffer) -> OrderFilesystem | None:

@@ -25,13 +25,13 @@ from replica.model.pools import Pool
 from replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest, with_options
 from replica.operations.outcomes import active_stage, script_ended, succeeded
 from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
+from replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
 from replica.state.state import EMPTY, State
 from replica.values.units import NEVER, Instant, seconds
 from replica.views.orders import orders_for
 from snapshots.image import DIGEST_BYTES, Image, to_sections
-from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import plan
+from tests.replica.reference.reference_scheduler import run_cycle as reference_events
 from tests.snapshots.states import from_sections
 
 PENDING = (10, 1_000, 100_000)
@@ -68,7 +68,7 @@ def world(pending: int) -> State:
         state = fold(state, _submission(choose, state.next_job, pending), START)
     # Until nothing more can be given: data is staged in at once, and scripts run for ever.
     index = SchedulingIndex(state)
-    while events := events_of_pass(index, START):
+    while events := run_cycle(index, START):
         state = fold(state, events, START)
         index.advance(state, events)
         for event in events:
@@ -151,7 +151,7 @@ def _running(state: State) -> list[int]:
 def passes(state: State) -> dict[str, float]:
     """Return the median and the 99th percentile of a pass after one completion, and of the check for what is due."""
     index, at, times, checks = SchedulingIndex(state), START, [], []
-    events_of_pass(index, at)
+    run_cycle(index, at)
     running, found = _running(state), 0
     for _ in range(PASSES):
         at = Instant(at + seconds(1))
@@ -162,7 +162,7 @@ def passes(state: State) -> dict[str, float]:
         state, happened = _over(state, running.pop(0), at)
         started_s = time.perf_counter()
         index.advance(state, happened)
-        events = events_of_pass(index, at)
+        events = run_cycle(index, at)
         times.append(time.perf_counter() - started_s)
         started_s = time.perf_counter()
         index.next_due(at)
@@ -179,11 +179,11 @@ def passes(state: State) -> dict[str, float]:
                     follows.append(e.RunStarted(event.job))
             state = fold(state, follows, at)
             index.advance(state, follows)
-            events = events_of_pass(index, at)
+            events = run_cycle(index, at)
     started_s = time.perf_counter()
     walked = reference_events(state, at)
     walk_s = time.perf_counter() - started_s
-    if walked != events_of_pass(index, at):
+    if walked != run_cycle(index, at):
         raise AssertionError("the index decides something else than walking over all jobs")
     times.sort()
     return {
@@ -202,7 +202,7 @@ def submits(state: State) -> dict[str, float]:
     The proposer runs one pass for all the submits of a batch.
     """
     index, times, passes_s = SchedulingIndex(state), [], []
-    events_of_pass(index, START)
+    run_cycle(index, START)
     actor = c.Actor(c.ActorRole.USER, "alice")
     buffer = parse_request(SCRIPT, "capacity=100")
     for number in range(SUBMITS):
@@ -220,7 +220,7 @@ def submits(state: State) -> dict[str, float]:
         batch.add(entry)
         index.advance(batch.state(), entry.events)
         submitted_s = time.perf_counter()
-        events = events_of_pass(index, START)
+        events = run_cycle(index, START)
         times.append(submitted_s - started_s)
         passes_s.append(time.perf_counter() - submitted_s)
         batch.add(Entry(b"", c.CONTROLLER, "run_scheduling_cycle", events))
@@ -237,7 +237,7 @@ def start(state: State) -> dict[str, float]:
     """Return what a new leader's index takes to build, milliseconds."""
     started_s = time.perf_counter()
     index = SchedulingIndex(state)
-    events_of_pass(index, START)
+    run_cycle(index, START)
     return {"build_ms": _ms(time.perf_counter() - started_s)}
 
 

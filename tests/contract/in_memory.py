@@ -53,7 +53,7 @@ from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
 from replica.messages.events import jobs_of
 from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_pass import events_of_pass
+from replica.scheduler.scheduling_cycle import run_cycle
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
 from replica.values.units import NEVER, Instant, Revision
@@ -252,7 +252,7 @@ class InMemory(World):
         if not self.state.feature_level:
             return
         for _ in range(PASSES_MAX):
-            events = events_of_pass(self._indexed(), self.at)
+            events = run_cycle(self._indexed(), self.at)
             if not events:
                 return
             self.commit_pass(events)

@@ -10,7 +10,7 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch, Entry
 from replica.model.job_states import JobState
-from replica.scheduler import SchedulingIndex, events_of_pass
+from replica.scheduler import SchedulingIndex, run_cycle
 from replica.state.digest import state_digest
 from replica.state.invariants import check
 from replica.state.state import EMPTY
@@ -112,7 +112,7 @@ def test_an_index_that_followed_it_decides_what_a_new_one_decides() -> None:
     event = e.ClockSet(Instant(world.at - seconds(HOUR_S)), jobs)
     after = fold(world.state, [event], world.at)
     index.advance(after, [event])
-    assert events_of_pass(index, Instant(after.at)) == events_of_pass(SchedulingIndex(after), Instant(after.at))
+    assert run_cycle(index, Instant(after.at)) == run_cycle(SchedulingIndex(after), Instant(after.at))
     assert state_digest(after) != state_digest(world.state)
 
 

@@ -15,7 +15,7 @@ from replica.model.buffers import HOLDING, BufferState
 from replica.operations.external_jobs import ExternalJobPhase, external_job_phase
 from replica.scheduler.backfill import BEING_REMOVED
 from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_pass import free_for_setups
+from replica.scheduler.scheduling_cycle import space_for_setups
 from replica.values.errors import Refusal
 from tests.replica.external_job_world import DATA, RESULTS, ExternalJobWorld, asked
 from tests.replica.scheduler.test_index import IndexedWorld
@@ -158,7 +158,7 @@ class ExternalJobHistories(Histories):
     def one_more_setup_is_given_what_is_shown_as_free_and_no_grain_more(self) -> None:
         state = self.world.state
         shared = [name for name, pool in state.pools.items() if pool.filesystem]
-        for pool, free in free_for_setups(SchedulingIndex(state), shared, state.at).items():
+        for pool, free in space_for_setups(SchedulingIndex(state), shared, state.at).items():
             grain = state.pools[pool].granularity_bytes
             most = free // grain * grain
             if most:

@@ -16,7 +16,7 @@ from replica.model.buffers import Access, BufferState
 from replica.model.job_states import JobState
 from replica.operations.external_jobs import ExternalJobPhase, external_job_phase, find_external_job
 from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_pass import free_for_setups
+from replica.scheduler.scheduling_cycle import space_for_setups
 from replica.values.errors import Refusal, RefusalCode
 from replica.views.jobs import verdict_of
 from tests.replica.external_job_world import (
@@ -653,7 +653,7 @@ def test_who_was_passed_often_and_does_not_wait_for_space_keeps_no_external_job_
 
 
 def free_shown(world: ExternalJobWorld, pool: str = "fast") -> int:
-    return free_for_setups(SchedulingIndex(world.state), [pool], world.at)[pool]
+    return space_for_setups(SchedulingIndex(world.state), [pool], world.at)[pool]
 
 
 def test_nothing_is_free_for_external_jobs_while_a_native_job_was_passed_as_often_as_may_be() -> None:

@@ -22,7 +22,7 @@ from replica.model.orders import Order
 from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amount, parse_amount, unit_in, unit_of
 from replica.model.requests import CreatePersistent
 from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
+from replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
 from replica.state.digest import state_digest
 from replica.state.invariants import check
 from replica.values.errors import Refusal, RefusalCode
@@ -310,7 +310,7 @@ class LivePools(RuleBasedStateMachine):
                 assert following.held_bytes.get(pool.name, 0) <= pool.usable_bytes, "space was given that is not there"
         assert sum(pool.is_default for pool in following.pools.values()) <= 1
         walked = plan(following, world.at)
-        assert events_of_pass(SchedulingIndex(following), world.at) == walked.events
+        assert run_cycle(SchedulingIndex(following), world.at) == walked.events
         assert verdicts_of(SchedulingIndex(following), following.unfinished, world.at) == walked.verdicts
         world.state = following
 

@@ -16,7 +16,7 @@ def persistent_space_not_counted() -> list[Any]:
 
 def destroyed_while_used() -> list[Any]:
     """A persistent buffer is removed although jobs work with it."""
-    original = persistent._waits_for_names
+    original = persistent._missing_name
 
     def blind(*given: Any) -> str:
         sentence = original(*given)

@@ -44,7 +44,7 @@ from replica.model import (
     unit_in,
 )
 from replica.operations import external_job_phase, loses_results, loss_of
-from replica.scheduler import depended_on, dependency_met
+from replica.scheduler import dependency_jobs, is_dependency_met
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, Instant, Reason, Verdict
 from replica.views import buffer_path, buffer_word, job_tres, pool_use
@@ -321,8 +321,8 @@ def _blockers(state: State, job_id: int, verdict: Verdict) -> tuple[int, ...]:
         found = (
             other
             for dependency in request.dependencies
-            for other in sorted(depended_on(state, dependency))
-            if not dependency_met(state, Dependency(dependency.kind.of_one, other), request.buffer is not None)
+            for other in sorted(dependency_jobs(state, dependency))
+            if not is_dependency_met(state, Dependency(dependency.kind.of_one, other), request.buffer is not None)
         )
     else:
         return ()

@@ -19,12 +19,12 @@ from replica.model import Job, JobState
 from replica.scheduler import (
     Estimate,
     SchedulingIndex,
-    ahead_in,
     early_gate,
     estimate,
-    free_for_setups,
+    jobs_ahead_in,
     later_reason,
     persistent_request,
+    space_for_setups,
     verdicts_of,
     waits_for_space,
 )
@@ -119,13 +119,13 @@ class Verdicts:
         """Return the expected start of a job as of `at`; KeyError for a job not in the state."""
         async with self.index(state, work) as index:
             await work.of(self).take(INDEXED_AT_ONCE)
-            return estimate(state, job_id, at, ahead_in(index))
+            return estimate(state, job_id, at, jobs_ahead_in(index))
 
-    async def free_for_setups(self, state: State, pools: Iterable[str], work: SlicedWork) -> dict[str, int]:
+    async def space_for_setups(self, state: State, pools: Iterable[str], work: SlicedWork) -> dict[str, int]:
         """Return for each pool the most space one more setup of an external job would get, units of the pool."""
         async with self.index(state, work) as index:
             await work.of(self).take(INDEXED_AT_ONCE)
-            return free_for_setups(index, pools, state.at)
+            return space_for_setups(index, pools, state.at)
 
     @asynccontextmanager
     async def index(self, state: State, work: SlicedWork) -> AsyncIterator[SchedulingIndex]:

@@ -48,7 +48,7 @@ from replica.messages import CONTROLLER, Actor, Command, Entry, Event, Request, 
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import Dependency, JobState, Stage, agent_of
-from replica.scheduler import SchedulingIndex, events_of_pass
+from replica.scheduler import SchedulingIndex, run_cycle
 from replica.state import State
 from replica.values import MAILS_SETTLED_MAX, MICROSECONDS_PER_SECOND, RESTARTED_MAX, Instant, LedgerViolation, Refusal
 
@@ -202,7 +202,7 @@ class Replaying:
         self._follow(growing)
         self._passed_at = growing.at
         self._is_unsettled = False
-        return events_of_pass(self._index, growing.at)
+        return run_cycle(self._index, growing.at)
 
     def _follow(self, growing: SpeculativeState) -> None:
         """Update the index to the state of a batch."""

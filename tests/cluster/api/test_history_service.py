@@ -42,7 +42,7 @@ from replica.messages.entries import Batch
 from replica.messages.events import ExternalJobSetUp, JobSubmitted, concerns_cluster, jobs_of
 from replica.model.job_states import JobState
 from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_pass import verdicts_of
+from replica.scheduler.scheduling_cycle import verdicts_of
 from replica.state.state import EMPTY, State
 from replica.values.units import NEVER, Instant, Revision
 from replica.values.verdicts import Verdict

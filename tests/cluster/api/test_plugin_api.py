@@ -17,7 +17,7 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.buffers import HOLDING, BufferState
 from replica.model.requests import CreatePersistent
-from replica.scheduler.estimates import Estimate, ahead_in, estimate
+from replica.scheduler.estimates import Estimate, estimate, jobs_ahead_in
 from replica.scheduler.index import SchedulingIndex
 from replica.state.state import EMPTY
 from replica.values.errors import Refusal, RefusalCode
@@ -111,7 +111,7 @@ def test_job_get_est_start_is_a_time_with_what_the_job_waits_for_until_then() ->
     def starts(job: int) -> Estimate:
         index = SchedulingIndex(here.state)
         index.catch_up()
-        return estimate(here.state, job, here.at, ahead_in(index))
+        return estimate(here.state, job, here.at, jobs_ahead_in(index))
 
     first, second = starts(holder), starts(waiting)
     assert here.at <= first.start_at < first.start_at + 600 * 1_000_000 <= second.start_at

@@ -18,13 +18,13 @@ from replica.model.jobs import Hold
 from replica.model.operations import Stage
 from replica.model.requests import JobRequest
 from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_pass import events_of_pass
+from replica.scheduler.scheduling_cycle import run_cycle
 from replica.values.units import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
 from tests.cluster.server.test_proposer import ALICE, OPERATOR, START, batches, command_id, submit
-from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import next_due
+from tests.replica.reference.reference_scheduler import run_cycle as reference_events
 from tests.replica.scheduler.contents import contents
 from tests.replica.world import SCRIPT as TRUE
 from tests.replica.world import World
@@ -38,7 +38,7 @@ class Compared:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passes = 0
         self.built = 0
-        real, build = events_of_pass, SchedulingIndex.__init__
+        real, build = run_cycle, SchedulingIndex.__init__
 
         def compare(index: SchedulingIndex, at: Instant) -> tuple[Event, ...]:
             self.passes += 1
@@ -50,7 +50,7 @@ class Compared:
             self.built += 1
             build(index, *arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(planning, "events_of_pass", compare)
+        monkeypatch.setattr(planning, "run_cycle", compare)
         monkeypatch.setattr(SchedulingIndex, "__init__", count)
 
 
@@ -143,7 +143,7 @@ def test_a_batch_on_another_state_than_the_index_s_makes_a_new_index() -> None:
     for state in (world.state, other.state):
         batch = SpeculativeState(state, Instant(state.at))
         assert planner.prepare(batch)
-        assert planner.events_of_pass(batch) == ()
+        assert planner.run_cycle(batch) == ()
         planner.closed(batch)
         assert planner._index is not None and planner._index.state is state
 
@@ -172,7 +172,7 @@ def test_an_entry_that_comes_after_the_pass_is_followed_too() -> None:
             assert isinstance(decided, Accepted)
             batch.add(Entry(request.id, request.actor, "submit_job", decided.events))
             assert planner.prepare(batch)
-        assert planner.events_of_pass(batch) == reference_events(batch.state(), world.at)
+        assert planner.run_cycle(batch) == reference_events(batch.state(), world.at)
         planner.closed(batch)
         state = batch.state()
     assert planner._index is not None and contents(planner._index) == contents(SchedulingIndex(state))

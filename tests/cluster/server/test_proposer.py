@@ -808,7 +808,7 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
         id_ = bytes.fromhex(harness.new_id())
         await harness.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
         monkeypatch.setattr("cluster.server.pass_timer.PASSES_IN_A_ROW_MAX", 5)
-        monkeypatch.setattr("cluster.server.planner.events_of_pass", lambda index, at: (NodeResumed("n1"),))
+        monkeypatch.setattr("cluster.server.planner.run_cycle", lambda index, at: (NodeResumed("n1"),))
         before = harness.engine.last_index
         harness.controller.proposer.schedule()
         await until(lambda: harness.controller.proposer.pass_timer.sleeping)
@@ -822,7 +822,7 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from replica.scheduler.index import SchedulingIndex
-    from replica.scheduler.scheduling_pass import events_of_pass as real
+    from replica.scheduler.scheduling_cycle import run_cycle as real
 
     passes = 0
 
@@ -830,14 +830,14 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
         assert isinstance(harness.clock, ManualClock)
         clock = harness.clock
 
-        def events_of_pass(index: SchedulingIndex, at: Instant) -> tuple[Event, ...]:
+        def run_cycle(index: SchedulingIndex, at: Instant) -> tuple[Event, ...]:
             nonlocal passes
             passes += 1
             clock.advance(0.05)
             return real(index, at)
 
         monkeypatch.setattr("cluster.server.pass_timer.PASS_CHEAP_S", 0.0002)
-        monkeypatch.setattr("cluster.server.planner.events_of_pass", events_of_pass)
+        monkeypatch.setattr("cluster.server.planner.run_cycle", run_cycle)
         for number in range(1, 4):
             answer = submit(harness)
             await until(lambda: harness.engine.uncommitted > 0)

@@ -30,59 +30,59 @@ from replica.operations.slots import OperationSlots, slots_given, with_slots
 from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
 from replica.scheduler import estimates
 from replica.scheduler.admission import (
-    WAITS,
+    KEEPS_CPUS,
     PlaceDecision,
     QueuePosition,
     SpaceDecision,
     SpaceRequest,
-    end_of,
-    given_of,
     nodes_of,
     note_decision,
     place_decision,
     place_verdict,
     queue_position_of,
+    release_time,
+    releases_of_cycle,
     space_decision,
     space_request_of,
     space_verdict,
-    usable_in,
+    usable_bytes,
 )
 from replica.scheduler.backfill import (
     DRAINING,
-    NOBODY_KNOWS,
+    UNKNOWN_END,
     ReservationHead,
     drain_us,
+    expected_start,
     release_at,
     run_until,
-    start_of,
 )
-from replica.scheduler.estimates import Ahead
+from replica.scheduler.estimates import JobsAhead
 from replica.scheduler.external_jobs import (
-    comes_for,
-    external_jobs_served,
-    lingering_given_up,
-    needed_by,
-    refusals_explained,
-    space_given,
+    choose_lingering,
+    count_overtaking,
+    counts_for,
+    explain_setup_failures,
+    grant_external_jobs,
+    needed_by_reason,
+    space_event,
     waiting_verdict,
-    with_passes,
 )
 from replica.scheduler.gates import (
     REPLAN_S,
     buffer_gate,
-    depended_on,
+    current_verdict,
+    dependency_jobs,
     early_gate,
     external_job_verdict,
     later_reason,
     reservation_of,
-    still,
     waits_for_space,
 )
 from replica.scheduler.persistent import persistent_request, serve_persistent
-from replica.scheduler.preemption import preempted_for, preemption_candidate, preemption_events
+from replica.scheduler.preemption import choose_preempted, preemption_candidate, preemption_events
 from replica.scheduler.quotas import QuotaCheck
 from replica.state.state import State
-from replica.values.limits import EVENTS_PER_PASS_MAX
+from replica.values.limits import EVENTS_PER_CYCLE_MAX
 from replica.values.units import NEVER, Instant, seconds
 from replica.values.verdicts import Reason, Verdict
 
@@ -99,7 +99,7 @@ def plan(state: State, at: Instant) -> Plan:
     return _Pass(state, at, explain=True).run()
 
 
-def events_of_pass(state: State, at: Instant) -> tuple[e.Event, ...]:
+def run_cycle(state: State, at: Instant) -> tuple[e.Event, ...]:
     """Return the events of `plan` alone; figures that only people read are not computed."""
     return _Pass(state, at, explain=False).run().events
 
@@ -146,7 +146,10 @@ class _Pass:
         begin_or_end = reservations_due(state, self.at)
         if begin_or_end:
             # Everything is checked again by the next pass, with them begun or ended.
-            said = {job_id: still(state, state.jobs[job_id], state.buffers.get(job_id)) for job_id in state.unfinished}
+            said = {
+                job_id: current_verdict(state, state.jobs[job_id], state.buffers.get(job_id))
+                for job_id in state.unfinished
+            }
             return Plan(begin_or_end, said)
         due: list[tuple[int, int]] = []
         queued: dict[Stage, dict[str, list[tuple[Instant, int]]]] = {stage: {} for stage in QUEUED_STAGES}
@@ -164,12 +167,12 @@ class _Pass:
                 break
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
             # The operation is ordered again or has failed in this very pass: what follows is for the next one.
-            ended = refusals_explained(self, due_events(state, job, buffer, self.at))
+            ended = explain_setup_failures(self, due_events(state, job, buffer, self.at))
             self.events.extend(with_slots(state, self.slots, ended))
-            self.verdicts[job_id] = still(state, job, buffer)
+            self.verdicts[job_id] = current_verdict(state, job, buffer)
         for stage, waiting in queued.items():
             queues = {user: sorted(positions) for user, positions in waiting.items()}
-            room = EVENTS_PER_PASS_MAX - len(self.events)
+            room = EVENTS_PER_CYCLE_MAX - len(self.events)
             self.events.extend(
                 slots_given(state, self.slots, stage, queues, lambda job: job not in self.verdicts, room)
             )
@@ -192,7 +195,7 @@ class _Pass:
             verdict = self._judge(job, state.buffers.get(job.id))
             if verdict is not None:
                 self.verdicts[job.id] = verdict
-        with_passes(self, self.events, self.external_jobs)
+        count_overtaking(self, self.events, self.external_jobs)
         self._purge()
         return Plan(tuple(self.events), self.verdicts)
 
@@ -211,7 +214,7 @@ class _Pass:
                 waiting.setdefault(buffer.pool, []).append(job.id)
         for pool, jobs in sorted(waiting.items()):
             left = [job_id for job_id in jobs if job_id not in self.taken]
-            passed_out = [
+            pass_limit_reached = [
                 job.id
                 for job, buffer in mine
                 if buffer.pool == pool
@@ -221,10 +224,10 @@ class _Pass:
                 and early_gate(state, job) is None
                 and self._array_keeps_back(job, buffer) is None
             ]
-            served = external_jobs_served(self, pool, left, passed_out, EVENTS_PER_PASS_MAX - len(self.events))
+            served = grant_external_jobs(self, pool, left, pass_limit_reached, EVENTS_PER_CYCLE_MAX - len(self.events))
             for job_id in served.given:
                 self.external_jobs[len(self.events)] = pool
-                self.events.append(space_given(state, job_id))
+                self.events.append(space_event(state, job_id))
                 self.held[pool] = self.held.get(pool, 0) + state.buffers[job_id].granted_bytes
             if served.first:
                 request = space_request_of(state, state.jobs[served.first], state.buffers[served.first])
@@ -256,12 +259,12 @@ class _Pass:
         coming = sum(
             buffer.held_bytes
             for job, buffer in holders
-            if run_until(job, buffer) == DRAINING and comes_for(request, buffer)
+            if run_until(job, buffer) == DRAINING and counts_for(request, buffer)
         )
-        room = EVENTS_PER_PASS_MAX - len(self.events)
-        gives_way = lingering_given_up(self, request, (job_id for _, job_id in lingering), coming, room)
+        room = EVENTS_PER_CYCLE_MAX - len(self.events)
+        gives_way = choose_lingering(self, request, (job_id for _, job_id in lingering), coming, room)
         for job_id in gives_way:
-            events = given_up(state.jobs[job_id], needed_by(request.job))
+            events = given_up(state.jobs[job_id], needed_by_reason(request.job))
             self.events.extend(with_slots(state, self.slots, events))
             self.taken.add(job_id)
         return bool(gives_way)
@@ -289,11 +292,11 @@ class _Pass:
             return self._reserve(job, buffer) if options is None else self._reserve_persistent(job, buffer, options)
         return buffer_gate(self.state, job, buffer) or self._place(job, buffer)
 
-    # The PassState -------------------------------------------------------------------------------------------------
+    # The CycleState -------------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
-        return len(self.events) >= EVENTS_PER_PASS_MAX
+        return len(self.events) >= EVENTS_PER_CYCLE_MAX
 
     def free_in(self, pool: str) -> int:
         known = self.state.pools.get(pool)
@@ -339,7 +342,7 @@ class _Pass:
         if decision is SpaceDecision.NOT_ENOUGH and self.reservation_heads[pool].job == job.id:
             self._preempt_for(request)
         if decision is SpaceDecision.GIVEN:
-            counted = head is not None and head.backfill(size_bytes, end_of(self, request), self.at)
+            counted = head is not None and head.backfill(size_bytes, release_time(self, request), self.at)
             self.held[pool] = self.held.get(pool, 0) + size_bytes
             node, mover = "", self._mover(pool)
             if not mover:
@@ -368,15 +371,15 @@ class _Pass:
         """Take back buffers for the reservation head, if that is called for."""
         if self._give_up_lingering(request):
             return
-        state, room = self.state, EVENTS_PER_PASS_MAX - len(self.events)
+        state, room = self.state, EVENTS_PER_CYCLE_MAX - len(self.events)
         holders = [(state.jobs[job_id], state.buffers[job_id]) for job_id in state.holders.get(request.pool, ())]
         coming = sum(buffer.held_bytes for job, buffer in holders if run_until(job, buffer) == DRAINING)
         candidates = sorted(
             candidate for job, buffer in holders if (candidate := preemption_candidate(state, job, buffer)) is not None
         )
-        for job_id in preempted_for(self, request, candidates, coming, room, self.verdicts):
+        for job_id in choose_preempted(self, request, candidates, coming, room, self.verdicts):
             self.events.extend(with_slots(state, self.slots, preemption_events(state, job_id, request.job.id)))
-            self.verdicts[job_id] = still(state, state.jobs[job_id], state.buffers[job_id])
+            self.verdicts[job_id] = current_verdict(state, state.jobs[job_id], state.buffers[job_id])
 
     def _reserve_persistent(self, job: Job, buffer: Buffer, options: BufferRequest) -> Verdict:
         decision = serve_persistent(self, job, buffer, options)
@@ -391,9 +394,9 @@ class _Pass:
 
     def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> ReservationHead:
         """Return the reservation head of a pool, with when it should get its space if every holder uses its time."""
-        new = given_of(self, self.events, pool)
+        new = releases_of_cycle(self, self.events, pool)
         ends = self.quotas.ends(pool, reservation_of(self.state, job.id))
-        return ReservationHead(job, lambda: start_of(sorted(self._releases(pool) + new + ends), free, size_bytes))
+        return ReservationHead(job, lambda: expected_start(sorted(self._releases(pool) + new + ends), free, size_bytes))
 
     def _releases(self, pool: str) -> list[tuple[int, int]]:
         """Return when those who held a part of the pool before the pass should give back how much."""
@@ -402,11 +405,11 @@ class _Pass:
             (release_at(until, self.at, drains_us), size_bytes)
             for other in state.holders.get(pool, ())
             if (size_bytes := state.buffers[other].held_bytes)
-            and (until := run_until(state.jobs[other], state.buffers[other])) != NOBODY_KNOWS
+            and (until := run_until(state.jobs[other], state.buffers[other])) != UNKNOWN_END
         ]
 
     def free_at(self, pool: str, instant: Instant) -> int:
-        releases = self._releases(pool) + given_of(self, self.events, pool)
+        releases = self._releases(pool) + releases_of_cycle(self, self.events, pool)
         return self.free_in(pool) + sum(size_bytes for end_at, size_bytes in releases if end_at <= instant)
 
     # Arrays ----------------------------------------------------------------------------------------------------
@@ -431,7 +434,7 @@ class _Pass:
             self.events.append(e.RunOrdered(job.id, node, job.attempt + 1))
             if buffer is not None:
                 self.slots[Stage.RUN] = self.slots.get(Stage.RUN, 0) + 1
-        elif decision in WAITS:
+        elif decision in KEEPS_CPUS:
             if buffer is None or job.mover:
                 self.any_node.wait(nodes_of(self.state, job.id), job.id)
             else:
@@ -452,14 +455,14 @@ class _Pass:
             other
             for job_id in self.state.unfinished
             for dependency in self.state.jobs[job_id].request.dependencies
-            for other in depended_on(self.state, dependency)
+            for other in dependency_jobs(self.state, dependency)
         }
         oldest = [job_id for job_id in sorted(self.state.finished) if job_id not in waited_for]
-        for job_id in oldest[: max(0, min(surplus, EVENTS_PER_PASS_MAX - len(self.events)))]:
+        for job_id in oldest[: max(0, min(surplus, EVENTS_PER_CYCLE_MAX - len(self.events)))]:
             self.events.append(e.JobPurged(job_id))
 
 
-def ahead_by_walk(state: State) -> Ahead:
+def ahead_by_walk(state: State) -> JobsAhead:
     """Return who says which candidates are before a job, by a walk over all jobs. It knows of no room in arrays."""
 
     def ahead(position: tuple[int, int], pool: str | None) -> list[int] | None:
@@ -473,7 +476,7 @@ def ahead_by_walk(state: State) -> Ahead:
                     continue
             elif not waits_for_space(other, buffer) or buffer is None or not buffer.granted_bytes:
                 continue
-            elif buffer.pool != pool or buffer.granted_bytes > usable_in(state, pool):
+            elif buffer.pool != pool or buffer.granted_bytes > usable_bytes(state, pool):
                 continue
             stands = queue_position_of(state, other)
             if stands < position and early_gate(state, other) is None:

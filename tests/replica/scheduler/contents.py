@@ -18,7 +18,7 @@ SMALL_INDEXES = (
     "reservations",
     "external_jobs",
     "lingering",
-    "passed_out",
+    "pass_limit_reached",
     "dependencies",
     "singletons",
 )

@@ -6,7 +6,7 @@ import pytest
 
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.values.limits import EVENTS_PER_PASS_MAX
+from replica.values.limits import EVENTS_PER_CYCLE_MAX
 from tests.replica.reference import reference_scheduler
 from tests.replica.reference.reference_scheduler import next_due, plan
 from tests.replica.world import World
@@ -124,8 +124,8 @@ def test_what_is_due_by_time_alone_is_known_beforehand() -> None:
 def test_a_pass_is_bounded_and_the_next_ones_do_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     # Smaller than the real bound: a world of so many jobs is walked over at each submit.
     bound = 32
-    assert bound < EVENTS_PER_PASS_MAX
-    monkeypatch.setattr(reference_scheduler, "EVENTS_PER_PASS_MAX", bound)
+    assert bound < EVENTS_PER_CYCLE_MAX
+    monkeypatch.setattr(reference_scheduler, "EVENTS_PER_CYCLE_MAX", bound)
     world = World({"fast": 10_000}, operations_per_stage_max=10_000, cpus=10_000)
     world.settle(c.DrainNode("n1", "x"))
     jobs = [world.submit("capacity=1") for _ in range(2 * bound + 10)]

@@ -16,10 +16,10 @@ from replica.model.jobs import Hold
 from replica.model.pools import Pool
 from replica.model.requests import JobOptions, JobRequest
 from replica.model.usage import scheduling_class_of
-from replica.scheduler import admission, scheduling_pass
+from replica.scheduler import admission, scheduling_cycle
 from replica.scheduler.quotas import QuotaCheck
 from replica.values.units import SIZE_BYTES_MAX
-from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
+from tests.replica.reference.reference_scheduler import run_cycle as reference_events
 from tests.replica.scheduler.test_estimates import of as estimated
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.scheduler.test_preemption import revoked, staged_behind_a_full_node
@@ -129,14 +129,14 @@ def test_requests_larger_than_their_pool_are_not_checked_and_do_not_keep_others_
     checked: list[int] = []
     real = admission.space_decision
 
-    def counted(current: admission.PassState, request: admission.SpaceRequest) -> admission.SpaceDecision:
+    def counted(current: admission.CycleState, request: admission.SpaceRequest) -> admission.SpaceDecision:
         checked.append(request.job.id)
         return real(current, request)
 
     made.passes = False
     made.settle(c.ReleaseJob(small))
-    monkeypatch.setattr(scheduling_pass, "space_decision", counted)
-    events = scheduling_pass.events_of_pass(made.index, made.at)
+    monkeypatch.setattr(scheduling_cycle, "space_decision", counted)
+    events = scheduling_cycle.run_cycle(made.index, made.at)
     assert checked == [small]
     assert [type(event) for event in events] == [e.BufferAllocated]
     assert events == reference_events(made.state, made.at)

@@ -9,7 +9,7 @@ from replica.model.jobs import Hold
 from replica.model.pools import DRAIN_TIME_S, MEASURED_MAX, Measured
 from replica.model.requests import Dependency, DependencyKind
 from replica.scheduler import backfill
-from replica.scheduler.estimates import Estimate, ahead_in, estimate
+from replica.scheduler.estimates import Estimate, estimate, jobs_ahead_in
 from replica.scheduler.index import SchedulingIndex
 from replica.values.units import NEVER, seconds
 from tests.replica.test_accounting import changed, given
@@ -20,7 +20,7 @@ from tests.replica.world import World
 def of(world: World, job: int) -> Estimate:
     index = SchedulingIndex(world.state)
     index.catch_up()
-    return estimate(world.state, job, world.at, ahead_in(index))
+    return estimate(world.state, job, world.at, jobs_ahead_in(index))
 
 
 def steps(found: Estimate) -> list[str]:

@@ -9,11 +9,11 @@ import pytest
 from replica.fold.fold import fold
 from replica.model.job_states import JobState
 from replica.scheduler import estimates
-from replica.scheduler.estimates import ahead_in, estimate
+from replica.scheduler.estimates import estimate, jobs_ahead_in
 from replica.scheduler.index import SchedulingIndex
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference.reference_scheduler import ahead_by_walk
-from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
+from tests.replica.reference.reference_scheduler import run_cycle as reference_events
 from tests.replica.scheduler.test_index import START, crowd, happening, submitted
 from tests.replica.world import World
 
@@ -38,7 +38,7 @@ def test_an_index_says_of_everybody_s_start_what_a_walk_over_all_jobs_says(seed:
             pass
         pending = [job_id for job_id in state.unfinished if state.jobs[job_id].state is JobState.PENDING]
         for job_id in random.sample(sorted(pending), min(25, len(pending))):
-            found = estimate(state, job_id, at, ahead_in(index))
+            found = estimate(state, job_id, at, jobs_ahead_in(index))
             assert found == estimate(state, job_id, at, ahead_by_walk(state))
             known += found.is_known
             kinds |= {step.what for step in found.steps}
@@ -54,7 +54,7 @@ def test_a_throttled_task_is_not_waited_for_by_those_behind_it() -> None:
     index = SchedulingIndex(world.state)
     index.prepare(1_000)
     by_index, by_walk = (
-        estimate(world.state, behind, world.at, ahead) for ahead in (ahead_in(index), ahead_by_walk(world.state))
+        estimate(world.state, behind, world.at, ahead) for ahead in (jobs_ahead_in(index), ahead_by_walk(world.state))
     )
     assert tasks in world.state.arrays
     assert NEVER < by_index.start_at < by_walk.start_at
@@ -69,7 +69,7 @@ def test_with_too_many_before_it_or_too_many_nodes_to_ask_nobody_says_when_a_job
     last, bare = world.submit("capacity=60"), [world.submit(cpus=2) for _ in range(5)]
     index = SchedulingIndex(world.state)
     index.prepare(1_000)
-    for ahead in (ahead_in(index), ahead_by_walk(world.state)):
+    for ahead in (jobs_ahead_in(index), ahead_by_walk(world.state)):
         monkeypatch.setattr(estimates, "AHEAD_MAX", 3)
         assert estimate(world.state, last, world.at, ahead).is_known
         monkeypatch.setattr(estimates, "AHEAD_MAX", 2)
@@ -77,7 +77,7 @@ def test_with_too_many_before_it_or_too_many_nodes_to_ask_nobody_says_when_a_job
         assert not found.is_known
         assert "more than 2 jobs are before it in line for pool fast" in found.steps[-1].sentence
         monkeypatch.undo()
-    monkeypatch.setattr(estimates, "NODES_ASKED_MAX", 0)
-    found = estimate(world.state, bare[-1], world.at, ahead_in(index))
+    monkeypatch.setattr(estimates, "NODE_QUERIES_MAX", 0)
+    found = estimate(world.state, bare[-1], world.at, jobs_ahead_in(index))
     assert not found.is_known
     assert "too many to say" in found.steps[-1].sentence

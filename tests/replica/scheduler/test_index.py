@@ -32,19 +32,19 @@ from replica.model.requests import (
 )
 from replica.operations.outcomes import active_stage, failed, script_ended, succeeded
 from replica.operations.slots import OperationSlots, with_slots
-from replica.scheduler import admission, scheduling_pass
+from replica.scheduler import admission, scheduling_cycle
 from replica.scheduler.gates import REPLAN_S
 from replica.scheduler.index import TOUCHES, SchedulingIndex, Touches
 from replica.scheduler.index_row import NO_ROW, index_row
-from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
+from replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
 from replica.state.invariants import check
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
 from replica.values.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference import reference_scheduler
-from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import next_due
+from tests.replica.reference.reference_scheduler import run_cycle as reference_events
 from tests.replica.scheduler.contents import SMALL_INDEXES, contents, held
 from tests.replica.test_histories import Histories
 from tests.replica.world import OPERATOR, SCRIPT, START, World, user
@@ -61,7 +61,7 @@ def assert_agrees(index: SchedulingIndex, state: State, at: Instant) -> None:
     # Now, and at one instant to come: at the next step at another one.
     for later_s in (0, LATER_S[state.revision % len(LATER_S)]):
         then = Instant(at + seconds(later_s))
-        assert events_of_pass(index, then) == reference_events(state, then)
+        assert run_cycle(index, then) == reference_events(state, then)
         assert index.next_due(then) == next_due(state, then)
     assert_explains(index, state, at, sorted(state.unfinished))
     assert contents(index) == contents(SchedulingIndex(state))
@@ -261,8 +261,8 @@ def test_in_a_crowd_the_index_decides_what_walking_over_all_jobs_decides(
 ) -> None:
     random = Random(seed)
     if seed % 3 == 1:
-        for module in (reference_scheduler, scheduling_pass):
-            monkeypatch.setattr(module, "EVENTS_PER_PASS_MAX", 7)
+        for module in (reference_scheduler, scheduling_cycle):
+            monkeypatch.setattr(module, "EVENTS_PER_CYCLE_MAX", 7)
     if seed % 3 == 2:
         monkeypatch.setattr(admission, "CANDIDATES_BEHIND_MAX", 3)
     state, at = crowd(random, 300), START
@@ -270,7 +270,7 @@ def test_in_a_crowd_the_index_decides_what_walking_over_all_jobs_decides(
     assert not index.prepare(100)
     for step in range(120):
         expected = reference_events(state, at)
-        assert events_of_pass(index, at) == expected
+        assert run_cycle(index, at) == expected
         assert index.next_due(at) == next_due(state, at)
         kinds |= {type(event) for event in expected}
         batch = list(expected)
@@ -304,8 +304,8 @@ def test_a_pass_that_is_asked_for_twice_gives_the_same_and_leaves_nothing_behind
     state = crowd(Random(1), 200)
     index = SchedulingIndex(state)
     before = contents(index)
-    first = events_of_pass(index, START)
-    assert first and events_of_pass(index, START) == first
+    first = run_cycle(index, START)
+    assert first and run_cycle(index, START) == first
     assert contents(index) == before
 
 
@@ -445,7 +445,7 @@ def test_an_index_that_is_built_in_portions_while_the_world_goes_on_is_the_same(
         at = Instant(at + seconds(1))
     assert portions >= 15
     assert contents(index) == contents(SchedulingIndex(state))
-    assert events_of_pass(index, at) == reference_events(state, at)
+    assert run_cycle(index, at) == reference_events(state, at)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DependencyKind if kind.of_array])

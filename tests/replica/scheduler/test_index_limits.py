@@ -20,15 +20,15 @@ from replica.model.job_states import JobState
 from replica.model.partitions import Partition, PartitionState
 from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobChange, JobOptions, JobRequest
 from replica.model.reservations import Reservation, ReservedSpace
-from replica.scheduler import admission, scheduling_pass
+from replica.scheduler import admission, scheduling_cycle
 from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_pass import events_of_pass, verdicts_of
+from replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
 from replica.state.invariants import check
 from replica.state.state import State
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference import reference_scheduler
-from tests.replica.reference.reference_scheduler import events_of_pass as reference_events
 from tests.replica.reference.reference_scheduler import next_due, plan
+from tests.replica.reference.reference_scheduler import run_cycle as reference_events
 from tests.replica.scheduler.contents import contents
 from tests.replica.scheduler.test_index import IndexHistories, crowd, happening, node_happening, submitted
 from tests.replica.world import OPERATOR, SCRIPT, START, user
@@ -165,8 +165,8 @@ def test_in_a_crowd_with_limits_the_index_decides_what_walking_over_all_jobs_dec
 ) -> None:
     random = Random(seed)
     if seed % 3 == 1:
-        for module in (reference_scheduler, scheduling_pass):
-            monkeypatch.setattr(module, "EVENTS_PER_PASS_MAX", 7)
+        for module in (reference_scheduler, scheduling_cycle):
+            monkeypatch.setattr(module, "EVENTS_PER_CYCLE_MAX", 7)
     if seed % 3 == 2:
         for name in ("CANDIDATES_BEHIND_MAX", "SKIPPED_MAX"):
             monkeypatch.setattr(admission, name, 3)
@@ -178,7 +178,7 @@ def test_in_a_crowd_with_limits_the_index_decides_what_walking_over_all_jobs_dec
         planned = plan(state, at)
         expected = planned.events
         assert expected == reference_events(state, at)
-        assert events_of_pass(index, at) == expected
+        assert run_cycle(index, at) == expected
         assert index.next_due(at) == next_due(state, at)
         if step % 5 == 0:
             assert verdicts_of(index, sorted(state.unfinished), at) == planned.verdicts

@@ -27,38 +27,38 @@ from replica.scheduler.admission import (
     QueuePosition,
     SpaceDecision,
     SpaceRequest,
-    available,
-    end_of,
-    given_of,
+    available_bytes,
     nodes_of,
     note_decision,
     place_verdict,
     queue_position_of,
+    release_time,
+    releases_of_cycle,
     run_verdict,
     space_decision,
     space_request_of,
     space_verdict,
 )
-from replica.scheduler.backfill import DRAINING, NOBODY_KNOWS, ReservationHead, drain_us, release_at, start_of
+from replica.scheduler.backfill import DRAINING, UNKNOWN_END, ReservationHead, drain_us, expected_start, release_at
 from replica.scheduler.external_jobs import (
-    comes_for,
-    external_jobs_served,
-    lingering_given_up,
-    needed_by,
-    refusals_explained,
-    room_for_setup,
-    space_given,
+    choose_lingering,
+    count_overtaking,
+    counts_for,
+    explain_setup_failures,
+    grant_external_jobs,
+    needed_by_reason,
+    space_event,
+    space_for_setup,
     waiting_verdict,
-    with_passes,
 )
-from replica.scheduler.gates import reservation_of, still, waits_for_space
+from replica.scheduler.gates import current_verdict, reservation_of, waits_for_space
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.index_row import Group, Key, Queue
 from replica.scheduler.node_index import NodeUse
 from replica.scheduler.persistent import persistent_decision, persistent_request, serve_persistent
-from replica.scheduler.preemption import preempted_for, preemption_events
+from replica.scheduler.preemption import choose_preempted, preemption_events
 from replica.scheduler.quotas import QuotaCheck
-from replica.values import CANDIDATES_BEHIND_MAX, EVENTS_PER_PASS_MAX, NEVER, Instant, Verdict
+from replica.values import CANDIDATES_BEHIND_MAX, EVENTS_PER_CYCLE_MAX, NEVER, Instant, Verdict
 
 
 class _Follows(Enum):
@@ -67,14 +67,14 @@ class _Follows(Enum):
     NEXT = auto()
     NOT_THIS_QUEUE = auto()
     """No candidate further back in the same queue can get anything."""
-    NOBODY = auto()
+    NONE = auto()
     """No candidate further back in the same group of queues can get anything."""
 
 
-def events_of_pass(index: SchedulingIndex, at: Instant) -> tuple[e.Event, ...]:
+def run_cycle(index: SchedulingIndex, at: Instant) -> tuple[e.Event, ...]:
     """Return the events of a scheduling pass over the index's State at `at`."""
     index.catch_up()
-    return tuple(SchedulingPass(index, at).run())
+    return tuple(SchedulingCycle(index, at).run())
 
 
 def verdicts_of(index: SchedulingIndex, job_ids: Iterable[int], at: Instant) -> dict[int, Verdict]:
@@ -85,7 +85,7 @@ def verdicts_of(index: SchedulingIndex, job_ids: Iterable[int], at: Instant) -> 
     if reservations_due(index.state, at):
         # The pass does nothing else then.
         jobs, buffers = index.state.jobs, index.state.buffers
-        return {job_id: still(index.state, jobs[job_id], buffers.get(job_id)) for job_id in job_ids}
+        return {job_id: current_verdict(index.state, jobs[job_id], buffers.get(job_id)) for job_id in job_ids}
     for job_id in job_ids:
         due = index.due_at(job_id)
         verdict = None if due != NEVER and due <= at else index.gate_verdict(job_id)
@@ -94,22 +94,22 @@ def verdicts_of(index: SchedulingIndex, job_ids: Iterable[int], at: Instant) -> 
         else:
             found[job_id] = verdict
     if asked:
-        explaining = SchedulingPass(index, at)
+        explaining = SchedulingCycle(index, at)
         explaining.run(asked)
         found |= explaining.verdicts
     return found
 
 
-def free_for_setups(index: SchedulingIndex, pools: Iterable[str], at: Instant) -> dict[str, int]:
+def space_for_setups(index: SchedulingIndex, pools: Iterable[str], at: Instant) -> dict[str, int]:
     """Return, for each of these pools, the most that one more setup of an external job would get of it at `at`, units
-    of the pool (`room_for_setup`).
+    of the pool (`space_for_setup`).
     """
     index.catch_up()
-    looking = SchedulingPass(index, at)
-    return {pool: looking.room_for_setup(pool) for pool in pools}
+    looking = SchedulingCycle(index, at)
+    return {pool: looking.space_for_setup(pool) for pool in pools}
 
 
-class SchedulingPass:
+class SchedulingCycle:
     """A scheduling cycle over a prepared index, which it leaves unchanged."""
 
     def __init__(self, index: SchedulingIndex, at: Instant) -> None:
@@ -160,17 +160,17 @@ class SchedulingPass:
         external_jobs = [job_id for job_id in asked if jobs[job_id].external_job is not None]
         asked.difference_update(external_jobs)
         self.asked = sorted(((queue_position_of(self.state, jobs[job_id]), job_id) for job_id in asked), reverse=True)
-        nodes = self._due()
+        nodes = self._perform_due()
         self._give_slots()
         self._serve_external_jobs()
         for job_id in external_jobs:
             waits = job_id not in self.done
-            self.verdicts[job_id] = waiting_verdict(self, job_id) if waits else self._still(job_id)
+            self.verdicts[job_id] = waiting_verdict(self, job_id) if waits else self._current_verdict(job_id)
         streams: list[tuple[Key, Queue, Iterator[tuple[Key, Queue]]]] = []
         opened: set[Group] = set()
         for group in self._open_groups(nodes):
             opened.add(group)
-            iterator = self._merged(group)
+            iterator = self._merge_queues(group)
             first = next(iterator, None)
             if first is not None:
                 streams.append((*first, iterator))
@@ -186,12 +186,12 @@ class SchedulingPass:
                 elif queue[0] == "persistent":
                     follows = self._reserve_persistent(key[1])
                 elif queue[0] == "node":
-                    follows = self._run_where_its_data_is(key, queue)
+                    follows = self._run_on_data_node(key, queue)
                 else:
                     follows = self._run_anywhere(key, queue)
             if follows is _Follows.NOT_THIS_QUEUE:
                 self._closed.add(queue)
-            following = None if follows is _Follows.NOBODY else next(iterator, None)
+            following = None if follows is _Follows.NONE else next(iterator, None)
             if following is None:
                 heappop(streams)
             else:
@@ -200,10 +200,10 @@ class SchedulingPass:
                 group = "node", self._to_open.pop()
                 if group not in opened and group[1] in self.index.nodes.up and group in self.index.queues.heads:
                     opened.add(group)
-                    iterator = self._merged(group)
+                    iterator = self._merge_queues(group)
                     heappush(streams, (*next(iterator), iterator))
         self._explain(None)
-        with_passes(self, self.events, self._external_jobs)
+        count_overtaking(self, self.events, self._external_jobs)
         self._purge()
         return self.events
 
@@ -216,7 +216,7 @@ class SchedulingPass:
             _, job_id = self.asked.pop()
             job, buffer = self.state.jobs[job_id], self.state.buffers.get(job_id)
             if job_id in self.done:
-                self.verdicts[job_id] = self._still(job_id)
+                self.verdicts[job_id] = self._current_verdict(job_id)
                 continue
             verdict = self.index.gate_verdict(job_id)
             if verdict is None:
@@ -228,17 +228,17 @@ class SchedulingPass:
                 verdict = space_verdict(self, job, buffer) if waits and buffer else place_verdict(self, job, buffer)
             self.verdicts[job_id] = verdict
 
-    def _still(self, job_id: int) -> Verdict:
-        return still(self.state, self.state.jobs[job_id], self.state.buffers.get(job_id))
+    def _current_verdict(self, job_id: int) -> Verdict:
+        return current_verdict(self.state, self.state.jobs[job_id], self.state.buffers.get(job_id))
 
-    def _due(self) -> set[str]:
+    def _perform_due(self) -> set[str]:
         """Do what is due by time alone; return the nodes whose queues have changed by that."""
         state, nodes = self.state, set()
         for instant, job_id in self.index.timers.timers:
             if instant > self.at or self.is_full:
                 break
             job = state.jobs[job_id]
-            events = refusals_explained(self, due_events(state, job, state.buffers.get(job_id), self.at))
+            events = explain_setup_failures(self, due_events(state, job, state.buffers.get(job_id), self.at))
             self.events.extend(with_slots(state, self.slots, events))
             self.done.add(job_id)
             nodes.add(job.node)
@@ -248,7 +248,7 @@ class SchedulingPass:
         for stage in QUEUED_STAGES:
             waiting = self.index.waiting_for_slot(stage)
             if waiting:
-                room = EVENTS_PER_PASS_MAX - len(self.events)
+                room = EVENTS_PER_CYCLE_MAX - len(self.events)
                 given = slots_given(self.state, self.slots, stage, waiting, lambda job: job not in self.done, room)
                 self.events.extend(given)
 
@@ -261,7 +261,7 @@ class SchedulingPass:
             if name in up and ("node", name) in heads:
                 yield "node", name
 
-    def _merged(self, group: Group) -> Iterator[tuple[Key, Queue]]:
+    def _merge_queues(self, group: Group) -> Iterator[tuple[Key, Queue]]:
         """Yield the candidates of a group of queues in order. A queue is opened when its first one is reached, and
         left when it is closed, so that many queues cost no more than what is checked.
         """
@@ -286,11 +286,11 @@ class SchedulingPass:
             else:
                 heapreplace(opened, (following, queue, iterator))
 
-    # The PassState ---------------------------------------------------------------------------------------------------
+    # The CycleState ---------------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
-        return len(self.events) >= EVENTS_PER_PASS_MAX
+        return len(self.events) >= EVENTS_PER_CYCLE_MAX
 
     def free_in(self, pool: str) -> int:
         known = self.state.pools.get(pool)
@@ -344,17 +344,17 @@ class SchedulingPass:
         job = self.state.jobs[job_id]
         request = SpaceRequest(job, pool, size_bytes, scheduling_class)
         # Those of a reservation come first and have space of their own: what is over for them is not for others.
-        over = _Follows.NOT_THIS_QUEUE if request.reservation else _Follows.NOBODY
+        over = _Follows.NOT_THIS_QUEUE if request.reservation else _Follows.NONE
         smallest = self.index.queues.sizes[pool].first
-        if pool in self.reservation_heads and available(self, request) < smallest:
+        if pool in self.reservation_heads and available_bytes(self, request) < smallest:
             return over
         if run_verdict(self, scheduling_class, cpus) is not None:
             return _Follows.NOT_THIS_QUEUE
         decision = space_decision(self, request)
         if decision is SpaceDecision.STAGES_FULL:
-            return _Follows.NOBODY
+            return _Follows.NONE
         if decision is SpaceDecision.NO_MOVER:
-            return _Follows.NOBODY
+            return _Follows.NONE
         if decision is SpaceDecision.TOO_FAR_BEHIND:
             return over
         if decision is SpaceDecision.SKIPPED:
@@ -363,7 +363,7 @@ class SchedulingPass:
         if decision is SpaceDecision.NOT_ENOUGH and self.reservation_heads[pool].job == job_id:
             self._preempt_for(request)
         if decision is SpaceDecision.GIVEN:
-            counted = head is not None and head.backfill(size_bytes, end_of(self, request), self.at)
+            counted = head is not None and head.backfill(size_bytes, release_time(self, request), self.at)
             node, filesystem = "", filesystem_of_pool(self.state, pool)
             if filesystem is None:
                 node = self.fewest_jobs(job.request.cpus, nodes_of(self.state, job_id))
@@ -383,33 +383,33 @@ class SchedulingPass:
         """Give space to external jobs, which stand in no line."""
         index, state = self.index, self.state
         for pool in sorted(index.external_jobs.keys):
-            room = EVENTS_PER_PASS_MAX - len(self.events)
-            served = external_jobs_served(self, pool, self._external_jobs_of(pool), self._passed_out_of(pool), room)
+            room = EVENTS_PER_CYCLE_MAX - len(self.events)
+            served = grant_external_jobs(self, pool, self._external_jobs_of(pool), self._jobs_at_pass_limit(pool), room)
             for job_id in served.given:
                 self._external_jobs[len(self.events)] = pool
-                self.events.append(space_given(state, job_id))
+                self.events.append(space_event(state, job_id))
                 self.held[pool] = self.held.get(pool, 0) + state.buffers[job_id].granted_bytes
             if served.first:
                 self._give_up_lingering(space_request_of(state, state.jobs[served.first], state.buffers[served.first]))
 
-    def room_for_setup(self, pool: str) -> int:
+    def space_for_setup(self, pool: str) -> int:
         """Return what one more setup would get of a pool; of a pass that has not begun."""
         lingering = (job_id for _, job_id in self.index.lingering.keys.get(pool, ()))
-        return room_for_setup(self, pool, self._external_jobs_of(pool), self._passed_out_of(pool), lingering)
+        return space_for_setup(self, pool, self._external_jobs_of(pool), self._jobs_at_pass_limit(pool), lingering)
 
     def _external_jobs_of(self, pool: str) -> Iterator[int]:
         return (job_id for job_id in self.index.external_jobs.keys.get(pool, ()) if job_id not in self.done)
 
-    def _passed_out_of(self, pool: str) -> Iterator[int]:
+    def _jobs_at_pass_limit(self, pool: str) -> Iterator[int]:
         """Yield the native jobs that could have space of a pool and have been passed as often as may be."""
-        passed_out = self.index.passed_out.keys.get(pool, ())
-        return (job_id for job_id in passed_out if self.index.arrays.verdict(self.state, job_id) is None)
+        pass_limit_reached = self.index.pass_limit_reached.keys.get(pool, ())
+        return (job_id for job_id in pass_limit_reached if self.index.arrays.verdict(self.state, job_id) is None)
 
-    def _coming(self, request: SpaceRequest) -> int:
+    def _coming_bytes(self, request: SpaceRequest) -> int:
         """Return what is being given back already that a request waits for, bytes."""
         draining = takewhile(lambda hold: hold[0] == DRAINING, self.index.holders.keys.get(request.pool, ()))
         buffers = self.state.buffers
-        return sum(size_bytes for _, size_bytes, job_id in draining if comes_for(request, buffers[job_id]))
+        return sum(size_bytes for _, size_bytes, job_id in draining if counts_for(request, buffers[job_id]))
 
     def _give_up_lingering(self, request: SpaceRequest) -> bool:
         """Have what lingers give way to a request that does not fit; return whether anything does."""
@@ -417,22 +417,22 @@ class SchedulingPass:
         if lingering is None:
             return False
         kept = (job_id for _, job_id in lingering if job_id not in self.done)
-        room, coming = EVENTS_PER_PASS_MAX - len(self.events), self._coming(request)
-        gives_way = lingering_given_up(self, request, kept, coming, room)
+        room, coming = EVENTS_PER_CYCLE_MAX - len(self.events), self._coming_bytes(request)
+        gives_way = choose_lingering(self, request, kept, coming, room)
         for job_id in gives_way:
-            events = given_up(self.state.jobs[job_id], needed_by(request.job))
+            events = given_up(self.state.jobs[job_id], needed_by_reason(request.job))
             self.events.extend(with_slots(self.state, self.slots, events))
             self.done.add(job_id)
         return bool(gives_way)
 
     def _preempt_for(self, request: SpaceRequest) -> None:
         """Take back buffers for the reservation head, if that is called for."""
-        state, room = self.state, EVENTS_PER_PASS_MAX - len(self.events)
+        state, room = self.state, EVENTS_PER_CYCLE_MAX - len(self.events)
         candidates = self.index.preemptible.keys.get(request.pool)
         if self._give_up_lingering(request) or candidates is None:
             return
-        coming = self._coming(request)
-        for job_id in preempted_for(self, request, candidates, coming, room, self.done):
+        coming = self._coming_bytes(request)
+        for job_id in choose_preempted(self, request, candidates, coming, room, self.done):
             self.events.extend(with_slots(state, self.slots, preemption_events(state, job_id, request.job.id)))
             self.done.add(job_id)
             # Another candidate may be the first for CPUs of its node now.
@@ -447,7 +447,7 @@ class SchedulingPass:
         if decision.node:
             cpus, cpus_free, jobs = self.index.nodes.up[decision.node]
             self._give(decision.node, (cpus, cpus_free, jobs + 1))
-        return _Follows.NEXT if self.persistent_checked < CANDIDATES_BEHIND_MAX else _Follows.NOBODY
+        return _Follows.NEXT if self.persistent_checked < CANDIDATES_BEHIND_MAX else _Follows.NONE
 
     def fewest_jobs(self, cpus: int, partition: str) -> str:
         return self.index.nodes.of(partition).fewest_jobs(cpus)
@@ -458,24 +458,26 @@ class SchedulingPass:
 
     def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> ReservationHead:
         """Return the reservation head of a pool, with when it should get its space if every holder uses its time."""
-        new = given_of(self, self.events, pool)
-        ends = self.quotas.ends(pool, reservation_of(self.state, job.id))
-        return ReservationHead(job, lambda: start_of(merge(self._releases(pool), new, ends), free, size_bytes))
+        new = releases_of_cycle(self, self.events, pool)
+        ends = self.quotas.reserved_releases(pool, reservation_of(self.state, job.id))
+        return ReservationHead(
+            job, lambda: expected_start(merge(self._expected_releases(pool), new, ends), free, size_bytes)
+        )
 
     def free_at(self, pool: str, instant: Instant) -> int:
         later = self._free_later.get((pool, instant))
         if later is None:
-            by_then = takewhile(lambda release: release[0] <= instant, self._releases(pool))
+            by_then = takewhile(lambda release: release[0] <= instant, self._expected_releases(pool))
             later = self._free_later[pool, instant] = sum(size_bytes for _, size_bytes in by_then)
-        new = given_of(self, self.events, pool)
+        new = releases_of_cycle(self, self.events, pool)
         return self.free_in(pool) + later + sum(size_bytes for end_at, size_bytes in new if end_at <= instant)
 
-    def _releases(self, pool: str) -> Iterator[tuple[int, int]]:
+    def _expected_releases(self, pool: str) -> Iterator[tuple[int, int]]:
         """Yield when the holders of a pool should give back how much, in ascending order."""
         drains_us = drain_us(self.state, pool)
         overdue: list[int] | None = []
         for until, size_bytes, _ in self.index.holders.keys.get(pool, ()):
-            if until == NOBODY_KNOWS:
+            if until == UNKNOWN_END:
                 break
             if overdue is not None:
                 if until <= self.at:
@@ -489,11 +491,11 @@ class SchedulingPass:
 
     # CPUs ------------------------------------------------------------------------------------------------------------
 
-    def _run_where_its_data_is(self, key: Key, queue: Queue) -> _Follows:
+    def _run_on_data_node(self, key: Key, queue: Queue) -> _Follows:
         """Run the candidate if it may run; return who behind it could."""
         _, node, _, scheduling_class = queue
         if self.any_node.first_for(node):
-            return _Follows.NOBODY
+            return _Follows.NONE
         if run_verdict(self, scheduling_class, key[2]) is not None:
             # Not for this queue: in that of a node are jobs with different numbers of CPUs.
             return _Follows.NEXT
@@ -503,7 +505,7 @@ class SchedulingPass:
         pre_runs = self.slots.get(Stage.RUN, 0)
         if use[1] < key[2] or pre_runs >= self.state.site.operations_per_stage_max:
             self.waiting_nodes[node] = key[1]
-            return _Follows.NOBODY
+            return _Follows.NONE
         if not self.is_full:
             self._order_run(key, node, scheduling_class)
             self.slots[Stage.RUN] = pre_runs + 1
@@ -512,7 +514,7 @@ class SchedulingPass:
     def _run_anywhere(self, key: Key, queue: Queue) -> _Follows:
         partition = queue[1]
         if self.any_node.first_in(partition):
-            return _Follows.NOBODY
+            return _Follows.NONE
         if run_verdict(self, queue[3], key[2]) is not None:
             return _Follows.NOT_THIS_QUEUE
         node = self._node_for(key[2], key[:2], partition)
@@ -520,7 +522,7 @@ class SchedulingPass:
         has_pre_run = key[1] in self.state.buffers
         if node is None or (has_pre_run and pre_runs >= self.state.site.operations_per_stage_max):
             self.any_node.wait(partition, key[1])
-            return _Follows.NOBODY
+            return _Follows.NONE
         if not self.is_full:
             self._order_run(key, node, queue[3])
             if has_pre_run:
@@ -537,7 +539,7 @@ class SchedulingPass:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _purge(self) -> None:
-        room = EVENTS_PER_PASS_MAX - len(self.events)
+        room = EVENTS_PER_CYCLE_MAX - len(self.events)
         surplus = min(room, len(self.state.finished) - self.state.site.finished_jobs_kept)
         if surplus <= 0:
             return
