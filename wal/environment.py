@@ -418,7 +418,7 @@ class Environment:
         return self.fill_with(0)
 
     def fill_with(self, size_bytes: int) -> float:
-        """Return the used share of the map after adding this many bytes."""
+        """Return the used share of the map after add_steps this many bytes."""
         self.check()
         assert self._environment is not None
         info, page_bytes = self._environment.info(), self._environment.stat()["psize"]

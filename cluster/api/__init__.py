@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.api.local_backend import LocalBackend
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cluster.api.workers import ApiWorkers
 else:
     # An API worker loads only some of the modules.
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         local_backend: LocalBackend

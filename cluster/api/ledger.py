@@ -47,7 +47,7 @@ from cluster.server import PRUNED, AppliedEntry, NotLeading, Unavailable, Verdic
 from cluster.server.tlog import NoteNotTaken, SignRefused, proof_file
 from cluster.system import format_instant, parse_instant
 from cluster.system.eventloop import SlicedWork
-from replica.fold import answer_to
+from replica.fold import find_reply
 from replica.messages import SetClock, features
 from replica.state import State, state_digest
 from replica.values import MICROSECONDS_PER_SECOND
@@ -341,7 +341,7 @@ async def set_clock(call: ApiCall[SetClockRequest]) -> Reply[ClockAnswer]:
     except ValueError as error:
         raise bad_request(str(error), "write for example 2026-01-31T12:00:00Z", "at") from error
     controller = call.service.controller
-    known = answer_to(controller.state, call.service.check_age(call.identity, call.body.command_id)) is not None
+    known = find_reply(controller.state, call.service.check_age(call.identity, call.body.command_id)) is not None
     earliest, latest, _ = controller.engine.clock_bounds
     if not known and (earliest is None or latest is None or not earliest - OFF_US <= at <= latest + OFF_US):
         said = "cannot be read" if earliest is None else f"say {format_instant(earliest)}"

@@ -14,7 +14,7 @@ from cluster.api.web import Problem, queue_full
 from cluster.providers import Local, OperationError, Subject
 from cluster.providers.calls import ProviderCalls, TooManyCalls
 from cluster.providers.worker import CallRequest
-from replica.fold import answer_to
+from replica.fold import find_reply
 from replica.messages import commands as c
 from replica.model import JobStatus, Provision, dependency_text, provision_of
 from replica.state import State
@@ -45,7 +45,7 @@ class ProviderValidation:
         A settled command is not validated again, and a retry waits for the verdict of its first try.
         """
         provision = provision_of(state)
-        if provision is None or not asks(command) or answer_to(state, command_id) is not None:
+        if provision is None or not asks(command) or find_reply(state, command_id) is not None:
             return
         key = _key(command_id, command)
         task = self._verdicts.get(key)
@@ -77,7 +77,7 @@ class ProviderValidation:
 
         Every path to the proposer calls this.
         """
-        if not self.is_needed(state) or not asks(command) or answer_to(state, command_id) is not None:
+        if not self.is_needed(state) or not asks(command) or find_reply(state, command_id) is not None:
             return
         task = self._verdicts.get(_key(command_id, command))
         if task is None or not task.done() or task.cancelled() or task.result() != "":

@@ -71,7 +71,7 @@ from cluster.server.tlog import (
 from cluster.system import Address
 from cluster.system.eventloop import Identities, SlicedWork, Slices
 from replica.decide import job_of_task
-from replica.fold import answer_to, is_forgotten, may_keep_answer
+from replica.fold import find_reply, may_be_forgotten, may_cache_reply
 from replica.messages import CONTROLLER, Command, RecordHistories, Request, SubmitJob
 from replica.model import Tasks
 from replica.state import State
@@ -423,7 +423,7 @@ class ApiService:
             age_s = min(0.0, age_s + min(may_be_late_s, LEADER_LATE_S_MAX))
         is_ahead = age_s < 0
         most_s = COMMAND_AHEAD_S_MAX if is_ahead else COMMAND_AGE_S_MAX
-        if abs(age_s) > most_s and answer_to(self.controller.state, found) is None:
+        if abs(age_s) > most_s and find_reply(self.controller.state, found) is None:
             if is_ahead and not self.clock.is_read:
                 # All replicas were down, and the cluster's time is old. It follows a majority's clocks once they are
                 # read.
@@ -454,7 +454,7 @@ class ApiService:
         except Problem:
             return NO_ID
         state = self.controller.state
-        if is_in_session(found) or is_forgotten(state, found) or not may_keep_answer(state, actor_of(identity)):
+        if is_in_session(found) or may_be_forgotten(state, found) or not may_cache_reply(state, actor_of(identity)):
             return NO_ID
         return found
 
@@ -519,7 +519,7 @@ class ApiService:
         permit(identity, PEOPLE, "send commands")
         command = prepared or request_decoding.bulk_command(request, identity, self.controller.state.site)
         command_id = self.check_age(identity, request.command_id)
-        if answer_to(self.controller.state, command_id) is None:
+        if find_reply(self.controller.state, command_id) is None:
             self.limits.charge(identity, command, size_bytes)
         if isinstance(command, SubmitJob):
             self.providing.check_validated(self.controller.state, command_id, command)
@@ -575,6 +575,6 @@ class ApiService:
         """Settle one command for the caller, under the request's command ID."""
         await self.lead()
         command_id = self.check_age(call.identity, call.command_id)
-        if answer_to(self.controller.state, command_id) is None:
+        if find_reply(self.controller.state, command_id) is None:
             self.limits.charge(call.identity, command, call.asked.size_bytes)
         return await self.finish(self.begin(call.identity, command_id, command))

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.client.access_methods import GatewayAccess, connect_gateway
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cluster.client.event_pages import read_event_pages
     from cluster.client.witnesses import WitnessClient, WitnessReply, WitnessUnreachable
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         calls: ATTEMPT_S NOBODY_S finish is_definite

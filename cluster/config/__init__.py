@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.config.access import OPERATOR_NAME, AccessConfig, ReplicaConfig
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cluster.config.toml import ConfigError
     from cluster.config.witnesses import WitnessConfig
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         access: OPERATOR_NAME AccessConfig ReplicaConfig

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.drill.channel import HelperChannel
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         RenewRequest,
     )
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         channel: HelperChannel

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.schemas.agents import (
@@ -170,7 +170,7 @@ if TYPE_CHECKING:
         TransferView,
     )
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         agents: PROGRESS_ROWS_MAX OperationProgress OperationReport PollRequest RegisterRequest ReportsRequest

@@ -15,7 +15,7 @@ import msgspec
 from cluster.schemas.base import Command, Json
 from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 from cluster.security import Role
-from replica.faces import Later
+from replica.lazy_exports import LazyModule
 from replica.values import NODES_MAX
 
 if TYPE_CHECKING:
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from cluster.schemas import transfers as t
 else:
     # Schemas are built on first use, because one CLI command needs two of these hundred.
-    a, b, c, j = map(Later, [f"cluster.schemas.{name}" for name in ("accounts", "burst", "configuration", "jobs")])
+    a, b, c, j = map(LazyModule, [f"cluster.schemas.{name}" for name in ("accounts", "burst", "configuration", "jobs")])
     agents, r, s, t = map(
-        Later, [f"cluster.schemas.{name}" for name in ("agents", "requests", "certificates", "transfers")]
+        LazyModule, [f"cluster.schemas.{name}" for name in ("agents", "requests", "certificates", "transfers")]
     )
     d, g, ledger, overview, sessions = map(
-        Later, [f"cluster.schemas.{name}" for name in ("drills", "external_jobs", "ledger", "overview", "sessions")]
+        LazyModule,
+        [f"cluster.schemas.{name}" for name in ("drills", "external_jobs", "ledger", "overview", "sessions")],
     )
 
 Asked = TypeVar("Asked")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.security.certificates import certificate_of, certificates_in, expiries
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         valid_until,
     )
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         certificates: certificate_of certificates_in expiries

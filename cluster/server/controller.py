@@ -57,7 +57,7 @@ from cluster.server.snapshots import SnapshotInstall, call_soon
 from cluster.server.storage import Storage
 from cluster.server.totals import JobTotals, TransferTotals
 from cluster.system import Clock, about
-from replica.fold import apply_batch, applying
+from replica.fold import apply_batch, apply_batch_steps
 from replica.messages import Batch, FoundCluster, Request
 from replica.state import State
 from replica.values import InSteps
@@ -282,7 +282,7 @@ class Controller:
             raise NotLeading(None)
 
     def fill_with(self, size_bytes: int) -> float:
-        """Return the used share of the journal, from 0 to 1, after adding this many bytes to pending ones.
+        """Return the used share of the journal, from 0 to 1, after add_steps this many bytes to pending ones.
 
         Or that of its disk, if that is fuller and no other replica's disk has space.
         """
@@ -421,7 +421,7 @@ class Controller:
         if self._folding is None:
             if sum(1 + steps_of_events(entry.events) for entry in batch.entries) <= STEPS_PER_TURN:
                 return False
-            self._folding = batch, InSteps(applying(before, batch))
+            self._folding = batch, InSteps(apply_batch_steps(before, batch))
         return not self._folding[1].advance(STEPS_PER_TURN)
 
     def hear(self, peer: str, news: bytes) -> None:

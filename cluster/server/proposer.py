@@ -71,7 +71,7 @@ from cluster.server.pending import (
 )
 from cluster.server.planner import Planner
 from replica.decide import decide, decide_steps, is_by_key
-from replica.fold import SpeculativeState, is_routine, may_settle, receipt_for
+from replica.fold import SpeculativeState, is_certainly_new, look_up_reply, may_cache_next_reply
 from replica.messages import CONTROLLER, Batch, Decision, Entry, Request, RunSchedulingCycle, kind_of
 from replica.state import State
 from replica.values import COMMANDS_PER_BATCH_MAX, Instant, InSteps, Refusal, Revision, Steps
@@ -118,7 +118,7 @@ class Proposer:
     ) -> None:
         """Create an idle proposer; `applied` returns the applied state, `fail` stops the replica.
 
-        `fill_with` returns the used share of the journal after adding this many bytes, from 0 to 1.
+        `fill_with` returns the used share of the journal after add_steps this many bytes, from 0 to 1.
         """
         self._engine = engine
         self._applied = applied
@@ -329,7 +329,7 @@ class Proposer:
         while queue and draft.steps < COMMANDS_PER_BATCH_MAX:
             waiting = queue[0]
             if draft.long is None:
-                is_routine_one = is_routine(batch.facts, waiting.request)
+                is_routine_one = is_certainly_new(batch.facts, waiting.request)
                 if waiting.answer.cancelled() or not (is_routine_one or self._is_to_be_decided(waiting, draft)):
                     self._dequeue()
                     continue
@@ -430,7 +430,7 @@ class Proposer:
         facts = draft.batch.facts
         if self._answered_before(waiting, draft.batch, draft.waiters):
             return False
-        if may_settle(facts, waiting.request):
+        if may_cache_next_reply(facts, waiting.request):
             return True
         self.counts.too_many_answers += 1
         self._refuse(waiting, too_many_answers(facts, waiting.request.actor))
@@ -438,7 +438,7 @@ class Proposer:
 
     def _answered_before(self, waiting: Waiting, batch: SpeculativeState, waiters: list[Waiter]) -> bool:
         """Answer a command with a known ID, or attach it to the batch that will; return False if it is new."""
-        known = receipt_for(batch.facts, waiting.request) if waiting.request.id else None
+        known = look_up_reply(batch.facts, waiting.request) if waiting.request.id else None
         if known is None:
             return False
         applied = self._applied()
@@ -558,7 +558,7 @@ def _deciding(request: Request, draft: Draft) -> Steps[Decided | None]:
     entry, encoded = _written(request, (yield from decide_steps(batch.facts, request, batch.at)))
     if draft.size_bytes + len(encoded) > ENTRIES_BYTES_MAX:
         return None
-    job = yield from batch.adding(entry)
+    job = yield from batch.add_steps(entry)
     return entry, encoded, job
 
 

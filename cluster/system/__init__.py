@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.system.accounts import (
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     )
     from cluster.system.trusted_paths import UntrustedFile, open_trusted
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         accounts: OVERFLOW_UID PeerAccount account_of group_name is_member peer_account short_path uid_of

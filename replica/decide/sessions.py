@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
-from replica.fold import Bounds, may_keep, unknown_session
+from replica.fold import CacheLimits, may_cache, unknown_session_refusal
 from replica.messages import Accepted, Actor, ActorRole, Decision, Session
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -71,8 +71,8 @@ def _number(session: Session) -> int:
 
 def _open_session(state: State, actor: Actor, command: c.OpenSession, at: Instant) -> Decision:
     own = sum(session.actor == actor for session in state.sessions.values())
-    bounds = Bounds(SESSIONS_LEAST, SESSIONS_PER_ACTOR_MAX, SESSIONS_MAX)
-    if not may_keep(own, len(state.sessions), bounds):
+    bounds = CacheLimits(SESSIONS_LEAST, SESSIONS_PER_ACTOR_MAX, SESSIONS_MAX)
+    if not may_cache(own, len(state.sessions), bounds):
         return Refusal(
             RefusalCode.LIMIT_EXCEEDED,
             f"{actor} has {own} sessions of {len(state.sessions)}; at most {SESSIONS_PER_ACTOR_MAX} are possible, and "
@@ -86,7 +86,7 @@ def _open_session(state: State, actor: Actor, command: c.OpenSession, at: Instan
 def _close_session(state: Facts, actor: Actor, command: c.CloseSession, at: Instant) -> Decision:
     session = state.sessions.get(command.session)
     if session is None or (session.actor != actor and actor.role is not ActorRole.OPERATOR):
-        return unknown_session(command.session)
+        return unknown_session_refusal(command.session)
     return Accepted((e.SessionsEnded((command.session,), "closed"),))
 
 

@@ -1,15 +1,15 @@
 """Event handlers: the effect of each event on a state, one module per resource."""
 
-from replica.fold.answers import (
-    Bounds,
-    answer_to,
-    is_forgotten,
-    is_routine,
-    may_keep,
-    may_keep_answer,
-    may_settle,
-    receipt_for,
-    unknown_session,
+from replica.fold.apply import SpeculativeState, apply_batch, apply_batch_steps, apply_entry
+from replica.fold.dedup_cache import (
+    CacheLimits,
+    find_reply,
+    is_certainly_new,
+    look_up_reply,
+    may_be_forgotten,
+    may_cache,
+    may_cache_next_reply,
+    may_cache_reply,
+    unknown_session_refusal,
 )
-from replica.fold.apply import SpeculativeState, apply_batch, apply_entry, applying
 from replica.fold.history import HistoryFold

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replica.fold.fold import fold_into, folding, is_one_step
+from replica.fold.fold import fold_into, fold_steps, is_one_step
 from replica.messages import Batch, CachedReply, Entry, job_of
 from replica.state import Facts, State, StateBuilder
 from replica.values import Instant, LedgerViolation, Revision, Steps, whole
@@ -14,19 +14,19 @@ def apply_batch(state: State, batch: Batch) -> State | None:
     Every replica rejects the same batches, so two competing leaders do no harm. Raises LedgerViolation if the batch
     sets the clock back or contains events that no correct leader can have agreed on.
     """
-    return whole(applying(state, batch))
+    return whole(apply_batch_steps(state, batch))
 
 
-def applying(state: State, batch: Batch) -> Steps[State | None]:
+def apply_batch_steps(state: State, batch: Batch) -> Steps[State | None]:
     """Apply a batch as `apply_batch` does, in steps."""
     if batch.base != state.revision:
         return None
     builder = StateBuilder(state)
-    yield from settle_into(builder, batch)
+    yield from fold_batch_steps(builder, batch)
     return builder.finish()
 
 
-def settle_into(builder: StateBuilder, batch: Batch) -> Steps[None]:
+def fold_batch_steps(builder: StateBuilder, batch: Batch) -> Steps[None]:
     """Fold a batch decided on the builder's revision, in steps. Raises the same errors as `apply_batch`."""
     if batch.at < builder.at:
         raise LedgerViolation(f"the clock of revision {batch.base} goes back from {builder.at} to {batch.at}")
@@ -37,7 +37,7 @@ def settle_into(builder: StateBuilder, batch: Batch) -> Steps[None]:
             _apply_entry(builder, entry, batch.at)
             yield 1
         else:
-            yield from _applying_entry(builder, entry, batch.at)
+            yield from _apply_entry_steps(builder, entry, batch.at)
 
 
 def apply_entry(state: State, entry: Entry, at: Instant) -> State:
@@ -93,12 +93,12 @@ class SpeculativeState:
         self.entries.append(entry)
         return job
 
-    def adding(self, entry: Entry) -> Steps[int]:
+    def add_steps(self, entry: Entry) -> Steps[int]:
         """Settle an entry as `add` does, in steps. `facts` is invalid until the last step."""
         if self._builder is None:
             self._builder = StateBuilder(self._reached)
         try:
-            job = yield from _applying_entry(self._builder, entry, self.at)
+            job = yield from _apply_entry_steps(self._builder, entry, self.at)
         except BaseException:
             self._begin_again()
             raise
@@ -123,17 +123,17 @@ def _apply_entry(builder: StateBuilder, entry: Entry, at: Instant) -> int:
     builder.at = at
     builder.revision += 1
     fold_into(builder, entry.events)
-    return _settled(builder, entry)
+    return _cache_reply(builder, entry)
 
 
-def _applying_entry(builder: StateBuilder, entry: Entry, at: Instant) -> Steps[int]:
+def _apply_entry_steps(builder: StateBuilder, entry: Entry, at: Instant) -> Steps[int]:
     builder.at = at
     builder.revision += 1
-    yield from folding(builder, entry.events)
-    return _settled(builder, entry)
+    yield from fold_steps(builder, entry.events)
+    return _cache_reply(builder, entry)
 
 
-def _settled(builder: StateBuilder, entry: Entry) -> int:
+def _cache_reply(builder: StateBuilder, entry: Entry) -> int:
     """Cache the reply of a folded entry; return the job it created or concerns."""
     job = _job_concerned(entry)
     if entry.id:

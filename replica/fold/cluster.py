@@ -14,7 +14,7 @@ from replica.state import StateBuilder
 from replica.values import NEVER, Instant, LedgerViolation
 
 
-def _cluster_founded(builder: StateBuilder, event: e.ClusterFounded) -> None:
+def _fold_cluster_founded(builder: StateBuilder, event: e.ClusterFounded) -> None:
     builder.cluster_id = event.cluster_id
     builder.name = event.name
     builder.site = event.site
@@ -28,7 +28,7 @@ def _cluster_founded(builder: StateBuilder, event: e.ClusterFounded) -> None:
         builder.admitted = builder.admitted.set(node, AdmittedNode(node, at=Instant(builder.at)))
 
 
-def _cluster_recovered(builder: StateBuilder, event: e.ClusterRecovered) -> None:
+def _fold_cluster_recovered(builder: StateBuilder, event: e.ClusterRecovered) -> None:
     begun = event.recovery
     if begun.incarnation != max(builder.recoveries, default=1) + 1:
         raise LedgerViolation(f"incarnation {begun.incarnation} began after {max(builder.recoveries, default=1)}")
@@ -40,15 +40,15 @@ def _cluster_recovered(builder: StateBuilder, event: e.ClusterRecovered) -> None
     builder.next_job = begun.first_job
 
 
-def _pool_set(builder: StateBuilder, event: e.PoolSet) -> None:
+def _fold_pool_set(builder: StateBuilder, event: e.PoolSet) -> None:
     builder.pools = builder.pools.set(event.pool.name, event.pool)
 
 
-def _site_configured(builder: StateBuilder, event: e.SiteConfigured) -> None:
+def _fold_site_configured(builder: StateBuilder, event: e.SiteConfigured) -> None:
     builder.site = replace(event.site, revision=builder.revision)
 
 
-def _pool_removed(builder: StateBuilder, event: e.PoolRemoved) -> None:
+def _fold_pool_removed(builder: StateBuilder, event: e.PoolRemoved) -> None:
     if event.pool not in builder.pools:
         raise LedgerViolation(f"pool {event.pool!r} was removed, and there is none")
     if builder.held_bytes.get(event.pool, 0):
@@ -58,11 +58,11 @@ def _pool_removed(builder: StateBuilder, event: e.PoolRemoved) -> None:
         builder.rates = builder.rates.delete(event.pool)
 
 
-def _filesystem_set(builder: StateBuilder, event: e.FilesystemSet) -> None:
+def _fold_filesystem_set(builder: StateBuilder, event: e.FilesystemSet) -> None:
     builder.filesystems = builder.filesystems.set(event.filesystem.name, event.filesystem)
 
 
-def _filesystem_removed(builder: StateBuilder, event: e.FilesystemRemoved) -> None:
+def _fold_filesystem_removed(builder: StateBuilder, event: e.FilesystemRemoved) -> None:
     if event.filesystem not in builder.filesystems:
         raise LedgerViolation(f"shared filesystem {event.filesystem!r} was removed, and there is none")
     if any(pool.filesystem == event.filesystem for pool in builder.pools.values()):
@@ -70,7 +70,7 @@ def _filesystem_removed(builder: StateBuilder, event: e.FilesystemRemoved) -> No
     builder.filesystems = builder.filesystems.delete(event.filesystem)
 
 
-def _moves_for(builder: StateBuilder, node: str, seen: dict[str, str]) -> None:
+def _set_movers(builder: StateBuilder, node: str, seen: dict[str, str]) -> None:
     """Register a node as mover of exactly the shared filesystems in `seen`, with the identities it found."""
     for name, filesystem in builder.filesystems.items():
         if name in seen:
@@ -83,10 +83,10 @@ def _moves_for(builder: StateBuilder, node: str, seen: dict[str, str]) -> None:
         builder.filesystems = builder.filesystems.set(name, filesystem)
 
 
-def _node_registered(builder: StateBuilder, event: e.NodeRegistered) -> None:
+def _fold_node_registered(builder: StateBuilder, event: e.NodeRegistered) -> None:
     known = builder.nodes.get(event.node)
     if builder.filesystems:
-        _moves_for(builder, event.node, {seen.name: seen.identity for seen in event.filesystems})
+        _set_movers(builder, event.node, {seen.name: seen.identity for seen in event.filesystems})
     node = Node(
         name=event.node,
         cpus=event.cpus,
@@ -106,21 +106,21 @@ def _node_registered(builder: StateBuilder, event: e.NodeRegistered) -> None:
     builder.nodes = builder.nodes.set(event.node, node)
 
 
-def _node_drained(builder: StateBuilder, event: e.NodeDrained) -> None:
+def _fold_node_drained(builder: StateBuilder, event: e.NodeDrained) -> None:
     builder.nodes = builder.nodes.set(event.node, replace(builder.node(event.node), drained=True, reason=event.reason))
 
 
-def _node_resumed(builder: StateBuilder, event: e.NodeResumed) -> None:
+def _fold_node_resumed(builder: StateBuilder, event: e.NodeResumed) -> None:
     builder.nodes = builder.nodes.set(event.node, replace(builder.node(event.node), drained=False, reason=""))
 
 
-def _node_went_down(builder: StateBuilder, event: e.NodeWentDown) -> None:
+def _fold_node_went_down(builder: StateBuilder, event: e.NodeWentDown) -> None:
     node = builder.node(event.node)
     reason = node.reason if node.drained else event.reason
     builder.nodes = builder.nodes.set(event.node, replace(node, down=True, down_at=Instant(builder.at), reason=reason))
 
 
-def _node_came_back(builder: StateBuilder, event: e.NodeCameBack) -> None:
+def _fold_node_came_back(builder: StateBuilder, event: e.NodeCameBack) -> None:
     node = builder.node(event.node)
     reason = node.reason if node.drained else ""
     back = replace(node, down=False, down_at=NEVER, lost=False, reason=reason)
@@ -129,7 +129,7 @@ def _node_came_back(builder: StateBuilder, event: e.NodeCameBack) -> None:
         builder.change(job_id, None, order_at=Instant(builder.at))
 
 
-def _node_lost(builder: StateBuilder, event: e.NodeLost) -> None:
+def _fold_node_lost(builder: StateBuilder, event: e.NodeLost) -> None:
     node = builder.node(event.node)
     if not node.down:
         raise LedgerViolation(f"node {event.node!r} was declared lost though it is not down")
@@ -137,7 +137,7 @@ def _node_lost(builder: StateBuilder, event: e.NodeLost) -> None:
     builder.nodes = builder.nodes.set(event.node, replace(node, lost=True, reason=reason))
 
 
-def _abandoned_removed(builder: StateBuilder, event: e.AbandonedBufferRemoved) -> None:
+def _fold_abandoned_buffer_removed(builder: StateBuilder, event: e.AbandonedBufferRemoved) -> None:
     known = builder.abandoned.get(event.node)
     removed = None if known is None else known.find(event.job, event.attempt)
     if known is None or removed is None:
@@ -149,22 +149,22 @@ def _abandoned_removed(builder: StateBuilder, event: e.AbandonedBufferRemoved) -
         builder.abandoned = builder.abandoned.delete(event.node)
 
 
-def _node_admitted(builder: StateBuilder, event: e.NodeAdmitted) -> None:
+def _fold_node_admitted(builder: StateBuilder, event: e.NodeAdmitted) -> None:
     builder.admitted = builder.admitted.set(event.node, AdmittedNode(event.node, event.by, Instant(builder.at)))
 
 
-def _certificate_revoked(builder: StateBuilder, event: e.CertificateRevoked) -> None:
+def _fold_certificate_revoked(builder: StateBuilder, event: e.CertificateRevoked) -> None:
     builder.revocations = builder.revocations.set(event.revocation.certificate, event.revocation)
 
 
-def _certificates_unrevoked(builder: StateBuilder, event: e.CertificatesUnrevoked) -> None:
+def _fold_certificates_unrevoked(builder: StateBuilder, event: e.CertificatesUnrevoked) -> None:
     for certificate in event.certificates:
         if certificate not in builder.revocations:
             raise LedgerViolation(f"{certificate!r} was taken off the list of revoked certificates, and is not on it")
         builder.revocations = builder.revocations.delete(certificate)
 
 
-def fold_raised(builder: Levelled, event: e.FeatureLevelRaised) -> None:
+def fold_feature_level(builder: FeatureLevelHolder, event: e.FeatureLevelRaised) -> None:
     """Raise the feature level. Raises ReleaseNeeded if this release does not know the level."""
     if event.level != builder.feature_level + 1 or not builder.feature_level:
         raise LedgerViolation(f"the feature level was raised from {builder.feature_level} to {event.level}")
@@ -172,7 +172,7 @@ def fold_raised(builder: Levelled, event: e.FeatureLevelRaised) -> None:
     builder.feature_level = event.level
 
 
-def _clock_set(builder: StateBuilder, event: e.ClockSet) -> None:
+def _fold_clock_set(builder: StateBuilder, event: e.ClockSet) -> None:
     for job_id in event.jobs:
         builder.put(*set_back(builder.job(job_id), builder.buffers.get(job_id), event.at))
     builder.clock_set_back = builder.clock_set_back or builder.revision
@@ -180,46 +180,46 @@ def _clock_set(builder: StateBuilder, event: e.ClockSet) -> None:
     builder.at = event.at
 
 
-def _state_digested(builder: StateBuilder, event: e.StateDigested) -> None:
+def _fold_state_digested(builder: StateBuilder, event: e.StateDigested) -> None:
     """Change nothing: a digest stored in the state would change the next digest."""
 
 
-def _histories_counted(builder: StateBuilder, event: e.HistoriesCounted) -> None:
+def _fold_histories_counted(builder: StateBuilder, event: e.HistoriesCounted) -> None:
     """Change nothing: the event describes the ledger, not the state."""
 
 
-def _disclosure_key_drawn(builder: StateBuilder, event: e.DisclosureKeyDrawn) -> None:
+def _fold_disclosure_key_drawn(builder: StateBuilder, event: e.DisclosureKeyDrawn) -> None:
     """Change nothing: the key is read from the start of the ledger and must not appear in the state."""
 
 
 CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
-    e.ClusterFounded: _cluster_founded,
-    e.ClusterRecovered: _cluster_recovered,
-    e.PoolSet: _pool_set,
-    e.FilesystemSet: _filesystem_set,
-    e.FilesystemRemoved: _filesystem_removed,
-    e.NodeRegistered: _node_registered,
-    e.NodeDrained: _node_drained,
-    e.NodeResumed: _node_resumed,
-    e.NodeWentDown: _node_went_down,
-    e.NodeCameBack: _node_came_back,
-    e.SiteConfigured: _site_configured,
-    e.PoolRemoved: _pool_removed,
-    e.FeatureLevelRaised: fold_raised,
-    e.NodeLost: _node_lost,
-    e.AbandonedBufferRemoved: _abandoned_removed,
-    e.NodeAdmitted: _node_admitted,
-    e.CertificateRevoked: _certificate_revoked,
-    e.CertificatesUnrevoked: _certificates_unrevoked,
-    e.ClockSet: _clock_set,
-    e.StateDigested: _state_digested,
-    e.HistoriesCounted: _histories_counted,
-    e.DisclosureKeyDrawn: _disclosure_key_drawn,
+    e.ClusterFounded: _fold_cluster_founded,
+    e.ClusterRecovered: _fold_cluster_recovered,
+    e.PoolSet: _fold_pool_set,
+    e.FilesystemSet: _fold_filesystem_set,
+    e.FilesystemRemoved: _fold_filesystem_removed,
+    e.NodeRegistered: _fold_node_registered,
+    e.NodeDrained: _fold_node_drained,
+    e.NodeResumed: _fold_node_resumed,
+    e.NodeWentDown: _fold_node_went_down,
+    e.NodeCameBack: _fold_node_came_back,
+    e.SiteConfigured: _fold_site_configured,
+    e.PoolRemoved: _fold_pool_removed,
+    e.FeatureLevelRaised: fold_feature_level,
+    e.NodeLost: _fold_node_lost,
+    e.AbandonedBufferRemoved: _fold_abandoned_buffer_removed,
+    e.NodeAdmitted: _fold_node_admitted,
+    e.CertificateRevoked: _fold_certificate_revoked,
+    e.CertificatesUnrevoked: _fold_certificates_unrevoked,
+    e.ClockSet: _fold_clock_set,
+    e.StateDigested: _fold_state_digested,
+    e.HistoriesCounted: _fold_histories_counted,
+    e.DisclosureKeyDrawn: _fold_disclosure_key_drawn,
 }
 """Event type -> its fold, merged in `replica.fold.fold`."""
 
 
-class Levelled(Protocol):
+class FeatureLevelHolder(Protocol):
     """Protocol of builders that have a feature level."""
 
     feature_level: int

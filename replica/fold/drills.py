@@ -13,11 +13,11 @@ from replica.state import StateBuilder
 from replica.values import Instant, LedgerViolation
 
 
-def _started(builder: StateBuilder, event: e.DrillStarted) -> None:
+def _fold_drill_started(builder: StateBuilder, event: e.DrillStarted) -> None:
     if event.drill in builder.drills:
         raise LedgerViolation(f"drill {event.drill} began twice")
     if event.forgotten:
-        builder.drills = builder.drills.delete(_known(builder, event.forgotten).id)
+        builder.drills = builder.drills.delete(_find_drill(builder, event.forgotten).id)
     begun = Drill(
         event.drill,
         event.scenario,
@@ -32,28 +32,28 @@ def _started(builder: StateBuilder, event: e.DrillStarted) -> None:
     builder.drills = builder.drills.set(begun.id, begun)
 
 
-def _known(builder: StateBuilder, drill: int) -> Drill:
+def _find_drill(builder: StateBuilder, drill: int) -> Drill:
     known = builder.drills.get(drill)
     if known is None:
         raise LedgerViolation(f"there is no drill {drill}")
     return known
 
 
-def _confirmed(builder: StateBuilder, event: e.DrillConfirmed) -> None:
-    builder.drills = builder.drills.set(event.drill, replace(_known(builder, event.drill), second=event.by))
+def _fold_drill_confirmed(builder: StateBuilder, event: e.DrillConfirmed) -> None:
+    builder.drills = builder.drills.set(event.drill, replace(_find_drill(builder, event.drill), second=event.by))
 
 
-def _renewed(builder: StateBuilder, event: e.DrillRenewed) -> None:
-    known = _known(builder, event.drill)
+def _fold_drill_renewed(builder: StateBuilder, event: e.DrillRenewed) -> None:
+    known = _find_drill(builder, event.drill)
     builder.drills = builder.drills.set(event.drill, replace(known, renewed_at=Instant(builder.at)))
 
 
-def _abort_asked(builder: StateBuilder, event: e.DrillAbortRequested) -> None:
-    builder.drills = builder.drills.set(event.drill, replace(_known(builder, event.drill), abort=event.reason))
+def _fold_drill_abort_requested(builder: StateBuilder, event: e.DrillAbortRequested) -> None:
+    builder.drills = builder.drills.set(event.drill, replace(_find_drill(builder, event.drill), abort=event.reason))
 
 
-def _ended(builder: StateBuilder, event: e.DrillEnded) -> None:
-    known = _known(builder, event.drill)
+def _fold_drill_ended(builder: StateBuilder, event: e.DrillEnded) -> None:
+    known = _find_drill(builder, event.drill)
     if known.verdict is not DrillVerdict.UNDER_WAY:
         raise LedgerViolation(f"drill {event.drill} ended twice")
     ended = replace(
@@ -62,23 +62,23 @@ def _ended(builder: StateBuilder, event: e.DrillEnded) -> None:
     builder.drills = builder.drills.set(event.drill, ended)
 
 
-def _locked(builder: StateBuilder, event: e.DrillsLocked) -> None:
+def _fold_drills_locked(builder: StateBuilder, event: e.DrillsLocked) -> None:
     builder.drill_locks = builder.drill_locks.set(event.by, DrillLock(event.by, event.reason, Instant(builder.at)))
 
 
-def _unlocked(builder: StateBuilder, event: e.DrillsUnlocked) -> None:
+def _fold_drills_unlocked(builder: StateBuilder, event: e.DrillsUnlocked) -> None:
     if event.by not in builder.drill_locks:
         raise LedgerViolation(f"{event.by} wants drills")
     builder.drill_locks = builder.drill_locks.delete(event.by)
 
 
 DRILL_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
-    e.DrillStarted: _started,
-    e.DrillConfirmed: _confirmed,
-    e.DrillRenewed: _renewed,
-    e.DrillAbortRequested: _abort_asked,
-    e.DrillEnded: _ended,
-    e.DrillsLocked: _locked,
-    e.DrillsUnlocked: _unlocked,
+    e.DrillStarted: _fold_drill_started,
+    e.DrillConfirmed: _fold_drill_confirmed,
+    e.DrillRenewed: _fold_drill_renewed,
+    e.DrillAbortRequested: _fold_drill_abort_requested,
+    e.DrillEnded: _fold_drill_ended,
+    e.DrillsLocked: _fold_drills_locked,
+    e.DrillsUnlocked: _fold_drills_unlocked,
 }
 """Event type -> its fold."""

@@ -25,7 +25,7 @@ from replica.values import NEVER, Instant, LedgerViolation
 _NOT_FAILED: dict[str, Any] = {"failures": 0, "retry_at": NEVER, "stuck": False, "message": ""}
 
 
-def _external_job_set_up(builder: StateBuilder, event: e.ExternalJobSetUp) -> None:
+def _fold_external_job_set_up(builder: StateBuilder, event: e.ExternalJobSetUp) -> None:
     if event.job != builder.next_job:
         raise LedgerViolation(f"job {event.job} was set up while {builder.next_job} was next")
     builder.next_job = event.job + 1
@@ -46,23 +46,23 @@ def _external_job_set_up(builder: StateBuilder, event: e.ExternalJobSetUp) -> No
     builder.put(job, buffer)
 
 
-def _external_job(builder: StateBuilder, job_id: int) -> ExternalJob:
+def _find_external_job(builder: StateBuilder, job_id: int) -> ExternalJob:
     external_job = builder.job(job_id).external_job
     if external_job is None:
         raise LedgerViolation(f"job {job_id} is no external job")
     return external_job
 
 
-def _external_job_space_given(builder: StateBuilder, event: e.ExternalJobSpaceAllocated) -> None:
+def _fold_external_job_space_allocated(builder: StateBuilder, event: e.ExternalJobSpaceAllocated) -> None:
     if event.passed:
         builder.change(event.passed, None, passed=builder.job(event.passed).passed + 1)
-    _external_job(builder, event.job)
+    _find_external_job(builder, event.job)
     # Users see the buffer from now on, as they see a native one.
     buffer = builder.moved(builder.buffers[event.job], BufferInput.ALLOCATED)
     builder.put(builder.job(event.job), replace(buffer, created_at=Instant(builder.at), filesystems=event.filesystems))
 
 
-def _external_job_setup_failed(builder: StateBuilder, event: e.ExternalJobSetupFailed) -> None:
+def _fold_external_job_setup_failed(builder: StateBuilder, event: e.ExternalJobSetupFailed) -> None:
     at = Instant(builder.at)
     builder.change(
         event.job,
@@ -76,10 +76,10 @@ def _external_job_setup_failed(builder: StateBuilder, event: e.ExternalJobSetupF
     )
 
 
-def _external_job_stage_in_ordered(builder: StateBuilder, event: e.ExternalJobStageInOrdered) -> None:
+def _fold_external_job_stage_in_ordered(builder: StateBuilder, event: e.ExternalJobStageInOrdered) -> None:
     ordered = replace(
         builder.job(event.job),
-        external_job=replace(_external_job(builder, event.job), step=ExternalJobStep.STAGED),
+        external_job=replace(_find_external_job(builder, event.job), step=ExternalJobStep.STAGED),
         mover=event.mover,
         attempt=event.attempt,
         order_at=Instant(builder.at),
@@ -90,20 +90,22 @@ def _external_job_stage_in_ordered(builder: StateBuilder, event: e.ExternalJobSt
     builder.put(ordered, replace(buffer, epoch=buffer.epoch or event.attempt))
 
 
-def _external_job_lingered(builder: StateBuilder, event: e.ExternalJobLingered) -> None:
-    external_job = replace(_external_job(builder, event.job), step=ExternalJobStep.LINGERING, since=Instant(builder.at))
+def _fold_external_job_lingered(builder: StateBuilder, event: e.ExternalJobLingered) -> None:
+    external_job = replace(
+        _find_external_job(builder, event.job), step=ExternalJobStep.LINGERING, since=Instant(builder.at)
+    )
     builder.change(event.job, None, external_job=external_job, attempt=event.attempt, order_at=NEVER, **_NOT_FAILED)
 
 
-def _external_job_taken_up(builder: StateBuilder, event: e.ExternalJobReactivated) -> None:
-    before = _external_job(builder, event.job)
+def _fold_external_job_reactivated(builder: StateBuilder, event: e.ExternalJobReactivated) -> None:
+    before = _find_external_job(builder, event.job)
     external_job = replace(before, step=ExternalJobStep.SET_UP, since=Instant(builder.at), epoch=event.epoch)
     builder.external_jobs[external_job.name] = replace(builder.external_jobs[external_job.name], epoch=event.epoch)
     builder.change(event.job, BufferInput.TAKEN_UP, external_job=external_job, order_at=NEVER)
 
 
-def _external_job_run_began(builder: StateBuilder, event: e.ExternalJobRunBegan) -> None:
-    _external_job(builder, event.job)
+def _fold_external_job_run_began(builder: StateBuilder, event: e.ExternalJobRunBegan) -> None:
+    _find_external_job(builder, event.job)
     ordered = builder.moved(builder.buffers[event.job], BufferInput.RUN_ORDERED)
     begun = replace(
         builder.job(event.job),
@@ -116,8 +118,8 @@ def _external_job_run_began(builder: StateBuilder, event: e.ExternalJobRunBegan)
     builder.put(begun, builder.moved(ordered, BufferInput.RUN_STARTED))
 
 
-def _external_job_run_ended(builder: StateBuilder, event: e.ExternalJobRunEnded) -> None:
-    _external_job(builder, event.job)
+def _fold_external_job_run_ended(builder: StateBuilder, event: e.ExternalJobRunEnded) -> None:
+    _find_external_job(builder, event.job)
     builder.change(
         event.job,
         BufferInput.RUN_ENDED,
@@ -129,13 +131,13 @@ def _external_job_run_ended(builder: StateBuilder, event: e.ExternalJobRunEnded)
     )
 
 
-def _external_job_parked(builder: StateBuilder, event: e.ExternalJobRetained) -> None:
+def _fold_external_job_retained(builder: StateBuilder, event: e.ExternalJobRetained) -> None:
     job, at = builder.job(event.job), Instant(builder.at)
-    external_job = replace(_external_job(builder, event.job), step=ExternalJobStep.PARKED, since=at)
+    external_job = replace(_find_external_job(builder, event.job), step=ExternalJobStep.PARKED, since=at)
     builder.change(event.job, None, external_job=external_job, comment=commented(job.comment, event.reason, at))
 
 
-def purged(builder: StateBuilder, job: Job) -> None:
+def forget_external_job(builder: StateBuilder, job: Job) -> None:
     """Remove a purged job from its external job's record, and the record with its last job."""
     if job.external_job is None:
         return
@@ -146,31 +148,31 @@ def purged(builder: StateBuilder, job: Job) -> None:
         del builder.external_jobs[known.name]
 
 
-def _scheduler_bound(builder: StateBuilder, event: e.SchedulerBound) -> None:
+def _fold_scheduler_bound(builder: StateBuilder, event: e.SchedulerBound) -> None:
     bound = replace(event.scheduler, at=Instant(builder.at))
     builder.schedulers = builder.schedulers.set(bound.name, bound)
 
 
-def _scheduler_released(builder: StateBuilder, event: e.SchedulerReleased) -> None:
+def _fold_scheduler_released(builder: StateBuilder, event: e.SchedulerReleased) -> None:
     builder.schedulers = builder.schedulers.delete(event.scheduler)
 
 
-def _external_job_missed(builder: StateBuilder, event: e.ExternalJobMissing) -> None:
+def _fold_external_job_missing(builder: StateBuilder, event: e.ExternalJobMissing) -> None:
     """Change nothing: the event documents in the ledger that Slurm and Forebay disagreed."""
 
 
 EXTERNAL_JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
-    e.ExternalJobSetUp: _external_job_set_up,
-    e.ExternalJobSpaceAllocated: _external_job_space_given,
-    e.ExternalJobSetupFailed: _external_job_setup_failed,
-    e.ExternalJobStageInOrdered: _external_job_stage_in_ordered,
-    e.ExternalJobLingered: _external_job_lingered,
-    e.ExternalJobReactivated: _external_job_taken_up,
-    e.ExternalJobRunBegan: _external_job_run_began,
-    e.ExternalJobRunEnded: _external_job_run_ended,
-    e.ExternalJobRetained: _external_job_parked,
-    e.SchedulerBound: _scheduler_bound,
-    e.SchedulerReleased: _scheduler_released,
-    e.ExternalJobMissing: _external_job_missed,
+    e.ExternalJobSetUp: _fold_external_job_set_up,
+    e.ExternalJobSpaceAllocated: _fold_external_job_space_allocated,
+    e.ExternalJobSetupFailed: _fold_external_job_setup_failed,
+    e.ExternalJobStageInOrdered: _fold_external_job_stage_in_ordered,
+    e.ExternalJobLingered: _fold_external_job_lingered,
+    e.ExternalJobReactivated: _fold_external_job_reactivated,
+    e.ExternalJobRunBegan: _fold_external_job_run_began,
+    e.ExternalJobRunEnded: _fold_external_job_run_ended,
+    e.ExternalJobRetained: _fold_external_job_retained,
+    e.SchedulerBound: _fold_scheduler_bound,
+    e.SchedulerReleased: _fold_scheduler_released,
+    e.ExternalJobMissing: _fold_external_job_missing,
 }
 """Event type -> its fold, merged in `replica.fold.fold`."""

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from replica.fold.accounts import SCHEDULING_FOLDS
-from replica.fold.answers import SESSION_FOLDS
-from replica.fold.cluster import CLUSTER_FOLDS, Levelled
+from replica.fold.cluster import CLUSTER_FOLDS, FeatureLevelHolder
+from replica.fold.dedup_cache import SESSION_FOLDS
 from replica.fold.drills import DRILL_FOLDS
 from replica.fold.external_jobs import EXTERNAL_JOB_FOLDS
-from replica.fold.jobs import CHANGE_FOLDS, JOB_FOLDS, submitting
-from replica.fold.mail import OWING, fold_dropped, fold_sent, owing
-from replica.fold.runs import FOLDS as FOLDS_OF_WHOLE_BUFFERS
+from replica.fold.jobs import CHANGE_FOLDS, JOB_FOLDS, fold_submit_steps
+from replica.fold.mail import MAIL_EVENTS, fold_dropped, fold_sent, with_mail
+from replica.fold.runs import RUN_FOLDS as FOLDS_OF_WHOLE_BUFFERS
 from replica.fold.transfers import TRANSFER_FOLDS
 from replica.messages import events as e
 from replica.state import State, StateBuilder
@@ -34,15 +34,15 @@ def fold_into(builder: StateBuilder, events: Iterable[e.Event]) -> None:
 
 
 def is_one_step(events: Sequence[e.Event]) -> bool:
-    """Return whether the events fold in one step, as most entries do, so that `folding` gains nothing."""
+    """Return whether the events fold in one step, as most entries do, so that `fold_steps` gains nothing."""
     return not events or (len(events) == 1 and type(events[0]) is not e.JobSubmitted)
 
 
-def folding(builder: StateBuilder, events: Iterable[e.Event]) -> Steps[None]:
+def fold_steps(builder: StateBuilder, events: Iterable[e.Event]) -> Steps[None]:
     """Fold `events` onto a builder, one step for each event and for each task of a submitted array."""
     for event in events:
         if isinstance(event, e.JobSubmitted) and event.array is not None:
-            yield from submitting(builder, event)
+            yield from fold_submit_steps(builder, event)
         else:
             _FOLDS[type(event)](builder, event)
         yield 1
@@ -60,10 +60,10 @@ _FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     **SESSION_FOLDS,
 }
 _FOLDS |= {e.MailSent: fold_sent, e.MailDropped: fold_dropped}
-_FOLDS |= {kind: owing(_FOLDS[kind]) for kind in OWING}
+_FOLDS |= {kind: with_mail(_FOLDS[kind]) for kind in MAIL_EVENTS}
 
 
-def since(level: int, fold: Callable[[_Builder, Any], None]) -> Callable[[_Builder, Any], None]:
+def fold_since_level(level: int, fold: Callable[[_Builder, Any], None]) -> Callable[[_Builder, Any], None]:
     """Wrap the fold of an event introduced with `level`: below that level no ledger can contain the event."""
 
     def fold_at_level(builder: _Builder, event: Any) -> None:
@@ -76,7 +76,7 @@ def since(level: int, fold: Callable[[_Builder, Any], None]) -> Callable[[_Build
     return fold_at_level
 
 
-_FOLDS |= {kind: since(kind.since_level, _FOLDS[kind]) for kind in e.EVENTS if kind.since_level > 1}
+_FOLDS |= {kind: fold_since_level(kind.since_level, _FOLDS[kind]) for kind in e.EVENTS if kind.since_level > 1}
 
 
-_Builder = TypeVar("_Builder", bound=Levelled)
+_Builder = TypeVar("_Builder", bound=FeatureLevelHolder)

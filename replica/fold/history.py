@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replica.fold.apply import settle_into
+from replica.fold.apply import fold_batch_steps
 from replica.messages import Batch
 from replica.messages import events as e
 from replica.state import RecordedDigests, State, StateBuilder, is_checkpoint
@@ -72,7 +72,7 @@ class HistoryFold:
     def _settle(self, batch: Batch) -> None:
         builder = StateBuilder(self._reached) if self._builder is None else self._builder
         self._builder = None
-        for _ in settle_into(builder, batch):
+        for _ in fold_batch_steps(builder, batch):
             pass
         self._builder = builder
 

@@ -8,8 +8,8 @@ from typing import Any
 import immutables
 from msgspec.structs import replace
 
-from replica.fold.accounts import _partition_deleted, _partition_set, _usage_reset, measure
-from replica.fold.external_jobs import purged
+from replica.fold.accounts import _fold_partition_deleted, _fold_partition_set, _fold_usage_reset, measure_operation
+from replica.fold.external_jobs import forget_external_job
 from replica.messages import events as e
 from replica.model import (
     ENDED,
@@ -30,11 +30,11 @@ from replica.state import StateBuilder, shared_buffer_request, shared_request
 from replica.values import NEVER, Instant, LedgerViolation, Steps, whole
 
 
-def _job_submitted(builder: StateBuilder, event: e.JobSubmitted) -> None:
-    whole(submitting(builder, event))
+def _fold_job_submitted(builder: StateBuilder, event: e.JobSubmitted) -> None:
+    whole(fold_submit_steps(builder, event))
 
 
-def submitting(builder: StateBuilder, event: e.JobSubmitted) -> Steps[None]:
+def fold_submit_steps(builder: StateBuilder, event: e.JobSubmitted) -> Steps[None]:
     """Fold a submit, one step for each task."""
     request, array = shared_request(event.request), event.array  # shared by all tasks
     if array is None:
@@ -80,7 +80,7 @@ def _new_buffer(job: Job, pool: str, granted_bytes: int, at: Instant) -> Buffer:
     )
 
 
-def _job_held(builder: StateBuilder, event: e.JobHeld) -> None:
+def _fold_job_held(builder: StateBuilder, event: e.JobHeld) -> None:
     job = builder.job(event.job)
     builder.change(
         event.job,
@@ -92,12 +92,12 @@ def _job_held(builder: StateBuilder, event: e.JobHeld) -> None:
     )
 
 
-def _job_released(builder: StateBuilder, event: e.JobReleased) -> None:
+def _fold_job_released(builder: StateBuilder, event: e.JobReleased) -> None:
     released = interrupted(builder.job(event.job), held_because="", pre_run_failures=0)
     builder.change(event.job, None, hold=Hold.NONE, held_at=NEVER, message="", failures=0, interruptions=released)
 
 
-def _buffer_allocated(builder: StateBuilder, event: e.BufferAllocated) -> None:
+def _fold_buffer_allocated(builder: StateBuilder, event: e.BufferAllocated) -> None:
     if event.passed:
         first = builder.job(event.passed)
         promised_at = event.promised_at if first.promised_at == NEVER else first.promised_at
@@ -125,8 +125,8 @@ def _buffer_allocated(builder: StateBuilder, event: e.BufferAllocated) -> None:
     )
 
 
-def _staged_in(builder: StateBuilder, event: e.StagedIn) -> None:
-    measure(builder, builder.buffers[event.job], Stage.STAGE_IN, event.size_bytes)
+def _fold_staged_in(builder: StateBuilder, event: e.StagedIn) -> None:
+    measure_operation(builder, builder.buffers[event.job], Stage.STAGE_IN, event.size_bytes)
     buffer = builder.moved(builder.buffers[event.job], BufferInput.STAGED_IN)
     builder.put(
         replace(builder.job(event.job), failures=0, message="", order_at=NEVER),
@@ -134,7 +134,7 @@ def _staged_in(builder: StateBuilder, event: e.StagedIn) -> None:
     )
 
 
-def _stage_failed(builder: StateBuilder, event: e.StageFailed) -> None:
+def _fold_stage_failed(builder: StateBuilder, event: e.StageFailed) -> None:
     job = builder.job(event.job)
     builder.change(
         event.job,
@@ -148,7 +148,7 @@ def _stage_failed(builder: StateBuilder, event: e.StageFailed) -> None:
     )
 
 
-def _stage_retried(builder: StateBuilder, event: e.StageRetried) -> None:
+def _fold_stage_retried(builder: StateBuilder, event: e.StageRetried) -> None:
     builder.change(
         event.job,
         BufferInput.STAGE_RETRIED,
@@ -160,7 +160,7 @@ def _stage_retried(builder: StateBuilder, event: e.StageRetried) -> None:
     )
 
 
-def _mover_changed(builder: StateBuilder, event: e.MoverChanged) -> None:
+def _fold_mover_changed(builder: StateBuilder, event: e.MoverChanged) -> None:
     job = builder.job(event.job)
     builder.change(
         event.job,
@@ -173,7 +173,7 @@ def _mover_changed(builder: StateBuilder, event: e.MoverChanged) -> None:
     )
 
 
-def _run_ordered(builder: StateBuilder, event: e.RunOrdered) -> None:
+def _fold_run_ordered(builder: StateBuilder, event: e.RunOrdered) -> None:
     builder.change(
         event.job,
         BufferInput.RUN_ORDERED,
@@ -185,11 +185,11 @@ def _run_ordered(builder: StateBuilder, event: e.RunOrdered) -> None:
     )
 
 
-def _run_started(builder: StateBuilder, event: e.RunStarted) -> None:
+def _fold_run_started(builder: StateBuilder, event: e.RunStarted) -> None:
     builder.change(event.job, BufferInput.RUN_STARTED, state=JobState.RUNNING, started_at=Instant(builder.at))
 
 
-def _run_ended(builder: StateBuilder, event: e.RunEnded) -> None:
+def _fold_run_ended(builder: StateBuilder, event: e.RunEnded) -> None:
     job = builder.job(event.job)
     builder.change(
         event.job,
@@ -206,7 +206,7 @@ def _run_ended(builder: StateBuilder, event: e.RunEnded) -> None:
     )
 
 
-def _stage_out_started(builder: StateBuilder, event: e.StageOutStarted) -> None:
+def _fold_stage_out_started(builder: StateBuilder, event: e.StageOutStarted) -> None:
     builder.change(
         event.job,
         BufferInput.STAGE_OUT_STARTED,
@@ -220,15 +220,15 @@ def _stage_out_started(builder: StateBuilder, event: e.StageOutStarted) -> None:
     )
 
 
-def _staged_out(builder: StateBuilder, event: e.StagedOut) -> None:
-    measure(builder, builder.buffers[event.job], Stage.STAGE_OUT, event.size_bytes)
+def _fold_staged_out(builder: StateBuilder, event: e.StagedOut) -> None:
+    measure_operation(builder, builder.buffers[event.job], Stage.STAGE_OUT, event.size_bytes)
     buffer = builder.buffers[event.job]
     builder.put(
         builder.job(event.job), replace(buffer, staged_out_bytes=event.size_bytes, staged_out_files=event.files)
     )
 
 
-def _teardown_started(builder: StateBuilder, event: e.TeardownStarted) -> None:
+def _fold_teardown_started(builder: StateBuilder, event: e.TeardownStarted) -> None:
     job = builder.job(event.job)
     over = event.result in ENDED
     buffer = builder.moved(builder.buffers[event.job], BufferInput.TEARDOWN_STARTED)
@@ -248,19 +248,19 @@ def _teardown_started(builder: StateBuilder, event: e.TeardownStarted) -> None:
     )
 
 
-def _torn_down(builder: StateBuilder, event: e.TornDown) -> None:
-    measure(builder, builder.buffers[event.job], Stage.TEARDOWN, 0)
+def _fold_torn_down(builder: StateBuilder, event: e.TornDown) -> None:
+    measure_operation(builder, builder.buffers[event.job], Stage.TEARDOWN, 0)
     builder.change(
         event.job, BufferInput.TORN_DOWN, failures=0, retry_at=NEVER, stuck=False, order_at=NEVER, message=""
     )
 
 
-def _cancel_requested(builder: StateBuilder, event: e.CancelRequested) -> None:
+def _fold_cancel_requested(builder: StateBuilder, event: e.CancelRequested) -> None:
     job = builder.job(event.job)
     builder.change(event.job, None, cancelled=True, hurry=job.hurry or event.hurry)
 
 
-def _job_cancelled(builder: StateBuilder, event: e.JobCancelled) -> None:
+def _fold_job_cancelled(builder: StateBuilder, event: e.JobCancelled) -> None:
     builder.change(
         event.job,
         BufferInput.ABANDONED,
@@ -272,7 +272,7 @@ def _job_cancelled(builder: StateBuilder, event: e.JobCancelled) -> None:
     )
 
 
-def _job_purged(builder: StateBuilder, event: e.JobPurged) -> None:
+def _fold_job_purged(builder: StateBuilder, event: e.JobPurged) -> None:
     if event.job not in builder.finished:
         raise LedgerViolation(f"job {event.job} was purged though it is not over")
     job = builder.job(event.job)
@@ -282,7 +282,7 @@ def _job_purged(builder: StateBuilder, event: e.JobPurged) -> None:
         del builder.buffers[event.job]
     if event.job in builder.transfers:
         del builder.transfers[event.job]
-    purged(builder, job)
+    forget_external_job(builder, job)
     array = job.request.array
     if array is not None:
         tasks = builder.arrays[array.job].delete(array.task)
@@ -292,13 +292,13 @@ def _job_purged(builder: StateBuilder, event: e.JobPurged) -> None:
             del builder.arrays[array.job]
 
 
-def _allocation_revoked(builder: StateBuilder, event: e.AllocationRevoked) -> None:
+def _fold_allocation_revoked(builder: StateBuilder, event: e.AllocationRevoked) -> None:
     job = builder.job(event.job)
     revocations = job.interrupted.revocations + (event.beneficiary > 0)
     builder.change(event.job, BufferInput.ALLOCATION_REVOKED, interruptions=interrupted(job, revocations=revocations))
 
 
-def _job_requeued(builder: StateBuilder, event: e.JobRequeued) -> None:
+def _fold_job_requeued(builder: StateBuilder, event: e.JobRequeued) -> None:
     job = builder.job(event.job)
     buffer = builder.moved(builder.buffers[event.job], BufferInput.REQUEUED)
     builder.put(
@@ -307,47 +307,47 @@ def _job_requeued(builder: StateBuilder, event: e.JobRequeued) -> None:
     )
 
 
-def _job_became_eligible(builder: StateBuilder, event: e.JobBecameEligible) -> None:
+def _fold_job_became_eligible(builder: StateBuilder, event: e.JobBecameEligible) -> None:
     builder.change(event.job, None, eligible_at=Instant(builder.at))
 
 
-def _deadline_missed(builder: StateBuilder, event: e.DeadlineMissed) -> None:
+def _fold_deadline_missed(builder: StateBuilder, event: e.DeadlineMissed) -> None:
     builder.change(event.job, None, late=True)
 
 
-def _operation_queued(builder: StateBuilder, event: e.OperationQueued) -> None:
+def _fold_operation_queued(builder: StateBuilder, event: e.OperationQueued) -> None:
     builder.change(event.job, None, order_at=NEVER)
 
 
-def _operation_ordered(builder: StateBuilder, event: e.OperationOrdered) -> None:
+def _fold_operation_ordered(builder: StateBuilder, event: e.OperationOrdered) -> None:
     builder.change(event.job, None, order_at=Instant(builder.at))
 
 
 JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
-    e.JobSubmitted: _job_submitted,
-    e.JobHeld: _job_held,
-    e.JobReleased: _job_released,
-    e.BufferAllocated: _buffer_allocated,
-    e.StagedIn: _staged_in,
-    e.StageFailed: _stage_failed,
-    e.StageRetried: _stage_retried,
-    e.MoverChanged: _mover_changed,
-    e.RunOrdered: _run_ordered,
-    e.RunStarted: _run_started,
-    e.RunEnded: _run_ended,
-    e.StageOutStarted: _stage_out_started,
-    e.StagedOut: _staged_out,
-    e.TeardownStarted: _teardown_started,
-    e.TornDown: _torn_down,
-    e.CancelRequested: _cancel_requested,
-    e.JobCancelled: _job_cancelled,
-    e.JobPurged: _job_purged,
-    e.AllocationRevoked: _allocation_revoked,
-    e.JobRequeued: _job_requeued,
-    e.JobBecameEligible: _job_became_eligible,
-    e.DeadlineMissed: _deadline_missed,
-    e.OperationQueued: _operation_queued,
-    e.OperationOrdered: _operation_ordered,
+    e.JobSubmitted: _fold_job_submitted,
+    e.JobHeld: _fold_job_held,
+    e.JobReleased: _fold_job_released,
+    e.BufferAllocated: _fold_buffer_allocated,
+    e.StagedIn: _fold_staged_in,
+    e.StageFailed: _fold_stage_failed,
+    e.StageRetried: _fold_stage_retried,
+    e.MoverChanged: _fold_mover_changed,
+    e.RunOrdered: _fold_run_ordered,
+    e.RunStarted: _fold_run_started,
+    e.RunEnded: _fold_run_ended,
+    e.StageOutStarted: _fold_stage_out_started,
+    e.StagedOut: _fold_staged_out,
+    e.TeardownStarted: _fold_teardown_started,
+    e.TornDown: _fold_torn_down,
+    e.CancelRequested: _fold_cancel_requested,
+    e.JobCancelled: _fold_job_cancelled,
+    e.JobPurged: _fold_job_purged,
+    e.AllocationRevoked: _fold_allocation_revoked,
+    e.JobRequeued: _fold_job_requeued,
+    e.JobBecameEligible: _fold_job_became_eligible,
+    e.DeadlineMissed: _fold_deadline_missed,
+    e.OperationQueued: _fold_operation_queued,
+    e.OperationOrdered: _fold_operation_ordered,
 }
 """Event type -> its fold, merged in `replica.fold.fold`."""
 
@@ -355,15 +355,15 @@ JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
 # ---- folding partitions, consumption, and changes of waiting jobs
 
 
-def _waiting(builder: StateBuilder, job_id: int) -> Job:
+def _pending_job(builder: StateBuilder, job_id: int) -> Job:
     job = builder.job(job_id)
     if job.state is not JobState.PENDING:
         raise LedgerViolation(f"job {job_id} was changed though it does not wait")
     return job
 
 
-def _job_updated(builder: StateBuilder, event: e.JobUpdated) -> None:
-    job, change, at = _waiting(builder, event.job), event.change, Instant(builder.at)
+def _fold_job_updated(builder: StateBuilder, event: e.JobUpdated) -> None:
+    job, change, at = _pending_job(builder, event.job), event.change, Instant(builder.at)
     if change.name is not None:
         builder.rename(job, change.name)
     changed = replace(job, request=shared_request(requested(job.request, change)))
@@ -382,9 +382,9 @@ def _job_updated(builder: StateBuilder, event: e.JobUpdated) -> None:
 
 
 CHANGE_FOLDS: Mapping[type, Callable[[StateBuilder, Any], None]] = {
-    e.PartitionSet: _partition_set,
-    e.PartitionDeleted: _partition_deleted,
-    e.UsageReset: _usage_reset,
-    e.JobUpdated: _job_updated,
+    e.PartitionSet: _fold_partition_set,
+    e.PartitionDeleted: _fold_partition_deleted,
+    e.UsageReset: _fold_usage_reset,
+    e.JobUpdated: _fold_job_updated,
 }
 """Event type -> its fold, merged in `replica.fold.fold`."""

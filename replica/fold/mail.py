@@ -11,7 +11,7 @@ from replica.state import StateBuilder
 from replica.values import MAILS_OWED_MAX, MICROSECONDS_PER_SECOND, NEVER, Instant
 
 
-def owing(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+def with_mail(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """Wrap the fold of a job's event so that it also notes the mail that becomes due."""
 
     def fold_and_owe(builder: StateBuilder, event: Any) -> None:
@@ -33,7 +33,7 @@ def owing(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
 
 def mail_of(event: e.Event, before: Job, at: Instant, *, requeueing: bool = False) -> Mail | None:
     """Return the mail that an event makes due, or None; `before` is the job before the event."""
-    found = _about(event, before, at, requeueing)
+    found = _content(event, before, at, requeueing)
     if found is None:
         return None
     kind, since, result, exit_code, signal = found
@@ -59,10 +59,10 @@ def mail_of(event: e.Event, before: Job, at: Instant, *, requeueing: bool = Fals
     )
 
 
-_About = tuple[MailKind, Instant, JobState, int, int]
+_Content = tuple[MailKind, Instant, JobState, int, int]
 
 
-def _about(event: e.Event, before: Job, at: Instant, requeueing: bool) -> _About | None:
+def _content(event: e.Event, before: Job, at: Instant, requeueing: bool) -> _Content | None:
     """Return the content of a mail: its kind, the start of the period it reports, and the job's result."""
     if isinstance(event, e.RunStarted):
         return MailKind.BEGIN, before.submitted_at, JobState.RUNNING, 0, 0
@@ -90,7 +90,7 @@ def _end(result: JobState) -> MailKind:
     return MailKind.END if result in (JobState.COMPLETED, JobState.CANCELLED) else MailKind.FAIL
 
 
-OWING: tuple[type, ...] = (
+MAIL_EVENTS: tuple[type, ...] = (
     e.RunStarted,
     e.RunEnded,
     e.StagedOut,

@@ -12,21 +12,21 @@ from replica.values import Instant, LedgerViolation
 # Persistent buffers -------------------------------------------------------------------------------------------------
 
 
-def _persistent(builder: StateBuilder, name: str) -> PersistentBuffer:
+def _find_persistent(builder: StateBuilder, name: str) -> PersistentBuffer:
     try:
         return builder.persistent[name]
     except KeyError:
         raise LedgerViolation(f"an event names the persistent buffer {name!r}, which does not exist") from None
 
 
-def _stepped(builder: StateBuilder, name: str, happening: BufferInput) -> BufferState:
+def _next_state(builder: StateBuilder, name: str, happening: BufferInput) -> BufferState:
     try:
-        return step(_persistent(builder, name).state, happening)
+        return step(_find_persistent(builder, name).state, happening)
     except IllegalTransition as error:
         raise LedgerViolation(f"persistent buffer {name!r}: {error}") from None
 
 
-def _persistent_reserved(builder: StateBuilder, event: e.PersistentReserved) -> None:
+def _fold_persistent_reserved(builder: StateBuilder, event: e.PersistentReserved) -> None:
     if event.name in builder.persistent:
         raise LedgerViolation(f"space was reserved for the persistent buffer {event.name!r}, which exists")
     at = Instant(builder.at)
@@ -50,21 +50,21 @@ def _persistent_reserved(builder: StateBuilder, event: e.PersistentReserved) -> 
     builder.hold(event.pool, buffer.held_bytes)
 
 
-def _persistent_created(builder: StateBuilder, event: e.PersistentCreated) -> None:
-    state = _stepped(builder, event.name, BufferInput.CREATED)
-    buffer = replace(_persistent(builder, event.name), state=state, changed_at=Instant(builder.at))
+def _fold_persistent_created(builder: StateBuilder, event: e.PersistentCreated) -> None:
+    state = _next_state(builder, event.name, BufferInput.CREATED)
+    buffer = replace(_find_persistent(builder, event.name), state=state, changed_at=Instant(builder.at))
     builder.persistent = builder.persistent.set(event.name, buffer)
 
 
-def _persistent_deletion_started(builder: StateBuilder, event: e.PersistentDeletionStarted) -> None:
-    state = _stepped(builder, event.name, BufferInput.DELETION_STARTED)
-    buffer = _persistent(builder, event.name)
+def _fold_persistent_deletion_started(builder: StateBuilder, event: e.PersistentDeletionStarted) -> None:
+    state = _next_state(builder, event.name, BufferInput.DELETION_STARTED)
+    buffer = _find_persistent(builder, event.name)
     deleting = replace(buffer, state=state, job=event.job, hurry=event.hurry, changed_at=Instant(builder.at))
     builder.persistent = builder.persistent.set(event.name, deleting)
 
 
-def _persistent_deleted(builder: StateBuilder, event: e.PersistentDeleted) -> None:
-    _stepped(builder, event.name, BufferInput.DELETED)
-    buffer = _persistent(builder, event.name)
+def _fold_persistent_deleted(builder: StateBuilder, event: e.PersistentDeleted) -> None:
+    _next_state(builder, event.name, BufferInput.DELETED)
+    buffer = _find_persistent(builder, event.name)
     builder.hold(buffer.pool, -buffer.held_bytes)
     builder.persistent = builder.persistent.delete(event.name)

@@ -8,10 +8,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from replica.fold.persistent import (
-    _persistent_created,
-    _persistent_deleted,
-    _persistent_deletion_started,
-    _persistent_reserved,
+    _fold_persistent_created,
+    _fold_persistent_deleted,
+    _fold_persistent_deletion_started,
+    _fold_persistent_reserved,
 )
 from replica.messages import events as e
 from replica.model import (
@@ -29,7 +29,7 @@ from replica.values import NEVER, Instant
 # Failures --------------------------------------------------------------------------------------------------
 
 
-def _pre_run_failed(builder: StateBuilder, event: e.PreRunFailed) -> None:
+def _fold_pre_run_failed(builder: StateBuilder, event: e.PreRunFailed) -> None:
     job = builder.job(event.job)
     builder.change(
         event.job,
@@ -39,7 +39,7 @@ def _pre_run_failed(builder: StateBuilder, event: e.PreRunFailed) -> None:
     )
 
 
-def _buffer_cleared(builder: StateBuilder, event: e.BufferCleared) -> None:
+def _fold_buffer_cleared(builder: StateBuilder, event: e.BufferCleared) -> None:
     builder.change(
         event.job,
         BufferInput.CLEARED,
@@ -52,7 +52,7 @@ def _buffer_cleared(builder: StateBuilder, event: e.BufferCleared) -> None:
     )
 
 
-def _buffer_abandoned(builder: StateBuilder, event: e.BufferAbandoned) -> None:
+def _fold_buffer_abandoned(builder: StateBuilder, event: e.BufferAbandoned) -> None:
     job, buffer = builder.job(event.job), builder.buffers[event.job]
     builder.change(
         event.job,
@@ -71,12 +71,12 @@ def _buffer_abandoned(builder: StateBuilder, event: e.BufferAbandoned) -> None:
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
-def _job_suspended(builder: StateBuilder, event: e.JobSuspended) -> None:
+def _fold_job_suspended(builder: StateBuilder, event: e.JobSuspended) -> None:
     suspended = interrupted(builder.job(event.job), suspended_at=Instant(builder.at))
     builder.change(event.job, BufferInput.SUSPENDED, state=JobState.SUSPENDED, interruptions=suspended)
 
 
-def _job_resumed(builder: StateBuilder, event: e.JobResumed) -> None:
+def _fold_job_resumed(builder: StateBuilder, event: e.JobResumed) -> None:
     job = builder.job(event.job)
     before = job.interrupted
     since = builder.at - before.suspended_at if before.suspended_at != NEVER else 0
@@ -84,13 +84,13 @@ def _job_resumed(builder: StateBuilder, event: e.JobResumed) -> None:
     builder.change(event.job, BufferInput.RESUMED, state=JobState.RUNNING, interruptions=resumed)
 
 
-def _requeue_requested(builder: StateBuilder, event: e.RequeueRequested) -> None:
+def _fold_requeue_requested(builder: StateBuilder, event: e.RequeueRequested) -> None:
     job = builder.job(event.job)
     comment = commented(job.comment, event.reason, Instant(builder.at))
     builder.change(event.job, None, comment=comment, interruptions=interrupted(job, requeueing=True))
 
 
-def _run_requeued(builder: StateBuilder, event: e.RunRequeued) -> None:
+def _fold_run_requeued(builder: StateBuilder, event: e.RunRequeued) -> None:
     job = builder.job(event.job)
     requeues = job.interrupted.requeues + 1
     builder.change(
@@ -117,7 +117,7 @@ def _run_requeued(builder: StateBuilder, event: e.RunRequeued) -> None:
     )
 
 
-def _operations_restarted(builder: StateBuilder, event: e.OperationsRestarted) -> None:
+def _fold_operations_restarted(builder: StateBuilder, event: e.OperationsRestarted) -> None:
     builder.change(
         event.job,
         BufferInput.RESTARTED,
@@ -130,18 +130,18 @@ def _operations_restarted(builder: StateBuilder, event: e.OperationsRestarted) -
     )
 
 
-FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
-    e.PersistentReserved: _persistent_reserved,
-    e.PersistentCreated: _persistent_created,
-    e.PersistentDeletionStarted: _persistent_deletion_started,
-    e.PersistentDeleted: _persistent_deleted,
-    e.PreRunFailed: _pre_run_failed,
-    e.JobSuspended: _job_suspended,
-    e.JobResumed: _job_resumed,
-    e.RequeueRequested: _requeue_requested,
-    e.RunRequeued: _run_requeued,
-    e.OperationsRestarted: _operations_restarted,
-    e.BufferCleared: _buffer_cleared,
-    e.BufferAbandoned: _buffer_abandoned,
+RUN_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
+    e.PersistentReserved: _fold_persistent_reserved,
+    e.PersistentCreated: _fold_persistent_created,
+    e.PersistentDeletionStarted: _fold_persistent_deletion_started,
+    e.PersistentDeleted: _fold_persistent_deleted,
+    e.PreRunFailed: _fold_pre_run_failed,
+    e.JobSuspended: _fold_job_suspended,
+    e.JobResumed: _fold_job_resumed,
+    e.RequeueRequested: _fold_requeue_requested,
+    e.RunRequeued: _fold_run_requeued,
+    e.OperationsRestarted: _fold_operations_restarted,
+    e.BufferCleared: _fold_buffer_cleared,
+    e.BufferAbandoned: _fold_buffer_abandoned,
 }
 """Event type -> its fold, merged in `replica.fold.fold`."""

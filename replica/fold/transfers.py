@@ -15,18 +15,18 @@ from replica.values import Instant
 NO_TRANSFERS = JobTransfers()
 
 
-def _rules_set(builder: StateBuilder, event: e.TransferRulesSet) -> None:
+def _fold_transfer_rules_set(builder: StateBuilder, event: e.TransferRulesSet) -> None:
     builder.transfer_rules = event.rules
     # The rules belong to the configuration, so a change based on an older revision is rejected.
     builder.site = replace(builder.site, revision=builder.revision)
 
 
-def _recorded(builder: StateBuilder, event: e.TransferRecorded) -> None:
+def _fold_transfer_recorded(builder: StateBuilder, event: e.TransferRecorded) -> None:
     known = builder.transfers.get(builder.job(event.job).id, NO_TRANSFERS)
-    builder.transfers[event.job] = JobTransfers(_kept((*known.receipts, event.receipt)))
+    builder.transfers[event.job] = JobTransfers(_limit_receipts((*known.receipts, event.receipt)))
 
 
-def _kept(receipts: tuple[TransferReceipt, ...]) -> tuple[TransferReceipt, ...]:
+def _limit_receipts(receipts: tuple[TransferReceipt, ...]) -> tuple[TransferReceipt, ...]:
     """Drop receipts beyond the limit: those of failed attempts first, then the oldest."""
     if len(receipts) <= RECEIPTS_PER_JOB_MAX:
         return receipts
@@ -34,15 +34,15 @@ def _kept(receipts: tuple[TransferReceipt, ...]) -> tuple[TransferReceipt, ...]:
     return receipts[:gone] + receipts[gone + 1 :]
 
 
-def _checkpointed(builder: StateBuilder, event: e.TransferCheckpointed) -> None:
+def _fold_transfer_checkpointed(builder: StateBuilder, event: e.TransferCheckpointed) -> None:
     known = builder.transfers.get(builder.job(event.job).id, NO_TRANSFERS)
     checkpoint = replace(event.checkpoint, at=Instant(builder.at))
     builder.transfers[event.job] = replace(known, checkpoint=checkpoint)
 
 
 TRANSFER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
-    e.TransferRulesSet: _rules_set,
-    e.TransferRecorded: _recorded,
-    e.TransferCheckpointed: _checkpointed,
+    e.TransferRulesSet: _fold_transfer_rules_set,
+    e.TransferRecorded: _fold_transfer_recorded,
+    e.TransferCheckpointed: _fold_transfer_checkpointed,
 }
 """Event type -> its fold, merged in `replica.fold.fold`."""

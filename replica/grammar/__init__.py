@@ -12,7 +12,7 @@ request back. Nothing here knows pools, users or job numbers: those are checked 
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from replica.grammar.account_limits import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from replica.grammar.settings import KEYS, Key, Kind, Owner, ValueFault, find_key, format_value
     from replica.grammar.slurm import external_job_tables
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         account_limits: TextFault format_limits format_reserved parse_limits parse_reserved

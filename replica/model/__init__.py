@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from replica.model.accounts import (
@@ -239,7 +239,7 @@ if TYPE_CHECKING:
         usage_of,
     )
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         accounts: ACCOUNT_REASONS DEFAULT_RULES QOS_REASONS TRES_PREFIX Account AccountUser License Limit LimitKind

@@ -47,8 +47,8 @@ from cluster.server.liveness import AgentReport, Liveness, OrderWatch, Transfer
 from cluster.server.pending import Asker, Settlement, resolve
 from cluster.server.totals.jobs import TransferTotals
 from replica.decide.arrays import job_of_task
-from replica.fold.answers import answer_to, receipt_for
 from replica.fold.apply import apply_batch
+from replica.fold.dedup_cache import find_reply, look_up_reply
 from replica.messages import commands as c
 from replica.messages.entries import Batch, Entry
 from replica.messages.events import jobs_of
@@ -306,14 +306,14 @@ class InMemory(World):
         self.liveness.progressed(node, rows, self.state)
 
     def _queue(self, request: c.Request, asker: Asker) -> None:
-        known = receipt_for(self.state, request) if request.id else None
+        known = look_up_reply(self.state, request) if request.id else None
         if isinstance(known, Refusal):
             resolve(asker, Settlement(Revision(self.state.revision), 0, known, self.state, False))
             return
         outcome: Refusal | int = 0
         if known is None:
             outcome = self.settle(request.command, request.actor, request.id or None)
-            known = answer_to(self.state, request.id) if request.id else None
+            known = find_reply(self.state, request.id) if request.id else None
         if known is not None:
             resolve(asker, Settlement(known.revision, known.job, known.refusal, self.state, False))
         else:

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from cluster.api.service import COMMAND_AGE_S_MAX, COMMAND_AHEAD_S_MAX, LEADER_LATE_S_MAX
 from replica.decide import decide
-from replica.fold.answers import Bounds, answer_to, is_routine, may_keep, may_keep_answer, receipt_for
+from replica.fold.dedup_cache import (
+    CacheLimits,
+    find_reply,
+    is_certainly_new,
+    look_up_reply,
+    may_cache,
+    may_cache_reply,
+)
 from replica.messages import commands as c
 from replica.messages.entries import Accepted, CachedReply, Entry
 from replica.values.command_ids import (
@@ -125,7 +132,7 @@ def test_whatever_is_sent_again_is_answered_as_at_first_or_refused_and_never_car
             world.settle(c.CloseSession(session), sessions[session][0])
         elif draw < 0.6 and sent:
             request, at, first = rng.choice(sent)
-            again = receipt_for(world.state, request)
+            again = look_up_reply(world.state, request)
             if isinstance(again, CachedReply):
                 assert again == first
             else:
@@ -136,7 +143,7 @@ def test_whatever_is_sent_again_is_answered_as_at_first_or_refused_and_never_car
                     assert session_now is None or said.sequence <= session_now.acknowledged, "its answer was to be kept"
                 else:
                     assert world.at - at > RECEIPTS_KEPT_S * 1_000_000, "its answer was to be kept"
-            assert is_routine(world.state, request) is False
+            assert is_certainly_new(world.state, request) is False
         else:
             command = rng.choice((c.HoldJob(job), c.ReleaseJob(job), c.CancelJob(999)))
             mine = [session for session, (owner, _) in sessions.items() if owner == who]
@@ -148,7 +155,7 @@ def test_whatever_is_sent_again_is_answered_as_at_first_or_refused_and_never_car
             else:
                 made = single_id(world.at - rng.randrange(0, 250_000_000), number)
             request = c.Request(made, who, command)
-            known = receipt_for(world.state, request)
+            known = look_up_reply(world.state, request)
             if known is not None:
                 assert isinstance(known, Refusal)
                 assert known.code in (RefusalCode.UNKNOWN_SESSION, RefusalCode.COMMAND_TOO_OLD)
@@ -156,7 +163,7 @@ def test_whatever_is_sent_again_is_answered_as_at_first_or_refused_and_never_car
                     assert world.at // 1000 - int.from_bytes(made[:6], "big") > (RECEIPTS_KEPT_S - 260) * 1000
                 continue
             world.settle(command, who, made)
-            kept = answer_to(world.state, made)
+            kept = find_reply(world.state, made)
             assert kept is not None
             sent.append((request, world.at, kept))
     outstanding = sum(sequence for _, sequence in sessions.values())
@@ -180,7 +187,7 @@ def test_a_session_is_its_actors_and_its_program_is_told_where_it_is_over() -> N
     world = World()
     session = opened(world, user("ann"))
     for who in (user("bob"), OPERATOR, agent("ann"), c.Actor(c.ActorRole.OPERATOR, "ann")):
-        refusal = receipt_for(world.state, c.Request(session_command_id(session, 1, 0), who, c.CancelJob(1)))
+        refusal = look_up_reply(world.state, c.Request(session_command_id(session, 1, 0), who, c.CancelJob(1)))
         assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_SESSION
     refusal = world.settle(c.CloseSession(session), user("bob"))
     assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_SESSION
@@ -249,11 +256,11 @@ def test_however_much_others_take_everybody_gets_the_least_and_all_together_is_b
     takers: list[int], least: int, of_one: int, of_all: int
 ) -> None:
     kept: dict[int, int] = {}
-    bounds = Bounds(least, of_one, of_all)
+    bounds = CacheLimits(least, of_one, of_all)
     for who in takers:
         own, total = kept.get(who, 0), sum(kept.values())
-        assert own >= least or may_keep(own, total, bounds)
-        if may_keep(own, total, bounds):
+        assert own >= least or may_cache(own, total, bounds)
+        if may_cache(own, total, bounds):
             kept[who] = own + 1
         assert kept.get(who, 0) <= of_one
     assert sum(kept.values()) <= of_all + least * len(kept)
@@ -264,15 +271,15 @@ def test_who_is_over_the_bound_is_refused_and_nobody_elses_answer_is_forgotten_f
 ) -> None:
     import importlib
 
-    answers = importlib.import_module("replica.fold.answers")
-    monkeypatch.setattr(answers, "ANSWERS_KEPT", Bounds(3, 20, RECEIPTS_MAX))
+    answers = importlib.import_module("replica.fold.dedup_cache")
+    monkeypatch.setattr(answers, "REPLY_LIMITS", CacheLimits(3, 20, RECEIPTS_MAX))
     world = World()
     first = single_id(world.at, 1)
     world.settle(c.CancelJob(9), user("bob"), first)
-    while may_keep_answer(world.state, user("ann")):
+    while may_cache_reply(world.state, user("ann")):
         world.settle(c.CancelJob(9), user("ann"))
     assert world.state.kept[user("ann")] == 20
-    assert may_keep_answer(world.state, user("bob")) and answer_to(world.state, first) is not None
+    assert may_cache_reply(world.state, user("bob")) and find_reply(world.state, first) is not None
 
 
 def test_sessions_are_bounded_for_each_actor_and_all() -> None:

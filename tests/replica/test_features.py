@@ -12,7 +12,7 @@ import pytest
 
 from replica.decide.decide import decide
 from replica.fold.apply import SpeculativeState, apply_entry
-from replica.fold.fold import fold, since
+from replica.fold.fold import fold, fold_since_level
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages import features
@@ -176,7 +176,7 @@ def test_an_event_that_came_with_a_level_is_folded_from_that_level_on_and_never_
         feature_level = 2
         revision = 9
 
-    fold_at_3 = since(3, lambda builder, event: folded.append(builder.feature_level))
+    fold_at_3 = fold_since_level(3, lambda builder, event: folded.append(builder.feature_level))
     with pytest.raises(LedgerViolation, match="PoolSet came with feature level 3, and the cluster is at 2"):
         fold_at_3(Level(), e.PoolSet(founded().state.pools["fast"]))
     Level.feature_level = 3

@@ -268,15 +268,15 @@ def world_spec() -> object:
 
 
 def test_a_command_id_is_for_one_command_of_one_actor() -> None:
-    from replica.fold.answers import receipt_for
+    from replica.fold.dedup_cache import look_up_reply
     from replica.values.errors import RefusalCode
 
     world = World()
     job = world.submit()
     command_id = b"\x03" * 16
     world.settle(c.HoldJob(job), user(), command_id)
-    again = receipt_for(world.state, c.Request(command_id, user(), c.HoldJob(job)))
+    again = look_up_reply(world.state, c.Request(command_id, user(), c.HoldJob(job)))
     assert again == world.state.receipts[command_id]
     for actor, command in ((OPERATOR, c.HoldJob(job)), (user(), c.ReleaseJob(job)), (user(), c.HoldJob(job + 1))):
-        other = receipt_for(world.state, c.Request(command_id, actor, command))
+        other = look_up_reply(world.state, c.Request(command_id, actor, command))
         assert isinstance(other, Refusal) and other.code is RefusalCode.COMMAND_ID_REUSED

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.decide.decide import decide, decide_steps, is_by_key, jobs_of_command
-from replica.fold.answers import receipt_for
-from replica.fold.apply import SpeculativeState, apply_batch, apply_entry, applying
+from replica.fold.apply import SpeculativeState, apply_batch, apply_batch_steps, apply_entry
+from replica.fold.dedup_cache import look_up_reply
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
@@ -171,7 +171,7 @@ def test_one_builder_for_all_is_the_same_as_a_state_for_each(
         single = apply_entry(single, entry, at)
         assert batch.revision == single.revision
         if command_id:
-            assert receipt_for(batch.facts, request) == receipt_for(single, request)
+            assert look_up_reply(batch.facts, request) == look_up_reply(single, request)
     assert batch.state() == single
     assert apply_batch(base, Batch(base.revision, at, tuple(batch.entries))) == (single if asked else base_at(base, at))
 
@@ -199,11 +199,11 @@ def test_what_is_decided_and_folded_in_steps_comes_to_what_it_comes_to_at_once(
         assert decided == decide(single, request, at)
         assert jobs_of_command(facts, command) >= 1
         entry = entry_of(request, decided)
-        assert in_slices(batch.adding(entry)) == SpeculativeState(single, at).add(entry)
+        assert in_slices(batch.add_steps(entry)) == SpeculativeState(single, at).add(entry)
         single = apply_entry(single, entry, at)
     assert batch.state() == single
     agreed = Batch(base.revision, at, tuple(batch.entries))
-    assert in_slices(applying(base, agreed)) == apply_batch(base, agreed)
+    assert in_slices(apply_batch_steps(base, agreed)) == apply_batch(base, agreed)
 
 
 def base_at(base: State, at: Instant) -> State:
@@ -225,10 +225,10 @@ def test_an_entry_that_cannot_be_folded_leaves_nothing_behind_even_of_its_first_
     with pytest.raises(LedgerViolation, match="does not exist"):
         batch.add(broken)
     with pytest.raises(LedgerViolation, match="does not exist"):
-        whole(batch.adding(broken))
+        whole(batch.add_steps(broken))
     assert batch.entries == [good]
     assert batch.facts.jobs[job].hold is Hold.USER
-    half = batch.adding(broken)
+    half = batch.add_steps(broken)
     next(half)
     half.close()  # given up after the first event: a lead that is over
     assert batch.facts.jobs[job].hold is Hold.USER

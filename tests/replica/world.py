@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from replica.decide.decide import decide
-from replica.fold.answers import answer_to, receipt_for
 from replica.fold.apply import apply_batch
+from replica.fold.dedup_cache import find_reply, look_up_reply
 from replica.grammar.burst_buffer_conf import Setting
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
@@ -104,7 +104,7 @@ class World:
         self.counter += 1
         command_id = command_id or (self.at // 1000).to_bytes(6, "big") + self.counter.to_bytes(10, "big")
         request = c.Request(command_id, actor, command)
-        known = receipt_for(self.state, request)
+        known = look_up_reply(self.state, request)
         if known is not None:
             return known if isinstance(known, Refusal) else known.refusal or known.job
         decision = decide(self.state, request, self.at)
@@ -115,7 +115,7 @@ class World:
             entry = Entry(command_id, actor, c.kind_of(command), events, None, c.command_digest(request))
         self.commit(entry)
         self.run_pass()
-        receipt = answer_to(self.state, command_id)
+        receipt = find_reply(self.state, command_id)
         assert receipt is not None
         return receipt.refusal or receipt.job
 

@@ -31,7 +31,7 @@ from cluster.server import duties as duties_module
 from cluster.server import storage as storage_module
 from cluster.server.duties import POLL_PERIOD_S
 from cluster.system.address import Address
-from replica.fold.answers import Bounds
+from replica.fold.dedup_cache import CacheLimits
 from replica.messages import features
 from replica.state.state import State
 from replica.values import MICROSECONDS_PER_SECOND
@@ -57,7 +57,7 @@ STEP_US: Final = 2_000_000
 DECIDE_S: Final = 0.000_02
 """What applying one entry takes, seconds: time passes while a replica works."""
 
-answers_module: Final = importlib.import_module("replica.fold.answers")
+answers_module: Final = importlib.import_module("replica.fold.dedup_cache")
 expiry_module: Final = importlib.import_module("replica.decide.sessions")
 """The face of the room has the function of the same name."""
 
@@ -201,7 +201,7 @@ class World:
         self.timing = timing_of(self.config)
         logging.disable(logging.CRITICAL)
         self._stack.callback(logging.disable, logging.NOTSET)
-        kept: Bounds = answers_module.ANSWERS_KEPT
+        kept: CacheLimits = answers_module.REPLY_LIMITS
         kept_s = rng.choice(deep.ANSWERS_KEPT_S if self.is_deep else (2, 600))
         for place, name, value in (
             (driver, "TlsLinks", self._links),
@@ -210,7 +210,7 @@ class World:
             (duties_module, "POLL_PERIOD_S", POLL_PERIOD_S if self.is_deep else rng.choice((0.1, 0.3, POLL_PERIOD_S))),
             (expiry_module, "RECEIPTS_KEPT_S", kept_s),
             (expiry_module, "_IDLE_US", kept_s * MICROSECONDS_PER_SECOND),
-            (answers_module, "ANSWERS_KEPT", kept._replace(least=10, of_one=60 if kept_s == 2 else kept.of_one)),
+            (answers_module, "REPLY_LIMITS", kept._replace(least=10, of_one=60 if kept_s == 2 else kept.of_one)),
             (transfer_module, "CHUNK_BYTES", rng.choice((700, 4000))),
             (store_module, "BREATH_S", 0),
             (raft_log, "SYNC_POSTPONED_BYTES", rng.choice((0, 2000, raft_log.SYNC_POSTPONED_BYTES))),

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.api.history_service.follower import Follower, note_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         ProofUnavailable,
     )
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         follower: Follower note_of

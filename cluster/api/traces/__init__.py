@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.api.traces.link import Tracer
 else:
-    __getattr__ = shown(__name__, "link: Tracer")
+    __getattr__ = export_lazily(__name__, "link: Tracer")

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.api.worker.channel import ChannelServer
     from cluster.api.worker.server import Server
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         channel: ChannelServer

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.cli.submission.readers import Context, read_bounded, read_change, settings_of
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cluster.cli.submission.sbatch import Ignored, read_typed
     from cluster.cli.submission.waiting import wait_until_over
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         readers: Context read_bounded read_change settings_of

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.cli.text.history import changes_text, story_line, terms_table
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         transfers_table,
     )
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         history: changes_text story_line terms_table

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.schemas.page.document import COLOURS, details, html_table, key, page
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         stacked_areas,
     )
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         document: COLOURS details html_table key page

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.security.proofs.history_counts import HISTORY_HEAD, HistoryCounts, history_leaf, history_salt
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
         write_signer,
     )
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         history_counts: HISTORY_HEAD HistoryCounts history_leaf history_salt

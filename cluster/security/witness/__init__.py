@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.security.witness.checkpoint_store import CheckpointStore, Evidence, SeenCheckpoint
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cluster.security.witness.server import WitnessServer
     from cluster.security.witness.witness import CheckpointWitness, WitnessedLog, WitnessResponse, log_of, logs_in
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         keys: WitnessError make_key read_key

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from replica.faces import shown
+from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from cluster.system.eventloop.background import Background, end_within, failure_logged, stop_on_signals
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cluster.system.eventloop.users import Identities
     from cluster.system.eventloop.watchdog import Watchdog
 else:
-    __getattr__ = shown(
+    __getattr__ = export_lazily(
         __name__,
         """
         background: Background end_within failure_logged stop_on_signals

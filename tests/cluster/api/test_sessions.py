@@ -104,8 +104,8 @@ async def test_what_is_no_session_is_refused_by_name(config: Config, text: str) 
 async def test_who_is_over_the_bound_is_refused_and_told_to_have_a_session_and_others_go_on(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = importlib.import_module("replica.fold.answers")
-    monkeypatch.setattr(answers, "ANSWERS_KEPT", answers.ANSWERS_KEPT._replace(least=4, of_one=12))
+    answers = importlib.import_module("replica.fold.dedup_cache")
+    monkeypatch.setattr(answers, "REPLY_LIMITS", answers.REPLY_LIMITS._replace(least=4, of_one=12))
     async with Harness(config) as harness:
         session = await opened(harness)
         first = {"command_id": harness.new_id()}

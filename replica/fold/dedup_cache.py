@@ -25,10 +25,10 @@ from replica.values import (
 )
 
 
-def is_routine(state: Facts, request: Request) -> bool:
+def is_certainly_new(state: Facts, request: Request) -> bool:
     """Return whether a command is certainly new and its reply may be cached: the common case, tested for each command.
 
-    False means that `receipt_for` and `may_settle` have to decide.
+    False means that `look_up_reply` and `may_cache_next_reply` have to decide.
     """
     command_id = request.id
     if is_in_session(command_id):
@@ -39,10 +39,10 @@ def is_routine(state: Facts, request: Request) -> bool:
             return False
     elif client_ms(command_id) <= state.receipts_horizon_ms or command_id in state.receipts:
         return False
-    return state.kept.get(request.actor, 0) < ANSWERS_KEPT.least or may_keep_answer(state, request.actor)
+    return state.kept.get(request.actor, 0) < REPLY_LIMITS.least or may_cache_reply(state, request.actor)
 
 
-def answer_to(state: Facts, command_id: bytes) -> CachedReply | None:
+def find_reply(state: Facts, command_id: bytes) -> CachedReply | None:
     """Return the cached reply to a command, if any."""
     if is_in_session(command_id):
         said = numbered(command_id)
@@ -50,12 +50,12 @@ def answer_to(state: Facts, command_id: bytes) -> CachedReply | None:
     return state.receipts.get(command_id)
 
 
-def is_forgotten(state: Facts, command_id: bytes) -> bool:
+def may_be_forgotten(state: Facts, command_id: bytes) -> bool:
     """Return whether a single command may have been settled and its cached reply deleted."""
     return client_ms(command_id) <= state.receipts_horizon_ms and command_id not in state.receipts
 
 
-def receipt_for(state: Facts, request: Request) -> CachedReply | Refusal | None:
+def look_up_reply(state: Facts, request: Request) -> CachedReply | Refusal | None:
     """Return the cached reply to a command; None if the command is new.
 
     Return a Refusal if the command may have been settled and forgotten, if its ID belongs to another command, or if its
@@ -65,7 +65,7 @@ def receipt_for(state: Facts, request: Request) -> CachedReply | Refusal | None:
         said = numbered(request.id)
         session = state.sessions.get(said.session)
         if session is None or session.actor != request.actor:
-            return unknown_session(said.session)
+            return unknown_session_refusal(said.session)
         known = state.answer_in(said.session, said.sequence)
         if known is None and said.sequence <= session.acknowledged:
             return Refusal(
@@ -75,18 +75,18 @@ def receipt_for(state: Facts, request: Request) -> CachedReply | Refusal | None:
                 "number a new command higher; look whether this one was carried out, if that is not known",
                 "command_id",
             )
-        return _compared(known, request)
-    if is_forgotten(state, request.id):
+        return _compare_digest(known, request)
+    if may_be_forgotten(state, request.id):
         return Refusal(
             RefusalCode.COMMAND_TOO_OLD,
             "the command id is older than the answers that are kept, so it may have been carried out already",
             "look whether it was, and send it again with a new command id if not",
             "command_id",
         )
-    return _compared(state.receipts.get(request.id), request)
+    return _compare_digest(state.receipts.get(request.id), request)
 
 
-def _compared(known: CachedReply | None, request: Request) -> CachedReply | Refusal | None:
+def _compare_digest(known: CachedReply | None, request: Request) -> CachedReply | Refusal | None:
     if known is None or not known.digest or known.digest == command_digest(request):
         return known
     return Refusal(
@@ -97,7 +97,7 @@ def _compared(known: CachedReply | None, request: Request) -> CachedReply | Refu
     )
 
 
-class Bounds(NamedTuple):
+class CacheLimits(NamedTuple):
     """Limits on cached entries: guaranteed to each actor, for one actor, and in total."""
 
     least: int
@@ -105,11 +105,11 @@ class Bounds(NamedTuple):
     of_all: int
 
 
-ANSWERS_KEPT: Final = Bounds(RECEIPTS_LEAST, RECEIPTS_PER_ACTOR_MAX, RECEIPTS_MAX)
+REPLY_LIMITS: Final = CacheLimits(RECEIPTS_LEAST, RECEIPTS_PER_ACTOR_MAX, RECEIPTS_MAX)
 """Limits on cached replies."""
 
 
-def may_keep(own: int, total: int, bounds: Bounds) -> bool:
+def may_cache(own: int, total: int, bounds: CacheLimits) -> bool:
     """Return whether an actor with `own` of `total` entries may have another one.
 
     Beyond its guarantee, an actor may use at most a quarter of the free entries, so some always remain free.
@@ -117,18 +117,18 @@ def may_keep(own: int, total: int, bounds: Bounds) -> bool:
     return own < bounds.least or own < min(bounds.of_one, (bounds.of_all - total) // 4)
 
 
-def may_keep_answer(state: Facts, actor: Actor) -> bool:
+def may_cache_reply(state: Facts, actor: Actor) -> bool:
     """Return whether the reply to another command of an actor may be cached."""
-    return may_keep(state.kept.get(actor, 0), state.answers_kept, ANSWERS_KEPT)
+    return may_cache(state.kept.get(actor, 0), state.answers_kept, REPLY_LIMITS)
 
 
-def may_settle(state: Facts, request: Request) -> bool:
+def may_cache_next_reply(state: Facts, request: Request) -> bool:
     """Return whether the reply to a command may be cached.
 
     A session with few outstanding commands always continues, regardless of its actor's other entries: each command
     releases one.
     """
-    if not request.id or may_keep_answer(state, request.actor):
+    if not request.id or may_cache_reply(state, request.actor):
         return True
     if not is_in_session(request.id):
         return False
@@ -136,7 +136,7 @@ def may_settle(state: Facts, request: Request) -> bool:
     return said.sequence - said.acknowledged <= SESSION_OUTSTANDING_LEAST
 
 
-def unknown_session(session: int) -> Refusal:
+def unknown_session_refusal(session: int) -> Refusal:
     """Build the rejection of a command whose session has ended, was never opened, or belongs to another actor."""
     return Refusal(
         RefusalCode.UNKNOWN_SESSION,
@@ -146,25 +146,25 @@ def unknown_session(session: int) -> Refusal:
     )
 
 
-def _session_opened(builder: StateBuilder, event: e.SessionOpened) -> None:
+def _fold_session_opened(builder: StateBuilder, event: e.SessionOpened) -> None:
     if event.session != builder.revision:
         raise LedgerViolation(f"session {event.session} was opened at revision {builder.revision}")
     at = Instant(builder.at)
     builder.sessions.open(Session(event.session, event.actor, at, at))
 
 
-def _sessions_ended(builder: StateBuilder, event: e.SessionsEnded) -> None:
+def _fold_sessions_ended(builder: StateBuilder, event: e.SessionsEnded) -> None:
     for number in event.sessions:
         builder.end_session(number)
 
 
-def _receipts_dropped(builder: StateBuilder, event: e.CachedRepliesDropped) -> None:
+def _fold_cached_replies_dropped(builder: StateBuilder, event: e.CachedRepliesDropped) -> None:
     builder.drop_receipts(event.through)
 
 
 SESSION_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
-    e.SessionOpened: _session_opened,
-    e.SessionsEnded: _sessions_ended,
-    e.CachedRepliesDropped: _receipts_dropped,
+    e.SessionOpened: _fold_session_opened,
+    e.SessionsEnded: _fold_sessions_ended,
+    e.CachedRepliesDropped: _fold_cached_replies_dropped,
 }
 """Event type -> its fold, merged in `replica.fold.fold`."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def shown(package: str, table: str) -> Callable[[str], Any]:
+def export_lazily(package: str, table: str) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package (PEP 562) that exports the names in `table` and raises AttributeError
     otherwise.
     """
@@ -34,7 +34,7 @@ def shown(package: str, table: str) -> Callable[[str], Any]:
     return get
 
 
-class Later:
+class LazyModule:
     """Proxy of a module that is imported at the first attribute access."""
 
     __slots__ = ("_name",)
