@@ -1,8 +1,8 @@
-"""Lazy package exports: modules are imported when one of their names is first used.
+"""Lazy package exports: a package imports a module when one of the module's names is first used.
 
 A package's `__init__.py` imports its public names for type checkers and import contracts only. At run time it lists the
-same names in a table, one `module: name name …` a line, and imports nothing. A command that needs one name therefore
-does not load the whole package. `tests/repo/test_faces.py` checks that imports and table agree.
+same names in a table with one line `module: name name …` per module, and imports nothing. A command that needs one name
+therefore does not load the whole package. `tests/repo/test_faces.py` checks that imports and table agree.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import Any
 
 
 def export_lazily(package: str, table: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package (PEP 562) that exports the names in `table` and raises AttributeError
-    otherwise.
-    """
+    """Return a `__getattr__` for `package` (PEP 562) that imports the names in `table` when they are first used."""
     modules = {
         name: f"{package}.{module}"
         for module, _, names in (line.strip().partition(":") for line in table.strip().splitlines())
@@ -27,7 +25,7 @@ def export_lazily(package: str, table: str) -> Callable[[str], Any]:
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = getattr(importlib.import_module(module), name)
-        # Store the name in the package, as an import would, so that the next use does not come here.
+        # Store the name in the package, as an import would, so that later uses do not call this function.
         setattr(importlib.import_module(package), name, found)
         return found
 

@@ -1,4 +1,4 @@
-"""Apply agreed batches to the state: check the base revision, fold the entries, cache their replies (laws 1, 4, 6)."""
+"""Apply committed batches to the state (laws 1, 4, 6): check the base revision, fold entries, cache replies."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from replica.values import Instant, LedgerViolation, Revision, Steps, whole
 def apply_batch(state: State, batch: Batch) -> State | None:
     """Return the state after the batch, or None if the batch was decided on another revision.
 
-    Every replica rejects the same batches, so two competing leaders do no harm. Raises LedgerViolation if the batch
-    sets the clock back or contains events that no correct leader can have agreed on.
+    Every replica rejects the same batches, so two competing leaders do no harm.
+
+    Raises:
+        LedgerViolation: The batch sets the clock back, or contains events that no correct leader can have committed.
     """
     return whole(apply_batch_steps(state, batch))
 
@@ -27,7 +29,11 @@ def apply_batch_steps(state: State, batch: Batch) -> Steps[State | None]:
 
 
 def fold_batch_steps(builder: StateBuilder, batch: Batch) -> Steps[None]:
-    """Fold a batch decided on the builder's revision, in steps. Raises the same errors as `apply_batch`."""
+    """Fold a batch decided on the builder's revision, in steps.
+
+    Raises:
+        LedgerViolation: As for `apply_batch`.
+    """
     if batch.at < builder.at:
         raise LedgerViolation(f"the clock of revision {batch.base} goes back from {builder.at} to {batch.at}")
     for entry in batch.entries:
@@ -55,7 +61,11 @@ class SpeculativeState:
     """
 
     def __init__(self, base: State, at: Instant) -> None:
-        """Start from `base` with the clock at `at`, which must not be earlier than the base's."""
+        """Start from `base` with the clock at `at`.
+
+        Raises:
+            ValueError: The clock would go back.
+        """
         if at < base.at:
             raise ValueError(f"the clock would go back from {base.at} to {at}")
         self.base = base
@@ -142,7 +152,7 @@ def _cache_reply(builder: StateBuilder, entry: Entry) -> int:
 
 
 def _job_concerned(entry: Entry) -> int:
-    """Return the job that the entry created or concerns, 0 for none, as its receipt records it."""
+    """Return the job that the entry created or concerns, 0 for none, as in its cached reply."""
     for event in entry.events:
         job = job_of(event)
         if job is not None:

@@ -1,4 +1,4 @@
-"""Fold events of the cluster itself: configuration, pools, shared filesystems, nodes."""
+"""Fold events of the cluster: founding, recovery, configuration, pools, nodes, certificates, clock."""
 
 from __future__ import annotations
 
@@ -165,7 +165,12 @@ def _fold_certificates_unrevoked(builder: StateBuilder, event: e.CertificatesUnr
 
 
 def fold_feature_level(builder: FeatureLevelHolder, event: e.FeatureLevelRaised) -> None:
-    """Raise the feature level. Raises ReleaseNeeded if this release does not know the level."""
+    """Raise the feature level.
+
+    Raises:
+        ReleaseNeeded: This release does not support the level.
+        LedgerViolation: The level is not the next one.
+    """
     if event.level != builder.feature_level + 1 or not builder.feature_level:
         raise LedgerViolation(f"the feature level was raised from {builder.feature_level} to {event.level}")
     check_level(event.level, event.release, revision=builder.revision)
@@ -216,7 +221,7 @@ CLUSTER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.HistoriesCounted: _fold_histories_counted,
     e.DisclosureKeyDrawn: _fold_disclosure_key_drawn,
 }
-"""Event type -> its fold, merged in `replica.fold.fold`."""
+"""Event type -> fold, merged in `replica.fold.fold`."""
 
 
 class FeatureLevelHolder(Protocol):

@@ -1,5 +1,7 @@
-"""Deduplication cache and sessions: decide whether a command is new, has a cached reply, or may have been settled and
-forgotten (law 6).
+"""Deduplication cache and sessions (law 6).
+
+For each command ID, find out whether the command is new, has a cached reply, or may have been settled long ago. Also
+the limits of the cache, and the folds of session events.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from replica.values import (
 
 
 def is_certainly_new(state: Facts, request: Request) -> bool:
-    """Return whether a command is certainly new and its reply may be cached: the common case, tested for each command.
+    """Return whether a command is certainly new and its reply may be cached.
 
-    False means that `look_up_reply` and `may_cache_next_reply` have to decide.
+    This is a cheap test for the common case. If it fails, `look_up_reply` and `may_cache_next_reply` decide.
     """
     command_id = request.id
     if is_in_session(command_id):
@@ -51,15 +53,15 @@ def find_reply(state: Facts, command_id: bytes) -> CachedReply | None:
 
 
 def may_be_forgotten(state: Facts, command_id: bytes) -> bool:
-    """Return whether a single command may have been settled and its cached reply deleted."""
+    """Return whether a command outside sessions may have been settled, and its cached reply dropped."""
     return client_ms(command_id) <= state.receipts_horizon_ms and command_id not in state.receipts
 
 
 def look_up_reply(state: Facts, request: Request) -> CachedReply | Refusal | None:
     """Return the cached reply to a command; None if the command is new.
 
-    Return a Refusal if the command may have been settled and forgotten, if its ID belongs to another command, or if its
-    session is not one of the actor's.
+    Return a Refusal if the reply may have been dropped, if the ID was used for another command, or if the session is
+    not one of the actor's.
     """
     if is_in_session(request.id):
         said = numbered(request.id)
@@ -98,11 +100,14 @@ def _compare_digest(known: CachedReply | None, request: Request) -> CachedReply 
 
 
 class CacheLimits(NamedTuple):
-    """Limits on cached entries: guaranteed to each actor, for one actor, and in total."""
+    """Limits on cached entries."""
 
     least: int
+    """Number guaranteed to each actor."""
     of_one: int
+    """Maximum for one actor."""
     of_all: int
+    """Maximum in total."""
 
 
 REPLY_LIMITS: Final = CacheLimits(RECEIPTS_LEAST, RECEIPTS_PER_ACTOR_MAX, RECEIPTS_MAX)
@@ -125,8 +130,8 @@ def may_cache_reply(state: Facts, actor: Actor) -> bool:
 def may_cache_next_reply(state: Facts, request: Request) -> bool:
     """Return whether the reply to a command may be cached.
 
-    A session with few outstanding commands always continues, regardless of its actor's other entries: each command
-    releases one.
+    A session with few outstanding commands may always continue, whatever other entries its actor has, because each of
+    its commands acknowledges an earlier reply.
     """
     if not request.id or may_cache_reply(state, request.actor):
         return True
@@ -167,4 +172,4 @@ SESSION_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.SessionsEnded: _fold_sessions_ended,
     e.CachedRepliesDropped: _fold_cached_replies_dropped,
 }
-"""Event type -> its fold, merged in `replica.fold.fold`."""
+"""Event type -> fold, merged in `replica.fold.fold`."""

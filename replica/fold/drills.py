@@ -81,4 +81,4 @@ DRILL_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.DrillsLocked: _fold_drills_locked,
     e.DrillsUnlocked: _fold_drills_unlocked,
 }
-"""Event type -> its fold."""
+"""Event type -> fold."""

@@ -175,4 +175,4 @@ EXTERNAL_JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.SchedulerReleased: _fold_scheduler_released,
     e.ExternalJobMissing: _fold_external_job_missing,
 }
-"""Event type -> its fold, merged in `replica.fold.fold`."""
+"""Event type -> fold, merged in `replica.fold.fold`."""

@@ -20,7 +20,11 @@ from replica.values import Instant, LedgerViolation, Steps
 
 
 def fold(state: State, events: Iterable[e.Event], at: Instant) -> State:
-    """Return the state after `events`, which happened at `at`. Raises LedgerViolation if no ledger can contain them."""
+    """Return the state after `events`, which happened at `at`.
+
+    Raises:
+        LedgerViolation: No correct ledger can contain the events.
+    """
     builder = StateBuilder(state)
     builder.at = at
     fold_into(builder, events)

@@ -46,8 +46,12 @@ class HistoryFold:
     def take(self, index: int, batch: Batch | None) -> bool:
         """Fold entry `index`; return whether it settled commands.
 
-        Entries of other kinds (None) and batches decided on another revision settle none. Raises StateDiffers, and the
-        errors of `apply_batch`.
+        `batch` is None for entries of other kinds. They settle no commands, nor does a batch decided on another
+        revision.
+
+        Raises:
+            StateDiffers: The state has another digest than the recorded one.
+            LedgerViolation: As for `apply_batch`.
         """
         at = self.at
         if batch is not None and batch.base != self.revision:

@@ -349,10 +349,10 @@ JOB_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.OperationQueued: _fold_operation_queued,
     e.OperationOrdered: _fold_operation_ordered,
 }
-"""Event type -> its fold, merged in `replica.fold.fold`."""
+"""Event type -> fold, merged in `replica.fold.fold`."""
 
 
-# ---- folding partitions, consumption, and changes of waiting jobs
+# ---- partitions, usage, and changes of pending jobs
 
 
 def _pending_job(builder: StateBuilder, job_id: int) -> Job:
@@ -387,4 +387,4 @@ CHANGE_FOLDS: Mapping[type, Callable[[StateBuilder, Any], None]] = {
     e.UsageReset: _fold_usage_reset,
     e.JobUpdated: _fold_job_updated,
 }
-"""Event type -> its fold, merged in `replica.fold.fold`."""
+"""Event type -> fold, merged in `replica.fold.fold`."""

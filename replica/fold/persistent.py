@@ -9,8 +9,6 @@ from replica.model import BufferInput, BufferState, IllegalTransition, Persisten
 from replica.state import StateBuilder
 from replica.values import Instant, LedgerViolation
 
-# Persistent buffers -------------------------------------------------------------------------------------------------
-
 
 def _find_persistent(builder: StateBuilder, name: str) -> PersistentBuffer:
     try:

@@ -144,4 +144,4 @@ RUN_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.BufferCleared: _fold_buffer_cleared,
     e.BufferAbandoned: _fold_buffer_abandoned,
 }
-"""Event type -> its fold, merged in `replica.fold.fold`."""
+"""Event type -> fold, merged in `replica.fold.fold`."""

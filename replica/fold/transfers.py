@@ -45,4 +45,4 @@ TRANSFER_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     e.TransferRecorded: _fold_transfer_recorded,
     e.TransferCheckpointed: _fold_transfer_checkpointed,
 }
-"""Event type -> its fold, merged in `replica.fold.fold`."""
+"""Event type -> fold, merged in `replica.fold.fold`."""
