@@ -24,31 +24,31 @@ QueuePosition = tuple[int, int]
 
 
 def queue_position_of(state: State, job: Job) -> QueuePosition:
-    """Return where the job stands: active reservations first, then by effective priority, then by number."""
+    """Return the job's position: active reservations first, then effective priority, then job ID."""
     return order_of(state, job, state.buffers.get(job.id)), job.id
 
 
 class CycleState(Protocol):
-    """State of a pass when it reaches a candidate: what was given away before."""
+    """State of a scheduling cycle when it reaches a candidate, including what the cycle has granted before."""
 
     state: State
     at: Instant
     reservation_heads: dict[str, ReservationHead]
     slots: OperationSlots
-    """Stage -> the operations of it that are under way."""
+    """Stage -> number of its operations under way."""
     any_node: AnyNode
-    """Jobs that wait for CPUs of any node."""
+    """Jobs that wait for CPUs of any node of their partition."""
     quotas: QuotaCheck
     """Remaining limits, licences and reservations."""
     skipped: dict[tuple[str, int, SchedulingClass | None], int]
-    """(pool, CPUs, class) -> candidates of that queue that a limit or a coming reservation kept back: skipped."""
+    """(pool, CPUs, class) -> number of candidates blocked by a limit or an upcoming reservation."""
 
     @property
     def is_full(self) -> bool:
         """Return whether the cycle has reached its limit of events."""
 
     def free_in(self, pool: str) -> int:
-        """Return what is free of a pool now, bytes; 0 for a pool that is not there."""
+        """Return the free bytes of a pool; 0 if the pool does not exist."""
 
     def free_at(self, pool: str, instant: Instant) -> int:
         """Return the free bytes of a pool at a later instant, if all holders release their space in time."""
@@ -60,7 +60,7 @@ class CycleState(Protocol):
         """Return the CPUs of a node and how many of them are free; None if it is not up."""
 
     def waits_for_node(self, node: str, position: QueuePosition) -> int:
-        """Return the job before `position` that waits for CPUs of the node, 0 for none."""
+        """Return the job before `position` that waits for CPUs of the node; 0 if none does."""
 
     def cpus_max_in(self, partition: str) -> int:
         """Return the CPUs of the largest node of a partition (`place_name`) that is up; 0 if none is."""
@@ -102,10 +102,10 @@ NOT_QUEUED = frozenset(
         SpaceDecision.TOO_LARGE,
     }
 )
-"""Decisions of gates: who gets one does not stand in the queue for the pool."""
+"""Decisions of gates. A candidate with one of them does not count as waiting in the queue of the pool."""
 
 GATED = frozenset({SpaceDecision.LIMITED, SpaceDecision.RESERVED})
-"""Decisions of which only so many are made in one queue of one pass."""
+"""Decisions that are made at most SKIPPED_MAX times per queue and cycle."""
 
 
 class SpaceRequest(NamedTuple):
@@ -118,45 +118,45 @@ class SpaceRequest(NamedTuple):
 
     @property
     def reservation(self) -> str:
-        """The reservation that it is of, or empty."""
+        """Reservation of the job, or empty."""
         return "" if self.scheduling_class is None else self.scheduling_class.reservation
 
     @property
     def partition(self) -> str:
-        """The partition that it is of, or empty."""
+        """Partition of the job, or empty."""
         return "" if self.scheduling_class is None else self.scheduling_class.partition
 
     @property
     def queue(self) -> tuple[str, int, SchedulingClass | None]:
-        """What it shares with those that gates treat alike."""
+        """Key that candidates share if the gates treat them alike: pool, CPUs and scheduling class."""
         return self.pool, self.job.request.cpus, self.scheduling_class
 
 
 def space_request_of(state: State, job: Job, buffer: Buffer) -> SpaceRequest:
-    """Return what a job that waits for space asks for."""
+    """Return the space request of a job that waits for space."""
     size_bytes = buffer.granted_bytes
     return SpaceRequest(job, buffer.pool if size_bytes else "", size_bytes, scheduling_class_of(job.request))
 
 
 def available_bytes(current: CycleState, request: SpaceRequest) -> int:
-    """Return what of the pool the candidate may have now: what is free, less what is set aside for others, bytes."""
+    """Return the free bytes of the pool that the candidate may use: all but those set aside for other reservations."""
     return free_bytes_for(current, request.pool, request.reservation)
 
 
 def usable_bytes(state: State, pool: str) -> int:
-    """Return the most that one request could get of a pool as it is now, bytes; 0 for one that is not there."""
+    """Return the bytes of a pool that are in service, the most a request can get; 0 if the pool does not exist."""
     known = state.pools.get(pool)
     return 0 if known is None else known.usable_bytes
 
 
 def free_bytes_for(current: CycleState, pool: str, reservation: str) -> int:
-    """Return what of a pool is free for jobs of a reservation (or of none, if it is empty), bytes."""
+    """Return the free bytes of a pool for jobs of a reservation; `reservation` empty: for jobs of none."""
     free = current.free_in(pool)
     return max(0, free - current.quotas.set_aside_bytes(pool, reservation)) if current.state.reservations else free
 
 
 def releases_of_cycle(current: CycleState, events: Iterable[e.Event], pool: str) -> list[tuple[int, int]]:
-    """Return when those whom a pass gave something of a pool should give it back, and how much, in ascending order."""
+    """Return (release time, bytes) of the space of a pool that the cycle's events allocate, in ascending order."""
     state = current.state
     return sorted(
         (expected_end(state, state.jobs[event.job], pool, current.at), state.buffers[event.job].granted_bytes)
@@ -176,7 +176,7 @@ def head_before(current: CycleState, request: SpaceRequest) -> ReservationHead |
 
 
 def limits_verdict(current: CycleState, request: SpaceRequest) -> Verdict | None:
-    """Return which limit, or licence, keeps the candidate from staging, or None."""
+    """Return the verdict of the limit or licence that blocks the candidate's stage-in, or None."""
     job, scheduling_class, quotas = request.job, request.scheduling_class, current.quotas
     if scheduling_class is None:
         return None
@@ -188,12 +188,12 @@ def limits_verdict(current: CycleState, request: SpaceRequest) -> Verdict | None
 
 
 def run_verdict(current: CycleState, scheduling_class: SchedulingClass | None, cpus: int) -> Verdict | None:
-    """Return the limit or licence that keeps jobs of this class with this many CPUs from running, or None."""
+    """Return the verdict of the limit or licence that blocks runs of this class with this many CPUs, or None."""
     return current.quotas.run_gate(scheduling_class, cpus) or current.quotas.license_gate(scheduling_class)
 
 
 def upcoming_reservation_verdict(current: CycleState, request: SpaceRequest) -> Verdict | None:
-    """Return which reservation begins before the candidate would have given back what it then needs, or None."""
+    """Return the verdict of a reservation that needs the candidate's space before its expected release, or None."""
     if not current.state.reservations:
         return None
     pool, until = request.pool, release_time(current, request)
@@ -203,25 +203,25 @@ def upcoming_reservation_verdict(current: CycleState, request: SpaceRequest) -> 
 
 
 def release_time(current: CycleState, request: SpaceRequest) -> int:
-    """Return when a candidate that gets its space now should have given it back."""
+    """Return the expected release time of the space if the candidate gets it now."""
     return expected_end(current.state, request.job, request.pool, current.at)
 
 
 def space_decision(current: CycleState, request: SpaceRequest) -> SpaceDecision:
-    """Return the decision on the candidate. It changes nothing but what the reservation head knows of its own start."""
+    """Return the decision on the candidate. This changes nothing except the cached estimate of the reservation head."""
     site = current.state.site
     if limits_verdict(current, request) is not None:
         return SpaceDecision.LIMITED
     if current.slots.get(Stage.STAGE_IN, 0) >= site.operations_per_stage_max:
         return SpaceDecision.STAGES_FULL
     if request.job.request.cpus > current.cpus_max_in(place_name(current.state.partitions, request.partition)):
-        # Before it can become the reservation head: who cannot be placed must not keep others from the pool.
+        # Checked before the job can become the reservation head: a job that fits no node must not block the pool.
         return SpaceDecision.NO_NODE
     filesystem = filesystem_of_pool(current.state, request.pool)
     if filesystem is not None and not mover_for(current.state, filesystem):
         return SpaceDecision.NO_MOVER
     if request.size_bytes > usable_bytes(current.state, request.pool):
-        # Nor must who cannot have his space whoever gives back, since his pool has shrunk or was never that large.
+        # Likewise, a job that exceeds its pool must not block it: no release of space would help.
         return SpaceDecision.TOO_LARGE
     fits = request.size_bytes <= available_bytes(current, request)
     if not fits and request.pool in current.reservation_heads:
@@ -248,7 +248,7 @@ def note_decision(current: CycleState, request: SpaceRequest, decision: SpaceDec
     if head is not None and decision not in NOT_QUEUED:
         head.behind += 1
     if decision in GATED and request.size_bytes <= usable_bytes(current.state, request.pool):
-        # Those who ask for more than their pool ever has are not checked one by one (`index_row`).
+        # Requests that exceed their pool are not counted, because the index keeps them in no queue (`index_row`).
         current.skipped[request.queue] = current.skipped.get(request.queue, 0) + 1
     elif decision is SpaceDecision.NOT_ENOUGH and request.pool not in current.reservation_heads:
         current.reservation_heads[request.pool] = current.head_of(
@@ -262,7 +262,7 @@ def note_decision(current: CycleState, request: SpaceRequest, decision: SpaceDec
 
 
 def space_verdict(current: CycleState, job: Job, buffer: Buffer) -> Verdict:
-    """Return the verdict on a candidate for space when the pass reaches it."""
+    """Return the verdict on a candidate for space when the cycle reaches it."""
     request = space_request_of(current.state, job, buffer)
     decision = space_decision(current, request)
     gated = {SpaceDecision.LIMITED: limits_verdict, SpaceDecision.RESERVED: upcoming_reservation_verdict}.get(decision)
@@ -332,9 +332,7 @@ def runs_anywhere(job: Job, buffer: Buffer | None) -> bool:
 
 
 def place_decision(current: CycleState, job: Job, buffer: Buffer | None) -> PlaceDecision:
-    """Return the decision on the candidate: a job runs where its data is, or anywhere in its partition (see
-    `runs_anywhere`).
-    """
+    """Return the decision on a candidate for CPUs: on its data's node, or on any node (`runs_anywhere`)."""
     state, cpus, position = current.state, job.request.cpus, queue_position_of(current.state, job)
     if run_verdict(current, scheduling_class_of(job.request), cpus) is not None:
         return PlaceDecision.LIMITED
@@ -362,11 +360,11 @@ def place_decision(current: CycleState, job: Job, buffer: Buffer | None) -> Plac
 
 
 KEEPS_CPUS: frozenset[PlaceDecision] = frozenset({PlaceDecision.NOT_ENOUGH, PlaceDecision.PRE_RUNS_FULL})
-"""Decisions after which those behind must leave the candidate the CPUs that it waits for."""
+"""Decisions after which later candidates may not take the CPUs that the candidate waits for."""
 
 
 def place_verdict(current: CycleState, job: Job, buffer: Buffer | None) -> Verdict:
-    """Return the verdict on a candidate for CPUs when the pass reaches it."""
+    """Return the verdict on a candidate for CPUs when the cycle reaches it."""
     decision, cpus = place_decision(current, job, buffer), job.request.cpus
     match decision:
         case PlaceDecision.LIMITED:

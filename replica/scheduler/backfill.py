@@ -1,4 +1,6 @@
-"""Backfill: when the first request in the queue of a pool should get its space, and who may go first (SPUR.md, 3)."""
+"""Backfill (SPUR.md, 3): estimate when the first request in a pool's queue starts, and decide which later requests may
+go first.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from replica.state import Facts, State
 from replica.values import NEVER, Instant, seconds
 
 DRAINING = 0
-"""In place of `run_until` of a job whose script has ended: it only drains."""
+"""Value of `run_until` for a job whose script has ended, so that only stage-out and teardown remain."""
 
 UNKNOWN_END = 2**62
-"""Value of `run_until` for a job whose stage-out or teardown waits for a release."""
+"""Value of `run_until` if the end is unknown: a failed stage-out or teardown, or an external job that runs."""
 
 
 BEING_REMOVED = (BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)
@@ -25,14 +27,14 @@ _EXTERNAL_JOBS_DRAIN = (*BEING_REMOVED, BufferState.STAGING_OUT)
 
 
 class ReservationHead:
-    """First request in the queue of a pool that does not fit: space is kept for it from its expected start on."""
+    """First request in a pool's queue that does not fit. Its space is reserved from its expected start on."""
 
     def __init__(self, job: Job, estimate: Callable[[], tuple[Instant, int]]) -> None:
-        """`estimate` gives when it should get its space (NEVER: not known) and what is left beside it then, bytes."""
+        """Create the head for `job`; `estimate` returns its expected start (NEVER: unknown) and the bytes left then."""
         self.job = job.id
         self.passed = job.passed
         self.behind = 0
-        """Candidates behind it that this pass has checked."""
+        """Number of candidates behind the head that this cycle has checked."""
         self._promised_at = job.promised_at
         self._estimate: Callable[[], tuple[Instant, int]] | None = estimate
         self._start_at = NEVER
@@ -40,7 +42,7 @@ class ReservationHead:
 
     @property
     def start_at(self) -> Instant:
-        """Return when the head should get its space if every holder uses its full time; NEVER if unknown."""
+        """Expected start of the head if every holder uses its full time; NEVER if unknown."""
         if self._estimate is not None:
             # Estimate lazily: it iterates over all holders of the pool, and often is not needed.
             self._start_at, self._spare_bytes = self._estimate()
@@ -54,8 +56,9 @@ class ReservationHead:
         return self._is_harmless(granted_bytes, expected_end, at) or self.passed < max_passes
 
     def backfill(self, granted_bytes: int, expected_end: int, at: Instant) -> bool:
-        """Note a request that is backfilled past the head; return whether that counts. What it still holds when the
-        head should start is taken from the spare.
+        """Note a request that is backfilled past the head; return whether it counts toward the limit.
+
+        A request that holds its space beyond the head's start uses up the space left beside the head.
         """
         harmless = self._is_harmless(granted_bytes, expected_end, at)
         if harmless and expected_end > self.start_at:
@@ -64,8 +67,8 @@ class ReservationHead:
         return not harmless
 
     def _is_harmless(self, granted_bytes: int, expected_end: int, at: Instant) -> bool:
-        # Estimates move, because holders start later than expected. What was expected at the first pass does not, so
-        # that passes which are not counted come to an end.
+        # Estimates move when holders start later than expected. The first estimate (`promised_at`) does not, so that
+        # uncounted backfills come to an end.
         start_at = self.start_at
         if start_at == NEVER or at >= start_at:
             return False
@@ -73,36 +76,40 @@ class ReservationHead:
 
 
 def run_until(job: Job, buffer: Buffer) -> int:
-    """Return when the job that holds `buffer` should be over at the latest, or DRAINING, or NOBODY_KNOWS."""
+    """Return the latest expected end of the run of the job that holds `buffer`, or DRAINING, or UNKNOWN_END."""
     if job.external_job is not None and buffer.state not in _EXTERNAL_JOBS_DRAIN:
-        return UNKNOWN_END  # its time is another scheduler's to give
+        return UNKNOWN_END  # only its own scheduler knows
     if job.state in ENDED or job.state is JobState.STAGE_OUT or buffer.state in BEING_REMOVED:
         return UNKNOWN_END if job.stuck else DRAINING
-    # A job that has not started counts from its last step, not from now: else its end would move with every pass.
+    # A job that has not started counts from its last change of state: counted from now, its end would move every cycle.
     since = job.started_at if job.started_at != NEVER else buffer.changed_at
     return since + seconds(job.request.time_limit_s)
 
 
 def release_at(until: int, at: Instant, drain_us: int) -> int:
-    """Return when a holder that runs until `until` should have given back its space."""
+    """Return the expected release time of the space of a job that runs until `until`."""
     return max(at, until) + drain_us
 
 
 def drain_us(state: Facts, pool: str) -> int:
-    """Return how long stage-out and teardown of a buffer of the pool should take, as measured, µs."""
+    """Return the measured mean duration of stage-out and teardown in the pool, µs."""
     return rates_of(state.rates.get(pool), pool).drain_us
 
 
 def expected_end(state: Facts, job: Job, pool: str, at: Instant) -> int:
-    """Return when a job that gets its space at `at` should have given it back: by its time limit, and by how long
-    transfers of the pool took so far.
+    """Return the expected release time of a job's space that is allocated at `at`.
+
+    It follows from the job's time limit and the measured transfers of the pool.
     """
     rates = rates_of(state.rates.get(pool), pool)
     return release_at(at + rates.stage_in.mean_us + seconds(job.request.time_limit_s), at, rates.drain_us)
 
 
 def expected_start(releases: Iterable[tuple[int, int]], free_bytes: int, wanted_bytes: int) -> tuple[Instant, int]:
-    """Return when so much is free and what is left beside it, given (release_at, size) in ascending order."""
+    """Return when `wanted_bytes` are free, and the bytes left then; (NEVER, 0) if they never are.
+
+    `releases` are (time, bytes) in ascending order.
+    """
     for instant, size_bytes in releases:
         free_bytes += size_bytes
         if free_bytes >= wanted_bytes:
@@ -110,29 +117,35 @@ def expected_start(releases: Iterable[tuple[int, int]], free_bytes: int, wanted_
     return NEVER, 0
 
 
-# ---- when the requests in the queue of a pool should get their space where part of it is set aside for reservations
+# ---- pools with reservations
 
 
 STEPS_MAX: Final = 100_000
-"""Changes of the free space that one estimate goes over, count: some 100 ms, during which a replica only does that."""
+"""Limit on the changes of free space that one estimate visits, count: about 100 ms, during which the replica does
+nothing else.
+"""
 
 
 class TooManySteps(Exception):
-    """Bound on the changes that one estimate goes over, exceeded."""
+    """An estimate has exceeded STEPS_MAX."""
 
 
 class ReservedTimeline:
-    """The free space of one pool as time goes on, and who has it."""
+    """Future free space of one pool, of which reservations have a part."""
 
     def __init__(self, state: State, pool: str, at: Instant) -> None:
-        """Begin with who holds a part now. KeyError for a pool that is not there."""
+        """Create the timeline from the current holders of the pool.
+
+        Raises:
+            KeyError: The pool does not exist.
+        """
         self._state = state
         self._free = state.pools[pool].usable_bytes - state.held_bytes.get(pool, 0)
         self._reservations = [one for one in state.reservations.values() if one.size_in(pool)]
         self._pool = pool
         self._held = {one.name: state.use.get(("bb", "r", one.name, "", pool), 0) for one in self._reservations}
         self._changes: list[tuple[int, int, str]] = []
-        """(instant, bytes that become free, the reservation whose job gives them back or takes them), ascending."""
+        """(time, bytes released, or taken if negative, reservation of the job), ascending."""
         self._steps = 0
         drains_us = drain_us(state, pool)
         for other in state.holders.get(pool, ()):
@@ -148,9 +161,12 @@ class ReservedTimeline:
         self._changes.sort()
 
     def place(self, job_id: int, wanted_bytes: int, takes_us: int, asked_at: int) -> int | None:
-        """Give the job its space as soon as can be, not before `asked_at`, for `takes_us`; return when. None: never.
+        """Allocate the job's space at the earliest time from `asked_at` on, for `takes_us`; return the time.
 
-        Raises TooManySteps where the queue is too long to say.
+        Return None if the space never becomes free.
+
+        Raises:
+            TooManySteps: The estimate takes too long.
         """
         own = reservation_of(self._state, job_id)
         start_at = self._start_of(own, wanted_bytes, takes_us, asked_at)

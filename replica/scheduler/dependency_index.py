@@ -1,6 +1,6 @@
-"""Index of who waits for whom: by dependencies, and of one job name for the earlier jobs of it (`singleton`).
+"""Indexes of jobs that wait for other jobs, through dependencies or because of `singleton`.
 
-Both `apply` also return jobs: those whose gates may be others now that this one has come further, or is over.
+Both `apply` methods also return the jobs whose gates may have changed through the change of a job.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ _NO_NAMES: immutables.Map[str, NameGroup] = immutables.Map()
 
 
 class DependencyIndex:
-    """Jobs that depend on others, by whom and how far they wait for, and finished jobs that nobody depends on.
+    """Jobs that depend on others, by the awaited job and milestone, and the finished jobs that may be purged.
 
-    A whole array stands among those who are waited for under its number below zero, once, however many its tasks are.
+    A dependency on a whole array is stored once, under the array's negated ID.
     """
 
     def __init__(self, state: State) -> None:
         self.purgeable: SortedKeys[int] = SortedKeys(sorted(state.finished))
-        """Finished jobs that no job which is not over depends on."""
+        """Finished jobs on which no unfinished job depends."""
         self._counts: dict[int, int] = {}
-        """Job or array -> how many that are not over depend on it."""
+        """Job or array -> number of unfinished jobs that depend on it."""
         self._waiting: dict[tuple[int, int], set[int]] = {}
-        """(job or array, milestone) -> who depends on it."""
+        """(job or array, milestone) -> jobs that wait for it."""
         self.has_watched = False
-        """Whether all tasks of an array were looked at, which takes as long as checking many jobs."""
+        """All tasks of an array were visited since the caller reset this flag: as expensive as checking many jobs."""
         self._behind: dict[tuple[int, int], set[int]] = {}
         """(array, milestone) with waiting jobs -> tasks that have not reached the milestone."""
 
     def note_unfinished(self, job_id: int) -> None:
-        """Note that the job, new or requeued when it was over, is not over: it is not purged."""
+        """Note that a job is unfinished, because it is new or was requeued, and may not be purged."""
         self.purgeable.discard(job_id)
 
     def apply(self, state: State, job_id: int, before: IndexRow, after: IndexRow) -> set[int]:
-        """Note whom the job depends on now; return who waits for a milestone between its former one and the present."""
+        """Update the dependencies of a job; return the jobs that wait for a milestone it has reached or lost."""
         left, entered = before.rare.waits_for, after.rare.waits_for
         if left != entered:
             self._count(state, {other for other, _ in entered}, {other for other, _ in left})
@@ -51,7 +51,7 @@ class DependencyIndex:
             self._watch(state, (*left, *entered))
         array = self._awaited_array(state, job_id)
         if after.milestone >= Milestone.FINISHED:
-            # It may have come and gone since it was last checked, or be here already.
+            # The job may have become unfinished and finished again since its last check, or be in the index already.
             self.purgeable.discard(job_id)
             if after.milestone == Milestone.FINISHED and job_id not in self._counts and not array:
                 self.purgeable.add(job_id)
@@ -68,7 +68,7 @@ class DependencyIndex:
         return 0 if array is None or -array.job not in self._counts else -array.job
 
     def _advance_task(self, task: int, array: int, milestone: int) -> set[int]:
-        """Note how far a task has come; return who waits for its array, where that was for it, or is again."""
+        """Note the milestone of a task; return the jobs that wait for its array if it has become (in)complete."""
         found: set[int] = set()
         for number in range(1, Milestone.FINISHED + 1):
             behind = self._behind.get((array, number))
@@ -81,7 +81,7 @@ class DependencyIndex:
         return found
 
     def _watch(self, state: State, keys: Iterable[tuple[int, int]]) -> None:
-        """Begin, and end, to note which tasks of arrays have not come as far as somebody waits for."""
+        """Start or stop tracking, for each array among the keys, the tasks that have not reached the milestone."""
         for key in keys:
             array, milestone = key
             if array > 0:
@@ -121,7 +121,7 @@ def _milestone_at(state: State, job_id: int) -> int:
 
 
 def _jobs_of(state: State, other: int) -> Iterable[int]:
-    """Return a job, or the tasks of an array whose number is below zero."""
+    """Return the job `other`, or the tasks of an array if `other` is a negated array ID."""
     return (other,) if other > 0 else state.arrays.get(-other, _NO_TASKS).values()
 
 
@@ -129,16 +129,16 @@ _NO_TASKS: immutables.Map[int, int] = immutables.Map()
 
 
 class SingletonIndex:
-    """Pending `singleton` jobs by user and job name, and which job of each such name is the first."""
+    """Pending `singleton` jobs by user and job name, and the first unfinished job of each of these names."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], int] = {}
-        """(user, job name) -> its `singleton` jobs that are pending."""
+        """(user, job name) -> number of its pending `singleton` jobs."""
         self._first_of: dict[int, tuple[str, str]] = {}
-        """A job that is, or was, the first of such a name -> user and name."""
+        """Job that is, or was, the first of a name -> user and name."""
 
     def apply(self, state: State, job_id: int, before: IndexRow, after: IndexRow) -> set[int]:
-        """Note whether the job waits for earlier ones; return who is first of a name now that this job no longer is."""
+        """Update the entry of a job; return the new first job of its name if this job was first and no longer is."""
         left, group = before.rare.singleton, after.rare.singleton
         if left != group:
             for one, sign in ((left, -1), (group, 1)):
@@ -162,8 +162,9 @@ class SingletonIndex:
         return {first}
 
     def apply_rename(self, former: State, state: State, job_id: int) -> set[int]:
-        """Return whose gate may be another one now that a job may have another name: who is first of its former name,
-        and who was first of the present one.
+        """Return the jobs whose gates may change through the rename of a job.
+
+        These are the first job of its former name, and the previous first job of its new name.
         """
         found = self._next_first(state, job_id)
         job = state.jobs.get(job_id)
@@ -173,6 +174,6 @@ class SingletonIndex:
 
 
 def _first(state: State, group: tuple[str, str]) -> int:
-    """Return the first job of a user that has a name and is not over; 0 for none."""
+    """Return the first unfinished job of a user and job name; 0 for none."""
     found = state.named.get(group[0], _NO_NAMES).get(group[1])
     return 0 if found is None else first_of(found)

@@ -1,8 +1,8 @@
 """Estimate when a pending job starts, and explain the delay, from the queue, time limits and measured transfers.
 
-Slurm reports +300 s, +1 h or +1 year. Here, every job that holds space or CPUs is assumed to release them at its time
-limit, transfers take as long as the pool's average, and jobs ahead in the queue go first. The estimate is an upper
-bound unless a job overtakes, since scripts mostly end before their limit. Unknown times are reported as unknown.
+Every job that holds space or CPUs is assumed to release them at its time limit. Transfers take as long as the pool's
+average, and jobs ahead in the queue go first. The estimate is an upper bound unless another job overtakes, since
+scripts mostly end before their limit. Unknown times are reported as unknown, not as a large number as in Slurm.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from replica.state import State
 from replica.values import NEVER, Instant, Reason, format_size, seconds
 
 AHEAD_MAX = 2_000
-"""Jobs before one that an estimate goes over, count; with more before it, its start is not known."""
+"""Maximum number of jobs ahead that an estimate considers, count; with more, the start is unknown."""
 
 NODE_QUERIES_MAX = 100_000
-"""Times that an estimate asks a node when it has CPUs, count: some 50 ms, during which a replica does nothing else."""
+"""Limit on the queries of node timelines in one estimate, count: about 50 ms, during which the replica does nothing
+else.
+"""
 
 JobsAhead = Callable[[tuple[int, int], str | None], list[int] | None]
-"""Says which candidates stand before a place, in order: those for space of a pool, or (None) for CPUs. None: more than
-AHEAD_MAX.
+"""(position, pool) -> candidates for the pool's space before the position, in order; pool None: candidates for CPUs.
+
+Returns None if there are more than AHEAD_MAX.
 """
 
 
@@ -44,21 +47,26 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """When a job should start; NEVER where that is not known. `steps` stand in the order in which it waits for them."""
+    """Expected start of a job, and the conditions that it waits for."""
 
     start_at: Instant
+    """NEVER if unknown."""
     steps: tuple[Step, ...]
+    """Conditions in the order in which the job waits for them."""
 
     @property
     def is_known(self) -> bool:
-        """Return whether the estimate is known."""
+        """The start is known."""
         return self.start_at != NEVER
 
 
 def estimate(state: State, job_id: int, at: Instant, ahead: JobsAhead) -> Estimate:
-    """Return when the job should start, as of `at`. KeyError for a job that is not in the state.
+    """Return the expected start of a job, as of `at`.
 
-    `ahead` knows who stands before it: `jobs_ahead_in` an index of `state`. It is asked of a job that waits alone.
+    `ahead` returns the jobs ahead in the queues (`jobs_ahead_in`); it is called for pending jobs only.
+
+    Raises:
+        KeyError: The job is not in the state.
     """
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     if job.state is not JobState.PENDING:
@@ -89,7 +97,7 @@ def estimate(state: State, job_id: int, at: Instant, ahead: JobsAhead) -> Estima
 
 
 def _early_steps(state: State, job: Job, at: Instant) -> list[Step]:
-    """Return what keeps the job back before it asks for anything."""
+    """Return the conditions that a job waits for before it is a candidate for space or CPUs."""
     if job.hold is not Hold.NONE:
         return [Step("hold", NEVER, "the job is held; nobody can say when it will be released")]
     if job.late:
@@ -113,7 +121,7 @@ def _early_steps(state: State, job: Job, at: Instant) -> list[Step]:
 
 
 def _dependency_steps(state: State, job: Job, at: Instant) -> list[Step]:
-    """Return until when the job waits for others: for all of them, or where one is enough for the first one."""
+    """Return the unmet dependencies of a job, or with `any_of` the one that is met first."""
     found: list[Step] = []
     for dependency in job.request.dependencies:
         other = state.jobs.get(dependency.job)
@@ -132,7 +140,7 @@ def _dependency_steps(state: State, job: Job, at: Instant) -> list[Step]:
 
 
 def _space_step(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, ahead_of: JobsAhead) -> Step | None:
-    """Return until when the job waits for space, for which it asks at `asked_at`; None: it has it, or needs none."""
+    """Return the wait for space requested at `asked_at`; None if the job has its space or needs none."""
     if buffer.state is BufferState.STAGING_IN or not buffer.granted_bytes:
         return None
     if buffer.state is not BufferState.PENDING:
@@ -147,7 +155,7 @@ def _space_step(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: i
     before = f"; {len(ahead)} jobs are before it" if ahead else ""
     if any(reservation.size_in(pool.name) for reservation in state.reservations.values()):
         return _reserved_space_step(state, job, buffer, at, asked_at, ahead, stages_us + drains_us, before)
-    # Not less than nothing is free, but a pool that shrank has to be given back more than it lacks.
+    # Negative for an overcommitted pool, which needs releases before any space is free.
     free = pool.usable_bytes - state.held_bytes.get(pool.name, 0)
     releases = [
         (release_at(until, at, drains_us), state.buffers[other].held_bytes)
@@ -171,7 +179,7 @@ def _space_step(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: i
 def _reserved_space_step(
     state: State, job: Job, buffer: Buffer, at: Instant, asked_at: int, ahead: list[int], moves_us: int, before: str
 ) -> Step:
-    """Return until when the job waits for space of a pool of which reservations have a part."""
+    """Return the wait for space of a pool that has reservations."""
     pool, size = buffer.pool, format_size(buffer.granted_bytes)
     timeline = ReservedTimeline(state, pool, at)
     until: int | None = None
@@ -188,7 +196,7 @@ def _reserved_space_step(
 
 
 def _stage_in_time(state: State, job: Job, buffer: Buffer) -> tuple[int, str] | None:
-    """Return how long stage-in should take, µs, and why; None where nothing is staged in."""
+    """Return the expected duration of the stage-in, µs, and its basis; None if nothing is staged in."""
     if job.request.buffer is None or not job.request.buffer.stage_in:
         return None
     measured = rates_of(state.rates.get(buffer.pool), buffer.pool).stage_in
@@ -200,7 +208,7 @@ def _stage_in_time(state: State, job: Job, buffer: Buffer) -> tuple[int, str] | 
 
 
 def _cpus_step(state: State, job: Job, ready_at: Instant, ahead_of: JobsAhead) -> Step:
-    """Return until when the job waits for CPUs, once it is ready for them."""
+    """Return the wait for CPUs of a job that is ready to run at `ready_at`."""
     ahead = ahead_of(queue_position_of(state, job), None)
     if ahead is None:
         return Step("cpus", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for CPUs")
@@ -232,7 +240,7 @@ def _cpus_step(state: State, job: Job, ready_at: Instant, ahead_of: JobsAhead) -
 
 
 class _NodeTimeline:
-    """The CPUs of one node as time goes on: who comes first gets them first."""
+    """Future free CPUs of one node. Jobs take them in the order of the queue."""
 
     def __init__(self, state: State, name: str) -> None:
         node = state.nodes[name]
@@ -249,7 +257,7 @@ class _NodeTimeline:
         self.ends.sort()
 
     def start_of(self, cpus: int, asked_at: int) -> int | None:
-        """Return when so many CPUs are free, not before `asked_at`; None if the node never has so many."""
+        """Return when `cpus` CPUs are free, `asked_at` at the earliest; None if the node has fewer."""
         if cpus > self.cpus:
             return None
         free, now = self.free, max(self.now, asked_at)
@@ -269,11 +277,11 @@ class _NodeTimeline:
         self.ends.sort()
 
 
-# ---- who stands before a job in the queues of an index: what an estimate asks, without a walk over all jobs
+# ---- jobs ahead in the queues of a scheduling index
 
 
 def jobs_ahead_in(index: SchedulingIndex) -> JobsAhead:
-    """Return who says which candidates are before a job; `index` must be prepared, and not change meanwhile."""
+    """Return a `JobsAhead` over the queues of `index`, which must be prepared and must not change meanwhile."""
 
     def ahead(position: tuple[int, int], pool: str | None) -> list[int] | None:
         queues = (takewhile(lambda key: key[:2] < position, keys) for keys in _queues_for(index, pool))

@@ -32,8 +32,8 @@ from replica.state import Facts
 from replica.values import CANDIDATES_BEHIND_MAX, SKIPPED_MAX, Verdict
 
 LINGERING_SCANNED_MAX = 1_000
-"""External jobs that linger in one pool and are looked at for who needs space, count: a millisecond; past them, it
-waits.
+"""Maximum number of lingering external jobs scanned in one pool for space to free, count: one millisecond. If they are
+not enough, the request waits.
 """
 
 
@@ -43,22 +43,23 @@ class ExternalJobGrants(NamedTuple):
     given: tuple[int, ...]
     first: int = 0
     closed: bool = True
-    """Whether one that came behind them would get nothing, however little it asks for."""
+    """A later request would get nothing, however small."""
 
 
 def grant_external_jobs(
     current: CycleState, pool: str, waiting: Iterable[int], pass_limit_reached: Iterable[int], room: int
 ) -> ExternalJobGrants:
-    """Return which of those who wait for a pool get space now, `room` at most; what they take is the caller's to note.
+    """Return the waiting external jobs of a pool that get space now, at most `room`.
 
-    `pass_limit_reached`: the native jobs that could have space of it and have been passed as often as may be.
+    The caller must count their space as held. `pass_limit_reached` are native jobs that wait for the pool's space and
+    have been passed as often as allowed.
     """
     state = current.state
     if any(_waits_for_space(current, job_id) for job_id in islice(pass_limit_reached, CANDIDATES_BEHIND_MAX)):
         return ExternalJobGrants(())
     free = free_bytes_for(current, pool, "")
     given: list[int] = []
-    # So that few more than that pass the first in line in one pass, which alone finds out who that is.
+    # The first job in the queue is not known before the cycle reaches it. This bound limits how often it is passed.
     room = min(room, max(1, state.site.max_passes))
     for job_id in islice(waiting, SKIPPED_MAX):
         if waits_for_names(state, state.jobs[job_id]):
@@ -67,7 +68,7 @@ def grant_external_jobs(
         size_bytes, of_class = request.size_bytes, request.scheduling_class
         over = current.quotas.space_gate(of_class, pool, size_bytes, 0)
         if over is not None or _upcoming_reservation(current, request) is not None:
-            continue  # what keeps it back may not keep back those behind it
+            continue  # this may not apply to the next external job
         if size_bytes > free:
             return ExternalJobGrants(tuple(given), job_id)
         if len(given) >= room:
@@ -81,8 +82,9 @@ def grant_external_jobs(
 def space_for_setup(
     current: CycleState, pool: str, waiting: Iterable[int], pass_limit_reached: Iterable[int], lingering: Iterable[int]
 ) -> int:
-    """Return the most that one more setup would get of a pool now, units of the pool: at once, or as soon as what
-    lingers there has given way. Limits, which only some have, are left out. `waiting`, `pass_limit_reached`: as for
+    """Return the most that another setup would get of a pool, units of the pool, including lingering data's space.
+
+    Limits of accounts and QOS are not considered. `waiting` and `pass_limit_reached` are those of
     `grant_external_jobs`.
     """
     state = current.state
@@ -98,9 +100,7 @@ def space_for_setup(
 
 
 def space_event(state: Facts, job_id: int) -> e.ExternalJobSpaceAllocated:
-    """Return that an external job has its space, with the shared filesystems that it needs where it works with
-    persistent buffers.
-    """
+    """Return the event that allocates the space of an external job, with the shared filesystems that it needs."""
     asked, filesystems = state.jobs[job_id].request.buffer, dict[str, None]()
     if asked is not None and asked.uses:
         own = filesystem_of_pool(state, state.buffers[job_id].pool)
@@ -111,7 +111,7 @@ def space_event(state: Facts, job_id: int) -> e.ExternalJobSpaceAllocated:
 
 
 def explain_setup_failures(current: CycleState, events: tuple[e.Event, ...]) -> tuple[e.Event, ...]:
-    """Return the events, in which a setup that a limit kept from its space fails with the sentence of that limit."""
+    """Return the events, with the reason of each failed setup replaced by the limit that blocked it, if any."""
     return tuple(
         replace(event, reason=_limit_sentence(current, event.job) or event.reason)
         if isinstance(event, e.ExternalJobSetupFailed)
@@ -121,9 +121,7 @@ def explain_setup_failures(current: CycleState, events: tuple[e.Event, ...]) -> 
 
 
 def _limit_sentence(current: CycleState, job_id: int) -> str:
-    """Return which limit keeps an external job from space, and for how long it has, as a sentence; empty where none
-    does.
-    """
+    """Return a sentence about the limit that blocks an external job, and for how long; empty if none does."""
     over = _limit_verdict(current, job_id)
     if over is None:
         return ""
@@ -138,9 +136,7 @@ def _limit_verdict(current: CycleState, job_id: int) -> Verdict | None:
 
 
 def waiting_verdict(current: CycleState, job_id: int) -> Verdict:
-    """Return the verdict on an external job whose setup waits, when its pool has been served: a limit, a
-    reservation, space.
-    """
+    """Return the verdict on an external job whose setup waits, after its pool was served in the cycle."""
     state = current.state
     job, buffer = state.jobs[job_id], state.buffers[job_id]
     if waits_for_names(state, job):
@@ -150,7 +146,7 @@ def waiting_verdict(current: CycleState, job_id: int) -> Verdict:
 
 
 def _waits_for_space(current: CycleState, job_id: int) -> bool:
-    """Return whether a job passed over as often as allowed waits for space, not for a limit, node or reservation."""
+    """Return whether a job waits for space, and not for a limit, a node or a reservation."""
     state = current.state
     request = space_request_of(state, state.jobs[job_id], state.buffers[job_id])
     return space_decision(current, request) not in NOT_QUEUED
@@ -172,9 +168,10 @@ def choose_lingering(
     coming_bytes: int,
     room: int,
 ) -> tuple[int, ...]:
-    """Return the external jobs whose data gives way to a request that does not fit, the oldest first; none if that
-    would be in vain. `coming_bytes` is what is being given back to the pool already (`counts_for`); `room`: how many in
-    one pass.
+    """Return the lingering external jobs whose data is removed for a request that does not fit, oldest first.
+
+    Return none if that would not free enough. `coming_bytes` are being released already (`counts_for`); `room` is the
+    maximum number.
     """
     reservation = request.reservation
     wanted = request.size_bytes - free_bytes_for(current, request.pool, reservation) - coming_bytes
@@ -190,9 +187,9 @@ def choose_lingering(
 
 
 def counts_for(request: SpaceRequest, buffer: Buffer) -> bool:
-    """Return whether a request waits for the space of a draining buffer.
+    """Return whether the space of a draining buffer comes soon enough for a request.
 
-    An external job waits for seconds only: for buffers being removed, not for a stage-out.
+    A setup of an external job waits for seconds only: long enough for a removal, but not for a stage-out.
     """
     return request.job.external_job is None or buffer.state in BEING_REMOVED
 
@@ -203,8 +200,9 @@ def needed_by_reason(job: Job) -> str:
 
 
 def count_overtaking(current: CycleState, events: list[e.Event], given: dict[int, str]) -> None:
-    """Have each external job in `events` that got space past the first in line for its pool count; `given`: its
-    position in `events` -> the pool.
+    """Count each external job in `events` that got space before the head of its pool's queue.
+
+    `given` maps positions in `events` to pools.
     """
     for position, pool in given.items():
         head, event = current.reservation_heads.get(pool), events[position]

@@ -1,8 +1,8 @@
-"""Why a job waits: the gates in their order, and the reason that each gives.
+"""Gates of pending jobs, and the reason of each gate.
 
-The gate that keeps a job back and the gate that names its reason are the same call (SPUR.md), so what is shown is what
-was decided. Order: hold, deadline, begin time, partition, dependency, reservation, account and QOS limits, licences,
-burst buffer, placement. What depends on what others have in use is asked in `admission`, with a `QuotaCheck`.
+The same call blocks a job and names its reason (SPUR.md), so the reason shown cannot differ from the decision. Order of
+the gates: hold, deadline, begin time, partition, dependency, reservation, account and QOS limits, licences, burst
+buffer, placement. Gates that depend on the usage of other jobs are in `admission`, with a `QuotaCheck`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SLOTS_TAKEN = "as many operations are under way as may be, in all or of this us
 
 
 def early_gate(state: State, job: Job) -> Verdict | None:
-    """Return the first gate before the burst buffer that keeps a pending job back, or None."""
+    """Return the verdict of the first gate before the burst buffer that blocks a pending job, or None."""
     options = job.request.options
     early = _hold(state, job) or _deadline(job) or _begin(job)
     if early is None and options is not None:
@@ -142,7 +142,7 @@ def _earlier_of_same_name(state: Facts, job: Job) -> int:
 
 
 def dependency_jobs(state: Facts, dependency: Dependency) -> Iterable[int]:
-    """Return the jobs that a dependency is about."""
+    """Return the jobs of a dependency: one job, or the tasks of an array."""
     return state.arrays.get(dependency.job, _NO_TASKS).values() if dependency.kind.of_array else (dependency.job,)
 
 
@@ -150,7 +150,7 @@ _NO_TASKS: immutables.Map[int, int] = immutables.Map()
 
 
 def is_dependency_met(state: Facts, dependency: Dependency, waiter_has_buffer: bool) -> bool | None:
-    """Return whether a dependency is met; None where it never can be."""
+    """Return whether a dependency is met; None if it can never be met."""
     kind = dependency.kind
     if not kind.of_array:
         return _is_met(kind, state.jobs.get(dependency.job), state.buffers.get(dependency.job), waiter_has_buffer)
@@ -159,7 +159,7 @@ def is_dependency_met(state: Facts, dependency: Dependency, waiter_has_buffer: b
         return _is_met(kind.of_one, None, None, waiter_has_buffer)
     if not isinstance(state, State):
         return _is_met_by_tasks(state, kind.of_one, tasks, waiter_has_buffer)
-    # A whole array may wait for a whole array: its tasks are looked at once in a state, and not for each of them.
+    # A whole array may wait for a whole array. Caching per state evaluates the awaited tasks once, not for each task.
     asked = (dependency.job, kind, waiter_has_buffer)
     found = _results_for(state)
     if asked not in found:
@@ -170,13 +170,13 @@ def is_dependency_met(state: Facts, dependency: Dependency, waiter_has_buffer: b
 _Question = tuple[int, DependencyKind, bool]
 
 STATES_CACHED = 4
-"""States of which it is remembered how far arrays have come, count: those that passes and questions are about."""
+"""Number of states for which results about arrays are cached, count: those of cycles and of queries."""
 
 _results: deque[tuple[State, dict[_Question, bool | None]]] = deque(maxlen=STATES_CACHED)
 
 
 def _results_for(state: State) -> dict[_Question, bool | None]:
-    """Return what was found out about arrays in a state; whether it is remembered shows in nothing but the time."""
+    """Return the cached results about arrays in a state."""
     for known, found in _results:
         if known is state:
             return found
@@ -188,8 +188,8 @@ def _results_for(state: State) -> dict[_Question, bool | None]:
 def _is_met_by_tasks(
     state: Facts, kind: DependencyKind, tasks: immutables.Map[int, int], waiter_has_buffer: bool
 ) -> bool | None:
-    """Return whether a dependency on all of an array is met."""
-    # As in Slurm: first all tasks must have come so far; afternotok then wants one that failed.
+    """Return whether a dependency on a whole array is met; None if it can never be met."""
+    # As in Slurm: first, all tasks must have reached the milestone; afternotok then requires that one failed.
     after = DependencyKind.AFTER_ANY if kind in _BY_RESULT else kind
 
     def all_met(kind: DependencyKind) -> bool:
@@ -208,8 +208,8 @@ _BY_RESULT = (DependencyKind.AFTER_OK, DependencyKind.AFTER_NOT_OK)
 
 
 def _is_met(kind: DependencyKind, other: Job | None, buffer: Buffer | None, waiter_has_buffer: bool) -> bool | None:
-    """Return whether a dependency on one job is met; None where it never can be."""
-    # A purged job is over long since, but how it ended is no longer in the state.
+    """Return whether a dependency on one job is met; None if it can never be met."""
+    # A purged job has finished, but its result is no longer in the state.
     if other is None:
         return (
             True
@@ -230,9 +230,9 @@ def _is_met(kind: DependencyKind, other: Job | None, buffer: Buffer | None, wait
 
 
 def down_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
-    """Return that the node which has a job, or its data, is down, or None: nothing happens to the job until it is back.
+    """Return the verdict on a job whose node or mover is down, or None.
 
-    Its script may run on there.
+    The job makes no progress until the node is back, but its script may still be running there.
     """
     performs = agent_of(job, buffer)
     node = state.nodes.get(performs) if performs else None
@@ -246,7 +246,7 @@ def down_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
 
 
 def buffer_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
-    """Return why the buffer keeps a pending job back, or None where the job has its data or needs none."""
+    """Return the verdict on a pending job whose buffer is not staged in, or None if it is, or if the job has none."""
     if buffer is None or buffer.state is BufferState.STAGED_IN:
         return None
     if buffer.state is BufferState.PENDING:
@@ -292,7 +292,7 @@ def _later_reason(state: Facts, job: Job, buffer: Buffer | None) -> Verdict:
     if job.state not in ENDED:
         return Verdict(Reason.NONE, "nothing holds the job back")
     if job.state is JobState.FAILED and not job.exit_code and job.comment:
-        # Ended from outside, for example because its buffer holds too much: no exit code says why.
+        # The script was ended from outside, for example because its buffer is full, so the exit code explains nothing.
         return Verdict(job.comment.rsplit("\n", 1)[-1], "the job has finished: its script was ended")
     reason, sentence = _END_REASONS.get(job.state, (Reason.NONE, "the job is over"))
     return Verdict(reason, sentence)
@@ -303,11 +303,11 @@ _END_REASONS = {
     JobState.TIMEOUT: (Reason.TIME_LIMIT, "the job is over: it reached its time limit"),
     JobState.NODE_FAIL: (Reason.NODE_DOWN, "the job is over: its node failed"),
 }
-"""Slurm's words for unsuccessful ends; a cancelled job needs no explanation."""
+"""Slurm's reasons of unsuccessful ends. A cancelled job needs no explanation."""
 
 
 def external_job_verdict(state: Facts, job: Job, buffer: Buffer) -> Verdict:
-    """Return the reason of an external job: no pass ever runs it, so no gate does."""
+    """Return the verdict on an external job. It follows from the job's phase, since no gate applies to it."""
     phase = external_job_phase(job, buffer)
     scheduler = "" if job.external_job is None else job.external_job.scheduler
     if phase in _WAITS_FOR_AGENT and (down := down_gate(state, job, buffer)) is not None:
@@ -366,7 +366,7 @@ REPLAN_S = 30
 
 
 def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
-    """Return whether a job that passes the early gates is a candidate for space in its pool.
+    """Return whether a job that no early gate blocks is a candidate for space of its pool.
 
     External jobs never are.
     """
@@ -379,7 +379,7 @@ def waits_for_space(job: Job, buffer: Buffer | None) -> bool:
 
 
 def current_verdict(state: State, job: Job, buffer: Buffer | None) -> Verdict:
-    """Return the verdict on a job that something is due for at once."""
+    """Return the verdict on a job without regard to the queues, for jobs that the cycle has no further decision on."""
     if job.external_job is not None and buffer is not None:
         return external_job_verdict(state, job, buffer)
     if job.state is not JobState.PENDING:
@@ -390,6 +390,6 @@ def current_verdict(state: State, job: Job, buffer: Buffer | None) -> Verdict:
 
 
 def reservation_of(state: State, job_id: int) -> str:
-    """Return the reservation that a job is of, or empty."""
+    """Return the reservation of a job, or an empty string."""
     options = state.jobs[job_id].request.options
     return "" if options is None else options.reservation

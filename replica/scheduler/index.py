@@ -1,26 +1,28 @@
-"""Scheduling index: what a pass needs to know of a State, kept up to date instead of being gathered each time.
+"""Scheduling index: the facts about a State that a scheduling cycle needs, updated incrementally.
 
 Theory of operation
 ===================
 
-A walk over all jobs would say what a pass does (the reference of the tests does so). The index gives the very same
-events by checking only the jobs that may get something: the cost of a pass follows what it does, not how many jobs
-wait. It is no part of the State: the leader keeps one in step with its State, whoever else asks builds one. It is built
-from a State, a portion at a time if need be, and advanced by the events that lead to the next.
+A scan of all jobs would produce the events of a cycle (the reference implementation of the tests does so). With the
+index, a cycle produces the same events, but checks only the jobs that may get something. Its cost depends on the number
+of its events, not on the number of pending jobs. The index is not part of the State. The leader advances one together
+with its State; other callers build their own. It is built from a State, in portions if necessary, and then advanced by
+the events that lead to the next State.
 
-It is composed of small indexes: queues of candidates, arrays, nodes, timers, holders of pools, waits for operation
-slots, candidates for preemption, reservations, dependencies and singletons. For each job that is not over,
-`index_row` says what they hold of it. An event touches jobs and nodes (`TOUCHES`); the rows of those are computed anew
-from the new State, and each small index is given the former row and the new one (`apply`). Two things reach further
-than the jobs that an event names: a node that changes touches the jobs on it, and a job that passes a milestone touches
-those that wait for it. What depends on several jobs at once is done last, once for a batch (`refresh`): which tasks of
-an array have room in it, and which nodes could run their first candidate.
+The index consists of component indexes: queues of candidates, arrays, nodes, timers, holders of pools, waits for
+operation slots, candidates for preemption, reservations, dependencies and singletons. `index_row` returns what they
+contain about one unfinished job. An event touches jobs and nodes (`TOUCHES`). The rows of touched jobs are computed
+anew from the new State, and each component receives the old and the new row (`apply`). Two effects extend further: a
+change of a node touches the jobs on it, and a job that reaches a milestone touches the jobs that wait for it. Facts
+that depend on several jobs are computed last, once per batch (`refresh`): which tasks of an array may be queued, and
+which nodes could run their first candidate.
 
-A scheduling pass (`scheduling_cycle`) merges the queues, and leaves one as soon as nothing further back can get
-anything. Why a job waits is a pass that stops where it reaches the job: what it leaves out changes nothing.
+A scheduling cycle (`scheduling_cycle`) merges the queues, and leaves a queue as soon as no later candidate in it can
+get anything. To explain why a job waits, a cycle runs up to the position of the job; candidates that it skips would
+change nothing.
 
-Laws (tests/replica/scheduler/test_index.py): the advanced index equals one built afresh, and so does each small one;
-its events and its next instant are those of the reference.
+Tests (tests/replica/scheduler/test_index.py) check that an advanced index and each of its components equal newly built
+ones, and that events and next due time equal those of the reference implementation.
 """
 
 from __future__ import annotations
@@ -55,17 +57,17 @@ class Touches(Enum):
     """Jobs and nodes whose index rows may change with an event."""
 
     JOB = auto()
-    """Its job, and the one that was first in line and passed by it."""
+    """The event's job, and the head of the pool's queue that the job was backfilled past."""
     JOB_AND_NAME = auto()
-    """Its job, and who is or was the first of the job's name."""
+    """The event's job, and the jobs that are or were the first of its name."""
     TASKS = auto()
-    """Its job, or the tasks of its array."""
+    """The event's job, or the tasks of its array."""
     NODE = auto()
-    """Its node, the jobs on it, and those that it names."""
+    """The event's node, the jobs on it, and the jobs that the event names."""
     POOL = auto()
-    """Those who wait for more than its pool had, or now has, in service."""
+    """Jobs that wait for more space than the event's pool has, or had, in service."""
     RESERVATION = auto()
-    """The jobs of its reservation."""
+    """The jobs of the event's reservation."""
     EVERYTHING = auto()
     NOTHING = auto()
 
@@ -125,36 +127,36 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.HistoriesCounted: Touches.NOTHING,
     e.DisclosureKeyDrawn: Touches.NOTHING,
 }
-"""Event type -> what it touches. Events that are not listed touch their job, as most events do."""
+"""Event type -> touched jobs and nodes. Most events touch their job; these are not listed."""
 
 
 _PASSES = (e.BufferAllocated, e.ExternalJobSpaceAllocated)
-"""Events that may count against the first in line for a pool."""
+"""Events that may count toward the limit on passing the head of a pool's queue."""
 
 
 class SchedulingIndex:
-    """Index of one State for scheduling passes; `advance` takes it to the next."""
+    """Index of one State for scheduling cycles; `advance` updates it to the next State."""
 
     def __init__(self, state: State) -> None:
-        """Begin the index of `state`; `prepare` or the first question checks every job once."""
+        """Create the index of `state`; `prepare` or the first query checks every job once."""
         self.state = state
         self.queues = QueueIndex()
         self.nodes = NodeIndex()
         self.timers = TimerIndex()
         self.holders: KeyIndex[str, Key] = KeyIndex(attrgetter("holding"))
-        """Pool -> who holds a part of it, by until when."""
+        """Pool -> its holders, by expected end of their runs."""
         self.slots: KeyIndex[tuple[int, str], tuple[Instant, int]] = KeyIndex(attrgetter("rare.slot"))
-        """(stage, user) -> who waits for an operation slot, first come first."""
+        """(stage, user) -> jobs that wait for an operation slot, in order of arrival."""
         self.preemptible: KeyIndex[str, PreemptionCandidate] = KeyIndex(attrgetter("rare.preemptible"))
-        """Pool -> jobs whose staged buffer may be taken back, the last ones in the order of candidates first."""
+        """Pool -> jobs whose buffers may be preempted, those last in the scheduling order first."""
         self.reservations: KeyIndex[str, int] = KeyIndex(attrgetter("rare.reservation"))
-        """Reservation -> its jobs that are not over."""
+        """Reservation -> its unfinished jobs."""
         self.external_jobs: KeyIndex[str, int] = KeyIndex(attrgetter("rare.external_job"))
-        """Pool -> the external jobs whose setups wait for space of it, first come first."""
+        """Pool -> external jobs whose setups wait for its space, in order of arrival."""
         self.lingering: KeyIndex[str, tuple[Instant, int]] = KeyIndex(attrgetter("rare.lingering"))
-        """Pool -> the external jobs that linger there, the oldest first."""
+        """Pool -> lingering external jobs, oldest first."""
         self.pass_limit_reached: KeyIndex[str, int] = KeyIndex(attrgetter("rare.pass_limit_reached"))
-        """Pool -> jobs that wait for space of it and have been passed as often as may be."""
+        """Pool -> jobs that wait for its space and have been passed as often as allowed."""
         self.dependencies = DependencyIndex(state)
         self.singletons = SingletonIndex()
         self._rows: dict[int, IndexRow] = {}
@@ -164,14 +166,14 @@ class SchedulingIndex:
             *(self.arrays, self.slots, self.preemptible, self.reservations),
             *(self.external_jobs, self.lingering, self.pass_limit_reached),
         )
-        """Those that hold nothing of a row without rare fields."""
+        """Components that ignore rows without rare fields."""
         self._touched: set[int] = set(state.unfinished)
         self._touched_nodes: set[str] = set(state.nodes)
 
-    # From one State to the next --------------------------------------------------------------------------------------
+    # Updates ---------------------------------------------------------------------------------------------------------
 
     def advance(self, state: State, events: Iterable[e.Event]) -> None:
-        """Become the index of `state`, which is what `events` made of the present one."""
+        """Advance the index to `state`, which results from applying `events` to the current State."""
         former, self.state = self.state, state
         for event in events:
             touches = TOUCHES.get(type(event), Touches.JOB)
@@ -200,7 +202,7 @@ class SchedulingIndex:
         elif touches is Touches.POOL:
             pool = event.pool.name if isinstance(event, e.PoolSet) else event.pool  # type: ignore[attr-defined]
             low, high = sorted((usable_bytes(former, pool), usable_bytes(state, pool)))
-            # Tasks that their arrays keep back stand in no queue.
+            # Tasks blocked by their arrays are in no queue.
             self._touched |= self.queues.between(pool, low, high) | self.arrays.between(low, high)
         elif touches is Touches.RESERVATION:
             name = event.reservation.name if isinstance(event, e.ReservationSet) else event.reservation  # type: ignore[attr-defined]
@@ -211,8 +213,8 @@ class SchedulingIndex:
             self.arrays.change_all()
 
     def prepare(self, jobs_max: int) -> bool:
-        """Check up to so many jobs that were touched; return whether none is left, so that a pass is cheap now."""
-        # Not as soon as they are touched: the next batch may touch them again.
+        """Check at most `jobs_max` touched jobs; return whether none is left, so that a cycle is cheap now."""
+        # Jobs are not checked when they are touched, because the next batch may touch them again.
         touched = self._touched
         if self._touched_nodes:
             for name in self._touched_nodes:
@@ -231,12 +233,12 @@ class SchedulingIndex:
         return True
 
     def catch_up(self) -> None:
-        """Make the index true for every job that was touched, however many there are."""
+        """Check all touched jobs."""
         while not self.prepare(len(self._touched)):
             pass
 
     def _check(self, job_id: int) -> set[int]:
-        """Make the index true for one job; return those whose gates may be others by what has changed about it."""
+        """Update the index for one job; return the jobs whose gates may have changed with it."""
         state, before = self.state, self._rows.get(job_id, NO_ROW)
         job = state.jobs.get(job_id)
         if job is not None and job_id in state.unfinished:
@@ -246,7 +248,7 @@ class SchedulingIndex:
         else:
             after = GONE_ROW if job is None else FINISHED_ROW
             self._rows.pop(job_id, None)
-        # Who is first of a name may be another one though nothing about the job is.
+        # The first job of a name may change although this job's row does not.
         found = self.singletons.apply(state, job_id, before, after)
         if before == after:
             return found
@@ -257,19 +259,20 @@ class SchedulingIndex:
                 index.apply(job_id, before, after)
         return found | self.dependencies.apply(state, job_id, before, after)
 
-    # What it is asked ------------------------------------------------------------------------------------------------
+    # Queries ---------------------------------------------------------------------------------------------------------
 
     def due_at(self, job_id: int) -> Instant:
-        """Return when something is due for a job that is not over, by time alone; NEVER for nothing."""
+        """Return the time of the next timed action of an unfinished job; NEVER if there is none."""
         return Instant(self._rows[job_id].due_at)
 
     def waiting_for_slot(self, stage: int) -> dict[str, SortedKeys[tuple[Instant, int]]]:
-        """Return who waits for an operation slot of a stage: user -> places, first come first."""
+        """Return the jobs that wait for an operation slot of a stage: user -> positions, in order of arrival."""
         return {user: places for (of_stage, user), places in self.slots.keys.items() if of_stage == stage}
 
     def gate_verdict(self, job_id: int) -> Verdict | None:
-        """Return what is said of a job that is not over, without a pass; None for a candidate for space or CPUs, and
-        for an external job that waits for space.
+        """Return the verdict on an unfinished job that follows without a cycle.
+
+        Return None for candidates for space or CPUs, and for external jobs that wait for space.
         """
         state = self.state
         job, buffer = state.jobs[job_id], state.buffers.get(job_id)
@@ -283,7 +286,7 @@ class SchedulingIndex:
         return buffer_gate(state, job, buffer)
 
     def next_due(self, after: Instant) -> Instant | None:
-        """Return the earliest instant after `after` at which a pass could do something by time alone, or None."""
+        """Return the earliest time after `after` at which a cycle may have events without new commands, or None."""
         self.catch_up()
         first = self.timers.timers.first_after((after + 1, 0))
         due = [] if first is None else [first[0]]

@@ -1,7 +1,7 @@
-"""Index row of a job: all that the scheduling index holds of it, derived from the State.
+"""Index rows: the entries of a job in the scheduling index, derived from the State.
 
-Every small index is kept up to date by `apply(job, before, after)`: the row that the job had and the row that it has.
-`NO_ROW` stands for a job that had none; `FINISHED_ROW` and `GONE_ROW` for one that is over, or purged.
+Each component index is updated by `apply(job, before, after)` with the old and the new row of a job. `NO_ROW` stands
+for a job without a row, `FINISHED_ROW` for a finished one, and `GONE_ROW` for a purged one.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ from replica.state import State, is_finished
 from replica.values import NEVER, Instant, SortedKeys
 
 Key = tuple[int, int, int]
-"""-priority, job, and what is asked for: bytes of a pool or CPUs."""
+"""(-priority, job ID, requested amount: bytes of a pool or CPUs)."""
 
 Queue = tuple[str, str, int, SchedulingClass | None]
-"""What is waited for, and on whose behalf: ("space", pool, CPUs), ("node", name, 0) or ("any", partition, CPUs), and
-the scheduling class, which limits, licences, reservations and partitions go by. ("persistent", "", 0): persistent
-buffers. In ("large", pool, 0) are those who ask for more than the pool has in service: no pass checks them.
+"""Queue of candidates: the awaited resource, and the scheduling class, on which the gates depend.
+
+Resources are ("space", pool, CPUs), ("node", name, 0), ("any", partition, CPUs) and ("persistent", "", 0) for jobs with
+persistent buffers. ("large", pool, 0) contains requests that exceed the pool, which no cycle checks.
 """
 
 Group = tuple[str, str]
-"""The queues for the same thing: ("space", pool), ("node", name) or ("any", partition)."""
+"""Queues for the same resource: ("space", pool), ("node", name) or ("any", partition)."""
 
 
 class Milestone:
@@ -61,31 +62,33 @@ class Milestone:
 
 
 class RareFields(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Fields of an index row that few jobs have; all others share `NO_RARE`, so that their rows are small."""
+    """Fields of an index row that few jobs have. All other jobs share `NO_RARE`, so that their rows are small."""
 
     waits_for: tuple[tuple[int, int], ...] = ()
-    """The jobs that its dependencies are about, and the arrays (their numbers below zero), each with the milestone at
-    which its gate may change: of an array when all of its tasks have come so far."""
+    """Awaited jobs, and arrays as negated IDs, each with the milestone at which the dependency may be met.
+
+    An array reaches a milestone when all of its tasks have.
+    """
     singleton: tuple[str, str] | None = None
-    """User and job name, where it waits for the earlier jobs of that name."""
+    """User and job name, if the job waits for earlier jobs of that name."""
     reservation: tuple[str, int] | None = None
-    """The reservation that it is of, and its own number."""
+    """Reservation of the job, and job ID."""
     array: int = 0
-    """The array whose room it needs, where it is a candidate for space or CPUs."""
+    """Array of a candidate for space or CPUs whose queued tasks are limited."""
     active_of: int = 0
-    """The array against whose throttle it counts."""
+    """Array whose throttle an active task counts toward."""
     ahead: bool = False
-    """The task also counts among those of its array that have not started."""
+    """The active task has not started."""
     slot: tuple[tuple[int, str], tuple[Instant, int]] | None = None
-    """Stage and user, and its place among those that wait for an operation slot there."""
+    """(stage, user), and the job's position among those that wait for an operation slot."""
     preemptible: tuple[str, PreemptionCandidate] | None = None
-    """A pool, and the candidate for having its buffer there taken back."""
+    """Pool, and the job as a candidate for preemption of its buffer."""
     external_job: tuple[str, int] | None = None
-    """The pool that the setup of an external job waits for space of, and its number."""
+    """Pool whose space the setup of an external job waits for, and job ID."""
     lingering: tuple[str, tuple[Instant, int]] | None = None
-    """The pool where an external job lingers, since when, and its number."""
+    """Pool of a lingering external job, and (start of lingering, job ID)."""
     pass_limit_reached: tuple[str, int] | None = None
-    """The pool for which it waits, having been passed as often as may be, and its number."""
+    """Pool of a job that waits for space and has been passed as often as allowed, and job ID."""
 
 
 NO_RARE = RareFields()
@@ -99,10 +102,11 @@ class IndexRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key: Key | None = None
     node: str = ""
     cpus: int = 0
-    """CPUs of `node` that it takes now."""
+    """CPUs of `node` that the job uses."""
     due_at: int = NEVER
+    """Time of the job's next timed action."""
     holding: tuple[str, Key] | None = None
-    """The pool that it holds a part of, with until when, how much in bytes, and its number."""
+    """Pool whose space the job holds, and (expected end of the run, bytes, job ID)."""
     milestone: int = 0
     rare: RareFields = NO_RARE
 
@@ -113,7 +117,7 @@ GONE_ROW = IndexRow(milestone=Milestone.GONE)
 
 
 def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Queue, Queue]) -> IndexRow:
-    """Return the row of a job that is not over; `queue_names` has the one name of each queue, which its rows share."""
+    """Return the row of an unfinished job. `queue_names` interns queue names, so that rows share them."""
     request = job.request
     queue: Queue | None = None
     key: Key | None = None
@@ -150,7 +154,7 @@ def index_row(state: State, job: Job, buffer: Buffer | None, queue_names: dict[Q
 
 
 def milestone_of(job: Job, finished: bool) -> int:
-    """Return how far a job has come that is not purged."""
+    """Return the latest milestone of a job that is not purged; 0 for none."""
     if finished:
         return Milestone.FINISHED
     if job.state in ENDED:
@@ -166,7 +170,7 @@ def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool)
     pass_limit_reached = queued and job.passed >= state.site.max_passes and waits_for_space(job, buffer)
     plain = options is None and task is None and not request.dependencies and not pass_limit_reached
     if plain and (buffer is None or buffer.state is BufferState.PENDING):
-        return NO_RARE  # no array, no operation, nothing that could be taken from it
+        return NO_RARE  # no array, no operation, no buffer to preempt
     array = 0
     if queued and task is not None and is_gated(request) and is_waiting(job, buffer):
         array = task.job
@@ -225,14 +229,14 @@ class SmallIndex(Protocol):
     """Protocol of the component indexes whose contents depend on rows alone."""
 
     def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
-        """Have the index hold what the job's row `after` says in place of what `before` said."""
+        """Replace the entries of the job's row `before` by those of `after`."""
 
 
-# ---- sorted keys and sets by name, as the small indexes hold them
+# ---- sorted keys and sets by name, the contents of the component indexes
 
 
 def update_keys(kept: dict, name: object, key: object, enters: bool) -> None:  # type: ignore[type-arg]
-    """Put a key among those of a name, or take it out; a name without keys is not kept."""
+    """Add a key to those of a name, or remove it; a name without keys is deleted."""
     keys = kept.get(name)
     if enters:
         if keys is None:
@@ -245,7 +249,7 @@ def update_keys(kept: dict, name: object, key: object, enters: bool) -> None:  #
 
 
 def update_set(kept: dict, name: object, key: int, enters: bool) -> None:  # type: ignore[type-arg]
-    """As `update_keys`, with a set for each name."""
+    """Do the same as `update_keys`, with a set for each name."""
     if enters:
         kept.setdefault(name, set()).add(key)
     else:

@@ -1,4 +1,4 @@
-"""Indexes of one kind of key: at most one of each job, in order, by what it is about."""
+"""Indexes with at most one sorted key per job, grouped by name."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ K = TypeVar("K", bound=object)
 
 
 class KeyIndex(Generic[N, K]):
-    """Keys in order by name, such as the holders of each pool by when they give back their space."""
+    """Sorted keys by name, for example the holders of each pool by expected release."""
 
     def __init__(self, entry: Callable[[IndexRow], tuple[N, K] | None]) -> None:
-        """`entry` gives the name and the key of a row, None for a row without."""
+        """Create an empty index; `entry` returns the name and the key of a row, or None if the row has no key."""
         self.keys: dict[N, SortedKeys[K]] = {}
         self._entry = entry
 

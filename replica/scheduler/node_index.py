@@ -1,4 +1,4 @@
-"""Index of nodes: their jobs and CPUs, and the lists of them that a pass chooses from, one for each partition."""
+"""Index of nodes: their jobs and CPUs, and sorted lists of the nodes of each partition, from which a cycle chooses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from replica.state import State
 from replica.values import SortedKeys
 
 NodeUse = tuple[int, int, int]
-"""CPUs of a node that is up, how many of them are free, and how many jobs are on it."""
+"""(CPUs, free CPUs, jobs) of a node that is up."""
 
 
 class NodeList:
-    """The nodes of one partition that are up, in the orders in which they are chosen."""
+    """Nodes of one partition that are up, sorted by free CPUs and by number of jobs."""
 
     def __init__(self) -> None:
         self.by_free: SortedKeys[tuple[int, str]] = SortedKeys()
@@ -23,13 +23,13 @@ class NodeList:
         """CPUs of a node -> (jobs on it, node)."""
 
     def add(self, name: str, use: NodeUse) -> None:
-        """Have a node in the list."""
+        """Add a node."""
         cpus, free, jobs = use
         self.by_free.add((-free, name))
         update_keys(self.by_jobs, cpus, (jobs, name), True)
 
     def discard(self, name: str, use: NodeUse) -> None:
-        """Have a node no longer in the list, where it stands as `use`."""
+        """Remove a node that was added with `use`."""
         cpus, free, jobs = use
         self.by_free.discard((-free, name))
         update_keys(self.by_jobs, cpus, (jobs, name), False)
@@ -40,7 +40,7 @@ class NodeList:
         return max(self.by_jobs, default=0)
 
     def fewest_jobs(self, cpus: int) -> str:
-        """Return the node with the fewest jobs that has so many CPUs; there must be one."""
+        """Return the node with the fewest jobs among those with at least `cpus` CPUs; there must be one."""
         return min(keys.first for has, keys in self.by_jobs.items() if has >= cpus)[1]
 
 
@@ -49,24 +49,24 @@ _NO_JOBS: frozenset[int] = frozenset()
 
 
 class NodeIndex:
-    """Nodes that are up, in a list for each partition that has not all of them, and in one with all."""
+    """Nodes that are up, in one list with all nodes and one list for each partition that has a part of them."""
 
     def __init__(self) -> None:
         self.up: dict[str, NodeUse] = {}
-        """Node that is up -> its CPUs, how many of them are free, and how many jobs are on it."""
+        """Node that is up -> its use."""
         self.every = NodeList()
         self._lists: dict[str, NodeList] = {}
         self._lists_of: dict[str, list[NodeList]] = {}
-        """Node -> the lists of partitions that have it."""
+        """Node -> lists of the partitions that contain it."""
         self._partitions: Partitions | None = None
         self.ready: set[str] = set()
-        """Nodes that are up and whose first candidate could run."""
+        """Nodes that are up and could run their first candidate."""
         self._jobs_on: dict[str, set[int]] = {}
         self._cpus_taken: dict[str, int] = {}
         self._changed: set[str] = set()
 
     def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
-        """Count the job on its node; `refresh` then has the lists say so."""
+        """Count the job on its node; `refresh` then updates the lists."""
         if not before.node and not after.node:
             return
         for row, sign in ((before, -1), (after, 1)):
@@ -78,19 +78,19 @@ class NodeIndex:
                     self._cpus_taken[node] = taken
                     if not taken:
                         del self._cpus_taken[node]
-                # Also where only its place in the queue of the node is another one: `ready` goes by that.
+                # Needed even if only the job's position in the node's queue has changed, because `ready` depends on it.
                 self._changed.add(node)
 
     def change(self, names: Iterable[str]) -> None:
-        """Have `refresh` check these nodes: their records have changed."""
+        """Mark nodes whose records have changed, for `refresh`."""
         self._changed.update(names)
 
     def jobs_on(self, name: str) -> Set[int]:
-        """Return the jobs that are not over and have the node."""
+        """Return the unfinished jobs on a node."""
         return self._jobs_on.get(name, _NO_JOBS)
 
     def refresh(self, state: State, heads: Mapping[Group, SortedKeys[tuple[Key, Queue]]]) -> None:
-        """Have the lists and `ready` say of each node that has changed what is so now; `heads`: those of the queues."""
+        """Update the lists and `ready` for each changed node; `heads` are the heads of the queues."""
         self._follow(state.partitions)
         if not self._changed:
             return
@@ -100,7 +100,7 @@ class NodeIndex:
             free = node.cpus - self._cpus_taken.get(name, 0) if node is not None else 0
             self.put(name, (node.cpus, free, len(self.jobs_on(name))) if up and node is not None else None)
             head = heads.get(("node", name))
-            # One of this class may be kept back by a limit: then those behind it are candidates too.
+            # A limit may block the first candidate, if its class has limits; then later ones may run.
             scheduling_class = head.first[1][3] if head else None
             limited = scheduling_class is not None and scheduling_class.limits_runs
             if up and head and (head.first[0][2] <= free or limited):
@@ -110,7 +110,7 @@ class NodeIndex:
         self._changed = set()
 
     def _follow(self, partitions: Partitions) -> None:
-        """Have the lists that these partitions need."""
+        """Rebuild the lists if the partitions have changed."""
         if self._partitions is partitions:
             return
         self._partitions = partitions
@@ -129,7 +129,7 @@ class NodeIndex:
         return self._lists.get(partition, _NO_NODES) if partition else self.every
 
     def put(self, name: str, after: NodeUse | None) -> None:
-        """Have the lists say of a node what `after` says; None: it is not up."""
+        """Set the use of a node in all lists; None: the node is not up."""
         before = self.up.get(name)
         if before == after:
             return

@@ -1,11 +1,12 @@
 """Admission of jobs that create, destroy or use persistent buffers.
 
-They are few, and ask for several things at once, so they stand in a queue of their own, merged with the others by
-priority. One that does not find its space becomes the reservation head of that pool like any other. It is never
-backfilled past another head, since what it creates may never be given back.
+Such jobs are few, and request several resources at once. They have their own queue, which the cycle merges with the
+others by priority. A job that does not fit becomes the reservation head of the pool, like any other. It is never
+backfilled past another head, because the buffers that it creates may never be released.
 
-What already exists is judged by its owner and state: the same owner's buffer is simply there, another's name fails the
-job, one that is coming or going is waited for, and one that others work with is not destroyed (SEMANTICS.md).
+For a buffer that already exists, owner and state decide (SEMANTICS.md): creating a buffer that the user owns has no
+effect, creating another user's name fails the job, a buffer being created or destroyed is waited for, and a buffer in
+use is not destroyed.
 """
 
 from __future__ import annotations
@@ -50,40 +51,42 @@ from replica.state import Facts
 from replica.values import CANDIDATES_BEHIND_MAX, PERSISTENT_BUFFERS_MAX, Reason, Verdict, round_up
 
 NEVER_RELEASED = 2**62
-"""In place of when space is given back that a persistent buffer takes."""
+"""Release time of the space of a persistent buffer."""
 
 
 class PersistentCycleState(CycleState, Protocol):
-    """State of a pass, as far as such jobs need more of it."""
+    """State of a scheduling cycle, with the fields that jobs with persistent buffers need in addition."""
 
     events: list[e.Event]
     held: dict[str, int]
-    """Pool -> bytes; what this pass gives is added."""
+    """Pool -> bytes that this cycle has allocated."""
     persistent_checked: int
-    """Such jobs that this pass has reached."""
+    """Number of jobs with persistent buffers that this cycle has checked."""
 
     def fewest_jobs(self, cpus: int, partition: str) -> str:
-        """Return the node of the partition (`place_name`) that is up, has so many CPUs, and has the fewest jobs;
-        there must be one.
+        """Return the node of the partition (`place_name`) with the fewest jobs among those with enough CPUs.
+
+        There must be one.
         """
 
 
 class PersistentDecision(msgspec.Struct, frozen=True):
-    """Decision on such a job. With `events` it goes ahead (or is held, unless `given`)."""
+    """Decision on a job with persistent buffers."""
 
     verdict: Verdict
     events: tuple[e.Event, ...] = ()
+    """Events that start the job's stage-in if `given`, else the event that holds the job; empty: the job waits."""
     given: bool = False
     node: str = ""
     """Node whose agent does the work, if no mover does."""
     needs: tuple[tuple[str, int], ...] = ()
-    """Pool -> what the job takes of it, bytes."""
+    """(pool, bytes) that the job takes."""
     head_of: tuple[str, int] | None = None
-    """The pool whose reservation head it becomes, and what it asks of it."""
+    """Pool whose reservation head the job becomes, and the bytes it requests."""
 
 
 def persistent_request(job: Job) -> BufferRequest | None:
-    """Return what a job asks of buffers that creates, destroys or uses persistent ones, None for any other."""
+    """Return the buffer request of a job that creates, destroys or uses persistent buffers; None for other jobs."""
     asked = job.request.buffer
     return asked if asked is not None and (asked.creates or asked.destroys or asked.uses) else None
 
@@ -91,7 +94,7 @@ def persistent_request(job: Job) -> BufferRequest | None:
 def serve_persistent(
     current: PersistentCycleState, job: Job, buffer: Buffer, asked: BufferRequest
 ) -> PersistentDecision:
-    """Decide on the job, and note in the pass what follows; its node's use is for the caller to note."""
+    """Decide on the job, and record the effects in the cycle, except the use of the node, which the caller records."""
     decision = persistent_decision(current, job, buffer, asked)
     current.persistent_checked += 1
     current.events.extend(with_slots(current.state, current.slots, decision.events))
@@ -109,7 +112,7 @@ def serve_persistent(
 def persistent_decision(
     current: PersistentCycleState, job: Job, buffer: Buffer, asked: BufferRequest
 ) -> PersistentDecision:
-    """Return the decision on the job when the pass reaches it. It changes nothing."""
+    """Return the decision on the job when the cycle reaches it. This changes nothing."""
     state = current.state
     request = space_request_of(state, job, buffer)
     limited = limits_verdict(current, request)
@@ -175,7 +178,10 @@ def _wait_decision(sentence: str) -> PersistentDecision:
 
 
 def _permanent_failure(state: Facts, job: Job, asked: BufferRequest) -> e.JobHeld | None:
-    """Return the failure that no waiting can cure: a name that is taken, or another user's buffer to destroy."""
+    """Return the event that holds a job which can never succeed, or None.
+
+    Such a job creates a buffer with a name that is taken, or destroys another user's buffer.
+    """
     for create in asked.creates:
         known = state.persistent.get(create.name)
         if known is not None and known.user != job.request.user:
@@ -194,7 +200,7 @@ def _permanent_failure(state: Facts, job: Job, asked: BufferRequest) -> e.JobHel
 
 
 def _difference(state: Facts, known: PersistentBuffer, create: CreatePersistent) -> str:
-    """Return how a buffer that exists differs from the one that a job of its owner creates; empty if it does not."""
+    """Return how an existing buffer differs from the one that a job of its owner creates; empty if it does not."""
     pool = _pool(state, create.pool)
     if known.state is not BufferState.ALLOCATED or pool is None:
         return ""
@@ -219,7 +225,7 @@ def _changed_in_cycle(current: PersistentCycleState) -> Iterator[str]:
 
 
 def _missing_name(current: PersistentCycleState, job: Job, asked: BufferRequest) -> str:
-    """Return why a persistent buffer keeps the job back, empty if none does."""
+    """Return a sentence about the persistent buffer that the job waits for; empty if it waits for none."""
     state, moving = current.state, set(_changed_in_cycle(current))
     own = {create.name for create in asked.creates}
     for name in (*own, *(destroy.name for destroy in asked.destroys), *asked.uses):
@@ -280,7 +286,7 @@ class _AgentChoice(NamedTuple):
 def _with_location(
     state: Facts, reserved: e.PersistentReserved, where: _AgentChoice, attempt: int
 ) -> e.PersistentReserved:
-    """Return the event with where the persistent buffer is to lie."""
+    """Return the event with the node, or the shared filesystem and directory, of the persistent buffer."""
     filesystem = filesystem_of_pool(state, reserved.pool)
     if filesystem is None:
         return msgspec.structs.replace(reserved, node=where.node)
@@ -301,7 +307,7 @@ def _find_agent(
     """
     state = current.state
     names: dict[str, str] = {}
-    """Shared filesystem, empty for a node -> what lies there."""
+    """Shared filesystem, empty for a node -> description of a buffer in it."""
     if state.site.provider == NATIVE:
         if buffer.granted_bytes:
             own = filesystem_of_pool(state, buffer.pool)
@@ -338,7 +344,10 @@ def _find_agent(
 
 
 def _find_node(current: PersistentCycleState, job: Job, asked: BufferRequest) -> str | Verdict:
-    """Return the node whose agent does the work, or why there is none. Native buffers are where they were made."""
+    """Return the node whose agent does the work, or a verdict if there is none.
+
+    With the provider native, a job's persistent buffers must be on one node.
+    """
     state, cpus = current.state, job.request.cpus
     places: dict[str, str] = {}
     if state.site.provider == NATIVE:

@@ -1,9 +1,9 @@
-"""Preemption: staged buffers of jobs whose start has moved away are taken back for a job that should start sooner.
+"""Preemption: revoke staged buffers of jobs that do not start, for a job that could start sooner.
 
-The reservation head of a pool may have the buffers of jobs behind it taken back, if it could run at once, and they have
-been ready for a while and did not start, or cannot start at all. So that it comes to an end: a job gives way only to a
-strictly higher priority, its buffer is taken back only so often in its whole life, and only if enough space comes of it
-and not enough is on its way already. Source: SEMANTICS.md, Scheduling.
+The reservation head of a pool may preempt buffers of jobs behind it, if it could run at once, and if those jobs have
+been ready for a while without starting, or cannot start. To guarantee termination, a job is preempted only for a
+strictly higher priority, and its buffer is revoked a limited number of times in total. Buffers are revoked only if
+enough space results, and if the space that is being released already is not enough. Source: SEMANTICS.md, Scheduling.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from replica.values import REVOKED_PER_CYCLE_MAX, Instant, seconds
 EVENTS_PER_PREEMPTION = 3
 
 PreemptionCandidate = tuple[int, int, int]
-"""Job whose buffer may be taken back: what it is sorted by, negated, its number, negated, and its size, bytes: the
-last ones in the order of candidates come first.
+"""(negated sort key, negated job ID, bytes) of a job whose buffer may be preempted.
+
+The last job in the scheduling order comes first.
 """
 
 
 def preemption_candidate(state: State, job: Job, buffer: Buffer | None) -> PreemptionCandidate | None:
-    """Return the job as one whose buffer may be taken back when its time has come, None if it may not."""
+    """Return the job as a preemption candidate, or None if its buffer may not be preempted."""
     if buffer is None or job.state is not JobState.PENDING or not buffer.granted_bytes or job.external_job is not None:
         return None
     if job.stuck or job.retry_at or job.hold is Hold.SYSTEM:
@@ -52,9 +53,10 @@ def choose_preempted(
     room: int,
     done: Iterable[int],
 ) -> tuple[int, ...]:
-    """Return the jobs whose buffers are taken back for a job that has just become the reservation head; none if it
-    would be in vain. `coming_bytes` is what is being given back to the pool already, `room` how many events there may
-    be.
+    """Return the jobs whose buffers are preempted for a new reservation head; none if that would not free enough.
+
+    `coming_bytes` are being released already, `room` is the maximum number of events, and `done` are jobs that the
+    cycle has changed.
     """
     state, rules = current.state, current.state.scheduling_rules
     position = queue_position_of(state, request.job)
@@ -100,7 +102,7 @@ def _choose_enough(
 
 
 def preemption_events(state: State, job_id: int, beneficiary: int) -> tuple[e.Event, ...]:
-    """Return what happens when the buffer of a job is taken back for another one."""
+    """Return the events that revoke the buffer of a job for the job `beneficiary`."""
     job = state.jobs[job_id]
     reason = f"job {beneficiary} should start sooner, and this one did not start"
     return (

@@ -1,4 +1,4 @@
-"""In which order jobs get space and CPUs: active reservations first, then effective priority, then number (SPUR.md)."""
+"""Scheduling order (SPUR.md): active reservations first, then effective priority, then job ID."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ GIB_BYTES = 1024**3
 
 
 def effective_priority(state: Facts, job: Job, buffer: Buffer | None) -> int:
-    """Return the job's priority minus its nice value, plus the weights of its QOS and of its size.
+    """Return the job's priority minus its nice value, plus the priority of its QOS and the points for its size.
 
-    Slurm weighs the size as a share of the total. Here it is points for each GiB, so resizing a pool reorders no jobs.
+    Slurm weighs the size as a share of the total. Here, points per GiB are used, so that resizing a pool does not
+    reorder jobs.
     """
     priority = job.request.priority
     options = job.request.options
@@ -29,7 +30,7 @@ def effective_priority(state: Facts, job: Job, buffer: Buffer | None) -> int:
 
 
 def order_of(state: Facts, job: Job, buffer: Buffer | None) -> int:
-    """Return what jobs are sorted by, smallest first, before their number."""
+    """Return the sort key of a job, smallest first; jobs with equal keys are sorted by ID."""
     options = job.request.options
     if options is not None and options.reservation:
         reservation = state.reservations.get(options.reservation)

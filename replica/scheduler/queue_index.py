@@ -1,8 +1,9 @@
-"""Index of candidates by what they wait for, and of arrays: of each only as many tasks as have room stand in queues.
+"""Indexes of candidates by awaited resource, and of the tasks of arrays.
 
-Candidates stand in queues by (-priority, job): for space per pool, for CPUs per node where their data is, or for the
-CPUs of any node. Those for a pool or for any node stand in one queue per number of CPUs, so that jobs which no node
-that is up could hold are passed over together.
+Candidates are in queues, sorted by (-priority, job ID): for space of a pool, for CPUs of the node of their data, or for
+CPUs of any node. Queues for a pool or for any node are separate for each number of CPUs, so that a cycle can skip all
+jobs that no node can hold at once. Of each array, only as many tasks are queued as its throttle and the site's limit
+permit.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from replica.values import SortedKeys, Verdict
 
 
 class QueueIndex:
-    """Queues of candidates, their heads, and the sizes that are waited for; `ArrayIndex` puts tasks in."""
+    """Queues of candidates, their heads, and the requested sizes. `ArrayIndex` adds tasks of arrays."""
 
     def __init__(self) -> None:
         self.queues: dict[Queue, SortedKeys[Key]] = {}
         self.heads: dict[Group, SortedKeys[tuple[Key, Queue]]] = {}
-        """Group of queues -> the first candidate of each, with its queue."""
+        """Group -> first candidate of each of its queues, with the queue."""
         self.sizes: dict[str, SortedKeys[int]] = {}
-        """Pool -> the sizes that are waited for, bytes, each once."""
+        """Pool -> distinct requested sizes, bytes."""
         self.space_requests = 0
-        """Candidates for space, those that their arrays keep back included."""
+        """Number of candidates for space, including tasks blocked by their arrays."""
         self.names: dict[Queue, Queue] = {}
-        """The names of the queues, so that all jobs in a queue share one."""
+        """Interned names of the queues."""
         self._size_counts: dict[tuple[str, int], int] = {}
 
     def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
-        """Have the job in the queue of its row."""
+        """Move the job to the queue of its new row."""
         if before.queue is after.queue and before.key == after.key and before.rare.array == after.rare.array:
             return
         for row, sign in ((before, -1), (after, 1)):
@@ -42,7 +43,7 @@ class QueueIndex:
                     self.put(row.queue, row.key, sign > 0)
 
     def put(self, queue: Queue, key: Key, enters: bool) -> None:
-        """Put a candidate into a queue, or take it out."""
+        """Add a candidate to a queue, or remove it."""
         group, keys = queue[:2], self.queues.get(queue)
         before = None if keys is None else keys.first
         update_keys(self.queues, queue, key, enters)
@@ -67,27 +68,27 @@ class QueueIndex:
             del self._size_counts[pool, size_bytes]
 
     def between(self, pool: str, low: int, high: int) -> set[int]:
-        """Return who waits in a queue for more than `low` and at most `high` bytes of a pool."""
+        """Return the queued jobs that request more than `low` and at most `high` bytes of a pool."""
         names = [queue for queue in self.queues if queue[:2] in (("space", pool), ("large", pool))]
         return {key[1] for queue in names for key in self.queues[queue] if low < key[2] <= high}
 
 
 class ArrayIndex:
-    """Waiting tasks of each array, and how many are active; the first ones that have room stand in the queues."""
+    """Waiting tasks and number of active tasks of each array; the first waiting tasks are queued."""
 
     def __init__(self, queues: QueueIndex, rows: Mapping[int, IndexRow]) -> None:
-        """`rows`: those of all jobs, as they are now."""
+        """Create an empty index; `rows` are the current rows of all jobs, kept up to date by the caller."""
         self._queues = queues
         self._rows = rows
         self._waiting: dict[int, SortedKeys[Key]] = {}
-        """Array -> its tasks that need room in it."""
+        """Array -> its waiting tasks."""
         self._queued: dict[int, dict[Key, Queue]] = {}
-        """Array -> those that are in the queues."""
+        """Array -> its queued tasks."""
         self._use: dict[int, ArrayUse] = {}
         self._changed: set[int] = set()
 
     def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
-        """Count the task as its row says; `refresh` then puts it into its queue if it has room."""
+        """Count the task of a row; `refresh` then queues the first tasks of the array."""
         for row, sign in ((before, -1), (after, 1)):
             array, active_of = row.rare.array, row.rare.active_of
             if array:
@@ -100,11 +101,11 @@ class ArrayIndex:
                 self._changed.add(active_of)
 
     def change_all(self) -> None:
-        """Have `refresh` check every array: their bounds may be others now."""
+        """Mark all arrays for `refresh`, because their limits may have changed."""
         self._changed.update(self._waiting)
 
     def refresh(self, state: State) -> None:
-        """Have in the queues, of each array that has changed, its first tasks: as many as have room in it."""
+        """Queue the first tasks of each changed array, as many as its limits permit."""
         if not self._changed:
             return
         for array in self._changed:
@@ -134,11 +135,11 @@ class ArrayIndex:
         self._changed = set()
 
     def usage_of(self, array: int) -> ArrayUse:
-        """Return how many tasks of an array are active."""
+        """Return the numbers of active tasks of an array."""
         return self._use.get(array) or ArrayUse()
 
     def verdict(self, state: State, job_id: int) -> Verdict | None:
-        """Return why its array keeps back a job that no early gate does, or None."""
+        """Return the verdict on a task that its array blocks, or None. No early gate may block the task."""
         row = self._rows[job_id]
         if not row.rare.array or row.key is None:
             return None
@@ -147,5 +148,5 @@ class ArrayIndex:
         return self.usage_of(row.rare.array).verdict(request, stage_count, before)
 
     def between(self, low: int, high: int) -> set[int]:
-        """Return the waiting tasks that ask for more than `low` and at most `high`, be it of a pool or CPUs."""
+        """Return the waiting tasks that request more than `low` and at most `high`, of whatever resource."""
         return {key[1] for keys in self._waiting.values() for key in keys if low < key[2] <= high}

@@ -48,13 +48,13 @@ class Scope(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As in sentences."""
+        """Name of the scope in messages."""
         if self.kind == "q":
             return f"QOS {self.name}"
         return f"user {self.user} in account {self.name}" if self.kind == "u" else f"account {self.name}"
 
     def reason(self, kind: LimitKind) -> str:
-        """Return the reason of a job that the limit keeps back."""
+        """Return the reason of a job that a limit of this kind blocks."""
         return QOS_REASONS[kind] if self.kind == "q" else ACCOUNT_REASONS[kind]
 
 
@@ -74,7 +74,7 @@ class ExceededLimit(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the job."""
+        """Verdict on the job that the limit blocks."""
         word = "least" if self.limit.kind is LimitKind.MIN_BB else "limit"
         what = "has no more room" if self.used else "never allows it: change the job, or have the limit changed"
         amounts = (("in_use", self.used), ("asked", self.asked), (word, self.limit.value))
@@ -89,8 +89,9 @@ class ExceededLimit(NamedTuple):
 
 
 def class_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
-    """Return why the records of account and QOS alone keep a job back, or None. Space is asked for only once: what
-    a job holds already was allowed.
+    """Return the verdict of the account and QOS records on a job, or None if they do not block it.
+
+    Limits of space do not apply to a job that already holds its space.
     """
     scheduling_class = scheduling_class_of(job.request)
     if scheduling_class is None:
@@ -116,7 +117,7 @@ def class_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
 def limit_exceeded_alone(
     state: Facts, scheduling_class: SchedulingClass, pool: str, size: int, time_limit_s: int, cpus: int
 ) -> ExceededLimit | None:
-    """Return the first limit that a job exceeds by itself, whatever others do, or None."""
+    """Return the first limit that a job exceeds on its own, whatever other jobs use, or None."""
     for scope, limit in _limits_of(state, scheduling_class):
         kind = limit.kind
         if kind.counts_space and kind is not LimitKind.MIN_BB and (not size or not limit.counts(pool)):
@@ -138,7 +139,7 @@ def limit_exceeded_alone(
 
 
 def _limits_of(state: Facts, scheduling_class: SchedulingClass) -> Iterator[tuple[Scope, Limit]]:
-    """Yield the limits that a job has, each with whose it is: those of the QOS first, as in Slurm."""
+    """Yield the limits that apply to a scheduling class, with their scopes: those of the QOS first, as in Slurm."""
     qos = state.qos.get(scheduling_class.qos) if scheduling_class.qos else None
     if qos is not None:
         scope = Scope("q", qos.name)
@@ -160,14 +161,14 @@ def _limits_of(state: Facts, scheduling_class: SchedulingClass) -> Iterator[tupl
 
 
 class QuotaCheck:
-    """Quota check: what the limits, licences and reservations allow in one pass over `state` at `at`."""
+    """Limits, licences and reservations in one scheduling cycle over `state` at `at`, including the cycle's grants."""
 
     def __init__(self, state: Facts, at: Instant) -> None:
         self._state = state
         self._at = at
         self._given: dict[UsageKey, int] = {}
         self._of_trees: dict[tuple[str, str, str], int] = {}
-        """(what, account, pool) -> what is counted for the account and all below it."""
+        """(resource, account, pool) -> usage of the account and its subaccounts."""
         self._children: dict[str, list[str]] | None = None
         self._checked: dict[tuple[SchedulingClass, int], Verdict | None] = {}
         self._limits: dict[SchedulingClass, tuple[tuple[Scope, Limit], ...]] = {}
@@ -175,10 +176,10 @@ class QuotaCheck:
         self._set_aside: dict[tuple[str, str], int] = {}
         self._used_up: dict[tuple[Scope, str], int] = {}
 
-    # What is in use
+    # Usage
 
     def used(self, what: str, whose: str, name: str, user: str = "", pool: str = "") -> int:
-        """Return what is counted under a key, with what this pass gave away."""
+        """Return the usage counted under a key, including the grants of this cycle."""
         key = (what, whose, name, user, pool)
         return self._state.use.get(key, 0) + self._given.get(key, 0)
 
@@ -229,7 +230,7 @@ class QuotaCheck:
     # Gates
 
     def run_gate(self, scheduling_class: SchedulingClass | None, cpus: int) -> Verdict | None:
-        """Return which limit of what runs keeps back every job of this class that takes so much, or None."""
+        """Return the verdict of a limit on running jobs that blocks jobs of this class with these CPUs, or None."""
         if scheduling_class is None or not (scheduling_class.account or scheduling_class.qos):
             return None
         key = (scheduling_class, cpus)
@@ -254,13 +255,13 @@ class QuotaCheck:
                 yield ExceededLimit(scope, limit, self._group_usage("nodes", scope, ""), scheduling_class.nodes)
 
     def _group_usage(self, what: str, scope: Scope, pool: str) -> int:
-        """Return what all whom a limit is for have in use together."""
+        """Return the total usage of all jobs in the scope of a limit."""
         if scope.kind == "a":
             return self._tree_usage(what, scope.name, pool)
         return self.used(what, "q" if scope.kind == "q" else "a", scope.name, scope.user, pool)
 
     def _group_consumption(self, scope: Scope, pool: str) -> int:
-        """Return what all whom a limit is for have used up together."""
+        """Return the total past consumption of all jobs in the scope of a limit."""
         known = self._used_up.get((scope, pool))
         if known is None:
             whose = "q" if scope.kind == "q" else "a"
@@ -272,7 +273,7 @@ class QuotaCheck:
     def space_gate(
         self, scheduling_class: SchedulingClass | None, pool: str, size_bytes: int, time_limit_s: int
     ) -> Verdict | None:
-        """Return which limit of space that is held keeps back a job that asks for so much, or None."""
+        """Return the verdict of a limit on held space that blocks a request of `size_bytes`, or None."""
         if scheduling_class is None or not size_bytes or not (scheduling_class.account or scheduling_class.qos):
             return None
         for scope, limit in self._limits_for(scheduling_class):
@@ -300,7 +301,7 @@ class QuotaCheck:
         return None
 
     def license_gate(self, scheduling_class: SchedulingClass | None) -> Verdict | None:
-        """Return which licence keeps back every job of this class, or None."""
+        """Return the verdict of a licence that blocks jobs of this class, or None."""
         if scheduling_class is None:
             return None
         for name, count in scheduling_class.licenses:
@@ -312,13 +313,13 @@ class QuotaCheck:
                 return Verdict(Reason.LICENSES, f"not enough of licence {name} is free", figures)
         return None
 
-    # Space that is set aside
+    # Reservations
 
     def _held_bytes(self, reservation: str, pool: str) -> int:
         return self.used("bb", "r", reservation, "", pool)
 
     def set_aside_bytes(self, pool: str, own: str) -> int:
-        """Return what of the free space of a pool is for the jobs of active reservations other than `own`, bytes."""
+        """Return the free bytes of a pool that are set aside for active reservations other than `own`."""
         known = self._set_aside.get((pool, own))
         if known is None:
             known = self._set_aside[pool, own] = sum(
@@ -329,12 +330,12 @@ class QuotaCheck:
         return known
 
     def own_bytes(self, pool: str, own: str) -> int:
-        """Return what is left of the space that the active reservation `own` has in a pool, bytes."""
+        """Return the unused bytes of the active reservation `own` in a pool."""
         reservation = self._state.reservations.get(own) if own else None
         return 0 if reservation is None or not reservation.active else left_of(reservation, pool, self._held_bytes)
 
     def reserved_releases(self, pool: str, own: str) -> list[tuple[int, int]]:
-        """Return when what is set aside in a pool for others becomes free, and how much, in ascending order."""
+        """Return (end, bytes) of the space of a pool that is set aside for other reservations, in ascending order."""
         return sorted(
             (reservation.end_at, left_of(reservation, pool, self._held_bytes))
             for reservation in self._state.reservations.values()
@@ -344,7 +345,7 @@ class QuotaCheck:
     def upcoming_reservation_gate(
         self, pool: str, own: str, size_bytes: int, until: int, free_at: Callable[[Instant], int]
     ) -> Verdict | None:
-        """Return the reservation that begins before a job ending at `until` would release the space it needs, or None.
+        """Return the verdict of a reservation that needs the space of a job ending at `until`, or None.
 
         `free_at` returns the free space of the pool at an instant if all holders release their space in time.
         """
@@ -367,8 +368,9 @@ class QuotaCheck:
         return None
 
     def upcoming_space(self, pool: str, most: int, free_at: Callable[[Instant], int]) -> int:
-        """Return how much of `most` somebody who gives nothing back may have of a pool for all reservations that begin
-        yet, bytes; it may be less than 0.
+        """Return the bytes of a pool, at most `most`, that upcoming reservations leave for a holder without an end.
+
+        The result may be negative.
         """
         then = (self._space_at_start(pool, "", coming, free_at) for coming in self._upcoming(pool, ""))
         return min((free - wanted for free, wanted in then), default=most)
@@ -376,7 +378,7 @@ class QuotaCheck:
     def _space_at_start(
         self, pool: str, own: str, coming: Reservation, free_at: Callable[[Instant], int]
     ) -> tuple[int, int]:
-        """Return what of a pool is free as a reservation begins, and what of it is set aside then, bytes."""
+        """Return the free bytes of a pool at the start of a reservation, and the bytes set aside then."""
         at = Instant(max(coming.start_at, self._at))
         wanted = sum(
             left_of(other, pool, self._held_bytes)
@@ -392,7 +394,7 @@ class QuotaCheck:
 
 
 def submit_limit_exceeded(state: Facts, qos: Qos, user: str, jobs: int) -> ExceededLimit | None:
-    """Return the limit of submitted jobs that so many more of the user would exceed, or None."""
+    """Return the limit on submitted jobs that `jobs` more jobs of the user would exceed, or None."""
     for limit in qos.limits:
         if limit.kind is LimitKind.MAX_SUBMIT_JOBS_PER_USER:
             used = state.use.get(("submitted", "q", qos.name, user, ""), 0)

@@ -1,7 +1,7 @@
-"""Scheduling pass over the index: who gets what now, at the cost of what it gives.
+"""Scheduling cycle: allocate space and CPUs to the candidates of a scheduling index.
 
-The queues are merged by (-priority, id), and one is left as soon as nothing further back in it can get anything. What
-the pass gives to nodes is put into the index on trial, and taken back when it has run.
+The queues are merged by (-priority, job ID), and a queue is left as soon as no later candidate in it can get anything.
+The cycle applies its allocations of nodes to the index temporarily, and undoes them at its end.
 """
 
 from __future__ import annotations
@@ -62,28 +62,28 @@ from replica.values import CANDIDATES_BEHIND_MAX, EVENTS_PER_CYCLE_MAX, NEVER, I
 
 
 class _Follows(Enum):
-    """Candidates that may follow a candidate."""
+    """Candidates that the cycle checks after a candidate."""
 
     NEXT = auto()
     NOT_THIS_QUEUE = auto()
-    """No candidate further back in the same queue can get anything."""
+    """No later candidate in the same queue can get anything."""
     NONE = auto()
-    """No candidate further back in the same group of queues can get anything."""
+    """No later candidate in the same group of queues can get anything."""
 
 
 def run_cycle(index: SchedulingIndex, at: Instant) -> tuple[e.Event, ...]:
-    """Return the events of a scheduling pass over the index's State at `at`."""
+    """Return the events of a scheduling cycle over the index's State at `at`."""
     index.catch_up()
     return tuple(SchedulingCycle(index, at).run())
 
 
 def verdicts_of(index: SchedulingIndex, job_ids: Iterable[int], at: Instant) -> dict[int, Verdict]:
-    """Return what holds back each of these jobs at `at`, at the cost of one pass. They must not be over."""
+    """Return the verdicts on unfinished jobs at `at`, at the cost of one cycle."""
     index.catch_up()
     found: dict[int, Verdict] = {}
     asked: list[int] = []
     if reservations_due(index.state, at):
-        # The pass does nothing else then.
+        # Such a cycle does nothing else.
         jobs, buffers = index.state.jobs, index.state.buffers
         return {job_id: current_verdict(index.state, jobs[job_id], buffers.get(job_id)) for job_id in job_ids}
     for job_id in job_ids:
@@ -101,9 +101,7 @@ def verdicts_of(index: SchedulingIndex, job_ids: Iterable[int], at: Instant) -> 
 
 
 def space_for_setups(index: SchedulingIndex, pools: Iterable[str], at: Instant) -> dict[str, int]:
-    """Return, for each of these pools, the most that one more setup of an external job would get of it at `at`, units
-    of the pool (`space_for_setup`).
-    """
+    """Return, for each pool, the most that another setup of an external job would get at `at`, units of the pool."""
     index.catch_up()
     looking = SchedulingCycle(index, at)
     return {pool: looking.space_for_setup(pool) for pool in pools}
@@ -118,36 +116,36 @@ class SchedulingCycle:
         self.at = at
         self.events: list[e.Event] = []
         self._nodes_before: dict[str, NodeUse] = {}
-        """Nodes that the pass gives something to, as they were."""
+        """Node that the cycle has changed -> its use before the cycle."""
         self.done: set[int] = set()
-        """Jobs that something was due for: what follows is for the next pass."""
+        """Jobs that this cycle has changed and that are no candidates until the next cycle."""
         self.slots = OperationSlots(index.state.operations)
         self.held: dict[str, int] = {}
-        """Pool -> bytes that this pass gave away."""
+        """Pool -> bytes that this cycle has allocated."""
         self.reservation_heads: dict[str, ReservationHead] = {}
         self.waiting_nodes: dict[str, int] = {}
         self.any_node = AnyNode(index.state.partitions)
         self.quotas = QuotaCheck(index.state, at)
         self.skipped: dict[tuple[str, int, SchedulingClass | None], int] = {}
         self._to_open: set[str] = set()
-        """Nodes whose first candidate may be another one now."""
+        """Nodes whose first candidate may have changed."""
         self._closed: set[Queue] = set()
-        """Queues in which no candidate further back can get anything."""
+        """Queues in which no later candidate can get anything."""
         self._free_later: dict[tuple[str, int], int] = {}
-        """(pool, instant) -> what is given back by then by those who hold it now."""
+        """(pool, time) -> bytes that the current holders release until then."""
         self.asked: list[tuple[QueuePosition, int]] = []
-        """Candidates whose verdicts are asked for, the next one last."""
+        """Candidates whose verdicts are requested, the next one last."""
         self.verdicts: dict[int, Verdict] = {}
         self.persistent_checked = 0
         self._external_jobs: dict[int, str] = {}
-        """Place in `events` -> the pool that an external job has got space of there."""
+        """Position in `events` of a space allocation to an external job -> pool."""
 
     def run(self, asked: Iterable[int] = ()) -> list[e.Event]:
-        """Return the events of the pass; `verdicts` then has those on the jobs `asked` for."""
+        """Return the events of the cycle; afterwards, `verdicts` has those on the jobs in `asked`."""
         try:
             return self._run(asked)
         finally:
-            # What was given to nodes on trial: the index takes it for good with the events.
+            # Undo the allocations of nodes: the index gets them with the events.
             for name, before in self._nodes_before.items():
                 self.index.nodes.put(name, before)
 
@@ -174,7 +172,7 @@ class SchedulingCycle:
             first = next(iterator, None)
             if first is not None:
                 streams.append((*first, iterator))
-        # No two keys are equal, so nothing after them is ever compared.
+        # No two keys are equal, so the other elements of the tuples are never compared.
         heapify(streams)
         while streams and (self.asked or not self.is_full):
             key, queue, iterator = streams[0]
@@ -208,9 +206,9 @@ class SchedulingCycle:
         return self.events
 
     def _explain(self, reached: QueuePosition | None) -> None:
-        """Give the verdicts on those asked for that the pass has come to: all up to `reached`, or all.
+        """Store the verdicts on requested candidates up to the position `reached`, or on all if it is None.
 
-        What the pass leaves out changes nothing, so everything is as when a walk over all jobs reaches the candidate.
+        Candidates that the cycle skips would change nothing, so a scan of all jobs would give the same verdicts.
         """
         while self.asked and (reached is None or self.asked[-1][0] <= reached):
             _, job_id = self.asked.pop()
@@ -232,7 +230,7 @@ class SchedulingCycle:
         return current_verdict(self.state, self.state.jobs[job_id], self.state.buffers.get(job_id))
 
     def _perform_due(self) -> set[str]:
-        """Do what is due by time alone; return the nodes whose queues have changed by that."""
+        """Perform the timed actions that are due; return the nodes whose queues may have changed."""
         state, nodes = self.state, set()
         for instant, job_id in self.index.timers.timers:
             if instant > self.at or self.is_full:
@@ -262,8 +260,10 @@ class SchedulingCycle:
                 yield "node", name
 
     def _merge_queues(self, group: Group) -> Iterator[tuple[Key, Queue]]:
-        """Yield the candidates of a group of queues in order. A queue is opened when its first one is reached, and
-        left when it is closed, so that many queues cost no more than what is checked.
+        """Yield the candidates of a group of queues in order.
+
+        A queue is opened when its first candidate is reached, and left when it is closed. The cost therefore depends on
+        the candidates that are checked, not on the number of queues.
         """
         queues = self.index.queues.queues
         heads = iter(self.index.queues.heads[group])
@@ -286,7 +286,7 @@ class SchedulingCycle:
             else:
                 heapreplace(opened, (following, queue, iterator))
 
-    # The CycleState ---------------------------------------------------------------------------------------------------
+    # CycleState ------------------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
@@ -305,7 +305,7 @@ class SchedulingCycle:
         waiting = self.waiting_nodes.get(node, 0)
         if waiting or node in self.index.nodes.ready:
             return waiting
-        # Its first one could not run before the pass began, so its queue was not opened.
+        # The node's first candidate could not run when the cycle began, so its queue was not opened.
         head = self.index.queues.heads.get(("node", node))
         first = None if head is None else head.first[0]
         if first is None or first[:2] >= position or first[1] in self.done:
@@ -316,7 +316,7 @@ class SchedulingCycle:
         return self.index.nodes.of(partition).cpus_max
 
     def _cpus_max_of(self, queue: Queue) -> int:
-        """Return the CPUs of the largest node that those of a queue may run on."""
+        """Return the CPUs of the largest node on which candidates of a queue may run."""
         partition = "" if queue[3] is None else queue[3].partition
         return self.cpus_max_in(place_name(self.state.partitions, partition)) if queue[2] else 0
 
@@ -338,12 +338,12 @@ class SchedulingCycle:
     # Space -----------------------------------------------------------------------------------------------------------
 
     def _reserve(self, key: Key, queue: Queue) -> _Follows:
-        """Give the candidate its space if it may have it; return who behind it could get any."""
+        """Allocate space to a candidate if it may have it; return the candidates to check next."""
         _, pool, cpus, scheduling_class = queue
         size_bytes, job_id = key[2], key[1]
         job = self.state.jobs[job_id]
         request = SpaceRequest(job, pool, size_bytes, scheduling_class)
-        # Those of a reservation come first and have space of their own: what is over for them is not for others.
+        # Jobs of a reservation come first and have their own space, so a full pool closes only their own queue.
         over = _Follows.NOT_THIS_QUEUE if request.reservation else _Follows.NONE
         smallest = self.index.queues.sizes[pool].first
         if pool in self.reservation_heads and available_bytes(self, request) < smallest:
@@ -380,7 +380,7 @@ class SchedulingCycle:
         return _Follows.NEXT
 
     def _serve_external_jobs(self) -> None:
-        """Give space to external jobs, which stand in no line."""
+        """Allocate space to external jobs, which are in no queue."""
         index, state = self.index, self.state
         for pool in sorted(index.external_jobs.keys):
             room = EVENTS_PER_CYCLE_MAX - len(self.events)
@@ -393,7 +393,7 @@ class SchedulingCycle:
                 self._give_up_lingering(space_request_of(state, state.jobs[served.first], state.buffers[served.first]))
 
     def space_for_setup(self, pool: str) -> int:
-        """Return what one more setup would get of a pool; of a pass that has not begun."""
+        """Return the most that another setup would get of a pool; to be called on a cycle that has not run."""
         lingering = (job_id for _, job_id in self.index.lingering.keys.get(pool, ()))
         return space_for_setup(self, pool, self._external_jobs_of(pool), self._jobs_at_pass_limit(pool), lingering)
 
@@ -401,18 +401,18 @@ class SchedulingCycle:
         return (job_id for job_id in self.index.external_jobs.keys.get(pool, ()) if job_id not in self.done)
 
     def _jobs_at_pass_limit(self, pool: str) -> Iterator[int]:
-        """Yield the native jobs that could have space of a pool and have been passed as often as may be."""
+        """Yield the native jobs that wait for space of a pool and have been passed as often as allowed."""
         pass_limit_reached = self.index.pass_limit_reached.keys.get(pool, ())
         return (job_id for job_id in pass_limit_reached if self.index.arrays.verdict(self.state, job_id) is None)
 
     def _coming_bytes(self, request: SpaceRequest) -> int:
-        """Return what is being given back already that a request waits for, bytes."""
+        """Return the bytes being released already that come soon enough for a request."""
         draining = takewhile(lambda hold: hold[0] == DRAINING, self.index.holders.keys.get(request.pool, ()))
         buffers = self.state.buffers
         return sum(size_bytes for _, size_bytes, job_id in draining if counts_for(request, buffers[job_id]))
 
     def _give_up_lingering(self, request: SpaceRequest) -> bool:
-        """Have what lingers give way to a request that does not fit; return whether anything does."""
+        """Remove lingering data for a request that does not fit; return whether there was enough."""
         lingering = self.index.lingering.keys.get(request.pool)
         if lingering is None:
             return False
@@ -426,7 +426,7 @@ class SchedulingCycle:
         return bool(gives_way)
 
     def _preempt_for(self, request: SpaceRequest) -> None:
-        """Take back buffers for the reservation head, if that is called for."""
+        """Preempt buffers for the reservation head if its space can be freed that way."""
         state, room = self.state, EVENTS_PER_CYCLE_MAX - len(self.events)
         candidates = self.index.preemptible.keys.get(request.pool)
         if self._give_up_lingering(request) or candidates is None:
@@ -435,11 +435,11 @@ class SchedulingCycle:
         for job_id in choose_preempted(self, request, candidates, coming, room, self.done):
             self.events.extend(with_slots(state, self.slots, preemption_events(state, job_id, request.job.id)))
             self.done.add(job_id)
-            # Another candidate may be the first for CPUs of its node now.
+            # The preempted job may have been the first candidate for CPUs of its node.
             self._to_open.add(state.jobs[job_id].node)
 
     def _reserve_persistent(self, job_id: int) -> _Follows:
-        """As `_reserve`, for a job that creates, destroys or uses persistent buffers."""
+        """Do the same as `_reserve` for a job that creates, destroys or uses persistent buffers."""
         job, buffer = self.state.jobs[job_id], self.state.buffers[job_id]
         asked = persistent_request(job)
         assert asked is not None
@@ -457,7 +457,7 @@ class SchedulingCycle:
         self.index.nodes.put(node, after)
 
     def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> ReservationHead:
-        """Return the reservation head of a pool, with when it should get its space if every holder uses its time."""
+        """Return the job as reservation head of a pool, with its estimated start."""
         new = releases_of_cycle(self, self.events, pool)
         ends = self.quotas.reserved_releases(pool, reservation_of(self.state, job.id))
         return ReservationHead(
@@ -473,7 +473,7 @@ class SchedulingCycle:
         return self.free_in(pool) + later + sum(size_bytes for end_at, size_bytes in new if end_at <= instant)
 
     def _expected_releases(self, pool: str) -> Iterator[tuple[int, int]]:
-        """Yield when the holders of a pool should give back how much, in ascending order."""
+        """Yield (expected release time, bytes) of the holders of a pool, in ascending order."""
         drains_us = drain_us(self.state, pool)
         overdue: list[int] | None = []
         for until, size_bytes, _ in self.index.holders.keys.get(pool, ()):
@@ -492,12 +492,12 @@ class SchedulingCycle:
     # CPUs ------------------------------------------------------------------------------------------------------------
 
     def _run_on_data_node(self, key: Key, queue: Queue) -> _Follows:
-        """Run the candidate if it may run; return who behind it could."""
+        """Run a candidate on the node of its data if it may run; return the candidates to check next."""
         _, node, _, scheduling_class = queue
         if self.any_node.first_for(node):
             return _Follows.NONE
         if run_verdict(self, scheduling_class, key[2]) is not None:
-            # Not for this queue: in that of a node are jobs with different numbers of CPUs.
+            # The queue stays open, because a node's queue has jobs with different numbers of CPUs.
             return _Follows.NEXT
         use = self.index.nodes.up[node]
         if use[0] < key[2]:
