@@ -22,7 +22,7 @@ class BrokenInvariant(Exception):
 
 REPLACE = (
     "Run `forebay cluster replace NAME`, move this replica's directory away (keep it for an examination) and start it "
-    "again; never let it start empty as who it was, because it may have promised what it no longer holds. Where the "
+    "again. Never let it start empty as who it was, because it may have promised what it no longer holds. Where the "
     "data of a majority is lost, `forebay cluster recover` on a machine that has some left makes a cluster of it"
 )
 OTHERWISE_REPLACE = f"{REPLACE[0].lower()}{REPLACE[1:]}"
@@ -180,7 +180,7 @@ class Condition(Enum):
     TAIL_ENTRY_DAMAGED = Row(
         Reaction.REFUSE,
         "an entry above the applied mark fails its checksum",
-        "a transaction is written whole or not at all, so this is damage after the sync: the entry may be acknowledged "
+        "a transaction is written whole or not at all, so this is damage after the sync. The entry may be acknowledged "
         "although the commit hint, which is lazy, lies below it; cutting it could lose it from the majority",
         REPLACE,
     )
@@ -285,14 +285,14 @@ class Condition(Enum):
     LOCK_FILE_ALTERED = Row(
         Reaction.CONTINUE,
         "replica.lock is lost or altered",
-        "the lock is the kernel's and on the directory itself, so no second process is let in even while one runs; "
-        "what this file says is for people, and each start writes it anew",
+        "the lock is the kernel's and on the directory itself, so no second process is let in even while one runs. "
+        "What this file says is for people, and each start writes it anew",
         "none needed",
     )
     TABLE_OF_READERS_ALTERED = Row(
         Reaction.CONTINUE,
         f"{READERS_FILE} is lost, or altered while nobody has it open",
-        "it only says who reads which pages, and a start makes it anew; removed while the replica runs it stops the "
+        "it only says who reads which pages, and a start makes it anew. Removed while the replica runs, it stops the "
         "replica within a second, because readers that come later would have pages written under them",
         "start readers that had it open again",
     )

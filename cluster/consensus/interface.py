@@ -75,7 +75,7 @@ class HistoryElsewhere(Exception):
             f"takes no part in it as it is. If {me} lost its data: while a majority runs, `forebay cluster "
             f"replace {me}` on another replica, and start this one again; without a majority, `forebay cluster "
             f"recover` "
-            f'on a machine whose data is left (docs/operate/operations.md, "A lost majority"). If it is new: `forebay '
+            f"on a machine whose data is left (docs/operate/lost-majority.md). If it is new: `forebay "
             "cluster add` with its name and addresses"
         )
         self.peer = peer

@@ -1,4 +1,4 @@
-"""The packages in a clean Debian 12: installed and used as docs/operate/operations.md says, upgraded, removed, purged.
+"""The packages in a clean Debian 12: installed and used as docs/install/one-machine.md says, upgraded, removed, purged.
 
 It types the lines of the document, and says how long each took. Everything happens in a container with a network of
 its own.

@@ -1,18 +1,18 @@
-"""What docs/operate/operations.md has people type, and a terminal that types it."""
+"""Commands that the documentation has people type, and a terminal that types them."""
 
 import re
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.packages.machine import Machine, StepFailed
-from tests.repo.tree import text_of
+from tests.repo.tree import ROOT, text_of
 
-DOCUMENT: Final = Path("docs/operate/operations.md")
+PAGES: Final = ("docs/install/*.md", "docs/operate/*.md")
+"""Pages with blocks of commands that are typed, from `<!-- begin: BLOCK, … -->` to `<!-- end -->`."""
 
 USER: Final = "alan"
-"""The account that the document calls by a name; whatever it does not say is for root."""
+"""Account that the pages name; everything else is typed as root."""
 
 _END_OF_STATEMENT: Final = "-- end of what was typed --"
 
@@ -25,11 +25,9 @@ class Typed(NamedTuple):
 
 
 def documented(block: str) -> Iterator[Typed]:
-    """Yield what a block of the document has somebody type: `<!-- begin: block, … -->` to `<!-- end -->`."""
-    parts = text_of(DOCUMENT).split(f"<!-- begin: {block}, typed by ")
-    assert len(parts) == 2, f"{DOCUMENT} has {len(parts) - 1} blocks {block!r}"
+    """Yield the statements of a block, in the order in which they are typed."""
     user, lines = "", list[str]()
-    for line in parts[1].partition("<!-- end -->")[0].splitlines():
+    for line in _block(block).splitlines():
         if line.startswith(f"And as {USER}"):
             user = USER
         if line.startswith("    "):
@@ -38,13 +36,24 @@ def documented(block: str) -> Iterator[Typed]:
                 yield Typed(user, text)
                 lines.clear()
         else:
-            assert not lines, f"{DOCUMENT}, {block}: the end of {lines} is missing"
+            assert not lines, f"{block}: the end of {lines} is missing"
 
 
 def sampled(block: str) -> list[str]:
     """Return the names of a table of a block: what is between backticks at the beginning of each of its rows."""
-    text = text_of(DOCUMENT).partition(f"<!-- begin: {block}, ")[2].partition("<!-- end -->")[0]
-    return re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
+    return re.findall(r"^\| `([^`]+)`", _block(block), re.MULTILINE)
+
+
+def _block(name: str) -> str:
+    """Return the text of a block, which is in exactly one page."""
+    pages = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
+    found = [
+        part.partition("<!-- end -->")[0]
+        for path in pages
+        for part in text_of(path.relative_to(ROOT)).split(f"<!-- begin: {name}, typed by ")[1:]
+    ]
+    assert len(found) == 1, f"the pages have {len(found)} blocks {name!r}"
+    return found[0]
 
 
 def _is_whole(text: str) -> bool:

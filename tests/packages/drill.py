@@ -1,4 +1,4 @@
-"""A first drill, typed as docs/operate/operations.md has it, and its report held to what the document explains."""
+"""A first drill, typed as docs/operate/drills.md has it, and its report held to what the document explains."""
 
 import re
 import time

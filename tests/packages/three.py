@@ -1,4 +1,4 @@
-"""Three bare machines, from the packages to a staged job and a first drill, as docs/operate/operations.md says.
+"""Three bare machines, from the packages to a staged job and a first drill, as docs/install/three-machines.md says.
 
 It types the lines of the document on a fourth machine, which has what an operator keeps, and says how long each took.
 """

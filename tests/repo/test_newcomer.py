@@ -98,12 +98,13 @@ def test_a_statement_of_several_lines_is_typed_as_one_and_its_user_is_who_the_pr
         "<!-- begin: way, typed by x -->\n    one\n    for a in b; do\n      two\n    done\nAnd as alan\n\n    three\n"
         "<!-- end -->\n    four\n"
     )
+    monkeypatch.setattr(document, "PAGES", ("docs/install/packages.md",))
     monkeypatch.setattr(document, "text_of", lambda path: text)
     assert [*documented("way")] == [Typed("", "one"), Typed("", "for a in b; do\n  two\ndone"), Typed("alan", "three")]
     monkeypatch.setattr(document, "text_of", lambda path: text.replace("    done\n", ""))
     with pytest.raises(AssertionError, match="the end of"):
         list(documented("way"))
-    with pytest.raises(AssertionError, match="has 0 blocks 'no way'"):
+    with pytest.raises(AssertionError, match="have 0 blocks 'no way'"):
         list(documented("no way"))
 
 

@@ -1,5 +1,8 @@
 """The recovery table as the document for operators shows it."""
 
+import textwrap
+
+from tests.repo.prose import LINE_MAX
 from wal.failures import OTHERWISE_REPLACE, REPLACE, Condition, Reaction
 
 _DONE = {
@@ -17,4 +20,4 @@ def render() -> str:
         row = condition.value
         remedy = row.remedy.replace(OTHERWISE_REPLACE, "replace it").replace(REPLACE, "Replace it")
         lines.append(f"| {condition.title} | {row.sign} | {_DONE[row.action]}: {row.reason} | {remedy} |")
-    return "\n".join([*lines, "", f"Replace it: {OTHERWISE_REPLACE}."])
+    return "\n".join([*lines, "", textwrap.fill(f"Replace it: {OTHERWISE_REPLACE}.", LINE_MAX)])

@@ -349,7 +349,7 @@ def _how_to_talk(config: Config, leader: str | None) -> list[str]:
         f"  export FOREBAY_CONFIG={config.file}",
         "  forebay cluster members",
         "  forebay submit SCRIPT && forebay queue",
-        f"In a browser that has a certificate (docs/operate/operations.md): {config.replicas[0].api.url}/page",
+        f"In a browser that has a certificate (docs/operate/status-page.md): {config.replicas[0].api.url}/page",
     ]
     if first_agent is None:
         lines.append(

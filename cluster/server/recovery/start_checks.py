@@ -107,5 +107,5 @@ def _remedy(name: str, other: str, answer: StatusView) -> str:
         f"If "
         f"the data of a majority is lost, `forebay cluster recover --name {other}` on the machine of {other} makes a "
         f"cluster "
-        f'of what is left (docs/operate/operations.md, "A lost majority")'
+        f"of what is left (docs/operate/lost-majority.md)"
     )

@@ -34,7 +34,7 @@ EXERCISES: Final = {
     "resize": Exercise("a pool grows or shrinks", work.resize),
     "drain": Exercise("a node is to be emptied", work.drain),
     "lost": Exercise("a node is lost, with what is on it", work.lost),
-    "debug": Exercise("somebody is to help, and must see what is wrong", looking.debug),
+    "debug": Exercise("support needs to see what is wrong", looking.debug),
     "archive": Exercise("old history is to be kept elsewhere", storage.archive),
     "disk-full": Exercise("the disk of a replica was full, and has room again", storage.disk_full),
     "journal-full": Exercise("the journal of a replica is full", storage.journal_full),

@@ -1,4 +1,4 @@
-"""The table "Day 2: what to type" of docs/operate/operations.md, as it stands there."""
+"""The table of docs/operate/tasks.md, as it stands there."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Final, NamedTuple
 
 from tests.repo.tree import ROOT
 
-TITLE: Final = "Day 2: what to type"
-TEXT: Final = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
-PART: Final = TEXT.partition(f"## {TITLE}\n")[2].partition("\n## ")[0]
+TABLE: Final = ROOT / "docs" / "operate" / "tasks.md"
+PART: Final = TABLE.read_text(encoding="utf-8").partition("<!-- begin: tasks -->\n")[2].partition("<!-- end -->")[0]
 
 
 class Row(NamedTuple):
-    """One row: what is to be done, what to type, and the section that says what comes before and after."""
+    """One row: what is to be done, what to type, and the link to the page that says what comes before and after."""
 
     task: str
     command: str
