@@ -61,7 +61,7 @@ EXERCISES: Final = {
     "refusals": Exercise(refusals),
     "unexported": Exercise(unexported),
     "away": Exercise(away, 100),
-    "tiny-job": Exercise(tiny_job, 15, lambda size: {"gates": False}),
+    "tiny-job": Exercise(tiny_job, 25, lambda size: {"gates": False}),
     "mass": Exercise(mass, 2000, lambda size: {"grains": max(size, 160) + POOL_GRAINS, "gates": False}),
 }
 """By their names."""

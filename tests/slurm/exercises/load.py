@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import statistics
 import time
@@ -40,6 +41,9 @@ GONE_S: Final = 420.0
 """Seconds for buffers that never ran to be gone: they linger (ExternalJobLinger, 300 s), as after a restart of
 slurmctld.
 """
+
+PASSES_S: Final = 3.0
+"""Seconds between two passes of an idle slurmctld. A tiny job waits for two of them, so jobs begin at random times."""
 
 PLAIN_JOB: Final = "#!/bin/sh\n#SBATCH -o /dev/null -J plain --hold\ntrue\n"
 
@@ -146,10 +150,12 @@ async def tiny_job(site: Site, client: Client, rounds: int, seed: int) -> Figure
     plain = PlainSite(site.directory / "plain", plugin=site.plugin, gated=False)
     took_s: dict[str, list[float]] = {"forebay": [], "plain": []}
     sites: dict[str, Submitted] = {"forebay": site, "plain": plain}
+    chance = random.Random(seed)
     try:
         await plain.start()
         for number in range(rounds + 1):
-            for name, one in sites.items():
+            for name, one in sites.items() if number % 2 else reversed(sites.items()):
+                await asyncio.sleep(chance.uniform(0, PASSES_S))
                 began_s = time.monotonic()
                 [(job, (result, data))] = (await many(one, 1, f"tiny{number}")).items()
                 ended = await one.over(job)
