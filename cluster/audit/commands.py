@@ -57,14 +57,14 @@ from cluster.audit.whatif import (
     what_if_page,
 )
 from cluster.cli.audit.offline import SINCE_FORMS, WINDOW_FORMS, write_proof
-from cluster.cli.commands.config import read_settings, settings_of
-from cluster.cli.exits import ExitCode, Failure, bad_input, converted
+from cluster.cli.commands.config import parse_settings, read_settings
+from cluster.cli.exits import ExitCode, Failure, bad_input, convert_input
 from cluster.cli.files import write_whole
 from cluster.cli.text import (
     fields_table,
     format_elapsed,
+    format_time,
     json_line,
-    moment,
     parse_past,
     show,
     show_json,
@@ -315,7 +315,7 @@ def replay_ledger(options: dict[str, Any]) -> None:
             ("StateDigest", digest),
             ("StateDigests", _digests_words(digests.recorded, digests.compared)),
             ("LedgerDigest", replayed.ledger_digest.hex()),
-            ("At", moment(format_instant(state.at))),
+            ("At", format_time(format_instant(state.at))),
             ("Entries", f"{replayed.entries}, up to {replayed.last_index}: {kinds}"),
             ("Jobs", len(state.jobs)),
         ]
@@ -484,7 +484,7 @@ def report_html(options: dict[str, Any]) -> None:
 
 def prove(options: dict[str, Any]) -> None:
     """Write a proof of a job's history in the ledger."""
-    job = converted(options["job"], int, "--job")
+    job = convert_input(options["job"], int, "--job")
     home = _directory(options).parent
     with _ledger(options) as ledger, _progress("deriving") as progress:
         try:
@@ -500,7 +500,7 @@ def whatif(options: dict[str, Any]) -> None:
     page: Path | None = options["html"]
     try:
         read = None if policy is None else read_settings(policy)
-        changes = ScenarioChanges(read, options["settings"], settings_of)
+        changes = ScenarioChanges(read, options["settings"], parse_settings)
     except BadChange as error:
         raise bad_input(str(error), error.remedy, place="--set") from error
     with _ledger(options) as running, _progress("reading") as reads, _progress("replaying") as replays:
@@ -573,7 +573,7 @@ def report_jobs(options: dict[str, Any]) -> None:
     cells = (
         (
             *(row.job, row.name, row.user, row.account, row.state, row.exit_code),
-            *(moment(row.submitted_at), moment(row.started_at), moment(row.ended_at)),
+            *(format_time(row.submitted_at), format_time(row.started_at), format_time(row.ended_at)),
             *(format_elapsed(row.pending_s), format_elapsed(row.elapsed_s), row.pool),
             *(size(row.size_bytes), size(row.staged_in_bytes), size(row.staged_out_bytes), row.nodes),
         )
@@ -587,7 +587,7 @@ def _past(place: str, text: str | None) -> int | None:
     def read(text: str) -> int:
         return parse_instant(parse_past(text, SystemClock().now()))
 
-    return None if text is None else converted(text, read, place)
+    return None if text is None else convert_input(text, read, place)
 
 
 def _made_by(options: dict[str, Any], source: ReportSource) -> str:

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from cluster.cli.confirming import can_ask, confirm
+from cluster.cli.confirmation import can_ask, confirm
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import Session
-from cluster.cli.text import fields_table, moment, note, show, show_json
+from cluster.cli.text import fields_table, format_time, note, show, show_json
 from cluster.config import Config
 from cluster.server import StorageRefused
 from cluster.server.recovery import (
@@ -222,7 +222,7 @@ def show_plan(view: PlanView, as_json: bool, config: Config, command: str = "") 
         if view.uncertain_entries
         else "none: all that it has was known to be committed"
     )
-    at = moment(view.kept_at)
+    at = format_time(view.kept_at)
     rows: list[tuple[str, str | int | None]] = [
         ("Replica", f"{view.replica} ({view.member})"),
         ("Incarnation", view.begun or f"{view.incarnation}, and a new one after it"),
@@ -233,7 +233,8 @@ def show_plan(view: PlanView, as_json: bool, config: Config, command: str = "") 
         (
             "MayBeLost",
             f"what others acknowledged behind entry {view.lost_after_index}, revision {view.lost_after_revision}, "
-            f"{moment(view.lost_after)}" + (", and is not among the uncertain ones" if view.uncertain_entries else ""),
+            f"{format_time(view.lost_after)}"
+            + (", and is not among the uncertain ones" if view.uncertain_entries else ""),
         ),
         ("JobNumbers", f"those from {view.lost_jobs_first} on may be of lost jobs; new jobs have higher ones"),
     ]

@@ -9,7 +9,7 @@ import msgspec
 from cluster.api.render import record_event
 from cluster.audit.deciding import CommandOutcome
 from cluster.audit.redecide import DecisionDifference, Deviation, RedecidingReplay, lacking
-from cluster.cli.text import fields_table, moment, show, show_json, table
+from cluster.cli.text import fields_table, format_time, show, show_json, table
 from cluster.system import format_instant
 from replica.messages import Event
 from replica.values import plain
@@ -57,7 +57,7 @@ def show_redecided(
 def first_words(one: DecisionDifference) -> str:
     """Format a differing decision and its difference in one line."""
     job = "" if one.job is None else f", job {one.job}"
-    at = moment(format_instant(one.at))
+    at = format_time(format_instant(one.at))
     return (
         f"entry {one.index}, revision {one.revision}, {at}, {one.command} of {plain(one.actor)}{job}: {one.deviation}"
     )

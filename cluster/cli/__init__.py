@@ -3,9 +3,9 @@
 It runs on any machine that has the configuration and a certificate, so it imports neither consensus nor storage.
 """
 
-from cluster.cli.startup import defer
+from cluster.cli.startup import defer_imports
 
-defer()
+defer_imports()
 
 from cluster.cli.app import main  # noqa: E402 - imports what is deferred
 

@@ -21,7 +21,7 @@ import msgspec
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
-from cluster.cli.text import moment, show, show_json, table
+from cluster.cli.text import format_time, show, show_json, table
 from cluster.config import ConfigError
 from cluster.security import IdentityError, Role, TlsError, certificate_of, client_context, identify, server_context
 from cluster.system import Clock, format_instant
@@ -52,7 +52,7 @@ TIME_ERROR: Final = 5
 """What adjtimex(2) returns where the clock is not kept."""
 
 
-class Verdict(StrEnum):
+class CheckResult(StrEnum):
     """What came of one check."""
 
     OK = "ok"
@@ -68,7 +68,7 @@ class CheckRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The replica or agent that it is about."""
     check: str
-    verdict: Verdict
+    verdict: CheckResult
     found: str
 
 
@@ -79,7 +79,7 @@ class CheckAnswer(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[CheckRow, ...]
 
 
-_Found = tuple[str, Verdict, str]
+_Found = tuple[str, CheckResult, str]
 """Check, verdict, and what was found."""
 
 
@@ -106,19 +106,19 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
     for name in names:
         if name not in known:
             raise bad_input(f"{config.file} has no replica and no agent {name!r}", f"it has {', '.join(sorted(known))}")
-    chosen = names or starting_here(config)
+    chosen = names or find_local_processes(config)
     if not chosen:
         raise bad_input(
             f"{config.tls.certificates} has no key of a replica or an agent of {config.file}",
             "copy the bundle of this host that `forebay cluster init` wrote, or name what starts here with --name",
         )
-    rows = checked(config, chosen, current.clock)
+    rows = run_checks(config, chosen, current.clock)
     if as_json:
         show_json(CheckAnswer(config=str(config.file), checks=rows))
     else:
         cells = ((row.name, row.check, row.verdict, plain(row.found)) for row in rows)
         show(table(("NAME", "CHECK", "RESULT", "FOUND"), cells, flexible=frozenset({"FOUND"})))
-    failed = sum(row.verdict is Verdict.FAIL for row in rows)
+    failed = sum(row.verdict is CheckResult.FAIL for row in rows)
     if failed:
         raise Failure(ExitCode.BAD_INPUT, f"{failed} of {len(rows)} checks failed", "mend them before you start")
 
@@ -127,14 +127,14 @@ def _known(config: Config) -> set[str]:
     return {*(one.name for one in config.replicas), *(one.name for one in config.agents)}
 
 
-def starting_here(config: Config) -> tuple[str, ...]:
+def find_local_processes(config: Config) -> tuple[str, ...]:
     """Return the replicas and agents whose keys lie on this machine, by name; agents that need root, for root only."""
     others = set() if os.geteuid() == 0 else {one.name for one in config.agents if one.accounts != "own"}
     here = (name for name in sorted(_known(config) - others) if (config.tls.certificates / f"{name}.key").exists())
     return tuple(here)
 
 
-def checked(config: Config, names: tuple[str, ...], clock: Clock) -> tuple[CheckRow, ...]:
+def run_checks(config: Config, names: tuple[str, ...], clock: Clock) -> tuple[CheckRow, ...]:
     """Return what came of each check of each of them, in order; root makes them as the account that each runs as."""
     rows = []
     for name in names:
@@ -185,20 +185,20 @@ def _certificate(config: Config, name: str, replica: ReplicaConfig | None, clock
     role = Role.AGENT if replica is None else Role.REPLICA
     again = f"`forebay cert issue {name} --role {role.value} --replace` where ca.key is"
     if found.problem:
-        yield "certificate", Verdict.FAIL, found.problem
+        yield "certificate", CheckResult.FAIL, found.problem
         return
     try:
         files = config.tls_files(name)
         server_context(files) if replica is not None else client_context(files)
     except (ConfigError, TlsError, ssl.SSLError, OSError) as error:
-        yield "certificate", Verdict.FAIL, str(error)
+        yield "certificate", CheckResult.FAIL, str(error)
         return
     left_s = (found.valid_until - clock.now()) / MICROSECONDS_PER_SECOND
-    until = f"valid until {moment(format_instant(found.valid_until))}"
+    until = f"valid until {format_time(format_instant(found.valid_until))}"
     if found.role != role.value or found.cluster_id != config.cluster.id:
-        yield "certificate", Verdict.FAIL, f"it is of {found.role} of cluster {found.cluster_id}: {again}"
+        yield "certificate", CheckResult.FAIL, f"it is of {found.role} of cluster {found.cluster_id}: {again}"
     else:
-        yield "certificate", Verdict.NOTE if left_s < EXPIRY_NOTICE_S else Verdict.OK, until
+        yield "certificate", CheckResult.NOTE if left_s < EXPIRY_NOTICE_S else CheckResult.OK, until
     if replica is None:
         return
     missing = sorted({replica.peer.host, replica.api.host} - set(found.addresses))
@@ -206,11 +206,11 @@ def _certificate(config: Config, name: str, replica: ReplicaConfig | None, clock
         hosts = " ".join(f"--host {host}" for host in sorted({replica.peer.host, replica.api.host}))
         yield (
             "names in it",
-            Verdict.FAIL,
+            CheckResult.FAIL,
             f"it lacks {', '.join(missing)}: {again.replace('--replace', hosts + ' --replace')}",
         )
     else:
-        yield "names in it", Verdict.OK, ", ".join(found.addresses)
+        yield "names in it", CheckResult.OK, ", ".join(found.addresses)
 
 
 def _ports(config: Config, replica: ReplicaConfig) -> Iterator[_Found]:
@@ -228,16 +228,16 @@ def _ports(config: Config, replica: ReplicaConfig) -> Iterator[_Found]:
                 trying.listen(1)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                yield f"{what} port", Verdict.FAIL, f"{address}: {error.strerror}: write an address of this host"
+                yield f"{what} port", CheckResult.FAIL, f"{address}: {error.strerror}: write an address of this host"
             elif why := other():
                 sentence = (
                     f"{address}: {error.strerror}, and not by {replica.name} ({why}): stop the process that uses it"
                 )
-                yield f"{what} port", Verdict.FAIL, sentence
+                yield f"{what} port", CheckResult.FAIL, sentence
             else:
-                yield f"{what} port", Verdict.OK, f"{replica.name} runs and uses {address}"
+                yield f"{what} port", CheckResult.OK, f"{replica.name} runs and uses {address}"
         else:
-            yield f"{what} port", Verdict.OK, f"{address} is free"
+            yield f"{what} port", CheckResult.OK, f"{address} is free"
 
 
 def _why_other(config: Config, replica: ReplicaConfig) -> str:
@@ -258,18 +258,18 @@ def _why_other(config: Config, replica: ReplicaConfig) -> str:
 def _disk(directory: Path, least: int) -> _Found:
     there = next(one for one in (directory, *directory.parents) if one.exists())
     if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
-        return "disk", Verdict.FAIL, f"this account may not write in {there}"
+        return "disk", CheckResult.FAIL, f"this account may not write in {there}"
     free = shutil.disk_usage(there).free
     text = f"{free >> 20} MiB are free in {there}"
-    return "disk", Verdict.FAIL if free < least else Verdict.OK, text
+    return "disk", CheckResult.FAIL if free < least else CheckResult.OK, text
 
 
 def _account(config: Config, own: AgentConfig) -> _Found:
     try:
         config.check_accounts(own, os.geteuid())
     except ConfigError as error:
-        return "account", Verdict.FAIL, f"{error.sentence}; {error.remedy}"
-    return "account", Verdict.OK, f"accounts = '{own.accounts}', and this is account {os.geteuid()}"
+        return "account", CheckResult.FAIL, f"{error.sentence}; {error.remedy}"
+    return "account", CheckResult.OK, f"accounts = '{own.accounts}', and this is account {os.geteuid()}"
 
 
 def _filesystems(config: Config) -> Iterator[_Found]:
@@ -278,7 +278,7 @@ def _filesystems(config: Config) -> Iterator[_Found]:
         text = (
             f"{filesystem.path} is {'there' if is_there else 'not there: mount it, or jobs of it are staged elsewhere'}"
         )
-        yield f"shared filesystem {filesystem.name}", Verdict.OK if is_there else Verdict.NOTE, text
+        yield f"shared filesystem {filesystem.name}", CheckResult.OK if is_there else CheckResult.NOTE, text
 
 
 def _others(config: Config, name: str) -> Iterator[_Found]:
@@ -292,9 +292,9 @@ def _others(config: Config, name: str) -> Iterator[_Found]:
             except OSError as error:
                 refusals.append(f"{address}: {error.strerror or error}")
         if refusals:
-            yield f"reaches {other.name}", Verdict.NOTE, f"{'; '.join(refusals)}: it may not run yet"
+            yield f"reaches {other.name}", CheckResult.NOTE, f"{'; '.join(refusals)}: it may not run yet"
         else:
-            yield f"reaches {other.name}", Verdict.OK, f"{other.peer} and {other.api} are reached"
+            yield f"reaches {other.name}", CheckResult.OK, f"{other.peer} and {other.api} are reached"
 
 
 def _traces(config: TracesConfig) -> _Found:
@@ -303,13 +303,17 @@ def _traces(config: TracesConfig) -> _Found:
     try:
         found = version(TRACES_PACKAGE)
     except PackageNotFoundError:
-        return "traces", Verdict.NOTE, "OpenTelemetry is not installed, so none are sent: pip install forebay[otel]"
-    return "traces", Verdict.OK, f"{config.url} gets them, by OpenTelemetry {found}"
+        return "traces", CheckResult.NOTE, "OpenTelemetry is not installed, so none are sent: pip install forebay[otel]"
+    return "traces", CheckResult.OK, f"{config.url} gets them, by OpenTelemetry {found}"
 
 
 def _clock() -> _Found:
     """Ask the kernel whether anything keeps its clock (adjtimex(2)): that is all that can be known before a start."""
     state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
     if state == TIME_ERROR:
-        return "clock", Verdict.NOTE, "the kernel says that no time service keeps it: see that one does (chrony, ntpd)"
-    return "clock", Verdict.OK, "the kernel says that a time service keeps it"
+        return (
+            "clock",
+            CheckResult.NOTE,
+            "the kernel says that no time service keeps it: see that one does (chrony, ntpd)",
+        )
+    return "clock", CheckResult.OK, "the kernel says that a time service keeps it"

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from cluster.cli.check import checked, starting_here
+from cluster.cli.check import find_local_processes, run_checks
 from cluster.cli.exits import Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
@@ -195,15 +195,15 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
             bundle = Bundle(value for _, value in config.provider.environment)
             note("the cluster and its replicas are asked")
             try:
-                current.ask(lambda client: _asked(bundle, client, config, jobs), on_a_loop=True)
+                current.ask(lambda client: _add_answers(bundle, client, config, jobs), on_a_loop=True)
             except Failure as failure:
                 bundle.missing["cluster"] = failure.sentence
             except ConfigError as error:
                 # A replica's machine has no certificate that may ask.
                 bundle.missing["cluster"] = error.sentence
             note("this machine is looked at")
-            _of_this_machine(bundle, config)
-            bundle.add("machine/check.json", _json(checked(config, starting_here(config), current.clock)))
+            _add_machine(bundle, config)
+            bundle.add("machine/check.json", _json(run_checks(config, find_local_processes(config), current.clock)))
             for number, log in enumerate(logs, start=1):
                 bundle.take(f"logs/{number}-{log.name}", partial(_end_of, log))
             answer = DebugAnswer(file=str(output), parts=bundle.parts())
@@ -222,7 +222,7 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
     )
 
 
-async def _asked(bundle: Bundle, client: Client, config: Config, jobs: tuple[str, ...]) -> None:
+async def _add_answers(bundle: Bundle, client: Client, config: Config, jobs: tuple[str, ...]) -> None:
     """Take in what the cluster answers, all asked at once."""
 
     async def one(name: str, operation: ApiOperation[None, Any], **more: Any) -> None:
@@ -245,7 +245,7 @@ async def _asked(bundle: Bundle, client: Client, config: Config, jobs: tuple[str
     await asyncio.gather(*asks)
 
 
-def _of_this_machine(bundle: Bundle, config: Config) -> None:
+def _add_machine(bundle: Bundle, config: Config) -> None:
     about = {
         "python": sys.version,
         "system": platform.platform(),
@@ -255,11 +255,11 @@ def _of_this_machine(bundle: Bundle, config: Config) -> None:
         "packages": _versions(),
     }
     bundle.add("machine/about.json", _json(about))
-    bundle.take("forebay.toml", partial(_redacted, config.file))
+    bundle.take("forebay.toml", partial(_redact, config.file))
     for name in KERNEL:
         bundle.take(f"machine/{name.replace('/', '-')}.txt", Path("/proc", name).read_bytes)
     directories = {config.tls.certificates, config.storage.directory, *(one.directory for one in config.agents)}
-    rows = [row for directory in sorted(directories) for row in _listed(directory)]
+    rows = [row for directory in sorted(directories) for row in _list_directory(directory)]
     bundle.add("machine/files.json", _json(rows))
     program = shutil.which("journalctl")
     if program is None:
@@ -274,7 +274,7 @@ def _of_this_machine(bundle: Bundle, config: Config) -> None:
     bundle.take("logs/journal.txt", journal)
 
 
-def _redacted(file: Path) -> bytes:
+def _redact(file: Path) -> bytes:
     """Return a configuration without what the site's programs are told: that may be passwords. OSError."""
     try:
         return redact(file.read_text(encoding="utf-8"), ("provider", "environment"), REDACTED).encode()
@@ -282,7 +282,7 @@ def _redacted(file: Path) -> bytes:
         raise OSError(f"{error}: attach the file by hand, without its secrets") from error
 
 
-def _listed(directory: Path) -> Iterator[dict[str, Any]]:
+def _list_directory(directory: Path) -> Iterator[dict[str, Any]]:
     """Yield what lies in a directory of Forebay's, two levels of it: buffers and their files are their users'."""
     try:
         usage = shutil.disk_usage(directory)

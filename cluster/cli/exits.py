@@ -111,7 +111,7 @@ class Failure(Exception):
         return lines
 
 
-def joined(failures: Sequence[Failure]) -> Failure:
+def join_failures(failures: Sequence[Failure]) -> Failure:
     """Return one failure for several, with the exit code of the first and the first last line that any of them has."""
     first, *others = failures
     first.others = (*first.others, *others)
@@ -124,7 +124,7 @@ def bad_input(sentence: str, remedy: str, *, place: str = "") -> Failure:
     return Failure(ExitCode.BAD_INPUT, sentence, remedy, place=place)
 
 
-def converted(text: str, convert: Callable[[str], T], place: str) -> T:
+def convert_input(text: str, convert: Callable[[str], T], place: str) -> T:
     """Return what a text that the user wrote says; bad input at `place` where `convert` raises ValueError.
 
     The error's text is a sentence and a remedy, with "; " between them.

@@ -20,7 +20,7 @@ _AS_JSON: Final = "cluster.cli.as_json"
 class GlobalOption(click.Option):
     """An option of the outermost command that each command takes too, unless one of its own has that name."""
 
-    def inherited(self, own: Set[str]) -> list[click.Option]:
+    def for_command(self, own: Set[str]) -> list[click.Option]:
         """Return the option for a command that has these options of its own: none where nothing of it is left."""
         words = [word for word in self.opts if word not in own]
         if not words:
@@ -103,7 +103,7 @@ class CommandGroup(click.Group):
             return command
         own = {word for one in command.params for word in (*one.opts, *one.secondary_opts)}
         given = ctx.find_root().command.params
-        more = [new for one in given if isinstance(one, GlobalOption) for new in one.inherited(own)]
+        more = [new for one in given if isinstance(one, GlobalOption) for new in one.for_command(own)]
         taking = copy.copy(command)
         taking.params = [*command.params, *more]
         return taking
@@ -123,7 +123,7 @@ class CommandGroup(click.Group):
         meant = GUESSES.get(words)
         if meant is None:
             where = " ".join(("forebay", *words[:-1]))
-            near = suggestions(words)
+            near = suggest_commands(words)
             remedy = f"did you mean {', '.join(f'`forebay {one}`' for one in near)}?" if near else f"see {where} --help"
             raise bad_input(f"{where} has no command {name!r}", remedy)
         found, context = ctx.find_root().command, ctx.find_root()
@@ -150,7 +150,7 @@ def _words(context: click.Context) -> list[str]:
 SUGGESTED_MAX: Final = 3
 
 
-def suggestions(words: tuple[str, ...]) -> list[str]:
+def suggest_commands(words: tuple[str, ...]) -> list[str]:
     """Return the commands that somebody may have meant with unknown words, the likeliest first."""
     import difflib
 

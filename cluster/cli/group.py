@@ -51,12 +51,12 @@ class ForebayGroup(CommandGroup):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Parse the words; --help and --version print here."""
-        with _noticing_readers():
+        with _detect_closed_output():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that the words named."""
-        with _noticing_readers():
+        with _detect_closed_output():
             return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -72,7 +72,7 @@ def run_to_exit(call: Callable[[], object], *, as_json: bool) -> NoReturn:
     try:
         result = call()
         sys.stdout.flush()
-    except (BrokenPipeError, _ReaderGone):
+    except (BrokenPipeError, _OutputClosed):
         _stop_writing()
         sys.exit(int(ExitCode.OK))
     except click.exceptions.Exit as end:
@@ -82,16 +82,16 @@ def run_to_exit(call: Callable[[], object], *, as_json: bool) -> NoReturn:
     sys.exit(result if isinstance(result, int) else int(ExitCode.OK))
 
 
-class _ReaderGone(Exception):
+class _OutputClosed(Exception):
     """Whoever read our output has gone away: no error, as with `| head`. Click would exit with 1, which is taken."""
 
 
 @contextlib.contextmanager
-def _noticing_readers() -> Iterator[None]:
+def _detect_closed_output() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError as error:
-        raise _ReaderGone from error
+        raise _OutputClosed from error
 
 
 def _is_json(words: Sequence[str]) -> bool:

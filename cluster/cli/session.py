@@ -159,10 +159,10 @@ def failure_of(error: ApiError) -> Failure:
             "`forebay cluster probe --json` shows the version of each; upgrade every replica first",
             kind=error.code,
         )
-    return Failure(exit_code_of(error), error.sentence, in_commands(error.remedy), place=error.place, kind=error.code)
+    return Failure(exit_code_of(error), error.sentence, name_commands(error.remedy), place=error.place, kind=error.code)
 
 
-def in_commands(remedy: str) -> str:
+def name_commands(remedy: str) -> str:
     """Return what the API advises with the commands that ask it, for somebody who types them."""
     import re
 

@@ -61,7 +61,7 @@ DEFERRED: Final[dict[str, dict[str, Any]]] = {
 _lock: Final = threading.Lock()
 
 
-class _StandIn(ModuleType):
+class _LazyModule(ModuleType):
     """A module that is loaded when something of it is looked at that this does not have."""
 
     def __getattr__(self, name: str) -> Any:
@@ -72,14 +72,14 @@ class _StandIn(ModuleType):
 
 def _load(name: str) -> ModuleType:
     with _lock:
-        if isinstance(sys.modules.get(name), _StandIn):
+        if isinstance(sys.modules.get(name), _LazyModule):
             del sys.modules[name]
     return importlib.import_module(name)
 
 
-def defer() -> None:
+def defer_imports() -> None:
     """Have a stand-in imported for each of DEFERRED that is not loaded yet."""
     for name, own in DEFERRED.items():
         if name not in sys.modules:
-            stand_in = sys.modules[name] = _StandIn(name)
+            stand_in = sys.modules[name] = _LazyModule(name)
             vars(stand_in).update(own)

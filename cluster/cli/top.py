@@ -16,9 +16,9 @@ from cluster.cli.session import session
 from cluster.cli.text import (
     STATE_STYLES,
     bar,
+    format_time,
     is_terminal,
     meter,
-    moment,
     readable_size,
     state_words,
     stdout_console,
@@ -46,7 +46,7 @@ POOLS_MAX: Final = 8
 QUIT: Final = b"qQ"
 
 
-class Seen(NamedTuple):
+class Answers(NamedTuple):
     """What was answered last."""
 
     overview: OverviewAnswer
@@ -54,7 +54,7 @@ class Seen(NamedTuple):
     transfers: TransfersAnswer
 
 
-class Line(NamedTuple):
+class StyledLine(NamedTuple):
     """Line of the picture."""
 
     text: str
@@ -88,7 +88,7 @@ async def _draw(client: Client, every_s: float) -> None:
     from rich.text import Text
 
     loop, console = asyncio.get_running_loop(), stdout_console()
-    seen, seen_s = await _look(client), loop.time()
+    seen, seen_s = await _ask_all(client), loop.time()
     trouble = ""
     async with _keys() as quitting:
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -102,14 +102,14 @@ async def _draw(client: Client, every_s: float) -> None:
                     await asyncio.wait_for(quitting.wait(), every_s)
                     return
                 try:
-                    seen, seen_s, trouble = await _look(client), loop.time(), ""
+                    seen, seen_s, trouble = await _ask_all(client), loop.time(), ""
                 except ApiError as error:
                     trouble = error.sentence
 
 
-async def _look(client: Client) -> Seen:
+async def _ask_all(client: Client) -> Answers:
     """Ask all three at once; ApiError."""
-    return Seen(
+    return Answers(
         *await asyncio.gather(
             client.call(ops.SHOW_OVERVIEW, deadline_s=ANSWER_S),
             client.call(ops.LIST_POOLS, deadline_s=ANSWER_S),
@@ -143,32 +143,32 @@ async def _keys() -> AsyncIterator[asyncio.Event]:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
-def picture(seen: Seen, height: int, trouble: str = "", old_s: float | None = None) -> list[Line]:
+def picture(seen: Answers, height: int, trouble: str = "", old_s: float | None = None) -> list[StyledLine]:
     """Return the lines for a terminal of so many; `trouble`: why nobody answered since, for `old_s` seconds."""
     overview = seen.overview
     title = f"forebay {plain(overview.cluster)}   leader {plain(overview.leader or 'none')}   term {overview.term}"
-    lines = [Line(f"{title}   revision {overview.revision}   {moment(overview.at)}", "bold")]
+    lines = [StyledLine(f"{title}   revision {overview.revision}   {format_time(overview.at)}", "bold")]
     if old_s is not None:
-        lines.append(Line(f"NO ANSWER for {old_s:.0f} s: {plain(trouble)}", "bold red"))
+        lines.append(StyledLine(f"NO ANSWER for {old_s:.0f} s: {plain(trouble)}", "bold red"))
     lines += [
-        Line(f"Jobs       {_counts(overview.jobs)}"),
-        Line(f"Waiting    {_counts(overview.waiting)}"),
-        Line(f"Nodes      {_counts(overview.nodes)}"),
-        Line(f"Transfers  {_moving(overview)}"),
-        Line(""),
+        StyledLine(f"Jobs       {_counts(overview.jobs)}"),
+        StyledLine(f"Waiting    {_counts(overview.waiting)}"),
+        StyledLine(f"Nodes      {_counts(overview.nodes)}"),
+        StyledLine(f"Transfers  {_moving(overview)}"),
+        StyledLine(""),
         *_replicas(overview),
-        Line(""),
-        *_shortened(list(_needs(overview)), NEEDS_MAX, overview.needs_count, "items that need attention"),
-        Line(""),
-        *_shortened([_pool(row) for row in seen.pools.pools], POOLS_MAX, len(seen.pools.pools), "pools"),
-        Line(""),
+        StyledLine(""),
+        *_shorten_list(list(_attention(overview)), NEEDS_MAX, overview.needs_count, "items that need attention"),
+        StyledLine(""),
+        *_shorten_list([_pool(row) for row in seen.pools.pools], POOLS_MAX, len(seen.pools.pools), "pools"),
+        StyledLine(""),
     ]
     moved = overview.transfers
     rows = sorted(seen.transfers.transfers, key=lambda row: (_ORDER.get(row.state, 0), -row.rate_bytes_s, row.job_id))
     # The two answers are of two moments.
     count = max(len(rows), moved.moving + moved.queued + moved.retrying + moved.failed)
-    below = [_transfer(row) for row in rows] if count else [Line("Nothing is moved now.", "dim")]
-    return [*lines, *_shortened(below, height - len(lines), count, "transfers")][:height]
+    below = [_transfer(row) for row in rows] if count else [StyledLine("Nothing is moved now.", "dim")]
+    return [*lines, *_shorten_list(below, height - len(lines), count, "transfers")][:height]
 
 
 _ORDER: Final = {"failed": 0, "retrying": 1, "moving": 2, "queued": 3}
@@ -185,35 +185,35 @@ def _moving(overview: OverviewAnswer) -> str:
     return f"{_counts({name: count for name, count in named.items() if count})}   {readable_size(moved.rate_bytes_s)}/s"
 
 
-def _replicas(overview: OverviewAnswer) -> Iterator[Line]:
+def _replicas(overview: OverviewAnswer) -> Iterator[StyledLine]:
     for row in overview.members:
         said = f"{plain(row.name):<12} {plain(row.role):<10} term {row.term if row.term is not None else '-'}"
         said += "" if row.lag_entries is None else f"   {row.lag_entries} entries behind"
-        yield Line(said if row.reachable else f"{said}   SILENT", "" if row.reachable else "bold red")
+        yield StyledLine(said if row.reachable else f"{said}   SILENT", "" if row.reachable else "bold red")
 
 
-def _needs(overview: OverviewAnswer) -> Iterator[Line]:
+def _attention(overview: OverviewAnswer) -> Iterator[StyledLine]:
     if not overview.needs:
-        yield Line("No action needed.", "green")
+        yield StyledLine("No action needed.", "green")
     for row in overview.needs:
         remedy = f"   -> {plain(row.remedy)}" if row.remedy else ""
-        yield Line(f"! {plain(row.subject)}: {plain(row.sentence)}{remedy}", "yellow")
+        yield StyledLine(f"! {plain(row.subject)}: {plain(row.sentence)}{remedy}", "yellow")
 
 
-def _pool(row: PoolView) -> Line:
+def _pool(row: PoolView) -> StyledLine:
     held, total = (format_amount(amount, unit_in(row)) for amount in (row.held_bytes, row.quantity_bytes))
     text = f"{plain(row.name):<16} {meter(row.held_bytes, row.quantity_bytes)}   {held} of {total}"
-    return Line(f"{text}   {row.buffers} buffers", "red" if row.overcommitted_bytes else "")
+    return StyledLine(f"{text}   {row.buffers} buffers", "red" if row.overcommitted_bytes else "")
 
 
-def _transfer(row: TransferView) -> Line:
+def _transfer(row: TransferView) -> StyledLine:
     text = f"{plain(row.task or str(row.job_id)):>8} {plain(row.stage):<9} {plain(row.node):<10} {state_words(row):<10}"
-    return Line(f"{text} {bar(row)}   {readable_size(row.rate_bytes_s)}/s", STATE_STYLES.get(row.state, ""))
+    return StyledLine(f"{text} {bar(row)}   {readable_size(row.rate_bytes_s)}/s", STATE_STYLES.get(row.state, ""))
 
 
-def _shortened(lines: Sequence[Line], room: int, count: int, what: str) -> Iterable[Line]:
+def _shorten_list(lines: Sequence[StyledLine], room: int, count: int, what: str) -> Iterable[StyledLine]:
     """Return as many lines as there is room for; where there are more of these, the last one says how many."""
     if count <= len(lines) <= room:
         return lines
     shown = lines[: max(0, room - 1)]
-    return [*shown, Line(f"and {count - len(shown)} {what} more", "dim")]
+    return [*shown, StyledLine(f"and {count - len(shown)} {what} more", "dim")]

@@ -99,7 +99,7 @@ TREE: Final[Mapping[str, Mapping[str, Leaf | Branch]]] = MappingProxyType(
                     "admit": "commands.node:admit",
                     "drain": "commands.node:drain",
                     "resume": "commands.node:resume",
-                    "lost": "commands.node:lost",
+                    "lost": "commands.node:declare_lost",
                     "buffers": "commands.agent:agent_buffers",
                     "receipt": "commands.agent:agent_receipt",
                 },
@@ -207,7 +207,7 @@ TREE: Final[Mapping[str, Mapping[str, Leaf | Branch]]] = MappingProxyType(
                     "restore": "audit.offline:restore_ledger",
                     "witness": Branch(
                         "Make a witness's key, and show what it has cosigned.",
-                        {"key": "audit.witness:make", "list": "audit.witness:list_seen"},
+                        {"key": "audit.witness:create_key", "list": "audit.witness:list_logs"},
                     ),
                 },
             ),

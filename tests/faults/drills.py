@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.drills.aftermath import NotChecked, disagreement
+from cluster.cli.drills.final_checks import CheckImpossible, find_disagreement
 from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
@@ -183,8 +183,8 @@ class Drills:
         replicas = {replica.name: replica.api for replica in self.hosts.config.replicas}
         async with self.hosts.client("operator", deadline_s=60) as operator:
             try:
-                differ = await disagreement(operator, replicas, SystemClock())
-            except NotChecked as error:
+                differ = await find_disagreement(operator, replicas, SystemClock())
+            except CheckImpossible as error:
                 raise RunFailed(str(error)) from error
         if differ:
             raise RunFailed(differ)

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.cli.drills.aftermath import NotChecked, disagreement, happened, terms_since
+from cluster.cli.drills.final_checks import CheckImpossible, find_disagreement, read_events, terms_since
 from cluster.client import ApiError, Client
 from cluster.config.config import Config
 from cluster.schemas import operations as ops
@@ -148,12 +148,12 @@ class UnderLoad(Stops):
     async def _history(self, client: Client, plan: dict[str, Any], ended: DrillAnswer) -> History:
         clock = SystemClock()
         window: dict[str, Any] = {"from": ended.began, "to": ended.ended}
-        rows = [row async for row in happened(client, **window)]
+        rows = [row async for row in read_events(client, **window)]
         terms = await terms_since(client, clock, 0)
         replicas = {replica.name: replica.api for replica in Config.load(self.cluster.file).replicas}
         try:
-            differ = await disagreement(client, replicas, clock)
-        except (NotChecked, ApiError) as error:
+            differ = await find_disagreement(client, replicas, clock)
+        except (CheckImpossible, ApiError) as error:
             raise RunFailed(f"the states after drill {ended.drill}: {error}") from error
         return History(plan["term"], plan["leader"], terms, rows, differ)
 

@@ -14,7 +14,7 @@ from cluster.api.burst import burst_view
 from cluster.api.render.jobs import job_view
 from cluster.api.render.reasons import JobVerdicts
 from cluster.cli.text.job import job_block
-from cluster.cli.text.squeue import STANDARD, Field, in_order, line, read_format
+from cluster.cli.text.squeue import STANDARD, Field, format_line, read_format, sort_jobs
 from cluster.schemas.burst import burst_text
 from cluster.schemas.jobs import JobView
 from cluster.server.mail.text import subject_of
@@ -95,10 +95,10 @@ class Stage(World):
 
     def queue(self, layout: str = STANDARD) -> None:
         columns = read_format(layout)
-        views = in_order(tuple(self.view(job) for job in self.state.jobs if self.state.jobs[job].state not in ENDED))
+        views = sort_jobs(tuple(self.view(job) for job in self.state.jobs if self.state.jobs[job].state not in ENDED))
         cells = [self._cell(view) for view in views]
         heading: Callable[[Field], str] = lambda field: field.heading  # noqa: E731
-        self._show("forebay queue -o squeue", "\n".join(line(columns, cell) for cell in (heading, *cells)))
+        self._show("forebay queue -o squeue", "\n".join(format_line(columns, cell) for cell in (heading, *cells)))
 
     def _cell(self, view: JobView) -> Callable[[Field], str]:
         return lambda field: field.shows(view, self.at)

@@ -15,10 +15,10 @@ from cluster.audit.archive.retention import below_of_age, below_of_size, within
 from cluster.audit.archive.verifying import Keys, VerifiedArchive, read_keys, verify_archive
 from cluster.audit.archive.writing import archive_ledger
 from cluster.audit.opening import age_of, directory_of, end_of, environment_of, progress_of, sentences
-from cluster.cli.confirming import confirm
+from cluster.cli.confirmation import confirm
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import Session
-from cluster.cli.text import fields_table, moment, note, show, show_json, size, table
+from cluster.cli.text import fields_table, format_time, note, show, show_json, size, table
 from cluster.config import RetentionConfig
 from cluster.security.proofs import NoteError
 from cluster.security.proofs.tiles import TILE_WIDTH
@@ -129,8 +129,8 @@ def _show_listed(held: Archive, *, as_json: bool) -> None:
     rows = [
         (
             f"{segment.manifest.first_index} to {segment.manifest.last_index}",
-            "-" if segment.manifest.first_at is None else moment(format_instant(segment.manifest.first_at)),
-            "-" if segment.manifest.last_at is None else moment(format_instant(segment.manifest.last_at)),
+            "-" if segment.manifest.first_at is None else format_time(format_instant(segment.manifest.first_at)),
+            "-" if segment.manifest.last_at is None else format_time(format_instant(segment.manifest.last_at)),
             size(segment.size_bytes),
         )
         for segment in held.segments

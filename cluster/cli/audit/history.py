@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.cli.commands.options import WATCH_PERIOD_S, parse_moment
+from cluster.cli.commands.options import WATCH_PERIOD_S, parse_past_time
 from cluster.cli.exits import bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
-from cluster.cli.text import changes_text, is_terminal, json_line, note, present, story_line, terms_table
+from cluster.cli.text import changes_text, event_line, is_terminal, json_line, note, present, terms_table
 from cluster.schemas import operations as ops
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ _OF = (
 )
 
 
-def _things(command: Any) -> Any:
+def _subject_options(command: Any) -> Any:
     for option in reversed(_OF):
         command = option(command)
     return command
 
 
-def _thing(pool: str | None, node: str | None, of: str | None) -> dict[str, str | None]:
+def _subject(pool: str | None, node: str | None, of: str | None) -> dict[str, str | None]:
     """Return kind and name of what is asked for; Failure where there are two."""
     given = [("pool", pool), ("node", node)] if of is None else [("pool", pool), ("node", node), ("of", of)]
     named = [(option, value) for option, value in given if value is not None]
@@ -60,12 +60,12 @@ def _thing(pool: str | None, node: str | None, of: str | None) -> dict[str, str 
 
 @click.command("history")
 @click.option(
-    "--from", "since", callback=parse_moment, metavar="REVISION|TIME", help=f"Start of the period: {_MOMENTS}."
+    "--from", "since", callback=parse_past_time, metavar="REVISION|TIME", help=f"Start of the period: {_MOMENTS}."
 )
 @click.option(
-    "--to", "until", callback=parse_moment, metavar="REVISION|TIME", help="End of the period.  [default: now]"
+    "--to", "until", callback=parse_past_time, metavar="REVISION|TIME", help="End of the period.  [default: now]"
 )
-@_things
+@_subject_options
 @click.option("--user", metavar="NAME", help="Only this user's jobs and commands.")
 @click.option("--account", metavar="NAME", help="Only jobs of this account.")
 @click.option("--actor", metavar="NAME", help="Only commands of this caller: admin, or 'operator admin'.")
@@ -95,21 +95,21 @@ def history(
         raise bad_input("--follow goes on with what happens, and --to says where to end", "give one of them")
     asked = {
         "job": job, "user": user, "account": account, "actor": actor, "kind": kind, "to": until,
-        **_thing(pool, node, of),
+        **_subject(pool, node, of),
     }  # fmt: skip
     current = session()
     is_listed = as_json and not follow
-    told = _OneObject() if is_listed else _Lines(as_json=as_json)
+    told = _JsonPrinter() if is_listed else _LinePrinter(as_json=as_json)
 
     async def tell(client: Client) -> None:
-        async for stretch in _stretches(client, {**asked, "from": since}, current, follow=follow):
+        async for stretch in _event_pages(client, {**asked, "from": since}, current, follow=follow):
             told.add(stretch)
 
     current.ask(tell, on_a_loop=follow)
     told.end()
 
 
-async def _stretches(
+async def _event_pages(
     client: Client, asked: dict[str, Any], current: Session, *, follow: bool
 ) -> AsyncIterator[StoryAnswer]:
     """Yield what happened, a stretch at a time; to a terminal it is told how far was looked where nothing is found."""
@@ -133,7 +133,7 @@ async def _stretches(
         await asyncio.sleep(WATCH_PERIOD_S)
 
 
-class _Lines:
+class _LinePrinter:
     """What happened, a line each."""
 
     def __init__(self, *, as_json: bool) -> None:
@@ -141,13 +141,13 @@ class _Lines:
 
     def add(self, stretch: StoryAnswer) -> None:
         for row in stretch.rows:
-            click.echo(json_line(row) if self._as_json else story_line(row))
+            click.echo(json_line(row) if self._as_json else event_line(row))
 
     def end(self) -> None:
         """Nothing stands behind the last one."""
 
 
-class _OneObject:
+class _JsonPrinter:
     """What happened as one JSON object, printed as it comes: it may be longer than what one would hold."""
 
     def __init__(self) -> None:
@@ -181,9 +181,9 @@ def leaders(limit: int | None, as_json: bool) -> None:
 
 
 @click.command("diff")
-@click.argument("since", metavar="A", callback=parse_moment)
-@click.argument("until", metavar="[B]", required=False, callback=parse_moment)
-@_things
+@click.argument("since", metavar="A", callback=parse_past_time)
+@click.argument("until", metavar="[B]", required=False, callback=parse_past_time)
+@_subject_options
 @click.option("--limit", type=click.IntRange(1, ops.DIFF_LIMIT_MAX), metavar="N", help="Show at most so many changes.")
 @JSON_OPTION
 def diff(
@@ -200,6 +200,6 @@ def diff(
 
     A and B are revisions or times (1207, 10:03, 2026-01-31T10:03:00); B is now if left out.
     """
-    named = _thing(pool, node, of)
+    named = _subject(pool, node, of)
     answer = session().read(ops.SHOW_DIFF, **{"from": since}, to=until, job=job, limit=limit, **named)
     present(answer, as_json, lambda: changes_text(answer))

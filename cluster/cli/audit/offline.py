@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from cluster.cli.commands.local_cluster import become, module_command
-from cluster.cli.confirming import YES_OPTION
+from cluster.cli.confirmation import YES_OPTION
 from cluster.cli.files import write_whole
 from cluster.cli.global_options import JSON_OPTION, is_json
 from cluster.cli.session import session
@@ -407,7 +407,7 @@ def restore_backup(**options: Any) -> None:
     start_audit("restore-backup", options)
 
 
-class WrittenProof(msgspec.Struct, frozen=True, kw_only=True):
+class ProofAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `audit prove --json`."""
 
     path: str
@@ -418,6 +418,6 @@ class WrittenProof(msgspec.Struct, frozen=True, kw_only=True):
 def write_proof(output: Path, held: bytes, as_json: bool) -> None:
     """Write a proof, as `write_whole` does, and say what is in it."""
     write_whole(output, held)
-    proof = WrittenProof(path=str(output), records=len(json.loads(held)["records"]), size_bytes=len(held))
+    proof = ProofAnswer(path=str(output), records=len(json.loads(held)["records"]), size_bytes=len(held))
     present(proof, as_json, lambda: f"{plain(proof.path)}: {proof.records} records, {proof.size_bytes} bytes")
     note(f"Next: give it away with {VERIFIER}; whoever checks it has the keys already (`forebay audit keys`).")

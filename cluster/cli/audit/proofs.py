@@ -10,7 +10,7 @@ import msgspec
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
-from cluster.cli.text import moment, note, show_json
+from cluster.cli.text import format_time, note, show_json
 from cluster.client import Client
 from cluster.schemas import LogKeysAnswer
 from cluster.schemas import operations as ops
@@ -41,7 +41,7 @@ WITNESSES_MAX = 16
 """Witnesses that can be wanted, count: as many as a cluster may have."""
 
 
-class CosignatureShown(msgspec.Struct, frozen=True, kw_only=True):
+class CosignatureOutput(msgspec.Struct, frozen=True, kw_only=True):
     """A witness's cosignature: under which name of ours, by which key, and when, as ISO 8601 in UTC."""
 
     witness: str
@@ -49,14 +49,14 @@ class CosignatureShown(msgspec.Struct, frozen=True, kw_only=True):
     at: str | None
 
 
-class CheckpointShown(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The last checkpoint, which replicas have signed it, and which witnesses have cosigned it of those that must."""
 
     note: str
     size: int
     root: str
     signed_by: tuple[str, ...]
-    witnessed_by: tuple[CosignatureShown, ...]
+    witnessed_by: tuple[CosignatureOutput, ...]
     witnesses_needed: int
     witnessed: bool
     """Whether as many witnesses as are needed have cosigned it; never where none is needed."""
@@ -79,13 +79,13 @@ def show_checkpoint(as_json: bool) -> None:
     keys = {one.replica: parse_key(one.key) for one in listed.keys}
     witnesses = {one.witness: parse_key(one.key) for one in listed.witnesses}
     checkpoint, verified = _read(found, [*keys.values(), *witnesses.values()], "the checkpoint of the cluster")
-    shown = CheckpointShown(
+    shown = CheckpointOutput(
         note=found,
         size=checkpoint.size,
         root=checkpoint.root.hex(),
         signed_by=tuple(name for name, key in keys.items() if key in verified),
         witnessed_by=tuple(
-            CosignatureShown(witness=name, key=key.name, at=_moment(verified[key]))
+            CosignatureOutput(witness=name, key=key.name, at=_moment(verified[key]))
             for name, key in witnesses.items()
             if key in verified
         ),
@@ -98,7 +98,7 @@ def show_checkpoint(as_json: bool) -> None:
     click.echo(found, nl=False)
     note(f"{checkpoint.size} entries, signed by {', '.join(map(plain, shown.signed_by))}.")
     for one in shown.witnessed_by:
-        note(f"Cosigned by the witness {plain(one.witness)} ({plain(one.key)}) at {moment(one.at)}.")
+        note(f"Cosigned by the witness {plain(one.witness)} ({plain(one.key)}) at {format_time(one.at)}.")
     if not shown.witnesses_needed:
         note("UNWITNESSED: no witness is configured, so nobody but the replicas says that nothing was altered.")
     elif not shown.witnessed:
@@ -129,7 +129,7 @@ def show_keys(as_json: bool) -> None:
         click.echo(f"# witness {plain(other.witness)}\n{plain(other.key)}")
 
 
-class ConsistencyShown(msgspec.Struct, frozen=True, kw_only=True):
+class ConsistencyOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `audit consistency --json` of a ledger that goes on from a checkpoint that was kept."""
 
     size_before: int
@@ -137,7 +137,7 @@ class ConsistencyShown(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     origin: str
     """Of the present checkpoint: that of a new incarnation where the cluster was recovered since."""
-    cosigned_by: tuple[CosignatureShown, ...]
+    cosigned_by: tuple[CosignatureOutput, ...]
 
 
 @click.command("consistency")
@@ -230,16 +230,20 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
             "keep the note and the directories of all replicas for an inquiry",
         ) from error
     if as_json:
-        witnesses = tuple(CosignatureShown(witness=one.key.name, key=one.key.name, at=_moment(one)) for one in cosigned)
+        witnesses = tuple(
+            CosignatureOutput(witness=one.key.name, key=one.key.name, at=_moment(one)) for one in cosigned
+        )
         show_json(
-            ConsistencyShown(size_before=before.size, size=after.size, origin=after.origin, cosigned_by=witnesses)
+            ConsistencyOutput(size_before=before.size, size=after.size, origin=after.origin, cosigned_by=witnesses)
         )
         return
     since = "" if before.origin == after.origin else f" The cluster was recovered since, as {after.origin}."
     came = after.size - before.size
     click.echo(f"The first {before.size} entries are as they were signed; {came} came after them.{since}")
     for one in cosigned:
-        click.echo(f"A witness, {plain(one.key.name)}, cosigned the {after.size} entries at {moment(_moment(one))}.")
+        click.echo(
+            f"A witness, {plain(one.key.name)}, cosigned the {after.size} entries at {format_time(_moment(one))}."
+        )
 
 
 def _moment(one: VerifiedSignature) -> str | None:

@@ -12,7 +12,7 @@ from cluster.cli.commands.local_cluster import become, module_command
 from cluster.cli.commands.options import LOG_FORMAT_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.text import moment, note, present, show, show_json, table
+from cluster.cli.text import format_time, note, present, show, show_json, table
 from cluster.system import format_instant, hold_termination
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
@@ -35,7 +35,7 @@ class WitnessedLog(msgspec.Struct, frozen=True, kw_only=True):
     note: str
 
 
-class RefusedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+class RejectedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint that was signed as it must be, and contradicts what was cosigned before."""
 
     origin: str
@@ -49,10 +49,10 @@ class WitnessAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     logs: tuple[WitnessedLog, ...]
-    evidence: tuple[RefusedCheckpoint, ...]
+    evidence: tuple[RejectedCheckpoint, ...]
 
 
-class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
+class WitnessKeyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `audit witness key --json`."""
 
     key: str
@@ -102,7 +102,7 @@ def run(
 @_DB
 @click.option("--name", required=True, help="Name to cosign with, such as witness.example.org/forebay.")
 @JSON_OPTION
-def make(key: Path, db: Path | None, name: str, as_json: bool) -> None:
+def create_key(key: Path, db: Path | None, name: str, as_json: bool) -> None:
     """Create a witness's key and its empty database.
 
     Prints what verifies its cosignatures.
@@ -119,7 +119,7 @@ def make(key: Path, db: Path | None, name: str, as_json: bool) -> None:
         CheckpointStore.create(database, str(public))
     except WitnessError as error:
         raise bad_input(error.sentence, error.remedy) from error
-    present(MadeKey(key=str(public)), as_json, lambda: str(public))
+    present(WitnessKeyAnswer(key=str(public)), as_json, lambda: str(public))
     note(
         f"Next: forebay run witness --key {plain(str(key))} --listen ADDRESS --keys FILE; give the line above to the "
         "clusters and their auditors."
@@ -130,7 +130,7 @@ def make(key: Path, db: Path | None, name: str, as_json: bool) -> None:
 @click.option("--key", type=_FILE, required=True, metavar="FILE", help="Key of the witness.")
 @_DB
 @JSON_OPTION
-def list_seen(key: Path, db: Path | None, as_json: bool) -> None:
+def list_logs(key: Path, db: Path | None, as_json: bool) -> None:
     """List the cosigned logs and the rejected checkpoints."""
     from cluster.security.proofs import COSIGNATURE_KEY, verifier_of
     from cluster.security.witness import CheckpointStore, WitnessError, read_key
@@ -153,15 +153,16 @@ def list_seen(key: Path, db: Path | None, as_json: bool) -> None:
                     for o, size, root, at_s, held in logs
                 ),
                 evidence=tuple(
-                    RefusedCheckpoint(origin=o, at=_moment(at_s), why=why, note=held) for o, at_s, why, held in evidence
+                    RejectedCheckpoint(origin=o, at=_moment(at_s), why=why, note=held)
+                    for o, at_s, why, held in evidence
                 ),
             )
         )
         return
-    rows = [(one.origin, one.size, one.root.hex()[:16], moment(_moment(one.at_s))) for one in logs]
+    rows = [(one.origin, one.size, one.root.hex()[:16], format_time(_moment(one.at_s))) for one in logs]
     show(table(("LOG", "ENTRIES", "ROOT", "COSIGNED"), rows, right=frozenset({"ENTRIES"})))
     for one in evidence:
-        note(f"REFUSED at {moment(_moment(one.at_s))}: {plain(one.origin)}: {plain(one.why)}")
+        note(f"REFUSED at {format_time(_moment(one.at_s))}: {plain(one.origin)}: {plain(one.why)}")
         click.echo(one.note, nl=False)
 
 

@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 import click
 
-from cluster.cli.commands.options import NAME, Kind, group_of, names, set_record
-from cluster.cli.confirming import YES_OPTION, confirm
+from cluster.cli.commands.options import NAME, Kind, parse_names, record_group, set_record
+from cluster.cli.confirmation import YES_OPTION, confirm
 from cluster.cli.exits import bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
@@ -43,7 +43,7 @@ def _user_limits(
     return found
 
 
-def _kept(*fields: str) -> Callable[[Any], dict[str, Any]]:
+def _existing_fields(*fields: str) -> Callable[[Any], dict[str, Any]]:
     """Return what says these fields of a record as a request has them."""
     return lambda present: {field: getattr(present, field) for field in fields}
 
@@ -61,7 +61,10 @@ _LIMIT = click.option(
     help="Limit such as MaxJobsPerUser=4 or GrpBB:bb/fast=10TiB; bb/native: all pools; -1: none; repeatable.",
 )
 _ACCOUNTS = click.option(
-    "--accounts", callback=names, metavar="NAME,…", help="Set the accounts whose jobs may use it, separated by commas."
+    "--accounts",
+    callback=parse_names,
+    metavar="NAME,…",
+    help="Set the accounts whose jobs may use it, separated by commas.",
 )
 
 
@@ -84,7 +87,7 @@ def _accounts_listing(accounts: tuple[v.AccountView, ...]) -> Listing:
 
 
 ACCOUNTS = Kind("account", "accounts", ops.LIST_ACCOUNTS, ops.SET_ACCOUNT, ops.DELETE_ACCOUNT, _accounts_listing)
-account_group = group_of(
+account_group = record_group(
     ACCOUNTS,
     "Show and change accounts, their users and limits.",
     "List the accounts.",
@@ -95,7 +98,7 @@ account_group = group_of(
 @account_group.command("set")
 @NAME
 @click.option("--parent", metavar="ACCOUNT", help="Parent account; empty for none.")
-@click.option("--users", callback=names, metavar="NAME,…", help="Set the list of users, separated by commas.")
+@click.option("--users", callback=parse_names, metavar="NAME,…", help="Set the list of users, separated by commas.")
 @_LIMIT
 @click.option(
     "--user-limit",
@@ -112,7 +115,7 @@ def set_account(name: str, as_json: bool, **fields: Any) -> None:
     def kept(present: v.AccountView) -> dict[str, Any]:
         users = present.users if fields["users"] is None else fields["users"]
         limits = {user: limits for user, limits in present.user_limits.items() if user in users}
-        return {**_kept("users", "limits")(present), "parent": present.parent or "", "user_limits": limits}
+        return {**_existing_fields("users", "limits")(present), "parent": present.parent or "", "user_limits": limits}
 
     set_record(ACCOUNTS, name, as_json, fields, kept)
 
@@ -138,7 +141,7 @@ def _qos_listing(qos: tuple[v.QosView, ...]) -> Listing:
 
 
 QOS = Kind("QOS", "qos", ops.LIST_QOS, ops.SET_QOS, ops.DELETE_QOS, _qos_listing)
-qos_group = group_of(
+qos_group = record_group(
     QOS,
     "Show and change QOS: priority and limits.",
     "List the QOS.",
@@ -152,7 +155,7 @@ qos_group = group_of(
 @_LIMIT
 @click.option(
     "--users",
-    callback=names,
+    callback=parse_names,
     metavar="NAME,…",
     help="Set the users who may use it, separated by commas; empty for all.",
 )
@@ -165,7 +168,7 @@ qos_group = group_of(
 @JSON_OPTION
 def set_qos(name: str, as_json: bool, **fields: Any) -> None:
     """Create or change a QOS (operators)."""
-    set_record(QOS, name, as_json, fields, _kept("priority", "limits", "users", "accounts", "deny_on_limit"))
+    set_record(QOS, name, as_json, fields, _existing_fields("priority", "limits", "users", "accounts", "deny_on_limit"))
 
 
 # Licences ------------------------------------------------------------------------------------------------------------
@@ -177,7 +180,7 @@ def _licenses_listing(licenses: tuple[v.LicenseView, ...]) -> Listing:
 
 
 LICENSES = Kind("licence", "licenses", ops.LIST_LICENSES, ops.SET_LICENSE, ops.DELETE_LICENSE, _licenses_listing)
-license_group = group_of(
+license_group = record_group(
     LICENSES,
     "Show and change licences.",
     "List the licences and how many of each are in use.",
@@ -194,7 +197,7 @@ def set_license(name: str, as_json: bool, total: int) -> None:
 
     Running jobs keep theirs.
     """
-    set_record(LICENSES, name, as_json, {"total": total}, _kept("total"))
+    set_record(LICENSES, name, as_json, {"total": total}, _existing_fields("total"))
 
 
 # Reservations --------------------------------------------------------------------------------------------------------
@@ -220,7 +223,7 @@ RESERVATIONS = Kind(
     _reservations_listing,
     needed=("end", "burst_buffer"),
 )
-reservation_group = group_of(
+reservation_group = record_group(
     RESERVATIONS,
     "Show and change reservations of burst-buffer space.",
     "List the reservations that have not ended.",
@@ -234,7 +237,9 @@ reservation_group = group_of(
     "--start", metavar="TIME", help="Start, ISO 8601 with a zone, for example 2026-01-31T12:00:00Z.  [default: now]"
 )
 @click.option("--end", metavar="TIME", help="End, ISO 8601 with a zone.")
-@click.option("--users", callback=names, metavar="NAME,…", help="Set the users who may use it, separated by commas.")
+@click.option(
+    "--users", callback=parse_names, metavar="NAME,…", help="Set the users who may use it, separated by commas."
+)
 @_ACCOUNTS
 @click.option(
     "--burst-buffer",
@@ -248,7 +253,9 @@ def set_reservation(name: str, as_json: bool, **fields: Any) -> None:
 
     Its jobs may use its space and what is free for all; nobody else gets space that he would not give back in time.
     """
-    set_record(RESERVATIONS, name, as_json, fields, _kept("start", "end", "users", "accounts", "burst_buffer"))
+    set_record(
+        RESERVATIONS, name, as_json, fields, _existing_fields("start", "end", "users", "accounts", "burst_buffer")
+    )
 
 
 # The rules, and estimates --------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ PROGRESS_S: Final = 1.0
 """Seconds between two remarks on how far a comparison is."""
 
 
-class HeldBuffer(msgspec.Struct, frozen=True, kw_only=True):
+class NodeBuffer(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of a node, as `node buffers --json` prints it."""
 
     path: str
@@ -54,11 +54,11 @@ class HeldBuffer(msgspec.Struct, frozen=True, kw_only=True):
     """Of the job or of the persistent buffer; UNKNOWN: the cluster has none such."""
 
 
-class HeldAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class NodeBuffersAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `node buffers --json`."""
 
     node: str
-    buffers: tuple[HeldBuffer, ...]
+    buffers: tuple[NodeBuffer, ...]
 
 
 _NODE = click.option("--name", metavar="NODE", help="Look at this agent; needed where a machine has several.")
@@ -94,7 +94,9 @@ def agent_buffers(name: str | None, as_json: bool) -> None:
             found |= {one.name: one.state for one in buffers if one.name is not None}
         return found
 
-    answer = HeldAnswer(node=agent.name, buffers=tuple(_held(agent.directory, jobs, named, current.ask(ask))))
+    answer = NodeBuffersAnswer(
+        node=agent.name, buffers=tuple(_node_buffers(agent.directory, jobs, named, current.ask(ask)))
+    )
     rows = ((one.name or one.job_id, one.state, one.path) for one in answer.buffers)
     present(answer, as_json, lambda: table(("BUFFER", "STATE", "PATH"), rows))
     unknown = sum(one.state == UNKNOWN for one in answer.buffers)
@@ -102,11 +104,11 @@ def agent_buffers(name: str | None, as_json: bool) -> None:
         note(f"the cluster does not know {unknown} of them: copy what you need, then remove their directories")
 
 
-def _held(home: Path, jobs: list[int], named: list[str], states: dict[int | str, str]) -> Iterator[HeldBuffer]:
+def _node_buffers(home: Path, jobs: list[int], named: list[str], states: dict[int | str, str]) -> Iterator[NodeBuffer]:
     for job in jobs:
-        yield HeldBuffer(path=str(home / BUFFERS / str(job)), job_id=job, state=states.get(job, UNKNOWN))
+        yield NodeBuffer(path=str(home / BUFFERS / str(job)), job_id=job, state=states.get(job, UNKNOWN))
     for name in named:
-        yield HeldBuffer(path=str(home / PERSISTENT / name), name=name, state=states.get(name, UNKNOWN))
+        yield NodeBuffer(path=str(home / PERSISTENT / name), name=name, state=states.get(name, UNKNOWN))
 
 
 @click.command("receipt")
@@ -149,9 +151,9 @@ def agent_receipt(
     try:
         cluster = current.config().cluster.name
         sources = node_sources(home, job) if filesystem is None else place_sources(filesystem, cluster, job)
-        which = _which(home, sources, job, stage, attempt)
+        which = _find_receipt(home, sources, job, stage, attempt)
         with open_receipt(which) as descriptor:
-            wanted = digest or _in_ledger(current, which)
+            wanted = digest or _ledger_digest(current, which)
             algorithm = given or _algorithm(wanted) or "xxh3-128"
             found = digest_of_lines(descriptor, algorithm)
             if wanted and found != wanted:
@@ -206,7 +208,9 @@ def _algorithm(digest: str | None) -> Algorithm | None:
         raise bad_input(str(error), "forebay transfer receipt JOB shows it") from error
 
 
-def _which(home: Path, sources: list[ReceiptSource], job: int, stage: str | None, attempt: int | None) -> StoredReceipt:
+def _find_receipt(
+    home: Path, sources: list[ReceiptSource], job: int, stage: str | None, attempt: int | None
+) -> StoredReceipt:
     found = [
         one for one in list_receipts(sources, job) if stage in (None, one.stage) and attempt in (None, one.attempt)
     ]
@@ -222,7 +226,7 @@ def _which(home: Path, sources: list[ReceiptSource], job: int, stage: str | None
     return found[-1]
 
 
-def _in_ledger(current: Session, which: StoredReceipt) -> str:
+def _ledger_digest(current: Session, which: StoredReceipt) -> str:
     """Return the digest that the ledger has, empty with a remark if nobody can be asked."""
     try:
         answer = current.read(ops.LIST_RECEIPTS, id=which.job, stage=which.stage, attempt=which.attempt)

@@ -41,7 +41,7 @@ FETCH_KEEP_MAX = 10_000
 _SNAPSHOT_NAME = re.compile(r"snapshot-[0-9]{20}-[0-9]+\.fbs", re.ASCII)
 
 
-class FetchedView(msgspec.Struct, frozen=True, kw_only=True):
+class BackupAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `backup create --json`."""
 
     path: str
@@ -89,7 +89,7 @@ def create(name: str | None, directory: Path, keep: int | None, saves: bool, as_
         finally:
             part.unlink(missing_ok=True)
     removed = _prune(directory, keep, target)
-    view = FetchedView(
+    view = BackupAnswer(
         path=str(target),
         replica=replica.name,
         index=row.index,

@@ -3,9 +3,9 @@
 import click
 import msgspec
 
-from cluster.cli.commands.job_changes import each
+from cluster.cli.commands.job_changes import change_each
 from cluster.cli.commands.options import AT_OPTION, JOB_ID
-from cluster.cli.confirming import YES_OPTION, confirm
+from cluster.cli.confirmation import YES_OPTION, confirm
 from cluster.cli.exits import bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
@@ -39,7 +39,7 @@ def export(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
 
     For results that are retained, or that could not be staged out. The buffer is removed once they are out.
     """
-    each(job_ids, ops.EXPORT_BUFFER, as_json=as_json, partial=partial)
+    change_each(job_ids, ops.EXPORT_BUFFER, as_json=as_json, partial=partial)
 
 
 @click.command("clear")
@@ -60,7 +60,7 @@ def clear(job_ids: tuple[str, ...], name: str | None, discard: bool, yes: bool, 
     what = ", ".join(job_ids) if name is None else f"persistent buffer {name}"
     confirm(f"Clear {what}, and {'LOSE what is there alone' if discard else 'free its space'}?", yes=yes)
     if name is None:
-        each(job_ids, ops.CLEAR_BUFFER, as_json=as_json, discard=discard)
+        change_each(job_ids, ops.CLEAR_BUFFER, as_json=as_json, discard=discard)
         return
     answer = session().write(ops.CLEAR_PERSISTENT_BUFFER, name=name, discard=discard)
     present(answer, as_json, lambda: f"the persistent buffer {plain(answer.name)} is cleared")
@@ -75,11 +75,11 @@ def burst(one_line: bool, at: str | None, as_json: bool) -> None:
 
     Times are local. A user's number is the one that the answering replica knows, else the one that this machine knows.
     """
-    answer = with_numbers(session().read(ops.SHOW_BURST, at=at))
+    answer = fill_uids(session().read(ops.SHOW_BURST, at=at))
     present(answer, as_json, lambda: burst_text(answer, one_line=one_line))
 
 
-def with_numbers(answer: BurstAnswer) -> BurstAnswer:
+def fill_uids(answer: BurstAnswer) -> BurstAnswer:
     """Return the answer with the uids that the replica did not know and this machine does."""
     missing = {buffer.user for buffer in answer.buffers if buffer.uid is None}
     missing |= {use.user for use in answer.uses if use.uid is None}

@@ -7,11 +7,11 @@ from typing import Final, TypeVar
 import click
 import msgspec
 
-from cluster.cli.confirming import destroys
+from cluster.cli.confirmation import confirm_first
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
-from cluster.cli.text import moment, note, present, show, show_json, table
+from cluster.cli.text import format_time, note, present, show, show_json, table
 from cluster.config import OPERATOR_NAME, Config, replica_hosts
 from cluster.schemas import made_of
 from cluster.schemas import operations as ops
@@ -109,7 +109,7 @@ def list_certificates(as_json: bool) -> None:
                     (
                         one.name,
                         one.role,
-                        moment(format_instant(one.valid_until)),
+                        format_time(format_instant(one.valid_until)),
                         "yes" if one.has_key else "no",
                         ",".join(one.addresses),
                     )
@@ -176,7 +176,7 @@ def issue_certificate(
     except PermissionError as error:
         raise _unreadable(target, error) from error
     except PkiError as error:
-        raise _refused(error) from error
+        raise _pki_failure(error) from error
     until = format_instant(certificate_of(target, name).valid_until)
     issued = IssuedAnswer(certificate=str(files.certificate), key=str(files.key), valid_until=until)
     present(
@@ -184,7 +184,7 @@ def issue_certificate(
         as_json,
         lambda: (
             f"Issued {plain(issued.certificate)} and its key for {role} {plain(name)}, "
-            f"valid until {moment(until)[:10]}."
+            f"valid until {format_time(until)[:10]}."
         ),
     )
     if into is not None and wanted in (Role.USER, Role.OPERATOR, Role.SCHEDULER):
@@ -202,27 +202,27 @@ def renew(as_json: bool) -> None:
     """
     current = session()
     directory = current.config().tls.authority.parent
-    made = _performed(directory, lambda: renew_authority(directory, at=current.clock.now()))
+    made = _run_on_authority(directory, lambda: renew_authority(directory, at=current.clock.now()))
     until = format_instant(Instant(int(made.certificate.not_valid_after_utc.timestamp()) * MICROSECONDS_PER_SECOND))
     file = str(directory / f"{AUTHORITY_NAME}.pem")
     present(
         AuthorityAnswer(authority=file, valid_until=until),
         as_json,
-        lambda: f"{plain(file)} has a new authority, valid until {moment(until)[:10]}, and the former one.",
+        lambda: f"{plain(file)} has a new authority, valid until {format_time(until)[:10]}, and the former one.",
     )
     note(f"Next: give {AUTHORITY_NAME}.pem to everybody, and only then issue certificates again (--replace).")
 
 
 @click.command("retire-authority")
 @JSON_OPTION
-@destroys("Believe no certificate of the former authority any more?")
+@confirm_first("Believe no certificate of the former authority any more?")
 def retire(as_json: bool) -> None:
     """Stop trusting the former authority (needs ca.key).
 
     Only the certificate that ca.key belongs to stays in ca.pem.
     """
     directory = session().config().tls.authority.parent
-    gone = _performed(directory, lambda: retire_authorities(directory))
+    gone = _run_on_authority(directory, lambda: retire_authorities(directory))
     file = str(directory / f"{AUTHORITY_NAME}.pem")
     what = "the present authority alone" if gone else "one authority already"
     present(AuthorityAnswer(authority=file, retired=gone), as_json, lambda: f"{plain(file)} has {what}.")
@@ -282,8 +282,10 @@ def list_revocations(as_json: bool) -> None:
         return
     for row in answer.revocations:
         # Not a table: each is to be copied whole.
-        until = f" until {moment(row.until)}" if row.until else ""
-        click.echo(plain(f"{row.certificate} since {moment(row.at)}{until}, by {row.by}: {row.reason or 'no reason'}"))
+        until = f" until {format_time(row.until)}" if row.until else ""
+        click.echo(
+            plain(f"{row.certificate} since {format_time(row.at)}{until}, by {row.by}: {row.reason or 'no reason'}")
+        )
 
 
 def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tuple[str, ...]:
@@ -310,17 +312,17 @@ def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tup
     return tuple(replica_hosts(replicas[name].peer, replicas[name].api))
 
 
-def _performed(directory: Path, act: Callable[[], T]) -> T:
+def _run_on_authority(directory: Path, act: Callable[[], T]) -> T:
     """Return what `act` returns; Failure where the authority in `directory` cannot be used so."""
     try:
         return act()
     except OSError as error:
         raise _unreadable(directory, error) from error
     except PkiError as error:
-        raise _refused(error) from error
+        raise _pki_failure(error) from error
 
 
-def _refused(error: PkiError) -> Failure:
+def _pki_failure(error: PkiError) -> Failure:
     sentence, _, remedy = str(error).partition("; ")
     denied = isinstance(error.__cause__ and error.__cause__.__cause__, PermissionError)
     return Failure(ExitCode.PERMISSION_DENIED if denied else ExitCode.BAD_INPUT, sentence, _remedy(remedy))

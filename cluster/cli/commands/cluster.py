@@ -4,14 +4,14 @@ from collections.abc import Awaitable, Callable
 
 import click
 
-from cluster.cli.confirming import destroys
+from cluster.cli.confirmation import confirm_first
 from cluster.cli.exits import ExitCode, Failure
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.group import exit_with
 from cluster.cli.session import UNKNOWN_ROUTE, Session, session
 from cluster.cli.text import (
     fields_table,
-    moment,
+    format_time,
     note,
     present,
     show,
@@ -60,7 +60,7 @@ def show_feature_level(as_json: bool) -> None:
     What came with a level is not used before the cluster is at it, so replicas of two releases agree meanwhile.
     """
     current = session()
-    _show(_asked(current, lambda client: client.call(ops.SHOW_FEATURE_LEVEL, stale=current.stale)), as_json)
+    _show(_ask_feature_level(current, lambda client: client.call(ops.SHOW_FEATURE_LEVEL, stale=current.stale)), as_json)
 
 
 @click.command("raise-feature-level")
@@ -87,7 +87,7 @@ def raise_feature_level(level: int | None, as_json: bool) -> None:
         request = FeatureLevelRequest(command_id=client.new_command_id(), level=wanted)
         return await client.call(ops.RAISE_FEATURE_LEVEL, request)
 
-    _show(_asked(session(), change), as_json)
+    _show(_ask_feature_level(session(), change), as_json)
 
 
 @click.command("clock")
@@ -136,7 +136,7 @@ def _show_clock(answer: ClockAnswer, as_json: bool) -> None:
         note(f"the wall clock of {plain(name)} is off from those of a majority: set it, and see to its time service")
 
 
-def _asked(current: Session, ask: Callable[[Client], Awaitable[FeatureLevelAnswer]]) -> FeatureLevelAnswer:
+def _ask_feature_level(current: Session, ask: Callable[[Client], Awaitable[FeatureLevelAnswer]]) -> FeatureLevelAnswer:
     """Ask; a replica that has never heard of feature levels is of an earlier release."""
 
     async def perform(client: Client) -> FeatureLevelAnswer:
@@ -182,7 +182,7 @@ def list_sessions(as_json: bool) -> None:
         show_json(answer)
         return
     rows = [
-        (row.session, row.actor, moment(row.opened_at), moment(row.used_at), row.acknowledged, row.answers)
+        (row.session, row.actor, format_time(row.opened_at), format_time(row.used_at), row.acknowledged, row.answers)
         for row in answer.sessions
     ]
     heads = ("SESSION", "OF", "OPENED", "USED", "ACKNOWLEDGED", "ANSWERS")
@@ -192,7 +192,7 @@ def list_sessions(as_json: bool) -> None:
 @click.command("close")
 @click.argument("number", metavar="SESSION", type=click.IntRange(min=1))
 @JSON_OPTION
-@destroys("Close session {number}, and forget the answers that its program waits for?")
+@confirm_first("Close session {number}, and forget the answers that its program waits for?")
 def close_session(number: int, as_json: bool) -> None:
     """Close a session.
 

@@ -41,17 +41,17 @@ def read_settings(path: Path) -> tuple[Setting, ...]:
     parsed = parse_lines(reader.lines(path, depth=0, included_at=""))
     if parsed.faults:
         raise _failure(parsed.faults)
-    return tuple(_with_names(setting) for setting in parsed.settings)
+    return tuple(_replace_ids(setting) for setting in parsed.settings)
 
 
-def settings_of(pairs: tuple[str, ...]) -> tuple[Setting, ...]:
+def parse_settings(pairs: tuple[str, ...]) -> tuple[Setting, ...]:
     """Return the settings that stand on the command line, each Key=Value; Failure for one that cannot be read."""
     found: list[Setting] = []
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise bad_input(f"{pair!r} has no =", "write Key=Value, for example StageInTimeout=600")
-        found.append(_with_names(Setting(key.strip(), value.strip())))
+        found.append(_replace_ids(Setting(key.strip(), value.strip())))
     return tuple(found)
 
 
@@ -106,7 +106,7 @@ def _failure(faults: tuple[Fault, ...]) -> Failure:
     return bad_input(first.sentence, first.remedy, place=first.place)
 
 
-def _with_names(setting: Setting) -> Setting:
+def _replace_ids(setting: Setting) -> Setting:
     """Return the setting with the names of users whose ids it has: replicas know users by name."""
     key = find_key(setting.key)
     if key is None or key.kind not in (Kind.USERS, Kind.DENIED):
@@ -116,11 +116,11 @@ def _with_names(setting: Setting) -> Setting:
         return setting
     named: list[str] = []
     for user in users:
-        named.append(_name_of(key.name, user) if user.isascii() and user.isdigit() and len(user) < 11 else user)
+        named.append(_user_name(key.name, user) if user.isascii() and user.isdigit() and len(user) < 11 else user)
     return Setting(setting.key, ",".join(named), setting.file, setting.line, setting.column)
 
 
-def _name_of(key: str, text: str) -> str:
+def _user_name(key: str, text: str) -> str:
     try:
         name = pwd.getpwuid(int(text)).pw_name
     except (KeyError, OverflowError):
@@ -200,7 +200,7 @@ def set_keys(settings: tuple[str, ...], dry_run: bool, expect_revision: int | No
 
     Other keys stay as they are; KEY= alone sets a key's default.
     """
-    _change(settings_of(settings), True, expect_revision, dry_run=dry_run, as_json=as_json)
+    _change(parse_settings(settings), True, expect_revision, dry_run=dry_run, as_json=as_json)
 
 
 def _bodies(settings: tuple[Setting, ...]) -> tuple[v.SettingBody, ...]:

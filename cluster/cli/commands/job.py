@@ -42,7 +42,7 @@ UNFINISHED: Final = tuple(state.name for state in JobState if state not in ENDED
 _BY_CODE: Final = {state.code: state.name for state in JobState}
 
 
-def states_of(value: str | None, place: str = "--state") -> tuple[str, ...]:
+def parse_states(value: str | None, place: str = "--state") -> tuple[str, ...]:
     """Return job states from words or squeue's letters, separated by commas; Failure for what is none."""
     found = []
     for part in [] if value is None else value.split(","):
@@ -101,14 +101,14 @@ def queue(
     elif everything:
         states = ()
     else:
-        states = UNFINISHED if wanted is None else states_of(wanted)
+        states = UNFINISHED if wanted is None else parse_states(wanted)
 
     async def ask(client: Client) -> JobsAnswer:
         if expected:
             most = min(limit, ops.EXPECTED_LISTED_MAX)
             pending: dict[str, Any] = {"state": "PENDING", "user": owner, "limit": most, "after": 0, "expected": True}
             return await client.call(ops.LIST_JOBS, stale=current.stale, at=at, **pending)
-        return await listed(client, states, owner, limit, stale=current.stale, at=at)
+        return await list_jobs(client, states, owner, limit, stale=current.stale, at=at)
 
     if watch:
         current.ask(lambda client: _watch(lambda: ask(client)), on_a_loop=True)
@@ -120,7 +120,7 @@ def queue(
     if as_json:
         text.show_json(answer)
         return
-    now = moment_of(answer, current.clock.now())
+    now = answer_time(answer, current.clock.now())
     if columns is not None:
         for line in squeue_lines(columns, answer.jobs, now, heading=not noheader):
             click.echo(line)
@@ -153,9 +153,9 @@ def squeue_lines(
 ) -> Iterator[str]:
     """Yield the lines of squeue's listing, in its order."""
     if heading:
-        yield text.line(columns, lambda field: field.heading)
-    for job in text.in_order(jobs):
-        yield text.line(columns, partial(_cell, job, now))
+        yield text.format_line(columns, lambda field: field.heading)
+    for job in text.sort_jobs(jobs):
+        yield text.format_line(columns, partial(_cell, job, now))
 
 
 def _cell(job: JobView, now: Instant, field: Field) -> str:
@@ -164,10 +164,10 @@ def _cell(job: JobView, now: Instant, field: Field) -> str:
 
 def _is_chosen(job: JobView, chosen: frozenset[str]) -> bool:
     array = text.details_of(job).array_job_id
-    return bool(chosen & {text.job_number(job), str(job.job_id), str(array)})
+    return bool(chosen & {text.job_label(job), str(job.job_id), str(array)})
 
 
-async def listed(
+async def list_jobs(
     client: Client,
     states: tuple[str, ...],
     owner: str | None,
@@ -183,7 +183,7 @@ async def listed(
     return await (client.call(ops.LIST_JOBS, **asked) if limit <= PAGE_JOBS else _newest(client, limit, asked))
 
 
-def moment_of(answer: JobsAnswer | WhyView | None, now: Instant) -> Instant:
+def answer_time(answer: JobsAnswer | WhyView | None, now: Instant) -> Instant:
     """Return when it was as an answer says: `now`, or its moment of the past."""
     from cluster.system import parse_instant
 
@@ -233,7 +233,7 @@ def show_job(job_id: str, at: str | None, as_json: bool) -> None:
     def block() -> str:
         # Of a job of the past, how long it had run by then: its answer does not say when that was.
         then = None if at is None else current.read(ops.EXPLAIN_JOB, id=job_id, at=at)
-        return text.job_block(job, moment_of(then, current.clock.now()))
+        return text.job_block(job, answer_time(then, current.clock.now()))
 
     text.present(job, as_json, block)
 

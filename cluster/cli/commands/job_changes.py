@@ -7,13 +7,13 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cluster.cli.commands.options import JOB_ID, PAGE_JOBS, in_requests, job_options
+from cluster.cli.commands.options import JOB_ID, PAGE_JOBS, job_options, split_into_requests
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.group import exit_with, report
 from cluster.cli.session import exit_code_of, failure_of, session
-from cluster.cli.submission import Context, read_change, settings_of
-from cluster.cli.text import job_number, show_json
+from cluster.cli.submission import Context, read_change, typed_settings
+from cluster.cli.text import job_label, show_json
 from cluster.client import ApiError, Client, error_of_view
 from cluster.schemas import (
     JOB_FIELDS,
@@ -52,7 +52,7 @@ def _change(
     @JOBS
     @JSON_OPTION
     def change(job_ids: tuple[str, ...], as_json: bool) -> None:
-        each(job_ids, operation, among, as_json=as_json)
+        change_each(job_ids, operation, among, as_json=as_json)
 
     return change
 
@@ -77,7 +77,7 @@ def cancel(job_ids: tuple[str, ...], hurry: bool, as_json: bool) -> None:
 
     A running job's results are still staged out, unless --hurry is given.
     """
-    each(job_ids, ops.CANCEL_JOB, CancelCommand, as_json=as_json, hurry=hurry)
+    change_each(job_ids, ops.CANCEL_JOB, CancelCommand, as_json=as_json, hurry=hurry)
 
 
 @click.command("release")
@@ -86,7 +86,7 @@ def cancel(job_ids: tuple[str, ...], hurry: bool, as_json: bool) -> None:
 @JSON_OPTION
 def release(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
     """Release held jobs, and retry their failed operations."""
-    each(job_ids, ops.RELEASE_JOB, ReleaseCommand, as_json=as_json, partial=partial)
+    change_each(job_ids, ops.RELEASE_JOB, ReleaseCommand, as_json=as_json, partial=partial)
 
 
 @click.command("update")
@@ -98,17 +98,17 @@ def update(job_ids: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
     The burst-buffer request can be changed until the job has its space.
     """
-    settings, context = settings_of(given), Context(Path.cwd(), session().clock.now())
+    settings, context = typed_settings(given), Context(Path.cwd(), session().clock.now())
     if not settings:
         raise bad_input("it is not said what to change", "name an option, for example --time-limit 2:00:00")
     fields: dict[str, Any] = {}
     for row in JOB_FIELDS:
         if row.field in settings:
             fields |= read_change(row, settings[row.field], context)
-    each(job_ids, ops.UPDATE_JOB, UpdateCommand, as_json=as_json, **fields)
+    change_each(job_ids, ops.UPDATE_JOB, UpdateCommand, as_json=as_json, **fields)
 
 
-def each(
+def change_each(
     job_ids: tuple[str, ...],
     operation: ApiOperation[Any, JobView],
     among: Callable[..., BulkCommand] | None = None,
@@ -127,18 +127,18 @@ def each(
     async def change_all(client: Client) -> list[Failure]:
         failures = []
         if among is None or len(wanted) == 1:
-            outcomes = _alone(client, wanted, operation, fields)
+            outcomes = _change_one_by_one(client, wanted, operation, fields)
         else:
-            outcomes = _bulk(client, wanted, among, fields)
+            outcomes = _change_in_bulk(client, wanted, among, fields)
         async for job_id, outcome in outcomes:
             if isinstance(outcome, JobView):
-                jobs = await _changed(client, job_id, outcome)
+                jobs = await _list_changed(client, job_id, outcome)
                 changed.extend(jobs)
-                for line in () if as_json else _standings(jobs):
+                for line in () if as_json else _state_lines(jobs):
                     click.echo(line)
                 for job in jobs if operation in _ON_NODES else ():
                     if job.reason == Reason.NODE_DOWN and job.state not in _OVER:
-                        failures.append(_waits(job))
+                        failures.append(_node_down_failure(job))
                         report(failures[-1], as_json=as_json)
             else:
                 failures.append(failure_of(outcome))
@@ -158,15 +158,15 @@ _ON_NODES: Final = (ops.CANCEL_JOB, ops.REQUEUE_JOB, ops.SUSPEND_JOB, ops.RESUME
 _OVER: Final = frozenset(state.name for state in ENDED)
 
 
-def _waits(job: JobView) -> Failure:
+def _node_down_failure(job: JobView) -> Failure:
     return Failure(
         ExitCode.REFUSED,
-        f"job {job_number(job)} is on node {job.node}, which is DOWN: the change is recorded, and has no effect yet",
+        f"job {job_label(job)} is on node {job.node}, which is DOWN: the change is recorded, and has no effect yet",
         f"it takes effect when the node returns, or is declared lost by an operator: forebay node lost {job.node}",
     )
 
 
-async def _alone(
+async def _change_one_by_one(
     client: Client, job_ids: tuple[str, ...], operation: ApiOperation[Any, JobView], fields: Mapping[str, Any]
 ) -> AsyncIterator[tuple[str, JobView | ApiError]]:
     """Change one job after the other, until nobody answers."""
@@ -180,13 +180,13 @@ async def _alone(
                 return
 
 
-async def _bulk(
+async def _change_in_bulk(
     client: Client, job_ids: tuple[str, ...], among: Callable[..., BulkCommand], fields: Mapping[str, Any]
 ) -> AsyncIterator[tuple[str, JobView | ApiError]]:
     """Change all jobs with as few requests as it takes, until nobody answers one of them."""
     commands = [among(command_id=client.new_command_id(), job_id=job_id, **fields) for job_id in job_ids]
     answered = 0
-    for part in in_requests(commands):
+    for part in split_into_requests(commands):
         try:
             answer = await client.commands(part)
         except ApiError as error:
@@ -200,7 +200,7 @@ async def _bulk(
         answered += len(part)
 
 
-async def _changed(client: Client, job_id: str, first: JobView) -> tuple[JobView, ...]:
+async def _list_changed(client: Client, job_id: str, first: JobView) -> tuple[JobView, ...]:
     """Return all jobs that a change was about, of which `first` is the first."""
     if ":" in job_id:
         return (first,)
@@ -222,7 +222,7 @@ async def _changed(client: Client, job_id: str, first: JobView) -> tuple[JobView
     return tuple(found) or (first,)
 
 
-def _standings(jobs: Iterable[JobView]) -> list[str]:
+def _state_lines(jobs: Iterable[JobView]) -> list[str]:
     """Return how jobs stand: a line for each, but one for all tasks of an array that stand alike."""
     lines: dict[tuple[int, str], list[int]] = {}
     for job in jobs:

@@ -15,12 +15,12 @@ from typing import Any, Final, Literal
 import click
 import msgspec
 
-from cluster.cli.commands.local_cluster import children_of, run
+from cluster.cli.commands.local_cluster import list_children, run
 from cluster.cli.commands.options import LOG_FORMAT_OPTION
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
-from cluster.cli.text import moment, note, present
+from cluster.cli.text import format_time, note, present
 from cluster.client import Client, GatewayAccess, connect_gateway
 from cluster.client import run as run_to_end
 from cluster.config import (
@@ -49,7 +49,7 @@ LOOK_S: Final = 0.05
 _STANDARD: Final = Founding()
 
 
-class FoundedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class InitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `init --json`."""
 
     config: str
@@ -166,8 +166,8 @@ def init(
             destination_roots=tuple(Path(os.path.normpath(here / root)) for root in destinations),
             accounts=accounts or ("switch" if is_root or account else "own"),
             hosts=_STANDARD.hosts if are_named or not hosts else hosts,
-            named=_named("--host", hosts) if are_named else (),
-            nodes=_named("--node", nodes),
+            named=_parse_hosts("--host", hosts) if are_named else (),
+            nodes=_parse_hosts("--node", nodes),
             data=None if data is None else Path(os.path.normpath(here / data)),
             owner=None if are_named or replica_account is None else _owner(replica_account),
             account=account,
@@ -178,7 +178,7 @@ def init(
     except FoundingRefused as error:
         sentence, _, remedy = str(error).partition("; ")
         raise bad_input(sentence, remedy or "see forebay cluster init --help") from error
-    founded = FoundedAnswer(
+    founded = InitAnswer(
         config=str(config.file),
         replicas=len(config.replicas),
         agents=len(config.agents),
@@ -187,7 +187,7 @@ def init(
     )
     wrote = (
         f"Wrote {config.file} and certificates for {_count(config)}, valid until "
-        f"{moment(founded.valid_until).partition('T')[0]}."
+        f"{format_time(founded.valid_until).partition('T')[0]}."
     )
     present(founded, as_json, lambda: "\n".join((wrote, *founded.next)))
     if founding.named and not founding.nodes:
@@ -228,11 +228,11 @@ def _next_lines(config: Config, founding: Founding) -> Iterator[str]:
     elif founding.owner is None:
         yield f"Next: forebay --config {config.file} cluster up"
     else:
-        replicas, agents, _ = children_of(config)
+        replicas, agents, _ = list_children(config)
         yield f"Next: {enable_command(*((one.kind, one.name) for one in (*replicas, *agents)))}"
 
 
-def _named(option: str, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _parse_hosts(option: str, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Return the pairs of names and hosts; Failure for what is none."""
     pairs = []
     for one in (part for text in given for part in text.split(",")):
@@ -298,7 +298,7 @@ def up() -> None:
     config = current.config()
     for own in config.agents:
         config.check_accounts(own, os.geteuid())
-    replicas, agents, helpers = children_of(config)
+    replicas, agents, helpers = list_children(config)
 
     def say(line: str) -> None:
         click.echo(as_logged(line, "cluster.cli.up"))
@@ -306,12 +306,12 @@ def up() -> None:
 
     async def announce() -> None:
         if any(child.kind == "gateway" for child in replicas):
-            await _gateway_listens(config)
+            await _wait_for_gateway(config)
         # One of the replicas tells, whether or not who has started them may ask in his own name.
         name = current.identity or config.replicas[0].name
         async with Client.from_config(config, name, clock=current.clock, deadline_s=READY_S) as client:
             answer = await client.call(ops.LIST_MEMBERS)
-        for line in _how_to_talk(config, answer.leader):
+        for line in _next_commands(config, answer.leader):
             say(line)
 
     say(f"Cluster {config.cluster.name} of {config.file}: {_count(config)}. Ctrl-C ends it.")
@@ -330,7 +330,7 @@ def up() -> None:
     say("All processes have ended.")
 
 
-async def _gateway_listens(config: Config) -> None:
+async def _wait_for_gateway(config: Config) -> None:
     """Wait until the gateway of `up` takes connections, for READY_S at most: what is told to be typed needs it."""
     way = GatewayAccess(config.access.socket, frozenset({os.geteuid()}))
     with contextlib.suppress(TimeoutError):
@@ -342,7 +342,7 @@ async def _gateway_listens(config: Config) -> None:
                 await asyncio.sleep(LOOK_S)
 
 
-def _how_to_talk(config: Config, leader: str | None) -> list[str]:
+def _next_commands(config: Config, leader: str | None) -> list[str]:
     first_agent = config.agents[0].name if config.agents else None
     lines = [
         f"Ready: {leader or 'somebody'} leads. To talk to it from another terminal:",

@@ -71,7 +71,7 @@ def become(command: tuple[str, ...]) -> NoReturn:
         ) from error
 
 
-def children_of(config: Config) -> tuple[list[Child], list[Child], list[Child]]:
+def list_children(config: Config) -> tuple[list[Child], list[Child], list[Child]]:
     """Return the replicas, the agents, and the helpers that are allowed something, of a configuration as commands.
 
     The gateway that `forebay cluster init` has made a certificate for comes with the replicas.
@@ -144,7 +144,7 @@ async def run(
         for child in (*replicas, *agents, *helpers):
             await start(child)
         announcing = loop.create_task(_ignoring_failures(announce, say))
-        all_ended = loop.create_task(_all(watchers))
+        all_ended = loop.create_task(_wait_for_all(watchers))
         asked = loop.create_task(stop.wait())
         await asyncio.wait((all_ended, asked), return_when=asyncio.FIRST_COMPLETED)
         all_ended.cancel()
@@ -164,7 +164,7 @@ async def run(
             loop.remove_signal_handler(number)
 
 
-async def _all(watchers: Sequence[asyncio.Task[None]]) -> None:
+async def _wait_for_all(watchers: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.wait(watchers)
 
 

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from cluster.cli.commands.options import NAME
-from cluster.cli.confirming import destroys
+from cluster.cli.confirmation import confirm_first
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
@@ -64,7 +64,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
 
 
-def by_point(digests: Iterable[tuple[str, Mapping[int, str]]]) -> dict[int, dict[str, str]]:
+def group_by_point(digests: Iterable[tuple[str, Mapping[int, str]]]) -> dict[int, dict[str, str]]:
     """Return what each replica gave, as (name, digests by revision or entry), by that point and then by name."""
     found = defaultdict[int, dict[str, str]](dict)
     for name, given in digests:
@@ -78,11 +78,11 @@ def compare(answers: Iterable[ReplicaStatus]) -> Comparison:
     answers = tuple(answers)
     stated = [(one.name, one.status) for one in answers if one.status is not None]
     kept = [(one.name, one.checkpoints) for one in answers if one.checkpoints is not None]
-    of_revision = by_point(
+    of_revision = group_by_point(
         (name, {status.revision: status.state_digest}) for name, status in stated if status.state_digest is not None
     )
-    after_entry = by_point((name, one.digests) for name, one in kept)
-    of_ledger = by_point((name, one.ledgers) for name, one in kept)
+    after_entry = group_by_point((name, one.digests) for name, one in kept)
+    of_ledger = group_by_point((name, one.ledgers) for name, one in kept)
     points = [(f"at revision {number}", of_revision[number]) for number in sorted(of_revision, reverse=True)]
     points += [(f"after entry {number}", after_entry[number]) for number in sorted(after_entry, reverse=True)]
     ledgers = [(f"up to entry {number}", of_ledger[number]) for number in sorted(of_ledger)]
@@ -131,7 +131,7 @@ def list_members(as_json: bool) -> None:
 
     async def ask(client: Client) -> MembersAnswer:
         answer = await client.call(ops.LIST_MEMBERS, stale=current.stale)
-        rows = await asyncio.gather(*(_completed(client, member) for member in answer.members))
+        rows = await asyncio.gather(*(_add_own_report(client, member) for member in answer.members))
         return msgspec.structs.replace(answer, members=tuple(rows))
 
     answer = current.ask(ask, on_a_loop=True)
@@ -148,7 +148,7 @@ def _show_table(answer: MembersAnswer) -> None:
             note(f"{member.name}: {plain(member.addresses_differ)}")
 
 
-async def _completed(client: Client, member: MemberView) -> MemberView:
+async def _add_own_report(client: Client, member: MemberView) -> MemberView:
     """Return the row with what only that replica knows, if it answers at once."""
     if not member.reachable or None not in (getattr(member, field) for field in _OWN_WORD):
         return member
@@ -180,7 +180,7 @@ def add(name: str, peer: str, api: str, as_json: bool) -> None:
 @click.command("remove")
 @NAME
 @JSON_OPTION
-@destroys("Take the replica {name} out of the cluster for good?")
+@confirm_first("Take the replica {name} out of the cluster for good?")
 def remove(name: str, as_json: bool) -> None:
     """Remove a replica for good (operators).
 
@@ -193,7 +193,7 @@ def remove(name: str, as_json: bool) -> None:
 @click.command("replace")
 @NAME
 @JSON_OPTION
-@destroys("Give up the data of the replica {name}, which rejoins with a new ID?")
+@confirm_first("Give up the data of the replica {name}, which rejoins with a new ID?")
 def replace(name: str, as_json: bool) -> None:
     """Let a replica that lost its data rejoin (operators).
 

@@ -4,12 +4,12 @@ from typing import Any, Final
 
 import click
 
-from cluster.cli.commands.options import AT_OPTION, NAME, Kind, group_of, named, names, print_records
-from cluster.cli.confirming import YES_OPTION, confirm
-from cluster.cli.exits import bad_input, converted
+from cluster.cli.commands.options import AT_OPTION, NAME, Kind, find_record, parse_names, print_records, record_group
+from cluster.cli.confirmation import YES_OPTION, confirm
+from cluster.cli.exits import bad_input, convert_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
-from cluster.cli.text import Listing, format_duration, in_full, nodes_table, note, parse_duration, present, table
+from cluster.cli.text import Listing, format_duration, list_fields, nodes_table, note, parse_duration, present, table
 from cluster.client import Client
 from cluster.schemas import NodeLostAnswer, NodeView
 from cluster.schemas import accounts as v
@@ -43,7 +43,7 @@ def _job_nodes(row: v.PartitionView) -> str:
 
 
 PARTITIONS = Kind("partition", "partitions", ops.LIST_PARTITIONS, ops.SET_PARTITION, ops.DELETE_PARTITION, _listing)
-partition_group = group_of(
+partition_group = record_group(
     PARTITIONS,
     "Show and change partitions: their nodes, users and limits.",
     "List the partitions; the default one has a star.",
@@ -63,9 +63,9 @@ partition_group = group_of(
 @click.option("--max-time", metavar="TIME", help="Longest time limit, for example 2-12, or UNLIMITED.")
 @click.option("--min-nodes", type=click.IntRange(0, NODES_MAX), help="Minimum nodes of a job.")
 @click.option("--max-nodes", metavar="N", help="Maximum nodes of a job, or UNLIMITED.")
-@click.option("--users", callback=names, metavar="NAME,…", help="Set the users who may use it; empty for all.")
+@click.option("--users", callback=parse_names, metavar="NAME,…", help="Set the users who may use it; empty for all.")
 @click.option(
-    "--accounts", callback=names, metavar="NAME,…", help="Set the accounts whose jobs may use it; empty for all."
+    "--accounts", callback=parse_names, metavar="NAME,…", help="Set the accounts whose jobs may use it; empty for all."
 )
 @JSON_OPTION
 def set_partition(
@@ -77,7 +77,7 @@ def set_partition(
         changes["state"] = state.upper()
     if max_time is not None:
         changes["max_time_s"] = (
-            None if max_time.upper() == UNLIMITED else converted(max_time, parse_duration, "--max-time")
+            None if max_time.upper() == UNLIMITED else convert_input(max_time, parse_duration, "--max-time")
         )
     if max_nodes is not None:
         changes["max_nodes"] = None if max_nodes.upper() == UNLIMITED else _count(max_nodes)
@@ -114,8 +114,8 @@ def list_nodes(at: str | None, as_json: bool) -> None:
 @JSON_OPTION
 def show_node(name: str, at: str | None, as_json: bool) -> None:
     """Show a node in full."""
-    node = named(session().read(ops.LIST_NODES, at=at).nodes, name, "node")
-    present(node, as_json, lambda: in_full(nodes_table((node,))))
+    node = find_record(session().read(ops.LIST_NODES, at=at).nodes, name, "node")
+    present(node, as_json, lambda: list_fields(nodes_table((node,))))
 
 
 @click.command("admit")
@@ -142,7 +142,7 @@ def drain(name: str, reason: str, as_json: bool) -> None:
     if not reason.strip():
         raise bad_input("the reason is empty", 'say why, for example --reason "new disks"', place="--reason")
     node = session().write(ops.DRAIN_NODE, name=name, reason=reason)
-    present(node, as_json, lambda: _standing(node) + f" Reason={plain(node.reason)}")
+    present(node, as_json, lambda: _state_line(node) + f" Reason={plain(node.reason)}")
 
 
 @click.command("resume")
@@ -151,7 +151,7 @@ def drain(name: str, reason: str, as_json: bool) -> None:
 def resume(name: str, as_json: bool) -> None:
     """Return a drained node to service (operators)."""
     node = session().write(ops.RESUME_NODE, name=name)
-    present(node, as_json, lambda: _standing(node))
+    present(node, as_json, lambda: _state_line(node))
 
 
 @click.command("lost")
@@ -160,7 +160,7 @@ def resume(name: str, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would happen to its jobs, and change nothing.")
 @YES_OPTION
 @JSON_OPTION
-def lost(name: str, reason: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+def declare_lost(name: str, reason: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Declare a DOWN node lost, and give up its data (operators).
 
     Jobs that ran on it end as NODE_FAIL or are requeued, jobs that waited are staged on another node, and their space
@@ -169,10 +169,10 @@ def lost(name: str, reason: str, dry_run: bool, yes: bool, as_json: bool) -> Non
     """
     if not dry_run:
         confirm(f"Give up what is on node {name}, and LOSE results there (--dry-run lists them)?", yes=yes)
-    _say_losses(session().write(ops.LOSE_NODE, name=name, reason=reason, dry_run=dry_run), as_json)
+    _print_losses(session().write(ops.LOSE_NODE, name=name, reason=reason, dry_run=dry_run), as_json)
 
 
-def _say_losses(answer: NodeLostAnswer, as_json: bool) -> None:
+def _print_losses(answer: NodeLostAnswer, as_json: bool) -> None:
     rows = [
         (job.job_id, job.user, job.name, job.state, _LOSSES.get(job.loss, job.loss), ", ".join(job.results))
         for job in answer.jobs
@@ -193,5 +193,5 @@ _LOSSES: Final = {
 }
 
 
-def _standing(node: NodeView) -> str:
+def _state_line(node: NodeView) -> str:
     return f"NodeName={plain(node.name)} State={plain(node.state)}"

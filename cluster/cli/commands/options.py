@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from cluster.cli.confirming import destroys
-from cluster.cli.exits import ExitCode, Failure, bad_input, converted
+from cluster.cli.confirmation import confirm_first
+from cluster.cli.exits import ExitCode, Failure, bad_input, convert_input
 from cluster.cli.global_options import JSON_OPTION, CommandGroup
 from cluster.cli.session import session
 from cluster.system import FORMAT_VARIABLE, FORMATS
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cluster.client import Client
     from cluster.schemas import ApiOperation, BulkCommand, Command
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _log_as(context: click.Context, parameter: click.Parameter, form: str | None) -> None:
@@ -35,18 +35,18 @@ LOG_FORMAT_OPTION = click.option(
 """For what this process becomes, and starts."""
 
 
-def parse_moment(context: click.Context, parameter: click.Parameter, typed: str | None) -> str | None:
+def parse_past_time(context: click.Context, parameter: click.Parameter, typed: str | None) -> str | None:
     """Return a moment of the past as the API takes it, None for none; Failure."""
     if typed is None or (typed.isascii() and typed.isdigit()):
         return typed
     from cluster.cli.text import parse_past
 
     place = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
-    return converted(typed, lambda text: parse_past(text, session().clock.now()), place)
+    return convert_input(typed, lambda text: parse_past(text, session().clock.now()), place)
 
 
 AT_OPTION = click.option(
-    "--at", callback=parse_moment,
+    "--at", callback=parse_past_time,
     metavar="REVISION|TIME", help="Show the state at a past revision or time: 1207, 10:03, 2026-01-31T10:03:00.",
 )  # fmt: skip
 
@@ -87,12 +87,12 @@ class JobReference(click.ParamType):  # type: ignore[type-arg]
 JOB_ID = JobReference()
 
 
-def job_options(*, change: bool = False) -> Callable[[Decorated], Decorated]:
+def job_options(*, change: bool = False) -> Callable[[Function], Function]:
     """Return what gives a command the options of JOB_FIELDS: of a submit, or (`change`) of those that may change."""
 
     from cluster.schemas import JOB_FIELDS
 
-    def decorate(function: Decorated) -> Decorated:
+    def decorate(function: Function) -> Function:
         for row in reversed(JOB_FIELDS):
             text = row.change if change else row.help
             if text is not None:
@@ -113,7 +113,7 @@ BULK_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of one request with many commands: half of what a replica takes."""
 
 
-def in_requests(commands: Sequence[BulkCommand]) -> Iterator[Sequence[BulkCommand]]:
+def split_into_requests(commands: Sequence[BulkCommand]) -> Iterator[Sequence[BulkCommand]]:
     """Yield the commands in their order, as many at a time as one request takes."""
     import msgspec
 
@@ -130,7 +130,7 @@ def in_requests(commands: Sequence[BulkCommand]) -> Iterator[Sequence[BulkComman
         yield commands[first:]
 
 
-def names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+def parse_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     """Return names that commas separate; None where the option is not given."""
     return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
 
@@ -156,16 +156,16 @@ def print_records(kind: Kind, answer: Any, as_json: bool, name: str | None = Non
     from cluster.cli.text import present
 
     rows = tuple(row for row in getattr(answer, kind.field) if name in (None, row.name))
-    present(_with(answer, kind, rows), as_json, lambda: kind.listing(rows))
+    present(_replace_records(answer, kind, rows), as_json, lambda: kind.listing(rows))
 
 
-def _with(answer: Any, kind: Kind, rows: tuple[Any, ...]) -> Any:
+def _replace_records(answer: Any, kind: Kind, rows: tuple[Any, ...]) -> Any:
     import msgspec
 
     return msgspec.structs.replace(answer, **{kind.field: rows})
 
 
-def named(rows: Sequence[Any], name: str, word: str) -> Any:
+def find_record(rows: Sequence[Any], name: str, word: str) -> Any:
     """Return the row of this name; Failure, with those that are known, where there is none."""
     for row in rows:
         if row.name == name:
@@ -190,7 +190,7 @@ def set_record(
         fields = {} if present is None else kept(present)
         for field, value in changes.items():
             if value is not None:
-                fields[field] = _changed(fields.get(field, {}), value) if isinstance(value, dict) else value
+                fields[field] = _merge_limits(fields.get(field, {}), value) if isinstance(value, dict) else value
         if missing := [field for field in kind.needed if field not in fields]:
             option = f"--{missing[0].replace('_', '-')}"
             raise bad_input(f"there is no {kind.word} {name!r} yet", f"say what it is to be: {option}", place=option)
@@ -200,12 +200,12 @@ def set_record(
     print_records(kind, session().ask(change), as_json, name)
 
 
-def _changed(present: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def _merge_limits(present: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return limits, or the limits of each user, with those that are named as they are named."""
     changed = dict(present)
     for key, value in changes.items():
         if isinstance(value, dict):
-            changed[key] = _changed(present.get(key, {}), value)
+            changed[key] = _merge_limits(present.get(key, {}), value)
             continue
         for known in [known for known in changed if _limit_key(known) == _limit_key(key)]:
             del changed[known]
@@ -221,7 +221,7 @@ def _limit_key(text: str) -> tuple[str, str, str]:
     return word.lower(), prefix.lower(), name
 
 
-def group_of(kind: Kind, about: str, listing: str, deleting: str) -> click.Group:
+def record_group(kind: Kind, about: str, listing: str, deleting: str) -> click.Group:
     """Return the group of a kind with the commands that differ by nothing but the kind; the texts are their help."""
     group = CommandGroup(help=about)
 
@@ -234,16 +234,16 @@ def group_of(kind: Kind, about: str, listing: str, deleting: str) -> click.Group
     @NAME
     @JSON_OPTION
     def show_record(name: str, as_json: bool) -> None:
-        from cluster.cli.text import in_full, present
+        from cluster.cli.text import list_fields, present
 
         answer = session().read(kind.listed)
-        row = named(getattr(answer, kind.field), name, kind.word)
-        present(_with(answer, kind, (row,)), as_json, lambda: in_full(kind.listing((row,))))
+        row = find_record(getattr(answer, kind.field), name, kind.word)
+        present(_replace_records(answer, kind, (row,)), as_json, lambda: list_fields(kind.listing((row,))))
 
     @group.command("delete", help=deleting)
     @NAME
     @JSON_OPTION
-    @destroys(f"Delete the {kind.word} {{name}}?")
+    @confirm_first(f"Delete the {kind.word} {{name}}?")
     def delete_record(name: str, as_json: bool) -> None:
         print_records(kind, session().write(kind.deleted, name=name), as_json)
 

@@ -9,11 +9,11 @@ import click
 import msgspec
 
 from cluster.cli.commands.options import AT_OPTION, NAME
-from cluster.cli.confirming import destroys
+from cluster.cli.confirmation import confirm_first
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
-from cluster.cli.text import Listing, moment, note, pools_table, present, table, unit_in
+from cluster.cli.text import Listing, format_time, note, pools_table, present, table, unit_in
 from cluster.schemas import FilesystemsAnswer, PoolStepView, PoolUseView, PoolView, UnitWord
 from cluster.schemas import operations as ops
 from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
@@ -48,7 +48,7 @@ def show_pool_use(name: str | None, as_json: bool) -> None:
 
 def _use_table(pools: tuple[PoolUseView, ...]) -> Listing:
     rows = [
-        (pool.name, moment(step.at), *(format_amount(number, unit) for number in _figures(step)))
+        (pool.name, format_time(step.at), *(format_amount(number, unit) for number in _figures(step)))
         for pool in pools
         for unit in (unit_of(pool.unit) or PoolUnit.BYTES,)
         for step in pool.steps
@@ -193,7 +193,7 @@ def resume_pool(name: str, as_json: bool) -> None:
 @click.command("delete")
 @NAME
 @JSON_OPTION
-@destroys("Delete the pool {name}?")
+@confirm_first("Delete the pool {name}?")
 def delete_pool(name: str, as_json: bool) -> None:
     """Delete a pool that is not in use (operators)."""
     answer = session().write(ops.REMOVE_POOL, name=name)
@@ -256,7 +256,7 @@ def add_filesystem(name: str, path: str, as_json: bool) -> None:
 @click.command("delete")
 @NAME
 @JSON_OPTION
-@destroys("Delete the shared filesystem {name}?")
+@confirm_first("Delete the shared filesystem {name}?")
 def delete_filesystem(name: str, as_json: bool) -> None:
     """Delete a shared filesystem that no pool uses (operators).
 

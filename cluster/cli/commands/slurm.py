@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from cluster.cli.commands.job import LIMIT, LIMIT_MAX, UNFINISHED, listed, moment_of
+from cluster.cli.commands.job import LIMIT, LIMIT_MAX, UNFINISHED, answer_time, list_jobs
 from cluster.cli.commands.options import AT_OPTION
-from cluster.cli.confirming import destroys
+from cluster.cli.confirmation import confirm_first
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
-from cluster.cli.text import external_jobs_table, moment, note, present, show, show_json, table
+from cluster.cli.text import external_jobs_table, format_time, note, present, show, show_json, table
 from cluster.schemas import operations as ops
 from cluster.slurm import RUN
 from replica.model import DEFAULT_SITE
@@ -209,9 +209,9 @@ def jobs(everything: bool, owner: str | None, limit: int, at: str | None, as_jso
     current = session()
     states = () if everything else UNFINISHED
     answer = current.ask(
-        lambda client: listed(client, states, owner, limit, stale=current.stale, external_jobs=True, at=at)
+        lambda client: list_jobs(client, states, owner, limit, stale=current.stale, external_jobs=True, at=at)
     )
-    present(answer, as_json, lambda: external_jobs_table(answer.jobs, moment_of(answer, current.clock.now())))
+    present(answer, as_json, lambda: external_jobs_table(answer.jobs, answer_time(answer, current.clock.now())))
     if answer.truncated:
         note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit or a --user.")
 
@@ -224,14 +224,14 @@ def list_schedulers(as_json: bool) -> None:
     if as_json:
         show_json(answer)
         return
-    rows = [(row.scheduler, row.cluster, row.address, moment(row.since)) for row in answer.schedulers]
+    rows = [(row.scheduler, row.cluster, row.address, format_time(row.since)) for row in answer.schedulers]
     show(table(("SCHEDULER", "CLUSTER", "FROM", "SINCE"), rows))
 
 
 @click.command("release")
 @click.argument("name")
 @JSON_OPTION
-@destroys("Let the next cluster that comes under the name {name} have it?")
+@confirm_first("Let the next cluster that comes under the name {name} have it?")
 def release_scheduler(name: str, as_json: bool) -> None:
     """Let another cluster use a scheduler's name (operators).
 

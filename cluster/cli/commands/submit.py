@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from cluster.cli.commands.options import in_requests, job_options
+from cluster.cli.commands.options import job_options, split_into_requests
 from cluster.cli.exits import (
     INVALID_REQUEST_LINE,
     NODE_COUNT_LINE,
@@ -18,12 +18,12 @@ from cluster.cli.exits import (
     ExitCode,
     Failure,
     bad_input,
-    joined,
+    join_failures,
 )
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.group import exit_with, report
 from cluster.cli.session import Session, exit_code_of, session
-from cluster.cli.submission import Ignored, Prepared, located, prepare, read_bounded, read_typed
+from cluster.cli.submission import IgnoredOption, PreparedSubmit, locate, prepare, read_bounded, read_typed
 from cluster.cli.text import note, present, show_json
 from cluster.client import ApiError, error_of_view
 from cluster.schemas import SubmitRequest, instant_of
@@ -87,7 +87,7 @@ class _Script(NamedTuple):
     """Script of the command, and what is sent for it."""
 
     name: str
-    prepared: Prepared
+    prepared: PreparedSubmit
 
 
 class _SubmitCommand(click.Command):
@@ -100,7 +100,7 @@ class _SubmitCommand(click.Command):
             at = args.index(ARGUMENTS_FOLLOW)
             own, given = args[:at], args[at + 1 :]
         ctx.meta[_ARGUMENTS] = tuple(given)
-        ctx.meta[_SETTINGS], ctx.meta[_IGNORED] = dict[str, str](), list[Ignored]()
+        ctx.meta[_SETTINGS], ctx.meta[_IGNORED] = dict[str, str](), list[IgnoredOption]()
         while True:
             try:
                 return super().parse_args(ctx, list(own))
@@ -146,7 +146,7 @@ def submit(
     current = session()
     meta = click.get_current_context().meta
     arguments: tuple[str, ...] = meta[_ARGUMENTS]
-    found = _wrapped(wrap, scripts, arguments) if wrap is not None else list(_texts(scripts))
+    found = _wrap_command(wrap, scripts, arguments) if wrap is not None else list(_read_scripts(scripts))
     if not found:
         raise bad_input("no script is named", "name one, or - for standard input, or --wrap COMMAND")
     if command_id is not None and len(found) > 1:
@@ -186,15 +186,15 @@ def submit(
     if code is not ExitCode.OK:
         exit_with(code)
     if waits:
-        from cluster.cli.submission import wait_until_over
+        from cluster.cli.submission import wait_until_finished
 
         sys.stdout.flush()
-        ended = current.ask(lambda client: wait_until_over(client, jobs, note), on_a_loop=True)
+        ended = current.ask(lambda client: wait_until_finished(client, jobs, note), on_a_loop=True)
         if ended:
             raise click.exceptions.Exit(ended)
 
 
-def _wrapped(command: str, scripts: tuple[str, ...], arguments: tuple[str, ...]) -> list[tuple[str, bytes]]:
+def _wrap_command(command: str, scripts: tuple[str, ...], arguments: tuple[str, ...]) -> list[tuple[str, bytes]]:
     """Return the script that runs a command of the command line, and its name."""
     if scripts or arguments:
         raise bad_input("--wrap is the script, and has no arguments", "name a script, or give --wrap", place="--wrap")
@@ -202,7 +202,7 @@ def _wrapped(command: str, scripts: tuple[str, ...], arguments: tuple[str, ...])
 
 
 def _submit_one(
-    current: Session, prepared: Prepared, owner: str | None, command_id: str | None, line: str | None
+    current: Session, prepared: PreparedSubmit, owner: str | None, command_id: str | None, line: str | None
 ) -> int:
     """Submit a script, print its number in `line` (None: as JSON), and return it."""
 
@@ -236,11 +236,11 @@ def _submit_all(
         ]
         outcomes: list[JobView | ApiError] = []
         revision = 0
-        for part in in_requests(commands):
+        for part in split_into_requests(commands):
             try:
                 answer = await client.commands(part)
             except ApiError as error:
-                outcomes += [_of_one(error, command.command_id) for command in part]
+                outcomes += [_for_one_command(error, command.command_id) for command in part]
                 outcomes += [_not_sent(error) for _ in commands[len(outcomes) :]]
                 break
             revision = answer.revision
@@ -252,7 +252,7 @@ def _submit_all(
     failures = []
     for script, outcome in zip(scripts, outcomes, strict=True):
         if isinstance(outcome, ApiError):
-            failures.append(_named(_failure(outcome, script.prepared), script.name))
+            failures.append(_add_script_name(_failure(outcome, script.prepared), script.name))
             report(failures[-1])
             continue
         jobs.append(outcome)
@@ -272,7 +272,7 @@ def _outcome(result: CommandResult) -> JobView | ApiError:
     return result.job
 
 
-def _of_one(error: ApiError, command_id: str) -> ApiError:
+def _for_one_command(error: ApiError, command_id: str) -> ApiError:
     """Return what a request that failed as a whole comes to for one of its commands."""
     return ApiError(
         error.status, error.code, error.sentence, remedy=error.remedy, outcome=error.outcome, command_id=command_id
@@ -285,13 +285,13 @@ def _not_sent(error: ApiError) -> ApiError:
     return ApiError(error.status, error.code, sentence, remedy="submit it again")
 
 
-def _named(failure: Failure, name: str) -> Failure:
+def _add_script_name(failure: Failure, name: str) -> Failure:
     """Return a failure whose place names the script that it is about."""
     if failure.place.startswith(name):
         return failure
     place = f"{name}, {failure.place}" if failure.place else name
     named = Failure(failure.code, failure.sentence, failure.remedy, place=place, last=failure.last, kind=failure.kind)
-    named.others = tuple(_named(one, name) for one in failure.others)
+    named.others = tuple(_add_script_name(one, name) for one in failure.others)
     return named
 
 
@@ -303,7 +303,7 @@ def _check_command_id(command_id: str) -> None:
         raise bad_input(sentence, remedy or "use the id that the error message named", place="--command-id") from None
 
 
-def _texts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def _read_scripts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield each script with its name: those of a list in place of the `-` that stands for it."""
     if names.count(STANDARD_INPUT) > 1:
         raise bad_input("standard input can be read once", f"name {STANDARD_INPUT} once")
@@ -312,7 +312,7 @@ def _texts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         listed: Sequence[str] = (name,)
         if name == STANDARD_INPUT:
             data = sys.stdin.buffer.read(SUBMITTED_SCRIPT_BYTES_MAX + 1)
-            listed = _listed(data)
+            listed = _script_list(data)
             if not listed:
                 count += 1
                 yield name, data
@@ -323,7 +323,7 @@ def _texts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
             yield one, read_bounded(Path(one), SUBMITTED_SCRIPT_BYTES_MAX, "the script", "")
 
 
-def _listed(data: bytes) -> Sequence[str]:
+def _script_list(data: bytes) -> Sequence[str]:
     """Return the scripts that standard input lists, one a line; none where it is a script, or nothing of the kind.
 
     A script says in its first two characters what runs it. So what does not is a list, if the first line of it names
@@ -336,10 +336,10 @@ def _listed(data: bytes) -> Sequence[str]:
     return names if names and "\0" not in names[0] and Path(names[0]).is_file() else ()
 
 
-def _failure(error: ApiError, prepared: Prepared) -> Failure:
+def _failure(error: ApiError, prepared: PreparedSubmit) -> Failure:
     """Return the failure of a submit, its place in the user's own terms."""
     if error.place == IGNORED_PLACE and prepared.ignored:
-        return joined([one.rejection() for one in prepared.ignored])
+        return join_failures([one.rejection() for one in prepared.ignored])
     code = exit_code_of(error)
     remedy = error.remedy
     if code is ExitCode.OUTCOME_UNKNOWN and error.command_id is not None:
@@ -353,9 +353,9 @@ def _failure(error: ApiError, prepared: Prepared) -> Failure:
         last = PERMISSION_LINE
     elif error.sentence == NODE_COUNT_LINE:
         last = NODE_COUNT_LINE
-    place = located(error.place, prepared.sources)
+    place = locate(error.place, prepared.sources)
     failure = Failure(code, error.sentence, remedy, place=place, last=last, kind=error.code)
     failure.others = tuple(
-        Failure(code, one.sentence, one.remedy, place=located(one.place, prepared.sources)) for one in error.others
+        Failure(code, one.sentence, one.remedy, place=locate(one.place, prepared.sources)) for one in error.others
     )
     return failure

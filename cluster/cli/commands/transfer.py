@@ -12,7 +12,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import (
-    drawing,
+    draw_transfers,
     is_terminal,
     job_transfers_text,
     note,
@@ -121,7 +121,7 @@ async def _draw(ask: Callable[[], Awaitable[Iterable[TransferView]]]) -> None:
     with Live(console=stdout_console(), auto_refresh=False) as live:
         while True:
             rows = list(await ask())
-            live.update(drawing(rows), refresh=True)
+            live.update(draw_transfers(rows), refresh=True)
             if not any(row.state != "failed" for row in rows):
                 return
             await asyncio.sleep(WATCH_PERIOD_S)

@@ -13,7 +13,7 @@ from cluster.cli.drills.figures import SLOWER_MAX
 from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
-from cluster.cli.text import Cell, fields_table, moment, note, present, show, show_json, table
+from cluster.cli.text import Cell, fields_table, format_time, note, present, show, show_json, table
 from cluster.drill import NOT_DONE
 from cluster.schemas import operations as ops
 from replica.model import SCENARIOS
@@ -21,7 +21,7 @@ from replica.values import MICROSECONDS_PER_SECOND, plain
 
 if TYPE_CHECKING:
     from cluster.cli.drills.coordinator import Coordinator
-    from cluster.cli.drills.preconditions import Plan, Wanted
+    from cluster.cli.drills.preconditions import DrillRequest, Plan
     from cluster.client import Client
     from cluster.schemas.drills import DrillAnswer, DrillView
 
@@ -75,10 +75,10 @@ def plan(as_json: bool, **asked: Any) -> None:
     """
 
     async def ask(client: Client) -> Plan:
-        from cluster.cli.drills.preconditions import plan_of
+        from cluster.cli.drills.preconditions import make_plan
 
-        wanted = _wanted(asked)
-        return plan_of(await _coordinator(client).look(wanted), wanted)
+        wanted = _drill_request(asked)
+        return make_plan(await _coordinator(client).look(wanted), wanted)
 
     made = session().ask(ask, on_a_loop=True)
     if as_json:
@@ -86,7 +86,7 @@ def plan(as_json: bool, **asked: Any) -> None:
     else:
         _show_plan(made)
         if not made.refused:
-            note(f"carry it out: {_again(made, _wanted(asked))} --confirm {made.id}")
+            note(f"carry it out: {_run_command(made, _drill_request(asked))} --confirm {made.id}")
 
 
 @click.command("run")
@@ -136,23 +136,23 @@ def run(
         import asyncio
         import signal
 
-        from cluster.cli.drills.preconditions import plan_of
+        from cluster.cli.drills.preconditions import make_plan
         from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
         from cluster.cli.drills.stop_conditions import Goals
 
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        coordinator, wanted = _coordinator(client), _wanted(asked)
+        coordinator, wanted = _coordinator(client), _drill_request(asked)
         found = await coordinator.look(wanted)
-        made = plan_of(found, wanted)
+        made = make_plan(found, wanted)
         if not as_json:
             _show_plan(made)
         if automatic:
             _refuse_early(made.scenario, found.drills.drills)
         _refuse_unmet(made)
         if not automatic:
-            _confirmed(made, wanted, confirm)
+            _check_confirmation(made, wanted, confirm)
         goals = Goals(
             write_stop_us=(goal_ms or KNOWN[made.scenario].goal_ms) * 1000,
             abort_after_us=round(abort_after_s * MICROSECONDS_PER_SECOND),
@@ -175,8 +175,8 @@ def run(
         )
 
 
-def _wanted(asked: dict[str, Any]) -> Wanted:
-    from cluster.cli.drills.preconditions import Wanted
+def _drill_request(asked: dict[str, Any]) -> DrillRequest:
+    from cluster.cli.drills.preconditions import DrillRequest
     from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
 
     why = NOT_DONE.get(asked["scenario"])
@@ -189,13 +189,13 @@ def _wanted(asked: dict[str, Any]) -> Wanted:
         if asked[name] is not None and asked["scenario"] not in scenarios:
             raise bad_input(f"--{name} is for {', '.join(scenarios)}", "leave it out")
     paths = {name: path.absolute() for name, path in asked.items() if isinstance(path, Path)}
-    return Wanted(**(asked | paths))
+    return DrillRequest(**(asked | paths))
 
 
 def _coordinator(client: Client) -> Coordinator:
     from cluster.cli.drills.coordinator import Coordinator
     from cluster.cli.drills.machines import Alarm, Machines
-    from cluster.cli.drills.probes import prober
+    from cluster.cli.drills.probes import prober_starter
     from cluster.client import Client
 
     current = session()
@@ -214,7 +214,7 @@ def _coordinator(client: Client) -> Coordinator:
         current.clock,
         replicas,
         machines,
-        prober(config.file, identity, replicas),
+        prober_starter(config.file, identity, replicas),
         note,
         require_second=config.drill.require_second,
         alarm=alarm,
@@ -222,7 +222,7 @@ def _coordinator(client: Client) -> Coordinator:
     )
 
 
-def _again(made: Plan, wanted: Wanted) -> str:
+def _run_command(made: Plan, wanted: DrillRequest) -> str:
     """Return the command that carries a plan out."""
     hold = f" --hold-s {wanted.hold_s}" if wanted.hold_s is not None else ""
     spare = " --spare-jobs" if wanted.spare_jobs else ""
@@ -252,15 +252,15 @@ def _refuse_unmet(made: Plan) -> None:
 
 
 def _refuse_early(scenario: str, drills: Iterable[DrillView]) -> None:
-    from cluster.cli.drills.preconditions import not_automatic
+    from cluster.cli.drills.preconditions import manual_reason
 
-    why = not_automatic(scenario, session().config().drill.automatic, drills)
+    why = manual_reason(scenario, session().config().drill.automatic, drills)
     if why is not None:
         raise Failure(ExitCode.REFUSED, *why)
 
 
-def _confirmed(made: Plan, wanted: Wanted, confirm: str | None) -> None:
-    again = f"{_again(made, wanted)} --confirm {made.id}"
+def _check_confirmation(made: Plan, wanted: DrillRequest, confirm: str | None) -> None:
+    again = f"{_run_command(made, wanted)} --confirm {made.id}"
     if confirm is None:
         raise bad_input("a drill is confirmed by the id of its plan", again)
     if confirm != made.id:
@@ -280,13 +280,13 @@ def list_drills(as_json: bool) -> None:
         show_json(answer)
         return
     rows = [
-        (one.drill, moment(one.began), one.scenario, one.target, one.by, one.verdict, _stop_ms(one))
+        (one.drill, format_time(one.began), one.scenario, one.target, one.by, one.verdict, _stop_ms(one))
         for one in answer.drills
     ]
     heads = ("DRILL", "BEGAN", "SCENARIO", "TARGET", "BY", "VERDICT", "WRITES STOPPED")
     show(table(heads, rows, right=frozenset({"DRILL", "WRITES STOPPED"})))
     for lock in answer.locks:
-        note(f"{plain(lock.by)} wants no drills since {moment(lock.since)}: {plain(lock.reason)}")
+        note(f"{plain(lock.by)} wants no drills since {format_time(lock.since)}: {plain(lock.reason)}")
 
 
 @click.command("show")
@@ -329,8 +329,8 @@ def show_drill(number: int, page: Path | None, as_json: bool) -> None:
 
 
 def _write_page(output: Path, drill: DrillAnswer, before: tuple[DrillView, ...]) -> None:
-    from cluster.cli.drills.aftermath import happened
-    from cluster.cli.drills.report import ROWS_MAX, page_of
+    from cluster.cli.drills.final_checks import read_events
+    from cluster.cli.drills.report import ROWS_MAX, render_page
     from cluster.cli.files import write_whole
 
     if drill.ended is None:
@@ -339,8 +339,8 @@ def _write_page(output: Path, drill: DrillAnswer, before: tuple[DrillView, ...])
     async def ask(client: Client) -> str:
         window: dict[str, Any] = {"from": drill.began, "to": drill.ended}
         terms = (await client.call(ops.LIST_LEADERS)).terms
-        story = tuple([row async for row in happened(client, ROWS_MAX + 1, **window)])
-        return page_of(drill, before, terms, story, f"forebay drill show {drill.drill} --html {output.name}")
+        story = tuple([row async for row in read_events(client, ROWS_MAX + 1, **window)])
+        return render_page(drill, before, terms, story, f"forebay drill show {drill.drill} --html {output.name}")
 
     write_whole(output, session().ask(ask).encode(), "--html")
     note(f"{plain(str(output))}: drill {drill.drill}")
@@ -404,8 +404,8 @@ def _fields(one: DrillView) -> Iterable[tuple[str, str | int | None]]:
     yield "Drill", str(one.drill)
     yield "Scenario", f"{one.scenario} of {one.target}"
     yield "By", one.by
-    yield "Began", moment(one.began)
-    yield "Ended", moment(one.ended)
+    yield "Began", format_time(one.began)
+    yield "Ended", format_time(one.ended)
     yield "Verdict", one.verdict
     yield "Came of it", one.sentence
     if one.abort:

@@ -18,22 +18,30 @@ from typing import Any, Final
 
 import msgspec
 
-from cluster.cli.drills.aftermath import (
-    NotChecked,
-    answered_again,
-    disagreement,
-    happened,
+from cluster.cli.drills.copies.exercises import Exercise, ExerciseInputs
+from cluster.cli.drills.copies.replicas import CopyFailed
+from cluster.cli.drills.copies.resources import measure_resources
+from cluster.cli.drills.figures import Probe, find_lost, latency_us, longest_gap_us
+from cluster.cli.drills.final_checks import (
+    CheckImpossible,
+    find_disagreement,
+    read_events,
+    resend_writes,
     terms_since,
 )
-from cluster.cli.drills.copies.exercises import Exercise, Given
-from cluster.cli.drills.copies.replicas import CopyFailed
-from cluster.cli.drills.copies.room import look_at_room
-from cluster.cli.drills.figures import Probe, latency_us, longest_gap_us, lost
 from cluster.cli.drills.machines import Machines
-from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Wanted, target_of
-from cluster.cli.drills.probes import NotMeasured, Probes, Writer
+from cluster.cli.drills.preconditions import DURATION_MORE_S, ClusterFacts, DrillRequest, Plan, choose_target
+from cluster.cli.drills.probes import MeasurementFailed, Probes, Writer
 from cluster.cli.drills.scenarios import SCENARIOS, Scenario
-from cluster.cli.drills.stop_conditions import CONTROL_S, COPY_STATUS_S, LOOK_S, STATUS_S, Goals, Stops, during
+from cluster.cli.drills.stop_conditions import (
+    CONTROL_S,
+    COPY_STATUS_S,
+    LOOK_S,
+    STATUS_S,
+    Goals,
+    StopConditions,
+    run_during,
+)
 from cluster.cli.exits import Failure
 from cluster.client import ApiError, Client
 from cluster.drill import RENEW_EVERY_S, BeginRequest, EndRequest, HelperChannel, HelperRefused, RenewRequest
@@ -89,11 +97,11 @@ WHY_CHARACTERS_MAX: Final = 150
 """Characters of a sentence that say why a check failed: all of them fit beside the verdict."""
 
 
-class Aborted(Exception):
+class DrillAborted(Exception):
     """A drill that has to end before its time; why, in a sentence."""
 
 
-class Fault(msgspec.Struct):
+class FaultRecord(msgspec.Struct):
     """Observations of a fault or a switchover. Moments are seconds of the monotonic clock; None: it was not reached."""
 
     done_s: float | None = None
@@ -142,7 +150,7 @@ class Coordinator:
         self._tell = tell
         self._require_second = require_second
         self._user = user
-        self._stops = Stops(client, clock, replicas, machines, alarm)
+        self._stops = StopConditions(client, clock, replicas, machines, alarm)
         self._exercise = exercise
         self._drill: DrillAnswer | None = None
         self._began_s = clock.monotonic_s()
@@ -153,7 +161,7 @@ class Coordinator:
         self._unchecked: dict[str, str] = {}
         """Checks that are still due, each with the reason it failed; empty: it was not reached."""
 
-    async def look(self, wanted: Wanted) -> Found:
+    async def look(self, wanted: DrillRequest) -> ClusterFacts:
         """Ask the cluster and the target's machine what a plan needs; ApiError."""
         members, drills, nodes, moving = await asyncio.gather(
             self._client.call(ops.LIST_MEMBERS),
@@ -164,7 +172,7 @@ class Coordinator:
         statuses, digests, certificates_s = await asyncio.gather(
             self._stops.statuses(), self._stops.digests(), self._machines.certificates_s()
         )
-        found = Found(
+        found = ClusterFacts(
             members=members,
             statuses=statuses,
             digests=digests,
@@ -175,18 +183,18 @@ class Coordinator:
             site=self._machines.site(),
         )
         if SCENARIOS[wanted.scenario].on_copy:
-            size_bytes = await self._snapshot_bytes(wanted, target_of(found, wanted))
-            return msgspec.structs.replace(found, room=look_at_room(wanted.place, size_bytes))
-        if not SCENARIOS[wanted.scenario].needs:
+            size_bytes = await self._snapshot_bytes(wanted, choose_target(found, wanted))
+            return msgspec.structs.replace(found, room=measure_resources(wanted.place, size_bytes))
+        if not SCENARIOS[wanted.scenario].needed_capability:
             return found
-        helper, off_s = await self._machines.look(wanted.scenario, target_of(found, wanted))
+        helper, off_s = await self._machines.look(wanted.scenario, choose_target(found, wanted))
         if not isinstance(helper, str):
             until_us = helper.figures.get("certificate_until_us", 0)
             left_s = (until_us - self._clock.now()) / MICROSECONDS_PER_SECOND
             found = msgspec.structs.replace(found, certificates_s={**certificates_s, "its helper": left_s})
         return msgspec.structs.replace(found, helper=helper, helper_clock_s=off_s)
 
-    async def _snapshot_bytes(self, wanted: Wanted, target: str) -> int:
+    async def _snapshot_bytes(self, wanted: DrillRequest, target: str) -> int:
         """Return the size of what a copy would be made of, as far as is known; ApiError where it may not be read."""
         if wanted.backup is not None:
             with contextlib.suppress(OSError):
@@ -225,19 +233,19 @@ class Coordinator:
         self._began_s = self._clock.monotonic_s()
         self._tell(f"drill {drill.drill} began: {plan.scenario} of {plan.target}")
         verdict, sentence = "aborted", "interrupted by Ctrl-C or SIGTERM"
-        alive = asyncio.create_task(self._alive(drill.drill))
+        alive = asyncio.create_task(self._keep_alive(drill.drill))
         try:
             async with asyncio.timeout(lasts_s - END_S / 2):
                 if self._require_second:
-                    await self._seconded(drill.drill)
-                verdict, sentence = await self._carried_out(plan, goals)
-        except Aborted as error:
+                    await self._wait_for_second(drill.drill)
+                verdict, sentence = await self._carry_out(plan, goals)
+        except DrillAborted as error:
             sentence = str(error)
         except CopyFailed as error:
             verdict, sentence = "failed", str(error)
         except HelperRefused as error:
             sentence = f"its helper: {error}"
-        except NotMeasured as error:
+        except MeasurementFailed as error:
             sentence = str(error)
         except TimeoutError:
             sentence = "it was not over in its time"
@@ -252,7 +260,7 @@ class Coordinator:
             ended = await asyncio.shield(ending)
         return ended
 
-    async def _alive(self, drill: int) -> None:
+    async def _keep_alive(self, drill: int) -> None:
         """Have the cluster know that somebody carries it out."""
         while True:
             await asyncio.sleep(ALIVE_EVERY_S)
@@ -261,19 +269,19 @@ class Coordinator:
             with contextlib.suppress(ApiError):
                 await self._client.call(ops.PROBE_DRILL, request, drill=drill, deadline_s=STATUS_S)
 
-    async def _seconded(self, drill: int) -> None:
+    async def _wait_for_second(self, drill: int) -> None:
         """Wait for another operator; Aborted."""
         self._tell(f"another operator has to agree within {SECOND_S} s: forebay drill confirm {drill}")
         until_s = self._clock.monotonic_s() + SECOND_S
         while self._clock.monotonic_s() < until_s:
             known = await self._client.call(ops.SHOW_DRILL, drill=drill)
             if known.abort:
-                raise Aborted(known.abort)
+                raise DrillAborted(known.abort)
             if known.second:
                 self._tell(f"{known.second} agreed")
                 return
             await asyncio.sleep(1.0)
-        raise Aborted(f"no other operator agreed within {SECOND_S} s")
+        raise DrillAborted(f"no other operator agreed within {SECOND_S} s")
 
     async def _end(self, drill: int, verdict: str, sentence: str) -> DrillAnswer:
         """Write the end of the drill to the ledger, with all figures and the checks that are missing."""
@@ -293,7 +301,7 @@ class Coordinator:
 
     # ---- what is done
 
-    async def _carried_out(self, plan: Plan, goals: Goals) -> tuple[str, str]:
+    async def _carry_out(self, plan: Plan, goals: Goals) -> tuple[str, str]:
         """Return the verdict and its sentence; Aborted, NotMeasured, ApiError, and what a copy raises.
 
         `_figures` and `_unchecked` are right at every moment, whatever this raises.
@@ -302,34 +310,34 @@ class Coordinator:
         nodes = (await self._client.call(ops.LIST_NODES)).nodes
         self._stops.up = frozenset(one.name for one in nodes if one.state == "UP")
         if scenario.on_copy:
-            return await self._on_a_copy(plan, goals)
+            return await self._exercise_copy(plan, goals)
         probes = Probes(self._client, self._clock, self._replicas, self._number(), self._writer, self._user)
-        seen, began_s, fault_s, over_s = Fault(), self._clock.monotonic_s(), None, None
+        seen, began_s, fault_s, over_s = FaultRecord(), self._clock.monotonic_s(), None, None
         try:
-            async with probes.running(), self._stops.watched(self._stops.watch(probes, goals)):
+            async with probes.running(), self._stops.run_watches(self._stops.watch(probes, goals)):
                 began_s = self._clock.monotonic_s()
                 self._tell(f"for {CONTROL_S:g} s nothing is done, to see what is normal")
-                await self._while_well(CONTROL_S)
+                await self._watch_conditions(CONTROL_S)
                 fault_s = self._clock.monotonic_s()
                 self._unchecked = dict.fromkeys(CHECKS, "")
-                if scenario.needs:
-                    await self._on_its_machine(plan, scenario, seen)
+                if scenario.needed_capability:
+                    await self._inject_fault(plan, scenario, seen)
                 else:
-                    await self._hand_over(plan, seen)
-                await self._while_well(SETTLE_S)
+                    await self._transfer_leadership(plan, seen)
+                await self._watch_conditions(SETTLE_S)
                 # Before the clients end, which takes time of its own.
                 over_s = self._clock.monotonic_s()
         finally:
             over_s = over_s or self._clock.monotonic_s()
-            self._figures |= _measured(probes, began_s, fault_s, over_s) | {"goal_us": goals.write_stop_us}
+            self._figures |= _measurements(probes, began_s, fault_s, over_s) | {"goal_us": goals.write_stop_us}
             if fault_s is not None:
                 since_us = round((fault_s - self._began_s) * MICROSECONDS_PER_SECOND)
-                self._figures |= _figures_of(seen, fault_s) | {"fault_at_us": since_us}
+                self._figures |= _fault_figures(seen, fault_s) | {"fault_at_us": since_us}
         await self._check_all(plan, scenario, seen, probes)
-        faults = [*self._faults, *_late(self._figures, plan)]
+        faults = [*self._faults, *_goal_missed(self._figures, plan)]
         if faults or self._unchecked:
             return "failed", "; ".join(faults) or "nothing that was checked is wrong"
-        what = f"{plan.target} is back" if scenario.needs else f"{plan.target} took over"
+        what = f"{plan.target} is back" if scenario.needed_capability else f"{plan.target} took over"
         return (
             "passed",
             f"{what}; writes stopped for {self._figures['write_stop_us'] / 1000:.1f} ms, and none of "
@@ -338,9 +346,9 @@ class Coordinator:
 
     # ---- checks: what the clients saw, held against the cluster and its history
 
-    async def _check_all(self, plan: Plan, scenario: Scenario, seen: Fault, probes: Probes) -> None:
+    async def _check_all(self, plan: Plan, scenario: Scenario, seen: FaultRecord, probes: Probes) -> None:
         """Make every check, whatever comes of the others."""
-        if scenario.needs and seen.back_us is None:
+        if scenario.needed_capability and seen.back_us is None:
             self._faults.append(f"{plan.target} was not seen to be back within {BACK_S:g} s")
         self._tell("every acknowledged write is asked for again, and all states are compared")
         await self._check(WRITES, self._check_writes([*probes.writes, *probes.user_writes]))
@@ -351,49 +359,49 @@ class Coordinator:
     async def _check(self, name: str, check: Awaitable[None]) -> None:
         try:
             await check
-        except (ApiError, NotChecked) as error:
+        except (ApiError, CheckImpossible) as error:
             self._unchecked[name] = str(error)
         else:
             del self._unchecked[name]
 
     async def _check_writes(self, writes: list[Probe]) -> None:
-        again = await answered_again(self._client, self._number(), writes)
-        gone = lost(writes, again.revisions, again.unanswered)
+        again = await resend_writes(self._client, self._number(), writes)
+        gone = find_lost(writes, again.revisions, again.unanswered)
         self._figures["writes_lost"] = len(gone)
         if gone:
             self._faults.append(f"{len(gone)} acknowledged writes are gone")
         again.require_all()
 
     async def _check_states(self) -> None:
-        differ = await disagreement(self._client, self._replicas, self._clock)
+        differ = await find_disagreement(self._client, self._replicas, self._clock)
         self._figures["states_agree"] = int(not differ)
         if differ:
             self._faults.append(differ)
 
-    async def _check_events(self, plan: Plan, scenario: Scenario, seen: Fault) -> None:
+    async def _check_events(self, plan: Plan, scenario: Scenario, seen: FaultRecord) -> None:
         assert self._drill is not None
         since: dict[str, Any] = {"from": self._drill.revision}
         counts = Counter(dict.fromkeys(_AGAIN.values(), 0))
-        async for row in happened(self._client, kind=",".join(_AGAIN), **since):
+        async for row in read_events(self._client, kind=",".join(_AGAIN), **since):
             if row.event == "node_went_down" and row.detail.get("node") == plan.target:
                 seen.was_down = True
             else:
                 counts[_AGAIN[row.event]] += 1
         self._figures |= counts
-        if scenario.needs and counts["runs_again"]:
+        if scenario.needed_capability and counts["runs_again"]:
             self._faults.append(f"{counts['runs_again']} jobs began to run again")
-        if scenario.needs and counts["nodes_lost"]:
+        if scenario.needed_capability and counts["nodes_lost"]:
             self._faults.append(f"{counts['nodes_lost']} other nodes were lost")
         if scenario.name == "node-down" and not seen.was_down:
             self._faults.append(f"{plan.target} was not DOWN")
 
-    async def _check_leaders(self, plan: Plan, scenario: Scenario, seen: Fault) -> None:
+    async def _check_leaders(self, plan: Plan, scenario: Scenario, seen: FaultRecord) -> None:
         """Check that the leadership moved where it had to; the history knows where this client did not see it."""
-        has_to_move = not scenario.needs or (scenario.takes_over and plan.target == plan.leader)
+        has_to_move = not scenario.needed_capability or (scenario.takes_over and plan.target == plan.leader)
         if seen.took_over or not has_to_move:
             return
         terms = await terms_since(self._client, self._clock, plan.term)
-        if not scenario.needs:
+        if not scenario.needed_capability:
             if not any(one.leader == plan.target for one in terms):
                 led = next((one.leader for one in reversed(terms) if one.leader), plan.leader)
                 why = f": {seen.refusal}" if seen.refusal else ""
@@ -406,9 +414,9 @@ class Coordinator:
             later = f"; {others[0].leader} led afterwards" if others else ""
             self._faults.append(f"nobody else led while {plan.target} could not{later}")
 
-    async def _on_a_copy(self, plan: Plan, goals: Goals) -> tuple[str, str]:
+    async def _exercise_copy(self, plan: Plan, goals: Goals) -> tuple[str, str]:
         """Have a copy made and exercised; Aborted, and what that raises. Nothing is left of it."""
-        given = Given(
+        given = ExerciseInputs(
             scenario=plan.scenario,
             target=plan.target,
             base=Path(plan.scratch or tempfile.gettempdir()),
@@ -422,20 +430,20 @@ class Coordinator:
         )
         self._figures, self._stops.status_s = exercise.figures, COPY_STATUS_S
         making = asyncio.create_task(exercise.run())
-        async with during(making), self._stops.watched(self._stops.watch_copy(exercise, self._number())):
+        async with run_during(making), self._stops.run_watches(self._stops.watch_copy(exercise, self._number())):
             while not making.done():
                 if self._stops.reason:
-                    raise Aborted(self._stops.reason)
+                    raise DrillAborted(self._stops.reason)
                 await asyncio.wait({making}, timeout=LOOK_S)
             outcome = making.result()
         self._figures |= {**outcome.figures, "goal_us": goals.write_stop_us}
         self._unchecked = outcome.unchecked
-        faults = [*outcome.faults, *_late(self._figures, plan)]
+        faults = [*outcome.faults, *_goal_missed(self._figures, plan)]
         if faults or self._unchecked:
             return "failed", "; ".join(faults) or "nothing that was checked is wrong"
         return "passed", outcome.sentence
 
-    async def _on_its_machine(self, plan: Plan, scenario: Scenario, seen: Fault) -> None:
+    async def _inject_fault(self, plan: Plan, scenario: Scenario, seen: FaultRecord) -> None:
         """Have the fault done, held and undone, and wait until its target is back; Aborted, HelperRefused, ApiError."""
         channel = await self._machines.channel(plan.target)
         drill = self._number()
@@ -449,17 +457,17 @@ class Coordinator:
             tasks.append(asyncio.create_task(self._observe_leaders(plan, seen)))
             tasks.append(asyncio.create_task(self._observe_nodes(plan, seen)))
             self._tell(f"{plan.target} {scenario.fault_for(plan.hold_s)}")
-            await self._while_well(plan.hold_s)
+            await self._watch_conditions(plan.hold_s)
             await channel.ask(EndRequest(drill))
             self._tell("the fault is undone")
         finally:
             for task in tasks:
                 task.cancel()
             # Where it was not undone above: now, and if that does not go through, when the lease ends.
-            ending = asyncio.ensure_future(_undone(channel, drill))
+            ending = asyncio.ensure_future(_undo_fault(channel, drill))
             await asyncio.shield(ending)
             seen.undone_s = self._clock.monotonic_s()
-        await self._back(plan.target, scenario, seen)
+        await self._wait_for_target(plan.target, scenario, seen)
         self._stops.spared = frozenset()
 
     async def _renew(self, channel: HelperChannel, drill: int) -> None:
@@ -470,14 +478,14 @@ class Coordinator:
         except HelperRefused as error:
             self._stops.stop(f"the fault ended before its time: {error}")
 
-    async def _observe_leaders(self, plan: Plan, seen: Fault) -> None:
+    async def _observe_leaders(self, plan: Plan, seen: FaultRecord) -> None:
         """Note who leads while the target cannot; asks the others themselves, for a leader that hangs tells nobody."""
         while not seen.took_over:
             await asyncio.sleep(LOOK_S)
             leads = {one.leader for one in (await self._stops.statuses()).values() if one.ready} - {plan.target, None}
             seen.took_over = next((one for one in leads if one), "")
 
-    async def _observe_nodes(self, plan: Plan, seen: Fault) -> None:
+    async def _observe_nodes(self, plan: Plan, seen: FaultRecord) -> None:
         """Note what the leader says of nodes for as long as a fault is held; a leader that hangs says it late."""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -494,12 +502,12 @@ class Coordinator:
                 if seen.agents_back_us is None and others and len(heard_s) == len(others) and min(heard_s) > 0:
                     seen.agents_back_us = round(max(heard_s) * MICROSECONDS_PER_SECOND)
 
-    async def _back(self, target: str, scenario: Scenario, seen: Fault) -> None:
+    async def _wait_for_target(self, target: str, scenario: Scenario, seen: FaultRecord) -> None:
         """Wait until the target is there again; it may stay away. Aborted."""
         while self._clock.monotonic_s() < seen.undone_s + BACK_S:
-            await self._while_well(LOOK_S)
+            await self._watch_conditions(LOOK_S)
             with contextlib.suppress(ApiError):
-                if scenario.is_of_agent:
+                if scenario.targets_agent:
                     nodes = (await self._client.call(ops.LIST_NODES, deadline_s=STATUS_S)).nodes
                     mine = next((one for one in nodes if one.name == target), None)
                     heard_s = None if mine is None else mine.last_contact_s
@@ -516,7 +524,7 @@ class Coordinator:
                     self._tell(f"{target} is back")
                     return
 
-    async def _hand_over(self, plan: Plan, seen: Fault) -> None:
+    async def _transfer_leadership(self, plan: Plan, seen: FaultRecord) -> None:
         """Request the switchover, and note whether the target led; Aborted.
 
         A request that fails does not end the drill: the target may have taken over all the same, or does so later.
@@ -524,7 +532,7 @@ class Coordinator:
         self._tell(f"{plan.target} is to take the leadership over from {plan.leader}")
         asked_s = self._clock.monotonic_s()
         try:
-            led = await self._handed_over(plan.target)
+            led = await self._wait_for_successor(plan.target)
         except ApiError as error:
             seen.refusal = str(error)
             self._tell(f"the request failed, and {plan.target} is watched: {error}")
@@ -534,7 +542,7 @@ class Coordinator:
             seen.took_over = led
             seen.handover_us = round((self._clock.monotonic_s() - asked_s) * MICROSECONDS_PER_SECOND)
 
-    async def _handed_over(self, target: str) -> str | None:
+    async def _wait_for_successor(self, target: str) -> str | None:
         """Return the leader after the switchover. Aborted, ApiError.
 
         The request cannot be taken back, but an aborted drill does not wait for its answer.
@@ -544,26 +552,26 @@ class Coordinator:
         try:
             while not handing.done():
                 if self._stops.reason:
-                    raise Aborted(self._stops.reason)
+                    raise DrillAborted(self._stops.reason)
                 await asyncio.wait({handing}, timeout=LOOK_S)
             return handing.result().leader
         finally:
             handing.cancel()
 
-    async def _observe_takeover(self, target: str, seen: Fault) -> None:
+    async def _observe_takeover(self, target: str, seen: FaultRecord) -> None:
         """Wait until a replica says that the target leads, LATE_S at most. Aborted."""
         until_s = self._clock.monotonic_s() + LATE_S
         while not seen.took_over and self._clock.monotonic_s() < until_s:
-            await self._while_well(LOOK_S)
+            await self._watch_conditions(LOOK_S)
             leads = {one.leader for one in (await self._stops.statuses()).values() if one.ready}
             seen.took_over = target if target in leads else ""
 
-    async def _while_well(self, length_s: float) -> None:
+    async def _watch_conditions(self, length_s: float) -> None:
         until_s = self._clock.monotonic_s() + length_s
         while not self._stops.reason and (left_s := until_s - self._clock.monotonic_s()) > 0:
             await asyncio.sleep(min(LOOK_S, left_s))
         if self._stops.reason:
-            raise Aborted(self._stops.reason)
+            raise DrillAborted(self._stops.reason)
 
     def _number(self) -> int:
         assert self._drill is not None
@@ -575,7 +583,7 @@ def lease_of(goals: Goals) -> int:
     return round(goals.abort_after_us / MICROSECONDS_PER_SECOND) + LEASE_MORE_S
 
 
-async def _undone(channel: HelperChannel, drill: int) -> None:
+async def _undo_fault(channel: HelperChannel, drill: int) -> None:
     """Have a fault undone that may be, and give the connection up."""
     with contextlib.suppress(HelperRefused):
         await channel.ask(EndRequest(drill))
@@ -588,7 +596,7 @@ def _unchecked_sentence(unchecked: dict[str, str]) -> str:
     return f"; not checked: {named}" if named else ""
 
 
-def _late(figures: dict[str, int], plan: Plan) -> list[str]:
+def _goal_missed(figures: dict[str, int], plan: Plan) -> list[str]:
     """Return the fault that writes stopped for longer than the goal, if they did."""
     took_ms, goal_ms = figures["write_stop_us"] / 1000, figures["goal_us"] / 1000
     if took_ms <= goal_ms:
@@ -597,7 +605,7 @@ def _late(figures: dict[str, int], plan: Plan) -> list[str]:
     return [f"writes stopped for {took_ms:.1f} ms, and {goal_ms:g} ms is the goal{planned}"]
 
 
-def _measured(probes: Probes, began_s: float, fault_s: float | None, over_s: float) -> dict[str, int]:
+def _measurements(probes: Probes, began_s: float, fault_s: float | None, over_s: float) -> dict[str, int]:
     """Return the client's measurements before the fault and from it on; without a fault only the first."""
     writes, reads = probes.writes, probes.reads
     settled_s, control_s = began_s + CONTROL_S / 4, over_s if fault_s is None else fault_s
@@ -619,7 +627,7 @@ def _measured(probes: Probes, began_s: float, fault_s: float | None, over_s: flo
     }
 
 
-def _figures_of(seen: Fault, fault_s: float) -> dict[str, int]:
+def _fault_figures(seen: FaultRecord, fault_s: float) -> dict[str, int]:
     """Return what was seen of a fault, as far as it came."""
     more = {
         "handover_us": seen.handover_us,

@@ -57,7 +57,7 @@ def latency_us(probes: Iterable[Probe], from_s: float, until_s: float, share: fl
     return round(taken[min(len(taken) - 1, int(share * len(taken)))] * MICROSECONDS_PER_SECOND) if taken else 0
 
 
-def lost(probes: Sequence[Probe], answered_again: dict[str, int], unanswered: Container[str] = ()) -> list[str]:
+def find_lost(probes: Sequence[Probe], answered_again: dict[str, int], unanswered: Container[str] = ()) -> list[str]:
     """Return the IDs of acknowledged writes with another answer, or a rejection, when they are sent again.
 
     Nothing is known of those in `unanswered`.

@@ -50,7 +50,7 @@ class Machines:
         return self._identity
 
     @property
-    def halted(self) -> str:
+    def halt_file(self) -> str:
         """The file that says that there shall be no drill; empty: it is not there."""
         file = self._config.file.parent / HALT
         return str(file) if file.exists() else ""
@@ -62,7 +62,7 @@ class Machines:
             node_down_s=self._config.timing.node_down_s,
             snapshot_every_entries=self._config.storage.snapshot_every_entries,
             never=self._config.drill.forbids(here.weekday(), here.hour * 60 + here.minute),
-            halt=self.halted,
+            halt=self.halt_file,
         )
 
     async def channel(self, target: str) -> HelperChannel:
@@ -118,7 +118,7 @@ class Alarm:
                 session.get(self._url, params={"query": self._stop_when}, allow_redirects=False) as answer,
             ):
                 data = await answer.content.read(ANSWER_BYTES_MAX)
-                found = _found(msgspec.json.decode(data)) if answer.status == 200 else None
+                found = _query_result(msgspec.json.decode(data)) if answer.status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError):
             found = None
         if found is None:
@@ -126,7 +126,7 @@ class Alarm:
         return f"Prometheus says that {self._stop_when}" if found else ""
 
 
-def _found(answer: Any) -> bool | None:
+def _query_result(answer: Any) -> bool | None:
     """Return whether anything came of a query; None for what is no answer to one."""
     if not isinstance(answer, dict) or answer.get("status") != "success":
         return None

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from cluster.cli.commands.member import by_point
-from cluster.cli.drills.copies.room import COPIES, Room, backup_fault, release_fault
+from cluster.cli.commands.member import group_by_point
+from cluster.cli.drills.copies.resources import COPIES, Resources, backup_fault, release_fault
 from cluster.cli.drills.scenarios import AWAY_S, HOLD_S, NODE_DOWN_MORE_S, SCENARIOS, Scenario
 from cluster.client import ATTEMPT_S
 from cluster.drill import DURATION_S_MAX, HelperAnswer
@@ -61,7 +61,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """The file that says that there shall be no drill; empty: it is not there."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the cluster said of itself when it was asked for a plan."""
 
     members: MembersAnswer
@@ -79,11 +79,11 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     helper_clock_s: float = 0.0
     """How far its clock is off."""
     site: Site = Site()
-    room: Room | None = None
+    room: Resources | None = None
     """What there is for a copy."""
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class DrillRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked for."""
 
     scenario: str
@@ -146,11 +146,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def plan_of(found: Found, wanted: Wanted) -> Plan:
+def make_plan(found: ClusterFacts, wanted: DrillRequest) -> Plan:
     """Return the plan of a drill of one of SCENARIOS, of the target that `target_of` returns."""
-    scenario, target = SCENARIOS[wanted.scenario], target_of(found, wanted)
-    hold_s = hold_of(found, wanted)
-    judged = tuple(_judged(found, wanted, scenario, target, hold_s))
+    scenario, target = SCENARIOS[wanted.scenario], choose_target(found, wanted)
+    hold_s = hold_time_s(found, wanted)
+    judged = tuple(_check_all(found, wanted, scenario, target, hold_s))
     unmet = tuple(sorted(one.name for one in judged if not one.holds))
     overridden = tuple(sorted(set(wanted.forced) & set(unmet)))
     members = found.members
@@ -168,7 +168,7 @@ def plan_of(found: Found, wanted: Wanted) -> Plan:
         term=members.term,
         preconditions=judged,
         forced=overridden,
-        will_happen=_will_happen(found, scenario, target, hold_s, earlier),
+        will_happen=_steps(found, scenario, target, hold_s, earlier),
         stops_writes=scenario.stops_writes(leads=target == leader),
         hold_s=hold_s,
         earlier_us=earlier,
@@ -176,33 +176,35 @@ def plan_of(found: Found, wanted: Wanted) -> Plan:
     )
 
 
-def target_of(found: Found, wanted: Wanted) -> str:
+def choose_target(found: ClusterFacts, wanted: DrillRequest) -> str:
     """Return to whom it is done where nobody says: the leader, who follows most closely, or who runs the most jobs."""
     scenario = SCENARIOS[wanted.scenario]
     if wanted.target is not None:
         return wanted.target
-    if scenario.is_of_agent:
+    if scenario.targets_agent:
         return min(((-len(one.jobs), one.name) for one in found.nodes if one.state == "UP"), default=(0, ""))[1]
     if scenario.on_copy:
-        return _furthest(found) or found.members.leader or ""
-    return _furthest(found) if scenario.of == "follower" or not scenario.takes_over else found.members.leader or ""
+        return _best_follower(found) or found.members.leader or ""
+    return _best_follower(found) if scenario.of == "follower" or not scenario.takes_over else found.members.leader or ""
 
 
-def hold_of(found: Found, wanted: Wanted) -> int:
+def hold_time_s(found: ClusterFacts, wanted: DrillRequest) -> int:
     """Return for how long a fault is held, seconds; 0 for one that nobody has to undo."""
     if wanted.scenario == "majority-lost":
         return wanted.hold_s or AWAY_S
-    if not SCENARIOS[wanted.scenario].needs:
+    if not SCENARIOS[wanted.scenario].needed_capability:
         return 0
     if wanted.scenario == "node-down":
         return found.site.node_down_s + NODE_DOWN_MORE_S
     return wanted.hold_s or HOLD_S
 
 
-def _judged(found: Found, wanted: Wanted, scenario: Scenario, target: str, hold_s: int) -> Iterable[Precondition]:
+def _check_all(
+    found: ClusterFacts, wanted: DrillRequest, scenario: Scenario, target: str, hold_s: int
+) -> Iterable[Precondition]:
     yield _members(found, target) if scenario.on_copy else _majority(found)
     yield _target(found, scenario, target)
-    yield from _of_members(found)
+    yield from _check_members(found)
     if scenario.on_copy:
         yield _other_drills(found.drills)
         yield _site(found)
@@ -213,7 +215,7 @@ def _judged(found: Found, wanted: Wanted, scenario: Scenario, target: str, hold_
     yield _agreement(found)
     yield _other_drills(found.drills)
     yield _site(found)
-    if scenario.needs:
+    if scenario.needed_capability:
         yield _quorum(found, scenario, target)
         yield _helper(found, target)
         yield _duration(hold_s)
@@ -222,26 +224,26 @@ def _judged(found: Found, wanted: Wanted, scenario: Scenario, target: str, hold_
     yield _jobs(found, wanted.spare_jobs)
 
 
-def _will_happen(found: Found, scenario: Scenario, target: str, hold_s: int, earlier: tuple[int, ...]) -> str:
+def _steps(found: ClusterFacts, scenario: Scenario, target: str, hold_s: int, earlier: tuple[int, ...]) -> str:
     who, leader = target or "nobody", found.members.leader or "nobody"
-    kind = "agents" if scenario.is_of_agent else "replicas"
+    kind = "agents" if scenario.targets_agent else "replicas"
     if scenario.on_copy:
-        return _of_a_copy(found, scenario, who, hold_s)
-    count = len(found.nodes) if scenario.is_of_agent else sum(one.votes for one in found.members.members)
+        return _copy_steps(found, scenario, who, hold_s)
+    count = len(found.nodes) if scenario.targets_agent else sum(one.votes for one in found.members.members)
     if not hold_s:
-        return f"{who} {scenario.does} from {leader}; writes stop {_expected(earlier)}. N{scenario.means[1:]}."
+        return f"{who} {scenario.does} from {leader}; writes stop {_expected_stop(earlier)}. N{scenario.means[1:]}."
     if scenario.stops_writes(leads=target == found.members.leader):
-        writes = f"writes stop {_expected(earlier, 'until another one leads')}"
+        writes = f"writes stop {_expected_stop(earlier, 'until another one leads')}"
     else:
         writes = "writes go on"
     if scenario.keeps_waiting:
         writes += f", but a program that has sent {who} a request waits up to {ATTEMPT_S:g} s before it asks another"
     jobs = next((one.jobs for one in found.nodes if one.name == target), ())
-    of_jobs = f"; {len(jobs)} jobs are on it" if scenario.is_of_agent else ""
+    of_jobs = f"; {len(jobs)} jobs are on it" if scenario.targets_agent else ""
     return f"{who}, 1 of {count} {kind}, {scenario.fault_for(hold_s)}{of_jobs}; {writes}; {scenario.means}."
 
 
-def _of_a_copy(found: Found, scenario: Scenario, who: str, hold_s: int) -> str:
+def _copy_steps(found: ClusterFacts, scenario: Scenario, who: str, hold_s: int) -> str:
     assert found.room is not None
     does = scenario.does + (f", {hold_s} s behind" if hold_s else "")
     return (
@@ -260,7 +262,7 @@ def earlier_stops_us(drills: Iterable[DrillView], scenario: str) -> tuple[int, .
     return tuple(stop_us for stop_us in stops if stop_us is not None)[:COMPARED]
 
 
-def not_automatic(scenario: str, allowed: Collection[str], drills: Iterable[DrillView]) -> tuple[str, str] | None:
+def manual_reason(scenario: str, allowed: Collection[str], drills: Iterable[DrillView]) -> tuple[str, str] | None:
     """Return why a drill needs somebody who reads its plan, and what would change that; None where it does not.
 
     `allowed`: what this machine's configuration says of it; `drills`: the newest first.
@@ -276,17 +278,17 @@ def not_automatic(scenario: str, allowed: Collection[str], drills: Iterable[Dril
     return f"of the last {BY_HAND} drills {scenario} {passed} were passed", remedy
 
 
-def _expected(earlier: tuple[int, ...], unknown: str = "for some tens of milliseconds") -> str:
+def _expected_stop(earlier: tuple[int, ...], unknown: str = "for some tens of milliseconds") -> str:
     if not earlier:
         return unknown
     return f"for some {sorted(earlier)[len(earlier) // 2] / 1000:.0f} ms, as in the last {len(earlier)} of these drills"
 
 
-def _cluster(found: Found) -> str:
+def _cluster(found: ClusterFacts) -> str:
     return next((status.cluster_id for status in found.statuses.values()), "")
 
 
-def _furthest(found: Found) -> str:
+def _best_follower(found: ClusterFacts) -> str:
     candidates = [
         (one.lag_entries or 0, one.name)
         for one in found.members.members
@@ -295,7 +297,7 @@ def _furthest(found: Found) -> str:
     return min(candidates, default=(0, ""))[1]
 
 
-def _members(found: Found, target: str) -> Precondition:
+def _members(found: ClusterFacts, target: str) -> Precondition:
     voters = [one.name for one in found.members.members if one.votes]
     answer = [name for name in voters if name in found.statuses]
     return Precondition(
@@ -307,7 +309,7 @@ def _members(found: Found, target: str) -> Precondition:
     )
 
 
-def _of_copy(found: Found, wanted: Wanted) -> Iterable[Precondition]:
+def _of_copy(found: ClusterFacts, wanted: DrillRequest) -> Iterable[Precondition]:
     """Yield what a copy needs of this machine."""
     room = found.room
     assert room is not None
@@ -346,7 +348,7 @@ def _of_copy(found: Found, wanted: Wanted) -> Iterable[Precondition]:
         )
 
 
-def _majority(found: Found) -> Precondition:
+def _majority(found: ClusterFacts) -> Precondition:
     voters = [one.name for one in found.members.members if one.votes]
     answer = [name for name in voters if name in found.statuses]
     lost = ", ".join(sorted(set(voters) - set(answer)))
@@ -359,8 +361,8 @@ def _majority(found: Found) -> Precondition:
     )
 
 
-def _target(found: Found, scenario: Scenario, target: str) -> Precondition:
-    if scenario.is_of_agent:
+def _target(found: ClusterFacts, scenario: Scenario, target: str) -> Precondition:
+    if scenario.targets_agent:
         return _agent_target(found, target)
     row, leader = next((one for one in found.members.members if one.name == target), None), found.members.leader
     voters = [one.name for one in found.members.members if one.votes]
@@ -378,7 +380,7 @@ def _target(found: Found, scenario: Scenario, target: str) -> Precondition:
     return Precondition(name="target", holds=holds, figure=figure, remedy=remedy, may_be_forced=False)
 
 
-def _agent_target(found: Found, target: str) -> Precondition:
+def _agent_target(found: ClusterFacts, target: str) -> Precondition:
     row = next((one for one in found.nodes if one.name == target), None)
     up = [one.name for one in found.nodes if one.state == "UP"]
     if row is None:
@@ -389,9 +391,9 @@ def _agent_target(found: Found, target: str) -> Precondition:
     return Precondition(name="target", holds=target in up, figure=figure, remedy=remedy, may_be_forced=False)
 
 
-def _quorum(found: Found, scenario: Scenario, target: str) -> Precondition:
+def _quorum(found: ClusterFacts, scenario: Scenario, target: str) -> Precondition:
     voters = [one.name for one in found.members.members if one.votes]
-    left = [one for one in voters if one in found.statuses and (scenario.is_of_agent or one != target)]
+    left = [one for one in voters if one in found.statuses and (scenario.targets_agent or one != target)]
     least = len(voters) // 2 + 1
     return Precondition(
         name="quorum",
@@ -402,7 +404,7 @@ def _quorum(found: Found, scenario: Scenario, target: str) -> Precondition:
     )
 
 
-def _helper(found: Found, target: str) -> Precondition:
+def _helper(found: ClusterFacts, target: str) -> Precondition:
     if isinstance(found.helper, str):
         sentence, _, remedy = found.helper.rpartition("; ")
         return Precondition(name="helper", holds=False, figure=sentence, remedy=remedy, may_be_forced=False)
@@ -429,7 +431,7 @@ def _duration(hold_s: int) -> Precondition:
     )
 
 
-def _certificates(found: Found) -> Precondition:
+def _certificates(found: ClusterFacts) -> Precondition:
     known = found.certificates_s
     soon = {name: left_s for name, left_s in known.items() if left_s < CERTIFICATES_S_LEAST}
     if soon:
@@ -442,18 +444,18 @@ def _certificates(found: Found) -> Precondition:
         name="certificates",
         holds=bool(known) and not soon,
         figure=figure,
-        remedy=_issue_again(found, soon),
+        remedy=_reissue_commands(found, soon),
     )
 
 
-def _issue_again(found: Found, names: Iterable[str]) -> str:
+def _reissue_commands(found: ClusterFacts, names: Iterable[str]) -> str:
     """Return the commands that issue the certificates again whose roles are known."""
     replicas = {one.name for one in found.members.members}
     again = [f"forebay cert issue {name} --role replica --replace" for name in sorted(names) if name in replicas]
     return "issue them again first" + (f": {'; '.join(again)}" if again else "")
 
 
-def _snapshots(found: Found) -> Precondition:
+def _snapshots(found: ClusterFacts) -> Precondition:
     since = {name: one.applied_index - (one.snapshot_index or 0) for name, one in found.statuses.items()}
     most = SNAPSHOT_PERIODS_MAX * found.site.snapshot_every_entries
     late = sorted(name for name, entries in since.items() if entries > most)
@@ -466,7 +468,7 @@ def _snapshots(found: Found) -> Precondition:
     return Precondition(name="snapshots", holds=not late, figure=figure, remedy=remedy)
 
 
-def _jobs(found: Found, spare: bool) -> Precondition:
+def _jobs(found: ClusterFacts, spare: bool) -> Precondition:
     count = len(found.stage_outs)
     return Precondition(
         name="jobs",
@@ -476,7 +478,7 @@ def _jobs(found: Found, spare: bool) -> Precondition:
     )
 
 
-def _site(found: Found) -> Precondition:
+def _site(found: ClusterFacts) -> Precondition:
     site = found.site
     figure = (
         f"there are none {site.never}" if site.never else f"{site.halt} is there" if site.halt else "none against it"
@@ -485,7 +487,7 @@ def _site(found: Found) -> Precondition:
     return Precondition(name="site", holds=not (site.never or site.halt), figure=figure, remedy=remedy)
 
 
-def _of_members(found: Found) -> Iterable[Precondition]:
+def _check_members(found: ClusterFacts) -> Iterable[Precondition]:
     """Yield what must hold of each member, with the worst figure of all."""
     statuses, rows = found.statuses, found.members.members
     behind = {one.name: one.lag_entries or 0 for one in rows if one.votes}
@@ -532,9 +534,9 @@ def _of_members(found: Found) -> Iterable[Precondition]:
         )
 
 
-def _agreement(found: Found) -> Precondition:
+def _agreement(found: ClusterFacts) -> Precondition:
     odd = sorted(name for name, one in found.digests.items() if one.verdict in ("disputed", "odd"))
-    after = by_point((name, one.digests) for name, one in found.digests.items())
+    after = group_by_point((name, one.digests) for name, one in found.digests.items())
     compared = max((index for index, of in after.items() if len(of) == len(found.digests) > 1), default=0)
     differ = sorted(index for index, of in after.items() if len(set(of.values())) > 1)
     if odd or differ:

@@ -158,7 +158,7 @@ async def send_writes(
             tell(Report(sent_s, command_id, None, 0, late_s))
 
 
-def asking(client: Client, replicas: dict[str, Address], drill: int) -> Ask:
+def make_sender(client: Client, replicas: dict[str, Address], drill: int) -> Ask:
     """Return what sends one write of a drill to one replica, once."""
 
     async def ask(name: str, command_id: str) -> int | None:
@@ -173,7 +173,7 @@ def asking(client: Client, replicas: dict[str, Address], drill: int) -> Ask:
     return ask
 
 
-async def _measured(assignment: Assignment, stdin: asyncio.StreamReader) -> None:
+async def _measure(assignment: Assignment, stdin: asyncio.StreamReader) -> None:
     replicas = {name: Address(host, port) for name, (host, port) in assignment.replicas.items()}
     encoder = msgspec.json.Encoder()
 
@@ -181,7 +181,7 @@ async def _measured(assignment: Assignment, stdin: asyncio.StreamReader) -> None
         os.write(sys.stdout.fileno(), encoder.encode(report) + b"\n")
 
     async with Client.from_config(read_access(Path(assignment.config)), assignment.identity) as client:
-        ask = asking(client, replicas, assignment.drill)
+        ask = make_sender(client, replicas, assignment.drill)
         sending = asyncio.create_task(send_writes(replicas, ask, client.new_command_id, SystemClock(), tell))
         ending = asyncio.create_task(stdin.read())
         await asyncio.wait((sending, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -197,11 +197,11 @@ async def _serve() -> None:
     assignment = msgspec.json.decode(await stdin.readline(), type=Assignment)
     # Some seconds of it hold little, and a collection would make an answer late; as does waiting for a processor.
     gc.disable()
-    _come_first()
-    await _measured(assignment, stdin)
+    _raise_priority()
+    await _measure(assignment, stdin)
 
 
-def _come_first() -> None:
+def _raise_priority() -> None:
     """Take the priority of an instrument, as far as this account may."""
     if len(os.sched_getaffinity(0)) > 1:
         with contextlib.suppress(OSError):

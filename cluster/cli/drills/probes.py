@@ -50,11 +50,11 @@ Writer = Callable[[int, Callable[[Report], None]], AbstractAsyncContextManager[C
 given says why it measures no more, and nothing while it does."""
 
 
-class NotMeasured(Exception):
+class MeasurementFailed(Exception):
     """The process that measures has ended, or does not begin."""
 
 
-def prober(config: Path, identity: str, replicas: dict[str, Address]) -> Writer:
+def prober_starter(config: Path, identity: str, replicas: dict[str, Address]) -> Writer:
     """Return what starts the process that measures, for the replicas of a configuration."""
 
     @contextlib.asynccontextmanager
@@ -81,7 +81,7 @@ def prober(config: Path, identity: str, replicas: dict[str, Address]) -> Writer:
             )
             begin.cancel()
             if not begun.is_set():
-                raise NotMeasured("the process that measures writes does not begin")
+                raise MeasurementFailed("the process that measures writes does not begin")
             read = reading
             yield lambda: "the process that measures writes has ended" if read.done() else ""
         finally:

@@ -24,7 +24,7 @@ _LASTED: Final = ("held_us", "handover_us", "stands_loss_us", "upgraded_us")
 _TERMS: Final = ("c0", "c3")
 
 
-def page_of(
+def render_page(
     drill: DrillAnswer,
     earlier: Sequence[DrillView],
     terms: Sequence[LeaderTermView],
@@ -51,9 +51,9 @@ def page_of(
         title,
         (
             html_table(("", ""), facts),
-            *_time(drill, terms, frame),
+            *_timeline(drill, terms, frame),
             *_goals(drill),
-            *_compared(drill, earlier),
+            *_earlier_drills(drill, earlier),
             *_meanwhile(story),
         ),
     )
@@ -63,7 +63,7 @@ def _instant(text: str | None) -> Instant:
     return parse_instant(text) if text else Instant(0)
 
 
-def _time(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: ChartFrame) -> Iterable[str]:
+def _timeline(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: ChartFrame) -> Iterable[str]:
     """Yield what happened when, one row below the other: the fault, writes, who led."""
     figures, began = drill.figures, frame.from_us
     yield "<h2>What happened when</h2>"
@@ -125,7 +125,7 @@ def _goals(drill: DrillAnswer) -> Iterable[str]:
     yield html_table(("figure", "value", "", "goal"), rows)
 
 
-def _compared(drill: DrillAnswer, earlier: Sequence[DrillView]) -> Iterable[str]:
+def _earlier_drills(drill: DrillAnswer, earlier: Sequence[DrillView]) -> Iterable[str]:
     kind = [one for one in earlier if one.scenario == drill.scenario and one.drill < drill.drill][:COMPARED]
     yield f"<h2>The ones before it of its kind: {len(kind)}</h2>"
     rows = [

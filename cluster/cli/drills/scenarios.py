@@ -47,7 +47,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     goal_ms: int = GOAL_MS
 
     @property
-    def needs(self) -> str:
+    def needed_capability(self) -> str:
         """What the target's machine must allow; empty: no helper is needed."""
         return NEEDS.get(self.name, "")
 
@@ -59,10 +59,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether writes are expected to stop; `leads`: the target leads when the fault begins."""
         if self.name == "switchover":
             return True
-        return self.on_copy or (leads and not self.is_of_agent)
+        return self.on_copy or (leads and not self.targets_agent)
 
     @property
-    def is_of_agent(self) -> bool:
+    def targets_agent(self) -> bool:
         """Return whether its target is an agent."""
         return self.of == "agent"
 

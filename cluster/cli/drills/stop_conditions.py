@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cluster.cli.drills.aftermath import of_each
 from cluster.cli.drills.copies.exercises import Exercise
 from cluster.cli.drills.figures import SLOWER_MAX, latency_us, longest_gap_us
+from cluster.cli.drills.final_checks import ask_each
 from cluster.cli.drills.machines import Machines
 from cluster.cli.drills.probes import Probes
 from cluster.client import ApiError, Client
@@ -59,7 +59,7 @@ class Goals(msgspec.Struct, frozen=True, kw_only=True):
     """How many times as long as before writes may take; 0: that aborts nothing."""
 
 
-class Seen(msgspec.Struct):
+class Observations(msgspec.Struct):
     """What is looked at without asking anybody."""
 
     probes: Probes
@@ -71,7 +71,7 @@ class Seen(msgspec.Struct):
     """What writes took before the fault, at their 99th percentile, µs; 0: not known yet."""
 
 
-class Stops:
+class StopConditions:
     """Why a drill has to end: the first reason that any condition gave."""
 
     def __init__(
@@ -103,25 +103,27 @@ class Stops:
         """Have the drill end, unless it has to already; empty: for nothing."""
         self.reason = self.reason or reason
 
-    async def of_members(self, ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:
+    async def ask_members(self, ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:
         """Return what each replica answers that does, but for the target of a fault."""
-        return await of_each({name: at for name, at in self._replicas.items() if name not in self.spared}, ask)
+        return await ask_each({name: at for name, at in self._replicas.items() if name not in self.spared}, ask)
 
     async def statuses(self) -> dict[str, StatusView]:
         """Return how members stand, of those who say so in time."""
-        return await self.of_members(lambda at: self.client.call(ops.SHOW_STATUS, replica=at, deadline_s=self.status_s))
+        return await self.ask_members(
+            lambda at: self.client.call(ops.SHOW_STATUS, replica=at, deadline_s=self.status_s)
+        )
 
     async def digests(self) -> dict[str, DigestsAnswer]:
         """Return what members hold, of those who say so in time."""
-        return await self.of_members(lambda at: self.client.call(ops.LIST_DIGESTS, replica=at, deadline_s=STATUS_S))
+        return await self.ask_members(lambda at: self.client.call(ops.LIST_DIGESTS, replica=at, deadline_s=STATUS_S))
 
-    async def silent(self) -> str:
+    async def find_silent(self) -> str:
         """Return that a member which should does not answer."""
         # Who is the target when all are asked may be none any more when they have answered, and the other way round.
         spared = self.spared
         statuses = await self.statuses()
-        silent = sorted(set(self._replicas) - spared - self.spared - set(statuses))
-        return f"{', '.join(silent)} did not answer for {self.status_s:g} s" if silent else ""
+        find_silent = sorted(set(self._replicas) - spared - self.spared - set(statuses))
+        return f"{', '.join(find_silent)} did not answer for {self.status_s:g} s" if find_silent else ""
 
     async def watch(self, probes: Probes, goals: Goals) -> None:
         """Look ten times a second at what asks nobody."""
@@ -131,7 +133,7 @@ class Stops:
             now_s = self._clock.monotonic_s()
             if not normal_us and now_s >= began_s + CONTROL_S:
                 normal_us = latency_us(probes.writes, began_s, now_s, 0.99)
-            seen = Seen(probes, goals, self._machines.halted, now_s, normal_us)
+            seen = Observations(probes, goals, self._machines.halt_file, now_s, normal_us)
             for says in OF_WRITES.values():
                 self.stop(says(seen))
 
@@ -139,7 +141,7 @@ class Stops:
         """Look each second at what ends one on a copy, beside what its cluster says."""
         while not self.reason:
             await asyncio.sleep(MEMBERS_EVERY_S)
-            halt, abort = self._machines.halted, ""
+            halt, abort = self._machines.halt_file, ""
             with contextlib.suppress(ApiError):
                 abort = (await self.client.call(ops.SHOW_DRILL, drill=drill, deadline_s=STATUS_S)).abort
             for says in OF_COPIES.values():
@@ -155,9 +157,9 @@ class Stops:
                     self.stop(await ask(self))
 
     @contextlib.asynccontextmanager
-    async def watched(self, *watches: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    async def run_watches(self, *watches: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         """Have watches run during the block, beside what asks the cluster."""
-        async with during(*map(self._or_stop, (*watches, self.watch_members()))):
+        async with run_during(*map(self._or_stop, (*watches, self.watch_members()))):
             yield
 
     async def _or_stop(self, watch: Coroutine[Any, Any, None]) -> None:
@@ -168,14 +170,14 @@ class Stops:
             self.stop(f"what would stop it cannot be looked at ({type(error).__name__}: {error})")
 
 
-async def _lock(stops: Stops) -> str:
+async def _lock(stops: StopConditions) -> str:
     with contextlib.suppress(ApiError):
         for lock in (await stops.client.call(ops.LIST_DRILLS, deadline_s=STATUS_S)).locks[:1]:
             return f"{lock.by} wants no drills: {lock.reason}"
     return ""
 
 
-async def _down(stops: Stops) -> str:
+async def _node_down(stops: StopConditions) -> str:
     spared = stops.spared
     with contextlib.suppress(ApiError):
         nodes = (await stops.client.call(ops.LIST_NODES, deadline_s=STATUS_S)).nodes
@@ -184,22 +186,22 @@ async def _down(stops: Stops) -> str:
     return ""
 
 
-async def _odd(stops: Stops) -> str:
+async def _differing_state(stops: StopConditions) -> str:
     odd = sorted(name for name, one in (await stops.digests()).items() if one.verdict in ("disputed", "odd"))
     return f"{', '.join(odd)} hold another state than the others" if odd else ""
 
 
-async def _alarm(stops: Stops) -> str:
+async def _alarm(stops: StopConditions) -> str:
     return await stops.alarm() if stops.alarm is not None else ""
 
 
-def _stopped(seen: Seen) -> str:
+def _writes_stopped(seen: Observations) -> str:
     after_s = seen.goals.abort_after_us / MICROSECONDS_PER_SECOND
     is_over = seen.now_s - seen.probes.answered_s > after_s
     return f"no write was acknowledged for {after_s:g} s" if is_over else ""
 
 
-def _slower(seen: Seen) -> str:
+def _writes_slower(seen: Observations) -> str:
     """Return that writes take many times as long as before, once they go on again."""
     now_s, normal_us, slower_max = seen.now_s, seen.normal_us, seen.goals.slower_max
     # Sent earlier, too: an answer of then ends no time without one.
@@ -216,39 +218,39 @@ def _slower(seen: Seen) -> str:
     return f"of 100 writes one takes {taken_us / 1000:.0f} ms, before it were {normal_us / 1000:.0f} ms"
 
 
-def _halted(halt: str) -> str:
+def _halt_reason(halt: str) -> str:
     return f"{halt} is there" if halt else ""
 
 
-OF_WRITES: Final[dict[str, Callable[[Seen], str]]] = {
+OF_WRITES: Final[dict[str, Callable[[Observations], str]]] = {
     "somebody aborts it": lambda seen: seen.probes.abort,
     "a write is refused": lambda seen: f"a write was refused: {seen.probes.refusal}" if seen.probes.refusal else "",
     "nobody measures": lambda seen: seen.probes.unmeasured(),
-    "writes stop": _stopped,
-    "the file is there": lambda seen: _halted(seen.halt),
-    "writes are slower": _slower,
+    "writes stop": _writes_stopped,
+    "the file is there": lambda seen: _halt_reason(seen.halt),
+    "writes are slower": _writes_slower,
 }
 """What ends one in which writes are sent to the cluster, by what is the case."""
 
-OF_MEMBERS: Final[dict[str, Callable[[Stops], Awaitable[str]]]] = {
+OF_MEMBERS: Final[dict[str, Callable[[StopConditions], Awaitable[str]]]] = {
     "drills are locked": _lock,
-    "a member is silent": Stops.silent,
-    "a node is down": _down,
-    "states differ": _odd,
+    "a member is silent": StopConditions.find_silent,
+    "a node is down": _node_down,
+    "states differ": _differing_state,
     "the site's query": _alarm,
 }
 """What ends each drill."""
 
 OF_COPIES: Final[dict[str, Callable[[Exercise, str, str], str]]] = {
     "somebody aborts it": lambda exercise, abort, halt: abort,
-    "the file is there": lambda exercise, abort, halt: _halted(halt),
+    "the file is there": lambda exercise, abort, halt: _halt_reason(halt),
     "a copy has no room": lambda exercise, abort, halt: exercise.room_fault(),
 }
 """What ends one on a copy: of an exercise, who has aborted it, and the file."""
 
 
 @contextlib.asynccontextmanager
-async def during(*running: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> AsyncIterator[None]:
+async def run_during(*running: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> AsyncIterator[None]:
     """Have these run during the block; at its end they are cancelled, and have ended."""
     tasks = [asyncio.ensure_future(one) for one in running]
     try:

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.cli.submission.readers import Context, read_bounded, read_change, settings_of
-    from cluster.cli.submission.request import Prepared, located, prepare
-    from cluster.cli.submission.sbatch import Ignored, read_typed
-    from cluster.cli.submission.waiting import wait_until_over
+    from cluster.cli.submission.readers import Context, read_bounded, read_change, typed_settings
+    from cluster.cli.submission.request import PreparedSubmit, locate, prepare
+    from cluster.cli.submission.sbatch import IgnoredOption, read_typed
+    from cluster.cli.submission.waiting import wait_until_finished
 else:
     __getattr__ = export_lazily(
         __name__,
         """
-        readers: Context read_bounded read_change settings_of
-        request: Prepared located prepare
-        sbatch: Ignored read_typed
-        waiting: wait_until_over
+        readers: Context read_bounded read_change typed_settings
+        request: PreparedSubmit locate prepare
+        sbatch: IgnoredOption read_typed
+        waiting: wait_until_finished
         """,
     )

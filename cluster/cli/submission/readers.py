@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from cluster.cli.exits import BBF_LINE, Failure, bad_input, converted
+from cluster.cli.exits import BBF_LINE, Failure, bad_input, convert_input
 from cluster.cli.submission.sbatch import Setting
 from cluster.cli.submission.sbatch_options import UNNAMED_FIELDS
 from cluster.cli.text import parse_begin, parse_duration
@@ -27,7 +27,7 @@ _LATER_WORDS: Final = frozenset({"aftercorr", "expand"})
 SHARERS: Final = ("user", "mcs", "topo")
 """With whom sbatch has a node shared; a whole node is never less than that."""
 
-Given = Mapping[str, str | bool | None]
+TypedFields = Mapping[str, str | bool | None]
 """What the command line gave for each field of a job; None where it gave nothing."""
 
 
@@ -41,7 +41,7 @@ class Context(NamedTuple):
     """Whether the text is from a script, which may have been written for a site with Slurm."""
 
 
-def settings_of(given: Given) -> dict[str, Setting]:
+def typed_settings(given: TypedFields) -> dict[str, Setting]:
     """Return what the command line gave, by field, each with its option as the place."""
     found = {field: Setting(str(given[field]), "command line") for field in UNNAMED_FIELDS if field in given}
     for row in JOB_FIELDS:
@@ -56,7 +56,7 @@ def read_field(row: JobField, setting: Setting, context: Context) -> dict[str, A
     """Return the fields of a request that a setting says; Failure names its place."""
     if row.reads == "directives":
         return {row.field: read_bbf(context.directory / setting.value, setting.place)}
-    fields = {row.field: converted(setting.value, partial(_READERS[row.reads], context=context), setting.place)}
+    fields = {row.field: convert_input(setting.value, partial(_READERS[row.reads], context=context), setting.place)}
     if row.reads == "dependencies":
         fields["dependency_any"] = is_any(setting.value)
     return fields
@@ -67,12 +67,14 @@ def read_change(row: JobField, setting: Setting, context: Context) -> dict[str, 
     if setting.value == "" and row.reads in ("names", "dependencies"):
         return {row.field: ()} | ({"dependency_any": False} if row.reads == "dependencies" else {})
     if row.reads == "moment":
-        text = setting.value and converted(setting.value, partial(_READERS["moment"], context=context), setting.place)
+        text = setting.value and convert_input(
+            setting.value, partial(_READERS["moment"], context=context), setting.place
+        )
         return {row.field: text or ""}
     return read_field(row, setting, context)
 
 
-def listed(text: str) -> tuple[str, ...]:
+def split_names(text: str) -> tuple[str, ...]:
     """Return what commas separate; ValueError for an empty part."""
     parts = tuple(part.strip() for part in text.split(","))
     if not all(parts):
@@ -204,7 +206,7 @@ _READERS: Final[Mapping[Reads, Callable[..., Any]]] = {
     "directory": lambda text, context: os.path.normpath(context.directory / text),
     "duration": lambda text, context: parse_duration(text, as_sbatch=context.in_script),
     "moment": lambda text, context: parse_begin(text, context.now, context.zone),
-    "names": lambda text, context: listed(text),
+    "names": lambda text, context: split_names(text),
     "dependencies": lambda text, context: parse_dependencies(text),
     "cpus": lambda text, context: parse_count(text, "the number of CPUs", 1, CPUS_MAX),
     "priority": lambda text, context: parse_count(text, "the priority", 0, PRIORITY_MAX),

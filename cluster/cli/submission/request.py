@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from cluster.cli.exits import Failure, bad_input, converted, joined
-from cluster.cli.submission.readers import Context, Given, parse_count, read_field, settings_of
-from cluster.cli.submission.sbatch import Ignored, Setting, check_script, ignored_value, read_options
+from cluster.cli.exits import Failure, bad_input, convert_input, join_failures
+from cluster.cli.submission.readers import Context, TypedFields, parse_count, read_field, typed_settings
+from cluster.cli.submission.sbatch import IgnoredOption, Setting, check_script, ignore_value, read_options
 from cluster.cli.submission.sbatch_options import (
     CPUS_LEAST,
     EXPORT,
@@ -47,14 +47,14 @@ _PLAIN_LICENSE: Final = re.compile(r"[A-Za-z0-9_.+-]+(?:[:=][0-9]+)?", re.ASCII)
 """A licence that Forebay can count; others are those of a remote database, and alternatives."""
 
 
-class Prepared(NamedTuple):
+class PreparedSubmit(NamedTuple):
     """What is sent for a script, what to warn of, and where each field came from, for places in the server's answer."""
 
     fields: dict[str, Any]
     """Of a SubmitRequest, without its command id."""
     warnings: tuple[str, ...]
     sources: Mapping[str, str]
-    ignored: tuple[Ignored, ...] = ()
+    ignored: tuple[IgnoredOption, ...] = ()
     """Options that are not carried out: the answer warns of them, or rejects them."""
     waits: bool = False
     """Whether the script itself asks to wait for its end."""
@@ -65,16 +65,16 @@ class Prepared(NamedTuple):
 def prepare(
     data: bytes,
     script_name: str,
-    given: Given,
+    given: TypedFields,
     exports: Sequence[str] = (),
     *,
-    ignored: Sequence[Ignored] = (),
+    ignored: Sequence[IgnoredOption] = (),
     arguments: tuple[str, ...] = (),
     directory: Path,
     environment: Mapping[str, str],
     now: Instant,
     zone: datetime.tzinfo | None = None,
-) -> Prepared:
+) -> PreparedSubmit:
     """Return what to send for a script; `directory` is where the user is, `now` the wall clock in µs.
 
     Failure (bad input) has everything that is wrong, each with its place: line and column of the script, or the option
@@ -86,7 +86,7 @@ def prepare(
     faults = list(options.faults)
     if not all(map(_is_text, arguments)):
         faults.append(bad_input("an argument of the script is not UTF-8 text", "give it text", place="--"))
-    from_script, typed = dict(options.settings), settings_of(given)
+    from_script, typed = dict(options.settings), typed_settings(given)
     notes, unheeded = list(options.warnings), [*options.ignored, *ignored]
     chosen = from_script | typed
     fields: dict[str, Any] = {
@@ -97,29 +97,29 @@ def prepare(
         "arguments": arguments,
     }
     if len(data) > SCRIPT_BYTES_MAX:
-        with _noted(faults):
-            fields["script"] = packed(script, label)
-    with _noted(faults):
+        with _collect_failure(faults):
+            fields["script"] = pack_script(script, label)
+    with _collect_failure(faults):
         written = from_script.get(EXPORT)
-        by_script = {} if written is None else _exported_by_script(written, environment, notes)
+        by_script = {} if written is None else _script_exports(written, environment, notes)
         fields["environment"] = parse_exports(exports, environment, by_script)
         if written is not None and ALL_EXPORTED in written.value.split(","):
-            unheeded.append(ignored_value("--export", ALL_EXPORTED, written.place))
+            unheeded.append(ignore_value("--export", ALL_EXPORTED, written.place))
         if ALL_EXPORTED in exports:
-            unheeded.append(ignored_value("--export", ALL_EXPORTED, "--export"))
+            unheeded.append(ignore_value("--export", ALL_EXPORTED, "--export"))
     for row in JOB_FIELDS:
         if row.field in chosen:
-            with _noted(faults):
+            with _collect_failure(faults):
                 context = Context(directory, now, zone, in_script=row.field not in typed)
                 fields |= read_field(row, chosen[row.field], context)
-    with _noted(faults):
+    with _collect_failure(faults):
         fields |= _cpus(fields, chosen, unheeded)
     if faults:
-        raise joined(faults + _directive_faults(fields, _sources(chosen, label)))
+        raise join_failures(faults + _directive_faults(fields, _sources(chosen, label)))
     by_script_alone = {field: setting for field, setting in from_script.items() if field not in typed}
     fields["if_defined"] = tuple(field for field in IF_DEFINED if field in by_script_alone)
     _leave_out(fields, by_script_alone, unheeded)
-    names = dict.fromkeys(_listed(one) for one in unheeded)
+    names = dict.fromkeys(_ignored_view(one) for one in unheeded)
     fields["ignored_options"] = tuple(names)[:IGNORED_OPTIONS_MAX]
     sources = _sources(chosen, label)
     if TASKS_PER_NODE in chosen:
@@ -127,7 +127,7 @@ def prepare(
     if "tasks" in sources:
         sources.setdefault("cpus", sources["tasks"])
     sources.setdefault("workdir", "--chdir (the present directory)")
-    return Prepared(
+    return PreparedSubmit(
         fields, tuple(notes), sources, tuple(unheeded), waits=WAITS in from_script, parsable=PARSABLE in from_script
     )
 
@@ -156,18 +156,18 @@ def _directive_faults(fields: Mapping[str, Any], sources: Mapping[str, str]) -> 
         read_request(fields["script"], fields.get("bb") or "", fields.get("bbf") or "", directive="")
     except DirectiveRefused as error:
         refusals = (error.refusal, *error.others)
-        return [bad_input(one.sentence, one.remedy, place=located(one.place, sources)) for one in refusals]
+        return [bad_input(one.sentence, one.remedy, place=locate(one.place, sources)) for one in refusals]
     return []
 
 
-def _listed(one: Ignored) -> str:
+def _ignored_view(one: IgnoredOption) -> str:
     """Return an option as the controller lists it."""
     is_plain = one.written.isascii() and one.written.isprintable() and " " not in one.written
     return one.written[:OPTION_SHOWN_MAX] if is_plain else one.written.partition("=")[0]
 
 
 @contextlib.contextmanager
-def _noted(faults: list[Failure]) -> Iterator[None]:
+def _collect_failure(faults: list[Failure]) -> Iterator[None]:
     """Keep a failure instead of raising it."""
     try:
         yield
@@ -175,7 +175,7 @@ def _noted(faults: list[Failure]) -> Iterator[None]:
         faults.append(failure)
 
 
-def packed(script: str, label: str) -> str:
+def pack_script(script: str, label: str) -> str:
     """Return a long script as it is sent (`replica.grammar`); Failure if that is too long."""
     end = _end_of_head(script)
     head, rest = script[:end], script[end:]
@@ -212,13 +212,13 @@ def _end_of_head(script: str) -> int:
     return end
 
 
-def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], unheeded: list[Ignored]) -> dict[str, int]:
+def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], unheeded: list[IgnoredOption]) -> dict[str, int]:
     """Return the tasks, and the CPUs of all of them, where they are not the default."""
     found = {}
     for field, what in ((TASKS_PER_NODE, "the number of tasks"), (CPUS_LEAST, "the number of CPUs")):
         if field in chosen:
             setting = chosen[field]
-            found[field] = converted(
+            found[field] = convert_input(
                 setting.value, partial(parse_count, what=what, least=1, most=CPUS_MAX), setting.place
             )
     if not found and "tasks" not in fields:
@@ -227,22 +227,22 @@ def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], unheeded: li
     tasks = fields.get("tasks", most or 1)
     if most is not None and tasks > most:
         # All of them run on the one node.
-        unheeded.append(ignored_value("--ntasks-per-node", "", chosen[TASKS_PER_NODE].place))
+        unheeded.append(ignore_value("--ntasks-per-node", "", chosen[TASKS_PER_NODE].place))
     return {"tasks": tasks, "cpus": max(tasks * fields.get("cpus", 1), found.get(CPUS_LEAST, 1))}
 
 
-def _leave_out(fields: dict[str, Any], written: Mapping[str, Setting], unheeded: list[Ignored]) -> None:
+def _leave_out(fields: dict[str, Any], written: Mapping[str, Setting], unheeded: list[IgnoredOption]) -> None:
     """Take what a script says out of a request that other sites know and Forebay does not: licences and mail."""
     known = (("licenses", "--licenses", _is_plain_license), ("mail_types", "--mail-type", _is_mail_type))
     for field, long, is_known in known:
         if field in written:
             place = written[field].place
             others = [text for text in fields[field] if not is_known(text)]
-            unheeded += [ignored_value(long, text, place) for text in others]
+            unheeded += [ignore_value(long, text, place) for text in others]
             fields[field] = tuple(filter(is_known, fields[field]))
     if "mail_user" in written and not is_mail_address(fields["mail_user"]):
         del fields["mail_user"]
-        unheeded.append(ignored_value("--mail-user", "", written["mail_user"].place))
+        unheeded.append(ignore_value("--mail-user", "", written["mail_user"].place))
 
 
 def _is_plain_license(text: str) -> bool:
@@ -268,7 +268,7 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def located(place: str, sources: Mapping[str, str]) -> str:
+def locate(place: str, sources: Mapping[str, str]) -> str:
     """Return a place of the server's answer in the user's terms: the names of the files, the line that set a field."""
     if place in sources:
         return sources[place]
@@ -288,7 +288,7 @@ def parse_exports(
     found = dict(before or {})
     for text in exports:
         if text not in (*NOTHING_EXPORTED, ALL_EXPORTED):
-            found |= _exported(text, environment, "--export")
+            found |= _read_variable(text, environment, "--export")
     size_bytes = sum(len(name.encode()) + len(value.encode()) for name, value in found.items())
     if len(found) > ENVIRONMENT_VARIABLES_MAX or size_bytes > ENVIRONMENT_BYTES_MAX:
         raise bad_input(
@@ -299,7 +299,7 @@ def parse_exports(
     return found
 
 
-def _exported_by_script(written: Setting, environment: Mapping[str, str], notes: list[str]) -> dict[str, str]:
+def _script_exports(written: Setting, environment: Mapping[str, str], notes: list[str]) -> dict[str, str]:
     """Return the variables of `--export` in a script: several with commas between them, ALL or NONE.
 
     A word that is no variable here is noted and left out, as sbatch does.
@@ -309,7 +309,7 @@ def _exported_by_script(written: Setting, environment: Mapping[str, str], notes:
         if text in (*NOTHING_EXPORTED, ALL_EXPORTED):
             continue
         if "=" in text or text in environment:
-            found |= _exported(text, environment, written.place)
+            found |= _read_variable(text, environment, written.place)
         else:
             notes.append(f"{written.place}: the variable {text[:48]} is not set here, and is not exported")
     return found
@@ -322,7 +322,7 @@ NOTHING_EXPORTED: Final = ("NONE", "NIL")
 """Words for an empty environment."""
 
 
-def _exported(text: str, environment: Mapping[str, str], place: str) -> dict[str, str]:
+def _read_variable(text: str, environment: Mapping[str, str], place: str) -> dict[str, str]:
     name, equals, value = text.partition("=")
     if _VARIABLE.fullmatch(name) is None:
         raise bad_input(f"{name[:48]!r} is not the name of a variable", "write --export NAME=VALUE", place=place)

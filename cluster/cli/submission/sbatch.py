@@ -56,7 +56,7 @@ class Setting(NamedTuple):
     place: str
 
 
-class Ignored(NamedTuple):
+class IgnoredOption(NamedTuple):
     """An option that is not carried out."""
 
     written: str
@@ -70,9 +70,9 @@ class Ignored(NamedTuple):
         return bad_input(f"{self.written} has no effect here: {self.reason}", self.remedy, place=self.place)
 
 
-def ignored_value(long: str, value: str, place: str) -> Ignored:
+def ignore_value(long: str, value: str, place: str) -> IgnoredOption:
     """Return what a value of an option comes to that has no effect (VALUES_WITHOUT_EFFECT)."""
-    return Ignored(f"{long}={value}" if value else long, place, *VALUES_WITHOUT_EFFECT[long])
+    return IgnoredOption(f"{long}={value}" if value else long, place, *VALUES_WITHOUT_EFFECT[long])
 
 
 class ScriptOptions(NamedTuple):
@@ -80,7 +80,7 @@ class ScriptOptions(NamedTuple):
 
     settings: dict[str, Setting]
     """By field."""
-    ignored: tuple[Ignored, ...]
+    ignored: tuple[IgnoredOption, ...]
     warnings: tuple[str, ...]
     faults: tuple[Failure, ...]
     """Errors, in the order of the lines; the other fields are usable only if there are none."""
@@ -124,7 +124,7 @@ def read_options(script: str, name: str) -> ScriptOptions:
     found = ScriptOptions({}, (), (), ())
     warnings: list[str] = []
     faults: list[Failure] = []
-    ignored: list[Ignored] = []
+    ignored: list[IgnoredOption] = []
     at_top = True
     for number, line in enumerate(script.split("\n"), start=1):
         if not line.startswith(MARK):
@@ -143,17 +143,17 @@ def read_options(script: str, name: str) -> ScriptOptions:
             match one:
                 case Failure():
                     faults.append(one)
-                case Ignored():
+                case IgnoredOption():
                     ignored.append(one)
                 case _:
                     field, setting = one
                     if field in ADDED and field in found.settings:
                         setting = setting._replace(value=f"{found.settings[field].value},{setting.value}")
                     found.settings[field] = setting
-    return found._replace(ignored=tuple(ignored), warnings=_bounded(warnings), faults=tuple(faults))
+    return found._replace(ignored=tuple(ignored), warnings=_shorten(warnings), faults=tuple(faults))
 
 
-def _bounded(warnings: list[str]) -> tuple[str, ...]:
+def _shorten(warnings: list[str]) -> tuple[str, ...]:
     more = len(warnings) - WARNINGS_MAX
     return (*warnings[:WARNINGS_MAX], f"and {more} more such lines") if more > 0 else tuple(warnings)
 
@@ -200,7 +200,7 @@ def split_words(line: str, start: int, place: str) -> list[Word]:
     return words
 
 
-Found = tuple[str, Setting] | Ignored | Failure
+Found = tuple[str, Setting] | IgnoredOption | Failure
 """Result of reading one option."""
 
 
@@ -228,7 +228,7 @@ def _read_line(line: str, place: str) -> Iterator[Found]:
                 yield from _short(word, left, place)
             else:
                 raise bad_input(
-                    f"{_shown(word.text)} is not an option",
+                    f"{_quote(word.text)} is not an option",
                     "options begin with - or --; quote a value that has spaces",
                     place=f"{place}, column {word.column}",
                 )
@@ -241,13 +241,13 @@ def _read_line(line: str, place: str) -> Iterator[Found]:
 
 def _long(word: Word, left: deque[Word], place: str) -> Found:
     name, equals, value = word.text.partition("=")
-    option = _one(name, f"{place}, column {word.column}")
+    option = _find_option(name, f"{place}, column {word.column}")
     if not equals:
         return _without_value(option, name, left, place, word.column)
     column = word.column + len(name) + 1
     if option.value is Value.NONE:
         if value and value == option.without_effect:
-            return ignored_value(option.long, value, f"{place}, column {column}")
+            return ignore_value(option.long, value, f"{place}, column {column}")
         raise bad_input(f"{name} takes no value", f"write {name} alone", place=f"{place}, column {column - 1}")
     return _with_value(option, name, Word(value, column), place, word.column)
 
@@ -280,7 +280,7 @@ def _without_value(option: Option, written: str, left: deque[Word], place: str, 
     """Return what an option comes to whose word has no value: its value, if it needs one, is the next word."""
     at_option = f"{place}, column {column}"
     if option.value is not Value.REQUIRED:
-        return _treated(option, written, Setting(option.alone, at_option), at_option)
+        return _treat(option, written, Setting(option.alone, at_option), at_option)
     if not left:
         raise bad_input(f"{written} needs a value", f"write {option.long}=VALUE", place=at_option)
     return _with_value(option, written, left.popleft(), place, column)
@@ -290,16 +290,16 @@ def _with_value(option: Option, written: str, value: Word, place: str, column: i
     at_value = f"{place}, column {value.column}"
     if not value.text:
         raise bad_input(f"the value of {written} is empty", f"write {option.long}=VALUE", place=at_value)
-    return _treated(option, written, Setting(value.text, at_value), f"{place}, column {column}")
+    return _treat(option, written, Setting(value.text, at_value), f"{place}, column {column}")
 
 
-def _treated(option: Option, written: str, setting: Setting, place: str) -> Found:
+def _treat(option: Option, written: str, setting: Setting, place: str) -> Found:
     if option.treatment is Treatment.IGNORED:
         if option.long == "--nodelist" and _names_several(setting.value):
             raise bad_input(
                 f"{written} names several nodes, and a job of Forebay runs on one", option.remedy, place=setting.place
             )
-        return Ignored(option.long, place, option.reason, option.remedy)
+        return IgnoredOption(option.long, place, option.reason, option.remedy)
     if option.treatment is Treatment.REJECTED:
         raise rejection(option, written, place)
     return option.field, setting
@@ -311,7 +311,7 @@ class TypedOptions(NamedTuple):
     args: list[str]
     """The command line without those that are ignored or in `settings`."""
     settings: dict[str, str]
-    ignored: tuple[Ignored, ...]
+    ignored: tuple[IgnoredOption, ...]
 
 
 def read_typed(args: list[str], name: str) -> TypedOptions:
@@ -339,8 +339,8 @@ def read_typed(args: list[str], name: str) -> TypedOptions:
         rest = ["-" + value, *rest]
     args = [*args[:at], *rest]
     if option.treatment is Treatment.IGNORED:
-        found_one = _treated(option, name, Setting(value, ""), "")
-        assert isinstance(found_one, Ignored)
+        found_one = _treat(option, name, Setting(value, ""), "")
+        assert isinstance(found_one, IgnoredOption)
         return TypedOptions(args, {}, (found_one,))
     return TypedOptions(args, {option.field: value}, ())
 
@@ -358,7 +358,7 @@ def rejection(option: Option, written: str, place: str) -> Failure:
     return bad_input(f"{written} cannot be had: {option.reason}", option.remedy, place=place)
 
 
-def _one(name: str, place: str) -> Option:
+def _find_option(name: str, place: str) -> Option:
     """Return the option of a long name, or of the beginning of one; Failure for none, and for several."""
     found = options_for(name)
     if len(found) == 1:
@@ -366,7 +366,7 @@ def _one(name: str, place: str) -> Option:
     if not found:
         raise _unknown(name, place)
     listed = ", ".join(option.long for option in found)
-    raise bad_input(f"{_shown(name)} may mean {listed}", "write the whole name", place=place)
+    raise bad_input(f"{_quote(name)} may mean {listed}", "write the whole name", place=place)
 
 
 def _unknown(written: str, place: str) -> Failure:
@@ -375,8 +375,8 @@ def _unknown(written: str, place: str) -> Failure:
     remedy += (
         "remove it, or write ##SBATCH to keep the line as a comment; Forebay knows the options in docs/reference/cli.md"
     )
-    return bad_input(f"Forebay does not know the option {_shown(written)}", remedy, place=place)
+    return bad_input(f"Forebay does not know the option {_quote(written)}", remedy, place=place)
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text if len(text) <= CONTROL_WORDS_SHOWN else text[:CONTROL_WORDS_SHOWN] + "…")

@@ -93,12 +93,12 @@ def _job_fields() -> Iterator[Option]:
             yield Option(opposite, "", Value.NONE, field=row.field, alone="no")
 
 
-def _ignored(reason: str, remedy: str, *names: str) -> Iterator[Option]:
+def _ignored_options(reason: str, remedy: str, *names: str) -> Iterator[Option]:
     """Yield options that are ignored; `=` after a name: it takes a value, `[=]`: it may have one, else it has none."""
     yield from _rows(Treatment.IGNORED, reason, remedy, names)
 
 
-def _rejected(reason: str, remedy: str, *names: str) -> Iterator[Option]:
+def _rejected_options(reason: str, remedy: str, *names: str) -> Iterator[Option]:
     yield from _rows(Treatment.REJECTED, reason, remedy, names)
 
 
@@ -118,62 +118,66 @@ def _options() -> Iterator[Option]:
     yield Option("--export", field=EXPORT)
     yield Option("--wait", "-W", Value.NONE, field=WAITS, alone="yes")
     yield Option("--parsable", "", Value.NONE, field=PARSABLE, alone="yes")
-    yield from _ignored(
+    yield from _ignored_options(
         _NO_MEMORY, _LEAVE_OUT, "mem=", "mem-per-cpu=", "mem-per-gpu=", "mem-update=", "oom-kill-step[=]"
     )
-    yield from _ignored(
+    yield from _ignored_options(
         _NO_DEVICES, _DEVICES, "gres=", "gpus/G=", "gpus-per-node=", "gpus-per-socket=", "gpus-per-task=",
         "cpus-per-gpu=", "ntasks-per-gpu=", "ntasks-per-tres=", "tres-per-task=", "gres-flags=", "gpu-bind=",
         "gpu-freq=", "tres-bind=", "resources=",
     )  # fmt: skip
-    yield from _ignored(
+    yield from _ignored_options(
         _FEATURES, _PARTITION, "constraint/C=", "nodelist/w=", "prefer=", "batch=", "cluster-constraint=", "exclude/x=",
         "contiguous", "switches=", "segment=", "spread-job", "spread-segments", "consolidate-segments", "use-min-nodes",
         "reboot", "delay-boot=", "power=", "network=", "tmp=",
     )  # fmt: skip
-    yield from _ignored(
+    yield from _ignored_options(
         _LAYOUT, _LAYOUT_REMEDY, "hint=", "distribution/m=", "mem-bind=", "cpu-freq=", "core-spec/S=", "thread-spec=",
         "extra-node-info/B=", "sockets-per-node=", "cores-per-socket=", "threads-per-core=", "ntasks-per-core=",
         "ntasks-per-socket=", "overcommit/O", "oversubscribe/s", "resv-ports[=]", "stepmgr", "no-kill/k[=]",
         "wait-all-nodes=",
     )  # fmt: skip
-    yield from _ignored(_ACCOUNTING, _LEAVE_OUT, "acctg-freq=", "profile=", "wckey=", "extra=", "mcs-label=")
-    yield from _ignored(
+    yield from _ignored_options(_ACCOUNTING, _LEAVE_OUT, "acctg-freq=", "profile=", "wckey=", "extra=", "mcs-label=")
+    yield from _ignored_options(
         _ENVIRONMENT, "leave it out, and set what the script needs in the script", "get-user-env[=]", "propagate[=]"
     )
-    yield from _ignored(
+    yield from _ignored_options(
         "jobs run in the cluster that they are submitted to", "submit the script there", "clusters/M=", "cluster="
     )
-    yield from _ignored(
+    yield from _ignored_options(
         "sbatch does not have it", _LEAVE_OUT, "cpu-bind=", "cpu_bind=", "mem_bind=", "share", "ear=",
     )  # options of srun, of earlier releases, and of a plugin, which scripts have nevertheless  # fmt: skip
-    yield from _ignored("the time limit is --time", "leave it out, and write --time", "time-min=")
-    yield from _ignored(
+    yield from _ignored_options("the time limit is --time", "leave it out, and write --time", "time-min=")
+    yield from _ignored_options(
         "the site decides what becomes of a job whose dependency fails", _LEAVE_OUT, "kill-on-invalid-dep="
     )
-    yield from _ignored("it only changes what sbatch prints", _LEAVE_OUT, "quiet/Q", "verbose/v")
-    yield from _ignored("#PBS lines are never read", _LEAVE_OUT, "ignore-pbs")
-    yield from _ignored(
+    yield from _ignored_options("it only changes what sbatch prints", _LEAVE_OUT, "quiet/Q", "verbose/v")
+    yield from _ignored_options("#PBS lines are never read", _LEAVE_OUT, "ignore-pbs")
+    yield from _ignored_options(
         "the script starts the container itself", _LEAVE_OUT, "image=", "module="
     )  # of the plugin of Shifter
-    yield from _rejected(
+    yield from _rejected_options(
         "Forebay chooses the node, and the file may name several", _PARTITION, "nodefile/F=",
     )  # fmt: skip
-    yield from _rejected(_CONTAINER, _CONTAINER_REMEDY, "container=", "container-id=", "container-type=", "volume=")
-    yield from _rejected(
+    yield from _rejected_options(
+        _CONTAINER, _CONTAINER_REMEDY, "container=", "container-id=", "container-type=", "volume="
+    )
+    yield from _rejected_options(
         "variables from a file may say where the job writes", "name them with --export, or read the file in the script",
         "export-file=",
     )  # fmt: skip
-    yield from _rejected(
+    yield from _rejected_options(
         "it decides who owns what the job writes", "leave it out, and give --uid to forebay submit", "uid="
     )
-    yield from _rejected("it decides which group owns what the job writes", "use newgrp or sg in the script", "gid=")
-    yield from _rejected("the security context is that of the node's agent", _LEAVE_OUT, "context=")
-    yield from _rejected("the script would not run", "submit the script without it", "test-only", "external")
-    yield from _rejected(
+    yield from _rejected_options(
+        "it decides which group owns what the job writes", "use newgrp or sg in the script", "gid="
+    )
+    yield from _rejected_options("the security context is that of the node's agent", _LEAVE_OUT, "context=")
+    yield from _rejected_options("the script would not run", "submit the script without it", "test-only", "external")
+    yield from _rejected_options(
         "the script is what runs", "leave it out, and give it to forebay submit instead of a script", "wrap="
     )
-    yield from _rejected(_TYPED, _LEAVE_OUT, "help/h", "usage", "version/V", "autocomplete=")
+    yield from _rejected_options(_TYPED, _LEAVE_OUT, "help/h", "usage", "version/V", "autocomplete=")
 
 
 VALUES_WITHOUT_EFFECT: Final = {

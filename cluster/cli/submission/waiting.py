@@ -25,7 +25,7 @@ EXIT_CODE_FAILED: Final = 1
 _OVER: Final = frozenset(state.name for state in ENDED)
 
 
-async def wait_until_over(client: Client, jobs: Iterable[int], tell: Callable[[str], None]) -> int:
+async def wait_until_finished(client: Client, jobs: Iterable[int], tell: Callable[[str], None]) -> int:
     """Return the largest exit code of these jobs, and of all tasks of those that are arrays, once all are over.
 
     A cluster that does not answer is asked again; `tell` is called when that begins. ApiError if a job is not there.

@@ -5,25 +5,16 @@ from typing import TYPE_CHECKING
 from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.cli.text.history import changes_text, story_line, terms_table
+    from cluster.cli.text.history import changes_text, event_line, terms_table
     from cluster.cli.text.job import job_block, timeline, why_text
-    from cluster.cli.text.moments import (
-        PAST_FORMS,
-        format_duration,
-        format_elapsed,
-        format_span,
-        parse_begin,
-        parse_duration,
-        parse_past,
-    )
     from cluster.cli.text.output import (
         Cell,
         Listing,
         fields_table,
-        in_full,
         is_terminal,
         json_line,
         json_text,
+        list_fields,
         note,
         present,
         readable_size,
@@ -34,25 +25,34 @@ if TYPE_CHECKING:
         stdout_console,
         table,
     )
-    from cluster.cli.text.squeue import STANDARD, STARTS, Field, details_of, in_order, line, read_format
+    from cluster.cli.text.squeue import STANDARD, STARTS, Field, details_of, format_line, read_format, sort_jobs
     from cluster.cli.text.status import status_lines
     from cluster.cli.text.tables import (
         buffers_table,
         external_jobs_table,
         failures_first,
-        job_number,
+        format_time,
+        job_label,
         jobs_table,
         members_table,
-        moment,
         nodes_table,
         pools_table,
         snapshot_fields,
         unit_in,
     )
+    from cluster.cli.text.times import (
+        PAST_FORMS,
+        format_duration,
+        format_elapsed,
+        format_span,
+        parse_begin,
+        parse_duration,
+        parse_past,
+    )
     from cluster.cli.text.transfer import (
         STATE_STYLES,
         bar,
-        drawing,
+        draw_transfers,
         job_transfers_text,
         meter,
         receipt_text,
@@ -63,15 +63,15 @@ else:
     __getattr__ = export_lazily(
         __name__,
         """
-        history: changes_text story_line terms_table
+        history: changes_text event_line terms_table
         job: job_block timeline why_text
-        moments: PAST_FORMS format_duration format_elapsed format_span parse_begin parse_duration parse_past
-        output: Cell Listing fields_table in_full is_terminal json_line json_text note present readable_size show
+        times: PAST_FORMS format_duration format_elapsed format_span parse_begin parse_duration parse_past
+        output: Cell Listing fields_table list_fields is_terminal json_line json_text note present readable_size show
         output: show_json size stderr_console stdout_console table
-        squeue: STANDARD STARTS Field details_of in_order line read_format
+        squeue: STANDARD STARTS Field details_of sort_jobs format_line read_format
         status: status_lines
-        tables: buffers_table external_jobs_table failures_first job_number jobs_table members_table moment
+        tables: buffers_table external_jobs_table failures_first job_label jobs_table members_table format_time
         tables: nodes_table pools_table snapshot_fields unit_in
-        transfer: STATE_STYLES bar drawing job_transfers_text meter receipt_text state_words transfers_table
+        transfer: STATE_STYLES bar draw_transfers job_transfers_text meter receipt_text state_words transfers_table
         """,
     )

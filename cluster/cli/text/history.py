@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cluster.cli.text.output import Listing, size, table
-from cluster.cli.text.tables import moment
+from cluster.cli.text.tables import format_time
 from replica.values import plain
 
 if TYPE_CHECKING:
@@ -16,13 +16,15 @@ VALUE_CHARACTERS_MAX = 120
 """Characters of a value that are shown."""
 
 
-def story_line(row: StoryRow) -> str:
+def event_line(row: StoryRow) -> str:
     """Return one line of a story: when, which revision, whose job, who asked, and what happened."""
     job = f"job {row.job_id}" if row.job_id is not None else ""
     whose = f"{job} ({row.user})" if job and row.user else job
     refused = f"refused {row.command}: " if row.event == "rejected" else ""
     remedy = f"; {row.remedy}" if row.remedy else ""
-    return plain(f"{moment(row.at)}  {row.revision:>8}  {row.actor:<16}  {whose:<18}  {refused}{row.sentence}{remedy}")
+    return plain(
+        f"{format_time(row.at)}  {row.revision:>8}  {row.actor:<16}  {whose:<18}  {refused}{row.sentence}{remedy}"
+    )
 
 
 def terms_table(answer: LeadersAnswer) -> Listing:
@@ -31,8 +33,8 @@ def terms_table(answer: LeadersAnswer) -> Listing:
         (
             str(term.term),
             term.leader or "-",
-            moment(term.from_at),
-            moment(term.to_at),
+            format_time(term.from_at),
+            format_time(term.to_at),
             str(term.last_index - term.first_index + 1),
             "-" if term.silent_s is None else f"{term.silent_s:.3f}",
         )
@@ -51,12 +53,13 @@ def _lines(answer: DiffAnswer) -> Iterator[str]:
     since, until = answer.since, answer.until
     count = f"{'at least ' if answer.more else ''}{len(answer.changes)}"
     yield (
-        f"from revision {since.revision} ({moment(since.at)}) to revision {until.revision} ({moment(until.at)}): "
+        f"from revision {since.revision} ({format_time(since.at)}) "
+        f"to revision {until.revision} ({format_time(until.at)}): "
         f"{count} change{'' if len(answer.changes) == 1 and not answer.more else 's'}"
     )
     for change in answer.changes:
         yield ""
-        yield f"{change.kind} {change.name}".rstrip() + f" {_WORDS[change.change]}{_by(change)}"
+        yield f"{change.kind} {change.name}".rstrip() + f" {_WORDS[change.change]}{_changed_by(change)}"
         for field, (before, after) in change.fields.items():
             if change.change == "new":
                 yield f"   {field}: {_value(field, after)}"
@@ -70,10 +73,10 @@ def _lines(answer: DiffAnswer) -> Iterator[str]:
 _WORDS = {"new": "is new", "gone": "is gone", "changed": "changed"}
 
 
-def _by(change: ChangeView) -> str:
+def _changed_by(change: ChangeView) -> str:
     if change.revision is None:
         return ""
-    return f", last at revision {change.revision}, {moment(change.at)}, by {change.actor}: {change.command}"
+    return f", last at revision {change.revision}, {format_time(change.at)}, by {change.actor}: {change.command}"
 
 
 def _value(field: str, value: Any) -> str:

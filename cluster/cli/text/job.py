@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cluster.cli.text.moments import format_duration, format_span
 from cluster.cli.text.output import size, table
-from cluster.cli.text.tables import moment, run_time_s
+from cluster.cli.text.tables import format_time, run_time_s
+from cluster.cli.text.times import format_duration, format_span
 from cluster.cli.text.transfer import transfer_lines
 from cluster.schemas import (
     JOB_FIELDS,
@@ -72,7 +72,7 @@ def _lines(job: JobView, more: JobDetailsView, now: Instant, zone: Zone, uid: Ui
     suspended = "None" if more.suspend_time is None else local_time(more.suspend_time, zone)
     yield f"SuspendTime={suspended} SecsPreSuspend={more.suspended_s}"
     yield _pairs(Partition=more.partition)
-    nodes = plain(shown_node(job))
+    nodes = plain(slurm_node(job))
     yield f"NodeList={nodes}"
     if nodes:
         yield f"BatchHost={nodes}"
@@ -119,7 +119,7 @@ def reason_word(reason: str) -> str:
     return "".join("_" if character.isspace() else character for character in reason)
 
 
-def shown_node(job: JobView) -> str:
+def slurm_node(job: JobView) -> str:
     """Return the job's node as Slurm shows it, empty before it is allocated: data may be staged somewhere by then."""
     without = job.state == JobState.PENDING.name or (job.details is not None and not job.details.nodes)
     return "" if without or job.node is None else job.node
@@ -233,7 +233,8 @@ def timeline(history: HistoryAnswer, now: Instant) -> RenderableType:
     events = "1 event" if len(rows) == 1 else f"{len(rows)} events"
     parts.append(
         Text(
-            f"Job {called}: {events} in {format_span(last - first)}, {moment(rows[0].at)} to {moment(rows[-1].at)}",
+            f"Job {called}: {events} in {format_span(last - first)}, "
+            f"{format_time(rows[0].at)} to {format_time(rows[-1].at)}",
             style="bold",
         )
     )
@@ -298,7 +299,7 @@ def _bars(found: list[Span], now: Instant) -> Iterator[tuple[str, str, str, str]
 
 def why_text(why: WhyView) -> str:
     """Return what holds a job back at a moment, in words and figures."""
-    at = f"At revision {why.revision} ({moment(why.at)})"
+    at = f"At revision {why.revision} ({format_time(why.at)})"
     buffer = f", BurstBufferState={plain(why.burst_buffer_state)}" if why.burst_buffer_state is not None else ""
     lines = [
         f"Job {plain(why.name) or why.job_id}: JobState={plain(why.state)}, Reason={plain(why.reason)}{buffer}",

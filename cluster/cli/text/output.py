@@ -218,27 +218,27 @@ class Listing:
 
         Each is as long as its text, or has `room` characters at most, as far as none but long texts are shortened.
         """
-        if room and (used := self._used()) is not self:
+        if room and (used := self._without_empty_columns()) is not self:
             return used.text(styled=styled, room=room if used.width > room else 0)
         lines: list[tuple[Any, ...]] = [*self.rows]
         if self._header:
             lines.insert(0, tuple(Styled(column, "bold") for column in self.columns))
-        groups, widths = self._laid_out(room) if room else ([range(len(self.columns))], self._widths)
+        groups, widths = self._lay_out(room) if room else ([range(len(self.columns))], self._widths)
         made = []
         for row in lines:
             for group in groups:
                 padded = []
                 for number in group:
                     cell, width = row[number], widths[number]
-                    text = _shortened(_text_in(cell), width)
+                    text = _shorten(_text_in(cell), width)
                     blanks = " " * (width - _width(text))
-                    shown = _in_style(text, cell.style) if styled and isinstance(cell, Styled) else text
+                    shown = _apply_style(text, cell.style) if styled and isinstance(cell, Styled) else text
                     padded.append(blanks + shown if self.columns[number] in self._right else shown + blanks)
                 indent = " " * (INDENT if group[0] else 0)
                 made.append(indent + (" " * GAP).join(padded).rstrip() + "\n")
         return "".join(made)
 
-    def _used(self) -> Listing:
+    def _without_empty_columns(self) -> Listing:
         """Return the listing without columns that show nothing, or itself if it has none."""
         used = [at for at, cells in enumerate(zip(*self._cells, strict=True)) if any(cell != NOTHING for cell in cells)]
         if not self.rows or len(used) == len(self.columns):
@@ -246,7 +246,7 @@ class Listing:
         rows = [tuple(row[at] for at in used) for row in self.rows]
         return Listing(tuple(self.columns[at] for at in used), rows, self._right, self._flexible, self._header)
 
-    def _laid_out(self, room: int) -> tuple[list[range], list[int]]:
+    def _lay_out(self, room: int) -> tuple[list[range], list[int]]:
         """Return which columns go on each line of a row, and the width of each column."""
         widths = list(self._widths)
         flexible = [number for number, column in enumerate(self.columns) if column in self._flexible]
@@ -314,7 +314,7 @@ def _width(text: str) -> int:
     return cell_len(text)
 
 
-def _shortened(text: str, width: int) -> str:
+def _shorten(text: str, width: int) -> str:
     """Return a text of at most so many columns of a terminal, with a mark where some of it is left out."""
     if _width(text) <= width:
         return text
@@ -323,7 +323,7 @@ def _shortened(text: str, width: int) -> str:
     return set_cell_size(text, max(0, width - len(MARK))).rstrip() + MARK
 
 
-def _in_style(text: str, style: str) -> str:
+def _apply_style(text: str, style: str) -> str:
     codes = [_SGR[word] for word in style.split()]
     if os.environ.get("NO_COLOR"):
         codes = [code for code in codes if code < _FIRST_COLOUR]
@@ -359,7 +359,7 @@ def fields_table(fields: Iterable[tuple[str, str | int | None]]) -> Listing:
     return table(("FIELD", "VALUE"), fields, flexible=frozenset({"VALUE"}), header=False)
 
 
-def in_full(one: Listing | str) -> Listing | str:
+def list_fields(one: Listing | str) -> Listing | str:
     """Return a listing of one row with each column on a line, where nothing of a long text is left out."""
     if isinstance(one, str):
         return one

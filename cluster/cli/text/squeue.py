@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from cluster.cli.exits import bad_input
-from cluster.cli.text.job import shown_node
-from cluster.cli.text.moments import format_duration, format_elapsed
-from cluster.cli.text.tables import job_number, run_time_s, state_code
+from cluster.cli.text.job import slurm_node
+from cluster.cli.text.tables import job_label, run_time_s, state_code
+from cluster.cli.text.times import format_duration, format_elapsed
 from cluster.schemas import JOB_FIELDS, NO_DETAILS, NO_VALUE, JobDetailsView, JobView, local_time
 from replica.model import JobState
 from replica.values import Instant, plain
@@ -64,21 +64,21 @@ class Field(msgspec.Struct, frozen=True):
     shows: Callable[[JobView, Instant], str]
 
 
-def nodes_or_reason(job: JobView) -> str:
+def node_or_reason(job: JobView) -> str:
     """Return what stands in the last column: where the job runs, or in parentheses why it does not."""
     if job.state in _WITH_REASON:
         return f"({job.reason})"
-    return shown_node(job)
+    return slurm_node(job)
 
 
-def _asked(field: str, job: JobView, now: Instant) -> str:
+def _requested(field: str, job: JobView, now: Instant) -> str:
     """Return what a job asked for in one of JOB_FIELDS."""
     value = getattr(details_of(job), field)
     return _or(",".join(value) if isinstance(value, tuple) else value)
 
 
 FIELDS: Final = {
-    "i": Field("JOBID", lambda job, now: job_number(job)),
+    "i": Field("JOBID", lambda job, now: job_label(job)),
     "A": Field("JOBID", lambda job, now: str(job.job_id)),
     "F": Field("ARRAY_JOB_ID", lambda job, now: str(details_of(job).array_job_id or job.job_id)),
     "K": Field("ARRAY_TASK_ID", lambda job, now: _or(details_of(job).array_task_id, "N/A")),
@@ -90,17 +90,17 @@ FIELDS: Final = {
     "l": Field("TIME_LIMIT", lambda job, now: format_duration(job.time_limit_s)),
     "D": Field("NODES", lambda job, now: str(details_of(job).nodes)),
     "C": Field("CPUS", lambda job, now: str(job.cpus)),
-    "R": Field("NODELIST(REASON)", lambda job, now: nodes_or_reason(job)),
+    "R": Field("NODELIST(REASON)", lambda job, now: node_or_reason(job)),
     "r": Field("REASON", lambda job, now: job.reason),
-    "N": Field("NODELIST", lambda job, now: shown_node(job)),
-    "B": Field("EXEC_HOST", lambda job, now: shown_node(job) or "n/a"),
+    "N": Field("NODELIST", lambda job, now: slurm_node(job)),
+    "B": Field("EXEC_HOST", lambda job, now: slurm_node(job) or "n/a"),
     "S": Field("START_TIME", lambda job, now: _time(job.start_time or job.expected_start)),
     "e": Field("END_TIME", lambda job, now: _time(job.end_time)),
     "V": Field("SUBMIT_TIME", lambda job, now: _time(job.submit_time)),
     "Q": Field("PRIORITY", lambda job, now: str(0 if job.hold else job.priority)),
     "E": Field("DEPENDENCY", lambda job, now: _dependency(job)),
     "Z": Field("WORK_DIR", lambda job, now: job.workdir),
-} | {row.letter: Field(row.heading, partial(_asked, row.field)) for row in JOB_FIELDS if row.letter}
+} | {row.letter: Field(row.heading, partial(_requested, row.field)) for row in JOB_FIELDS if row.letter}
 """The letters of squeue that mean something here."""
 
 
@@ -159,7 +159,7 @@ def _literal(text: str) -> str:
     return text
 
 
-def line(columns: tuple[Column, ...], cell: Callable[[Field], str]) -> str:
+def format_line(columns: tuple[Column, ...], cell: Callable[[Field], str]) -> str:
     """Return one line of the listing."""
     parts = []
     for column in columns:
@@ -174,6 +174,6 @@ def line(columns: tuple[Column, ...], cell: Callable[[Field], str]) -> str:
     return "".join(parts).rstrip()
 
 
-def in_order(jobs: tuple[JobView, ...]) -> list[JobView]:
+def sort_jobs(jobs: tuple[JobView, ...]) -> list[JobView]:
     """Return the jobs in squeue's order: by state, then the highest priority first, then as they were submitted."""
     return sorted(jobs, key=lambda job: (_ORDER.get(job.state, len(_ORDER)), -job.priority, job.job_id))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from cluster.cli.text.output import readable_size
-from cluster.cli.text.tables import moment, unit_in
+from cluster.cli.text.tables import format_time, unit_in
 from cluster.cli.text.transfer import meter
 from replica.model import format_amount
 from replica.values import plain
@@ -24,7 +24,7 @@ def status_lines(overview: OverviewAnswer, pools: tuple[PoolView, ...]) -> Itera
     """Yield the status, the items that need attention last."""
     reachable = sum(member.reachable for member in overview.members)
     leader = f"leader {plain(overview.leader)}, term {overview.term}" if overview.leader else "no leader"
-    yield _field("Cluster", f"{plain(overview.cluster)} at revision {overview.revision}, {moment(overview.at)}")
+    yield _field("Cluster", f"{plain(overview.cluster)} at revision {overview.revision}, {format_time(overview.at)}")
     yield _field("Replicas", f"{leader}; {reachable} of {len(overview.members)} reachable")
     yield _field("Nodes", _counts(overview.nodes))
     waiting = f" (pending for {_counts(overview.waiting)})" if overview.waiting else ""
@@ -45,7 +45,7 @@ def status_lines(overview: OverviewAnswer, pools: tuple[PoolView, ...]) -> Itera
         return
     yield _field("Attention", f"{overview.needs_count} item{'' if overview.needs_count == 1 else 's'}")
     for need in overview.needs:
-        since = f" since {moment(need.since)}" if need.since else ""
+        since = f" since {format_time(need.since)}" if need.since else ""
         remedy = f" ({plain(need.remedy)})" if need.remedy else ""
         yield f"  {plain(need.subject)}: {plain(need.sentence)}{since}{remedy}"
     if overview.needs_count > len(overview.needs):

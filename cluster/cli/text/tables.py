@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
-from cluster.cli.text.moments import format_elapsed
 from cluster.cli.text.output import NOTHING, Listing, Styled, readable_size, size, table, text_of
+from cluster.cli.text.times import format_elapsed
 from cluster.schemas import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
 from cluster.system import SLOW_SYNC_S, parse_instant
 from replica.model import JobState, PoolUnit, format_amount, shown_reference, unit_of
@@ -40,12 +40,12 @@ def run_time_s(job: JobView, now: Instant) -> int:
     return max(0, end - parse_instant(job.start_time)) // MICROSECONDS_PER_SECOND
 
 
-def shortened(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Return a name that fits its column."""
     return name if len(name) <= NAME_CHARACTERS_SHOWN else name[: NAME_CHARACTERS_SHOWN - 1] + "…"
 
 
-def job_number(job: JobView) -> str:
+def job_label(job: JobView) -> str:
     """Return what names a job in lists: `12`, or `10_3` for task 3 of array 10."""
     more = job.details
     if more is None or more.array_job_id is None:
@@ -61,7 +61,7 @@ def failures_first(jobs: Iterable[JobView]) -> list[JobView]:
     return sorted(jobs, key=lambda job: job.state not in _FAILURES)
 
 
-def collapsed(jobs: Iterable[JobView]) -> list[tuple[str, JobView]]:
+def collapse_arrays(jobs: Iterable[JobView]) -> list[tuple[str, JobView]]:
     """Return each job with its number; pending tasks of an array that wait for the same are one row, `17_[3-9]`."""
     groups: dict[tuple[object, ...], list[JobView]] = {}
     for at, job in enumerate(jobs):
@@ -71,12 +71,12 @@ def collapsed(jobs: Iterable[JobView]) -> list[tuple[str, JobView]]:
         else:
             key = (more.array_job_id, job.reason, job.burst_buffer_state, job.pool, job.capacity_bytes, job.node)
         groups.setdefault(key, []).append(job)
-    return [(_number_of(group), group[0]) for group in groups.values()]
+    return [(_group_label(group), group[0]) for group in groups.values()]
 
 
-def _number_of(group: list[JobView]) -> str:
+def _group_label(group: list[JobView]) -> str:
     if len(group) == 1:
-        return job_number(group[0])
+        return job_label(group[0])
     tasks = sorted(job.details.array_task_id or 0 for job in group if job.details is not None)
     first = group[0].details
     assert first is not None and first.array_job_id is not None
@@ -90,7 +90,7 @@ def jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
         (
             (
                 number,
-                shortened(job.name),
+                shorten_name(job.name),
                 job.user,
                 _styled(state_code(job.state)),
                 format_elapsed(run_time_s(job, now)),
@@ -100,7 +100,7 @@ def jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
                 size(job.capacity_bytes) if job.capacity_bytes else NOTHING,
                 job.reason,
             )
-            for number, job in collapsed(jobs)
+            for number, job in collapse_arrays(jobs)
         ),
         right=frozenset({"JOBID", "TIME", "CAPACITY"}),
         flexible=frozenset({"REASON"}),
@@ -163,7 +163,7 @@ def external_jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
                 job.external_job,
                 job.job_id,
                 job.epoch,
-                shortened(job.name),
+                shorten_name(job.name),
                 job.user,
                 job.phase,
                 format_elapsed(run_time_s(job, now)),
@@ -195,7 +195,7 @@ def buffers_table(buffers: Iterable[BufferView]) -> Listing:
                 ",".join(buffer.access),
                 readable_size(buffer.staged_in_bytes),
                 readable_size(buffer.staged_out_bytes),
-                moment(buffer.create_time),
+                format_time(buffer.create_time),
                 buffer.path,
             )
             for buffer in buffers
@@ -214,7 +214,7 @@ def nodes_table(nodes: Iterable[NodeView]) -> Listing:
                 node.state,
                 f"{node.cpus_in_use}/{node.cpus}",
                 ",".join(map(str, node.jobs)),
-                ago(node.last_contact_s),
+                format_age(node.last_contact_s),
                 node.process_control,
                 node.capacity_control,
                 node.reason,
@@ -253,7 +253,7 @@ def members_table(members: Iterable[MemberView]) -> Listing:
                 member.applied_index,
                 member.lag_entries,
                 member.revision,
-                ago(member.last_contact_s),
+                format_age(member.last_contact_s),
                 _offset(member.clock_offset_s),
                 member.api,
                 member.peer,
@@ -289,7 +289,7 @@ def snapshot_fields(snapshot: SnapshotView) -> list[tuple[str, str | int | None]
         ("Index", snapshot.index),
         ("Term", snapshot.term),
         ("Revision", snapshot.revision),
-        ("At", moment(snapshot.at)),
+        ("At", format_time(snapshot.at)),
         ("SizeBytes", snapshot.size_bytes),
         ("LedgerDigest", snapshot.ledger_digest),
         ("Jobs", snapshot.jobs),
@@ -301,7 +301,7 @@ def snapshot_fields(snapshot: SnapshotView) -> list[tuple[str, str | int | None]
     return fields
 
 
-def moment(iso: str | None) -> str:
+def format_time(iso: str | None) -> str:
     """Return a time as people read it: to the second, in UTC and saying so; `-` where it has not happened."""
     if iso is None:
         return NOTHING
@@ -309,6 +309,6 @@ def moment(iso: str | None) -> str:
     return f"{whole}Z" if dot else text_of(iso)
 
 
-def ago(duration_s: float | None) -> str:
+def format_age(duration_s: float | None) -> str:
     """Return how long ago something was heard of."""
     return NOTHING if duration_s is None else f"{duration_s:.1f} s"

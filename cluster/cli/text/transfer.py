@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from cluster.cli.text.moments import DAY_S, format_elapsed, format_span
 from cluster.cli.text.output import NOTHING, Listing, readable_size, table
-from cluster.cli.text.tables import moment
+from cluster.cli.text.tables import format_time
+from cluster.cli.text.times import DAY_S, format_elapsed, format_span
 from cluster.schemas import JobTransfersView, ReceiptView, TransferView
 from cluster.system import parse_instant
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
@@ -78,7 +78,7 @@ def _total_bytes(row: TransferView) -> str:
     return readable_size(row.bytes_total) if row.bytes_total or row.files_total else "?"
 
 
-def drawing(transfers: Iterable[TransferView]) -> RenderableType:
+def draw_transfers(transfers: Iterable[TransferView]) -> RenderableType:
     """Return a bar for each transfer, with its figures and the file that is being moved."""
     from rich.console import Group
     from rich.text import Text
@@ -170,7 +170,7 @@ def transfer_lines(answer: JobTransfersView) -> Iterator[str]:
     if checkpoint is not None:
         yield (
             f"Checkpoint={checkpoint.stage} Files={checkpoint.files} Bytes={checkpoint.size_bytes} "
-            f"Time={moment(checkpoint.time)}"
+            f"Time={format_time(checkpoint.time)}"
         )
     for receipt in answer.receipts:
         yield from receipt_lines(receipt)
@@ -216,7 +216,7 @@ def receipt_text(receipt: ReceiptView) -> str:
         f"Algorithm={plain(receipt.algorithm)}",
         f"Digest={plain(receipt.digest) or 'none'}",
         f"Manifest={plain(receipt.manifest_digest) or 'none'}",
-        f"Start={moment(receipt.start_time)} End={moment(receipt.end_time)} Took={took}",
+        f"Start={format_time(receipt.start_time)} End={format_time(receipt.end_time)} Took={took}",
     ]
     if receipt.revision is not None:
         lines.append(f"Revision={receipt.revision}")

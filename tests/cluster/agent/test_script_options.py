@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from cluster.agent.processes.environment import UnixAccount, environment_of
-from cluster.cli.submission.request import packed
+from cluster.cli.submission.request import pack_script
 from replica.messages.commands import ScriptEnded
 from replica.model.job_states import JobState
 from replica.model.orders import Order
@@ -73,7 +73,7 @@ def test_a_script_reads_the_file_that_it_asked_for(site: Site) -> None:
 
 def test_a_packed_script_runs_as_it_was_written(site: Site) -> None:
     script = script_of("cp $0 copy", *(f"true {number}" for number in range(100)))
-    assert ended(site, packed(script, "job.sh"), JobOptions()).result is JobState.COMPLETED
+    assert ended(site, pack_script(script, "job.sh"), JobOptions()).result is JobState.COMPLETED
     assert shown(site.destinations / "copy") == script
 
 

@@ -75,7 +75,7 @@ def test_configuration_interruption_and_faults_are_said_so_too(double: Double, m
         return raise_it
 
     for what, exit_code in ((KeyboardInterrupt(), ExitCode.INTERRUPTED), (ValueError("\x1b[31m"), ExitCode.FAULT)):
-        monkeypatch.setattr(check, "starting_here", raising(what))
+        monkeypatch.setattr(check, "find_local_processes", raising(what))
         result = forebay(double.config, "cluster", "check", "--json")
         assert (result.exit_code, said(result).code) == (exit_code, exit_code.name.lower())
         assert "\x1b" not in result.stderr
@@ -91,4 +91,4 @@ def test_an_answer_that_says_what_failed_stays_one_object_on_stdout(double: Doub
         double.config.file.write_text(text)
     rows = msgspec.json.decode(result.stdout, type=check.CheckAnswer).checks
     if result.exit_code != ExitCode.OK:
-        assert any(row.verdict is check.Verdict.FAIL for row in rows) and "checks failed" in said(result).sentence
+        assert any(row.verdict is check.CheckResult.FAIL for row in rows) and "checks failed" in said(result).sentence

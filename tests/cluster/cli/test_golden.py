@@ -20,9 +20,9 @@ from rich.console import Console
 
 from cluster.cli.text.job import job_block, spans, timeline, why_text
 from cluster.cli.text.output import INDENT, MARK, ROWS_STYLED_MAX, SHORTENED_MIN, Listing, show, table
-from cluster.cli.text.squeue import STANDARD, Column, Field, in_order, line, read_format
+from cluster.cli.text.squeue import STANDARD, Column, Field, format_line, read_format, sort_jobs
 from cluster.cli.text.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table
-from cluster.cli.text.transfer import drawing, job_transfers_text, receipt_text, transfers_table
+from cluster.cli.text.transfer import draw_transfers, job_transfers_text, receipt_text, transfers_table
 from cluster.schemas.job_fields import JobDetailsView
 from cluster.schemas.jobs import JobView
 from cluster.schemas.transfers import JobTransfersView
@@ -63,9 +63,9 @@ def block(view: JobView) -> str:
 
 
 def queue_text(columns: tuple[Column, ...]) -> str:
-    rows = in_order((*JOBS.jobs, STUCK, ARRAY_TASK))
+    rows = sort_jobs((*JOBS.jobs, STUCK, ARRAY_TASK))
     cells = [partial(field_of, view) for view in rows]
-    return "\n".join(line(columns, cell) for cell in (lambda field: field.heading, *cells))
+    return "\n".join(format_line(columns, cell) for cell in (lambda field: field.heading, *cells))
 
 
 def field_of(view: JobView, field: Field) -> str:
@@ -91,8 +91,8 @@ SHOWN: dict[str, Callable[[], None]] = {
     "buffer-list": lambda: show(buffers_table([BUFFER])),
     "node-list": lambda: show(nodes_table([NODE, DOWN])),
     "transfer-list": lambda: show(transfers_table(TRANSFERS)),
-    "transfer-drawing": lambda: show(drawing(TRANSFERS)),
-    "transfer-drawing-empty": lambda: show(drawing([])),
+    "transfer-drawing": lambda: show(draw_transfers(TRANSFERS)),
+    "transfer-drawing-empty": lambda: show(draw_transfers([])),
     "transfer-show": lambda: click.echo(job_transfers_text(OF_A_JOB)),
     "transfer-show-nothing": lambda: click.echo(job_transfers_text(JobTransfersView(revision=5, job_id=42))),
     "transfer-receipt": lambda: click.echo(receipt_text(RECEIPT)),

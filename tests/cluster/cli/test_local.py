@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from cluster.agent.service import EXIT_CONFIGURATION
 from cluster.agent.service import serve as serve_agent
 from cluster.cli.app import cli
-from cluster.cli.commands.local_cluster import Child, children_of, run
+from cluster.cli.commands.local_cluster import Child, list_children, run
 from cluster.cli.exits import ExitCode
 from cluster.config.config import Config
 from cluster.config.toml import ConfigError
@@ -213,7 +213,7 @@ def test_init_warns_when_jobs_may_stage_nothing(tmp_path: Path) -> None:
 
 def test_every_replica_and_agent_of_the_configuration_is_started_from_safe_modules(tmp_path: Path) -> None:
     assert typed("cluster", "init", str(tmp_path / "c")).exit_code == 0
-    replicas, agents, helpers = children_of(Config.load(tmp_path / "c" / "forebay.toml"))
+    replicas, agents, helpers = list_children(Config.load(tmp_path / "c" / "forebay.toml"))
     assert helpers == [], "nothing is allowed where nothing says so"
     assert [one.name for one in replicas] == ["r1", "r2", "r3", "local"]
     assert [one.name for one in agents] == ["n1", "n2"]

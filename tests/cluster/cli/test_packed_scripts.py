@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.agent.scripts.record import unpack_script
 from cluster.cli.exits import ExitCode, Failure
-from cluster.cli.submission.request import Prepared, packed, prepare
+from cluster.cli.submission.request import PreparedSubmit, pack_script, prepare
 from replica.grammar.directives import read_request
 from replica.grammar.lexer import PACKED_MARK, script_bytes_max, split_packed
 from replica.messages import commands as c
@@ -36,7 +36,7 @@ LINES = st.sampled_from(
 SCRIPTS = st.lists(LINES, max_size=12).map(lambda lines: "\n".join(["#!/bin/sh", *lines, "true"]))
 
 
-def submitted(script: str) -> Prepared:
+def submitted(script: str) -> PreparedSubmit:
     return prepare(script.encode(), "job.sh", {}, directory=Path("/w"), environment={}, now=Instant(0))
 
 
@@ -46,7 +46,7 @@ def decided(script: str) -> Refusal | int:
 
 @given(SCRIPTS)
 def test_a_packed_script_is_unpacked_as_it_was_and_its_directives_stay_where_they_are(script: str) -> None:
-    found = packed(script, "job.sh")
+    found = pack_script(script, "job.sh")
     assert unpack_script(found) == script
     head, rest = split_packed(found) or ("", "")
     assert script.startswith(head.removesuffix("\n")) and found.startswith(head) and rest

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.commands.options import BULK_BYTES_MAX, in_requests
+from cluster.cli.commands.options import BULK_BYTES_MAX, split_into_requests
 from cluster.cli.exits import ExitCode
 from cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer
 from cluster.schemas.requests import BULK_COMMANDS_MAX, SubmitCommand
@@ -173,7 +173,7 @@ def test_commands_are_cut_into_requests_in_order_and_none_is_larger_than_a_repli
         SubmitCommand(command_id=IDS[0], script="x" * size, time_limit_s=at + 1, workdir="/")
         for at, size in enumerate(sizes)
     ]
-    parts = list(in_requests(commands))
+    parts = list(split_into_requests(commands))
     assert [command for part in parts for command in part] == list(commands)
     for part in parts:
         assert 0 < len(part) <= BULK_COMMANDS_MAX

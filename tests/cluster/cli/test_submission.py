@@ -9,7 +9,7 @@ from msgspec.structs import asdict, replace
 
 from cluster.cli.exits import Failure
 from cluster.cli.submission.readers import parse_dependencies
-from cluster.cli.submission.request import Prepared, located, parse_exports, prepare
+from cluster.cli.submission.request import PreparedSubmit, locate, parse_exports, prepare
 from cluster.schemas.job_fields import SubmitRequest
 from cluster.system.clock import parse_instant
 from replica.values.limits import (
@@ -32,7 +32,7 @@ true
 
 def prepared(
     script: str = "#!/bin/sh\ntrue\n", directory: Path = Path("/data/alice"), export: tuple[str, ...] = (), **given: Any
-) -> Prepared:
+) -> PreparedSubmit:
     return prepare(
         script.encode(),
         "dir/job.sh",
@@ -260,4 +260,4 @@ def test_too_many_exported_variables_are_refused() -> None:
 def test_places_of_the_server_become_those_that_the_user_knows(
     script: str, given: dict[str, Any], place: str, expected: str
 ) -> None:
-    assert located(place, prepared(script, **given).sources) == expected
+    assert locate(place, prepared(script, **given).sources) == expected

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cli.exits import ExitCode
-from cluster.cli.top import NEEDS_MAX, POOLS_MAX, Seen, picture
+from cluster.cli.top import NEEDS_MAX, POOLS_MAX, Answers, picture
 from cluster.schemas import MemberView, NeedView, OverviewAnswer, PoolsAnswer, PoolView, TransfersAnswer, TransferView
 from cluster.schemas.overview import TransfersSummary
 from tests.cluster.cli.double import Double, forebay, on_a_terminal
@@ -41,7 +41,7 @@ def need(subject: str) -> NeedView:
     return NeedView(kind="node_down", subject=subject, sentence="it is DOWN", remedy="forebay node show n3")
 
 
-def seen(needs: int = 0, needs_count: int = 0, pools: int = 1, transfers: int = 0, more: int = 0) -> Seen:
+def seen(needs: int = 0, needs_count: int = 0, pools: int = 1, transfers: int = 0, more: int = 0) -> Answers:
     overview = OverviewAnswer(
         revision=9,
         cluster="demo",
@@ -61,7 +61,7 @@ def seen(needs: int = 0, needs_count: int = 0, pools: int = 1, transfers: int = 
         needs=tuple(need(f"node n{number}") for number in range(needs)),
         needs_count=max(needs, needs_count),
     )
-    return Seen(
+    return Answers(
         overview,
         PoolsAnswer(revision=9, pools=tuple(pool(f"p{number}", 512) for number in range(pools))),
         TransfersAnswer(revision=9, transfers=tuple(transfer(number) for number in range(transfers))),

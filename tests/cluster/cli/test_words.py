@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from cluster.cli.app import cli
 from cluster.cli.exits import ExitCode
 from cluster.cli.global_options import GlobalOption
-from cluster.cli.session import DEADLINE_S, in_commands
+from cluster.cli.session import DEADLINE_S, name_commands
 from cluster.config.config import Config
 from cluster.config.new_site import API_PORT_OFFSET, Founding, create_site
 from cluster.schemas import JobsAnswer, NodesAnswer
@@ -222,7 +222,7 @@ def test_whatever_the_api_advises_is_said_in_commands() -> None:
     said = [text for room in ("api", "client", "server") for path in sorted((ROOT / "cluster" / room).rglob("*.py"))
             for text in sentences(path)]  # fmt: skip
     assert len(said) > 10
-    assert [text for text in said if "/v1/" in in_commands(text)] == []
+    assert [text for text in said if "/v1/" in name_commands(text)] == []
 
 
 def test_no_sentence_of_what_people_start_names_a_route() -> None:

@@ -221,7 +221,7 @@ class Simulated:
         target = "r2" if scenario == "switchover" else TARGETS[self.scenario.of]
         self.plan = Plan(
             id="f003ad4d", scenario=scenario, target=target, leader="r1", term=7, preconditions=(), forced=(),
-            will_happen="so", hold_s=3 if self.scenario.needs else 0,
+            will_happen="so", hold_s=3 if self.scenario.needed_capability else 0,
         )  # fmt: skip
         self.machine = SimMachine(self)
         self.leader = "r1"
@@ -316,7 +316,7 @@ class Simulated:
 
     def fault_of(self, *ignored: Any) -> Fault:
         """Return the fault of the scenario."""
-        needs, name = self.scenario.needs, self.scenario.name
+        needs, name = self.scenario.needed_capability, self.scenario.name
         if needs == "network":
             return Cut("t", "rules")
         if name == "slow-disk":
@@ -367,7 +367,7 @@ class Simulated:
 
     def _answered(self, operation: Any, request: Any, replica: Address | None) -> Any:
         drill, away = 1, self.machine.is_away
-        if away and not self.scenario.is_of_agent and self.plan.target == self.leader:
+        if away and not self.scenario.targets_agent and self.plan.target == self.leader:
             self.leader = "r3"
         if operation is ops.START_DRILL:
             self.settle(
@@ -388,7 +388,7 @@ class Simulated:
         if operation is ops.LIST_DRILLS:
             return DrillsAnswer(revision=9, drills=(), locks=())
         if operation is ops.LIST_NODES:
-            state = "DOWN" if away and self.scenario.is_of_agent else "UP"
+            state = "DOWN" if away and self.scenario.targets_agent else "UP"
             rows = (
                 msgspec.structs.replace(row, last_contact_s=0.0, state=state if row.name == self.plan.target else "UP")
                 for row in WELL.nodes

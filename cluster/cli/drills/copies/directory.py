@@ -34,7 +34,7 @@ def private_directory(base: Path) -> Iterator[tuple[Path, int]]:
 
     Processes of the copy are given the descriptor, so that the lock lasts as long as they do.
     """
-    directory, lock = _made(base)
+    directory, lock = _make(base)
     try:
         yield directory, lock
     finally:
@@ -51,7 +51,7 @@ def _remove(directory: Path) -> None:
         threading.Event().wait(TRY_EVERY_S)
 
 
-def _made(base: Path) -> tuple[Path, int]:
+def _make(base: Path) -> tuple[Path, int]:
     while True:
         directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         lock = open_directory(directory)

@@ -18,12 +18,12 @@ import msgspec
 
 import cluster
 from cluster.cli.commands.backup import newest_snapshot, receive_snapshot
-from cluster.cli.drills.aftermath import Again, NotChecked, answered_again, disagreement, of_each
 from cluster.cli.drills.copies.directory import private_directory, remove_left_over
-from cluster.cli.drills.copies.replicas import LOOK_S, NAMES, STATUS_S, Copy, CopyFailed, copied
-from cluster.cli.drills.copies.room import FLOOR_BYTES
-from cluster.cli.drills.figures import Probe, latency_us, lost
-from cluster.cli.drills.probes import NotMeasured, Probes, prober
+from cluster.cli.drills.copies.replicas import LOOK_S, NAMES, STATUS_S, Copy, CopyFailed, open_copy
+from cluster.cli.drills.copies.resources import FLOOR_BYTES
+from cluster.cli.drills.figures import Probe, find_lost, latency_us
+from cluster.cli.drills.final_checks import CheckImpossible, Resent, ask_each, find_disagreement, resend_writes
+from cluster.cli.drills.probes import MeasurementFailed, Probes, prober_starter
 from cluster.client import ApiError, Client
 from cluster.config import Config
 from cluster.schemas import operations as ops
@@ -46,7 +46,7 @@ COMPARE_S: Final = 30.0
 """Seconds in which a replica of the cluster says what state it had."""
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True):
+class ExerciseInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What an exercise is made with."""
 
     scenario: str
@@ -77,7 +77,7 @@ class Exercise:
 
     def __init__(
         self,
-        given: Given,
+        given: ExerciseInputs,
         client: Client,
         original: Config,
         identity: str,
@@ -114,9 +114,9 @@ class Exercise:
         if removed:
             self._tell(f"{removed} directories that drills before have left in {base} are removed")
         with private_directory(base) as (directory, lock):
-            async with copied(directory, lock, self._original, self._identity, self._clock) as copy:
-                file = await self._fetched(directory)
-                compared = await self._compared(copy, file)
+            async with open_copy(directory, lock, self._original, self._identity, self._clock) as copy:
+                file = await self._fetch_snapshot(directory)
+                compared = await self._compare_snapshot(copy, file)
                 done = {"restore": self._restore, "majority-lost": self._lose_majority, "upgrade": self._upgrade}
                 outcome = await done[self._given.scenario](copy, file)
                 outcome.faults[:0] = compared
@@ -125,7 +125,7 @@ class Exercise:
 
     # ---- what it begins with
 
-    async def _fetched(self, directory: Path) -> Path:
+    async def _fetch_snapshot(self, directory: Path) -> Path:
         if self._given.backup is not None:
             return self._given.backup
         began_s, file = self._clock.monotonic_s(), directory / "snapshot.fbs"
@@ -136,7 +136,7 @@ class Exercise:
         self._tell(f"a snapshot of {row.size_bytes} bytes is fetched from {replica.name}")
         return file
 
-    async def _compared(self, copy: Copy, file: Path) -> list[str]:
+    async def _compare_snapshot(self, copy: Copy, file: Path) -> list[str]:
         """Check the snapshot, and hold its state against what the replicas had at that revision; return the faults."""
         began_s = self._clock.monotonic_s()
         checked = await copy.audit("backup", "inspect", "--check", str(file))
@@ -144,8 +144,8 @@ class Exercise:
         revision, replicas = checked["revision"], {one.name: one.api for one in self._original.replicas}
         if checked["cluster_id"] != self._original.cluster.id:
             return [f"the snapshot is of the cluster {plain(checked['cluster_id'])}"]
-        statuses = await of_each(replicas, lambda at: self._client.call(ops.SHOW_STATUS, replica=at))
-        digests = await of_each(
+        statuses = await ask_each(replicas, lambda at: self._client.call(ops.SHOW_STATUS, replica=at))
+        digests = await ask_each(
             replicas,
             lambda at: self._client.call(
                 ops.SHOW_STATE_DIGEST, at=str(revision), replica=at, stale=True, deadline_s=COMPARE_S
@@ -178,10 +178,10 @@ class Exercise:
     async def _restore(self, copy: Copy, file: Path) -> Outcome:
         lost_s = self._clock.monotonic_s()
         self._tell("from now on it is as if everything were lost")
-        write_s, read_s = await self._started(copy, file)
+        write_s, read_s = await self._start_restored(copy, file)
         self._tell(f"{NAMES[0]} has acknowledged a write after {write_s - lost_s:.2f} s")
-        async with self._probed(copy) as probes:
-            await copy.joined(NAMES[1:])
+        async with self._probe(copy) as probes:
+            await copy.join_replicas(NAMES[1:])
             self.figures["stands_loss_us"] = self._since_us(lost_s)
             self._tell(f"{len(NAMES)} replicas vote after {self._clock.monotonic_s() - lost_s:.2f} s")
             await asyncio.sleep(SETTLE_S)
@@ -192,9 +192,9 @@ class Exercise:
             "write_stop_us": self._us(write_s - lost_s),
             "read_stop_us": self._us(read_s - lost_s),
         }
-        self._measured(probes, write_s, over_s, lost_s)
-        faults = await self._kept(copy, probes, await self._asked_again(copy, probes))
-        faults += await self._folded(copy, NAMES[0], file)
+        self._add_measurements(probes, write_s, over_s, lost_s)
+        faults = await self._check_kept(copy, probes, await self._resend(copy, probes))
+        faults += await self._fold_ledger(copy, NAMES[0], file)
         behind = f"{self.figures['behind_revisions']} revisions, {self.figures['behind_us'] / 1e6:.1f} s"
         sentence = (
             f"everything up to revision {self.figures['held_revision']} was there, and a write was acknowledged, "
@@ -203,39 +203,39 @@ class Exercise:
         return Outcome(faults=faults, figures=self.figures, sentence=sentence)
 
     async def _lose_majority(self, copy: Copy, file: Path) -> Outcome:
-        await self._whole(copy, file)
-        leader = await copy.leader()
+        await self._start_three(copy, file)
+        leader = await copy.wait_for_leader()
         left, *_ = (name for name in NAMES if name != leader)
         gone = tuple(name for name in NAMES if name != left)
-        async with self._probed(copy) as probes:
+        async with self._probe(copy) as probes:
             began_s = self._clock.monotonic_s()
             await asyncio.sleep(CONTROL_S)
             if self._given.away_s:
                 self._tell(f"{left} is away for {self._given.away_s} s, and the others go on")
                 copy.signal(left, signal.SIGSTOP)
-                await self._written_without(copy, probes, self._given.away_s)
+                await self._write_without(copy, probes, self._given.away_s)
             lost_s = self._clock.monotonic_s()
             await copy.kill(*NAMES)
             killed_s = self._clock.monotonic_s()
             for name in gone:
-                await asyncio.to_thread(copy.lose, name)
+                await asyncio.to_thread(copy.remove_data, name)
             self._tell(f"{' and '.join(gone)} and their disks are lost, and {left} is recovered")
             plan = await copy.audit("cluster", "recover", "--name", left)
             self.figures["planned_us"] = self._since_us(lost_s)
             await copy.audit("cluster", "recover", "--name", left, "--confirm", plan["plan"], "--by", self._identity)
             self.figures["recovered_us"] = self._since_us(lost_s)
             await copy.start(left)
-            await copy.ready(left)
-            await self._again(probes, copy, killed_s)
+            await copy.wait_ready(left)
+            await self._wait_for_write(probes, copy, killed_s)
             self._tell(f"{left} leads alone")
-            await copy.joined(gone)
+            await copy.join_replicas(gone)
             self.figures["stands_loss_us"] = self._since_us(lost_s)
             await asyncio.sleep(SETTLE_S)
-            await self._beyond(copy, max(one.revision for one in probes.writes))
+            await self._wait_beyond(copy, max(one.revision for one in probes.writes))
             over_s = self._clock.monotonic_s()
-        self._stopped(probes, lost_s, over_s)
-        self._measured(probes, began_s, over_s, lost_s)
-        again = await self._asked_again(copy, probes)
+        self._write_gap_us(probes, lost_s, over_s)
+        self._add_measurements(probes, began_s, over_s, lost_s)
+        again = await self._resend(copy, probes)
         known = (*probes.writes, *probes.user_writes)
         lost = lost_writes(known, again, killed_s, plan["lost_after_revision"])
         self.figures |= {
@@ -245,7 +245,7 @@ class Exercise:
             "writes_said_lost": len(lost.said),
             "lost_span_us": lost.span_us,
         }
-        faults = await self._kept(copy, probes, again, lost)
+        faults = await self._check_kept(copy, probes, again, lost)
         sentence = (
             f"{left} led alone {self.figures['write_stop_us'] / 1e6:.1f} s after the others were lost; it was said "
             f"that what came after revision {plan['lost_after_revision']} may be lost: {len(lost.said)} of "
@@ -255,31 +255,31 @@ class Exercise:
 
     async def _upgrade(self, copy: Copy, file: Path) -> Outcome:
         release = self._given.release or Path(cluster.__path__[0]).parent
-        await self._whole(copy, file)
-        before = await copy.ready(NAMES[0])
-        async with self._probed(copy) as probes:
+        await self._start_three(copy, file)
+        before = await copy.wait_ready(NAMES[0])
+        async with self._probe(copy) as probes:
             began_s = self._clock.monotonic_s()
             await asyncio.sleep(CONTROL_S)
             fault_s = self._clock.monotonic_s()
-            leader = await copy.leader()
+            leader = await copy.wait_for_leader()
             for name in (*(one for one in NAMES if one != leader), leader):
-                if await copy.leader() == name:
+                if await copy.wait_for_leader() == name:
                     heir = next(one for one in NAMES if one != name)
                     request = TransferRequest(command_id=copy.client.new_command_id(), name=heir)
                     await copy.client.call(ops.TRANSFER_LEADERSHIP, request)
                 self._tell(f"{name} is stopped, and started with the release in {release}")
                 await copy.stop(name)
                 await copy.start(name, release=release)
-                await copy.ready(name)
-                await self._caught_up(copy, name)
+                await copy.wait_ready(name)
+                await self._wait_caught_up(copy, name)
             self.figures["upgraded_us"] = self._since_us(fault_s)
-            after = await copy.ready(NAMES[0])
+            after = await copy.wait_ready(NAMES[0])
             await asyncio.sleep(SETTLE_S)
             over_s = self._clock.monotonic_s()
-        self._stopped(probes, fault_s, over_s)
-        self._measured(probes, began_s, over_s, fault_s)
-        faults = await self._kept(copy, probes, await self._asked_again(copy, probes))
-        faults += await self._folded(copy, NAMES[0], file, release)
+        self._write_gap_us(probes, fault_s, over_s)
+        self._add_measurements(probes, began_s, over_s, fault_s)
+        faults = await self._check_kept(copy, probes, await self._resend(copy, probes))
+        faults += await self._fold_ledger(copy, NAMES[0], file, release)
         sentence = (
             f"{len(NAMES)} replicas went from {before.version} to {after.version}, one after the other; writes stopped "
             f"for {self.figures['write_stop_us'] / 1000:.1f} ms, none of {self.figures['writes_acknowledged']} "
@@ -289,13 +289,13 @@ class Exercise:
 
     # ---- their steps
 
-    async def _whole(self, copy: Copy, file: Path) -> None:
+    async def _start_three(self, copy: Copy, file: Path) -> None:
         """Bring a copy of three that vote up."""
-        await self._started(copy, file)
-        await copy.joined(NAMES[1:])
+        await self._start_restored(copy, file)
+        await copy.join_replicas(NAMES[1:])
         self._tell(f"a copy of {len(NAMES)} replicas is up")
 
-    async def _started(self, copy: Copy, file: Path) -> tuple[float, float]:
+    async def _start_restored(self, copy: Copy, file: Path) -> tuple[float, float]:
         """Restore the snapshot and start a replica on it; return when it first acknowledged a write, and when a read
         was linearizable, seconds.
         """
@@ -313,14 +313,14 @@ class Exercise:
 
     async def _first_read(self, copy: Copy) -> float:
         at = copy.replicas[NAMES[0]]
-        await copy.until(
+        await copy.wait_for(
             lambda: copy.client.ask_once(ops.LIST_DRILLS, replica=at, timeout_s=STATUS_S), "a linearizable read"
         )
         return self._clock.monotonic_s()
 
     async def _first_write(self, copy: Copy) -> float:
         """Begin a drill of the copy's own, for its probes; one that was under way in the snapshot is ended before."""
-        at, request = copy.replicas[NAMES[0]], self._beginning(copy)
+        at, request = copy.replicas[NAMES[0]], self._begin_request(copy)
         first_s: list[float] = []
 
         async def begin() -> int | None:
@@ -328,20 +328,20 @@ class Exercise:
             try:
                 begun = await copy.client.ask_once(ops.START_DRILL, request, replica=at, timeout_s=STATUS_S)
             except ApiError as error:
-                if not await self._cleared(copy):
+                if not await self._clear_drills(copy):
                     raise CopyFailed(f"the copy refused a write: {error}") from error
                 first_s.append(self._clock.monotonic_s())
                 # Under the same id it would be refused again: a retry gets the first answer.
-                request = self._beginning(copy)
+                request = self._begin_request(copy)
                 return None
             return None if begun is None else begun.drill
 
-        self._drill = await copy.until(begin, "an acknowledged write")
+        self._drill = await copy.wait_for(begin, "an acknowledged write")
         first_s.append(self._clock.monotonic_s())
         return first_s[0]
 
     @staticmethod
-    async def _cleared(copy: Copy) -> bool:
+    async def _clear_drills(copy: Copy) -> bool:
         """Take back what keeps drills of the copy from beginning; False for nothing. ApiError.
 
         What is over by its lease may just not have been, when one was to begin.
@@ -359,7 +359,7 @@ class Exercise:
                 await client.call(ops.END_DRILL, end, drill=number)
         return bool(known.locks or open_ones)
 
-    def _beginning(self, copy: Copy) -> StartDrillRequest:
+    def _begin_request(self, copy: Copy) -> StartDrillRequest:
         return StartDrillRequest(
             command_id=copy.client.new_command_id(),
             scenario=self._given.scenario,
@@ -368,18 +368,18 @@ class Exercise:
         )
 
     @contextlib.asynccontextmanager
-    async def _probed(self, copy: Copy) -> AsyncIterator[Probes]:
-        writer = prober(copy.config.file, self._identity, copy.replicas)
+    async def _probe(self, copy: Copy) -> AsyncIterator[Probes]:
+        writer = prober_starter(copy.config.file, self._identity, copy.replicas)
         user = functools.partial(Client.from_config, copy.config, self._identity, clock=self._clock)
         probes = Probes(copy.client, self._clock, copy.replicas, self._drill, writer, user)
         async with probes.running():
             yield probes
             if probes.unmeasured():
-                raise NotMeasured(probes.unmeasured())
+                raise MeasurementFailed(probes.unmeasured())
         if probes.refusal:
             raise CopyFailed(f"the copy refused a write: {probes.refusal}")
 
-    async def _again(self, probes: Probes, copy: Copy, since_s: float) -> None:
+    async def _wait_for_write(self, probes: Probes, copy: Copy, since_s: float) -> None:
         """Wait until a write is acknowledged that was sent after a moment; CopyFailed."""
         until_s = self._clock.monotonic_s() + LAST_S
         while probes.answered_s <= since_s:
@@ -388,7 +388,7 @@ class Exercise:
                 raise CopyFailed(f"no write was acknowledged within {LAST_S:g} s")
             await asyncio.sleep(LOOK_S)
 
-    async def _written_without(self, copy: Copy, probes: Probes, away_s: float) -> None:
+    async def _write_without(self, copy: Copy, probes: Probes, away_s: float) -> None:
         """Wait for `away_s`, and until a write that was sent since then is acknowledged. CopyFailed."""
         since_s = self._clock.monotonic_s()
         await asyncio.sleep(away_s)
@@ -396,33 +396,33 @@ class Exercise:
         async def ask() -> bool | None:
             return any(one.answered_s is not None and one.sent_s > since_s for one in probes.writes) or None
 
-        await copy.until(ask, "an acknowledged write without the replica that is away")
+        await copy.wait_for(ask, "an acknowledged write without the replica that is away")
 
-    async def _beyond(self, copy: Copy, revision: int) -> None:
+    async def _wait_beyond(self, copy: Copy, revision: int) -> None:
         """Wait until the copy is beyond a revision: what was lost and is sent again gets a later one. CopyFailed."""
 
         async def ask() -> bool | None:
             return True if (await copy.client.call(ops.LIST_DRILLS)).revision > revision else None
 
-        await copy.until(ask, f"revision {revision + 1}")
+        await copy.wait_for(ask, f"revision {revision + 1}")
 
-    async def _caught_up(self, copy: Copy, name: str) -> None:
+    async def _wait_caught_up(self, copy: Copy, name: str) -> None:
         """Wait until a replica has what the leader has committed by now; CopyFailed."""
-        leader = copy.replicas[await copy.leader()]
+        leader = copy.replicas[await copy.wait_for_leader()]
         wanted = (await copy.client.call(ops.SHOW_STATUS, replica=leader)).commit_index
 
         async def ask() -> bool | None:
             found = await copy.client.ask_once(ops.SHOW_STATUS, replica=copy.replicas[name], timeout_s=STATUS_S)
             return True if found is not None and found.applied_index >= wanted else None
 
-        await copy.until(ask, f"{name} with entry {wanted}")
+        await copy.wait_for(ask, f"{name} with entry {wanted}")
 
     # ---- what is measured
 
-    def _stopped(self, probes: Probes, fault_s: float, over_s: float) -> None:
+    def _write_gap_us(self, probes: Probes, fault_s: float, over_s: float) -> None:
         self.figures |= {"fault_at_us": self._us(fault_s - self._began_s), **probes.stops(fault_s, over_s)}
 
-    def _measured(self, probes: Probes, began_s: float, over_s: float, fault_s: float) -> None:
+    def _add_measurements(self, probes: Probes, began_s: float, over_s: float, fault_s: float) -> None:
         writes = probes.writes
         self.figures |= {
             "watched_us": self._us(over_s - fault_s),
@@ -432,19 +432,21 @@ class Exercise:
             "writes_acknowledged": sum(one.answered_s is not None for one in (*writes, *probes.user_writes)),
         }
 
-    async def _asked_again(self, copy: Copy, probes: Probes) -> Again:
+    async def _resend(self, copy: Copy, probes: Probes) -> Resent:
         self._tell("every acknowledged write is asked for again, and all states are compared")
-        return await answered_again(copy.client, self._drill, (*probes.writes, *probes.user_writes))
+        return await resend_writes(copy.client, self._drill, (*probes.writes, *probes.user_writes))
 
-    async def _kept(self, copy: Copy, probes: Probes, again: Again, expected: LostWrites | None = None) -> list[str]:
+    async def _check_kept(
+        self, copy: Copy, probes: Probes, again: Resent, expected: LostWrites | None = None
+    ) -> list[str]:
         """Return what is not as it must be: writes that are gone and were not said to be, states that differ."""
         found = expected or lost_writes((*probes.writes, *probes.user_writes), again)
         self.figures["writes_lost"] = len(found.unsaid)
         differ = ""
-        with self._noted("acknowledged writes"):
+        with self._record_unchecked("acknowledged writes"):
             again.require_all()
-        with self._noted("the states of the replicas"):
-            differ = await disagreement(copy.client, copy.replicas, self._clock)
+        with self._record_unchecked("the states of the replicas"):
+            differ = await find_disagreement(copy.client, copy.replicas, self._clock)
             self.figures["states_agree"] = int(not differ)
         return [
             *([f"{len(found.unsaid)} acknowledged writes are gone and were not said to be"] if found.unsaid else ()),
@@ -452,18 +454,18 @@ class Exercise:
         ]
 
     @contextlib.contextmanager
-    def _noted(self, check: str) -> Iterator[None]:
+    def _record_unchecked(self, check: str) -> Iterator[None]:
         """Note why a check in the block could not be made."""
         try:
             yield
-        except (ApiError, NotChecked) as error:
+        except (ApiError, CheckImpossible) as error:
             self._unchecked[check] = str(error)
 
-    async def _folded(self, copy: Copy, name: str, file: Path, release: Path | None = None) -> list[str]:
+    async def _fold_ledger(self, copy: Copy, name: str, file: Path, release: Path | None = None) -> list[str]:
         """Fold the copy's ledger from the snapshot on, with another release beside this one where it is given; return
         where that leads elsewhere than the copy did.
         """
-        words = ["audit", "replay", "--data", str(copy.home(name)), "--from-snapshot", str(file)]
+        words = ["audit", "replay", "--data", str(copy.replica_directory(name)), "--from-snapshot", str(file)]
         words += [] if release is None else ["--release", str(release)]
         began_s = self._clock.monotonic_s()
         try:
@@ -472,7 +474,7 @@ class Exercise:
             self.figures["folds_agree"] = 0
             return [str(error)]
         self.figures["folded_us"] = self._since_us(began_s)
-        with self._noted(f"the fold of the ledger of {name}"):
+        with self._record_unchecked(f"the fold of the ledger of {name}"):
             held = await copy.client.call(
                 ops.SHOW_STATE_DIGEST,
                 at=str(replayed["revision"]),
@@ -504,14 +506,14 @@ class LostWrites(msgspec.Struct, frozen=True):
 
 
 def lost_writes(
-    probes: Iterable[Probe], again: Again, fault_s: float = 0.0, lost_after: int | None = None
+    probes: Iterable[Probe], again: Resent, fault_s: float = 0.0, lost_after: int | None = None
 ) -> LostWrites:
     """Return which acknowledged writes are gone: those that have another answer, or none, when they are sent again.
 
     Of what was sent before the fault it was said that it may be lost behind the revision `lost_after`; None: nothing.
     """
     known = tuple(probes)
-    names_gone = set(lost(known, again.revisions, again.unanswered))
+    names_gone = set(find_lost(known, again.revisions, again.unanswered))
     gone = [one for one in known if one.command_id in names_gone]
     said = [one for one in gone if lost_after is not None and one.sent_s <= fault_s and one.revision > lost_after]
     names = {one.command_id for one in said}

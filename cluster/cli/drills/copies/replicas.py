@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cluster.cli.drills.copies.room import COPIES
+from cluster.cli.drills.copies.resources import COPIES
 from cluster.client import ApiError, Client
 from cluster.config import Config, replica_hosts
 from cluster.schemas import MembersAnswer, StatusView
@@ -80,7 +80,7 @@ class Copy:
         self._identity = identity
         self._clock = clock
         self._running: dict[str, asyncio.subprocess.Process] = {}
-        self.config = self._written()
+        self.config = self._write_config()
         self.client = Client.from_config(self.config, identity, clock=clock)
 
     @property
@@ -88,11 +88,11 @@ class Copy:
         """Where each is asked."""
         return {replica.name: replica.api for replica in self.config.replicas}
 
-    def home(self, name: str) -> Path:
+    def replica_directory(self, name: str) -> Path:
         """Return the directory of a replica."""
         return self.config.storage.directory / name
 
-    def _written(self) -> Config:
+    def _write_config(self) -> Config:
         """Write its configuration and certificates."""
         original, file = self._original, self._directory / "forebay.toml"
         cluster, timing, storage = original.cluster, original.timing, original.storage
@@ -128,11 +128,11 @@ class Copy:
         `words` are of `forebay`.
         """
         command = ("cluster.cli", "--config", str(self.config.file), *words, "--json")
-        process = await self._spawned(command, None, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+        process = await self._spawn(command, None, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
         try:
             out, err = await process.communicate()
         finally:
-            await _killed(process)
+            await _kill(process)
         if process.returncode:
             said = " / ".join(err.decode(errors="replace").split("\n")).strip(" /")
             raise CopyFailed(f"`forebay {' '.join(words[:2])}` ended with {process.returncode}: {plain(said)}")
@@ -143,9 +143,9 @@ class Copy:
         """Start a replica, of another release where one is given."""
         command = ("cluster.serve", "--config", str(self.config.file), "--name", name, *words)
         with closing(open_private_file(self._directory / "logs" / name, os.O_WRONLY | os.O_APPEND)) as log:
-            self._running[name] = await self._spawned(command, release, stdout=log, stderr=log)
+            self._running[name] = await self._spawn(command, release, stdout=log, stderr=log)
 
-    async def _spawned(self, command: tuple[str, ...], release: Path | None, **more: Any) -> asyncio.subprocess.Process:
+    async def _spawn(self, command: tuple[str, ...], release: Path | None, **more: Any) -> asyncio.subprocess.Process:
         environment: Mapping[str, str] = os.environ
         python = sys.executable
         if release is not None:
@@ -180,11 +180,11 @@ class Copy:
         for name in names:
             await self._running.pop(name).wait()
 
-    def lose(self, name: str) -> None:
+    def remove_data(self, name: str) -> None:
         """Remove the directory of a replica that was killed."""
-        lost = self.home(name).with_suffix(".lost")
+        lost = self.replica_directory(name).with_suffix(".lost")
         # Its historian may be about to end, and write there.
-        self.home(name).rename(lost)
+        self.replica_directory(name).rename(lost)
         shutil.rmtree(lost, ignore_errors=True)
 
     async def stop(self, name: str) -> None:
@@ -197,17 +197,17 @@ class Copy:
         except TimeoutError:
             raise CopyFailed(f"{name} did not stop within {STOPS_S:g} s") from None
         finally:
-            await _killed(process)
+            await _kill(process)
         if code:
-            raise CopyFailed(f"{name} was asked to stop and ended with {code}: {self._last_words(name)}")
+            raise CopyFailed(f"{name} was asked to stop and ended with {code}: {self._last_log_line(name)}")
 
     def check(self) -> None:
         """Raise CopyFailed where one has ended that nobody ended."""
         for name, process in self._running.items():
             if process.returncode is not None:
-                raise CopyFailed(f"{name} ended with {process.returncode}: {self._last_words(name)}")
+                raise CopyFailed(f"{name} ended with {process.returncode}: {self._last_log_line(name)}")
 
-    def _last_words(self, name: str) -> str:
+    def _last_log_line(self, name: str) -> str:
         with (self._directory / "logs" / name).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - WORDS_BYTES))
             lines = log.read().decode("utf-8", "replace").strip().splitlines()
@@ -220,7 +220,7 @@ class Copy:
 
     # ---- what it is asked
 
-    async def until(self, ask: Callable[[], Awaitable[_T | None]], what: str) -> _T:
+    async def wait_for(self, ask: Callable[[], Awaitable[_T | None]], what: str) -> _T:
         """Ask until there is an answer; CopyFailed where there is none in time, or a replica has ended."""
         until_s = self._clock.monotonic_s() + READY_S
         while self._clock.monotonic_s() < until_s:
@@ -232,7 +232,7 @@ class Copy:
             await asyncio.sleep(LOOK_S)
         raise CopyFailed(f"{what} did not come to be within {READY_S:g} s")
 
-    async def ready(self, name: str) -> StatusView:
+    async def wait_ready(self, name: str) -> StatusView:
         """Wait until a replica is ready; CopyFailed."""
 
         async def ask() -> StatusView | None:
@@ -240,20 +240,20 @@ class Copy:
             found = await self.client.ask_once(ops.SHOW_STATUS, replica=at, timeout_s=STATUS_S)
             return found if found is not None and found.ready else None
 
-        return await self.until(ask, f"{name} as a replica that is ready")
+        return await self.wait_for(ask, f"{name} as a replica that is ready")
 
-    async def joined(self, names: tuple[str, ...]) -> None:
+    async def join_replicas(self, names: tuple[str, ...]) -> None:
         """Have replicas without data join, and wait until all members vote; CopyFailed, ApiError."""
         for name in names:
             replica = self.config.replica(name)
             request = AddMemberRequest(
                 command_id=self.client.new_command_id(), name=name, peer=str(replica.peer), api=str(replica.api)
             )
-            added = await self.until(functools.partial(self._add, request), f"the addition of {name}")
+            added = await self.wait_for(functools.partial(self._add, request), f"the addition of {name}")
             if isinstance(added, ApiError):
                 raise added
             await self.start(name, "--join")
-            await self.until(functools.partial(self._votes, name), f"the vote of {name}")
+            await self.wait_for(functools.partial(self._voting, name), f"the vote of {name}")
 
     async def _add(self, request: AddMemberRequest) -> MembersAnswer | ApiError | None:
         """Add a member, and return the rejection if it is final.
@@ -265,21 +265,21 @@ class Copy:
         except ApiError as error:
             return None if error.code == CHANGE_UNDER_WAY else error
 
-    async def _votes(self, name: str) -> MembersAnswer | None:
+    async def _voting(self, name: str) -> MembersAnswer | None:
         answer = await self.client.call(ops.LIST_MEMBERS, deadline_s=STATUS_S)
         return answer if any(one.name == name and one.votes for one in answer.members) else None
 
-    async def leader(self) -> str:
+    async def wait_for_leader(self) -> str:
         """Return who leads; CopyFailed."""
 
         async def ask() -> str | None:
             return (await self.client.call(ops.LIST_MEMBERS, deadline_s=STATUS_S)).leader
 
-        return await self.until(ask, "a leader")
+        return await self.wait_for(ask, "a leader")
 
 
 @contextlib.asynccontextmanager
-async def copied(directory: Path, lock: int, original: Config, identity: str, clock: Clock) -> AsyncIterator[Copy]:
+async def open_copy(directory: Path, lock: int, original: Config, identity: str, clock: Clock) -> AsyncIterator[Copy]:
     """Make a copy without replicas yet; at the end none is left."""
     copy = Copy(directory, lock, original, identity, clock)
     try:
@@ -288,7 +288,7 @@ async def copied(directory: Path, lock: int, original: Config, identity: str, cl
         await asyncio.shield(asyncio.ensure_future(copy.close()))
 
 
-async def _killed(process: asyncio.subprocess.Process) -> None:
+async def _kill(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

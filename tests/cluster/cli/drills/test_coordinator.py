@@ -12,19 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cluster.cli.drills import aftermath, stop_conditions
 from cluster.cli.drills import coordinator as module
+from cluster.cli.drills import final_checks, stop_conditions
 from cluster.cli.drills import prober as probing
 from cluster.cli.drills.coordinator import CHECKS, EVENTS, LEADERS, STATES, WRITES, Coordinator
-from cluster.cli.drills.copies.exercises import Given, Outcome
+from cluster.cli.drills.copies.exercises import ExerciseInputs, Outcome
 from cluster.cli.drills.copies.replicas import CopyFailed
 from cluster.cli.drills.figures import Probe
 from cluster.cli.drills.machines import Machines
-from cluster.cli.drills.preconditions import DURATION_MORE_S, Found, Plan, Site, Wanted
-from cluster.cli.drills.prober import CONNECTIONS, Report, asking, send_writes
-from cluster.cli.drills.probes import NotMeasured, Probes, Writer
-from cluster.cli.drills.report import page_of
-from cluster.cli.drills.stop_conditions import OF_COPIES, OF_MEMBERS, OF_WRITES, Goals, Seen, Stops
+from cluster.cli.drills.preconditions import DURATION_MORE_S, ClusterFacts, DrillRequest, Plan, Site
+from cluster.cli.drills.prober import CONNECTIONS, Report, make_sender, send_writes
+from cluster.cli.drills.probes import MeasurementFailed, Probes, Writer
+from cluster.cli.drills.report import render_page
+from cluster.cli.drills.stop_conditions import OF_COPIES, OF_MEMBERS, OF_WRITES, Goals, Observations, StopConditions
 from cluster.cli.exits import ExitCode, Failure
 from cluster.client import ApiError, Client
 from cluster.drill import BeginRequest, EndRequest, HelperAnswer, HelperRefused, RenewRequest
@@ -184,7 +184,7 @@ class MachinesDouble:
 
     def __init__(self, cluster: ClusterDouble) -> None:
         self.cluster = cluster
-        self.halted = ""
+        self.halt_file = ""
         self.config = self.identity = None
         self.asked: list[Any] = []
         self.refuses: type[Any] | None = None
@@ -232,7 +232,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> ClusterDouble:
             if hasattr(place, name):
                 monkeypatch.setattr(place, name, value)
     for name, value in (("AGREE_S", 0.2), ("LOOK_S", 0.02)):
-        monkeypatch.setattr(aftermath, name, value)
+        monkeypatch.setattr(final_checks, name, value)
     monkeypatch.setattr(probing, "PROBE_S", 0.5)
     return ClusterDouble()
 
@@ -242,7 +242,7 @@ def writes_of(cluster: ClusterDouble) -> Writer:
 
     @contextlib.asynccontextmanager
     async def writing(drill: int, take: Callable[[Report], None]) -> AsyncIterator[Callable[[], str]]:
-        ask = asking(cast(Client, cluster), REPLICAS, drill)
+        ask = make_sender(cast(Client, cluster), REPLICAS, drill)
         begun = asyncio.Event()
 
         def tell(report: Report) -> None:
@@ -348,7 +348,7 @@ STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], str]] = 
         "eve: the phone rings",
     ),
     "the file is there": (
-        lambda _, machines: setattr(machines, "halted", "/etc/drill.halt"),
+        lambda _, machines: setattr(machines, "halt_file", "/etc/drill.halt"),
         "/etc/drill.halt is there",
     ),
     "drills are locked": (
@@ -460,7 +460,7 @@ def answer_who_looks(cluster: ClusterDouble) -> None:
 async def test_who_looks_for_a_plan_asks_each_replica_itself(cluster: ClusterDouble) -> None:
     answer_who_looks(cluster)
     cluster.dead.add("r3")
-    found: Found = await carried_out_by(cluster).look(Wanted(scenario="switchover"))
+    found: ClusterFacts = await carried_out_by(cluster).look(DrillRequest(scenario="switchover"))
     assert set(found.statuses) == {"r1", "r2"} and set(found.digests) == {"r1", "r2", "r3"}
 
 
@@ -631,7 +631,7 @@ def test_a_check_that_cannot_be_made_is_named_and_takes_no_figure_along(
 def drawn(found: EndDrillRequest) -> str:
     """Return the page of a drill that ended so."""
     shown = {name: getattr(found, name) for name in ("verdict", "sentence", "figures")}
-    return page_of(replace(DRILL, ended="2026-01-31T12:00:30Z", **shown), (), (TERM,), (), "made")
+    return render_page(replace(DRILL, ended="2026-01-31T12:00:30Z", **shown), (), (TERM,), (), "made")
 
 
 @story
@@ -718,7 +718,7 @@ async def test_the_users_program_has_a_client_of_its_own(cluster: ClusterDouble)
     assert its_own.given, "the user's program wrote with it"
 
 
-async def unwell(stops: Stops) -> str:
+async def unwell(stops: StopConditions) -> str:
     """Return what of the cluster says that a drill has to end."""
     return "; ".join([said for ask in OF_MEMBERS.values() if (said := await ask(stops))])
 
@@ -746,7 +746,7 @@ def test_who_was_or_became_the_target_while_all_were_asked_is_not_taken_for_lost
     double = Turning()
     double.dead = {target} if turns == "into the target" else set()
     double.nodes["n1"] = "DOWN" if target == "n1" else "UP"
-    stops = Stops(cast(Client, double), SystemClock(), REPLICAS, cast(Machines, MachinesDouble(double)))
+    stops = StopConditions(cast(Client, double), SystemClock(), REPLICAS, cast(Machines, MachinesDouble(double)))
     stops.spared, stops.up = before, frozenset({"n1"})
     assert asyncio.run(unwell(stops)) == ""
     stops.spared, after = frozenset(), frozenset()
@@ -776,7 +776,7 @@ async def test_a_target_that_does_not_come_back_fails_it(
 async def test_without_anybody_who_measures_nothing_is_done(cluster: ClusterDouble) -> None:
     @contextlib.asynccontextmanager
     async def none(drill: int, take: Callable[[Report], None]) -> AsyncIterator[Callable[[], str]]:
-        raise NotMeasured("it does not begin")
+        raise MeasurementFailed("it does not begin")
         yield lambda: ""
 
     machines = MachinesDouble(cluster)
@@ -838,7 +838,7 @@ async def test_where_two_have_to_agree_nothing_is_done_before_the_other_does(
 @story
 async def test_a_plan_has_what_the_helper_says_to_it(cluster: ClusterDouble) -> None:
     answer_who_looks(cluster)
-    found = await carried_out_by(cluster).look(Wanted(scenario="leader-hang"))
+    found = await carried_out_by(cluster).look(DrillRequest(scenario="leader-hang"))
     assert found.helper == "leader-hang of r1; so"
 
 
@@ -851,7 +851,9 @@ def answered(took_s: float, until_s: float, every_s: float = 0.01) -> list[Probe
 def slow(writes: list[Probe], normal_us: int = 4_000) -> str:
     probes = Probes(cast(Client, None), SystemClock(), {}, 1)
     probes.writes.extend(writes)
-    return OF_WRITES["writes are slower"](Seen(probes, Goals(write_stop_us=1, abort_after_us=1), "", 100.0, normal_us))
+    return OF_WRITES["writes are slower"](
+        Observations(probes, Goals(write_stop_us=1, abort_after_us=1), "", 100.0, normal_us)
+    )
 
 
 def test_writes_that_take_ten_times_as_long_once_they_go_on_again_end_it() -> None:
@@ -874,13 +876,13 @@ class ExerciseDouble:
 
     def __init__(self) -> None:
         self.figures = {"held_revision": 7}
-        self.given: Given | None = None
+        self.given: ExerciseInputs | None = None
         self.full = ""
         self.outcome: Outcome | Exception | None = None
         self.begun = asyncio.Event()
         self.left = False
 
-    def __call__(self, given: Given, *more: object) -> ExerciseDouble:
+    def __call__(self, given: ExerciseInputs, *more: object) -> ExerciseDouble:
         self.given = given
         return self
 
@@ -930,7 +932,7 @@ OUTCOMES: dict[str, tuple[Outcome | Exception, str, str, int]] = {
         0,
     ),
     "no room": (OSError(28, "No space left"), "aborted", "no copy could be made: [Errno 28] No space left", 0),
-    "no prober": (NotMeasured("it has ended"), "aborted", "it has ended", 0),
+    "no prober": (MeasurementFailed("it has ended"), "aborted", "it has ended", 0),
 }
 
 

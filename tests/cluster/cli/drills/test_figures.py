@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.drills.figures import Probe, gap_at_us, latency_us, longest_gap_us, lost
+from cluster.cli.drills.figures import Probe, find_lost, gap_at_us, latency_us, longest_gap_us
 from replica.values.units import MICROSECONDS_PER_SECOND
 
 MOMENTS = st.lists(st.one_of(st.none(), st.integers(0, 1000)), max_size=40)
@@ -47,6 +47,6 @@ def test_a_quantile_is_one_of_the_times_that_were_taken(answered: list[int | Non
 
 def test_a_write_is_lost_that_was_acknowledged_and_has_another_answer_or_none() -> None:
     probes = [Probe(0, 1.0, "a", 7), Probe(0, 1.0, "b", 8), Probe(0, 1.0, "c", 9), Probe(0, None, "d"), Probe(0, 1.0)]
-    assert lost(probes, {"a": 7, "b": 8, "c": 9}) == []
-    assert lost(probes, {"a": 7, "b": 80}) == ["b", "c"]
-    assert lost(probes, {"a": 7, "b": 80}, {"c": "it does not answer"}) == ["b"], "silence is no loss"
+    assert find_lost(probes, {"a": 7, "b": 8, "c": 9}) == []
+    assert find_lost(probes, {"a": 7, "b": 80}) == ["b", "c"]
+    assert find_lost(probes, {"a": 7, "b": 80}, {"c": "it does not answer"}) == ["b"], "silence is no loss"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cluster.cli.drills.copies.room import Room
-from cluster.cli.drills.preconditions import BY_HAND, MIB, Found, Plan, Wanted, not_automatic, plan_of
+from cluster.cli.drills.copies.resources import Resources
+from cluster.cli.drills.preconditions import BY_HAND, MIB, ClusterFacts, DrillRequest, Plan, make_plan, manual_reason
 from cluster.cli.drills.scenarios import SCENARIOS
 from cluster.drill import NEEDS, HelperAnswer
 from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, NodeView, StatusView
@@ -38,7 +38,7 @@ def drill(number: int, **more: object) -> DrillView:
     return replace(shown, **more)
 
 
-WELL = Found(
+WELL = ClusterFacts(
     members=MembersAnswer(
         revision=8, replica="r1", leader="r1", term=7, version=1, members=tuple(member(name) for name in NAMES)
     ),
@@ -54,45 +54,45 @@ WELL = Found(
     ),
     certificates_s={"root": 30 * 86_400.0, "r1": 30 * 86_400.0},
     helper=HelperAnswer(done=True),
-    room=Room(directory="/tmp", snapshot_bytes=MIB, free_bytes=1024 * MIB, memory_bytes=1024 * MIB),
+    room=Resources(directory="/tmp", snapshot_bytes=MIB, free_bytes=1024 * MIB, memory_bytes=1024 * MIB),
 )  # fmt: skip
 
 
-def of_members(**of: dict[str, object]) -> Found:
+def of_members(**of: dict[str, object]) -> ClusterFacts:
     rows = tuple(member(name, **of.get(name, {})) for name in NAMES)
     return replace(WELL, members=replace(WELL.members, members=rows))
 
 
-def status(name: str, **more: object) -> Found:
+def status(name: str, **more: object) -> ClusterFacts:
     return replace(WELL, statuses={**WELL.statuses, name: replace(WELL.statuses[name], **more)})
 
 
-def without(name: str) -> Found:
+def without(name: str) -> ClusterFacts:
     return replace(WELL, statuses={one: found for one, found in WELL.statuses.items() if one != name})
 
 
-def digests(name: str, **more: object) -> Found:
+def digests(name: str, **more: object) -> ClusterFacts:
     return replace(WELL, digests={**WELL.digests, name: replace(WELL.digests[name], **more)})
 
 
-def node(name: str, **more: object) -> Found:
+def node(name: str, **more: object) -> ClusterFacts:
     return replace(WELL, nodes=tuple(replace(one, **more) if one.name == name else one for one in WELL.nodes))
 
 
-def site(**more: object) -> Found:
+def site(**more: object) -> ClusterFacts:
     return replace(WELL, site=replace(WELL.site, **more))
 
 
-def room(**more: object) -> Found:
+def room(**more: object) -> ClusterFacts:
     assert WELL.room is not None
     return replace(WELL, room=replace(WELL.room, **more))
 
 
-def plan(found: Found, target: str | None, *forced: str, scenario: str = "switchover", **more: object) -> Plan:
-    return plan_of(found, replace(Wanted(scenario=scenario, target=target, forced=forced), **more))
+def plan(found: ClusterFacts, target: str | None, *forced: str, scenario: str = "switchover", **more: object) -> Plan:
+    return make_plan(found, replace(DrillRequest(scenario=scenario, target=target, forced=forced), **more))
 
 
-UNMET: dict[str, tuple[Found, str | None, str]] = {
+UNMET: dict[str, tuple[ClusterFacts, str | None, str]] = {
     "one does not answer": (without("r3"), "r2", "members: 2 of 3 answer; not r3"),
     "nobody leads": (replace(WELL, members=replace(WELL.members, leader=None)), "r2", "members: 3 of 3 answer"),
     "two vote": (of_members(r3={"votes": False}), "r2", "members: 2 of 2 answer"),
@@ -135,7 +135,7 @@ UNMET: dict[str, tuple[Found, str | None, str]] = {
         "snapshots: r3: more than 20000 entries since the last one",
     ),
 }
-OF_MACHINES: dict[str, tuple[str, Found, str | None, str]] = {
+OF_MACHINES: dict[str, tuple[str, ClusterFacts, str | None, str]] = {
     "it follows": ("leader-hang", WELL, "r2", "target: r2 does not lead, r1 does"),
     "it leads": ("follower-stop", WELL, "r1", "target: r1 leads already"),
     "no agent": ("agent-kill", WELL, "n9", "target: there is no node n9"),
@@ -154,7 +154,7 @@ OF_MACHINES: dict[str, tuple[str, Found, str | None, str]] = {
     "too long": ("node-down", site(node_down_s=300), "n1", "duration: 305 s"),
 }
 TREE = Path(__file__).parents[4]
-OF_COPIES: dict[str, tuple[str, Found, str | None, str, dict[str, object]]] = {
+OF_COPIES: dict[str, tuple[str, ClusterFacts, str | None, str, dict[str, object]]] = {
     "who gives the snapshot is away": ("restore", without("r3"), "r3", "members: 2 of 3 answer; not r3", {}),
     "no such member": ("upgrade", WELL, "r9", "target: there is no member r9", {}),
     "locked": (
@@ -299,13 +299,14 @@ def test_a_plan_says_what_earlier_ones_took() -> None:
 
 
 def test_every_scenario_that_the_cluster_knows_can_be_planned_and_says_what_it_does_to_whom() -> None:
-    assert set(SCENARIOS) == set(KNOWN) and {name for name, one in SCENARIOS.items() if one.needs} == set(NEEDS)
+    assert set(SCENARIOS) == set(KNOWN)
+    assert {name for name, one in SCENARIOS.items() if one.needed_capability} == set(NEEDS)
     targets = {}
     for name in SCENARIOS:
         made = plan(WELL, None, scenario=name)
         assert made.refused == (), name
         assert made.will_happen.startswith(f"{made.target}") and (made.hold_s > 0) == (
-            bool(SCENARIOS[name].needs) or name == "majority-lost"
+            bool(SCENARIOS[name].needed_capability) or name == "majority-lost"
         )
         targets[name] = made.target
     assert targets["leader-hang"] == "r1" and targets["follower-stop"] == "r2" and targets["disk-full"] == "r2"
@@ -377,5 +378,5 @@ def test_a_timer_carries_out_only_what_the_site_named_and_whose_last_three_were_
         drills.insert(1, drill(20, verdict="failed", scenario="leader-kill"))
         ended = [verdict for verdict in verdicts if verdict != "under way"][:BY_HAND]
         may = "switchover" in allowed and ended == ["passed"] * BY_HAND
-        assert (not_automatic("switchover", allowed, drills) is None) is may, verdicts
-    assert not_automatic("switchover", ("switchover",), []) is not None
+        assert (manual_reason("switchover", allowed, drills) is None) is may, verdicts
+    assert manual_reason("switchover", ("switchover",), []) is not None

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from cluster.cli.drills.report import COMPARED, ROWS_MAX, page_of
+from cluster.cli.drills.report import COMPARED, ROWS_MAX, render_page
 from cluster.cli.exits import Failure
 from cluster.cli.files import write_whole
 from cluster.schemas.drills import DrillAnswer, DrillView
@@ -49,7 +49,7 @@ def story(count: int) -> tuple[StoryRow, ...]:
 
 def page(**changes: object) -> str:
     shown = {"drill": DRILL, "earlier": (), "terms": TERMS, "story": story(1), "command": "made", **changes}
-    return page_of(*shown.values())  # type: ignore[arg-type]
+    return render_page(*shown.values())  # type: ignore[arg-type]
 
 
 def test_every_figure_is_on_the_page_as_json_has_it() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.drills.aftermath import Again
 from cluster.cli.drills.copies.exercises import lost_writes
-from cluster.cli.drills.copies.room import COPIES, look_at_room
+from cluster.cli.drills.copies.resources import COPIES, measure_resources
 from cluster.cli.drills.figures import Probe
+from cluster.cli.drills.final_checks import Resent
 
 FAULT_S = 10.0
 SAID_AFTER = 50
@@ -25,7 +25,7 @@ def test_writes_that_are_gone_are_told_from_those_of_which_that_was_said() -> No
         Probe(11.0, 11.1, "gone after it", 70),
         Probe(3.0, None, "never acknowledged"),
     )
-    again = Again({"kept": 40, "gone early": 90, "gone late": 91, "gone after it": 92}, {})
+    again = Resent({"kept": 40, "gone early": 90, "gone late": 91, "gone after it": 92}, {})
     found = lost_writes(probes, again, FAULT_S, SAID_AFTER)
     assert found.said == ("gone late", "gone, not answered")
     assert found.unsaid == ("gone after it", "gone early")
@@ -56,7 +56,7 @@ def test_every_acknowledged_write_is_there_or_lost_and_only_late_ones_of_before_
         for one in probes
         if data.draw(st.booleans())
     }
-    found = lost_writes(probes, Again(again, {}), FAULT_S, SAID_AFTER)
+    found = lost_writes(probes, Resent(again, {}), FAULT_S, SAID_AFTER)
     acknowledged = {one.command_id: one for one in probes if one.answered_s is not None}
     there = {name for name, one in acknowledged.items() if again.get(name) == one.revision}
     assert {*found.said, *found.unsaid} == acknowledged.keys() - there and not {*found.said} & {*found.unsaid}
@@ -67,8 +67,8 @@ def test_every_acknowledged_write_is_there_or_lost_and_only_late_ones_of_before_
 def test_room_is_what_is_there_and_grows_with_the_snapshot(tmp_path: Path) -> None:
     memory = tmp_path / "meminfo"
     memory.write_text("MemTotal:  9 kB\nMemAvailable:    2048 kB\n")
-    small, large = look_at_room(tmp_path, 0, memory), look_at_room(tmp_path, 1 << 30, memory)
+    small, large = measure_resources(tmp_path, 0, memory), measure_resources(tmp_path, 1 << 30, memory)
     assert small.memory_bytes == 2048 * 1024 and small.free_bytes > 0 and small.fault == ""
     assert large.needed_bytes - small.needed_bytes >= (COPIES + 1) << 30
     assert large.needed_memory_bytes > small.needed_memory_bytes
-    assert look_at_room(tmp_path / "none", 0, tmp_path / "none").fault == "No such file or directory"
+    assert measure_resources(tmp_path / "none", 0, tmp_path / "none").fault == "No such file or directory"

@@ -46,12 +46,12 @@ def under_way() -> ApiError:
 def test_an_addition_waits_until_the_vote_before_it_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "LOOK_S", 0.001)
     copy = FakeCopy([None, under_way(), under_way(), None])
-    asyncio.run(copy.joined(("r2", "r3")))
+    asyncio.run(copy.join_replicas(("r2", "r3")))
     assert copy.added == [("r2", "0"), ("r3", "1")] and copy.started == ["r2", "r3"]
 
 
 def test_another_rejection_of_an_addition_ends_the_exercise() -> None:
     copy = FakeCopy([ApiError(409, "no_majority", "too few answer")])
     with pytest.raises(ApiError, match="too few answer"):
-        asyncio.run(copy.joined(("r2",)))
+        asyncio.run(copy.join_replicas(("r2",)))
     assert copy.started == []

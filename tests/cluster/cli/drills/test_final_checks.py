@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cluster.cli.drills import aftermath
-from cluster.cli.drills.aftermath import NotChecked, disagreement
+from cluster.cli.drills import final_checks
+from cluster.cli.drills.final_checks import CheckImpossible, find_disagreement
 from cluster.client import ApiError, Client
 from cluster.schemas import LeadersAnswer, LeaderTermView, StateDigestAnswer
 from cluster.schemas import operations as ops
@@ -59,14 +59,14 @@ def asked(steps: dict[str, int], **faults: str) -> str:
     clock = ManualClock(Instant(0))
     replicas = cast("Client", Replicas(clock, steps, **faults))
     try:
-        return asyncio.run(disagreement(replicas, REPLICAS, clock))
-    except NotChecked as error:
+        return asyncio.run(find_disagreement(replicas, REPLICAS, clock))
+    except CheckImpossible as error:
         return f"not checked: {error}"
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(aftermath, "LOOK_S", 0.0)
+    monkeypatch.setattr(final_checks, "LOOK_S", 0.0)
     yield
 
 
@@ -81,7 +81,7 @@ def test_replicas_with_the_same_states_agree_whether_or_not_they_are_met_at_the_
     stand = sorted(name for name in steps if not steps[name] and any(steps.values()))
     found = asked(steps)
     if stand:
-        silent = f"{', '.join(stand)} did not say within {aftermath.AGREE_S:g} s which state is held there"
+        silent = f"{', '.join(stand)} did not say within {final_checks.AGREE_S:g} s which state is held there"
         assert found in ("", f"not checked: {silent}")
     else:
         assert found == ""
@@ -95,7 +95,7 @@ def test_a_replica_with_another_state_never_agrees(steps: dict[str, int], odd: s
 @pytest.mark.parametrize("step", [0, 1])
 def test_who_does_not_answer_is_named_and_called_nothing_else(step: int) -> None:
     found = asked(dict.fromkeys(REPLICAS, step), silent="r2")
-    assert found == f"not checked: r2 did not say within {aftermath.AGREE_S:g} s which state is held there"
+    assert found == f"not checked: r2 did not say within {final_checks.AGREE_S:g} s which state is held there"
 
 
 class Histories:
@@ -151,7 +151,7 @@ async def test_the_replicas_of_a_cluster_that_is_written_to_all_the_time_agree(t
 
         async with Client.from_config(config, "operator") as client:
             writing = asyncio.create_task(write())
-            found = [await disagreement(client, replicas, SystemClock()) for _ in range(5)]
+            found = [await find_disagreement(client, replicas, SystemClock()) for _ in range(5)]
             over = True
             assert await writing > 0
         assert found == [""] * 5

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.text.moments import (
+from cluster.cli.text.times import (
     format_duration,
     format_elapsed,
     format_span,

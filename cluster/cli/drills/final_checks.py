@@ -35,11 +35,11 @@ STRETCH_S: Final = 30.0
 _T = TypeVar("_T")
 
 
-class NotChecked(Exception):
+class CheckImpossible(Exception):
     """A check that could not be made; the reason in a sentence."""
 
 
-class Again(msgspec.Struct, frozen=True):
+class Resent(msgspec.Struct, frozen=True):
     """Answers to acknowledged writes that were sent again."""
 
     revisions: dict[str, int]
@@ -51,12 +51,12 @@ class Again(msgspec.Struct, frozen=True):
         """Raise NotChecked if a write has no answer."""
         if self.unanswered:
             why = next(iter(self.unanswered.values()))
-            raise NotChecked(f"{len(self.unanswered)} of them had no answer when they were sent again: {why}")
+            raise CheckImpossible(f"{len(self.unanswered)} of them had no answer when they were sent again: {why}")
 
 
-async def answered_again(client: Client, drill: int, writes: Iterable[Probe]) -> Again:
+async def resend_writes(client: Client, drill: int, writes: Iterable[Probe]) -> Resent:
     """Send each acknowledged write again, and return the answers."""
-    found, room = Again({}, {}), asyncio.Semaphore(AGAIN_AT_ONCE)
+    found, room = Resent({}, {}), asyncio.Semaphore(AGAIN_AT_ONCE)
 
     async def again(command_id: str) -> None:
         async with room:
@@ -72,7 +72,7 @@ async def answered_again(client: Client, drill: int, writes: Iterable[Probe]) ->
     return found
 
 
-async def disagreement(client: Client, replicas: dict[str, Address], clock: Clock) -> str:
+async def find_disagreement(client: Client, replicas: dict[str, Address], clock: Clock) -> str:
     """Return a sentence if the replicas hold different states; empty: they hold the same. NotChecked.
 
     Where commands go on, no two of them are met at the same revision: then each says what it had at the one that was
@@ -82,28 +82,28 @@ async def disagreement(client: Client, replicas: dict[str, Address], clock: Cloc
     while True:
         states: dict[str, StatusView | StateDigestAnswer] = {}
         if not revision:
-            states |= await of_each(replicas, lambda at: client.call(ops.SHOW_STATUS, replica=at, digest=True))
+            states |= await ask_each(replicas, lambda at: client.call(ops.SHOW_STATUS, replica=at, digest=True))
             if len({state.revision for state in states.values()}) > 1:
                 revision = max(state.revision for state in states.values())
         if revision:
-            states = {**await _held_at(client, replicas, revision)}
+            states = {**await _digests_at(client, replicas, revision)}
         if len(states) == len(replicas):
             agree = len({(state.revision, state.state_digest) for state in states.values()}) == 1
             return "" if agree else "not all replicas hold the same state"
         if clock.monotonic_s() > until_s:
             silent = ", ".join(sorted(replicas.keys() - states.keys()))
-            raise NotChecked(f"{silent or 'a replica'} did not say within {AGREE_S:g} s which state is held there")
+            raise CheckImpossible(f"{silent or 'a replica'} did not say within {AGREE_S:g} s which state is held there")
         await asyncio.sleep(LOOK_S)
 
 
-async def _held_at(client: Client, replicas: dict[str, Address], revision: int) -> dict[str, StateDigestAnswer]:
+async def _digests_at(client: Client, replicas: dict[str, Address], revision: int) -> dict[str, StateDigestAnswer]:
     """Return what each replica held at a revision, of those that say so."""
-    return await of_each(
+    return await ask_each(
         replicas, lambda at: client.call(ops.SHOW_STATE_DIGEST, at=str(revision), replica=at, stale=True)
     )
 
 
-async def happened(client: Client, rows_max: int | None = None, **asked: Any) -> AsyncIterator[StoryRow]:
+async def read_events(client: Client, rows_max: int | None = None, **asked: Any) -> AsyncIterator[StoryRow]:
     """Yield what happened, oldest first, to its end or `rows_max` rows of it."""
     count = 0
     async for answer in read_event_pages(client, limit=ROWS_AT_ONCE, deadline_s=STRETCH_S, **asked):
@@ -123,11 +123,11 @@ async def terms_since(client: Client, clock: Clock, term: int) -> tuple[LeaderTe
         if terms and terms[-1].last_index >= committed:
             return tuple(one for one in terms if one.term > term)
         if clock.monotonic_s() > until_s:
-            raise NotChecked(f"no history reached entry {committed} within {AGREE_S:g} s")
+            raise CheckImpossible(f"no history reached entry {committed} within {AGREE_S:g} s")
         await asyncio.sleep(LOOK_S)
 
 
-async def of_each(replicas: dict[str, Address], ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:
+async def ask_each(replicas: dict[str, Address], ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:
     """Return what each replica answers that does."""
 
     async def one(at: Address) -> _T | None:

@@ -35,7 +35,7 @@ def confirm(question: str, *, yes: bool) -> None:
         raise Failure(ExitCode.INTERRUPTED, "not confirmed", "nothing was changed")
 
 
-def destroys(question: str) -> Callable[[Decorated], Decorated]:
+def confirm_first(question: str) -> Callable[[Decorated], Decorated]:
     """Return a decorator that adds --yes to a command and asks first; `{name}` in the question is its argument NAME."""
 
     def decorate(function: Decorated) -> Decorated:

@@ -32,7 +32,7 @@ FLOOR_BYTES: Final = 64 << 20
 _MEMINFO: Final = Path("/proc/meminfo")
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True):
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
     """What there is and what a copy of a snapshot of this size needs, bytes."""
 
     directory: str
@@ -54,7 +54,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         return COPIES * (PROCESS_BYTES + EXPANSION * self.snapshot_bytes)
 
 
-def look_at_room(directory: Path, snapshot_bytes: int, meminfo: Path = _MEMINFO) -> Room:
+def measure_resources(directory: Path, snapshot_bytes: int, meminfo: Path = _MEMINFO) -> Resources:
     """Return what there is of room in a directory, and of memory."""
     free, fault = 0, ""
     try:
@@ -63,7 +63,7 @@ def look_at_room(directory: Path, snapshot_bytes: int, meminfo: Path = _MEMINFO)
             fault = "this account may not write there"
     except OSError as error:
         fault = error.strerror or str(error)
-    return Room(
+    return Resources(
         directory=str(directory),
         snapshot_bytes=snapshot_bytes,
         free_bytes=free,

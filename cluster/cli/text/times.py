@@ -121,7 +121,7 @@ def parse_begin(text: str, now: Instant, zone: datetime.tzinfo | None = None) ->
     if text == "now":
         return None
     try:
-        instant = _instant(_moment(text, _utc(now), zone))
+        instant = _instant(_parse_time(text, _utc(now), zone))
     except OverflowError:
         raise ValueError(f"{text!r} is too far away; write one of {BEGIN_FORMS}") from None
     if instant <= NEVER:
@@ -158,7 +158,7 @@ def _instant(moment: datetime.datetime) -> Instant:
     return Instant((since.days * DAY_S + since.seconds) * MICROSECONDS_PER_SECOND + since.microseconds)
 
 
-def _moment(text: str, now: datetime.datetime, zone: datetime.tzinfo | None) -> datetime.datetime:
+def _parse_time(text: str, now: datetime.datetime, zone: datetime.tzinfo | None) -> datetime.datetime:
     if found := _NOW_PLUS.fullmatch(text):
         unit_s = _UNITS_S.get(found["unit"].removesuffix("s"))
         if unit_s is None:
