@@ -1,4 +1,4 @@
-"""The command line `forebay`: what people and scripts type.
+"""Command line `forebay`.
 
 It runs on any machine that has the configuration and a certificate, so it imports neither consensus nor storage.
 """

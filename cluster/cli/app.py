@@ -1,4 +1,4 @@
-"""The command line `forebay`: its global options, and its commands as `cluster.cli.tree` lists them."""
+"""Outermost command `forebay`: its global options, and the commands of `cluster.cli.tree`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GARBAGE_THRESHOLD: Final = 100_000
-"""Objects made and not freed before garbage is looked for, count: more than most commands make."""
+"""Allocations before the first garbage collection, count: more than most commands make."""
 
 COMPLETE_VARIABLE = "_FOREBAY_COMPLETE"
-"""Environment variable through which a shell asks for completions."""
+"""Environment variable by which a shell requests completions."""
 
 
 def _commands(entries: Mapping[str, str | Leaf | Branch]) -> LazyCommands:
-    """Return the commands and groups of a part of the table."""
+    """Return the commands and groups of one part of the command tree."""
     found: dict[str, str | click.Command] = {}
     for name, entry in entries.items():
         if isinstance(entry, Branch):
@@ -44,7 +44,7 @@ _OUTERMOST: Final = {name: entry for section in TREE.values() for name, entry in
 
 
 class _PathType(click.Path):
-    """A path as a `pathlib.Path`, which is imported where one is given."""
+    """Path parameter that imports `pathlib` only when a path is given."""
 
     def coerce_path_result(self, value: Any) -> Path:
         """Return the path."""
@@ -125,14 +125,14 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     if found is None:
         raise bad_input(f"there is no completion for {shell!r}", "use bash, zsh or fish")
-    # The class's own source() would run the shell to look at its version; the template is all that is wanted here.
+    # The class's own source() would run the shell to check its version; only the template is needed.
     source = found(cli, {}, "forebay", COMPLETE_VARIABLE)
     click.echo(source.source_template % source.source_vars())
 
 
 def main() -> None:
-    """Run the command line; never returns."""
-    # What a command makes mostly lives as long as it does: looking for garbage finds none, again and again.
+    """Run the command line; never return."""
+    # Most objects of a command live until it ends, so early collections would find nothing.
     gc.set_threshold(GARBAGE_THRESHOLD)
     try:
         cli(prog_name="forebay", complete_var=COMPLETE_VARIABLE)
@@ -143,7 +143,10 @@ def main() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process after its exit handlers: taking the interpreter apart would be a tenth of a short command."""
+    """Run the exit handlers and end the process.
+
+    Finalizing the interpreter would take a tenth of a short command's time.
+    """
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`forebay cluster check`: whether this machine is ready for what is to start on it, before it is started."""
+"""Command `forebay cluster check`: checks of a machine before its replica or agent is started."""
 
 from __future__ import annotations
 
@@ -31,42 +31,42 @@ if TYPE_CHECKING:
     from cluster.config import AgentConfig, Config, ReplicaConfig, TracesConfig
 
 EXPIRY_NOTICE_S: Final = 30 * 86_400
-"""A certificate that is valid for less is worth a remark, seconds."""
+"""Remaining validity of a certificate below which the check prints a note, seconds."""
 
 ASK_S: Final = 2.0
-"""How long each address of another may take to be reached, seconds."""
+"""Time limit for connecting to another replica's address, seconds."""
 
 HANDSHAKE_S: Final = 20.0
 """Time limit for a process at a replica's address to show its certificate, seconds: a busy machine is slow."""
 
 FREE_BYTES_LEAST: Final = 64 << 20
-"""What a replica needs of its disk at once, bytes: its sync log, and the first entries and snapshots."""
+"""Disk space a replica needs at its start, bytes: its sync log, and the first entries and snapshots."""
 
 TIMEX_BYTES: Final = 512
-"""Room for a `struct timex`, whose first field, 0, says that nothing is to be changed; it has 208 bytes on x86-64."""
+"""Size of the buffer for a `struct timex`, which has 208 bytes on x86-64. Its first field, 0, requests no change."""
 
 TRACES_PACKAGE: Final = "opentelemetry-exporter-otlp-proto-http"
-"""What `forebay[otel]` brings, and what sends traces."""
+"""Package of `forebay[otel]` that sends traces."""
 
 TIME_ERROR: Final = 5
-"""What adjtimex(2) returns where the clock is not kept."""
+"""Result of adjtimex(2) if no time service keeps the clock."""
 
 
 class CheckResult(StrEnum):
-    """What came of one check."""
+    """Result of one check."""
 
     OK = "ok"
     NOTE = "note"
-    """It may be meant, or mend itself: a peer that does not run yet."""
+    """Possibly intended or temporary, for example a peer that is not running yet."""
     FAIL = "FAIL"
-    """A start would fail, or serve nobody."""
+    """The process would not start, or no client could use it."""
 
 
 class CheckRow(msgspec.Struct, frozen=True, kw_only=True):
     """Check as `check --json` prints it."""
 
     name: str
-    """The replica or agent that it is about."""
+    """Replica or agent that was checked."""
     check: str
     verdict: CheckResult
     found: str
@@ -80,7 +80,7 @@ class CheckAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _Found = tuple[str, CheckResult, str]
-"""Check, verdict, and what was found."""
+"""Name of the check, its result, and the finding."""
 
 
 @click.command("check")
@@ -128,14 +128,20 @@ def _known(config: Config) -> set[str]:
 
 
 def find_local_processes(config: Config) -> tuple[str, ...]:
-    """Return the replicas and agents whose keys lie on this machine, by name; agents that need root, for root only."""
+    """Return the names of the replicas and agents whose keys are on this machine.
+
+    An agent that needs root is returned only to root.
+    """
     others = set() if os.geteuid() == 0 else {one.name for one in config.agents if one.accounts != "own"}
     here = (name for name in sorted(_known(config) - others) if (config.tls.certificates / f"{name}.key").exists())
     return tuple(here)
 
 
 def run_checks(config: Config, names: tuple[str, ...], clock: Clock) -> tuple[CheckRow, ...]:
-    """Return what came of each check of each of them, in order; root makes them as the account that each runs as."""
+    """Run all checks of the named processes and return the results in order.
+
+    Root runs them as the account of each process.
+    """
     rows = []
     for name in names:
         with _as_its_account(config, name):
@@ -146,7 +152,7 @@ def run_checks(config: Config, names: tuple[str, ...], clock: Clock) -> tuple[Ch
 
 @contextlib.contextmanager
 def _as_its_account(config: Config, name: str) -> Iterator[None]:
-    """Have root act as the owner of a process's data, or else of its key."""
+    """Let root act as the owner of a process's data directory, or else of its key."""
     home = next((one.directory for one in config.agents if one.name == name), config.storage.directory / name)
     places = (home, config.tls.certificates / f"{name}.key") if os.geteuid() == 0 else ()
     owner = next((path.stat() for path in places if path.exists()), None)

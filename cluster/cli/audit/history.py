@@ -1,6 +1,4 @@
-"""`forebay audit history`, `forebay audit leaders`, `forebay audit diff`: what happened, who led, and what is not what
-it was.
-"""
+"""Commands `forebay audit history`, `leaders` and `diff`: events, leaders' terms, changes between two revisions."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from cluster.schemas import StoryAnswer
 
 PROGRESS_S = 2.0
-"""How long nothing is found before it is told how far was looked, seconds, and how often then."""
+"""Seconds without a match before the search progress is printed, and between two such lines."""
 
 _MOMENTS = "1207, 10:03, 2026-01-31T10:03:00"
 
@@ -46,7 +44,11 @@ def _subject_options(command: Any) -> Any:
 
 
 def _subject(pool: str | None, node: str | None, of: str | None) -> dict[str, str | None]:
-    """Return kind and name of what is asked for; Failure where there are two."""
+    """Return the kind and name given by --pool, --node or --of.
+
+    Raises:
+        Failure: bad input, if more than one of them is given.
+    """
     given = [("pool", pool), ("node", node)] if of is None else [("pool", pool), ("node", node), ("of", of)]
     named = [(option, value) for option, value in given if value is not None]
     if len(named) > 1:
@@ -112,7 +114,7 @@ def history(
 async def _event_pages(
     client: Client, asked: dict[str, Any], current: Session, *, follow: bool
 ) -> AsyncIterator[StoryAnswer]:
-    """Yield what happened, a stretch at a time; to a terminal it is told how far was looked where nothing is found."""
+    """Yield event pages; print the search progress on a terminal while nothing matches."""
     from cluster.client import read_event_pages
 
     clock, after = current.clock, None
@@ -134,7 +136,7 @@ async def _event_pages(
 
 
 class _LinePrinter:
-    """What happened, a line each."""
+    """Printer of one line for each event."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -144,11 +146,14 @@ class _LinePrinter:
             click.echo(json_line(row) if self._as_json else event_line(row))
 
     def end(self) -> None:
-        """Nothing stands behind the last one."""
+        """Print nothing: lines need no end."""
 
 
 class _JsonPrinter:
-    """What happened as one JSON object, printed as it comes: it may be longer than what one would hold."""
+    """Printer of one JSON object with all events.
+
+    It prints each page on arrival, because the whole object may not fit in memory.
+    """
 
     def __init__(self) -> None:
         self._before = '{"rows": [\n'
@@ -161,7 +166,7 @@ class _JsonPrinter:
         self._last = stretch
 
     def end(self) -> None:
-        """Print what is true of all of it."""
+        """Print the fields that belong to the whole answer."""
         last = self._last
         assert last is not None
         head = self._before if self._before.startswith("{") else ""

@@ -1,7 +1,7 @@
-"""Commands that read a replica's directory: verify, replay, prove, archive, report, recover, restore.
+"""Options of the commands that read a replica's directory: verify, replay, prove, archive, report, recover, restore.
 
-Only their options are here. `python -m cluster.audit` carries them out, in a process that this one becomes, so that
-`cluster.cli` imports neither `wal` nor `snapshots`.
+Each command replaces this process with `python -m cluster.audit`, so that `cluster.cli` imports neither `wal` nor
+`snapshots`.
 """
 
 import json
@@ -22,7 +22,7 @@ from cluster.security import proofs
 from replica.values import plain
 
 VERIFIER: Final = Path(proofs.__file__ or "").with_name("verify_proof.py")
-"""What checks a proof, a file that stands alone."""
+"""Path of the stand-alone program that checks proofs."""
 
 REVISION_MAX: Final = 2**63 - 1
 
@@ -48,7 +48,7 @@ _KEYS: Final = "Keys of the replicas, as `forebay audit keys` prints them."
 
 
 def start_audit(name: str, options: dict[str, Any]) -> None:
-    """Become the process that carries out the command; `options` are its parsed options by name."""
+    """Replace this process with the one that runs the command; `options` are its parsed options by name."""
     current = session()
     given = {**options, "as_json": is_json(click.get_current_context()), "config": current.config_path}
     become(module_command("cluster.audit", name, encode_options(given)))
@@ -416,7 +416,7 @@ class ProofAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_proof(output: Path, held: bytes, as_json: bool) -> None:
-    """Write a proof, as `write_whole` does, and say what is in it."""
+    """Write a proof with `write_whole`, and print its path and number of records."""
     write_whole(output, held)
     proof = ProofAnswer(path=str(output), records=len(json.loads(held)["records"]), size_bytes=len(held))
     present(proof, as_json, lambda: f"{plain(proof.path)}: {proof.records} records, {proof.size_bytes} bytes")

@@ -1,4 +1,4 @@
-"""`forebay audit checkpoint|keys|prove|consistency`: what others can check of the ledger, asked of the cluster."""
+"""Commands `forebay audit checkpoint`, `keys` and `consistency`: transparency-log data that others can verify."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 TILE_PREFIX = "tile/"
 
 WITNESSES_MAX = 16
-"""Witnesses that can be wanted, count: as many as a cluster may have."""
+"""Largest --witnesses, count: a cluster may have no more witnesses."""
 
 
 class CosignatureOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """A witness's cosignature: under which name of ours, by which key, and when, as ISO 8601 in UTC."""
+    """Cosignature of a witness: its configured name, its key, and the time as ISO 8601 in UTC."""
 
     witness: str
     key: str
@@ -50,7 +50,7 @@ class CosignatureOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The last checkpoint, which replicas have signed it, and which witnesses have cosigned it of those that must."""
+    """Output of `audit checkpoint --json`: the last checkpoint with its signatures and cosignatures."""
 
     note: str
     size: int
@@ -59,7 +59,7 @@ class CheckpointOutput(msgspec.Struct, frozen=True, kw_only=True):
     witnessed_by: tuple[CosignatureOutput, ...]
     witnesses_needed: int
     witnessed: bool
-    """Whether as many witnesses as are needed have cosigned it; never where none is needed."""
+    """Whether enough witnesses have cosigned it; false if the cluster needs none."""
 
 
 @click.command("checkpoint")
@@ -130,13 +130,13 @@ def show_keys(as_json: bool) -> None:
 
 
 class ConsistencyOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of `audit consistency --json` of a ledger that goes on from a checkpoint that was kept."""
+    """Output of `audit consistency --json` for a ledger that extends the kept checkpoint."""
 
     size_before: int
-    """Entries of which the kept checkpoint is."""
+    """Entries that the kept checkpoint covers."""
     size: int
     origin: str
-    """Of the present checkpoint: that of a new incarnation where the cluster was recovered since."""
+    """Origin of the last checkpoint: that of a new incarnation if the cluster was recovered since."""
     cosigned_by: tuple[CosignatureOutput, ...]
 
 
@@ -251,7 +251,11 @@ def _moment(one: VerifiedSignature) -> str | None:
 
 
 def _read(held: str, keys: list[VerifierKey], what: str) -> tuple[Checkpoint, dict[VerifierKey, VerifiedSignature]]:
-    """Return the checkpoint in a note, and the signatures of these keys; Failure where no replica's is among them."""
+    """Return the checkpoint in a note, and its valid signatures by key.
+
+    Raises:
+        Failure: verification failed, if the note is malformed or no key of a replica has signed it.
+    """
     try:
         parse_note(held.encode())
         text, verified = verify_note(held.encode(), keys)
@@ -265,7 +269,7 @@ def _read(held: str, keys: list[VerifierKey], what: str) -> tuple[Checkpoint, di
 
 
 def _base(origin: str) -> str:
-    """The origin of the first incarnation of a cluster."""
+    """Return the origin of the cluster's first incarnation."""
     return "/".join(origin.split("/")[:2])
 
 

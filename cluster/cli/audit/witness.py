@@ -1,4 +1,4 @@
-"""`forebay run witness …`: cosigning what the ledgers of others grow to, on a machine that is none of theirs."""
+"""Commands `forebay run witness` and `forebay audit witness`: run a transparency-log witness, show what it cosigned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DB = click.option(
 
 
 class WitnessedLog(msgspec.Struct, frozen=True, kw_only=True):
-    """A log of which something was cosigned, as `audit witness list --json` prints it."""
+    """Log with its last cosigned checkpoint, as `audit witness list --json` prints it."""
 
     origin: str
     size: int
@@ -36,7 +36,7 @@ class WitnessedLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RejectedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that was signed as it must be, and contradicts what was cosigned before."""
+    """Validly signed checkpoint that contradicts an earlier cosigned one."""
 
     origin: str
     at: str | None
@@ -56,7 +56,7 @@ class WitnessKeyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `audit witness key --json`."""
 
     key: str
-    """What others verify its cosignatures with."""
+    """Verifier key of the witness's cosignatures."""
 
 
 @click.command("witness")

@@ -1,1 +1,1 @@
-"""The commands, one module a noun; each is imported when it is used first (`cluster.cli.app`)."""
+"""Commands, one module for each resource; `cluster.cli.app` imports a module on its first use."""

@@ -1,4 +1,4 @@
-"""`forebay policy account|qos|license|reservation|scheduling|usage …`: who may have how much, and when."""
+"""Commands `forebay policy account`, `qos`, `license`, `reservation`, `scheduling` and `usage`."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,7 +19,11 @@ _T = TypeVar("_T")
 
 
 def _limits(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return the limits that were given, each LIMIT=VALUE; Failure for one that cannot be read."""
+    """Return limits by name, parsed from LIMIT=VALUE texts.
+
+    Raises:
+        Failure: bad input, if a text has another form or a limit is given twice.
+    """
     found: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -44,7 +48,7 @@ def _user_limits(
 
 
 def _existing_fields(*fields: str) -> Callable[[Any], dict[str, Any]]:
-    """Return what says these fields of a record as a request has them."""
+    """Return a function that copies these fields of a record into a request."""
     return lambda present: {field: getattr(present, field) for field in fields}
 
 

@@ -1,4 +1,4 @@
-"""`forebay node buffers|receipt`: what a node holds, and what its agent did to every file that it moved."""
+"""Commands `forebay node buffers` and `forebay node receipt`: read a node's directory on the node itself."""
 
 import os
 import sys
@@ -40,18 +40,18 @@ UNKNOWN: Final = "UNKNOWN"
 """State of a buffer that the cluster does not know."""
 
 PROGRESS_S: Final = 1.0
-"""Seconds between two remarks on how far a comparison is."""
+"""Seconds between two progress lines of a comparison."""
 
 
 class NodeBuffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Directory of a node, as `node buffers --json` prints it."""
+    """Buffer on a node, as `node buffers --json` prints it."""
 
     path: str
     job_id: int | None = None
     name: str | None = None
-    """Of a persistent buffer."""
+    """Name of a persistent buffer."""
     state: str
-    """Of the job or of the persistent buffer; UNKNOWN: the cluster has none such."""
+    """State of the job or persistent buffer; UNKNOWN if the cluster does not know it."""
 
 
 class NodeBuffersAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,7 +227,7 @@ def _find_receipt(
 
 
 def _ledger_digest(current: Session, which: StoredReceipt) -> str:
-    """Return the digest that the ledger has, empty with a remark if nobody can be asked."""
+    """Return the digest in the ledger; print a note and return an empty string if no replica answers."""
     try:
         answer = current.read(ops.LIST_RECEIPTS, id=which.job, stage=which.stage, attempt=which.attempt)
     except (ConfigError, Failure) as failure:
@@ -253,7 +253,7 @@ def _differences(
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Return what is told of every file and every chunk, and shows it on a terminal."""
+    """Return a callback that counts files and bytes and shows the progress on a terminal."""
     clock, files, size_bytes = SystemClock(), 0, 0
     shown_s = clock.monotonic_s()
 
@@ -289,7 +289,7 @@ def _show_json(
     differing: list[ReceiptDifference],
     rechecked: bool,
 ) -> None:
-    """Write one object, a line at a time: there may be millions."""
+    """Print one JSON object line by line, because it may have millions of lines."""
     head = msgspec.json.encode(
         {
             "job_id": which.job,

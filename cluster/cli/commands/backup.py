@@ -1,4 +1,4 @@
-"""`forebay cluster snapshot`, `forebay backup create`: have a replica write a snapshot, and fetch one as a backup."""
+"""Commands `forebay cluster snapshot` and `forebay backup create`: write a snapshot, and fetch one as a backup."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def snapshot(name: str | None, as_json: bool) -> None:
 
 
 FETCH_KEEP_MAX = 10_000
-"""Backups that may be kept, count: one an hour for a year."""
+"""Largest --keep, count: one backup an hour for a year."""
 
 _SNAPSHOT_NAME = re.compile(r"snapshot-[0-9]{20}-[0-9]+\.fbs", re.ASCII)
 
@@ -49,9 +49,9 @@ class BackupAnswer(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     size_bytes: int
     fetched: bool
-    """Whether it was not there already."""
+    """False if the backup already existed."""
     removed: tuple[str, ...]
-    """Older ones that made room."""
+    """Names of the older backups that --keep removed."""
 
 
 @click.command("create")
@@ -103,9 +103,13 @@ def create(name: str | None, directory: Path, keep: int | None, saves: bool, as_
 async def newest_snapshot(
     client: Client, replicas: Sequence[ReplicaConfig], *, saves: bool
 ) -> tuple[ReplicaConfig, StoredSnapshotView]:
-    """Return the first of the replicas that has a snapshot, and its newest one, written first if it `saves`.
+    """Return the first replica that has a snapshot, and its newest snapshot.
 
-    Failure, ApiError.
+    With `saves` the replica writes a new snapshot first.
+
+    Raises:
+        Failure: if no replica has a snapshot, or its name is invalid.
+        ApiError: if no replica answered.
     """
     last: ApiError | None = None
     for replica in replicas:
@@ -127,7 +131,12 @@ async def newest_snapshot(
 
 
 async def receive_snapshot(client: Client, replica: ReplicaConfig, row: StoredSnapshotView, part: Path) -> None:
-    """Write a replica's snapshot into a file, on the disk when this returns. Failure, ApiError."""
+    """Copy a replica's snapshot into the file `part` and sync it.
+
+    Raises:
+        Failure: if the file cannot be written, or the replica sent another number of bytes.
+        ApiError: if the replica did not answer.
+    """
     try:
         with new_private_file(part) as file:
             while file.tell() < row.size_bytes:
@@ -148,7 +157,11 @@ async def receive_snapshot(client: Client, replica: ReplicaConfig, row: StoredSn
 
 
 def _verify(part: Path) -> None:
-    """Check the whole file as a replica would that starts on it, in a process that knows how. Failure."""
+    """Check the whole file in another process, as a replica does at its start.
+
+    Raises:
+        Failure: verification failed, if the snapshot is damaged.
+    """
     words = module_command("cluster.cli", "backup", "inspect", "--check", "--json", "--", str(part))
     checked = subprocess.run(words, capture_output=True, text=True, check=False)
     if checked.returncode != ExitCode.OK:
@@ -160,7 +173,7 @@ def _verify(part: Path) -> None:
 
 
 def _prune(directory: Path, keep: int | None, newest: Path) -> tuple[str, ...]:
-    """Remove all but the newest; return their names. What is no snapshot by its name is left alone."""
+    """Remove all but the `keep` newest snapshots and return their names; leave other files alone."""
     if keep is None:
         return ()
     names = sorted(one.name for one in directory.iterdir() if _SNAPSHOT_NAME.fullmatch(one.name))

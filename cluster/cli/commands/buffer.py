@@ -1,4 +1,4 @@
-"""`forebay buffer …`, `burst` and `bbstat`: buffers, and what Slurm says of burst buffers."""
+"""Commands `forebay buffer …`, `forebay slurm burst` and `forebay slurm bbstat`."""
 
 import click
 import msgspec
@@ -80,7 +80,7 @@ def burst(one_line: bool, at: str | None, as_json: bool) -> None:
 
 
 def fill_uids(answer: BurstAnswer) -> BurstAnswer:
-    """Return the answer with the uids that the replica did not know and this machine does."""
+    """Return the answer with missing uids looked up on this machine."""
     missing = {buffer.user for buffer in answer.buffers if buffer.uid is None}
     missing |= {use.user for use in answer.uses if use.uid is None}
     known = {user: uid_of(user) for user in missing}

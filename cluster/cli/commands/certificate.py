@@ -1,4 +1,4 @@
-"""`forebay cert …`: issuing certificates beyond those of `forebay cluster init`, and which there are until when."""
+"""Commands `forebay cert …`: issue, list and revoke certificates, and renew the authority."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -73,11 +73,11 @@ class AuthorityAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `cert renew-authority --json` and `retire-authority --json`."""
 
     authority: str
-    """The file with the authorities that are believed."""
+    """File with the trusted authorities."""
     valid_until: str | None = None
-    """Of the one that was made."""
+    """End of the new authority's validity."""
     retired: int = 0
-    """How many are believed no more, count."""
+    """Authorities that are no longer trusted, count."""
 
 
 @click.command("list")
@@ -281,7 +281,7 @@ def list_revocations(as_json: bool) -> None:
         show_json(answer)
         return
     for row in answer.revocations:
-        # Not a table: each is to be copied whole.
+        # No table, so that each line can be copied whole.
         until = f" until {format_time(row.until)}" if row.until else ""
         click.echo(
             plain(f"{row.certificate} since {format_time(row.at)}{until}, by {row.by}: {row.reason or 'no reason'}")
@@ -289,7 +289,11 @@ def list_revocations(as_json: bool) -> None:
 
 
 def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the hosts of the certificate; Failure for a name that is somebody else's, warnings for an unknown one."""
+    """Return the hosts for the certificate; warn if the configuration does not have the agent or helper yet.
+
+    Raises:
+        Failure: bad input, if the name is invalid or belongs to another role.
+    """
     if not is_name(name) or name == AUTHORITY_NAME:
         raise bad_input(
             f"{name!r} cannot name a certificate", f"{NAME_RULE}, and {AUTHORITY_NAME!r} is the authority's own"
@@ -313,7 +317,11 @@ def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tup
 
 
 def _run_on_authority(directory: Path, act: Callable[[], T]) -> T:
-    """Return what `act` returns; Failure where the authority in `directory` cannot be used so."""
+    """Call `act` and return its result.
+
+    Raises:
+        Failure: if the authority in `directory` cannot be read or used.
+    """
     try:
         return act()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`forebay cluster …` and `forebay support session …`: feature level and time of the cluster; sessions of programs."""
+"""Commands for the cluster's status, feature level and time, and for sessions of client programs."""
 
 from collections.abc import Awaitable, Callable
 
@@ -137,7 +137,11 @@ def _show_clock(answer: ClockAnswer, as_json: bool) -> None:
 
 
 def _ask_feature_level(current: Session, ask: Callable[[Client], Awaitable[FeatureLevelAnswer]]) -> FeatureLevelAnswer:
-    """Ask; a replica that has never heard of feature levels is of an earlier release."""
+    """Send a feature-level request.
+
+    Raises:
+        Failure: if the replica is of an earlier release, which has no feature levels.
+    """
 
     async def perform(client: Client) -> FeatureLevelAnswer:
         try:

@@ -1,7 +1,7 @@
-"""`forebay config …`: the site's configuration, which is replicated state: show, compare, apply.
+"""Commands `forebay config …`: show, compare and change the site's configuration, which is replicated state.
 
-A file is read here only, on the operator's machine: its includes, its faults, the ids in it. What is in it becomes
-settings that are sent; a replica never decides from a file of its own.
+A configuration file is parsed here, on the operator's machine, with its includes and user IDs. The command sends the
+resulting settings; a replica never reads such a file.
 """
 
 import os
@@ -26,17 +26,21 @@ from replica.grammar import Fault, Kind, Line, Setting, find_key, include_of, li
 from replica.values import SITE_USERS_MAX, plain
 
 FILE_BYTES_MAX: Final = 1024 * 1024
-"""All files of one configuration, bytes: every key with its largest value is smaller."""
+"""Largest size of all files of one configuration, bytes: every key with its largest value needs less."""
 
 INCLUDES_MAX: Final = 16
-"""Files included by files that are included, count: Slurm's own sites have one or two."""
+"""Depth of nested includes, count: Slurm sites use one or two."""
 
 FAULTS_SHOWN_MAX: Final = 20
-"""Faults of one file that are printed, count: after these, one is repaired first."""
+"""Faults of one file that are printed, count."""
 
 
 def read_settings(path: Path) -> tuple[Setting, ...]:
-    """Return the settings of a file; Failure names every fault with file, line and column."""
+    """Return the settings of a file.
+
+    Raises:
+        Failure: bad input, with file, line and column of every fault.
+    """
     reader = _Reader()
     parsed = parse_lines(reader.lines(path, depth=0, included_at=""))
     if parsed.faults:
@@ -45,7 +49,11 @@ def read_settings(path: Path) -> tuple[Setting, ...]:
 
 
 def parse_settings(pairs: tuple[str, ...]) -> tuple[Setting, ...]:
-    """Return the settings that stand on the command line, each Key=Value; Failure for one that cannot be read."""
+    """Return the settings in Key=Value arguments.
+
+    Raises:
+        Failure: bad input, if an argument has no equals sign.
+    """
     found: list[Setting] = []
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -70,7 +78,7 @@ class _Reader:
                 raise bad_input(
                     f"more than {INCLUDES_MAX} files include each other", "let no file include itself", place=place
                 )
-            # As in Slurm, a relative name is looked for where the including file is.
+            # As in Slurm, a relative name is relative to the including file.
             yield from self.lines(path.parent / included, depth=depth + 1, included_at=place)
 
     def _text(self, path: Path, included_at: str) -> str:
@@ -107,7 +115,7 @@ def _failure(faults: tuple[Fault, ...]) -> Failure:
 
 
 def _replace_ids(setting: Setting) -> Setting:
-    """Return the setting with the names of users whose ids it has: replicas know users by name."""
+    """Return the setting with user IDs replaced by names, because replicas know users by name."""
     key = find_key(setting.key)
     if key is None or key.kind not in (Kind.USERS, Kind.DENIED):
         return setting
@@ -204,7 +212,7 @@ def set_keys(settings: tuple[str, ...], dry_run: bool, expect_revision: int | No
 
 
 def _bodies(settings: tuple[Setting, ...]) -> tuple[v.SettingBody, ...]:
-    """Return settings as they are sent."""
+    """Return the settings as parts of a request."""
     return tuple(made_of(one, v.SettingBody) for one in settings)
 
 
@@ -216,7 +224,7 @@ def _change(
         comparing = v.CompareRequest(settings=bodies, partial=partial, expect_revision=expected)
         compared = await client.call(ops.COMPARE_CONFIGURATION, comparing)
         if not dry_run:
-            # What is printed is what happens: a change of somebody else in between refuses this one.
+            # The change printed must be the change made, so a concurrent change rejects this one.
             known = compared.revision if expected is None else expected
             request = v.ConfigureRequest(
                 command_id=client.new_command_id(), settings=bodies, partial=partial, expect_revision=known

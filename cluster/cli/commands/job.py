@@ -1,4 +1,4 @@
-"""`forebay job …`: what there is, where it stands, what happened, why it waits; cancel, hold, release."""
+"""Commands `forebay queue` and `forebay job show`, `history`, `why` and `estimate`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from replica.values import Instant
 
 STANDARD_COLUMNS: Final = "squeue"
-"""What `queue -o` calls squeue's standard columns."""
+"""Value of `queue -o` that selects squeue's standard columns."""
 
 LIMIT: Final = 1_000
-"""Jobs that are listed when nobody says otherwise, count."""
+"""Default of `queue --limit`, count."""
 
 LIMIT_MAX: Final = 1_000_000
-"""Jobs that one listing may have, count: a hundred pages, and about a gigabyte of memory."""
+"""Largest `queue --limit`, count: a hundred pages, and about a gigabyte of memory."""
 
 
 _FOLLOWING: Final = "programs follow with `forebay audit history --follow --json`"
@@ -43,7 +43,11 @@ _BY_CODE: Final = {state.code: state.name for state in JobState}
 
 
 def parse_states(value: str | None, place: str = "--state") -> tuple[str, ...]:
-    """Return job states from words or squeue's letters, separated by commas; Failure for what is none."""
+    """Return job states from comma-separated names or squeue codes.
+
+    Raises:
+        Failure: bad input at `place`, if a word is no job state.
+    """
     found = []
     for part in [] if value is None else value.split(","):
         word = part.strip().upper()
@@ -177,21 +181,24 @@ async def list_jobs(
     external_jobs: bool = False,
     at: str | None = None,
 ) -> JobsAnswer:
-    """Return the newest jobs in these states (all: in none) and of this user, at most `limit`, as they were `at`."""
+    """Return the newest jobs of a user, at most `limit`, as they were at the revision or time `at`.
+
+    Without `states` or `owner` there is no such restriction.
+    """
     asked: dict[str, Any] = {"state": ",".join(states) or None, "user": owner, "limit": min(limit, PAGE_JOBS)}
     asked |= {"stale": stale, "external_jobs": external_jobs, "at": at}
     return await (client.call(ops.LIST_JOBS, **asked) if limit <= PAGE_JOBS else _newest(client, limit, asked))
 
 
 def answer_time(answer: JobsAnswer | WhyView | None, now: Instant) -> Instant:
-    """Return when it was as an answer says: `now`, or its moment of the past."""
+    """Return the time of an answer about the past, or `now`."""
     from cluster.system import parse_instant
 
     return now if answer is None or answer.at is None else parse_instant(answer.at)
 
 
 async def _newest(client: Client, limit: int, asked: Mapping[str, Any]) -> JobsAnswer:
-    """Read all jobs page by page and keep the newest. What is submitted meanwhile may or may not be among them."""
+    """Read all jobs page by page and return the newest; jobs submitted meanwhile may be missing."""
     from cluster.schemas import JobsAnswer
 
     kept: deque[JobView] = deque(maxlen=limit)
@@ -231,7 +238,7 @@ def show_job(job_id: str, at: str | None, as_json: bool) -> None:
     job = current.read(ops.SHOW_JOB, id=job_id, at=at)
 
     def block() -> str:
-        # Of a job of the past, how long it had run by then: its answer does not say when that was.
+        # The answer about a past job does not have its time, which the run time is computed from.
         then = None if at is None else current.read(ops.EXPLAIN_JOB, id=job_id, at=at)
         return text.job_block(job, answer_time(then, current.clock.now()))
 

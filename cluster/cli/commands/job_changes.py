@@ -1,4 +1,4 @@
-"""`forebay cancel|hold|release|suspend|resume|requeue|update`: one change of many jobs."""
+"""Commands that change jobs: cancel, hold, release, suspend, resume, requeue, update."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
@@ -35,7 +35,7 @@ from replica.values import Reason, plain
 
 
 class ChangedJobs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change of jobs prints with --json: how each stands that was changed, all tasks of an array."""
+    """Output of a command that changes jobs, with --json: every changed job, arrays with all tasks."""
 
     jobs: tuple[JobView, ...]
 
@@ -46,7 +46,7 @@ JOBS = click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, requir
 def _change(
     name: str, help_text: str, operation: ApiOperation[Any, JobView], among: Callable[..., BulkCommand]
 ) -> click.Command:
-    """Return the command that changes jobs one way: `operation` for one, `among` is one of many."""
+    """Return a command that sends `operation` for one job, and `among` commands in bulk for several."""
 
     @click.command(name, help=help_text)
     @JOBS
@@ -116,10 +116,10 @@ def change_each(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Change each job, say how it stands; go on after a refusal, and exit with the code of the first one.
+    """Change each job and print its state; continue after a rejection, and exit with the code of the first one.
 
-    Several jobs go in one request where `among` is the command among many. `fields` are of the request, beside its id
-    and the job. Of several tasks of an array those that stand alike share a line.
+    Several jobs share a request if `among`, the command's form for bulk requests, is given. `fields` are further
+    fields of the request. Tasks of an array in the same state share a line.
     """
     wanted = tuple(dict.fromkeys(job_ids))
     changed: list[JobView] = []
@@ -153,7 +153,7 @@ def change_each(
 
 
 _ON_NODES: Final = (ops.CANCEL_JOB, ops.REQUEUE_JOB, ops.SUSPEND_JOB, ops.RESUME_JOB)
-"""Changes that the agent of a job's node carries out."""
+"""Changes that need the agent of the job's node."""
 
 _OVER: Final = frozenset(state.name for state in ENDED)
 
@@ -169,7 +169,7 @@ def _node_down_failure(job: JobView) -> Failure:
 async def _change_one_by_one(
     client: Client, job_ids: tuple[str, ...], operation: ApiOperation[Any, JobView], fields: Mapping[str, Any]
 ) -> AsyncIterator[tuple[str, JobView | ApiError]]:
-    """Change one job after the other, until nobody answers."""
+    """Change the jobs one by one; stop when no replica answers."""
     for job_id in job_ids:
         request = operation.request(command_id=client.new_command_id(), **fields)
         try:
@@ -183,7 +183,7 @@ async def _change_one_by_one(
 async def _change_in_bulk(
     client: Client, job_ids: tuple[str, ...], among: Callable[..., BulkCommand], fields: Mapping[str, Any]
 ) -> AsyncIterator[tuple[str, JobView | ApiError]]:
-    """Change all jobs with as few requests as it takes, until nobody answers one of them."""
+    """Change the jobs with as few requests as possible; stop at a request that fails."""
     commands = [among(command_id=client.new_command_id(), job_id=job_id, **fields) for job_id in job_ids]
     answered = 0
     for part in split_into_requests(commands):
@@ -201,7 +201,7 @@ async def _change_in_bulk(
 
 
 async def _list_changed(client: Client, job_id: str, first: JobView) -> tuple[JobView, ...]:
-    """Return all jobs that a change was about, of which `first` is the first."""
+    """Return all jobs that a change affected; `first` is the first of them."""
     if ":" in job_id:
         return (first,)
     array, tasks = parse_reference(job_id)
@@ -215,7 +215,7 @@ async def _list_changed(client: Client, job_id: str, first: JobView) -> tuple[Jo
         try:
             page = await client.call(ops.LIST_JOBS, job=job_id, limit=PAGE_JOBS, after=last)
         except ApiError:
-            # What was asked for has happened: only how the others stand is not known.
+            # The change was made; only the states of the other tasks are unknown.
             return (first,)
         found.extend(page.jobs)
         more = page.truncated and bool(page.jobs)
@@ -223,7 +223,7 @@ async def _list_changed(client: Client, job_id: str, first: JobView) -> tuple[Jo
 
 
 def _state_lines(jobs: Iterable[JobView]) -> list[str]:
-    """Return how jobs stand: a line for each, but one for all tasks of an array that stand alike."""
+    """Return a line with the state of each job; tasks of an array in the same state share a line."""
     lines: dict[tuple[int, str], list[int]] = {}
     for job in jobs:
         buffer = "" if job.burst_buffer_state is None else f" BurstBufferState={plain(job.burst_buffer_state)}"

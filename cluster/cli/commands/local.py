@@ -1,6 +1,4 @@
-"""`forebay cluster init|up|serve|agent|gateway|ledger|snapshot`: making a cluster, running its processes and
-reading.
-"""
+"""Commands `forebay cluster init` and `forebay cluster up`: create a cluster, and run it on one machine."""
 
 import asyncio
 import contextlib
@@ -41,10 +39,10 @@ from cluster.security import certificate_of, is_name
 from cluster.system import SystemClock, account_of, as_logged, enable_command, format_instant
 
 READY_S: Final = 60.0
-"""Seconds that `up` waits for a leader before it says that there is none: an election takes less than one."""
+"""Seconds that `up` waits for a leader before it reports that there is none: an election takes less than one."""
 
 LOOK_S: Final = 0.05
-"""How often `up` looks whether its gateway listens, seconds."""
+"""Interval at which `up` tries to connect to its gateway, seconds."""
 
 _STANDARD: Final = Founding()
 
@@ -56,9 +54,9 @@ class InitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     agents: int
     valid_until: str | None
-    """Of the certificates."""
+    """End of the certificates' validity."""
     next: tuple[str, ...]
-    """What is to be done now, a line each."""
+    """Next steps, one line each."""
 
 
 @click.command("init")
@@ -208,7 +206,7 @@ def init(
             "forebay: warning: you are root, and root may not submit jobs to this cluster: see --allow-root and --user"
         )
     for root in () if founding.named else dict.fromkeys((*founding.source_roots, *founding.destination_roots)):
-        # What is there depends on the job's user where the root names it.
+        # The part of the root from %u on depends on the job's user.
         known = Path(str(root).partition("%u")[0])
         if not known.is_dir():
             note(f"forebay: warning: the staging root {known} is no directory yet: make it before jobs use it")
@@ -217,11 +215,11 @@ def init(
 
 
 def _next_lines(config: Config, founding: Founding) -> Iterator[str]:
-    """Yield what is to be done once a cluster is founded."""
+    """Yield the next steps after a cluster was created."""
     if founding.named:
         for host in hosts_of(founding):
             yield f"Next: copy {config.file.parent / HOSTS_NAME / host} to {host} as /etc/forebay, and there:"
-            # What services need is a script of its own.
+            # Hosts that run services get a script with all steps.
             script = [f"sh /etc/forebay/{GUIDE_NAME}"]
             lines = script if founding.account else guide_of(host, founding).splitlines()[1:]
             yield from (f"  {line}" for line in lines)
@@ -233,7 +231,11 @@ def _next_lines(config: Config, founding: Founding) -> Iterator[str]:
 
 
 def _parse_hosts(option: str, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of names and hosts; Failure for what is none."""
+    """Return pairs of name and host from NAME=HOST,… texts.
+
+    Raises:
+        Failure: bad input, if a part has another form.
+    """
     pairs = []
     for one in (part for text in given for part in text.split(",")):
         name, equals, host = one.partition("=")
@@ -261,7 +263,11 @@ def _is_account(name: str) -> bool:
 
 
 def _owner(account: str) -> FileOwner:
-    """Return the numbers of an account; Failure if there is none of the name."""
+    """Return the uid and gid of an account.
+
+    Raises:
+        Failure: bad input, if this machine has no such account.
+    """
     try:
         found = pwd.getpwnam(account)
     except KeyError:
@@ -274,7 +280,7 @@ def _owner(account: str) -> FileOwner:
 
 
 def _closed_to_others(directory: Path) -> Path | None:
-    """Return the first directory on the way that other accounts may not pass, if there is one."""
+    """Return the first directory on the path that other accounts may not traverse, or None."""
     resolved = directory.resolve()
     way = (*reversed(resolved.parents), resolved)
     return next((one for one in way if not one.stat().st_mode & stat.S_IXOTH), None)
@@ -307,7 +313,7 @@ def up() -> None:
     async def announce() -> None:
         if any(child.kind == "gateway" for child in replicas):
             await _wait_for_gateway(config)
-        # One of the replicas tells, whether or not who has started them may ask in his own name.
+        # A replica's certificate is always there; the account that runs `up` may have none.
         name = current.identity or config.replicas[0].name
         async with Client.from_config(config, name, clock=current.clock, deadline_s=READY_S) as client:
             answer = await client.call(ops.LIST_MEMBERS)
@@ -331,7 +337,7 @@ def up() -> None:
 
 
 async def _wait_for_gateway(config: Config) -> None:
-    """Wait until the gateway of `up` takes connections, for READY_S at most: what is told to be typed needs it."""
+    """Wait until the gateway of `up` accepts connections, READY_S at most: the printed commands use it."""
     way = GatewayAccess(config.access.socket, frozenset({os.geteuid()}))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(READY_S):

@@ -1,9 +1,9 @@
-"""`forebay cluster up`: every replica and agent of a configuration as child processes of one foreground process.
+"""Child processes of `forebay cluster up`: every replica and agent of a configuration on one machine.
 
-For trying things out on one machine. Nothing is restarted: what ends is reported and stays ended, so that a failover
-can be watched; but a helper for drills may ask for what a drill has killed. Children are in sessions of their own, so
-that a Ctrl-C reaches them only through here, helpers before agents before replicas; the kernel ends them if this
-process is killed. Jobs' scripts are not children: they go on, and a later agent finds them.
+A child that ends is reported and not restarted, so that a failover can be watched; only a drill's helper may request
+a restart. Each child has its own session, so Ctrl-C reaches it only through this process: first helpers, then agents,
+then replicas. The kernel ends the children if this process is killed. Job scripts are not children: they continue,
+and a later agent finds them.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ GRACE_S: Final = 30.0
 last checkpoint, a new leader and its traces, 5 each for its API workers and its history service."""
 
 DRAIN_S: Final = 1.0
-"""Seconds for the last lines of a child that has ended: they are in the pipe already."""
+"""Seconds to read the last lines of an ended child from its pipe."""
 
 LINE_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of one line of a child's output, which has room for any record in JSON; a longer one is shown in pieces."""
+"""Largest line of a child's output, bytes: any JSON record fits; a longer line is shown in pieces."""
 
 _PR_SET_PDEATHSIG: Final = 1
-"""Linux's prctl(2) option: the signal that a child gets when its parent dies."""
+"""Option of prctl(2) that sets the signal a child receives when its parent dies."""
 
 Print = Callable[[str], None]
 
@@ -54,13 +54,13 @@ class Running(NamedTuple):
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:
     """Return the command that runs a module of Forebay with this interpreter.
 
-    `-P`: a file in the present directory must not stand in for a module.
+    `-P`: a file in the current directory must not shadow a module.
     """
     return (sys.executable, "-P", "-m", module, *arguments)
 
 
 def become(command: tuple[str, ...]) -> NoReturn:
-    """Become another program: signals and exit code are then its own."""
+    """Replace this process with another program, which then receives its signals and sets its exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -72,9 +72,10 @@ def become(command: tuple[str, ...]) -> NoReturn:
 
 
 def list_children(config: Config) -> tuple[list[Child], list[Child], list[Child]]:
-    """Return the replicas, the agents, and the helpers that are allowed something, of a configuration as commands.
+    """Return the commands of a configuration's replicas, agents and helpers.
 
-    The gateway that `forebay cluster init` has made a certificate for comes with the replicas.
+    The gateway for which `forebay cluster init` created a certificate is listed with the replicas. Helpers are listed
+    only if [drill] allows a fault.
     """
     file = str(config.file)
     replicas = [
@@ -105,9 +106,9 @@ async def run(
     announce: Callable[[], Awaitable[None]],
     grace_s: float = GRACE_S,
 ) -> bool:
-    """Start all children and wait until all have ended, or SIGINT or SIGTERM asks for it; return whether it was asked.
+    """Start all children and wait until all have ended or SIGINT or SIGTERM arrives; return whether a signal arrived.
 
-    `say` prints a line; `announce` runs beside them once they are started, for instance to wait for a leader.
+    `say` prints a line; `announce` runs concurrently once all are started, for instance to wait for a leader.
     """
     width = max((len(child.name) for child in (*replicas, *agents, *helpers)), default=0)
     stop = asyncio.Event()
@@ -154,7 +155,7 @@ async def run(
         if announcing is not None:
             announcing.cancel()
         loop.remove_reader(wanted)
-        # What a drill has stopped does not end before its helper has undone that.
+        # A process that a drill has stopped cannot end before its helper undoes the fault.
         for kinds in (("helper",), ("agent",), {one.child.kind for one in running} - {"helper", "agent"}):
             await _end([one for one in running if one.child.kind in kinds], grace_s, say)
         await asyncio.gather(*watchers, return_exceptions=True)
@@ -171,7 +172,7 @@ async def _wait_for_all(watchers: Sequence[asyncio.Task[None]]) -> None:
 async def _ignoring_failures(announce: Callable[[], Awaitable[None]], say: Print) -> None:
     try:
         await announce()
-    except Exception as error:  # what is announced is a comfort: the cluster runs without it
+    except Exception as error:  # the cluster runs without the announcement
         say(f"(cannot tell how the cluster is: {error})")
 
 
@@ -193,7 +194,7 @@ async def _start(child: Child, given: tuple[int, ...] = ()) -> Running:
 
 
 def _end_with_parent() -> Callable[[], None]:
-    # Everything that allocates or imports is done before the fork.
+    # Allocations and imports must happen before the fork.
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent, terminate = os.getpid(), int(signal.SIGTERM)
 
@@ -209,7 +210,7 @@ async def _watch(running: Running, width: int, stop: asyncio.Event, say: Print) 
     child, process = running
     reading = asyncio.ensure_future(_show(running, width, say))
     code = await process.wait()
-    # Something that outlives the child, such as a job's script, may hold the pipe open: it is not waited for.
+    # A process that outlives the child, such as a job's script, may hold the pipe open, so the wait is bounded.
     await asyncio.wait((reading,), timeout=DRAIN_S)
     reading.cancel()
     if stop.is_set():

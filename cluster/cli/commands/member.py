@@ -1,4 +1,4 @@
-"""`forebay cluster …` and `forebay cluster snapshot|fetch`: the replicas themselves."""
+"""Commands for the cluster's replicas: members, probe, add, remove, replace, update, transfer."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ DIGEST_DIGITS_SHOWN = 16
 
 
 UNWITNESSED_NOTICE_S = 60.0
-"""For how long checkpoints may lack cosignatures before it is worth a line, seconds: a witness may be restarted."""
+"""Seconds that checkpoints may lack cosignatures before `probe` prints a line: a witness may be restarting."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What one replica said of itself, or why it did not."""
+    """Status that one replica reported, or the error."""
 
     name: str
     api: str
     reachable: bool
     status: StatusView | None = None
     checkpoints: DigestsAnswer | None = None
-    """Only with --digest: the states that it digested last, which it compares with its peers' by itself."""
+    """Recent state digests, with --digest only; replicas compare them among themselves as well."""
     error: str | None = None
 
 
 class Agreement(StrEnum):
-    """What the digests say of the states."""
+    """Result of comparing state digests."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -58,14 +58,14 @@ class Agreement(StrEnum):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome for all replicas that answered."""
+    """Comparison of the digests of all replicas that answered."""
 
     agreement: Agreement
     sentence: str
 
 
 def group_by_point(digests: Iterable[tuple[str, Mapping[int, str]]]) -> dict[int, dict[str, str]]:
-    """Return what each replica gave, as (name, digests by revision or entry), by that point and then by name."""
+    """Return digests by point (revision or entry), then by replica, from (name, digests by point) pairs."""
     found = defaultdict[int, dict[str, str]](dict)
     for name, given in digests:
         for point, digest in given.items():
@@ -74,7 +74,7 @@ def group_by_point(digests: Iterable[tuple[str, Mapping[int, str]]]) -> dict[int
 
 
 def compare(answers: Iterable[ReplicaStatus]) -> Comparison:
-    """Compare what is comparable: states of one revision, checkpoints after one entry, ledgers up to one."""
+    """Compare the replicas' digests: states at a revision or after an entry, and ledgers up to an entry."""
     answers = tuple(answers)
     stated = [(one.name, one.status) for one in answers if one.status is not None]
     kept = [(one.name, one.checkpoints) for one in answers if one.checkpoints is not None]
@@ -90,7 +90,7 @@ def compare(answers: Iterable[ReplicaStatus]) -> Comparison:
         if len(set(digests.values())) > 1:
             shown = ", ".join(f"{name} {digest[:DIGEST_DIGITS_SHOWN]}" for name, digest in sorted(digests.items()))
             return Comparison(agreement=Agreement.DIFFERENT, sentence=f"the replicas' {what} differ {where}: {shown}")
-    # The most replicas first; of those the newest, in the order above.
+    # Prefer the point with the most replicas, then the newest.
     where, digests = max(points, key=lambda point: len(point[1]), default=("", {}))
     if len(digests) > 1:
         names = ", ".join(sorted(digests))
@@ -102,14 +102,14 @@ def compare(answers: Iterable[ReplicaStatus]) -> Comparison:
 
 
 MEMBER_ANSWER_S = 2.0
-"""How long `cluster members` waits for one replica's word about itself, seconds: its row is shown without it then."""
+"""Seconds that `cluster members` waits for a replica's own report before it shows the row without it."""
 
 
 _OWN_WORD = (
     *("term", "commit_index", "applied_index", "revision"),
     *("room_bytes", "journal_fill", "sync_s", "certificate_until", "authority_until"),
 )
-"""What only that replica knows for sure."""
+"""Fields of a row that the replica itself reports."""
 
 
 class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     replicas: tuple[ReplicaStatus, ...]
     comparison: Comparison | None = None
-    """Only with --digest, of several replicas."""
+    """With --digest, if several replicas are probed."""
 
 
 @click.command("members")
@@ -149,7 +149,7 @@ def _show_table(answer: MembersAnswer) -> None:
 
 
 async def _add_own_report(client: Client, member: MemberView) -> MemberView:
-    """Return the row with what only that replica knows, if it answers at once."""
+    """Return the row with the fields that the replica itself reports, if it answers in time."""
     if not member.reachable or None not in (getattr(member, field) for field in _OWN_WORD):
         return member
     try:

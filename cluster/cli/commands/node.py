@@ -1,4 +1,4 @@
-"""`forebay node …` and `forebay policy partition …`: who does the work, and which jobs may run where."""
+"""Commands `forebay node …` and `forebay policy partition …`."""
 
 from typing import Any, Final
 

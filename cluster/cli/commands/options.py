@@ -1,4 +1,4 @@
-"""What several commands share: options and arguments, and how records that a site keeps are listed and deleted."""
+"""Options and arguments that several commands share, and the commands of policy records (accounts, QOS, …)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,15 @@ LOG_FORMAT_OPTION = click.option(
     "--log-format", type=click.Choice(FORMATS), callback=_log_as, expose_value=False,
     help=f"Log format.  [default: ${FORMAT_VARIABLE}, or journald as a service of systemd, or text]",
 )  # fmt: skip
-"""For what this process becomes, and starts."""
+"""Log format of the process that this one becomes, and of its children."""
 
 
 def parse_past_time(context: click.Context, parameter: click.Parameter, typed: str | None) -> str | None:
-    """Return a moment of the past as the API takes it, None for none; Failure."""
+    """Return a revision or past time in the form that the API takes; None if none is given.
+
+    Raises:
+        Failure: bad input, if the text is neither.
+    """
     if typed is None or (typed.isascii() and typed.isdigit()):
         return typed
     from cluster.cli.text import parse_past
@@ -54,14 +58,14 @@ AT_OPTION = click.option(
 JOB_ID_MAX: Final = 2**63 - 1
 
 PAGE_JOBS: Final = 10_000
-"""Jobs asked for in one request, count: what the API answers at most."""
+"""Jobs requested at once, count: the API's limit."""
 
 WATCH_PERIOD_S: Final = 1.0
-"""Seconds between two listings of --watch: fast enough to follow by eye, no load for a leader."""
+"""Seconds between two listings of --watch: fast enough for the eye, no load for a leader."""
 
 
 class JobReference(click.ParamType):  # type: ignore[type-arg]
-    """`12`, `12_3` for a task of an array, `12_[1-4,7]` for several, `slurm:42` for a job of another scheduler."""
+    """Reference to jobs: `12`, `12_3` (an array task), `12_[1-4,7]` (several), `slurm:42` (an external job)."""
 
     name = "job"
 
@@ -88,7 +92,7 @@ JOB_ID = JobReference()
 
 
 def job_options(*, change: bool = False) -> Callable[[Function], Function]:
-    """Return what gives a command the options of JOB_FIELDS: of a submit, or (`change`) of those that may change."""
+    """Return a decorator that adds the options of JOB_FIELDS, with `change` only those that can be changed."""
 
     from cluster.schemas import JOB_FIELDS
 
@@ -107,14 +111,14 @@ NAME = click.argument("name")
 
 
 NO_LIMIT: Final = "-1"
-"""What takes a limit away, as in sacctmgr."""
+"""Value that removes a limit, as in sacctmgr."""
 
 BULK_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of one request with many commands: half of what a replica takes."""
+"""Largest request with many commands, bytes: half of a replica's limit."""
 
 
 def split_into_requests(commands: Sequence[BulkCommand]) -> Iterator[Sequence[BulkCommand]]:
-    """Yield the commands in their order, as many at a time as one request takes."""
+    """Yield slices of the commands in order, each small enough for one request."""
     import msgspec
 
     from cluster.schemas import BULK_COMMANDS_MAX
@@ -131,28 +135,28 @@ def split_into_requests(commands: Sequence[BulkCommand]) -> Iterator[Sequence[Bu
 
 
 def parse_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Return names that commas separate; None where the option is not given."""
+    """Return comma-separated names; None if the option is not given."""
     return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """Kind of record that a site keeps: listed, shown, changed and deleted as the others are."""
+    """Kind of policy record with its operations and table."""
 
     word: str
-    """What one is called in sentences."""
+    """Noun for messages, for example `account`."""
     field: str
-    """The field of an answer that has the records."""
+    """Field of an answer that has the records."""
     listed: ApiOperation[None, Any]
     changed: ApiOperation[Any, Any]
     deleted: ApiOperation[Command, Any]
     listing: Callable[[tuple[Any, ...]], Listing | str]
-    """Returns records as people see them."""
+    """Formats records for display."""
     needed: tuple[str, ...] = ()
-    """Fields of a request that a record cannot be made without."""
+    """Fields that a new record requires."""
 
 
 def print_records(kind: Kind, answer: Any, as_json: bool, name: str | None = None) -> None:
-    """Print the records of an answer, or of them the one that is named."""
+    """Print the records of an answer, or only the one called `name`."""
     from cluster.cli.text import present
 
     rows = tuple(row for row in getattr(answer, kind.field) if name in (None, row.name))
@@ -166,7 +170,11 @@ def _replace_records(answer: Any, kind: Kind, rows: tuple[Any, ...]) -> Any:
 
 
 def find_record(rows: Sequence[Any], name: str, word: str) -> Any:
-    """Return the row of this name; Failure, with those that are known, where there is none."""
+    """Return the row called `name`.
+
+    Raises:
+        Failure: not found, with the known names.
+    """
     for row in rows:
         if row.name == name:
             return row
@@ -178,10 +186,10 @@ def find_record(rows: Sequence[Any], name: str, word: str) -> Any:
 def set_record(
     kind: Kind, name: str, as_json: bool, changes: dict[str, Any], kept: Callable[[Any], dict[str, Any]]
 ) -> None:
-    """Have a record made, or changed where `changes` says so, and print it.
+    """Create or change a record and print it.
 
-    `changes`: by field of the request, None for what was not named; a dictionary changes what it names, and -1 takes a
-    limit away. `kept` returns the fields of the request that say what a record is now.
+    `changes` has the new values by field of the request, None for options that were not given. A dictionary replaces
+    only the limits it names; the value -1 removes a limit. `kept` returns the present record's fields for the request.
     """
 
     async def change(client: Client) -> Any:
@@ -201,7 +209,7 @@ def set_record(
 
 
 def _merge_limits(present: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return limits, or the limits of each user, with those that are named as they are named."""
+    """Return the present limits, or limits by user, with `changes` applied."""
     changed = dict(present)
     for key, value in changes.items():
         if isinstance(value, dict):
@@ -215,14 +223,14 @@ def _merge_limits(present: dict[str, Any], changes: dict[str, Any]) -> dict[str,
 
 
 def _limit_key(text: str) -> tuple[str, str, str]:
-    """Return what a limit is known by, however it is typed: grpbb:BB/fast is the one that is shown as GrpBB:bb/fast."""
+    """Return a limit's key regardless of case: grpbb:BB/fast and GrpBB:bb/fast are the same limit."""
     word, _, space = text.partition(":")
     prefix, _, name = space.partition("/")
     return word.lower(), prefix.lower(), name
 
 
 def record_group(kind: Kind, about: str, listing: str, deleting: str) -> click.Group:
-    """Return the group of a kind with the commands that differ by nothing but the kind; the texts are their help."""
+    """Return a group with the commands list, show and delete for a kind; the texts are their help."""
     group = CommandGroup(help=about)
 
     @group.command("list", help=listing)

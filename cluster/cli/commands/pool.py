@@ -1,4 +1,4 @@
-"""`forebay pool|filesystem …`: where data can go, pools while they are in use."""
+"""Commands `forebay pool …` and `forebay pool filesystem …`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -67,7 +67,7 @@ _DEFAULT = click.option("--default", "is_default", is_flag=True, help="Use it fo
 
 
 def pool_line(pool: PoolView) -> str:
-    """Return one pool in one line, in its units."""
+    """Format a pool as one line, in its unit."""
     unit = unit_in(pool)
     parts = [
         f"total {format_amount(pool.quantity_bytes, unit)}",
@@ -82,7 +82,7 @@ def pool_line(pool: PoolView) -> str:
 
 
 def remarks(pool: PoolView) -> list[str]:
-    """Return what a person should know of a pool beyond its figures."""
+    """Return warnings about a pool: overcommitted space, and space that is no multiple of its granularity."""
     unit = unit_in(pool)
     found: list[str] = []
     if pool.overcommitted_bytes:
@@ -234,7 +234,7 @@ class MarkedFilesystem(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     identity: str
-    """By which machines know it."""
+    """Identity that machines recognise it by."""
 
 
 @click.command("list")

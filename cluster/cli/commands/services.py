@@ -1,4 +1,4 @@
-"""`forebay run …`: the processes of a cluster, for units of a service manager."""
+"""Commands `forebay run …`: start one process of a cluster, for units of a service manager."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def replica(name: str, first_start: bool, join: bool, found_without: tuple[str, 
     """
     config = session().config()
     for one in (name, *found_without):
-        config.replica(one)  # refused here, before another program begins
+        config.replica(one)  # reject an unknown name before another program starts
     words = [*(["--first-start"] if first_start else []), *(["--join"] if join else [])]
     words += [word for one in found_without for word in ("--found-without", one)]
     hold_termination()
@@ -53,7 +53,7 @@ def replica(name: str, first_start: bool, join: bool, found_without: tuple[str, 
 def agent(name: str, mover: bool) -> None:
     """Run a node's agent."""
     config = session().config()
-    config.agent(name)  # refused here, before another program begins
+    config.agent(name)  # reject an unknown name before another program starts
     hold_termination()
     words = ("--mover",) if mover else ()
     become(module_command("cluster.agent", "--config", str(config.file), "--name", name, *words))
@@ -72,7 +72,7 @@ def gateway(name: str) -> None:
     """
     current = session()
     file = current.config_file()
-    current.config().tls_files(name)  # refused here, before another program begins
+    current.config().tls_files(name)  # reject missing files before another program starts
     hold_termination()
     become(module_command("cluster.client.gateway", "--config", str(file), "--name", name))
 
@@ -106,7 +106,7 @@ def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: s
     if metrics is not None:
         words += ["--metrics", str(metrics)]
     hold_termination()
-    # What is wrong with the configuration is said there: one exit code for all that a restart does not mend.
+    # The bridge itself reports configuration errors, with its exit code for errors that a restart cannot fix.
     become(module_command("cluster.slurm", "--config", str(session().config_file()), *words))
 
 
@@ -120,6 +120,6 @@ def helper(name: str) -> None:
     there, and undoes it. Between drills it waits for a connection, and does nothing.
     """
     config = session().config()
-    config.helper(name)  # refused here, before another program begins
+    config.helper(name)  # reject an unknown name before another program starts
     hold_termination()
     become(module_command("cluster.drill", "--config", str(config.file), "--name", name))

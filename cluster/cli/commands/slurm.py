@@ -1,4 +1,4 @@
-"""`forebay slurm …`: Forebay as the burst buffer of an unmodified Slurm, on the hosts of its slurmctld."""
+"""Commands `forebay slurm …`: set up Forebay as the burst buffer of an unmodified Slurm, and list its jobs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from cluster.slurm.checks import SlurmSettings
     from cluster.slurm.install import Layout
 
-# Who may not read one hears it of what is done with it.
+# An unreadable directory is reported by the operation that uses it.
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, readable=False)
 
 
 class InstallAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of `slurm install --json`: paths, and sentences."""
+    """Output of `slurm install --json`: paths of files, and next steps."""
 
     written: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    """What was changed since Forebay wrote it."""
+    """Files that were changed since Forebay wrote them."""
     to_do: tuple[str, ...] = ()
-    """What is left to be done, or wrong."""
+    """Remaining steps and faults."""
 
 
 @click.command("install")
@@ -163,7 +163,7 @@ def _remove(conf: Path, slurm: SlurmSettings, as_json: bool) -> None:
 
 
 def _findings(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[str]:
-    """Return all that is wrong, a line each."""
+    """Return all faults of the installation, one line each."""
     from cluster.agent.files import FilesystemRefused, filesystems
     from cluster.config import Config, ConfigError, read_access
     from cluster.security import TlsError
@@ -187,7 +187,7 @@ def _findings(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
 
 
 def _forebay() -> tuple[Path, ...]:
-    """Return the command `forebay` of this installation, and what else of it is run."""
+    """Return the files of this installation that Slurm must be able to run: the command, Python, the package."""
     import cluster
 
     command = Path(sys.executable).with_name("forebay")

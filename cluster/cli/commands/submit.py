@@ -1,4 +1,4 @@
-"""`forebay submit`: batch scripts become jobs."""
+"""Command `forebay submit`: submit batch scripts as jobs."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 STANDARD_INPUT: Final = "-"
 
 ARGUMENTS_FOLLOW: Final = "--"
-"""What stands before the arguments of a script: what stands before it are more scripts."""
+"""Separator between scripts and the arguments of a script."""
 
 WRAP_NAME: Final = "wrap"
-"""Name of a job whose script is a command of the command line, as Slurm calls it."""
+"""Name of a job submitted with --wrap, as in Slurm."""
 
 _ARGUMENTS: Final = "forebay.arguments"
 _SETTINGS: Final = "forebay.settings"
 _IGNORED: Final = "forebay.ignored"
-"""Keys of the context of a submit: the arguments of its script, and the options of sbatch that have no option here,
-first those with a value for the job, then those without effect."""
+"""Keys of the click context: the script's arguments, sbatch options that set a field, and sbatch options without
+effect."""
 
 SCRIPTS_MAX: Final = 10_000
-"""Scripts of one command, count: ten requests; all of them are in memory before the first is sent."""
+"""Scripts of one command, count: ten requests; all scripts are in memory before the first is sent."""
 
 LIST_BYTES_MAX: Final = SUBMITTED_SCRIPT_BYTES_MAX
-"""A list of scripts on standard input, bytes: it is told from a script once all of it is here."""
+"""Largest list of scripts on standard input, bytes."""
 
 REQUEST_CODES: Final = frozenset(
     {
@@ -64,7 +64,7 @@ REQUEST_CODES: Final = frozenset(
         "provider_refused",
     }
 )
-"""Codes of refusals that concern the burst-buffer request wherever they are: Slurm's line is printed last for them."""
+"""Codes of rejections of a burst-buffer request at any place: Slurm's line is printed last for them."""
 
 PERMISSION_SENTENCES: Final = frozenset(
     {
@@ -74,27 +74,31 @@ PERMISSION_SENTENCES: Final = frozenset(
         "User found in DenyUsers",
     }
 )
-"""Refusals that concern who asks for a burst buffer, not what is asked."""
+"""Rejections because of the user, not because of the request."""
 
 IGNORED_PLACE: Final = "ignored_options"
-"""The place of a rejection by a site that does not accept options without effect."""
+"""Place of a rejection because the site does not accept options without effect."""
 
 REQUEST_PLACES: Final = ("script", "--bb")
-"""How places begin that lie in the request (`--bbf` too): any refusal there concerns it."""
+"""Prefixes of places within the burst-buffer request (`--bbf` too)."""
 
 
 class _Script(NamedTuple):
-    """Script of the command, and what is sent for it."""
+    """Script on the command line, with its prepared request."""
 
     name: str
     prepared: PreparedSubmit
 
 
 class _SubmitCommand(click.Command):
-    """A command whose words after `--` are the script's, and that knows every option of sbatch."""
+    """Command that passes the words after `--` to the script, and accepts every option of sbatch."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take what follows `--` and what has no effect out, and parse the rest; Failure for what is rejected."""
+        """Extract script arguments and sbatch options without an option here, and parse the rest.
+
+        Raises:
+            Failure: bad input, if an sbatch option is rejected.
+        """
         own, given = args, list[str]()
         if ARGUMENTS_FOLLOW in args:
             at = args.index(ARGUMENTS_FOLLOW)
@@ -195,7 +199,7 @@ def submit(
 
 
 def _wrap_command(command: str, scripts: tuple[str, ...], arguments: tuple[str, ...]) -> list[tuple[str, bytes]]:
-    """Return the script that runs a command of the command line, and its name."""
+    """Return a script that runs the command of --wrap, and its name."""
     if scripts or arguments:
         raise bad_input("--wrap is the script, and has no arguments", "name a script, or give --wrap", place="--wrap")
     return [(WRAP_NAME, f"#!/bin/sh\n# Made by forebay submit --wrap.\n\n{command}\n".encode(errors="surrogateescape"))]
@@ -204,7 +208,7 @@ def _wrap_command(command: str, scripts: tuple[str, ...], arguments: tuple[str, 
 def _submit_one(
     current: Session, prepared: PreparedSubmit, owner: str | None, command_id: str | None, line: str | None
 ) -> int:
-    """Submit a script, print its number in `line` (None: as JSON), and return it."""
+    """Submit a script and return the job's ID; print it in the format `line`, or as JSON if that is None."""
 
     async def send(client: Client) -> JobView:
         request = SubmitRequest(command_id=command_id or client.new_command_id(), user=owner, **prepared.fields)
@@ -223,9 +227,9 @@ def _submit_one(
 def _submit_all(
     current: Session, scripts: Sequence[_Script], owner: str | None, line: str | None
 ) -> tuple[tuple[int, ...], ExitCode]:
-    """Submit scripts in as few requests as it takes; print how each of them went, in their order, as `_submit_one`.
+    """Submit scripts in as few requests as possible and print the results in order, as `_submit_one` does.
 
-    Return the jobs, and the exit code of the first that failed.
+    Return the jobs, and the exit code of the first failure.
     """
     from cluster.schemas import JobsAnswer, SubmitCommand
 
@@ -273,20 +277,20 @@ def _outcome(result: CommandResult) -> JobView | ApiError:
 
 
 def _for_one_command(error: ApiError, command_id: str) -> ApiError:
-    """Return what a request that failed as a whole comes to for one of its commands."""
+    """Return the error of one command in a request that failed as a whole."""
     return ApiError(
         error.status, error.code, error.sentence, remedy=error.remedy, outcome=error.outcome, command_id=command_id
     )
 
 
 def _not_sent(error: ApiError) -> ApiError:
-    """Return what becomes of those that would have been sent after a request that failed as a whole."""
+    """Return the error of a command that was not sent, because an earlier request failed as a whole."""
     sentence = "it was not sent, since the request before it failed"
     return ApiError(error.status, error.code, sentence, remedy="submit it again")
 
 
 def _add_script_name(failure: Failure, name: str) -> Failure:
-    """Return a failure whose place names the script that it is about."""
+    """Return the failure with the script's name in its place."""
     if failure.place.startswith(name):
         return failure
     place = f"{name}, {failure.place}" if failure.place else name
@@ -304,7 +308,7 @@ def _check_command_id(command_id: str) -> None:
 
 
 def _read_scripts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield each script with its name: those of a list in place of the `-` that stands for it."""
+    """Yield each script's name and content; replace `-` by the scripts listed on standard input, if it is a list."""
     if names.count(STANDARD_INPUT) > 1:
         raise bad_input("standard input can be read once", f"name {STANDARD_INPUT} once")
     count = 0
@@ -324,10 +328,10 @@ def _read_scripts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _script_list(data: bytes) -> Sequence[str]:
-    """Return the scripts that standard input lists, one a line; none where it is a script, or nothing of the kind.
+    """Return the script names in the lines of standard input; empty if it is a script itself.
 
-    A script says in its first two characters what runs it. So what does not is a list, if the first line of it names
-    a file; else it is taken for a script that lacks them, and refused as one.
+    A script begins with `#!`. Other input is a list if its first line names a file; if not, it is treated as a script
+    without an interpreter line, which is rejected.
     """
     if data.startswith(b"#!") or len(data) > LIST_BYTES_MAX:
         return ()
@@ -337,7 +341,7 @@ def _script_list(data: bytes) -> Sequence[str]:
 
 
 def _failure(error: ApiError, prepared: PreparedSubmit) -> Failure:
-    """Return the failure of a submit, its place in the user's own terms."""
+    """Return the failure of a submit, with its place translated to the user's files and options."""
     if error.place == IGNORED_PLACE and prepared.ignored:
         return join_failures([one.rejection() for one in prepared.ignored])
     code = exit_code_of(error)

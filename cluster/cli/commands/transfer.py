@@ -1,4 +1,4 @@
-"""`forebay transfer list|show|receipt`: what is moved, what was, and the receipts for it."""
+"""Commands `forebay transfer list`, `show` and `receipt`: transfers, their progress and receipts."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _check_watch(as_json: bool) -> None:
 
 
 async def _draw(ask: Callable[[], Awaitable[Iterable[TransferView]]]) -> None:
-    """Draw what is under way until nothing is: what has failed for good waits for somebody, not for us."""
+    """Draw active transfers until none is left; finally failed ones do not count, since they need an operator."""
     import asyncio
 
     from rich.live import Live
