@@ -1,4 +1,4 @@
-"""Confirmation before a command destroys something: asked on a terminal, given by --yes elsewhere."""
+"""Confirmation of destructive commands: a question on a terminal, --yes elsewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def confirm_first(question: str) -> Callable[[Decorated], Decorated]:
-    """Return a decorator that adds --yes to a command and asks first; `{name}` in the question is its argument NAME."""
+    """Return a decorator that adds --yes to a command and asks the question first.
+
+    `{name}` in the question stands for the command's argument NAME.
+    """
 
     def decorate(function: Decorated) -> Decorated:
         @YES_OPTION

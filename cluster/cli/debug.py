@@ -1,7 +1,6 @@
-"""`forebay support debug`: what somebody who helps needs to see of a cluster and of this machine, in one file without
-secrets.
+"""Command `forebay support debug`: collect diagnostics of the cluster and this machine in one file without secrets.
 
-Keys, scripts and environments of jobs are never read for it. Of jobs there is nothing but what is asked for with --job.
+It never reads keys, or scripts and environments of jobs, and includes only the jobs named with --job.
 """
 
 from __future__ import annotations
@@ -41,37 +40,37 @@ if TYPE_CHECKING:
     from cluster.schemas import ApiOperation
 
 ANSWER_S: Final = 5.0
-"""How long the cluster may take for each answer, seconds: a cluster that is asked for this is perhaps not well."""
+"""Time limit of each request, seconds: a cluster that needs diagnostics may not answer at all."""
 
 PART_BYTES_MAX: Final = 4 << 20
-"""Bytes of one part, the last ones of it."""
+"""Largest part, bytes: of a larger one the end is kept."""
 
 LOGS_MAX: Final = 64
-"""Files of --log, count."""
+"""Largest number of --log options, count."""
 
 FILES_MAX: Final = 5_000
-"""Files that are named of one directory, count."""
+"""Files listed for one directory, count."""
 
 JOURNAL_LINES: Final = 20_000
-"""Lines that are taken from the machine's journal, count."""
+"""Lines read from the machine's journal, count."""
 
 JOURNAL_S: Final = 20.0
-"""How long the machine's journal may take, seconds."""
+"""Time limit for reading the machine's journal, seconds."""
 
 UNITS: Final = "forebay-*"
 """Units of the packages, as `journalctl` matches them."""
 
 KERNEL: Final = ("loadavg", "meminfo", "uptime", "pressure/cpu", "pressure/io", "pressure/memory", "self/limits")
-"""Files of /proc that say how the machine is."""
+"""Files of /proc that show the machine's load and limits."""
 
 REDACTED: Final = "(redacted)"
-"""What stands for a value of [provider] environment."""
+"""Replacement for values of [provider] environment."""
 
 SECRET_CHARACTERS_MIN: Final = 6
-"""Characters of such a value from which on it is looked for in every part: a shorter one is part of many words."""
+"""Shortest value that is removed from every part, characters: a shorter one occurs within ordinary words."""
 
 NEVER: Final = b"PRIVATE KEY-----"
-"""What no part may have in it, whatever it was made of."""
+"""Mark of a private key: a part that contains it is left out."""
 
 _JOB: Final = re.compile(r"[0-9]+(_[0-9]+)?", re.ASCII)
 _STAMP: Final = re.compile(r"[-:]")
@@ -103,32 +102,32 @@ _OF_A_JOB: Final[dict[str, ApiOperation[None, Any]]] = {
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """File of a bundle, or why it is not in it."""
+    """File of the bundle, or the reason it is missing."""
 
     name: str
     size: int | None
-    """Bytes; null: it is not there."""
+    """Bytes; null if it is missing."""
     missing: str = ""
 
 
 class DebugAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of `debug --json`, and `contents.json` in the bundle says."""
+    """Output of `debug --json`, and content of `contents.json` in the bundle."""
 
     file: str
     parts: tuple[Part, ...]
 
 
 class Bundle:
-    """Parts as they are found, by name."""
+    """Collected parts by name."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        """Parts have none of the `secrets` in them, but for short ones, which would be found anywhere."""
+        """Remove `secrets` from every part, except short ones, which would match ordinary words."""
         self._secrets = [value.encode() for value in secrets if len(value) >= SECRET_CHARACTERS_MIN]
         self.found: dict[str, bytes] = {}
         self.missing: dict[str, str] = {}
 
     def add(self, name: str, content: bytes) -> None:
-        """Take a part in, the last bytes of it; one with a key in it is left out."""
+        """Add the end of a part; leave out one that contains a private key."""
         if NEVER in content:
             self.missing[name] = "a private key is in it"
         else:
@@ -137,7 +136,7 @@ class Bundle:
             self.found[name] = content[-PART_BYTES_MAX:]
 
     def take(self, name: str, read: Callable[[], bytes]) -> None:
-        """Take in what can be read."""
+        """Add the result of `read`, or the reason that it failed."""
         try:
             self.add(name, read())
         except subprocess.CalledProcessError as error:
@@ -147,7 +146,7 @@ class Bundle:
             self.missing[name] = str(error)
 
     def parts(self) -> tuple[Part, ...]:
-        """Return what there is and what is not, by name."""
+        """Return present and missing parts, sorted by name."""
         rows = [Part(name=name, size=len(content)) for name, content in self.found.items()]
         rows += [Part(name=name, size=None, missing=plain(why)) for name, why in self.missing.items()]
         return tuple(sorted(rows, key=lambda row: row.name))
@@ -190,7 +189,7 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
     stamp = _STAMP.sub("", str(format_instant(now)))[:15]
     output = output or Path(f"forebay-debug-{config.cluster.name}-{stamp}.tar.gz")
     try:
-        # Made before anything is asked.
+        # Create the file before any request, so that an unwritable path fails at once.
         with new_private_file(output) as file:
             bundle = Bundle(value for _, value in config.provider.environment)
             note("the cluster and its replicas are asked")
@@ -199,7 +198,7 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
             except Failure as failure:
                 bundle.missing["cluster"] = failure.sentence
             except ConfigError as error:
-                # A replica's machine has no certificate that may ask.
+                # A replica's machine may have no certificate of a user.
                 bundle.missing["cluster"] = error.sentence
             note("this machine is looked at")
             _add_machine(bundle, config)
@@ -223,7 +222,7 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
 
 
 async def _add_answers(bundle: Bundle, client: Client, config: Config, jobs: tuple[str, ...]) -> None:
-    """Take in what the cluster answers, all asked at once."""
+    """Send all requests concurrently and add the answers."""
 
     async def one(name: str, operation: ApiOperation[None, Any], **more: Any) -> None:
         name += ".txt" if operation.content_type == ops.TEXT else ".json"
@@ -275,7 +274,11 @@ def _add_machine(bundle: Bundle, config: Config) -> None:
 
 
 def _redact(file: Path) -> bytes:
-    """Return a configuration without what the site's programs are told: that may be passwords. OSError."""
+    """Return a configuration without the values of [provider] environment, which may be passwords.
+
+    Raises:
+        OSError: if the file cannot be read or parsed.
+    """
     try:
         return redact(file.read_text(encoding="utf-8"), ("provider", "environment"), REDACTED).encode()
     except ValueError as error:
@@ -283,7 +286,7 @@ def _redact(file: Path) -> bytes:
 
 
 def _list_directory(directory: Path) -> Iterator[dict[str, Any]]:
-    """Yield what lies in a directory of Forebay's, two levels of it: buffers and their files are their users'."""
+    """Yield the files in two levels of a directory, except in buffers, whose files belong to users."""
     try:
         usage = shutil.disk_usage(directory)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Drills of the running cluster: what must hold before, what is done and measured, and what is said of it."""
+"""Failover drills of the running cluster: preconditions, faults, measurements, checks and reports."""

@@ -1,4 +1,4 @@
-"""`forebay drill …`: exercise a take-over of the running cluster, and see what it took."""
+"""Commands `forebay drill …`: plan, run and show failover drills of the running cluster."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from cluster.schemas.drills import DrillAnswer, DrillView
 
 ABORT_AFTER_S: Final = 5.0
-"""After how long without an acknowledged write a drill is aborted, seconds, where nobody says otherwise."""
+"""Default time without an acknowledged write after which a drill is aborted, seconds."""
 
 HOLD_S: Final = 5
-"""`cluster.cli.drills.scenarios.HOLD_S`, written again for the help, which imports no scenario."""
+"""Copy of `cluster.cli.drills.scenarios.HOLD_S` for the help, which imports no scenario."""
 
 HOLD_S_MAX: Final = 100
-"""For how long a fault may be held, seconds: less than a helper allows."""
+"""Longest duration of a fault, seconds: less than a helper allows."""
 
 _SCENARIO = click.argument("scenario", type=click.Choice([*SCENARIOS, *NOT_DONE]))
 _TARGET = click.option(
@@ -223,7 +223,7 @@ def _coordinator(client: Client) -> Coordinator:
 
 
 def _run_command(made: Plan, wanted: DrillRequest) -> str:
-    """Return the command that carries a plan out."""
+    """Return the command that runs a plan."""
     hold = f" --hold-s {wanted.hold_s}" if wanted.hold_s is not None else ""
     spare = " --spare-jobs" if wanted.spare_jobs else ""
     forced = "".join(f" --force {name}" for name in made.forced)

@@ -1,7 +1,7 @@
-"""One drill carried out: probes, the fault, stop conditions, what was measured, and its end in the ledger.
+"""Coordinator of one drill: probes, fault, stop conditions, measurements, and the result in the ledger.
 
-The client is outside of the cluster, as its users are: what it measures is when the cluster answers. First it looks for
-a while without a fault (the control). A fault on a machine is done by its helper, under a lease that is renewed here.
+The client is outside the cluster, like its users, and measures when the cluster answers: first for a while without a
+fault (the control), then with it. A machine's helper injects the fault, under a lease that the coordinator renews.
 """
 
 from __future__ import annotations
@@ -53,28 +53,28 @@ from cluster.system import Address, Clock, parse_instant
 from replica.values import DRILL_S_MAX, MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
 
 SETTLE_S: Final = 2.0
-"""Seconds that are looked at after the fault."""
+"""Seconds of measurement after the fault."""
 
 BACK_S: Final = 60.0
-"""Seconds in which a target has to be back once its fault is undone: a replica replays its journal meanwhile."""
+"""Time limit for the target's return after its fault, seconds: a replica replays its journal first."""
 
 LATE_S: Final = 5.0
-"""Seconds for which a switchover whose request failed is watched: the target may take over after the answer."""
+"""Seconds to watch a switchover whose request failed: the target may take over after the answer."""
 
 SECOND_S: Final = 300
-"""Seconds in which another operator has to agree where a machine wants that."""
+"""Time limit for a second operator's approval, seconds."""
 
 ALIVE_EVERY_S: Final = 1.0
-"""Seconds between two words of this client that it is there."""
+"""Seconds between two keep-alive requests of the coordinator."""
 
 LEASE_MORE_S: Final = 5
-"""Seconds for which the cluster waits for one beyond the time that writes may stop."""
+"""Seconds of the drill's lease beyond the time that writes may stop."""
 
 LASTS_S: Final = 120
-"""Seconds, beside the hold of a fault and what waits for its end, after which the ledger takes a drill for over."""
+"""Seconds after which the ledger ends a drill, in addition to the fault's duration and the waits after it."""
 
 END_S: Final = 30.0
-"""Seconds in which its end is to be in the ledger."""
+"""Time limit for recording the end of the drill, seconds."""
 
 _AGAIN: Final = {
     "stage_retried": "stages_again",
@@ -82,7 +82,7 @@ _AGAIN: Final = {
     "run_requeued": "runs_again",
     "node_went_down": "nodes_lost",
 }
-"""Events that a drill should not lead to -> the figure that counts them."""
+"""Events that a drill should not cause -> the figure that counts them."""
 
 
 WRITES: Final = "acknowledged writes"
@@ -90,38 +90,38 @@ STATES: Final = "the states of the replicas"
 EVENTS: Final = "what happened meanwhile"
 LEADERS: Final = "who led"
 CHECKS: Final = (WRITES, STATES, EVENTS, LEADERS)
-"""Checks that follow every fault in the cluster, in their order."""
+"""Checks after every fault in the cluster, in their order."""
 
 
 WHY_CHARACTERS_MAX: Final = 150
-"""Characters of a sentence that say why a check failed: all of them fit beside the verdict."""
+"""Longest reason of a check that was not made, characters: all reasons fit beside the verdict."""
 
 
 class DrillAborted(Exception):
-    """A drill that has to end before its time; why, in a sentence."""
+    """Drill that was aborted; its text is the reason."""
 
 
 class FaultRecord(msgspec.Struct):
-    """Observations of a fault or a switchover. Moments are seconds of the monotonic clock; None: it was not reached."""
+    """Observations of a fault or switchover. Times are seconds of the monotonic clock, None if not reached."""
 
     done_s: float | None = None
     undone_s: float = 0.0
     took_over: str = ""
-    """Who led while the target could not."""
+    """Replica that led while the target could not."""
     was_down: bool = False
     """Whether the target's node was DOWN."""
     agents_back_us: int | None = None
-    """After how long the leader had heard of all other agents, µs."""
+    """Time until the leader had received polls of all other agents, µs."""
     handover_us: int | None = None
-    """How long a switchover took until its request was answered, µs."""
+    """Time until the switchover request was answered, µs."""
     refusal: str = ""
-    """Why the request of a switchover failed."""
+    """Error of the switchover request."""
     back_us: int | None = None
-    """How long the target needed to be there again once it was undone, µs."""
+    """Time from the end of the fault until the target was back, µs."""
 
 
 class Coordinator:
-    """Who carries out drills of a cluster."""
+    """Runner of drills on a cluster."""
 
     def __init__(
         self,
@@ -137,10 +137,11 @@ class Coordinator:
         alarm: Callable[[], Awaitable[str]] | None = None,
         user: Callable[[], AbstractAsyncContextManager[Client]] | None = None,
     ) -> None:
-        """`replicas`: where each is asked about itself; `writer` measures for how long writes stop; `tell` is called
-        with what is done, a sentence each. `user` makes the client of the user's program; None: `client` is it.
+        """Create a coordinator.
 
-        `alarm` is asked each second why a drill has to end, and says nothing while it has not.
+        `replicas` has each replica's API address. `writer` sends the measured writes. `tell` receives a sentence for
+        each step. `user` makes the client of a user's program; without it, `client` is used. `alarm` is called every
+        second and returns the reason to abort, or an empty string.
         """
         self._client = client
         self._clock = clock
@@ -154,15 +155,19 @@ class Coordinator:
         self._exercise = exercise
         self._drill: DrillAnswer | None = None
         self._began_s = clock.monotonic_s()
-        """When the ledger had its beginning."""
+        """Time at which the ledger recorded the drill's start."""
         self._figures: dict[str, int] = {}
-        """Measurements so far: they are kept however the drill ends."""
+        """Measurements so far, which are recorded however the drill ends."""
         self._faults: list[str] = []
         self._unchecked: dict[str, str] = {}
-        """Checks that are still due, each with the reason it failed; empty: it was not reached."""
+        """Checks not made yet, each with the reason it failed; empty if it was not reached."""
 
     async def look(self, wanted: DrillRequest) -> ClusterFacts:
-        """Ask the cluster and the target's machine what a plan needs; ApiError."""
+        """Return the facts that a plan needs, from the cluster and the target's machine.
+
+        Raises:
+            ApiError: if the cluster did not answer.
+        """
         members, drills, nodes, moving = await asyncio.gather(
             self._client.call(ops.LIST_MEMBERS),
             self._client.call(ops.LIST_DRILLS),
@@ -195,7 +200,11 @@ class Coordinator:
         return msgspec.structs.replace(found, helper=helper, helper_clock_s=off_s)
 
     async def _snapshot_bytes(self, wanted: DrillRequest, target: str) -> int:
-        """Return the size of what a copy would be made of, as far as is known; ApiError where it may not be read."""
+        """Return the size of the snapshot or backup that a copy would be made of; 0 if it is unknown.
+
+        Raises:
+            ApiError: if this identity may not read snapshots.
+        """
         if wanted.backup is not None:
             with contextlib.suppress(OSError):
                 return wanted.backup.stat().st_size
@@ -212,9 +221,12 @@ class Coordinator:
         return rows[0].size_bytes if rows else 0
 
     async def run(self, plan: Plan, goals: Goals) -> DrillAnswer:
-        """Carry out a plan, and return the drill as it ended; ApiError where it could not begin or its end not be said.
+        """Run a plan and return the ended drill.
 
-        However this ends, but for the end of the process, the ledger hears of it; without that the drill is lost.
+        The result is recorded in the ledger however the drill ends, unless this process is killed.
+
+        Raises:
+            ApiError: if the drill's start or end could not be recorded.
         """
         waits_s = SECOND_S if self._require_second else 0
         lasts_s = LASTS_S + plan.hold_s + (round(BACK_S) if plan.hold_s else 0) + waits_s
@@ -256,21 +268,25 @@ class Coordinator:
         finally:
             alive.cancel()
             ending = asyncio.ensure_future(self._end(drill.drill, verdict, sentence))
-            # Also where the keyboard ended it: once more, and nobody waits.
+            # Record the end even after Ctrl-C; a second Ctrl-C stops waiting for it.
             ended = await asyncio.shield(ending)
         return ended
 
     async def _keep_alive(self, drill: int) -> None:
-        """Have the cluster know that somebody carries it out."""
+        """Send keep-alive requests until cancelled."""
         while True:
             await asyncio.sleep(ALIVE_EVERY_S)
             request = Command(command_id=self._client.new_command_id())
-            # Why a probe is refused is found by those that are measured.
+            # The measured probes report rejections.
             with contextlib.suppress(ApiError):
                 await self._client.call(ops.PROBE_DRILL, request, drill=drill, deadline_s=STATUS_S)
 
     async def _wait_for_second(self, drill: int) -> None:
-        """Wait for another operator; Aborted."""
+        """Wait for a second operator's approval.
+
+        Raises:
+            DrillAborted: if none approved in time, or the drill was aborted.
+        """
         self._tell(f"another operator has to agree within {SECOND_S} s: forebay drill confirm {drill}")
         until_s = self._clock.monotonic_s() + SECOND_S
         while self._clock.monotonic_s() < until_s:
@@ -284,9 +300,9 @@ class Coordinator:
         raise DrillAborted(f"no other operator agreed within {SECOND_S} s")
 
     async def _end(self, drill: int, verdict: str, sentence: str) -> DrillAnswer:
-        """Write the end of the drill to the ledger, with all figures and the checks that are missing."""
+        """Record the end of the drill with all figures and missing checks."""
         unchecked = _unchecked_sentence(self._unchecked)
-        # A reason that another operator gave can be as long as the whole sentence may be, with a name before it.
+        # An operator's reason alone may have the largest length of the sentence.
         said = plain(sentence)[: MESSAGE_CHARACTERS_MAX - len(unchecked)] + unchecked
         request = EndDrillRequest(
             command_id=self._client.new_command_id(), verdict=verdict, sentence=said, figures=self._figures
@@ -299,12 +315,18 @@ class Coordinator:
             self._tell(f"the end of drill {drill} could not be recorded: {verdict}: {said}{measured}")
             raise
 
-    # ---- what is done
+    # ---- steps
 
     async def _carry_out(self, plan: Plan, goals: Goals) -> tuple[str, str]:
-        """Return the verdict and its sentence; Aborted, NotMeasured, ApiError, and what a copy raises.
+        """Perform the drill and return its verdict and sentence.
 
-        `_figures` and `_unchecked` are right at every moment, whatever this raises.
+        `_figures` and `_unchecked` are valid at any time, even after an exception.
+
+        Raises:
+            DrillAborted: if a stop condition holds.
+            MeasurementFailed: if writes could not be measured.
+            ApiError: if the cluster did not answer.
+            CopyFailed: if a copy failed; Failure or OSError if it could not be made.
         """
         scenario = SCENARIOS[plan.scenario]
         nodes = (await self._client.call(ops.LIST_NODES)).nodes
@@ -325,7 +347,7 @@ class Coordinator:
                 else:
                     await self._transfer_leadership(plan, seen)
                 await self._watch_conditions(SETTLE_S)
-                # Before the clients end, which takes time of its own.
+                # Measure before the clients end, which takes time of its own.
                 over_s = self._clock.monotonic_s()
         finally:
             over_s = over_s or self._clock.monotonic_s()
@@ -344,10 +366,10 @@ class Coordinator:
             f"{self._figures['writes_acknowledged']} acknowledged ones is gone",
         )
 
-    # ---- checks: what the clients saw, held against the cluster and its history
+    # ---- checks: the clients' observations, compared with the cluster and its history
 
     async def _check_all(self, plan: Plan, scenario: Scenario, seen: FaultRecord, probes: Probes) -> None:
-        """Make every check, whatever comes of the others."""
+        """Run every check, even if others fail."""
         if scenario.needed_capability and seen.back_us is None:
             self._faults.append(f"{plan.target} was not seen to be back within {BACK_S:g} s")
         self._tell("every acknowledged write is asked for again, and all states are compared")
@@ -396,7 +418,7 @@ class Coordinator:
             self._faults.append(f"{plan.target} was not DOWN")
 
     async def _check_leaders(self, plan: Plan, scenario: Scenario, seen: FaultRecord) -> None:
-        """Check that the leadership moved where it had to; the history knows where this client did not see it."""
+        """Check that the leadership moved if it had to; use the history if this client did not see it."""
         has_to_move = not scenario.needed_capability or (scenario.takes_over and plan.target == plan.leader)
         if seen.took_over or not has_to_move:
             return
@@ -415,7 +437,11 @@ class Coordinator:
             self._faults.append(f"nobody else led while {plan.target} could not{later}")
 
     async def _exercise_copy(self, plan: Plan, goals: Goals) -> tuple[str, str]:
-        """Have a copy made and exercised; Aborted, and what that raises. Nothing is left of it."""
+        """Make a copy, exercise it, and remove it.
+
+        Raises:
+            DrillAborted: if a stop condition holds; also the exceptions of `Exercise.run`.
+        """
         given = ExerciseInputs(
             scenario=plan.scenario,
             target=plan.target,
@@ -444,7 +470,13 @@ class Coordinator:
         return "passed", outcome.sentence
 
     async def _inject_fault(self, plan: Plan, scenario: Scenario, seen: FaultRecord) -> None:
-        """Have the fault done, held and undone, and wait until its target is back; Aborted, HelperRefused, ApiError."""
+        """Inject the fault, hold it, undo it, and wait until the target is back.
+
+        Raises:
+            DrillAborted: if a stop condition holds.
+            HelperRefused: if the helper rejects the fault.
+            ApiError: if the cluster did not answer.
+        """
         channel = await self._machines.channel(plan.target)
         drill = self._number()
         self._stops.spared = frozenset({plan.target})
@@ -463,7 +495,7 @@ class Coordinator:
         finally:
             for task in tasks:
                 task.cancel()
-            # Where it was not undone above: now, and if that does not go through, when the lease ends.
+            # After an exception the fault is undone here, or by the helper when the lease ends.
             ending = asyncio.ensure_future(_undo_fault(channel, drill))
             await asyncio.shield(ending)
             seen.undone_s = self._clock.monotonic_s()
@@ -479,14 +511,14 @@ class Coordinator:
             self._stops.stop(f"the fault ended before its time: {error}")
 
     async def _observe_leaders(self, plan: Plan, seen: FaultRecord) -> None:
-        """Note who leads while the target cannot; asks the others themselves, for a leader that hangs tells nobody."""
+        """Record the leader during the fault; ask the other replicas, because a hung leader does not answer."""
         while not seen.took_over:
             await asyncio.sleep(LOOK_S)
             leads = {one.leader for one in (await self._stops.statuses()).values() if one.ready} - {plan.target, None}
             seen.took_over = next((one for one in leads if one), "")
 
     async def _observe_nodes(self, plan: Plan, seen: FaultRecord) -> None:
-        """Note what the leader says of nodes for as long as a fault is held; a leader that hangs says it late."""
+        """Record the nodes' states, as the leader reports them, while the fault is held."""
         while True:
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(ApiError):
@@ -503,7 +535,11 @@ class Coordinator:
                     seen.agents_back_us = round(max(heard_s) * MICROSECONDS_PER_SECOND)
 
     async def _wait_for_target(self, target: str, scenario: Scenario, seen: FaultRecord) -> None:
-        """Wait until the target is there again; it may stay away. Aborted."""
+        """Wait until the target is back, BACK_S at most.
+
+        Raises:
+            DrillAborted: if a stop condition holds.
+        """
         while self._clock.monotonic_s() < seen.undone_s + BACK_S:
             await self._watch_conditions(LOOK_S)
             with contextlib.suppress(ApiError):
@@ -525,9 +561,12 @@ class Coordinator:
                     return
 
     async def _transfer_leadership(self, plan: Plan, seen: FaultRecord) -> None:
-        """Request the switchover, and note whether the target led; Aborted.
+        """Request the switchover and record whether the target led.
 
-        A request that fails does not end the drill: the target may have taken over all the same, or does so later.
+        A failed request does not end the drill, because the target may still take over.
+
+        Raises:
+            DrillAborted: if a stop condition holds.
         """
         self._tell(f"{plan.target} is to take the leadership over from {plan.leader}")
         asked_s = self._clock.monotonic_s()
@@ -543,9 +582,13 @@ class Coordinator:
             seen.handover_us = round((self._clock.monotonic_s() - asked_s) * MICROSECONDS_PER_SECOND)
 
     async def _wait_for_successor(self, target: str) -> str | None:
-        """Return the leader after the switchover. Aborted, ApiError.
+        """Transfer the leadership and return the new leader.
 
-        The request cannot be taken back, but an aborted drill does not wait for its answer.
+        The request cannot be cancelled, but an aborted drill does not wait for its answer.
+
+        Raises:
+            DrillAborted: if a stop condition holds.
+            ApiError: if the request failed.
         """
         request = TransferRequest(command_id=self._client.new_command_id(), name=target)
         handing = asyncio.create_task(self._client.call(ops.TRANSFER_LEADERSHIP, request))
@@ -559,7 +602,11 @@ class Coordinator:
             handing.cancel()
 
     async def _observe_takeover(self, target: str, seen: FaultRecord) -> None:
-        """Wait until a replica says that the target leads, LATE_S at most. Aborted."""
+        """Wait until a replica reports the target as leader, LATE_S at most.
+
+        Raises:
+            DrillAborted: if a stop condition holds.
+        """
         until_s = self._clock.monotonic_s() + LATE_S
         while not seen.took_over and self._clock.monotonic_s() < until_s:
             await self._watch_conditions(LOOK_S)
@@ -579,25 +626,25 @@ class Coordinator:
 
 
 def lease_of(goals: Goals) -> int:
-    """Return after how long without a word of this client a drill is over, seconds: longer than writes may stop."""
+    """Return the drill's lease, seconds: longer than writes may stop."""
     return round(goals.abort_after_us / MICROSECONDS_PER_SECOND) + LEASE_MORE_S
 
 
 async def _undo_fault(channel: HelperChannel, drill: int) -> None:
-    """Have a fault undone that may be, and give the connection up."""
+    """Undo a fault, if there is one, and close the connection."""
     with contextlib.suppress(HelperRefused):
         await channel.ask(EndRequest(drill))
     await channel.close()
 
 
 def _unchecked_sentence(unchecked: dict[str, str]) -> str:
-    """Return the end of a sentence that names the checks that were not made; empty: all were."""
+    """Return the end of a sentence that names the checks that were not made, or an empty string."""
     named = ", ".join(f"{name} ({plain(why)[:WHY_CHARACTERS_MAX]})" if why else name for name, why in unchecked.items())
     return f"; not checked: {named}" if named else ""
 
 
 def _goal_missed(figures: dict[str, int], plan: Plan) -> list[str]:
-    """Return the fault that writes stopped for longer than the goal, if they did."""
+    """Return a fault if writes stopped for longer than the goal."""
     took_ms, goal_ms = figures["write_stop_us"] / 1000, figures["goal_us"] / 1000
     if took_ms <= goal_ms:
         return []
@@ -606,7 +653,7 @@ def _goal_missed(figures: dict[str, int], plan: Plan) -> list[str]:
 
 
 def _measurements(probes: Probes, began_s: float, fault_s: float | None, over_s: float) -> dict[str, int]:
-    """Return the client's measurements before the fault and from it on; without a fault only the first."""
+    """Return the client's measurements before the fault and from it on; without a fault only the former."""
     writes, reads = probes.writes, probes.reads
     settled_s, control_s = began_s + CONTROL_S / 4, over_s if fault_s is None else fault_s
     figures = {
@@ -628,7 +675,7 @@ def _measurements(probes: Probes, began_s: float, fault_s: float | None, over_s:
 
 
 def _fault_figures(seen: FaultRecord, fault_s: float) -> dict[str, int]:
-    """Return what was seen of a fault, as far as it came."""
+    """Return the figures of a fault that were observed."""
     more = {
         "handover_us": seen.handover_us,
         "begun_us": None if seen.done_s is None else round((seen.done_s - fault_s) * MICROSECONDS_PER_SECOND),

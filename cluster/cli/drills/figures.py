@@ -1,4 +1,4 @@
-"""What probes saw: how long nothing was acknowledged, and whether anything that was is gone."""
+"""Figures computed from probes: longest gap without an answer, latency, lost writes."""
 
 from __future__ import annotations
 
@@ -10,34 +10,32 @@ import msgspec
 from replica.values import MICROSECONDS_PER_SECOND
 
 SLOWER_MAX: Final = 10
-"""How many times as long as before writes may take after the fault, at their 99th percentile, where nobody says
-otherwise."""
+"""Default of --abort-if-slower: largest ratio of the writes' 99th percentile after the fault to the one before."""
 
 
 class Probe(msgspec.Struct):
-    """Question of a drill's client. Times are seconds of its monotonic clock."""
+    """Read or write that a drill's client sent. Times are seconds of its monotonic clock."""
 
     sent_s: float
     answered_s: float | None = None
-    """None: no answer came, or a refusal."""
+    """None if there was no answer, or a rejection."""
     command_id: str = ""
-    """Of a write."""
+    """Command ID of a write."""
     revision: int = 0
-    """That the answer gave."""
+    """Revision in the answer."""
 
 
 def longest_gap_us(probes: Iterable[Probe], from_s: float, until_s: float) -> int:
-    """Return the longest time without an answer between two moments, µs: from the last before to the first after.
+    """Return the longest time without an answer in a period, µs.
 
-    Answers before `from_s` and after `until_s` count as ends of it, so that one which no answer ended is as long as it
-    was looked at.
+    Answers before `from_s` and after `until_s` end a gap, too; a gap without an answer ends with the period.
     """
     begin_s, end_s = _longest_gap(probes, from_s, until_s)
     return round((end_s - begin_s) * MICROSECONDS_PER_SECOND)
 
 
 def gap_at_us(probes: Iterable[Probe], from_s: float, until_s: float) -> int:
-    """Return when that time begins, µs after `from_s`; less than 0 where it began before."""
+    """Return the start of the longest gap, µs after `from_s`; negative if it began earlier."""
     return round((_longest_gap(probes, from_s, until_s)[0] - from_s) * MICROSECONDS_PER_SECOND)
 
 
@@ -50,7 +48,7 @@ def _longest_gap(probes: Iterable[Probe], from_s: float, until_s: float) -> tupl
 
 
 def latency_us(probes: Iterable[Probe], from_s: float, until_s: float, share: float) -> int:
-    """Return the quantile of the time to an answer of the probes that were sent then, µs; 0 for none."""
+    """Return a quantile of the latency of the probes sent in a period, µs; 0 without answers."""
     taken = sorted(
         one.answered_s - one.sent_s for one in probes if one.answered_s is not None and from_s <= one.sent_s < until_s
     )
@@ -58,9 +56,9 @@ def latency_us(probes: Iterable[Probe], from_s: float, until_s: float, share: fl
 
 
 def find_lost(probes: Sequence[Probe], answered_again: dict[str, int], unanswered: Container[str] = ()) -> list[str]:
-    """Return the IDs of acknowledged writes with another answer, or a rejection, when they are sent again.
+    """Return the IDs of acknowledged writes that got another answer, or a rejection, when they were resent.
 
-    Nothing is known of those in `unanswered`.
+    Writes in `unanswered` are skipped, because nothing is known of them.
     """
     acknowledged = {one.command_id: one.revision for one in probes if one.answered_s is not None and one.command_id}
     return sorted(

@@ -1,6 +1,6 @@
 """Checks after a drill: acknowledged writes, the states of the replicas, and the history of events and leaders.
 
-A check that cannot be made raises NotChecked: silence under load is no evidence of a fault.
+A check that cannot be made raises CheckImpossible: silence under load is no evidence of a fault.
 """
 
 from __future__ import annotations
@@ -18,44 +18,48 @@ from cluster.schemas import operations as ops
 from cluster.system import Address, Clock
 
 AGAIN_AT_ONCE: Final = 32
-"""Acknowledged writes that are sent again at a time, count."""
+"""Acknowledged writes that are resent concurrently, count."""
 
 AGREE_S: Final = 60.0
-"""Seconds in which all replicas are to say which state they hold afterwards: who looks into the past may be behind."""
+"""Time limit for all replicas to report their states, seconds: a history service may be behind."""
 
 LOOK_S: Final = 0.1
-"""Seconds between two looks at them."""
+"""Seconds between two requests for the states."""
 
 ROWS_AT_ONCE: Final = 1_000
-"""Rows of what happened that are asked for at a time, count."""
+"""Events requested at once, count."""
 
 STRETCH_S: Final = 30.0
-"""How long one stretch of what happened may take, seconds: whoever looks may be behind, and nobody waits for it."""
+"""Time limit for one event page, seconds: a history service may be behind."""
 
 _T = TypeVar("_T")
 
 
 class CheckImpossible(Exception):
-    """A check that could not be made; the reason in a sentence."""
+    """Check that could not be made; its text is the reason."""
 
 
 class Resent(msgspec.Struct, frozen=True):
-    """Answers to acknowledged writes that were sent again."""
+    """Answers to acknowledged writes that were resent."""
 
     revisions: dict[str, int]
     """Revision of each answer, by command ID; a write that the cluster rejects is missing."""
     unanswered: dict[str, str]
-    """Writes without an answer that tells, by command ID, with the reason: nothing is known of them."""
+    """Reasons for writes without a definite answer, by command ID."""
 
     def require_all(self) -> None:
-        """Raise NotChecked if a write has no answer."""
+        """Check that every write was answered.
+
+        Raises:
+            CheckImpossible: if a write has no definite answer.
+        """
         if self.unanswered:
             why = next(iter(self.unanswered.values()))
             raise CheckImpossible(f"{len(self.unanswered)} of them had no answer when they were sent again: {why}")
 
 
 async def resend_writes(client: Client, drill: int, writes: Iterable[Probe]) -> Resent:
-    """Send each acknowledged write again, and return the answers."""
+    """Resend each acknowledged write and return the answers."""
     found, room = Resent({}, {}), asyncio.Semaphore(AGAIN_AT_ONCE)
 
     async def again(command_id: str) -> None:
@@ -73,10 +77,13 @@ async def resend_writes(client: Client, drill: int, writes: Iterable[Probe]) -> 
 
 
 async def find_disagreement(client: Client, replicas: dict[str, Address], clock: Clock) -> str:
-    """Return a sentence if the replicas hold different states; empty: they hold the same. NotChecked.
+    """Return a sentence if the replicas hold different states, or an empty string.
 
-    Where commands go on, no two of them are met at the same revision: then each says what it had at the one that was
-    the last of any, as soon as it has come there.
+    Under load, replicas rarely report the same revision. Then each is asked for its digest at the highest revision
+    reported so far, once it has reached it.
+
+    Raises:
+        CheckImpossible: if a replica did not report its state in time.
     """
     until_s, revision = clock.monotonic_s() + AGREE_S, 0
     while True:
@@ -97,14 +104,14 @@ async def find_disagreement(client: Client, replicas: dict[str, Address], clock:
 
 
 async def _digests_at(client: Client, replicas: dict[str, Address], revision: int) -> dict[str, StateDigestAnswer]:
-    """Return what each replica held at a revision, of those that say so."""
+    """Return the state digests at a revision, by replica that answers."""
     return await ask_each(
         replicas, lambda at: client.call(ops.SHOW_STATE_DIGEST, at=str(revision), replica=at, stale=True)
     )
 
 
 async def read_events(client: Client, rows_max: int | None = None, **asked: Any) -> AsyncIterator[StoryRow]:
-    """Yield what happened, oldest first, to its end or `rows_max` rows of it."""
+    """Yield events, oldest first, at most `rows_max`."""
     count = 0
     async for answer in read_event_pages(client, limit=ROWS_AT_ONCE, deadline_s=STRETCH_S, **asked):
         for row in answer.rows:
@@ -115,7 +122,12 @@ async def read_events(client: Client, rows_max: int | None = None, **asked: Any)
 
 
 async def terms_since(client: Client, clock: Clock, term: int) -> tuple[LeaderTermView, ...]:
-    """Return the leaders' terms after `term`, oldest first, once the history has caught up. NotChecked, ApiError."""
+    """Return the leaders' terms after `term`, oldest first, once the history has caught up.
+
+    Raises:
+        CheckImpossible: if the history did not catch up in time.
+        ApiError: if the cluster did not answer.
+    """
     until_s = clock.monotonic_s() + AGREE_S
     committed = (await client.call(ops.SHOW_STATUS)).commit_index
     while True:
@@ -128,7 +140,7 @@ async def terms_since(client: Client, clock: Clock, term: int) -> tuple[LeaderTe
 
 
 async def ask_each(replicas: dict[str, Address], ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:
-    """Return what each replica answers that does."""
+    """Call `ask` for all replicas concurrently and return the answers by name, without failed ones."""
 
     async def one(at: Address) -> _T | None:
         try:

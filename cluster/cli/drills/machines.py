@@ -1,4 +1,4 @@
-"""Machines of a cluster, as who carries a drill out meets them: helpers, certificates, the site's own word."""
+"""Machines of a cluster from a coordinator's view: helpers, certificates, the site's rules for drills."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from cluster.system import Address, Clock
 from replica.values import MICROSECONDS_PER_SECOND
 
 HALT: Final = "drill.halt"
-"""Name of the file beside forebay.toml that keeps drills from beginning, and ends one that is under way."""
+"""Name of the file beside forebay.toml that forbids drills and aborts a running one."""
 
 SHAKE_S: Final = 2.0
-"""How long a replica may take to show its certificate, seconds."""
+"""Time limit for a TLS handshake with a replica, seconds."""
 
 ANSWER_S: Final = 2.0
-"""Seconds in which Prometheus answers."""
+"""Time limit for Prometheus, seconds."""
 
 ANSWER_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of an answer that are read: one that is larger is more than nothing."""
+"""Bytes read of an answer of Prometheus."""
 
 
 class Machines:
-    """What one configuration says of them, asked with one identity."""
+    """Machines of a configuration, contacted with one identity."""
 
     def __init__(self, config: Config, identity: str, clock: Clock) -> None:
         self._config = config
@@ -41,22 +41,22 @@ class Machines:
 
     @property
     def config(self) -> Config:
-        """The configuration."""
+        """Configuration of the cluster."""
         return self._config
 
     @property
     def identity(self) -> str:
-        """Who asks."""
+        """Name of the certificate that requests use."""
         return self._identity
 
     @property
     def halt_file(self) -> str:
-        """The file that says that there shall be no drill; empty: it is not there."""
+        """Path of the file that forbids drills; empty if it does not exist."""
         file = self._config.file.parent / HALT
         return str(file) if file.exists() else ""
 
     def site(self) -> Site:
-        """Return what the configuration says that matters for a plan."""
+        """Return the settings that matter for a plan."""
         here = datetime.datetime.fromtimestamp(self._clock.now() / MICROSECONDS_PER_SECOND)  # noqa: DTZ006  # the site's
         return Site(
             node_down_s=self._config.timing.node_down_s,
@@ -66,7 +66,11 @@ class Machines:
         )
 
     async def channel(self, target: str) -> HelperChannel:
-        """Return a connection to the helper of a target's machine; HelperRefused."""
+        """Connect to the helper of a target's machine.
+
+        Raises:
+            HelperRefused: if there is no helper, or it does not accept the connection.
+        """
         helper = self._config.helper_of(target)
         if helper is None:
             remedy = "add [[helper]] with it among its targets to forebay.toml, and run it on that machine"
@@ -74,7 +78,7 @@ class Machines:
         return await HelperChannel.open(helper.name, helper.address, self._tls, self._config.cluster.id)
 
     async def look(self, scenario: str, target: str) -> tuple[HelperAnswer | str, float]:
-        """Return what the helper says to a plan, or why there is nothing, and how far its clock is off, seconds."""
+        """Return the helper's answer about a fault, or an error sentence, and its clock offset, seconds."""
         try:
             channel = await self.channel(target)
             try:
@@ -86,7 +90,7 @@ class Machines:
         return answer, (answer.figures.get("now_us", 0) - self._clock.now()) / MICROSECONDS_PER_SECOND
 
     async def certificates_s(self) -> dict[str, float]:
-        """Return for how long the certificates are valid that replicas show, and the own one, seconds, by whose."""
+        """Return the remaining validity of the replicas' certificates and the own one, seconds, by name."""
         shown = {self._identity: certificate_of(self._config.tls.certificates, self._identity).valid_until}
         context = client_context(self._tls)
 
@@ -103,14 +107,14 @@ class Machines:
 
 
 class Alarm:
-    """Expression, asked again and again. Whoever cannot be asked has not said that all is well."""
+    """Prometheus expression that aborts a drill; it also aborts if Prometheus does not answer."""
 
     def __init__(self, prometheus: str, stop_when: str) -> None:
         self._url = f"{prometheus.rstrip('/')}/api/v1/query"
         self._stop_when = stop_when
 
     async def ask(self) -> str:
-        """Return why a drill has to end, empty while it has not."""
+        """Return the reason to abort the drill, or an empty string."""
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
         try:
             async with (
@@ -127,7 +131,7 @@ class Alarm:
 
 
 def _query_result(answer: Any) -> bool | None:
-    """Return whether anything came of a query; None for what is no answer to one."""
+    """Return whether a query's result has rows; None for an invalid answer."""
     if not isinstance(answer, dict) or answer.get("status") != "success":
         return None
     result = answer["data"].get("result") if isinstance(answer.get("data"), dict) else None

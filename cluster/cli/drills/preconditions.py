@@ -1,4 +1,4 @@
-"""What must hold before a drill begins, each with its figure, and the plan, which is confirmed by its id."""
+"""Preconditions of a drill, each with its finding, and the plan, which an operator confirms by its ID."""
 
 from __future__ import annotations
 
@@ -20,94 +20,93 @@ from cluster.schemas.drills import DrillsAnswer, DrillView
 from replica.values import format_size
 
 LAG_ENTRIES_MAX: Final = 100
-"""Entries that a member may be behind the leader, count: it has them within a heartbeat or two."""
+"""Largest lag of a member behind the leader, entries: it catches up within a heartbeat or two."""
 
 MIB: Final = 1 << 20
 
 MEMBERS_LEAST: Final = 3
-"""Members of which one may be lost, count."""
+"""Fewest members of which one may fail, count."""
 
 ID_DIGITS: Final = 8
-"""Digits of a plan's id: typed by a person, and told from that of a moment ago."""
+"""Digits of a plan's ID: short enough to type, long enough to distinguish plans."""
 
 CERTIFICATES_S_LEAST: Final = 7 * 86_400
-"""For how long each certificate that a drill meets has to be valid, seconds."""
+"""Least remaining validity of the certificates involved, seconds."""
 
 HELPER_CLOCK_S_MAX: Final = 5.0
-"""How far the clock of the helper's machine may be off from that of who plans a drill, seconds."""
+"""Largest clock offset between the helper's machine and this one, seconds."""
 
 SNAPSHOT_PERIODS_MAX: Final = 2
-"""Periods of snapshots that a replica may have gone without one, count: one is made beside other work."""
+"""Snapshot periods that a replica may go without a snapshot, count: it is written beside other work."""
 
 DURATION_MORE_S: Final = 5
-"""For how long a helper is asked to do a fault beyond the time that it is held, seconds: a busy machine is late."""
+"""Seconds by which the fault requested from a helper exceeds the hold time: a busy machine is late."""
 
 BY_HAND: Final = 3
-"""Drills of a kind, its last ones, that have to be passed before a timer may carry one out, count. The first of them
-somebody has carried out by hand."""
+"""Last drills of a kind that must have passed before a timer may run one, count."""
 
 COMPARED: Final = 5
 """Earlier drills of the same kind that a plan and a report name, count."""
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """What the configuration of who plans a drill says that matters for one."""
+    """Settings of the planning machine's configuration that matter for a drill."""
 
     node_down_s: int = 30
     snapshot_every_entries: int = 10_000
     never: str = ""
-    """Hours without drills that it is now; empty: none."""
+    """Present period without drills; empty if drills are allowed now."""
     halt: str = ""
-    """The file that says that there shall be no drill; empty: it is not there."""
+    """Path of the file that forbids drills; empty if it does not exist."""
 
 
 class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cluster said of itself when it was asked for a plan."""
+    """Facts about the cluster, gathered for a plan."""
 
     members: MembersAnswer
     statuses: dict[str, StatusView]
-    """By replica; who did not answer is missing."""
+    """By replica that answered."""
     digests: dict[str, DigestsAnswer]
     drills: DrillsAnswer
     nodes: tuple[NodeView, ...] = ()
     stage_outs: tuple[int, ...] = ()
-    """Jobs whose results are being moved."""
+    """Jobs whose results are being staged out."""
     certificates_s: dict[str, float] = {}
-    """For how long the certificates are valid that were shown, seconds, by whose they are."""
+    """Remaining validity of certificates, seconds, by holder."""
     helper: HelperAnswer | str = ""
-    """What the target's helper said to a question; or why there is nothing from it, a sentence and a remedy."""
+    """Answer of the target's helper, or an error sentence with its remedy."""
     helper_clock_s: float = 0.0
-    """How far its clock is off."""
+    """Clock offset of the helper's machine, seconds."""
     site: Site = Site()
     room: Resources | None = None
-    """What there is for a copy."""
+    """Resources for a copy."""
 
 
 class DrillRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for."""
+    """Requested drill, from the command line."""
 
     scenario: str
     target: str | None = None
     hold_s: int | None = None
-    """For how long the fault is held, seconds; None: as the scenario is."""
+    """Duration of the fault, seconds; None for the scenario's default."""
     spare_jobs: bool = False
-    """Whether nothing may be moved out of buffers meanwhile."""
+    """Whether the drill requires that nothing is being staged out."""
     forced: tuple[str, ...] = ()
     release: Path | None = None
-    """The tree of the release that a copy is upgraded to; None: this one."""
+    """Directory of the release to upgrade a copy to; None for the running one."""
     backup: Path | None = None
-    """The snapshot that a copy is made of; None: one that the target writes."""
+    """Snapshot to make a copy of; None to have the target write one."""
     scratch: Path | None = None
-    """Where a copy is made; None: where temporary files are."""
+    """Parent of the copy's directory; None for the directory of temporary files."""
 
     @property
     def place(self) -> Path:
-        """Where a copy is made."""
+        """Parent of the copy's directory."""
         return Path(tempfile.gettempdir()) if self.scratch is None else self.scratch
 
 
 class Precondition(msgspec.Struct, frozen=True, kw_only=True):
-    """Thing that must hold; `figure` is what was found."""
+    """Precondition of a drill; `figure` is the finding."""
 
     name: str
     holds: bool
@@ -117,7 +116,7 @@ class Precondition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What would be done to whom. `id` is another one as soon as that would be something else."""
+    """Plan of a drill. Its `id` changes whenever the plan would differ."""
 
     id: str
     scenario: str
@@ -128,26 +127,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     forced: tuple[str, ...]
     will_happen: str
     stops_writes: bool = False
-    """Whether writes are expected to stop meanwhile."""
+    """Whether writes are expected to stop."""
     hold_s: int = 0
-    """For how long the fault is held, seconds; 0: it is none that lasts."""
+    """Duration of the fault, seconds; 0 if it needs no undoing."""
     earlier_us: tuple[int, ...] = ()
-    """How long writes stopped in the last drills of its kind, µs, the newest first."""
+    """Write stops of the last drills of its kind, µs, newest first."""
     release: str = ""
     backup: str = ""
     scratch: str = ""
-    """Of a copy, as they were asked for."""
+    """Options of a drill on a copy, as requested."""
 
     @property
     def refused(self) -> tuple[Precondition, ...]:
-        """What keeps it from being carried out."""
+        """Unmet preconditions that are not forced."""
         return tuple(
             one for one in self.preconditions if not (one.holds or (one.may_be_forced and one.name in self.forced))
         )
 
 
 def make_plan(found: ClusterFacts, wanted: DrillRequest) -> Plan:
-    """Return the plan of a drill of one of SCENARIOS, of the target that `target_of` returns."""
+    """Return the plan of the requested drill."""
     scenario, target = SCENARIOS[wanted.scenario], choose_target(found, wanted)
     hold_s = hold_time_s(found, wanted)
     judged = tuple(_check_all(found, wanted, scenario, target, hold_s))
@@ -177,7 +176,7 @@ def make_plan(found: ClusterFacts, wanted: DrillRequest) -> Plan:
 
 
 def choose_target(found: ClusterFacts, wanted: DrillRequest) -> str:
-    """Return to whom it is done where nobody says: the leader, who follows most closely, or who runs the most jobs."""
+    """Return the requested target, or the default: the leader, the best follower, or the busiest agent."""
     scenario = SCENARIOS[wanted.scenario]
     if wanted.target is not None:
         return wanted.target
@@ -189,7 +188,7 @@ def choose_target(found: ClusterFacts, wanted: DrillRequest) -> str:
 
 
 def hold_time_s(found: ClusterFacts, wanted: DrillRequest) -> int:
-    """Return for how long a fault is held, seconds; 0 for one that nobody has to undo."""
+    """Return the duration of the fault, seconds; 0 if it needs no undoing."""
     if wanted.scenario == "majority-lost":
         return wanted.hold_s or AWAY_S
     if not SCENARIOS[wanted.scenario].needed_capability:
@@ -253,9 +252,9 @@ def _copy_steps(found: ClusterFacts, scenario: Scenario, who: str, hold_s: int) 
 
 
 def earlier_stops_us(drills: Iterable[DrillView], scenario: str) -> tuple[int, ...]:
-    """Return how long writes stopped in the last of these drills of a kind that came to their end, µs, in their order.
+    """Return the write stops of the last completed drills of a kind, µs, in their order.
 
-    An aborted drill ended while something was wrong: its figures are no measure of what to expect.
+    Aborted drills are left out: they ended because of a problem, so their figures are no forecast.
     """
     ended = (one for one in drills if one.scenario == scenario and one.verdict in ("passed", "failed"))
     stops = (one.figures.get("write_stop_us") for one in ended)
@@ -263,9 +262,9 @@ def earlier_stops_us(drills: Iterable[DrillView], scenario: str) -> tuple[int, .
 
 
 def manual_reason(scenario: str, allowed: Collection[str], drills: Iterable[DrillView]) -> tuple[str, str] | None:
-    """Return why a drill needs somebody who reads its plan, and what would change that; None where it does not.
+    """Return the reason that an operator must run a drill, and the remedy; None if a timer may run it.
 
-    `allowed`: what this machine's configuration says of it; `drills`: the newest first.
+    `allowed` has the scenarios that this machine's configuration allows to a timer; `drills` are newest first.
     """
     if scenario not in allowed:
         remedy = f'name it in this machine\'s forebay.toml: [drill] automatic = ["{scenario}"]'
@@ -310,7 +309,7 @@ def _members(found: ClusterFacts, target: str) -> Precondition:
 
 
 def _of_copy(found: ClusterFacts, wanted: DrillRequest) -> Iterable[Precondition]:
-    """Yield what a copy needs of this machine."""
+    """Yield the preconditions of a copy on this machine."""
     room = found.room
     assert room is not None
     needed = format_size(-(-room.needed_bytes // MIB) * MIB)
@@ -449,7 +448,7 @@ def _certificates(found: ClusterFacts) -> Precondition:
 
 
 def _reissue_commands(found: ClusterFacts, names: Iterable[str]) -> str:
-    """Return the commands that issue the certificates again whose roles are known."""
+    """Return commands that reissue certificates, for the replicas among `names`."""
     replicas = {one.name for one in found.members.members}
     again = [f"forebay cert issue {name} --role replica --replace" for name in sorted(names) if name in replicas]
     return "issue them again first" + (f": {'; '.join(again)}" if again else "")
@@ -488,7 +487,7 @@ def _site(found: ClusterFacts) -> Precondition:
 
 
 def _check_members(found: ClusterFacts) -> Iterable[Precondition]:
-    """Yield what must hold of each member, with the worst figure of all."""
+    """Yield the preconditions that every member must meet, with the worst finding."""
     statuses, rows = found.statuses, found.members.members
     behind = {one.name: one.lag_entries or 0 for one in rows if one.votes}
     most = max(behind.values(), default=0)

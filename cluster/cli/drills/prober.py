@@ -1,12 +1,11 @@
-"""The process that measures for how long a drill stops writes, and does nothing else.
+"""Process that measures for how long a drill stops writes.
 
-It sends a write every few milliseconds over connections that are open before the fault: to the replica that answered
-last, and as soon as that is silent to each of them. It follows no redirect and never waits before it tries again. So
-what it measures is when the cluster acknowledges, not when a client comes to ask; whatever else the drill is busy with
-makes no answer late, and what it sends is no load that would be measured itself.
+It sends a write every few milliseconds over connections opened before the fault: to the replica that answered last,
+or to all replicas if that one is silent. It follows no redirect and never waits before a retry, so it measures when
+the cluster acknowledges, not when a client retries. It is a process of its own so that other work does not delay it.
 
-    stdin   the assignment, one line of JSON; its end is the end of the measurement
-    stdout  a report, one line of JSON, of each write that was answered or given up; the first says that it measures
+    stdin   assignment, one line of JSON; end of file ends the measurement
+    stdout  one line of JSON for each write that was answered or given up; the first line reports the start
 """
 
 from __future__ import annotations
@@ -31,69 +30,69 @@ from cluster.security import TlsError
 from cluster.system import Address, Clock, SystemClock
 
 PROBE_EVERY_S: Final = 0.01
-"""Between two probes of a kind, seconds: the resolution of the figures."""
+"""Seconds between two probes of a kind: the resolution of the figures."""
 
 SILENT_S: Final = 0.02
-"""Seconds without an acknowledgement after which all replicas are asked."""
+"""Seconds without an acknowledgement after which a write goes to all replicas."""
 
 PROBE_S: Final = 5.0
 """Seconds after which a probe is given up."""
 
 CONNECTIONS: Final = 12
-"""Writes that wait for one replica at a time, count, each on a connection of its own. A replica that hangs holds no
-more and gets no more when it goes on; those of the others are enough, who say at once that they do not lead."""
+"""Outstanding writes for one replica, count, each on a connection of its own. A hung replica holds no more of them;
+followers answer at once that they do not lead."""
 
 OPENED_S: Final = 1.0
-"""Seconds in which the connections are to be open, before measuring begins all the same."""
+"""Time limit for opening the connections before the measurement starts, seconds."""
 
 PRIORITY: Final = 1
-"""Of this process among those of real time, where its account may have one: the answers of a hundred programs that want
-the same processors must not seem late. Not where there is one processor: what is measured would wait for it."""
+"""Real-time priority, if the account may have one: other programs must not delay the measurement. Not used on a
+single processor, where the measured replicas would wait for this process."""
 
 NICENESS: Final = -10
-"""Of it otherwise, where its account may choose, within its session and among sessions."""
+"""Nice value without a real-time priority, if the account may set it."""
 
 LINE_BYTES_MAX: Final = 64 * 1024
-"""Bytes of the assignment or of a report."""
+"""Largest assignment or report, bytes."""
 
 EXIT_FAILED: Final = 1
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """What one process is to measure."""
+    """Assignment of one measuring process."""
 
     config: str
-    """File of the configuration."""
+    """Path of the configuration."""
     identity: str
     drill: int
     replicas: dict[str, tuple[str, int]]
-    """Where each answers."""
+    """API host and port by replica."""
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What came of one write. Moments are seconds of the monotonic clock, which all processes of a machine share."""
+    """Result of one write. Times are seconds of the monotonic clock, which all processes of a machine share."""
 
     sent_s: float
     command_id: str = ""
-    """Empty: it is about no write, and measuring begins."""
+    """Empty in the first report, which only announces the start."""
     answered_s: float | None = None
-    """None: no replica acknowledged it."""
+    """None if no replica acknowledged it."""
     revision: int = 0
     late_s: float = 0.0
-    """How late this process was to send it."""
+    """Delay of this process in sending it."""
     refusal: str = ""
-    """Why a replica refused it."""
+    """Error with which a replica rejected it."""
 
 
 Ask = Callable[[str, str], Awaitable[int | None]]
-"""Sends a write with a command id to a replica, and returns the revision of its answer; None: it acknowledged nothing,
-ApiError: it refused it."""
+"""Sends a write to a replica (name, command ID) and returns the answer's revision, None without an acknowledgement.
+Raises ApiError for a rejection."""
 
 
 async def send_writes(
     names: Iterable[str], ask: Ask, new_id: Callable[[], str], clock: Clock, tell: Callable[[Report], None]
 ) -> None:
-    """Send a write every PROBE_EVERY_S until cancelled, and report each; what waits then is given up."""
+    """Send a write every PROBE_EVERY_S until cancelled, and report each one; give up outstanding writes at the end."""
     replicas, waits, open_writes = tuple(names), Counter[str](), dict[str, tuple[float, float]]()
     under_way, leads, last_s = set[asyncio.Task[None]](), "", 0.0
 
@@ -138,7 +137,7 @@ async def send_writes(
         task.add_done_callback(under_way.discard)
 
     try:
-        # All connections, before there is anything to measure: a handshake costs more than a write.
+        # Open all connections before the measurement: a handshake costs more than a write.
         for _ in range(CONNECTIONS):
             begin(0.0)
         await asyncio.wait(set(under_way), timeout=OPENED_S)
@@ -146,8 +145,8 @@ async def send_writes(
         tell(Report(due_s))
         while True:
             begin(max(0.0, clock.monotonic_s() - due_s))
-            # By the clock, not one interval after the last: what sending costs must not thin them out. But who is late
-            # sends none of those that it missed: it would be later still.
+            # Schedule by the clock, so that the time for sending does not lower the rate. Missed probes are skipped,
+            # since sending them would delay the next ones.
             due_s = max(due_s + PROBE_EVERY_S, clock.monotonic_s() + PROBE_EVERY_S / 2)
             await asyncio.sleep(due_s - clock.monotonic_s())
     finally:
@@ -159,7 +158,7 @@ async def send_writes(
 
 
 def make_sender(client: Client, replicas: dict[str, Address], drill: int) -> Ask:
-    """Return what sends one write of a drill to one replica, once."""
+    """Return a function that sends one write of a drill to one replica, without retries."""
 
     async def ask(name: str, command_id: str) -> int | None:
         try:
@@ -195,14 +194,14 @@ async def _serve() -> None:
     stdin = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     assignment = msgspec.json.decode(await stdin.readline(), type=Assignment)
-    # Some seconds of it hold little, and a collection would make an answer late; as does waiting for a processor.
+    # A collection would delay an answer, and the process ends before it holds much garbage.
     gc.disable()
     _raise_priority()
     await _measure(assignment, stdin)
 
 
 def _raise_priority() -> None:
-    """Take the priority of an instrument, as far as this account may."""
+    """Raise this process's scheduling priority as far as the account allows."""
     if len(os.sched_getaffinity(0)) > 1:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
@@ -213,11 +212,11 @@ def _raise_priority() -> None:
 
 
 def run() -> int:
-    """Measure what is assigned until standard input ends; return the exit code."""
+    """Run the assignment until standard input ends, and return the exit code."""
     try:
         asyncio.run(_serve())
     except (OSError, ValueError, TlsError, msgspec.MsgspecError) as error:
-        # Who reads the reports has ended, or what is assigned cannot be: either way there is nothing to measure.
+        # The reader of the reports has ended, or the assignment is invalid.
         print(f"forebay drill: {error}", file=sys.stderr)
         return EXIT_FAILED
     return 0

@@ -1,8 +1,7 @@
-"""A drill's clients: what the cluster acknowledges and when, what is read of it, and what a user meets.
+"""Clients of a drill: measured writes, reads, and the writes of a user's program.
 
-Writes are sent by a process of their own (`prober`), which measures. Here two kinds of reads are sent every few
-milliseconds, each once and without redirects, and one write after the other as a user's program does: with the waits
-between its tries, and following whoever leads.
+A process of its own (`prober`) sends and measures the writes. This module sends two kinds of reads every few
+milliseconds, without retries or redirects, and sequential writes as a user's program does, with retries and redirects.
 """
 
 from __future__ import annotations
@@ -28,34 +27,34 @@ from cluster.system import Address, Clock
 from cluster.system.eventloop import end_within
 
 READ_EVERY_S: Final = 0.02
-"""Between two reads of a kind, seconds."""
+"""Seconds between two reads of a kind."""
 
 SILENT_S: Final = 0.03
 """Seconds without an answer after which all replicas are asked."""
 
 UNDER_WAY_MAX: Final = 24
-"""Probes of a kind that wait for one replica, count: one that hangs holds no more, and gets no more when it goes on."""
+"""Outstanding probes of a kind for one replica, count: a hung replica holds no more of them."""
 
 USER_S: Final = 30.0
-"""Seconds until a user's program gives one write up."""
+"""Deadline of one write of a user's program, seconds."""
 
 READY_S: Final = 20.0
-"""Seconds in which the process that measures is to begin."""
+"""Time limit for the measuring process to start, seconds."""
 
 ENDS_S: Final = 5.0
-"""Seconds in which it is to end."""
+"""Time limit for the measuring process to end, seconds."""
 
 Writer = Callable[[int, Callable[[Report], None]], AbstractAsyncContextManager[Callable[[], str]]]
-"""Sends the writes of a drill during a block and reports each; NotMeasured where it cannot begin. What the block is
-given says why it measures no more, and nothing while it does."""
+"""Context manager that sends and reports the writes of a drill; MeasurementFailed if it cannot start. It yields a
+function that returns the reason why it no longer measures, or an empty string."""
 
 
 class MeasurementFailed(Exception):
-    """The process that measures has ended, or does not begin."""
+    """Measuring process that has ended or did not start."""
 
 
 def prober_starter(config: Path, identity: str, replicas: dict[str, Address]) -> Writer:
-    """Return what starts the process that measures, for the replicas of a configuration."""
+    """Return a function that starts the measuring process for the replicas of a configuration."""
 
     @contextlib.asynccontextmanager
     async def writing(drill: int, take: Callable[[Report], None]) -> AsyncIterator[Callable[[], str]]:
@@ -63,7 +62,7 @@ def prober_starter(config: Path, identity: str, replicas: dict[str, Address]) ->
             *(sys.executable, "-P", "-m", "cluster.cli.drills.prober"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # The keyboard ends a drill through who carries it out, who has it measured to its end.
+            # Ctrl-C must reach the coordinator only, which measures until the drill has ended.
             start_new_session=True,
             limit=LINE_BYTES_MAX,
         )
@@ -106,7 +105,7 @@ async def _read(process: asyncio.subprocess.Process, take: Callable[[Report], No
 
 
 class Probes:
-    """What is sent during one drill, and what came of it."""
+    """Probes sent during one drill, with their results."""
 
     def __init__(
         self,
@@ -117,10 +116,10 @@ class Probes:
         writer: Writer | None = None,
         user: Callable[[], AbstractAsyncContextManager[Client]] | None = None,
     ) -> None:
-        """`replicas`: where each answers. `user` makes the client of the user's program; None: `client` is it.
+        """Create the probes; nothing is sent yet.
 
-        A client asks first who answered last: one that the drill uses for its own questions, too, would have the user's
-        program wait for whoever did not answer those.
+        `user` makes the client of the user's program; without it, `client` is used. A separate client matters because
+        a client prefers the replica that answered last, so the drill's own requests would distort the measurement.
         """
         self._client = client
         self._clock = clock
@@ -132,20 +131,20 @@ class Probes:
         self.reads: list[Probe] = []
         self.stale_reads: list[Probe] = []
         self.user_writes: list[Probe] = []
-        """Those of a user's program."""
+        """Writes of the user's program."""
         self.refusal = ""
-        """Why a write was refused, the first time."""
+        """Error of the first rejected write."""
         self.abort = ""
-        """Who wants the drill to end, and why."""
+        """Operator's request to abort the drill, with the reason."""
         self.late_s = 0.0
-        """How late a write was sent at most, seconds: as far off may a figure be."""
+        """Largest delay in sending a write, seconds: the error of the figures."""
         self.answered_s = clock.monotonic_s()
-        """When a write was acknowledged last."""
+        """Time of the last acknowledged write."""
         self.unmeasured: Callable[[], str] = lambda: ""
-        """Says why writes are not measured any more, and nothing while they are."""
+        """Returns the reason why writes are no longer measured, or an empty string."""
 
     def stops(self, from_s: float, until_s: float) -> dict[str, int]:
-        """Return for how long at most what was sent in a time was not answered, by the names of figures, µs."""
+        """Return the longest gaps without answers in a period, µs, by name of the figure."""
         return {
             "write_stop_us": longest_gap_us(self.writes, from_s, until_s),
             "write_stop_at_us": gap_at_us(self.writes, from_s, until_s),
@@ -156,7 +155,11 @@ class Probes:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Send probes until the end of the block; those that wait for an answer then are given up. NotMeasured."""
+        """Send probes until the end of the block, then give up outstanding ones.
+
+        Raises:
+            MeasurementFailed: if the measuring process did not start.
+        """
         assert self._writer is not None
         turns = itertools.cycle(self._replicas)
         async with self._user() as user, self._writer(self._drill, self._take) as self.unmeasured:
@@ -181,7 +184,7 @@ class Probes:
             self.answered_s = max(self.answered_s, report.answered_s)
 
     async def _use(self, client: Client) -> None:
-        """Write as a user's program does, one after the other."""
+        """Send writes one at a time, as a user's program does."""
         while True:
             probe = Probe(self._clock.monotonic_s(), command_id=client.new_command_id())
             self.user_writes.append(probe)

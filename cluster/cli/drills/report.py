@@ -1,4 +1,4 @@
-"""A drill as one page that needs nothing but itself: who led and when writes stopped, figures, the ones before it."""
+"""Self-contained HTML page of a drill: leaders, write stops, figures, earlier drills."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cluster.system import parse_instant
 from replica.values import Instant
 
 COMPARED: Final = 20
-"""Earlier drills of its kind that are compared, count."""
+"""Earlier drills of its kind in the comparison, count."""
 
 ROWS_MAX: Final = 500
-"""Rows of what happened meanwhile, count."""
+"""Events on the page, count."""
 
 _FAULT, _STOPPED, _ANSWERED, _CONTROL = "c1", "c5", "c2", "c4"
 _LASTED: Final = ("held_us", "handover_us", "stands_loss_us", "upgraded_us")
-"""The figures that say for how long a fault lasted, or what came of it until all was as before."""
+"""Figures with the duration of the fault, or of the recovery."""
 
 _TERMS: Final = ("c0", "c3")
 
@@ -31,10 +31,10 @@ def render_page(
     story: Sequence[StoryRow],
     command: str,
 ) -> str:
-    """Return the page of a drill that has ended.
+    """Return the page of an ended drill.
 
-    `earlier` are those of its kind before it, the newest first, `terms` and `story` what the ledger says of its time;
-    `command` makes the page again.
+    `earlier` has previous drills, newest first; `terms` and `story` are the leaders' terms and events of its period;
+    `command` is the command that makes the page.
     """
     began, ended = _instant(drill.began), _instant(drill.ended)
     frame = ChartFrame(began, max(ended, began + 1))
@@ -64,7 +64,7 @@ def _instant(text: str | None) -> Instant:
 
 
 def _timeline(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: ChartFrame) -> Iterable[str]:
-    """Yield what happened when, one row below the other: the fault, writes, who led."""
+    """Yield the timeline: a row each for the fault, the writes and the leaders."""
     figures, began = drill.figures, frame.from_us
     yield "<h2>What happened when</h2>"
     drawn = []
@@ -106,7 +106,7 @@ def _timeline(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: ChartF
 
 
 def _goals(drill: DrillAnswer) -> Iterable[str]:
-    """Yield every figure, with what it had to keep to."""
+    """Yield every figure with its goal."""
     figures = drill.figures
     goals = {
         "write_stop_us": figures.get("goal_us"),

@@ -1,4 +1,4 @@
-"""What can be drilled: to whom, how long a fault is held, and what it means to those who work there meanwhile."""
+"""Scenarios of drills: target, fault, duration, and consequences for users."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import msgspec
 from cluster.drill import NEEDS
 
 HOLD_S: Final = 5
-"""For how long a fault is held where nobody says otherwise, seconds: several elections long."""
+"""Default duration of a fault, seconds: several elections."""
 
 AWAY_S: Final = 1
-"""For how long the replica that is left has been away before a majority of a copy is lost, seconds: so that something
-is."""
+"""Default time that the surviving replica is stopped before a copy loses its majority, seconds, so that writes are
+lost."""
 
 GOAL_MS: Final = 500
-"""For how long writes may stop where nobody says otherwise, milliseconds."""
+"""Default goal: longest stop of writes, milliseconds."""
 
 COPY_GOAL_MS: Final = 60_000
-"""And where all is lost first: a state is read from the disk, and loaded."""
+"""Goal if a state must be read from disk and loaded, milliseconds."""
 
 UPGRADE_GOAL_MS: Final = 2_000
-"""And where a copy is upgraded: three replicas and those that start share one machine."""
+"""Goal for an upgrade of a copy, milliseconds: running and starting replicas share one machine."""
 
 NODE_DOWN_MORE_S: Final = 5
-"""For how long an agent is silent beyond the time after which its node is DOWN, seconds."""
+"""Seconds that an agent is stopped beyond the time after which its node is DOWN."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,37 +33,37 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     of: str
-    """What its target must be: leader, follower, member or agent."""
+    """Required role of the target: leader, follower, member or agent."""
     does: str
-    """What is done, after the target's name; `{hold_s}` is how long the fault is held, seconds."""
+    """Predicate after the target's name; `{hold_s}` stands for the fault's duration, seconds."""
     means: str
-    """What that is to everybody else."""
+    """Consequences for the rest of the cluster."""
     takes_over: bool = False
-    """Whether another replica has to lead meanwhile where the target led."""
+    """Whether another replica must take over if the target leads."""
     keeps_waiting: bool = False
-    """Whether a request to the target gets no answer meanwhile, rather than a refused connection."""
+    """Whether requests to the target wait during the fault, instead of failing at once."""
     on_copy: bool = False
-    """Whether it is done to a copy of the cluster's state, on this machine."""
+    """Whether it is performed on a copy of the cluster's state, on this machine."""
     goal_ms: int = GOAL_MS
 
     @property
     def needed_capability(self) -> str:
-        """What the target's machine must allow; empty: no helper is needed."""
+        """Capability that the target's machine must allow; empty if no helper is needed."""
         return NEEDS.get(self.name, "")
 
     def fault_for(self, hold_s: int) -> str:
-        """Return what is done and for how long, after the target's name."""
+        """Return the predicate after the target's name, with the fault's duration."""
         return self.does.format(hold_s=hold_s)
 
     def stops_writes(self, *, leads: bool) -> bool:
-        """Return whether writes are expected to stop; `leads`: the target leads when the fault begins."""
+        """Return whether writes are expected to stop; `leads` says whether the target is the leader."""
         if self.name == "switchover":
             return True
         return self.on_copy or (leads and not self.targets_agent)
 
     @property
     def targets_agent(self) -> bool:
-        """Return whether its target is an agent."""
+        """Whether its target is an agent."""
         return self.of == "agent"
 
 

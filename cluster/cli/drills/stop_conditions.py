@@ -1,7 +1,7 @@
-"""The conditions that end a drill before its time: each has a name, and says why in a sentence.
+"""Conditions that abort a drill, each with a name and a sentence.
 
-Those that ask nobody are looked at ten times a second, those that ask the cluster each second. The first that holds
-ends the drill; one that cannot be looked at ends it as well.
+Local conditions are evaluated ten times a second, those that need requests to the cluster once a second. The first
+condition that holds, or cannot be evaluated, aborts the drill.
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ from cluster.system import Address, Clock
 from replica.values import MICROSECONDS_PER_SECOND
 
 CONTROL_S: Final = 2.0
-"""Seconds without a fault, before it: what is normal here."""
+"""Seconds of measurement before the fault, to see what is normal."""
 
 LOOK_S: Final = 0.1
-"""Seconds between two looks at what asks nobody."""
+"""Seconds between two evaluations of local conditions."""
 
 MEMBERS_EVERY_S: Final = 1.0
-"""Seconds between two questions to all members."""
+"""Seconds between two requests to all members."""
 
 STATUS_S: Final = 2.0
-"""Seconds in which a member says how it stands."""
+"""Time limit for a member's status, seconds."""
 
 COPY_STATUS_S: Final = 15.0
-"""And while a copy is exercised, which is no reason for a member to be silent but that this machine is busy."""
+"""Time limit for a member's status during a drill on a copy, seconds: this machine is busy then."""
 
 SLOW_US_LEAST: Final = 100_000
-"""What is never slow, µs: the leader's clock of a second may be out of step with a client's for that long."""
+"""Write latency that never counts as slow, µs."""
 
 CALM_S: Final = 1.0
-"""Seconds of writes that are judged so, and for how long they have to go on again before."""
+"""Seconds of writes that are judged, and of uninterrupted writes required before."""
 
 _T = TypeVar("_T")
 
 
 class Goals(msgspec.Struct, frozen=True, kw_only=True):
-    """What a drill has to keep to."""
+    """Goals and limits of a drill."""
 
     write_stop_us: int
-    """For how long writes may stop, µs, for it to be passed."""
+    """Longest stop of writes for a passed drill, µs."""
     abort_after_us: int
-    """After how long without an acknowledged write it is aborted, µs."""
+    """Time without an acknowledged write after which the drill is aborted, µs."""
     slower_max: int = SLOWER_MAX
-    """How many times as long as before writes may take; 0: that aborts nothing."""
+    """Ratio of write latencies, after to before the fault, that aborts the drill; 0 for never."""
 
 
 class Observations(msgspec.Struct):
-    """What is looked at without asking anybody."""
+    """Input of the local conditions."""
 
     probes: Probes
     goals: Goals
     halt: str
-    """The file that says that there shall be no drill; empty: it is not there."""
+    """Path of the file that forbids drills; empty if it does not exist."""
     now_s: float
     normal_us: int
-    """What writes took before the fault, at their 99th percentile, µs; 0: not known yet."""
+    """99th percentile of write latency before the fault, µs; 0 if not known yet."""
 
 
 class StopConditions:
-    """Why a drill has to end: the first reason that any condition gave."""
+    """Evaluates the conditions and holds the first reason to abort the drill."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class StopConditions:
         machines: Machines,
         alarm: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """`replicas`: where each is asked about itself. `alarm` says why a drill has to end, nothing while it has not.
+        """Create the conditions for the replicas at these API addresses.
 
-        The site's own condition, a query of Prometheus, is such an alarm.
+        `alarm`, such as the site's Prometheus query, returns the reason to abort, or an empty string.
         """
         self.client = client
         self._clock = clock
@@ -93,40 +93,40 @@ class StopConditions:
         self.alarm = alarm
         self.reason = ""
         self.status_s = STATUS_S
-        """Seconds in which a member says how it stands."""
+        """Time limit for a member's status, seconds."""
         self.spared: frozenset[str] = frozenset()
-        """Who may be silent or lost: the target of a fault."""
+        """Target of the fault, which may be silent or lost."""
         self.up: frozenset[str] = frozenset()
-        """Nodes that were UP."""
+        """Nodes that were UP before the fault."""
 
     def stop(self, reason: str) -> None:
-        """Have the drill end, unless it has to already; empty: for nothing."""
+        """Record the reason to abort, unless there is one already; ignore an empty reason."""
         self.reason = self.reason or reason
 
     async def ask_members(self, ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:
-        """Return what each replica answers that does, but for the target of a fault."""
+        """Return the answers of all replicas, except the target of a fault and those without an answer."""
         return await ask_each({name: at for name, at in self._replicas.items() if name not in self.spared}, ask)
 
     async def statuses(self) -> dict[str, StatusView]:
-        """Return how members stand, of those who say so in time."""
+        """Return the status of each member that answers in time."""
         return await self.ask_members(
             lambda at: self.client.call(ops.SHOW_STATUS, replica=at, deadline_s=self.status_s)
         )
 
     async def digests(self) -> dict[str, DigestsAnswer]:
-        """Return what members hold, of those who say so in time."""
+        """Return the state digests of each member that answers in time."""
         return await self.ask_members(lambda at: self.client.call(ops.LIST_DIGESTS, replica=at, deadline_s=STATUS_S))
 
     async def find_silent(self) -> str:
-        """Return that a member which should does not answer."""
-        # Who is the target when all are asked may be none any more when they have answered, and the other way round.
+        """Return a sentence if a member other than the target does not answer."""
+        # The target may change between the requests and the answers, so both sets are excluded.
         spared = self.spared
         statuses = await self.statuses()
         find_silent = sorted(set(self._replicas) - spared - self.spared - set(statuses))
         return f"{', '.join(find_silent)} did not answer for {self.status_s:g} s" if find_silent else ""
 
     async def watch(self, probes: Probes, goals: Goals) -> None:
-        """Look ten times a second at what asks nobody."""
+        """Evaluate the local conditions ten times a second."""
         began_s, normal_us = self._clock.monotonic_s(), 0
         while not self.reason:
             await asyncio.sleep(LOOK_S)
@@ -138,7 +138,7 @@ class StopConditions:
                 self.stop(says(seen))
 
     async def watch_copy(self, exercise: Exercise, drill: int) -> None:
-        """Look each second at what ends one on a copy, beside what its cluster says."""
+        """Evaluate the conditions of a drill on a copy once a second."""
         while not self.reason:
             await asyncio.sleep(MEMBERS_EVERY_S)
             halt, abort = self._machines.halt_file, ""
@@ -148,22 +148,22 @@ class StopConditions:
                 self.stop(says(exercise, abort, halt))
 
     async def watch_members(self) -> None:
-        """Ask the cluster each second."""
+        """Evaluate the conditions that need requests to the cluster once a second."""
         while not self.reason:
             await asyncio.sleep(MEMBERS_EVERY_S)
             for ask in OF_MEMBERS.values():
-                # Not all where one has said why, or somebody else has meanwhile.
+                # The first reason suffices.
                 if not self.reason:
                     self.stop(await ask(self))
 
     @contextlib.asynccontextmanager
     async def run_watches(self, *watches: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-        """Have watches run during the block, beside what asks the cluster."""
+        """Run these watches and `watch_members` during the block."""
         async with run_during(*map(self._or_stop, (*watches, self.watch_members()))):
             yield
 
     async def _or_stop(self, watch: Coroutine[Any, Any, None]) -> None:
-        """Run a watch; without it there is no drill, whatever it met."""
+        """Run a watch; abort the drill if it raises."""
         try:
             await watch
         except Exception as error:
@@ -202,9 +202,9 @@ def _writes_stopped(seen: Observations) -> str:
 
 
 def _writes_slower(seen: Observations) -> str:
-    """Return that writes take many times as long as before, once they go on again."""
+    """Return a sentence if writes take many times as long as before, once they continue after the fault."""
     now_s, normal_us, slower_max = seen.now_s, seen.normal_us, seen.goals.slower_max
-    # Sent earlier, too: an answer of then ends no time without one.
+    # Include earlier probes, whose late answers end a gap.
     last = [one for one in seen.probes.writes if one.sent_s >= now_s - 8 * CALM_S]
     if (
         not normal_us
@@ -230,7 +230,7 @@ OF_WRITES: Final[dict[str, Callable[[Observations], str]]] = {
     "the file is there": lambda seen: _halt_reason(seen.halt),
     "writes are slower": _writes_slower,
 }
-"""What ends one in which writes are sent to the cluster, by what is the case."""
+"""Local conditions of a drill on the cluster, by name."""
 
 OF_MEMBERS: Final[dict[str, Callable[[StopConditions], Awaitable[str]]]] = {
     "drills are locked": _lock,
@@ -239,19 +239,19 @@ OF_MEMBERS: Final[dict[str, Callable[[StopConditions], Awaitable[str]]]] = {
     "states differ": _differing_state,
     "the site's query": _alarm,
 }
-"""What ends each drill."""
+"""Conditions of every drill that need requests to the cluster, by name."""
 
 OF_COPIES: Final[dict[str, Callable[[Exercise, str, str], str]]] = {
     "somebody aborts it": lambda exercise, abort, halt: abort,
     "the file is there": lambda exercise, abort, halt: _halt_reason(halt),
     "a copy has no room": lambda exercise, abort, halt: exercise.room_fault(),
 }
-"""What ends one on a copy: of an exercise, who has aborted it, and the file."""
+"""Conditions of a drill on a copy, by name: functions of the exercise, an operator's abort, and the halt file."""
 
 
 @contextlib.asynccontextmanager
 async def run_during(*running: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> AsyncIterator[None]:
-    """Have these run during the block; at its end they are cancelled, and have ended."""
+    """Run tasks during the block; cancel them at its end and wait until they have ended."""
     tasks = [asyncio.ensure_future(one) for one in running]
     try:
         yield

@@ -1,1 +1,1 @@
-"""Drills on a copy of the cluster: real replicas of its state on this machine, which nobody else reaches."""
+"""Drills on a copy of the cluster: real replicas with its state on this machine, isolated from the cluster."""

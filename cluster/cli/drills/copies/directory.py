@@ -1,7 +1,7 @@
-"""The private directory of a copy: made for one drill, locked for as long as anybody of it lives, removed at its end.
+"""Private directory of a copy, created for one drill and removed at its end.
 
-A coordinator that is killed leaves one. Its replicas die with it, and with the last of them the lock ends: whoever
-makes a copy next finds that nobody holds it, and removes it.
+The coordinator and the copy's replicas hold a lock on it. A killed coordinator leaves the directory behind; its
+replicas die with it, which releases the lock, and the next drill on a copy removes the directory.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from typing import Final
 from cluster.system import closing, open_directory, try_lock
 
 PREFIX: Final = "forebay-drill-copy-"
-"""What the directories are called by."""
+"""Prefix of the directories' names."""
 
 TRIES: Final = 50
 TRY_EVERY_S: Final = 0.02
-"""How often a directory is removed until it is gone, and the time between, seconds."""
+"""Attempts to remove a directory, count, and the time between two, seconds."""
 
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 @contextlib.contextmanager
 def private_directory(base: Path) -> Iterator[tuple[Path, int]]:
-    """Make a directory for a copy, and remove it at the end; with the descriptor that holds its lock. OSError.
+    """Create a directory for a copy and yield it with the descriptor of its lock; remove it at the end.
 
-    Processes of the copy are given the descriptor, so that the lock lasts as long as they do.
+    Processes of the copy inherit the descriptor, so the lock lasts as long as they do.
+
+    Raises:
+        OSError: if the directory cannot be created.
     """
     directory, lock = _make(base)
     try:
@@ -43,7 +46,7 @@ def private_directory(base: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _remove(directory: Path) -> None:
-    """Remove it, also from under processes that were killed just now, and have not ended."""
+    """Remove a directory; retry while killed processes that have not ended yet write into it."""
     for _ in range(TRIES):
         shutil.rmtree(directory, ignore_errors=True)
         if not directory.exists():
@@ -55,14 +58,14 @@ def _make(base: Path) -> tuple[Path, int]:
     while True:
         directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         lock = open_directory(directory)
-        # Whoever looks for what is left may have found it before it was locked, and removed it.
+        # Another drill's clean-up may have removed it before it was locked.
         if try_lock(lock) and directory.exists():
             return directory, lock
         os.close(lock)
 
 
 def remove_left_over(base: Path) -> int:
-    """Remove directories of copies that nobody uses any more, and return how many. Others' are left alone."""
+    """Remove unused directories of this account's copies, and return their number."""
     count = 0
     for path in sorted(base.glob(f"{PREFIX}*")):
         try:

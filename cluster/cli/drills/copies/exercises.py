@@ -1,7 +1,7 @@
-"""What is done to a copy, and what it shows: restored from a snapshot, recovered from a lost majority, upgraded.
+"""Exercises on a copy: restore from a snapshot, recover from a lost majority, upgrade.
 
-Everything begins with one snapshot: fetched from a replica of the cluster, or a backup that is named. It is checked as
-a replica would, and its state compared with what the replicas of the cluster say of theirs at that revision.
+Each exercise begins with a snapshot, fetched from a replica or taken from a backup. The snapshot is verified, and its
+state compared with the states of the cluster's replicas at that revision.
 """
 
 from __future__ import annotations
@@ -33,37 +33,36 @@ from cluster.system import Clock, free_bytes, parse_instant
 from replica.values import DRILL_S_MAX, MICROSECONDS_PER_SECOND, plain
 
 CONTROL_S: Final = 2.0
-"""Seconds of writes without a fault, before it: what is normal for the copy."""
+"""Seconds of writes before the fault, to measure what is normal for the copy."""
 
 SETTLE_S: Final = 1.0
-"""Seconds of writes afterwards."""
+"""Seconds of writes after the fault."""
 
 LAST_S: Final = 30.0
-"""Seconds after a write was acknowledged for the last time, in which the next one is to come once all replicas are
-there: a copy that takes longer does not go on."""
+"""Time limit for the next acknowledged write once all replicas are up, seconds."""
 
 COMPARE_S: Final = 30.0
-"""Seconds in which a replica of the cluster says what state it had."""
+"""Time limit for a replica to report its state at a past revision, seconds."""
 
 
 class ExerciseInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What an exercise is made with."""
+    """Parameters of an exercise."""
 
     scenario: str
     target: str
-    """The replica of the cluster that a snapshot is fetched from."""
+    """Replica to fetch the snapshot from."""
     base: Path
-    """Where the copy's directory is made."""
+    """Parent of the copy's directory."""
     backup: Path | None = None
-    """The snapshot that is taken instead."""
+    """Snapshot to use instead of a fetched one."""
     release: Path | None = None
-    """The release that a copy is upgraded to; None: this one."""
+    """Release to upgrade the copy to; None for the running one."""
     away_s: int = 1
-    """For how long the replica that is left has been away before the majority is lost, seconds."""
+    """Time that the surviving replica is stopped before the majority is lost, seconds."""
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What came of one. `faults` are sentences, none: it went as it should."""
+    """Result of an exercise; `faults` has a sentence for each failure."""
 
     faults: list[str]
     figures: dict[str, int]
@@ -73,7 +72,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Exercise:
-    """Drill on a copy. `room_fault` says why it has to end before its time, for whoever watches it."""
+    """Drill on a copy of the cluster."""
 
     def __init__(
         self,
@@ -85,7 +84,10 @@ class Exercise:
         tell: Callable[[str], None],
         began_s: float,
     ) -> None:
-        """`client`: of the cluster that `original` configures; `began_s`: when the drill began, by `clock`."""
+        """Create an exercise.
+
+        `client` is connected to the cluster that `original` configures; `began_s` is the drill's start by `clock`.
+        """
         self._given = given
         self._client = client
         self._original = original
@@ -96,10 +98,10 @@ class Exercise:
         self._unchecked: dict[str, str] = {}
         self._began_s = began_s
         self._drill = 0
-        """Its number in the copy."""
+        """Number of the copy's own drill."""
 
     def room_fault(self) -> str:
-        """Return that there is too little room left for the copy; empty: there is enough."""
+        """Return a sentence if too little disk space is left for the copy, or an empty string."""
         try:
             left = free_bytes(self._given.base)
         except OSError as error:
@@ -108,7 +110,14 @@ class Exercise:
         return f"less than {least} MiB are left in {self._given.base}" if left < FLOOR_BYTES else ""
 
     async def run(self) -> Outcome:
-        """Carry it out; CopyFailed, ApiError, Failure of a fetch, OSError. Nothing is left of it at the end."""
+        """Run the exercise, and remove the copy.
+
+        Raises:
+            CopyFailed: if the copy does not do what a cluster must.
+            ApiError: if the cluster or the copy did not answer.
+            Failure: if the snapshot cannot be fetched.
+            OSError: if the copy's files cannot be written.
+        """
         base = self._given.base
         removed = await asyncio.to_thread(remove_left_over, base)
         if removed:
@@ -123,7 +132,7 @@ class Exercise:
                 outcome.unchecked = self._unchecked
                 return outcome
 
-    # ---- what it begins with
+    # ---- snapshot
 
     async def _fetch_snapshot(self, directory: Path) -> Path:
         if self._given.backup is not None:
@@ -137,7 +146,7 @@ class Exercise:
         return file
 
     async def _compare_snapshot(self, copy: Copy, file: Path) -> list[str]:
-        """Check the snapshot, and hold its state against what the replicas had at that revision; return the faults."""
+        """Verify the snapshot, compare its state with the replicas' states at that revision, and return the faults."""
         began_s = self._clock.monotonic_s()
         checked = await copy.audit("backup", "inspect", "--check", str(file))
         self.figures |= {"snapshot_bytes": checked["size_bytes"], "checked_us": self._since_us(began_s)}
@@ -168,7 +177,7 @@ class Exercise:
         )
         if other:
             return [f"{', '.join(other)} had another state at revision {revision}"]
-        # Of an old backup no replica may hold the history any more.
+        # For an old backup, the replicas may have pruned that history.
         if not same and self._given.backup is None:
             self._unchecked["the snapshot's state"] = f"no replica says which state it had at revision {revision}"
         return []
@@ -287,17 +296,18 @@ class Exercise:
         )
         return Outcome(faults=faults, figures=self.figures, sentence=sentence)
 
-    # ---- their steps
+    # ---- steps
 
     async def _start_three(self, copy: Copy, file: Path) -> None:
-        """Bring a copy of three that vote up."""
+        """Start a copy with three voting replicas."""
         await self._start_restored(copy, file)
         await copy.join_replicas(NAMES[1:])
         self._tell(f"a copy of {len(NAMES)} replicas is up")
 
     async def _start_restored(self, copy: Copy, file: Path) -> tuple[float, float]:
-        """Restore the snapshot and start a replica on it; return when it first acknowledged a write, and when a read
-        was linearizable, seconds.
+        """Restore the snapshot, start a replica on it, and return the times of its first write and first read.
+
+        The write is acknowledged, the read linearizable; times are seconds of the monotonic clock.
         """
         first, began_s = NAMES[0], self._clock.monotonic_s()
         await copy.audit("backup", "restore", str(file), "--name", first, "--yes", "--by", self._identity)
@@ -319,7 +329,7 @@ class Exercise:
         return self._clock.monotonic_s()
 
     async def _first_write(self, copy: Copy) -> float:
-        """Begin a drill of the copy's own, for its probes; one that was under way in the snapshot is ended before."""
+        """Start a drill of the copy's own, for its probes; first end a drill that the snapshot contains."""
         at, request = copy.replicas[NAMES[0]], self._begin_request(copy)
         first_s: list[float] = []
 
@@ -331,7 +341,7 @@ class Exercise:
                 if not await self._clear_drills(copy):
                     raise CopyFailed(f"the copy refused a write: {error}") from error
                 first_s.append(self._clock.monotonic_s())
-                # Under the same id it would be refused again: a retry gets the first answer.
+                # The same command ID would be rejected again, because a retry gets the first answer.
                 request = self._begin_request(copy)
                 return None
             return None if begun is None else begun.drill
@@ -342,9 +352,12 @@ class Exercise:
 
     @staticmethod
     async def _clear_drills(copy: Copy) -> bool:
-        """Take back what keeps drills of the copy from beginning; False for nothing. ApiError.
+        """Remove locks and end open drills of the copy; return whether there were any.
 
-        What is over by its lease may just not have been, when one was to begin.
+        A drill whose lease ends only now may have blocked the new one.
+
+        Raises:
+            ApiError: if the copy did not answer.
         """
         client = copy.client
         known = await client.call(ops.LIST_DRILLS)
@@ -380,7 +393,11 @@ class Exercise:
             raise CopyFailed(f"the copy refused a write: {probes.refusal}")
 
     async def _wait_for_write(self, probes: Probes, copy: Copy, since_s: float) -> None:
-        """Wait until a write is acknowledged that was sent after a moment; CopyFailed."""
+        """Wait until a write sent after `since_s` is acknowledged.
+
+        Raises:
+            CopyFailed: if none is acknowledged within LAST_S.
+        """
         until_s = self._clock.monotonic_s() + LAST_S
         while probes.answered_s <= since_s:
             copy.check()
@@ -389,7 +406,11 @@ class Exercise:
             await asyncio.sleep(LOOK_S)
 
     async def _write_without(self, copy: Copy, probes: Probes, away_s: float) -> None:
-        """Wait for `away_s`, and until a write that was sent since then is acknowledged. CopyFailed."""
+        """Wait for `away_s`, and until a write sent in that time is acknowledged.
+
+        Raises:
+            CopyFailed: if none is acknowledged in time.
+        """
         since_s = self._clock.monotonic_s()
         await asyncio.sleep(away_s)
 
@@ -399,7 +420,11 @@ class Exercise:
         await copy.wait_for(ask, "an acknowledged write without the replica that is away")
 
     async def _wait_beyond(self, copy: Copy, revision: int) -> None:
-        """Wait until the copy is beyond a revision: what was lost and is sent again gets a later one. CopyFailed."""
+        """Wait until the copy is beyond a revision, so that a lost write that is resent gets a later one.
+
+        Raises:
+            CopyFailed: if it does not get there in time.
+        """
 
         async def ask() -> bool | None:
             return True if (await copy.client.call(ops.LIST_DRILLS)).revision > revision else None
@@ -407,7 +432,11 @@ class Exercise:
         await copy.wait_for(ask, f"revision {revision + 1}")
 
     async def _wait_caught_up(self, copy: Copy, name: str) -> None:
-        """Wait until a replica has what the leader has committed by now; CopyFailed."""
+        """Wait until a replica has applied the leader's present commit index.
+
+        Raises:
+            CopyFailed: if it does not get there in time.
+        """
         leader = copy.replicas[await copy.wait_for_leader()]
         wanted = (await copy.client.call(ops.SHOW_STATUS, replica=leader)).commit_index
 
@@ -417,7 +446,7 @@ class Exercise:
 
         await copy.wait_for(ask, f"{name} with entry {wanted}")
 
-    # ---- what is measured
+    # ---- measurements
 
     def _write_gap_us(self, probes: Probes, fault_s: float, over_s: float) -> None:
         self.figures |= {"fault_at_us": self._us(fault_s - self._began_s), **probes.stops(fault_s, over_s)}
@@ -439,7 +468,7 @@ class Exercise:
     async def _check_kept(
         self, copy: Copy, probes: Probes, again: Resent, expected: LostWrites | None = None
     ) -> list[str]:
-        """Return what is not as it must be: writes that are gone and were not said to be, states that differ."""
+        """Return faults: acknowledged writes lost without a warning, and replicas with different states."""
         found = expected or lost_writes((*probes.writes, *probes.user_writes), again)
         self.figures["writes_lost"] = len(found.unsaid)
         differ = ""
@@ -455,16 +484,14 @@ class Exercise:
 
     @contextlib.contextmanager
     def _record_unchecked(self, check: str) -> Iterator[None]:
-        """Note why a check in the block could not be made."""
+        """Record the reason if a check in the block could not be made."""
         try:
             yield
         except (ApiError, CheckImpossible) as error:
             self._unchecked[check] = str(error)
 
     async def _fold_ledger(self, copy: Copy, name: str, file: Path, release: Path | None = None) -> list[str]:
-        """Fold the copy's ledger from the snapshot on, with another release beside this one where it is given; return
-        where that leads elsewhere than the copy did.
-        """
+        """Replay the copy's ledger from the snapshot on, also with `release`, and return differences as sentences."""
         words = ["audit", "replay", "--data", str(copy.replica_directory(name)), "--from-snapshot", str(file)]
         words += [] if release is None else ["--release", str(release)]
         began_s = self._clock.monotonic_s()
@@ -497,20 +524,20 @@ class Exercise:
 
 
 class LostWrites(msgspec.Struct, frozen=True):
-    """Acknowledged writes that are gone, by command id: those of which it was said that they may be, and others."""
+    """Lost acknowledged writes by command ID: those that the recovery plan announced, and others."""
 
     said: tuple[str, ...]
     unsaid: tuple[str, ...]
     span_us: int = 0
-    """For how long before the fault writes were acknowledged that are gone, µs."""
+    """Time from the first announced lost write to the fault, µs."""
 
 
 def lost_writes(
     probes: Iterable[Probe], again: Resent, fault_s: float = 0.0, lost_after: int | None = None
 ) -> LostWrites:
-    """Return which acknowledged writes are gone: those that have another answer, or none, when they are sent again.
+    """Return the acknowledged writes that got another answer, or a rejection, when they were resent.
 
-    Of what was sent before the fault it was said that it may be lost behind the revision `lost_after`; None: nothing.
+    The recovery plan announced that writes after the revision `lost_after` may be lost; None if it announced none.
     """
     known = tuple(probes)
     names_gone = set(find_lost(known, again.revisions, again.unanswered))

@@ -1,8 +1,8 @@
-"""The copy: real replicas on loopback, with certificates, addresses and an incarnation of their own.
+"""Copy of a cluster: real replicas on loopback, with their own certificates, addresses and incarnation.
 
-Nobody of the cluster that it is a copy of can reach it or be reached by it: its authority vouches for nobody else and
-is forgotten once its certificates are made, its members are its own, and its configuration names no agent, no mail, no
-program of the site, no witness and no helper. Its processes die with this one, whatever ends it.
+The copy and the cluster cannot reach each other: the copy's authority signs only the copy's certificates, its key is
+deleted afterwards, and its configuration names no agent, mail, provider program, witness or helper. The copy's
+processes die with this one.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ from cluster.system import Address, Clock, closing, die_with_parent, open_privat
 from replica.values import format_size, plain
 
 NAMES: Final = tuple(f"copy{number}" for number in range(1, COPIES + 1))
-"""Its replicas; none of a cluster that a site founds is called so by itself."""
+"""Names of its replicas, which no cluster has by default."""
 
 NICENESS: Final = 5
-"""What its processes leave to others where all want the processor: a replica of the cluster may be on this machine."""
+"""Nice value of its processes: a replica of the cluster may run on this machine."""
 
 LOOK_S: Final = 0.02
-"""Seconds between two looks at what is waited for."""
+"""Seconds between two checks of a condition."""
 
 STATUS_S: Final = 2.0
-"""Seconds in which a replica of it says how it stands."""
+"""Time limit for a status request, seconds."""
 
 READY_S: Final = 300.0
-"""Seconds in which a replica of it has to be ready: it loads a state and joins."""
+"""Time limit for a replica to become ready, seconds: it loads a state and joins."""
 
 STOPS_S: Final = 60.0
-"""Seconds in which one that is asked to has to stop."""
+"""Time limit for a replica to stop, seconds."""
 
 WORDS_BYTES: Final = 4096
-"""Of what a replica said last, bytes."""
+"""Bytes read from the end of a replica's log."""
 
 SILENT_S: Final = 86_400
-"""For how long agents may be silent before a node is DOWN, seconds: there are none."""
+"""`node_down_s` of the copy, seconds: it has no agents."""
 
 _KEPT_BACK: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
-"""Of the environment: what a service manager says to this process alone."""
+"""Environment variables of a service manager, which are for this process alone."""
 
 _T = TypeVar("_T")
 
 
 CHANGE_UNDER_WAY: Final = "change_under_way"
-"""Code of the rejection of a change of the members while an earlier one is not committed."""
+"""Code of the rejection of a membership change while an earlier one is not committed."""
 
 
 class CopyFailed(Exception):
-    """The copy did not do what a cluster has to, in a sentence: that is what a drill is to find."""
+    """Copy that did not do what a cluster must; its text is the verdict of the drill."""
 
 
 class Copy:
-    """Copy, in a private directory whose lock its processes hold."""
+    """Copy of a cluster in a private directory, whose lock its processes hold."""
 
     def __init__(self, directory: Path, lock: int, original: Config, identity: str, clock: Clock) -> None:
-        """`original`: of the cluster; `identity`: who is the copy's operator."""
+        """Write the copy's configuration; `original` is the cluster's, `identity` the name of the copy's operator."""
         self._directory = directory
         self._lock = lock
         self._original = original
@@ -85,7 +85,7 @@ class Copy:
 
     @property
     def replicas(self) -> dict[str, Address]:
-        """Where each is asked."""
+        """API address of each replica, by name."""
         return {replica.name: replica.api for replica in self.config.replicas}
 
     def replica_directory(self, name: str) -> Path:
@@ -93,7 +93,7 @@ class Copy:
         return self.config.storage.directory / name
 
     def _write_config(self) -> Config:
-        """Write its configuration and certificates."""
+        """Write and load the copy's configuration, and issue its certificates."""
         original, file = self._original, self._directory / "forebay.toml"
         cluster, timing, storage = original.cluster, original.timing, original.storage
         tls, at = self._directory / "tls", self._clock.now()
@@ -105,7 +105,7 @@ class Copy:
             lines.append(f'[[replica]]\nname = "{name}"\npeer = "{peer}"\napi = "{api}"')
             issue(authority, tls, role=Role.REPLICA, name=name, addresses=replica_hosts(peer, api), at=at)
         issue(authority, tls, role=Role.OPERATOR, name=self._identity, at=at)
-        # Nobody else is ever vouched for.
+        # Without the key no further certificate can be issued.
         (tls / f"{AUTHORITY_NAME}.key").unlink()
         (self._directory / "data").mkdir(mode=0o700)
         (self._directory / "logs").mkdir(mode=0o700)
@@ -120,12 +120,13 @@ class Copy:
         replace_private(file, "\n".join((*lines, "")).encode(), durable=False)
         return Config.load(file)
 
-    # ---- its processes
+    # ---- processes
 
     async def audit(self, *words: str) -> dict[str, Any]:
-        """Run a command that reads a replica's directory, to its end, and return what it printed as JSON. CopyFailed.
+        """Run a `forebay` command that reads a replica's directory, and return its JSON output.
 
-        `words` are of `forebay`.
+        Raises:
+            CopyFailed: if the command fails.
         """
         command = ("cluster.cli", "--config", str(self.config.file), *words, "--json")
         process = await self._spawn(command, None, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
@@ -140,7 +141,7 @@ class Copy:
         return found
 
     async def start(self, name: str, *words: str, release: Path | None = None) -> None:
-        """Start a replica, of another release where one is given."""
+        """Start a replica, with another release if `release` is given."""
         command = ("cluster.serve", "--config", str(self.config.file), "--name", name, *words)
         with closing(open_private_file(self._directory / "logs" / name, os.O_WRONLY | os.O_APPEND)) as log:
             self._running[name] = await self._spawn(command, release, stdout=log, stderr=log)
@@ -163,32 +164,36 @@ class Copy:
             **more,
             env=given,
             pass_fds=(self._lock,),
-            # The keyboard ends a drill through who carries it out.
+            # Ctrl-C must reach the coordinator only.
             start_new_session=True,
             preexec_fn=in_child,
         )
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Signal a replica that runs."""
+        """Send a signal to a running replica."""
         with contextlib.suppress(ProcessLookupError):
             self._running[name].send_signal(number)
 
     async def kill(self, *names: str) -> None:
-        """SIGKILL replicas, all at once; wait until they have ended."""
+        """Send SIGKILL to all named replicas, then wait until they have ended."""
         for name in names:
             self.signal(name, signal.SIGKILL)
         for name in names:
             await self._running.pop(name).wait()
 
     def remove_data(self, name: str) -> None:
-        """Remove the directory of a replica that was killed."""
+        """Remove the directory of a killed replica."""
         lost = self.replica_directory(name).with_suffix(".lost")
-        # Its historian may be about to end, and write there.
+        # Its history service may still be ending and write there.
         self.replica_directory(name).rename(lost)
         shutil.rmtree(lost, ignore_errors=True)
 
     async def stop(self, name: str) -> None:
-        """Ask a replica to stop; CopyFailed where it does not end as it should."""
+        """Stop a replica with SIGTERM.
+
+        Raises:
+            CopyFailed: if it does not end in time, or ends with an error.
+        """
         process = self._running.pop(name)
         try:
             process.terminate()
@@ -202,7 +207,11 @@ class Copy:
             raise CopyFailed(f"{name} was asked to stop and ended with {code}: {self._last_log_line(name)}")
 
     def check(self) -> None:
-        """Raise CopyFailed where one has ended that nobody ended."""
+        """Check that all started replicas run.
+
+        Raises:
+            CopyFailed: if one has ended by itself.
+        """
         for name, process in self._running.items():
             if process.returncode is not None:
                 raise CopyFailed(f"{name} ended with {process.returncode}: {self._last_log_line(name)}")
@@ -214,14 +223,18 @@ class Copy:
         return plain(lines[-1]) if lines else "it said nothing"
 
     async def close(self) -> None:
-        """End all that runs; nothing of it is worth being written."""
+        """Kill all processes and close the client."""
         await self.kill(*tuple(self._running))
         await self.client.close()
 
-    # ---- what it is asked
+    # ---- requests
 
     async def wait_for(self, ask: Callable[[], Awaitable[_T | None]], what: str) -> _T:
-        """Ask until there is an answer; CopyFailed where there is none in time, or a replica has ended."""
+        """Call `ask` until it returns a result.
+
+        Raises:
+            CopyFailed: if there is no result within READY_S, or a replica has ended.
+        """
         until_s = self._clock.monotonic_s() + READY_S
         while self._clock.monotonic_s() < until_s:
             self.check()
@@ -233,7 +246,11 @@ class Copy:
         raise CopyFailed(f"{what} did not come to be within {READY_S:g} s")
 
     async def wait_ready(self, name: str) -> StatusView:
-        """Wait until a replica is ready; CopyFailed."""
+        """Wait until a replica is ready, and return its status.
+
+        Raises:
+            CopyFailed: if it is not ready in time.
+        """
 
         async def ask() -> StatusView | None:
             at = self.replicas[name]
@@ -243,7 +260,12 @@ class Copy:
         return await self.wait_for(ask, f"{name} as a replica that is ready")
 
     async def join_replicas(self, names: tuple[str, ...]) -> None:
-        """Have replicas without data join, and wait until all members vote; CopyFailed, ApiError."""
+        """Add replicas without data, and wait until all members vote.
+
+        Raises:
+            CopyFailed: if one does not vote in time.
+            ApiError: if an addition is rejected.
+        """
         for name in names:
             replica = self.config.replica(name)
             request = AddMemberRequest(
@@ -256,9 +278,9 @@ class Copy:
             await self.wait_for(functools.partial(self._voting, name), f"the vote of {name}")
 
     async def _add(self, request: AddMemberRequest) -> MembersAnswer | ApiError | None:
-        """Add a member, and return the rejection if it is final.
+        """Add a member, and return the answer, the final rejection, or None for a retry.
 
-        None while the vote of the member before is in force, and not committed: `_votes` shows it that early.
+        The cluster rejects the change while the previous member's vote is in force but not yet committed.
         """
         try:
             return await self.client.call(ops.ADD_MEMBER, request, deadline_s=READY_S)
@@ -270,7 +292,11 @@ class Copy:
         return answer if any(one.name == name and one.votes for one in answer.members) else None
 
     async def wait_for_leader(self) -> str:
-        """Return who leads; CopyFailed."""
+        """Wait for a leader and return its name.
+
+        Raises:
+            CopyFailed: if there is none in time.
+        """
 
         async def ask() -> str | None:
             return (await self.client.call(ops.LIST_MEMBERS, deadline_s=STATUS_S)).leader
@@ -280,7 +306,7 @@ class Copy:
 
 @contextlib.asynccontextmanager
 async def open_copy(directory: Path, lock: int, original: Config, identity: str, clock: Clock) -> AsyncIterator[Copy]:
-    """Make a copy without replicas yet; at the end none is left."""
+    """Yield a copy without running replicas; at the end kill those that run."""
     copy = Copy(directory, lock, original, identity, clock)
     try:
         yield copy
@@ -296,7 +322,7 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports of loopback that are free; who takes one meanwhile keeps a replica from starting, and it says so."""
+    """Return free loopback ports. If another process takes one meanwhile, the replica fails to start and logs it."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

@@ -1,4 +1,4 @@
-"""What a copy needs of this machine, and whether a tree holds a release: asked before anything is done."""
+"""Disk space and memory that a copy needs, and checks of a backup and a release, for a plan's preconditions."""
 
 from __future__ import annotations
 
@@ -11,51 +11,50 @@ import msgspec
 from cluster.system import free_bytes
 
 COPIES: Final = 3
-"""Replicas of a copy, count: as many as stand a loss."""
+"""Replicas of a copy, count: the fewest that survive a loss."""
 
 REPLICA_BYTES: Final = 96 << 20
-"""What a replica takes on the disk beside its state, bytes: its sync log, the pages of its journal, its index."""
+"""Disk space of a replica besides its state, bytes: its sync log, journal pages and index."""
 
 IMAGES: Final = 4
-"""How often the state lies in a replica's directory, count: two snapshots, one that is being written, and that of its
-historian."""
+"""Images of the state in a replica's directory, count: two snapshots, one being written, and the history service's."""
 
 PROCESS_BYTES: Final = 192 << 20
-"""What a replica and its historian take of memory without a state, bytes."""
+"""Memory of a replica and its history service without a state, bytes."""
 
 EXPANSION: Final = 16
-"""How much larger a state is in memory than in a snapshot, at most, with its historian's: times."""
+"""Largest ratio of a state's memory, with the history service's, to its size in a snapshot."""
 
 FLOOR_BYTES: Final = 64 << 20
-"""What is to be left free on the disk of a copy: below it a drill ends."""
+"""Disk space that must stay free, bytes: below it a drill on a copy is aborted."""
 
 _MEMINFO: Final = Path("/proc/meminfo")
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is and what a copy of a snapshot of this size needs, bytes."""
+    """Disk space and memory, available and needed by a copy of a snapshot of this size, bytes."""
 
     directory: str
-    """Where the copy is made."""
+    """Parent of the copy's directory."""
     snapshot_bytes: int
     free_bytes: int
     memory_bytes: int
     fault: str = ""
-    """Why nothing can be made there; empty: it can."""
+    """Reason that the directory cannot be used; empty if it can."""
 
     @property
     def needed_bytes(self) -> int:
-        """On the disk."""
+        """Disk space that the copy needs."""
         return COPIES * (REPLICA_BYTES + IMAGES * self.snapshot_bytes) + self.snapshot_bytes + FLOOR_BYTES
 
     @property
     def needed_memory_bytes(self) -> int:
-        """Of memory."""
+        """Memory that the copy needs."""
         return COPIES * (PROCESS_BYTES + EXPANSION * self.snapshot_bytes)
 
 
 def measure_resources(directory: Path, snapshot_bytes: int, meminfo: Path = _MEMINFO) -> Resources:
-    """Return what there is of room in a directory, and of memory."""
+    """Return the space available in a directory, and the available memory."""
     free, fault = 0, ""
     try:
         free = free_bytes(directory)
@@ -73,7 +72,7 @@ def measure_resources(directory: Path, snapshot_bytes: int, meminfo: Path = _MEM
 
 
 def _available_bytes(meminfo: Path) -> int:
-    """Return what memory there is without taking any from others, bytes; as proc(5) says."""
+    """Return the available memory, bytes; 0 if it is unknown. Source: proc(5), MemAvailable."""
     try:
         lines = meminfo.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -82,7 +81,7 @@ def _available_bytes(meminfo: Path) -> int:
 
 
 def backup_fault(file: Path) -> str:
-    """Return why a file cannot be read; empty: it can."""
+    """Return the reason that a backup cannot be read, or an empty string."""
     try:
         with file.open("rb") as opened:
             return "" if opened.read(1) else "it is empty"
@@ -91,7 +90,7 @@ def backup_fault(file: Path) -> str:
 
 
 def release_fault(tree: Path) -> str:
-    """Return why the release in a tree cannot be started; empty: it can, as far as its files say."""
+    """Return the reason that a directory is no startable release, judged by its files, or an empty string."""
     if not tree.is_dir():
         return f"{tree} is no directory"
     for name in ("cluster/serve.py", "cluster/audit/worker.py"):
