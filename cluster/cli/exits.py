@@ -1,7 +1,7 @@
-"""How a command ends: the exit codes, and the errors that carry them.
+"""Exit codes of commands, and the errors that carry them.
 
-An error that a person sees is one sentence that says what is wrong, and one that says what to do. `Failure` holds
-both; only the outermost function prints it, so nothing below can end in a traceback.
+An error has a sentence with the cause and a sentence with the remedy. `Failure` holds both; only the outermost
+function prints it, so no command ends in a traceback.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class ExitCode(IntEnum):
-    """The exit codes of `forebay`: part of its interface, never renumbered."""
+    """Exit code of `forebay`: part of its interface, never renumbered."""
 
     OK = 0
     REFUSED = 1
@@ -58,17 +58,17 @@ SERVE_MEANINGS: Final = MappingProxyType(
 """One phrase for each code with which the process of `forebay run replica` ends, numbered as in sysexits.h."""
 
 INVALID_REQUEST_LINE: Final = "Burst Buffer request invalid"
-"""Slurm's one sentence for every refused burst-buffer request: printed last, for scripts that look for it."""
+"""Slurm's sentence for every rejected burst-buffer request: printed last, for scripts that search for it."""
 
 
 PERMISSION_LINE: Final = "Burst Buffer permission denied"
-"""The last line where a user may not have a burst buffer, as in Slurm."""
+"""Last line if a user may not have a burst buffer, as in Slurm."""
 
 NODE_COUNT_LINE: Final = "Node count specification invalid"
-"""The last line where a job of no nodes asks for more than persistent buffers, or for nothing; as in Slurm."""
+"""Last line if a job without nodes requests more than persistent buffers, or nothing; as in Slurm."""
 
 BBF_LINE: Final = "Invalid --bbf specification"
-"""The last line where the file of --bbf cannot be read, as in Slurm."""
+"""Last line if the file of --bbf cannot be read, as in Slurm."""
 
 
 FAILURES_SHOWN_MAX: Final = 64
@@ -76,7 +76,7 @@ FAILURES_SHOWN_MAX: Final = 64
 
 
 class Failure(Exception):
-    """A command that cannot go on: `sentence` says what is wrong, `remedy` what to do, `place` where."""
+    """Error that ends a command: `sentence` has the cause, `remedy` the action to take, `place` the position."""
 
     def __init__(
         self, code: ExitCode, sentence: str, remedy: str = "", *, place: str = "", last: str = "", kind: str = ""
@@ -87,14 +87,14 @@ class Failure(Exception):
         self.remedy = remedy
         self.place = place
         self.last = last
-        """The last line, byte for byte as Slurm prints it; empty: none."""
+        """Last line, byte for byte as Slurm prints it, or empty."""
         self.kind = kind
-        """The code that the API gave; empty: it did not come from there."""
+        """Error code of the API; empty if the error is not from there."""
         self.others: tuple[Failure, ...] = ()
-        """Further failures that were found at the same time."""
+        """Further failures found at the same time."""
 
     def lines(self) -> list[str]:
-        """Return what is printed on stderr, one element a line."""
+        """Return the lines to print on stderr."""
         lines = [line for one in (self, *self.others[: FAILURES_SHOWN_MAX - 1]) for line in one._own_lines()]
         more = len(self.others) + 1 - FAILURES_SHOWN_MAX
         if more > 0:
@@ -112,7 +112,7 @@ class Failure(Exception):
 
 
 def join_failures(failures: Sequence[Failure]) -> Failure:
-    """Return one failure for several, with the exit code of the first and the first last line that any of them has."""
+    """Return one failure for several, with the first exit code and the first `last` line among them."""
     first, *others = failures
     first.others = (*first.others, *others)
     first.last = next((one.last for one in failures if one.last), "")
@@ -120,14 +120,17 @@ def join_failures(failures: Sequence[Failure]) -> Failure:
 
 
 def bad_input(sentence: str, remedy: str, *, place: str = "") -> Failure:
-    """Return the failure for something that the user wrote wrongly."""
+    """Return the failure for invalid user input."""
     return Failure(ExitCode.BAD_INPUT, sentence, remedy, place=place)
 
 
 def convert_input(text: str, convert: Callable[[str], T], place: str) -> T:
-    """Return what a text that the user wrote says; bad input at `place` where `convert` raises ValueError.
+    """Return the converted user input.
 
-    The error's text is a sentence and a remedy, with "; " between them.
+    The text of a ValueError from `convert` is a sentence and a remedy, with "; " between them.
+
+    Raises:
+        Failure: bad input at `place`, if `convert` raises ValueError.
     """
     try:
         return convert(text)

@@ -1,4 +1,4 @@
-"""Writing a command's output files."""
+"""Output files of commands."""
 
 from pathlib import Path
 

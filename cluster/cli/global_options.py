@@ -1,4 +1,4 @@
-"""Options of the outermost command that are taken anywhere: before the name of a command, between names, and after."""
+"""Global options, which are accepted at any position of the command line, and groups that accept them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from cluster.cli.session import Session
 from cluster.cli.tree import GUESSES, SYNONYMS, paths
 
 _AS_JSON: Final = "cluster.cli.as_json"
-"""Key of what all contexts of one command line share: whether --json was given anywhere."""
+"""Key in the shared click context: whether --json was given anywhere."""
 
 
 class GlobalOption(click.Option):
-    """An option of the outermost command that each command takes too, unless one of its own has that name."""
+    """Option of the outermost command that every command accepts, unless it has its own option of that name."""
 
     def for_command(self, own: Set[str]) -> list[click.Option]:
-        """Return the option for a command that has these options of its own: none where nothing of it is left."""
+        """Return the option for a command with these own options, without their names; empty if no name is left."""
         words = [word for word in self.opts if word not in own]
         if not words:
             return []
-        # Hidden: the help of the outermost command says what it is for.
+        # Hidden, because the help of the outermost command describes it.
         return [
             click.Option(
                 [*words, self.name or ""], type=self.type, is_flag=self.is_flag, hidden=True, expose_value=False,
@@ -35,13 +35,13 @@ class GlobalOption(click.Option):
 
 
 def note_json(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
-    """Return whether --json was given, here or before, and note it for the commands below."""
+    """Return whether --json was given here or before, and record it for subcommands."""
     context.meta[_AS_JSON] = value or is_json(context)
     return is_json(context)
 
 
 def is_json(context: click.Context) -> bool:
-    """Say whether --json was given, for a command that has no such option of its own."""
+    """Return whether --json was given, for a command without that option."""
     return bool(context.meta.get(_AS_JSON))
 
 
@@ -55,17 +55,17 @@ JSON_ANYWHERE = click.option(
     "--json", "as_json", cls=GlobalOption, is_flag=True, expose_value=False, callback=note_json,
     help="Print one JSON object; errors as JSON on stderr.",
 )  # fmt: skip
-"""For the outermost command."""
+"""Option --json of the outermost command."""
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, callback=note_json, help="Print one JSON object.")
-"""For a command that has an answer as JSON, which it prints wherever --json is given."""
+"""Option --json of a command that can print its answer as JSON."""
 
 
 class LazyCommands(MutableMapping[str, click.Command]):
-    """The commands of a group by name, each imported when it is used first."""
+    """Commands of a group by name, each imported on its first use."""
 
     def __init__(self, entries: Mapping[str, str | click.Command]) -> None:
-        """Map each name to a command, or to the `module:attribute` that has it."""
+        """Map each name to a command or its `module:attribute`."""
         self._known: dict[str, str | click.Command] = dict(entries)
 
     def __getitem__(self, name: str) -> click.Command:
@@ -90,14 +90,14 @@ class LazyCommands(MutableMapping[str, click.Command]):
 
 
 class CommandGroup(click.Group):
-    """A group whose commands take the options of the outermost one, listed in the order of the table."""
+    """Group whose commands accept the global options, listed in the order of the command tree."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the table."""
+        """Return the names in the order of the command tree."""
         return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command with the global options added, unless it passes unknown words on."""
+        """Return the command with the global options added, unless it accepts unknown options."""
         command = super().get_command(ctx, cmd_name)
         if command is None or command.context_settings.get("ignore_unknown_options"):
             return command
@@ -111,7 +111,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the words name, or the one that a guessed word means.
+        """Return the command for the words, which may be one of GUESSES.
 
         Raises:
             Failure: bad input, with a suggestion, if there is no such command.
@@ -151,7 +151,7 @@ SUGGESTED_MAX: Final = 3
 
 
 def suggest_commands(words: tuple[str, ...]) -> list[str]:
-    """Return the commands that somebody may have meant with unknown words, the likeliest first."""
+    """Return the commands that unknown words may stand for, the likeliest first."""
     import difflib
 
     *before, last = words

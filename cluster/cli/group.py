@@ -1,4 +1,4 @@
-"""The outermost group: runs a command line and turns every outcome into a message and an exit code."""
+"""Outermost group: run a command line and turn every error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from cluster.config import ConfigError
 
 TRACEBACK_VARIABLE: Final = "FOREBAY_TRACEBACK"
-"""Environment variable that shows the traceback of a fault, for whoever repairs it."""
+"""Environment variable that shows the traceback of an internal error, for bug reports."""
 
 HELP_WIDTH: Final = 100
-"""Characters of a line of help, at most: longer ones are hard to read."""
+"""Longest line of help, characters: longer lines are hard to read."""
 
 SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH}
 
 
 class ForebayGroup(CommandGroup):
-    """A group whose `main` never ends in a traceback, and whose help lists the commands by section."""
+    """Group whose `main` never ends in a traceback, and whose help lists the commands by section."""
 
     def main(
         self,
@@ -38,7 +38,7 @@ class ForebayGroup(CommandGroup):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command and exit with its code; with standalone_mode false, raise and return as click does."""
+        """Run the command and exit with its code; without `standalone_mode`, return or raise as click does."""
         main = super().main
         if not standalone_mode:
             return main(args, prog_name, complete_var, False, **extra)
@@ -55,7 +55,7 @@ class ForebayGroup(CommandGroup):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that the words named."""
+        """Run the command."""
         with _detect_closed_output():
             return super().invoke(ctx)
 
@@ -83,7 +83,7 @@ def run_to_exit(call: Callable[[], object], *, as_json: bool) -> NoReturn:
 
 
 class _OutputClosed(Exception):
-    """Whoever read our output has gone away: no error, as with `| head`. Click would exit with 1, which is taken."""
+    """Reader of the output that has exited, as with `| head`: no error. Click would exit with 1, a code in use."""
 
 
 @contextlib.contextmanager
@@ -95,14 +95,14 @@ def _detect_closed_output() -> Iterator[None]:
 
 
 def _is_json(words: Sequence[str]) -> bool:
-    """Say whether errors are wanted as JSON, of words that perhaps cannot be read; what is behind -- is no option."""
+    """Return whether --json occurs before `--`, in words that may be invalid."""
     return "--json" in itertools.takewhile(lambda word: word != "--", words)
 
 
 def report(error: BaseException, *, as_json: bool = False) -> ExitCode:
-    """Print an error on stderr and return the code to exit with; SystemExit goes on as it is.
+    """Print an error on stderr and return the exit code; raise SystemExit again.
 
-    As sentences; or, `as_json`, as the API says errors, in one line and the last one.
+    With `as_json` the error is one line of JSON in the API's form, the last line on stderr.
     """
     if isinstance(error, SystemExit):
         raise error
@@ -155,7 +155,7 @@ def _show_as_json(failure: Failure) -> None:
 
 
 def _config_failure(error: ConfigError) -> Failure:
-    """Return the failure for a configuration that cannot be used."""
+    """Return the failure for an invalid configuration."""
     place = f"{error.place}, {error.key}" if error.key else error.place
     if isinstance(error.__cause__, PermissionError):
         return Failure(ExitCode.PERMISSION_DENIED, error.sentence, "ask its owner for a copy", place=place)
@@ -180,12 +180,12 @@ def _fault(error: BaseException) -> Failure:
 
 
 def _stop_writing() -> None:
-    """Let the interpreter's own flush at exit go nowhere: who read our output has gone away."""
+    """Redirect stdout to /dev/null, so that the interpreter's flush at exit does not fail."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)
 
 
 def exit_with(code: ExitCode) -> NoReturn:
-    """End the present command with a code, after whatever it has printed."""
+    """End the current command with this exit code, without a message."""
     raise click.exceptions.Exit(int(code))

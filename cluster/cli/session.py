@@ -1,4 +1,4 @@
-"""What every command needs: the configuration, an identity, a client; and how a refusal becomes an exit code."""
+"""Session of a command line: configuration, identity, client, and conversion of API errors to exit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
 
 DEADLINE_S: Final = 10.0
-"""Seconds that a command waits for an answer: a take-over ends within two; a person waits no longer."""
+"""Default of --deadline, seconds: a failover ends within two, and users wait no longer."""
 
 DEADLINE_S_MAX: Final = 3_600.0
 
@@ -32,7 +32,7 @@ _CODES: Final = {
 }
 
 UNKNOWN_ROUTE: Final = "unknown_route"
-"""The code with which a replica answers to what its release does not have."""
+"""Error code of a replica whose release does not have the route."""
 
 _COMMANDS: Final = (
     (r"/v1/jobs/([^\s/]+)/history", r"`forebay job history \1`"),
@@ -48,13 +48,13 @@ _COMMANDS: Final = (
     (r"POST /v1/sessions", "`forebay support session list`"),
     (r"(use an HTTP client, and )?see /v1/openapi\.json( for what \w+( be)? \w+)?", "see `forebay --help`"),
 )
-"""What remedies of the API name, and the command that shows the same."""
+"""Routes named in the API's remedies -> the corresponding commands."""
 
 _T = TypeVar("_T")
 
 
 class Session:
-    """The global options of one command line."""
+    """Global options of one command line."""
 
     def __init__(
         self,
@@ -65,35 +65,47 @@ class Session:
         deadline_s: float = DEADLINE_S,
         clock: Clock | None = None,
     ) -> None:
-        """Without `identity` it is the account that runs the command, without `clock` the machine's."""
+        """Create a session; `clock` defaults to the machine's clock."""
         self.config_path = config_path
         self.identity = identity
-        """Whose certificate is shown; None: one comes as the account that one is."""
+        """Name of the certificate to present; None to use the account that runs the command."""
         self.stale = stale
         self.deadline_s = deadline_s
         self._clock = clock
 
     @property
     def clock(self) -> Clock:
-        """What tells the time."""
+        """Clock of the session."""
         from cluster.system import SystemClock
 
         return self._clock or SystemClock()
 
     def config(self) -> Config:
-        """Return the configuration of --config, or the one that is found; ConfigError says what is wrong where."""
+        """Load the configuration of --config, or the default one.
+
+        Raises:
+            ConfigError: if there is none, or it is invalid.
+        """
         from cluster.config import Config
 
         return Config.load(self.config_file())
 
     def _access(self) -> AccessConfig:
-        """Return what of the configuration says where the cluster is; ConfigError as `config`."""
+        """Load only the part of the configuration that clients need.
+
+        Raises:
+            ConfigError: as `config`.
+        """
         from cluster.config import read_access
 
         return read_access(self.config_file())
 
     def config_file(self) -> Path:
-        """Return the file of the configuration; ConfigError where none was named and none is found."""
+        """Return the path of the configuration.
+
+        Raises:
+            ConfigError: if none was given and none is found.
+        """
         import os
 
         from cluster.config import find_config
@@ -101,16 +113,19 @@ class Session:
         return self.config_path or find_config(os.environ)
 
     def ask(self, call: Callable[[Client], Awaitable[_T]], *, on_a_loop: bool = False) -> _T:
-        """Run a call with a client of the cluster and return its answer; Failure says why there is none.
+        """Run a call with a client of the cluster and return its answer.
 
-        A call that waits for several things at once, or for time to pass, runs `on_a_loop`: an event loop and its
-        client, which take longer to import than most commands last.
+        A call with concurrent requests or sleeps needs `on_a_loop`: an event loop, whose import takes longer than
+        most commands.
+
+        Raises:
+            Failure: if the cluster did not answer, or rejected the call.
         """
         from cluster.client import NOBODY_S, ApiError, Client, finish, run
         from cluster.security import TlsError
 
         config = self._access()
-        # Who says how long to wait may be waiting for a cluster that is being started.
+        # With an explicit deadline, the user may be waiting for a cluster that is starting.
         nobody_s = NOBODY_S if self.deadline_s == DEADLINE_S else None
 
         async def perform() -> _T:
@@ -133,13 +148,20 @@ class Session:
             raise Failure(ExitCode.PERMISSION_DENIED, sentence, remedy) from error
 
     def read(self, operation: ApiOperation[None, _T], **parameters: Any) -> _T:
-        """Return the answer to a read, an old one too with --stale; Failure as `ask`."""
+        """Return the answer to a read, which may be stale with --stale.
+
+        Raises:
+            Failure: as `ask`.
+        """
         return self.ask(lambda client: client.call(operation, stale=self.stale, **parameters))
 
     def write(self, operation: ApiOperation[Any, _T], **values: Any) -> _T:
-        """Have a command carried out under an id of its own, and return its answer; Failure as `ask`.
+        """Send a command with a new command ID, and return its answer.
 
-        `values` are the parameters of the operation's path, and the fields of its request.
+        `values` are the operation's path parameters and the fields of its request.
+
+        Raises:
+            Failure: as `ask`.
         """
         path = {name: values.pop(name) for name in operation.path_parameters}
 
@@ -151,7 +173,7 @@ class Session:
 
 
 def failure_of(error: ApiError) -> Failure:
-    """Return the failure for a call that did not succeed."""
+    """Return the failure for a failed call."""
     if error.code == UNKNOWN_ROUTE:
         return Failure(
             exit_code_of(error),
@@ -163,7 +185,7 @@ def failure_of(error: ApiError) -> Failure:
 
 
 def name_commands(remedy: str) -> str:
-    """Return what the API advises with the commands that ask it, for somebody who types them."""
+    """Return a remedy of the API with routes replaced by commands."""
     import re
 
     for pattern, command in _COMMANDS:
@@ -172,7 +194,7 @@ def name_commands(remedy: str) -> str:
 
 
 def exit_code_of(error: ApiError) -> ExitCode:
-    """Return the exit code for a call that did not succeed."""
+    """Return the exit code for a failed call."""
     from cluster.client import NO_ANSWER, UNTRUSTED
 
     if error.outcome == "unknown":
@@ -185,7 +207,7 @@ def exit_code_of(error: ApiError) -> ExitCode:
 
 
 def session() -> Session:
-    """Return the session of the command that is running."""
+    """Return the session of the running command."""
     found = click.get_current_context().find_object(Session)
     if found is None:
         raise RuntimeError("a command runs outside the group `forebay`, which makes the session")

@@ -1,7 +1,7 @@
-"""The start of a command: modules that click and msgspec import, and that most commands have no use for.
+"""Deferred imports of modules that click and msgspec import but most commands never use.
 
-Most of a short command is imports. Of these modules a stand-in is imported, which loads the module when something of it
-is looked at. The little that is used at once the stand-in has itself.
+Imports take most of a short command's time. `defer_imports` registers a placeholder for each such module, which loads
+the module on the first access to an attribute that the placeholder does not define itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 
 def _cleandoc(text: str) -> str:
-    """Do what `inspect.cleandoc` does: click cleans up the help of each option as it would a docstring."""
+    """Return the text as `inspect.cleandoc` does; click calls it for the help of each option."""
     if "\n" in text:
         cleaned: str = _load("inspect").cleandoc(text)
         return cleaned
@@ -24,7 +24,7 @@ def _cleandoc(text: str) -> str:
 
 
 def _gettext(message: str) -> str:
-    """Return click's message as it is: Forebay's own are in English, too."""
+    """Return click's message untranslated, since Forebay's own messages are in English."""
     return message
 
 
@@ -62,7 +62,7 @@ _lock: Final = threading.Lock()
 
 
 class _LazyModule(ModuleType):
-    """A module that is loaded when something of it is looked at that this does not have."""
+    """Placeholder that loads its module on access to an attribute that it does not have."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what the machinery of imports looks for
@@ -78,7 +78,7 @@ def _load(name: str) -> ModuleType:
 
 
 def defer_imports() -> None:
-    """Have a stand-in imported for each of DEFERRED that is not loaded yet."""
+    """Register a placeholder for each module of DEFERRED that is not loaded yet."""
     for name, own in DEFERRED.items():
         if name not in sys.modules:
             stand_in = sys.modules[name] = _LazyModule(name)

@@ -1,4 +1,4 @@
-"""`forebay top`: the cluster as it is, drawn again and again on a whole terminal, until q or Ctrl-C."""
+"""Command `forebay top`: a full-screen view of the cluster that refreshes itself."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from cluster.schemas import OverviewAnswer, PoolsAnswer, PoolView, TransfersAnswer, TransferView
 
 ANSWER_S: Final = 2.0
-"""How long an answer may take before the last picture is called old, seconds."""
+"""Time limit for an answer before the view is marked as old, seconds."""
 
 TRANSFERS_READ: Final = 200
-"""Transfers that are asked for, count: more than fit."""
+"""Transfers requested, count: more than fit on a screen."""
 
 NEEDS_MAX: Final = 5
 POOLS_MAX: Final = 8
-"""Lines of these at most, count; the rest of a terminal is the transfers'."""
+"""Largest number of lines for each part, count; transfers get the rest."""
 
 QUIT: Final = b"qQ"
 
 
 class Answers(NamedTuple):
-    """What was answered last."""
+    """Last answers of the cluster."""
 
     overview: OverviewAnswer
     pools: PoolsAnswer
@@ -55,7 +55,7 @@ class Answers(NamedTuple):
 
 
 class StyledLine(NamedTuple):
-    """Line of the picture."""
+    """Line of the view with its style."""
 
     text: str
     style: str = ""
@@ -108,7 +108,11 @@ async def _draw(client: Client, every_s: float) -> None:
 
 
 async def _ask_all(client: Client) -> Answers:
-    """Ask all three at once; ApiError."""
+    """Send all three requests concurrently and return the answers.
+
+    Raises:
+        ApiError: if the cluster did not answer.
+    """
     return Answers(
         *await asyncio.gather(
             client.call(ops.SHOW_OVERVIEW, deadline_s=ANSWER_S),
@@ -120,7 +124,7 @@ async def _ask_all(client: Client) -> Answers:
 
 @contextlib.asynccontextmanager
 async def _keys() -> AsyncIterator[asyncio.Event]:
-    """Have keys arrive as they are pressed, and the event set by q; the terminal is as it was afterwards."""
+    """Yield an event that the key q sets; read keys unbuffered, and restore the terminal at the end."""
     import os
     import termios
     import tty
@@ -130,7 +134,7 @@ async def _keys() -> AsyncIterator[asyncio.Event]:
 
     def pressed() -> None:
         keys = os.read(terminal, 64)
-        # No keys: the terminal is gone.
+        # No keys: the terminal was closed.
         if not keys or any(key in QUIT for key in keys):
             quitting.set()
 
@@ -144,7 +148,7 @@ async def _keys() -> AsyncIterator[asyncio.Event]:
 
 
 def picture(seen: Answers, height: int, trouble: str = "", old_s: float | None = None) -> list[StyledLine]:
-    """Return the lines for a terminal of so many; `trouble`: why nobody answered since, for `old_s` seconds."""
+    """Return the lines of the view, at most `height`; `trouble` is the error of the last `old_s` seconds."""
     overview = seen.overview
     title = f"forebay {plain(overview.cluster)}   leader {plain(overview.leader or 'none')}   term {overview.term}"
     lines = [StyledLine(f"{title}   revision {overview.revision}   {format_time(overview.at)}", "bold")]
@@ -165,14 +169,14 @@ def picture(seen: Answers, height: int, trouble: str = "", old_s: float | None =
     ]
     moved = overview.transfers
     rows = sorted(seen.transfers.transfers, key=lambda row: (_ORDER.get(row.state, 0), -row.rate_bytes_s, row.job_id))
-    # The two answers are of two moments.
+    # The two answers are of different times.
     count = max(len(rows), moved.moving + moved.queued + moved.retrying + moved.failed)
     below = [_transfer(row) for row in rows] if count else [StyledLine("Nothing is moved now.", "dim")]
     return [*lines, *_shorten_list(below, height - len(lines), count, "transfers")][:height]
 
 
 _ORDER: Final = {"failed": 0, "retrying": 1, "moving": 2, "queued": 3}
-"""What is looked at first."""
+"""Order of transfers by state."""
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -212,7 +216,7 @@ def _transfer(row: TransferView) -> StyledLine:
 
 
 def _shorten_list(lines: Sequence[StyledLine], room: int, count: int, what: str) -> Iterable[StyledLine]:
-    """Return as many lines as there is room for; where there are more of these, the last one says how many."""
+    """Return the lines that fit; if some do not, the last line has their number."""
     if count <= len(lines) <= room:
         return lines
     shown = lines[: max(0, room - 1)]

@@ -1,7 +1,7 @@
-"""The tree of commands: every command's section, group, name and place in the code, in one table.
+"""Tree of commands: section, group, name and implementation of each command.
 
-A command is imported when it is used: most of a short command's time is imports. So the table holds the one-line help
-of what `forebay --help` lists; the help of a group's commands is in their docstrings.
+A command is imported on its first use, because imports take most of a short command's time. So the table has the
+one-line help of the commands in `forebay --help`; the help of a group's commands is in their docstrings.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Final, NamedTuple
 
 
 class Leaf(NamedTuple):
-    """A command of the outermost level."""
+    """Command of the outermost level."""
 
     summary: str
-    """The first sentence of its docstring."""
+    """First sentence of its docstring."""
     target: str
     """`module:name` below `cluster.cli`."""
 
 
 class Branch(NamedTuple):
-    """A group of commands."""
+    """Group of commands."""
 
     summary: str
     children: Mapping[str, str | Branch]
-    """A command's name -> its target, as in `Leaf`, or another group."""
+    """Name of a command -> its target, as in `Leaf`, or a subgroup."""
 
 
 TREE: Final[Mapping[str, Mapping[str, Leaf | Branch]]] = MappingProxyType(
@@ -249,7 +249,7 @@ TREE: Final[Mapping[str, Mapping[str, Leaf | Branch]]] = MappingProxyType(
         },
     }
 )
-"""Section of `forebay --help` -> what it lists, in this order."""
+"""Section of `forebay --help` -> its commands and groups, in this order."""
 
 GUESSES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
     {
@@ -267,7 +267,7 @@ GUESSES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
         ("cluster", "status"): ("status",),
     }
 )
-"""Words that users type without having read the help -> the command that they mean, which runs."""
+"""Words that users guess -> the command that runs instead."""
 
 SYNONYMS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -277,7 +277,7 @@ SYNONYMS: Final[Mapping[str, str]] = MappingProxyType(
         "certificate": "cert", "certs": "cert", "place": "filesystem", "user": "account", "logs": "debug",
     }
 )  # fmt: skip
-"""Word that users may try -> the word whose commands are suggested."""
+"""Word that users guess -> the word whose commands are suggested."""
 
 
 def paths(below: Mapping[str, str | Branch | Leaf] | None = None, *before: str) -> Iterator[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""From a script and options to a submit: `#SBATCH` lines, values, places of mistakes."""
+"""Conversion of a script and options to a submit request, with the places of errors."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""How the text of each kind of job field is read, from an `#SBATCH` line or from the command line."""
+"""Parsers for the values of job fields, from `#SBATCH` lines or from the command line."""
 
 import datetime
 import os
@@ -17,7 +17,7 @@ from replica.model import DependencyKind, parse_array, parse_signal
 from replica.values import CPUS_MAX, DEPENDENCIES_MAX, DIRECTIVE_TEXT_BYTES_MAX, NICE_MAX, PRIORITY_MAX, Instant
 
 JOB_ID_DIGITS_MAX: Final = 18
-"""Digits of a job id in a dependency: what a signed 64-bit number holds."""
+"""Digits of a job ID in a dependency: a signed 64-bit number holds them."""
 
 _JOB: Final = re.compile(rf"[0-9]{{1,{JOB_ID_DIGITS_MAX}}}(?:_[0-9]{{1,9}})?", re.ASCII)
 _DEPENDENCY_WORDS: Final = tuple(dict.fromkeys(kind.word for kind in DependencyKind))
@@ -25,24 +25,24 @@ _SINGLETON: Final = "singleton"
 _LATER_WORDS: Final = frozenset({"aftercorr", "expand"})
 
 SHARERS: Final = ("user", "mcs", "topo")
-"""With whom sbatch has a node shared; a whole node is never less than that."""
+"""Values of --exclusive that let others share the node; Forebay gives the job the whole node instead."""
 
 TypedFields = Mapping[str, str | bool | None]
-"""What the command line gave for each field of a job; None where it gave nothing."""
+"""Values from the command line by job field; None if the option is not given."""
 
 
 class Context(NamedTuple):
-    """Where and when a text is read: the user's directory, the wall clock in µs, and the zone of times without one."""
+    """Context of parsing: the user's directory, the wall clock in µs, and the zone of times without one."""
 
     directory: Path
     now: Instant
     zone: datetime.tzinfo | None = None
     in_script: bool = False
-    """Whether the text is from a script, which may have been written for a site with Slurm."""
+    """Whether the text is from a script, which may be written for a Slurm site."""
 
 
 def typed_settings(given: TypedFields) -> dict[str, Setting]:
-    """Return what the command line gave, by field, each with its option as the place."""
+    """Return the values from the command line by field, each with its option as the place."""
     found = {field: Setting(str(given[field]), "command line") for field in UNNAMED_FIELDS if field in given}
     for row in JOB_FIELDS:
         value = given.get(row.field)
@@ -53,7 +53,11 @@ def typed_settings(given: TypedFields) -> dict[str, Setting]:
 
 
 def read_field(row: JobField, setting: Setting, context: Context) -> dict[str, Any]:
-    """Return the fields of a request that a setting says; Failure names its place."""
+    """Return the request's fields for a setting.
+
+    Raises:
+        Failure: bad input at the setting's place, if the value is invalid.
+    """
     if row.reads == "directives":
         return {row.field: read_bbf(context.directory / setting.value, setting.place)}
     fields = {row.field: convert_input(setting.value, partial(_READERS[row.reads], context=context), setting.place)}
@@ -63,7 +67,11 @@ def read_field(row: JobField, setting: Setting, context: Context) -> dict[str, A
 
 
 def read_change(row: JobField, setting: Setting, context: Context) -> dict[str, Any]:
-    """Return the fields of an update that a setting says, where an empty text takes back what was set before."""
+    """Return an update's fields for a setting; an empty value resets the field.
+
+    Raises:
+        Failure: as `read_field`.
+    """
     if setting.value == "" and row.reads in ("names", "dependencies"):
         return {row.field: ()} | ({"dependency_any": False} if row.reads == "dependencies" else {})
     if row.reads == "moment":
@@ -75,7 +83,11 @@ def read_change(row: JobField, setting: Setting, context: Context) -> dict[str, 
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Return what commas separate; ValueError for an empty part."""
+    """Return comma-separated names.
+
+    Raises:
+        ValueError: if a part is empty.
+    """
     parts = tuple(part.strip() for part in text.split(","))
     if not all(parts):
         raise ValueError(f"{text[:48]!r} has an empty part; separate the names with one comma each")
@@ -83,7 +95,11 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def parse_nodes(text: str) -> int:
-    """Return the nodes of `--nodes=N` or `--nodes=MIN-MAX`; ValueError is a sentence with the remedy."""
+    """Return the number of nodes of `--nodes=N` or `--nodes=MIN-MAX`, 0 or 1.
+
+    Raises:
+        ValueError: sentence and remedy, if the text is invalid or requests several nodes.
+    """
     least, dash, most = text.partition("-")
     for part in (least, most) if dash else (least,):
         if not (part.isascii() and part.isdigit()) or len(part) > 9:
@@ -99,7 +115,11 @@ def parse_nodes(text: str) -> int:
 
 
 def parse_nice(text: str) -> int:
-    """Return the adjustment of `--nice`; ValueError is a sentence with the remedy."""
+    """Return the adjustment of `--nice`.
+
+    Raises:
+        ValueError: sentence and remedy, if the text is invalid.
+    """
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 10 or int(digits) > NICE_MAX:
         raise ValueError(f"the adjustment {text[:24]!r} cannot be used; write a whole number up to {NICE_MAX}")
@@ -107,15 +127,21 @@ def parse_nice(text: str) -> int:
 
 
 def parse_count(text: str, what: str, least: int, most: int) -> int:
-    """Return a whole number within bounds; ValueError is a sentence with the remedy."""
+    """Return a whole number within bounds.
+
+    Raises:
+        ValueError: sentence and remedy, if the text is invalid.
+    """
     if not (text.isascii() and text.isdigit()) or len(text) > JOB_ID_DIGITS_MAX or not least <= int(text) <= most:
         raise ValueError(f"{what} {text[:24]!r} cannot be used; write a whole number from {least} to {most}")
     return int(text)
 
 
 def parse_dependencies(text: str) -> tuple[str, ...]:
-    """Return each condition as `kind:id`. All must hold, or with `?` between them (`is_any`) one. ValueError is a
-    sentence with the remedy.
+    """Return each condition as `kind:id`. All must hold; with `?` between them (`is_any`) one suffices.
+
+    Raises:
+        ValueError: sentence and remedy, if the text is invalid.
     """
     form = f"write KIND:JOB[:JOB…][,KIND:JOB…] with the kinds {', '.join(_DEPENDENCY_WORDS)}, or singleton"
     if "?" in text and "," in text:
@@ -143,17 +169,21 @@ def parse_dependencies(text: str) -> tuple[str, ...]:
 
 
 def is_any(text: str) -> bool:
-    """Return whether one of the dependencies is enough."""
+    """Return whether one of the dependencies suffices."""
     return "?" in text
 
 
 def _plain(job: str) -> str:
-    """Return a job id, or that of a task of an array, without leading zeros."""
+    """Return the ID of a job or array task without leading zeros."""
     return "_".join(str(int(part)) for part in job.split("_"))
 
 
 def read_bbf(path: Path, place: str) -> str:
-    """Return the directives of a --bbf file; Failure where it cannot be read."""
+    """Return the directives of a --bbf file.
+
+    Raises:
+        Failure: bad input, if the file cannot be read.
+    """
     try:
         data = read_bounded(path, DIRECTIVE_TEXT_BYTES_MAX, "the burst-buffer file", place)
     except Failure as error:
@@ -167,7 +197,11 @@ def read_bbf(path: Path, place: str) -> str:
 
 
 def read_bounded(path: Path, most_bytes: int, what: str, place: str) -> bytes:
-    """Return a file's bytes; Failure where it cannot be read or has more than `most_bytes`."""
+    """Return the content of a file.
+
+    Raises:
+        Failure: bad input, if the file cannot be read or has more than `most_bytes`.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
@@ -217,4 +251,4 @@ _READERS: Final[Mapping[Reads, Callable[..., Any]]] = {
     "exclusive": lambda text, context: _exclusive(text),
     "signal": lambda text, context: _signal(text),
 }
-"""By kind; each raises ValueError with a sentence and a remedy, "; " between them."""
+"""Parser by kind of value; each raises ValueError with a sentence and a remedy, "; " between them."""

@@ -1,4 +1,4 @@
-"""From a script and the command line to one submit: the command line wins, and every mistake has a place."""
+"""Submit request from a script and the command line, which takes precedence; every error has a place."""
 
 import contextlib
 import datetime
@@ -32,34 +32,34 @@ from replica.values import (
 )
 
 TIME_LIMIT_S_DEFAULT: Final = 3_600
-"""Seconds a job may run where neither script nor command line says: an hour is enough to try something out."""
+"""Default time limit of a job, seconds: an hour is enough for a first try."""
 
 NAME_OF_STDIN: Final = "sbatch"
-"""Name of a job whose script came from standard input, as Slurm calls it."""
+"""Name of a job whose script came from standard input, as in Slurm."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 _MAYBE_DIRECTIVE: Final = re.compile(r"#[A-Za-z!]")
-"""Beginning of a comment line that may be a directive: such lines stay unchanged in a packed script."""
+"""Beginning of a comment line that may be a directive: a packed script keeps such lines unchanged."""
 
 _PLAIN_LICENSE: Final = re.compile(r"[A-Za-z0-9_.+-]+(?:[:=][0-9]+)?", re.ASCII)
-"""A licence that Forebay can count; others are those of a remote database, and alternatives."""
+"""Licence that Forebay can count, unlike one of a remote database or a list of alternatives."""
 
 
 class PreparedSubmit(NamedTuple):
-    """What is sent for a script, what to warn of, and where each field came from, for places in the server's answer."""
+    """Prepared request for a script: its fields, warnings, and the origin of each field, for places in errors."""
 
     fields: dict[str, Any]
-    """Of a SubmitRequest, without its command id."""
+    """Fields of a SubmitRequest without its command ID."""
     warnings: tuple[str, ...]
     sources: Mapping[str, str]
     ignored: tuple[IgnoredOption, ...] = ()
-    """Options that are not carried out: the answer warns of them, or rejects them."""
+    """Options without effect: the controller warns about them, or rejects them."""
     waits: bool = False
-    """Whether the script itself asks to wait for its end."""
+    """Whether the script has --wait."""
     parsable: bool = False
-    """Whether the script itself asks for the job's ID alone."""
+    """Whether the script has --parsable."""
 
 
 def prepare(
@@ -75,10 +75,12 @@ def prepare(
     now: Instant,
     zone: datetime.tzinfo | None = None,
 ) -> PreparedSubmit:
-    """Return what to send for a script; `directory` is where the user is, `now` the wall clock in µs.
+    """Return the prepared request for a script.
 
-    Failure (bad input) has everything that is wrong, each with its place: line and column of the script, or the option
-    of the command line.
+    `directory` is the user's current directory, `now` the wall clock in µs.
+
+    Raises:
+        Failure: bad input, with every error and its place: line and column of the script, or the option.
     """
     label = "script" if script_name == "-" else script_name
     script = check_script(data, label)
@@ -133,7 +135,7 @@ def prepare(
 
 
 def _sources(chosen: Mapping[str, Setting], label: str) -> dict[str, str]:
-    """Return where each field comes from, and what the script and the texts of --bb and --bbf are called."""
+    """Return the origin of each field, and the labels of the script and of the texts of --bb and --bbf."""
     sources = {field: setting.place for field, setting in chosen.items()}
     sources["script"] = label
     if "bb" in chosen:
@@ -146,9 +148,9 @@ def _sources(chosen: Mapping[str, Setting], label: str) -> dict[str, str]:
 
 
 def _directive_faults(fields: Mapping[str, Any], sources: Mapping[str, str]) -> list[Failure]:
-    """Return what is wrong with the directives of a request that is not sent, as a cluster without provider reads them.
+    """Return the errors in the directives of a request that is not sent, by the grammar without a provider.
 
-    The controller, which knows the site's grammar, checks those of a request that is sent.
+    The controller, which knows the site's grammar, checks the directives of a request that is sent.
     """
     from replica.grammar import DirectiveRefused, read_request
 
@@ -161,14 +163,14 @@ def _directive_faults(fields: Mapping[str, Any], sources: Mapping[str, str]) -> 
 
 
 def _ignored_view(one: IgnoredOption) -> str:
-    """Return an option as the controller lists it."""
+    """Return an ignored option in the form that the controller lists."""
     is_plain = one.written.isascii() and one.written.isprintable() and " " not in one.written
     return one.written[:OPTION_SHOWN_MAX] if is_plain else one.written.partition("=")[0]
 
 
 @contextlib.contextmanager
 def _collect_failure(faults: list[Failure]) -> Iterator[None]:
-    """Keep a failure instead of raising it."""
+    """Append a failure of the block to `faults` instead of raising it."""
     try:
         yield
     except Failure as failure:
@@ -176,7 +178,11 @@ def _collect_failure(faults: list[Failure]) -> Iterator[None]:
 
 
 def pack_script(script: str, label: str) -> str:
-    """Return a long script as it is sent (`replica.grammar`); Failure if that is too long."""
+    """Return a long script in packed form (`replica.grammar`).
+
+    Raises:
+        Failure: bad input, if even that is too long.
+    """
     end = _end_of_head(script)
     head, rest = script[:end], script[end:]
     if not rest or len(head.encode()) > PACKED_HEAD_BYTES_MAX:
@@ -199,7 +205,7 @@ def pack_script(script: str, label: str) -> str:
 
 
 def _end_of_head(script: str) -> int:
-    """Return where the last line ends that may be a directive, among the comment lines at the top."""
+    """Return the end of the last line that may be a directive, among the comment lines at the top."""
     at = end = 0
     while at < len(script):
         following = script.find("\n", at) + 1 or len(script)
@@ -213,7 +219,7 @@ def _end_of_head(script: str) -> int:
 
 
 def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], unheeded: list[IgnoredOption]) -> dict[str, int]:
-    """Return the tasks, and the CPUs of all of them, where they are not the default."""
+    """Return the number of tasks and the CPUs of all tasks; empty for the default."""
     found = {}
     for field, what in ((TASKS_PER_NODE, "the number of tasks"), (CPUS_LEAST, "the number of CPUs")):
         if field in chosen:
@@ -226,13 +232,13 @@ def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], unheeded: li
     most = found.get(TASKS_PER_NODE)
     tasks = fields.get("tasks", most or 1)
     if most is not None and tasks > most:
-        # All of them run on the one node.
+        # All tasks run on the one node.
         unheeded.append(ignore_value("--ntasks-per-node", "", chosen[TASKS_PER_NODE].place))
     return {"tasks": tasks, "cpus": max(tasks * fields.get("cpus", 1), found.get(CPUS_LEAST, 1))}
 
 
 def _leave_out(fields: dict[str, Any], written: Mapping[str, Setting], unheeded: list[IgnoredOption]) -> None:
-    """Take what a script says out of a request that other sites know and Forebay does not: licences and mail."""
+    """Remove a script's licences and mail options that only other sites support, and record them as ignored."""
     known = (("licenses", "--licenses", _is_plain_license), ("mail_types", "--mail-type", _is_mail_type))
     for field, long, is_known in known:
         if field in written:
@@ -256,11 +262,11 @@ def _is_mail_type(text: str) -> bool:
 OTHER_MAIL_TYPES: Final = frozenset(
     {"invalid_depend", "time_limit", "time_limit_50", "time_limit_80", "time_limit_90", "array_tasks"}
 )
-"""Types of mail that sbatch has and Forebay does not send."""
+"""Mail types of sbatch that Forebay does not send."""
 
 
 def _is_text(text: str) -> bool:
-    """Return whether a word of the command line, or of its environment, is UTF-8."""
+    """Return whether a word of the command line or environment is UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -269,7 +275,7 @@ def _is_text(text: str) -> bool:
 
 
 def locate(place: str, sources: Mapping[str, str]) -> str:
-    """Return a place of the server's answer in the user's terms: the names of the files, the line that set a field."""
+    """Translate a place in the server's answer to the user's file, line or option."""
     if place in sources:
         return sources[place]
     for source in ("--bbf", "--bb", "script"):
@@ -283,7 +289,8 @@ def parse_exports(
 ) -> dict[str, str]:
     """Return the variables of `before`, of `--export NAME=VALUE` and of `--export NAME` (its present value).
 
-    Failure for what names no variable, or one that is not set here.
+    Raises:
+        Failure: bad input, if a name is invalid or not set here, or there are too many variables.
     """
     found = dict(before or {})
     for text in exports:
@@ -300,9 +307,9 @@ def parse_exports(
 
 
 def _script_exports(written: Setting, environment: Mapping[str, str], notes: list[str]) -> dict[str, str]:
-    """Return the variables of `--export` in a script: several with commas between them, ALL or NONE.
+    """Return the variables of `--export` in a script: a comma-separated list, ALL or NONE.
 
-    A word that is no variable here is noted and left out, as sbatch does.
+    A variable that is not set here is left out with a warning, as in sbatch.
     """
     found: dict[str, str] = {}
     for text in filter(None, map(str.strip, written.value.split(","))):
@@ -316,7 +323,7 @@ def _script_exports(written: Setting, environment: Mapping[str, str], notes: lis
 
 
 ALL_EXPORTED: Final = "ALL"
-"""The word for the whole environment. A job has only the variables that are named."""
+"""Word for the whole environment, which is ignored: a job has only named variables."""
 
 NOTHING_EXPORTED: Final = ("NONE", "NIL")
 """Words for an empty environment."""

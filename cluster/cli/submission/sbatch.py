@@ -1,9 +1,9 @@
-"""The `#SBATCH` lines of a batch script: what they ask for, with line and column.
+"""Parser of the `#SBATCH` lines of a batch script, with line and column.
 
-They are read as sbatch reads them: comment lines at the top, before the first command; options in the forms of getopt
-(`--time=10`, `--time 10`, `-t 10`, `-t10`, `-Ht10`, and `--part` for `--partition`); words may be quoted; `#`
-outside of quotes starts a comment. The last one of two wins. What each option leads to is in `sbatch_options`. A name
-that sbatch does not have is rejected: it may be a misspelling of an option that says where data goes.
+It follows sbatch: comment lines at the top, before the first command; options in the forms of getopt (`--time=10`,
+`--time 10`, `-t 10`, `-t10`, `-Ht10`, and `--part` for `--partition`); words may be quoted; `#` outside of quotes
+starts a comment; the last of several values wins. `sbatch_options` has the treatment of each option. An unknown name
+is rejected, because it may be a misspelt option that decides where data goes.
 """
 
 import difflib
@@ -27,51 +27,51 @@ from replica.values import SUBMITTED_SCRIPT_BYTES_MAX, NodeListFault, parse_node
 MARK: Final = "#SBATCH"
 
 FOREIGN_MARKS: Final = ("#PBS ", "#BSUB ", "#COBALT ", "#$ -")
-"""Beginnings of the corresponding lines of other batch systems; sbatch reads some of them."""
+"""Prefixes of such lines of other batch systems; sbatch reads some of them."""
 
 WARNINGS_MAX: Final = 16
 """Warnings about the lines of one script, count."""
 
 ADDED: Final = ("mail_types",)
-"""Fields of which sbatch adds a second value to the first, instead of taking the last."""
+"""Fields of which sbatch appends a second value to the first."""
 
 _COMPONENTS: Final = ("hetjob", "packjob")
 """Words that separate the components of a heterogeneous job."""
 
 CONTROL_WORDS_SHOWN: Final = 24
-"""Characters of an unknown word repeated in an error: enough to find it, short enough for one line."""
+"""Characters of an unknown word shown in an error: enough to find it, short enough for one line."""
 
 
 class Word(NamedTuple):
-    """Word of a line, unquoted, and the column (from 1) at which it starts."""
+    """Unquoted word of a line, with the column (from 1) of its start."""
 
     text: str
     column: int
 
 
 class Setting(NamedTuple):
-    """The value that a script gives one option, and the place it stands at."""
+    """Value of an option, with its place."""
 
     value: str
     place: str
 
 
 class IgnoredOption(NamedTuple):
-    """An option that is not carried out."""
+    """Option without effect."""
 
     written: str
-    """Its name, and where only that has no effect, its value."""
+    """Its name, with the value if only this value has no effect."""
     place: str
     reason: str
     remedy: str
 
     def rejection(self) -> Failure:
-        """Return the failure for it where the site does not accept it."""
+        """Return the failure for a site that does not accept such options."""
         return bad_input(f"{self.written} has no effect here: {self.reason}", self.remedy, place=self.place)
 
 
 def ignore_value(long: str, value: str, place: str) -> IgnoredOption:
-    """Return what a value of an option comes to that has no effect (VALUES_WITHOUT_EFFECT)."""
+    """Return the ignored option for a value in VALUES_WITHOUT_EFFECT."""
     return IgnoredOption(f"{long}={value}" if value else long, place, *VALUES_WITHOUT_EFFECT[long])
 
 
@@ -79,15 +79,19 @@ class ScriptOptions(NamedTuple):
     """Options in the `#SBATCH` lines of a script."""
 
     settings: dict[str, Setting]
-    """By field."""
+    """Settings by field."""
     ignored: tuple[IgnoredOption, ...]
     warnings: tuple[str, ...]
     faults: tuple[Failure, ...]
-    """Errors, in the order of the lines; the other fields are usable only if there are none."""
+    """Errors in the order of the lines; the other fields are valid only without errors."""
 
 
 def check_script(data: bytes, name: str) -> str:
-    """Return the text of a batch script; Failure if it is too big, not text, not for Unix or names no interpreter."""
+    """Return the text of a batch script.
+
+    Raises:
+        Failure: bad input, if it is too large, not text, has Windows line ends, or names no interpreter.
+    """
     if len(data) > SUBMITTED_SCRIPT_BYTES_MAX:
         raise bad_input(
             f"the script has more than {SUBMITTED_SCRIPT_BYTES_MAX} bytes",
@@ -120,7 +124,7 @@ def check_script(data: bytes, name: str) -> str:
 
 
 def read_options(script: str, name: str) -> ScriptOptions:
-    """Return what the `#SBATCH` lines say, with line and column of everything that cannot be used."""
+    """Return the options in the `#SBATCH` lines, and errors with line and column."""
     found = ScriptOptions({}, (), (), ())
     warnings: list[str] = []
     faults: list[Failure] = []
@@ -159,9 +163,10 @@ def _shorten(warnings: list[str]) -> tuple[str, ...]:
 
 
 def split_words(line: str, start: int, place: str) -> list[Word]:
-    """Return the words of a line from offset `start` on, quotes and backslashes as in sbatch.
+    """Return the words of a line from offset `start` on, with quotes and backslashes as in sbatch.
 
-    Failure names the place of a quote that does not end.
+    Raises:
+        Failure: bad input, if a quote is not closed.
     """
     words: list[Word] = []
     text, column, quote, offset = "", 0, "", start
@@ -205,7 +210,7 @@ Found = tuple[str, Setting] | IgnoredOption | Failure
 
 
 def _read_line(line: str, place: str) -> Iterator[Found]:
-    """Yield what each option of a line comes to."""
+    """Yield the result for each option of a line."""
     try:
         words = split_words(line, len(MARK), place)
     except Failure as failure:
@@ -235,7 +240,7 @@ def _read_line(line: str, place: str) -> Iterator[Found]:
         except Failure as failure:
             yield failure
             while left and not left[0].text.startswith("-"):
-                # The value of an option that was not understood is no second mistake.
+                # The value of an unknown option is no second error.
                 left.popleft()
 
 
@@ -277,7 +282,7 @@ def _short(word: Word, left: deque[Word], place: str) -> Iterator[Found]:
 
 
 def _without_value(option: Option, written: str, left: deque[Word], place: str, column: int) -> Found:
-    """Return what an option comes to whose word has no value: its value, if it needs one, is the next word."""
+    """Return the result for an option without a value in its word; a required value is the next word."""
     at_option = f"{place}, column {column}"
     if option.value is not Value.REQUIRED:
         return _treat(option, written, Setting(option.alone, at_option), at_option)
@@ -306,18 +311,21 @@ def _treat(option: Option, written: str, setting: Setting, place: str) -> Found:
 
 
 class TypedOptions(NamedTuple):
-    """Options of sbatch on a command line that has none of these names."""
+    """Options of sbatch on the command line that `forebay submit` does not have."""
 
     args: list[str]
-    """The command line without those that are ignored or in `settings`."""
+    """Command line without the options in `settings` and `ignored`."""
     settings: dict[str, str]
     ignored: tuple[IgnoredOption, ...]
 
 
 def read_typed(args: list[str], name: str) -> TypedOptions:
-    """Take one option of sbatch out of a command line, or write its whole name; Failure where it is rejected.
+    """Extract one option of sbatch from a command line, or expand its abbreviated name.
 
-    `name` is the option as the command line's own parser reported it. What is no such option stays.
+    `name` is the option that click's parser reported as unknown. Other words are unchanged.
+
+    Raises:
+        Failure: bad input, if the option is rejected.
     """
     is_long = name.startswith("--")
     found = options_for(name) if is_long else tuple(filter(None, (SHORT.get(name),)))
@@ -346,7 +354,7 @@ def read_typed(args: list[str], name: str) -> TypedOptions:
 
 
 def _names_several(text: str) -> bool:
-    """Return whether a list names several nodes; a list that cannot be read names no node of this site."""
+    """Return whether a list names several nodes; False for an invalid list."""
     try:
         return len(parse_nodes(text)) > 1
     except NodeListFault:
@@ -354,12 +362,16 @@ def _names_several(text: str) -> bool:
 
 
 def rejection(option: Option, written: str, place: str) -> Failure:
-    """Return the failure for an option that is rejected."""
+    """Return the failure for a rejected option."""
     return bad_input(f"{written} cannot be had: {option.reason}", option.remedy, place=place)
 
 
 def _find_option(name: str, place: str) -> Option:
-    """Return the option of a long name, or of the beginning of one; Failure for none, and for several."""
+    """Return the option for a long name or an unambiguous prefix.
+
+    Raises:
+        Failure: bad input, if there is no such option, or several.
+    """
     found = options_for(name)
     if len(found) == 1:
         return found[0]

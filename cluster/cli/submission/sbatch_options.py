@@ -1,7 +1,7 @@
-"""The options of sbatch, each in one class: carried out, ignored with a warning, or rejected with the reason.
+"""Table of the options of sbatch: carried out, ignored with a warning, or rejected with a reason.
 
-One table for the parser, the command line and docs/reference/cli.md. It has every option of sbatch(1) of Slurm
-22.05 to 26.05, and options of other programs and plugins that scripts often have.
+The parser, the command line and docs/reference/cli.md use this table. It has every option of sbatch(1) of Slurm 22.05
+to 26.05, and common options of other programs and plugins.
 """
 
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ from cluster.schemas import JOB_FIELDS
 
 
 class Value(StrEnum):
-    """Return whether an option takes a value."""
+    """Value of an option: none, optional or required."""
 
     NONE = "none"
     OPTIONAL = "optional"
-    """Only in the same word: `--nice=5`, never `--nice 5`."""
+    """Value in the same word only: `--nice=5`, not `--nice 5`."""
     REQUIRED = "required"
 
 
 class Treatment(StrEnum):
-    """What Forebay does with an option."""
+    """Treatment of an option by Forebay."""
 
     CARRIED_OUT = "carried out"
     IGNORED = "ignored"
@@ -36,19 +36,19 @@ class Option(NamedTuple):
     value: Value = Value.REQUIRED
     treatment: Treatment = Treatment.CARRIED_OUT
     field: str = ""
-    """Field that an option sets if it is carried out: one of JOB_FIELDS, or one of those below."""
+    """Field that the option sets: one of JOB_FIELDS, or one of the names below."""
     alone: str = ""
-    """The value of one that stands without a value."""
+    """Value if none is given."""
     without_effect: str = ""
-    """A value that is accepted with the warning, of one that has none otherwise."""
+    """Value that is accepted with a warning by an option that takes none otherwise."""
     reason: str = ""
-    """Why it is ignored or rejected."""
+    """Reason that it is ignored or rejected."""
     remedy: str = ""
-    """For one that is rejected, or if the site rejects those that are ignored."""
+    """Remedy if it is rejected, or if the site rejects ignored options."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The long name, and the short one if there is one."""
+        """Long name, and the short name if there is one."""
         return (self.long, self.short) if self.short else (self.long,)
 
 
@@ -58,7 +58,7 @@ EXPORT: Final = "export"
 WAITS: Final = "waits"
 PARSABLE: Final = "parsable"
 UNNAMED_FIELDS: Final = (TASKS_PER_NODE, CPUS_LEAST)
-"""Fields that a script may set besides those of JOB_FIELDS, and that `forebay submit --help` does not list."""
+"""Fields besides JOB_FIELDS that a script may set; `forebay submit --help` does not list them."""
 
 _LEAVE_OUT: Final = "leave it out"
 _NO_MEMORY: Final = "jobs have no memory limit: a job has what its node has free"
@@ -83,7 +83,7 @@ def _job_fields() -> Iterator[Option]:
         opposite = next((other for other in others if other.startswith("--")), "")
         short = next((other for other in others if other != opposite), "")
         if row.reads == "switch":
-            # Slurm 25.11 has --requeue=expedite: the job is requeued, without haste.
+            # Slurm 25.11 has --requeue=expedite; Forebay requeues the job without priority.
             haste = "expedite" if row.field == "requeue" else ""
             yield Option(long, short, Value.NONE, field=row.field, alone="yes", without_effect=haste)
         else:
@@ -94,7 +94,7 @@ def _job_fields() -> Iterator[Option]:
 
 
 def _ignored_options(reason: str, remedy: str, *names: str) -> Iterator[Option]:
-    """Yield options that are ignored; `=` after a name: it takes a value, `[=]`: it may have one, else it has none."""
+    """Yield ignored options; a name with `=` takes a value, with `[=]` an optional value, else none."""
     yield from _rows(Treatment.IGNORED, reason, remedy, names)
 
 
@@ -188,18 +188,18 @@ VALUES_WITHOUT_EFFECT: Final = {
     "--ntasks-per-node": ("all tasks run on the one node of the job", _LEAVE_OUT),
     "--requeue": ("a requeued job waits as others do", "write --requeue alone"),
 }
-"""Why some values of options that are carried out have no effect, and the remedy if the site rejects them."""
+"""Option -> reason that some of its values have no effect, and the remedy if the site rejects them."""
 
 OPTIONS: Final = tuple(_options())
-"""Every option, in the order of the documentation."""
+"""All options, in the order of the documentation."""
 
 LONG: Final = {option.long: option for option in OPTIONS}
 SHORT: Final = {option.short: option for option in OPTIONS if option.short}
-"""By name."""
+"""Options by name."""
 
 
 def options_for(name: str) -> tuple[Option, ...]:
-    """Return the options that a long name may mean: as in getopt, the beginning of one name stands for it."""
+    """Return the options that a long name or, as in getopt, its prefix may stand for."""
     exact = LONG.get(name)
     if exact is not None:
         return (exact,)

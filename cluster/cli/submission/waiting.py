@@ -1,4 +1,4 @@
-"""Waiting until submitted jobs are over, as `sbatch --wait` does, and the exit code that they come to."""
+"""Wait for submitted jobs as `sbatch --wait` does, and derive the exit code."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from cluster.schemas import operations as ops
 from replica.model import ENDED
 
 POLL_S: Final = 0.1
-"""Until jobs are looked at again, seconds, at first: a small job is back in less than two of these."""
+"""First polling interval, seconds: a small job finishes in less than two of them."""
 
 POLL_S_MAX: Final = 5.0
-"""The same for jobs that take long: hundreds who wait cost a replica less than one who works."""
+"""Longest polling interval, seconds: hundreds of waiting commands are a small load for a replica."""
 
 GROWTH: Final = 1.3
 
 EXIT_CODE_FAILED: Final = 1
-"""What a job comes to that was ended by a signal, or never ran; as `sbatch --wait`."""
+"""Exit code for a job that was ended by a signal or never ran, as of `sbatch --wait`."""
 
 _OVER: Final = frozenset(state.name for state in ENDED)
 
 
 async def wait_until_finished(client: Client, jobs: Iterable[int], tell: Callable[[str], None]) -> int:
-    """Return the largest exit code of these jobs, and of all tasks of those that are arrays, once all are over.
+    """Wait until these jobs, with all array tasks, have finished, and return their largest exit code.
 
-    A cluster that does not answer is asked again; `tell` is called when that begins. ApiError if a job is not there.
+    If the cluster does not answer, `tell` is called once and the request repeated.
+
+    Raises:
+        ApiError: if a job does not exist.
     """
     largest = 0
     for job in jobs:
@@ -56,7 +59,7 @@ async def _wait(client: Client, job: int, tell: Callable[[str], None]) -> int:
 
 
 def exit_code_of(job: JobView) -> int:
-    """Return what a job that is over comes to: its script's exit code, or 1 where it has none that says so."""
+    """Return the exit code of a finished job's script; 1 if it failed without one."""
     if job.signal or (job.state != "COMPLETED" and not job.exit_code):
         return EXIT_CODE_FAILED
     return job.exit_code

@@ -1,4 +1,4 @@
-"""What is printed: tables, drawings, blocks of Key=Value, squeue's formats."""
+"""Output of commands: tables, progress bars, Key=Value blocks, squeue's formats."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What happened, who led, and what is not what it was, for people."""
+"""Text of events, leaders' terms and changes between two revisions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from cluster.schemas import ChangeView, DiffAnswer, LeadersAnswer, StoryRow
 
 VALUE_CHARACTERS_MAX = 120
-"""Characters of a value that are shown."""
+"""Longest value shown, characters."""
 
 
 def event_line(row: StoryRow) -> str:
-    """Return one line of a story: when, which revision, whose job, who asked, and what happened."""
+    """Format an event as one line: time, revision, actor, job with its user, and sentence."""
     job = f"job {row.job_id}" if row.job_id is not None else ""
     whose = f"{job} ({row.user})" if job and row.user else job
     refused = f"refused {row.command}: " if row.event == "rejected" else ""
@@ -28,7 +28,7 @@ def event_line(row: StoryRow) -> str:
 
 
 def terms_table(answer: LeadersAnswer) -> Listing:
-    """Return the terms of leaders as a table."""
+    """Return the table of the leaders' terms."""
     rows = [
         (
             str(term.term),
@@ -45,7 +45,7 @@ def terms_table(answer: LeadersAnswer) -> Listing:
 
 
 def changes_text(answer: DiffAnswer) -> str:
-    """Return what differs between two moments, a paragraph for each thing."""
+    """Format the changes between two revisions, one paragraph for each object."""
     return "\n".join(plain(line) for line in _lines(answer))
 
 

@@ -1,7 +1,7 @@
-"""One job in words: `job show` as `scontrol show job` shows it, the timeline of `job history`, the answer of `job why`.
+"""Text of one job: `job show` in scontrol's format, the timeline of `job history`, the answer of `job why`.
 
-Source of the form: the transcripts of Slurm 22.05.8. A line or a pair that is about what Forebay does not have
-(sockets, features, MCS labels) is left out; the last line is Forebay's own.
+Source of scontrol's format: transcripts of Slurm 22.05.8. Pairs without a meaning in Forebay (sockets, features, MCS
+labels) are left out; the last line is Forebay's own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def job_block(
 ) -> str:
     """Return the job as `scontrol show job` prints it; `now` is the wall clock, µs.
 
-    The lines about a buffer are there only for a job that asked for one. Times are in `zone`, None: this machine's.
+    Buffer lines appear only for a job that requested a buffer. Times are in `zone`, by default this machine's.
     """
     return INDENT.join(_lines(job, job.details or NO_DETAILS, now, zone, uid, group))
 
@@ -115,12 +115,12 @@ def _lines(job: JobView, more: JobDetailsView, now: Instant, zone: Zone, uid: Ui
 
 
 def reason_word(reason: str) -> str:
-    """Return a reason as scontrol prints it: one word, each white space an underscore (squeue prints the spaces)."""
+    """Return a reason as scontrol prints it, with underscores instead of spaces."""
     return "".join("_" if character.isspace() else character for character in reason)
 
 
 def slurm_node(job: JobView) -> str:
-    """Return the job's node as Slurm shows it, empty before it is allocated: data may be staged somewhere by then."""
+    """Return the job's node as Slurm shows it: empty until it is allocated, even if data is staged there already."""
     without = job.state == JobState.PENDING.name or (job.details is not None and not job.details.nodes)
     return "" if without or job.node is None else job.node
 
@@ -142,12 +142,12 @@ def _dependency(job: JobView, more: JobDetailsView) -> str:
 
 
 def _start_time(job: JobView) -> str | None:
-    """Return when the job started; for one that waits, as in Slurm, when it should."""
+    """Return the start time; for a pending job the expected one, as in Slurm."""
     return job.expected_start if job.state == JobState.PENDING.name else job.start_time
 
 
 def _end_time(job: JobView, more: JobDetailsView) -> str | None:
-    """Return when the job ended, or would at its time limit."""
+    """Return the end time, or the time at which the job reaches its time limit."""
     start = _start_time(job)
     if job.end_time is None and start is not None and job.state in _NOT_OVER and not more.suspend_time:
         return format_instant(Instant(parse_instant(start) + seconds(job.time_limit_s + more.suspended_s)))
@@ -155,7 +155,7 @@ def _end_time(job: JobView, more: JobDetailsView) -> str | None:
 
 
 def _text(text: str) -> str:
-    """Return a text of several lines as scontrol prints it: they follow each other without indentation."""
+    """Return a text of several lines as scontrol prints it, without indentation."""
     return "\n".join(plain(line) for line in text.splitlines())
 
 
@@ -166,13 +166,13 @@ def _pairs(**values: str | int | None) -> str:
 
 
 BAR_CELLS: Final = 32
-"""Characters of the longest duration bar: the rest of an 80-character line says what it means."""
+"""Longest duration bar, characters: the rest of an 80-character line has its label."""
 
 _ENDED_WORDS: Final = frozenset(state.name for state in ENDED)
 
 
 class Span(NamedTuple):
-    """A time during which a job's state, reason and buffer state stayed the same; `until` None: it still does."""
+    """Period with the same state, reason and buffer state of a job; `until` is None if it has not ended."""
 
     label: str
     start: Instant
@@ -180,7 +180,7 @@ class Span(NamedTuple):
 
 
 def spans(rows: tuple[HistoryRow, ...]) -> list[Span]:
-    """Return the spans between the changes of state in a history, oldest first; what is over has no last span."""
+    """Return the spans between the state changes of a history, oldest first; omit the state of a finished job."""
     found: list[Span] = []
     for row in rows:
         at, label = parse_instant(row.at), _label(row)
@@ -208,7 +208,7 @@ def _is_over(row: HistoryRow) -> bool:
 
 
 def _archived(history: HistoryAnswer) -> str:
-    """Say where what was pruned is, and how it is read."""
+    """Return a sentence with the location of pruned commands and the command that reads them."""
     archived = history.archived
     assert archived is not None
     commands = "1 command" if archived.commands == 1 else f"{archived.commands} commands"
@@ -220,7 +220,7 @@ def _archived(history: HistoryAnswer) -> str:
 
 
 def timeline(history: HistoryAnswer, now: Instant) -> RenderableType:
-    """Return the job's history as a timeline: each event with time, revision and actor, then where the time went."""
+    """Return the timeline of a job: each event with time, revision and actor, then the time in each state."""
     from rich.console import Group
     from rich.text import Text
 
@@ -298,7 +298,7 @@ def _bars(found: list[Span], now: Instant) -> Iterator[tuple[str, str, str, str]
 
 
 def why_text(why: WhyView) -> str:
-    """Return what holds a job back at a moment, in words and figures."""
+    """Format the answer of `job why`: state, cause, blocking jobs, remedy."""
     at = f"At revision {why.revision} ({format_time(why.at)})"
     buffer = f", BurstBufferState={plain(why.burst_buffer_state)}" if why.burst_buffer_state is not None else ""
     lines = [

@@ -1,7 +1,7 @@
-"""What goes to the terminal: text that cannot take it over, tables of one look, and JSON that is nothing but JSON.
+"""Terminal output: escaped text, tables, and JSON.
 
-Names, messages and scripts come from other users: they are shown as text, never as markup, and characters that a
-terminal would obey are shown as escapes.
+Names, messages and scripts come from other users, so they are never interpreted as markup, and control characters are
+escaped.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ import msgspec
 from replica.values import format_size, plain
 
 if TYPE_CHECKING:
-    # A third of what a command costs: imported by what draws, for terminals and for what does not fit as it is.
+    # Rich takes a third of a command's time, so only functions that need it import it.
     from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
 WIDTH_WITHOUT_TERMINAL: Final = 1_000
-"""Characters in a line of a pipe or file: more than any table here, so that nothing is wrapped for a program."""
+"""Line width of a pipe or file, characters: wider than any table, so that programs read whole lines."""
 
 NOTHING: Final = "-"
-"""What a table shows where there is nothing to show, so that columns can be counted."""
+"""Text of an empty cell, so that columns can be counted."""
 
 GAP: Final = 2
 """Blanks between two columns."""
 
 INDENT: Final = 4
-"""Blanks before what continues a row on another line."""
+"""Blanks before the continuation of a row on another line."""
 
 SHORTENED_MIN: Final = 20
-"""Characters of a long text that are left at least where it is shortened; else it goes to a line of its own."""
+"""Least width to which a long text is shortened, characters; below, it goes to a line of its own."""
 
 MARK: Final = "…"
-"""What stands for the rest of a text that was shortened; `show` has all of it."""
+"""Mark at the end of a shortened text; `show` prints all of it."""
 
 ROWS_STYLED_MAX: Final = 1_000
-"""Rows of a table for which colours and folding are worth waiting, count: about half a second."""
+"""Largest table with colours and folding, rows: they take about half a second."""
 
 _SGR: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
-"""Words of a style -> what a terminal is told (ECMA-48, 8.3.117): those from 30 on are colours."""
+"""Words of a style -> parameter of the terminal's SGR sequence (ECMA-48, 8.3.117); colours begin at 30."""
 
 _FIRST_COLOUR: Final = 30
 
 _ASKING: Final = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
-"""Environment variables by which somebody may ask rich for a terminal where none is."""
+"""Environment variables that make rich assume a terminal."""
 
 _PLAIN_TERMINALS: Final = ("dumb", "unknown")
 
 
 class Styled(msgspec.Struct, frozen=True):
-    """A cell that a terminal shows in a style, words of `_SGR`; `text` has no characters that a terminal obeys."""
+    """Cell with a style, words of `_SGR`; `text` has no control characters."""
 
     text: str
     style: str
@@ -65,7 +65,7 @@ Cell: TypeAlias = "str | int | None | Styled | Text"
 
 
 def stdout_console() -> Console:
-    """Return the console for results; its width is the terminal's, or COLUMNS, or enough for everything."""
+    """Return the console for results, as wide as the terminal, COLUMNS, or WIDTH_WITHOUT_TERMINAL."""
     return _console(sys.stdout)
 
 
@@ -89,14 +89,14 @@ def _columns() -> int | None:
 
 
 def is_terminal() -> bool:
-    """Say whether results go to a terminal, or are wanted as if they did."""
+    """Return whether results go to a terminal, or are to be formatted as if they did."""
     if any(name in os.environ for name in _ASKING):
         return bool(stdout_console().is_terminal)
     return sys.stdout.isatty()
 
 
 def show(*renderables: RenderableType | Listing) -> None:
-    """Print to stdout, without blanks at the ends of lines where the output is not a terminal."""
+    """Print to stdout, without trailing blanks if the output is not a terminal."""
     if len(renderables) == 1 and isinstance(renderables[0], Listing) and renderables[0].print_as_it_is():
         return
     import io
@@ -121,7 +121,7 @@ def show_json(value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return a value as JSON, indented, the fields in the order of its view."""
+    """Return a value as indented JSON, the fields in the order of its view."""
     import msgspec
 
     return printable_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
@@ -135,25 +135,25 @@ def json_line(value: Any) -> str:
 
 
 def printable_json(text: str) -> str:
-    """Return a JSON text with an escape for each character that a terminal may obey, such as `\\u202e`.
+    """Return an equivalent JSON text in which control characters such as `\\u202e` are escaped.
 
-    It says the same: such characters stand in strings only, but for the line breaks between values.
+    Outside of strings, JSON has no such characters except line breaks.
     """
     if text.isascii() and "\x7f" not in text:
-        return text  # msgspec has escaped what else there is
+        return text  # msgspec has escaped other control characters
     return "".join(
         character if character.isprintable() or character == "\n" else _escape(character) for character in text
     )
 
 
 def _escape(character: str) -> str:
-    """Return a character as JSON escapes it: its UTF-16 code units."""
+    """Return the JSON escape of a character: its UTF-16 code units."""
     units = character.encode("utf-16-be").hex()
     return "".join(f"\\u{units[first : first + 4]}" for first in range(0, len(units), 4))
 
 
 def present(answer: Any, as_json: bool, text: Callable[[], RenderableType | Listing]) -> None:
-    """Print an answer: as JSON, or what `text` makes of it for people, a string as it is."""
+    """Print an answer as JSON, or the result of `text`."""
     if as_json:
         show_json(answer)
     elif isinstance(made := text(), str):
@@ -163,15 +163,15 @@ def present(answer: Any, as_json: bool, text: Callable[[], RenderableType | List
 
 
 def note(sentence: str) -> None:
-    """Print a remark to stderr: never to stdout, which may be read by a program."""
+    """Print a note to stderr, because a program may read stdout."""
     click.echo(plain(sentence), err=True)
 
 
 class Listing:
-    """A table that looks like squeue's, a line a row where they fit.
+    """Table in the style of squeue, one line for each row if it fits.
 
-    Where they do not, long texts are shortened, and what still does not fit continues on a line below: no figure is
-    ever cut. Rich draws what has parts of several styles or has no header, but takes 0.5 ms a row and long to begin.
+    If it does not fit, long texts are shortened, and further columns continue on a line below; figures are never cut.
+    Rich draws tables without a header and cells with several styles, but takes 0.5 ms a row and long to import.
     """
 
     def __init__(
@@ -193,11 +193,11 @@ class Listing:
 
     @property
     def width(self) -> int:
-        """Columns of a terminal that its longest line takes."""
+        """Width of the longest line, terminal columns."""
         return sum(self._widths) + GAP * (len(self._widths) - 1)
 
     def print_as_it_is(self) -> bool:
-        """Print it where nobody has to fold a text of it; say whether that was so."""
+        """Print the table if it needs no folding; return whether it was printed."""
         long = len(self.rows) > ROWS_STYLED_MAX
         on_terminal = is_terminal()
         room = _terminal() if sys.stdout.isatty() else _columns() or WIDTH_WITHOUT_TERMINAL
@@ -214,9 +214,9 @@ class Listing:
         return all(isinstance(cell, str | Styled) for row in self.rows for cell in row)
 
     def text(self, *, styled: bool = False, room: int = 0) -> str:
-        """Return all lines; `styled`: with what tells a terminal colours and weights.
+        """Return all lines, with escape sequences for styles if `styled`.
 
-        Each is as long as its text, or has `room` characters at most, as far as none but long texts are shortened.
+        With `room`, lines have at most so many characters, as far as shortening long texts allows.
         """
         if room and (used := self._without_empty_columns()) is not self:
             return used.text(styled=styled, room=room if used.width > room else 0)
@@ -239,7 +239,7 @@ class Listing:
         return "".join(made)
 
     def _without_empty_columns(self) -> Listing:
-        """Return the listing without columns that show nothing, or itself if it has none."""
+        """Return the listing without empty columns, or itself if it has none."""
         used = [at for at, cells in enumerate(zip(*self._cells, strict=True)) if any(cell != NOTHING for cell in cells)]
         if not self.rows or len(used) == len(self.columns):
             return self
@@ -247,7 +247,7 @@ class Listing:
         return Listing(tuple(self.columns[at] for at in used), rows, self._right, self._flexible, self._header)
 
     def _lay_out(self, room: int) -> tuple[list[range], list[int]]:
-        """Return which columns go on each line of a row, and the width of each column."""
+        """Return the columns of each line of a row, and the width of each column."""
         widths = list(self._widths)
         flexible = [number for number, column in enumerate(self.columns) if column in self._flexible]
         over = self.width - room
@@ -257,7 +257,7 @@ class Listing:
             if cut > 0:
                 widths[number], over = widths[number] - cut, over - cut
         if over > 0:
-            # Several lines a row: there a long text has as much as a line has.
+            # With several lines for each row, a long text may take a whole line.
             widths = [
                 min(width, room - INDENT) if number in flexible else width for number, width in enumerate(self._widths)
             ]
@@ -306,7 +306,7 @@ def _text_in(cell: str | Styled | Text) -> str:
 
 
 def _width(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
+    """Return the width of a text, terminal columns."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -315,7 +315,7 @@ def _width(text: str) -> int:
 
 
 def _shorten(text: str, width: int) -> str:
-    """Return a text of at most so many columns of a terminal, with a mark where some of it is left out."""
+    """Return the text shortened to `width` terminal columns, with a mark at the end if it was longer."""
     if _width(text) <= width:
         return text
     from rich.cells import set_cell_size
@@ -331,7 +331,7 @@ def _apply_style(text: str, style: str) -> str:
 
 
 def _terminal() -> int:
-    """Return the columns of the terminal; those of COLUMNS where it says."""
+    """Return the width of the terminal, or COLUMNS if it is set; 0 if unknown."""
     try:
         return _columns() or os.get_terminal_size(sys.stdout.fileno()).columns
     except OSError:
@@ -346,7 +346,7 @@ def table(
     flexible: frozenset[str] = frozenset(),
     header: bool = True,
 ) -> Listing:
-    """Return a table that looks like squeue's: `right` columns hold numbers; `flexible` ones are folded if need be."""
+    """Return a table in the style of squeue; `right` columns are right-aligned, `flexible` ones may be shortened."""
     named = tuple(columns)
     made = [
         tuple(text_of(cell) if cell is None or isinstance(cell, str | int) else cell for cell in row) for row in rows
@@ -355,12 +355,12 @@ def table(
 
 
 def fields_table(fields: Iterable[tuple[str, str | int | None]]) -> Listing:
-    """Return names and values below each other, for one thing with many properties."""
+    """Return a table of names and values, one line for each field."""
     return table(("FIELD", "VALUE"), fields, flexible=frozenset({"VALUE"}), header=False)
 
 
 def list_fields(one: Listing | str) -> Listing | str:
-    """Return a listing of one row with each column on a line, where nothing of a long text is left out."""
+    """Return a listing of one row with each column on its own line, where no text is shortened."""
     if isinstance(one, str):
         return one
     (row,) = one.rows
@@ -368,19 +368,19 @@ def list_fields(one: Listing | str) -> Listing | str:
 
 
 def text_of(cell: str | int | None) -> str:
-    """Return what a cell shows: `-` for nothing, everything else without characters that a terminal obeys."""
+    """Return the text of a cell: `-` if it is empty, otherwise without control characters."""
     if cell is None or cell == "":
         return NOTHING
     return plain(str(cell))
 
 
 def size(size_bytes: int | None) -> str:
-    """Return a size in bytes with the largest suffix that loses nothing; `-` where there is none."""
+    """Format a size exactly, with the largest possible suffix; `-` for None."""
     return NOTHING if size_bytes is None else format_size(size_bytes)
 
 
 def readable_size(size_bytes: float) -> str:
-    """Return a measured size rounded for reading, `12.3 MiB`: for amounts whose last byte does not matter."""
+    """Format a measured size rounded, for example `12.3 MiB`."""
     value = float(size_bytes)
     for suffix in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or suffix == "TiB":

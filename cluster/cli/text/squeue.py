@@ -1,4 +1,4 @@
-"""squeue's listing: its columns, its order and its formats."""
+"""Listing in squeue's format: columns, order and format strings."""
 
 import re
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from replica.model import JobState
 from replica.values import Instant, plain
 
 STANDARD: Final = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
-"""Squeue's own format: each column right-aligned, and cut to its width."""
+"""Default format of squeue: each column right-aligned, and cut to its width."""
 
 
 STARTS: Final = "%.18i %.9P %.8j %.8u %.2t %.19S %.6D %R"
-"""Squeue's format with `--start`, without the column of nodes that nobody knows before."""
+"""Format of `squeue --start`, without the column of scheduled nodes, which are unknown before the start."""
 
 
 FORMAT_CHARACTERS_MAX: Final = 1_000
 
 
 WIDTH_MAX: Final = 1_000
-"""Characters of one column: a width is a number somebody types."""
+"""Largest width of a column, characters."""
 
 
 _FIELD: Final = re.compile(r"%(?P<right>\.?)(?P<width>[0-9]{0,6})(?P<letter>[A-Za-z%])", re.ASCII)
@@ -58,21 +58,21 @@ _ORDER: Final = {
 
 
 class Field(msgspec.Struct, frozen=True):
-    """Letter of a format: what it is called in the heading, and what it shows of a job at a time, µs."""
+    """Field for a format letter: its heading, and a function of a job and the time, µs."""
 
     heading: str
     shows: Callable[[JobView, Instant], str]
 
 
 def node_or_reason(job: JobView) -> str:
-    """Return what stands in the last column: where the job runs, or in parentheses why it does not."""
+    """Return the last column: the job's node, or the reason in parentheses."""
     if job.state in _WITH_REASON:
         return f"({job.reason})"
     return slurm_node(job)
 
 
 def _requested(field: str, job: JobView, now: Instant) -> str:
-    """Return what a job asked for in one of JOB_FIELDS."""
+    """Return the requested value of one of JOB_FIELDS."""
     value = getattr(details_of(job), field)
     return _or(",".join(value) if isinstance(value, tuple) else value)
 
@@ -101,7 +101,7 @@ FIELDS: Final = {
     "E": Field("DEPENDENCY", lambda job, now: _dependency(job)),
     "Z": Field("WORK_DIR", lambda job, now: job.workdir),
 } | {row.letter: Field(row.heading, partial(_requested, row.field)) for row in JOB_FIELDS if row.letter}
-"""The letters of squeue that mean something here."""
+"""Supported format letters of squeue."""
 
 
 def _dependency(job: JobView) -> str:
@@ -121,7 +121,7 @@ def _time(iso: str | None) -> str:
 
 
 class Column(msgspec.Struct, frozen=True):
-    """Column of a format: the text before it, its field (None: the text is all), width 0 for as wide as it is."""
+    """Column of a format: preceding text, field (None for trailing text), width (0 for the text's own width)."""
 
     before: str
     field: Field | None
@@ -130,7 +130,11 @@ class Column(msgspec.Struct, frozen=True):
 
 
 def read_format(text: str) -> tuple[Column, ...]:
-    """Return the columns that a format of squeue's `-o` says; Failure for a letter that is not known."""
+    """Return the columns of a format for `squeue -o`.
+
+    Raises:
+        Failure: bad input, if the format has an unknown letter or is too long.
+    """
     if len(text) > FORMAT_CHARACTERS_MAX:
         raise bad_input("the format is too long", f"use at most {FORMAT_CHARACTERS_MAX} characters", place="--format")
     columns, end, before = [], 0, ""
@@ -160,7 +164,7 @@ def _literal(text: str) -> str:
 
 
 def format_line(columns: tuple[Column, ...], cell: Callable[[Field], str]) -> str:
-    """Return one line of the listing."""
+    """Format one line of the listing; `cell` returns the text of a field."""
     parts = []
     for column in columns:
         parts.append(column.before)
@@ -175,5 +179,5 @@ def format_line(columns: tuple[Column, ...], cell: Callable[[Field], str]) -> st
 
 
 def sort_jobs(jobs: tuple[JobView, ...]) -> list[JobView]:
-    """Return the jobs in squeue's order: by state, then the highest priority first, then as they were submitted."""
+    """Return the jobs in squeue's order: by state, then by falling priority, then by ID."""
     return sorted(jobs, key=lambda job: (_ORDER.get(job.state, len(_ORDER)), -job.priority, job.job_id))

@@ -1,4 +1,4 @@
-"""The cluster's status in ten lines, and one line for each item that needs attention."""
+"""Text of `forebay status`: ten lines, and one line for each item that needs attention."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from cluster.schemas import OverviewAnswer, PoolView
 
 POOLS_MAX: Final = 4
-"""Pools that are shown, count: the fullest ones, so that the status has ten lines."""
+"""Pools shown, the fullest ones, count: the status then has ten lines."""
 
 LABEL_WIDTH: Final = 10
 
 
 def status_lines(overview: OverviewAnswer, pools: tuple[PoolView, ...]) -> Iterator[str]:
-    """Yield the status, the items that need attention last."""
+    """Yield the lines of the status, with the items that need attention last."""
     reachable = sum(member.reachable for member in overview.members)
     leader = f"leader {plain(overview.leader)}, term {overview.term}" if overview.leader else "no leader"
     yield _field("Cluster", f"{plain(overview.cluster)} at revision {overview.revision}, {format_time(overview.at)}")

@@ -1,4 +1,4 @@
-"""The listings for people: one function for each kind of view, its columns and what its cells say."""
+"""Tables for each kind of view."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -11,7 +11,7 @@ from replica.model import JobState, PoolUnit, format_amount, shown_reference, un
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 NAME_CHARACTERS_SHOWN: Final = 24
-"""Characters of a job's name in the listing; `job show` has all of it."""
+"""Longest job name in the listing, characters; `job show` prints all of it."""
 
 _STATE_STYLES: Final = {
     "PD": "yellow",
@@ -28,12 +28,12 @@ _STATE_STYLES: Final = {
 
 
 def state_code(state: str) -> str:
-    """Return squeue's letters for a job state; the word itself for a state that a newer server knows."""
+    """Return squeue's code for a job state, or the name of a state that only a later release knows."""
     return JobState[state].code if state in JobState.__members__ else state
 
 
 def run_time_s(job: JobView, now: Instant) -> int:
-    """Return how long the job has run, or ran, whole seconds; 0 before it started. `now` is the wall clock, µs."""
+    """Return the job's run time so far, whole seconds; 0 before its start. `now` is the wall clock, µs."""
     if job.start_time is None:
         return 0
     end = now if job.end_time is None else parse_instant(job.end_time)
@@ -41,12 +41,12 @@ def run_time_s(job: JobView, now: Instant) -> int:
 
 
 def shorten_name(name: str) -> str:
-    """Return a name that fits its column."""
+    """Return a job name shortened to NAME_CHARACTERS_SHOWN."""
     return name if len(name) <= NAME_CHARACTERS_SHOWN else name[: NAME_CHARACTERS_SHOWN - 1] + "…"
 
 
 def job_label(job: JobView) -> str:
-    """Return what names a job in lists: `12`, or `10_3` for task 3 of array 10."""
+    """Return a job's ID for lists: `12`, or `10_3` for task 3 of array 10."""
     more = job.details
     if more is None or more.array_job_id is None:
         return str(job.job_id)
@@ -57,12 +57,12 @@ _FAILURES: Final = frozenset({JobState.FAILED.name, JobState.TIMEOUT.name, JobSt
 
 
 def failures_first(jobs: Iterable[JobView]) -> list[JobView]:
-    """Return the jobs in their order, but for those that failed, which are first."""
+    """Return the jobs with failed ones first, otherwise in their order."""
     return sorted(jobs, key=lambda job: job.state not in _FAILURES)
 
 
 def collapse_arrays(jobs: Iterable[JobView]) -> list[tuple[str, JobView]]:
-    """Return each job with its number; pending tasks of an array that wait for the same are one row, `17_[3-9]`."""
+    """Return (label, job) pairs; pending array tasks with the same reason share one row, `17_[3-9]`."""
     groups: dict[tuple[object, ...], list[JobView]] = {}
     for at, job in enumerate(jobs):
         more = job.details
@@ -84,7 +84,7 @@ def _group_label(group: list[JobView]) -> str:
 
 
 def jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
-    """Return the listing of jobs, columns as in squeue."""
+    """Return the table of jobs, with columns similar to squeue's."""
     return table(
         ("JOBID", "NAME", "USER", "ST", "TIME", "NODE", "BUFFER", "POOL", "CAPACITY", "REASON"),
         (
@@ -112,12 +112,12 @@ def _styled(code: str) -> Styled:
 
 
 def unit_in(pool: PoolView) -> PoolUnit:
-    """Return what the pool's numbers count; bytes for a word that this release does not know."""
+    """Return the unit of a pool; bytes for a unit that only a later release knows."""
     return unit_of(pool.unit) or PoolUnit.BYTES
 
 
 def pools_table(pools: Iterable[PoolView]) -> Listing:
-    """Return the listing of pools; free is what the controller derived."""
+    """Return the table of pools, with the controller's figure for free space."""
     return table(
         (
             "POOL",
@@ -151,11 +151,11 @@ def pools_table(pools: Iterable[PoolView]) -> Listing:
 
 
 _BESIDES = ("lingering", "parked")
-"""What an external job may be that the state of its buffer does not say."""
+"""Phases of an external job that are shown beside its buffer's state."""
 
 
 def external_jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
-    """Return the listing of jobs of other schedulers."""
+    """Return the table of external jobs."""
     return table(
         ("EXTERNAL-JOB", "JOBID", "EPOCH", "NAME", "USER", "PHASE", "TIME", "MOVER", "POOL", "CAPACITY", "REASON"),
         (
@@ -180,7 +180,7 @@ def external_jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
 
 
 def buffers_table(buffers: Iterable[BufferView]) -> Listing:
-    """Return the listing of buffers."""
+    """Return the table of buffers."""
     return table(
         ("JOBID/NAME", "USER", "STATE", "POOL", "SIZE", "HELD", "NODE", "ACCESS", "IN", "OUT", "CREATED", "PATH"),
         (
@@ -205,7 +205,7 @@ def buffers_table(buffers: Iterable[BufferView]) -> Listing:
 
 
 def nodes_table(nodes: Iterable[NodeView]) -> Listing:
-    """Return the listing of nodes."""
+    """Return the table of nodes."""
     return table(
         ("NODE", "STATE", "CPUS", "JOBS", "LAST-CONTACT", "KILL-METHOD", "QUOTA-METHOD", "REASON"),
         (
@@ -227,7 +227,7 @@ def nodes_table(nodes: Iterable[NodeView]) -> Listing:
 
 
 def members_table(members: Iterable[MemberView]) -> Listing:
-    """Return the listing of replicas as the one that answered sees them."""
+    """Return the table of replicas."""
     return table(
         (
             "REPLICA",
@@ -265,7 +265,7 @@ def members_table(members: Iterable[MemberView]) -> Listing:
 
 
 def _offset(seconds: float | None) -> str | None:
-    """Return how far a wall clock is ahead, in the unit that shows it."""
+    """Format a clock offset in ms or s."""
     if seconds is None:
         return None
     return f"{seconds * 1000:+.0f} ms" if abs(seconds) < 1 else f"{seconds:+.1f} s"
@@ -283,7 +283,7 @@ def _reachable(member: MemberView) -> str:
 
 
 def snapshot_fields(snapshot: SnapshotView) -> list[tuple[str, str | int | None]]:
-    """Return what is said of one snapshot."""
+    """Return the fields of a snapshot."""
     fields: list[tuple[str, str | int | None]] = [
         ("Path", snapshot.path),
         ("Index", snapshot.index),
@@ -302,7 +302,7 @@ def snapshot_fields(snapshot: SnapshotView) -> list[tuple[str, str | int | None]
 
 
 def format_time(iso: str | None) -> str:
-    """Return a time as people read it: to the second, in UTC and saying so; `-` where it has not happened."""
+    """Format a time to the second, in UTC with Z; `-` for None."""
     if iso is None:
         return NOTHING
     whole, dot, _ = iso.partition(".")
@@ -310,5 +310,5 @@ def format_time(iso: str | None) -> str:
 
 
 def format_age(duration_s: float | None) -> str:
-    """Return how long ago something was heard of."""
+    """Format the time since the last contact; `-` for None."""
     return NOTHING if duration_s is None else f"{duration_s:.1f} s"

@@ -1,7 +1,7 @@
-"""Durations and times of day as Slurm's commands write them, exactly or not at all.
+"""Durations and times in the forms of Slurm's commands.
 
-Source of the forms: the public manual page of sbatch (`--time`, `--begin`). What Slurm reads leniently (`1:90`, `0` for
-"no limit") is refused here, with what would be right.
+Source of the forms: the public manual page of sbatch (`--time`, `--begin`). Forms that Slurm reads leniently (`1:90`,
+`0` for "no limit") are rejected with a remedy.
 """
 
 import datetime
@@ -25,7 +25,7 @@ HOUR_S: Final = 3_600
 DAY_S: Final = 86_400
 
 _DIGITS_MAX: Final = 10
-"""Digits of one number in a duration: a year of seconds has 8; a longer text is not read as a number at all."""
+"""Largest number in a duration, digits: a year of seconds has 8."""
 
 _DURATION: Final = Pattern(
     r"(?:(?P<days>[0-9]+)-)?(?P<first>[0-9]+)(?::(?P<second>[0-9]+))?(?::(?P<third>[0-9]+))?", re.ASCII
@@ -41,9 +41,12 @@ _NAMED_HOURS: Final = {"midnight": 0, "noon": 12}
 
 
 def parse_duration(text: str, *, as_sbatch: bool = False) -> int:
-    """Return the seconds that a time limit says; ValueError is a sentence that says what would be right.
+    """Return a time limit in seconds.
 
-    `as_sbatch` accepts 90 minutes beside hours, and the like, which is often a mistake when it is typed.
+    `as_sbatch` accepts fields out of range, such as 90 minutes beside hours, which are likely errors when typed.
+
+    Raises:
+        ValueError: sentence and remedy, if the text is invalid.
     """
     if text.upper() in ("UNLIMITED", "INFINITE"):
         raise ValueError(
@@ -86,7 +89,7 @@ def _check(text: str, *fields: tuple[str, int, int]) -> None:
 
 
 def format_duration(duration_s: int) -> str:
-    """Return whole seconds as scontrol shows them: `HH:MM:SS` or `D-HH:MM:SS`; parse_duration reads it back."""
+    """Return whole seconds as scontrol shows them: `HH:MM:SS` or `D-HH:MM:SS`, the inverse of parse_duration."""
     days, rest = divmod(duration_s, DAY_S)
     clock = f"{rest // HOUR_S:02d}:{rest % HOUR_S // MINUTE_S:02d}:{rest % MINUTE_S:02d}"
     return f"{days}-{clock}" if days else clock
@@ -101,7 +104,7 @@ def format_elapsed(duration_s: int) -> str:
 
 
 def format_span(span_us: int) -> str:
-    """Return a measured span of microseconds, rounded down: `7 ms`, `1.25 s`, `3 min 05 s`, `2 h 04 min`."""
+    """Format measured microseconds, rounded down: `7 ms`, `1.25 s`, `3 min 05 s`, `2 h 04 min`."""
     if span_us < MICROSECONDS_PER_SECOND:
         return f"{span_us // 1000} ms"
     if span_us < MINUTE_S * MICROSECONDS_PER_SECOND:
@@ -113,10 +116,13 @@ def format_span(span_us: int) -> str:
 
 
 def parse_begin(text: str, now: Instant, zone: datetime.tzinfo | None = None) -> str | None:
-    """Return when a job may begin as ISO 8601 in UTC, None for `now`.
+    """Return the time of `--begin` as ISO 8601 in UTC, None for `now`.
 
-    `now` is the wall clock in µs, `zone` what times without a zone are in; None is this machine's, with its summer
-    time. A time of day is the next such moment. ValueError is a sentence that says what would be right.
+    `now` is the wall clock in µs, `zone` the zone of times without one, by default this machine's. A time of day is
+    the next one.
+
+    Raises:
+        ValueError: sentence and remedy, if the text is invalid.
     """
     if text == "now":
         return None
@@ -130,9 +136,12 @@ def parse_begin(text: str, now: Instant, zone: datetime.tzinfo | None = None) ->
 
 
 def parse_past(text: str, now: Instant, zone: datetime.tzinfo | None = None) -> str:
-    """Return a moment that has passed as ISO 8601 in UTC; a time of day is today's.
+    """Return a past time as ISO 8601 in UTC; a time of day is today's.
 
-    `now` and `zone` as for `parse_begin`. ValueError is a sentence that says what would be right.
+    `now` and `zone` are as for `parse_begin`.
+
+    Raises:
+        ValueError: sentence and remedy, if the text is invalid or in the future.
     """
     try:
         wall = _utc(now).astimezone(zone).replace(tzinfo=None)
@@ -141,7 +150,7 @@ def parse_past(text: str, now: Instant, zone: datetime.tzinfo | None = None) -> 
         elif found := _DATE.fullmatch(text):
             instant = _instant(_of_date(text, found, zone))
         else:
-            instant = parse_instant(text)  # as answers have it, to the microsecond
+            instant = parse_instant(text)  # the form of answers, to the microsecond
     except (OverflowError, ValueError) as error:
         raise ValueError(f"{text!r} is not a moment; write {PAST_FORMS}") from error
     if instant > now:
@@ -166,7 +175,7 @@ def _parse_time(text: str, now: datetime.datetime, zone: datetime.tzinfo | None)
                 f"{text!r} has an unknown unit {found['unit']!r}; use seconds, minutes, hours, days or weeks"
             )
         return now + datetime.timedelta(seconds=int(found["count"]) * unit_s)
-    # Days and times of day are those of the wall: counted without a zone, which is added at the end.
+    # Days and times of day are local: compute without a zone, and add it at the end.
     wall = now.astimezone(zone).replace(tzinfo=None)
     if text == "today":
         return now

@@ -1,4 +1,4 @@
-"""Transfers in words: the listing, the drawing of those under way, receipts, and the lines in `job show`."""
+"""Text of transfers: table, progress bars, receipts, and the lines in `job show`."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 BAR_CELLS: Final = 24
-"""Characters of a progress bar: with its figures it fits a line of 80."""
+"""Length of a progress bar, characters: with its figures it fits into 80."""
 
 STATE_STYLES: Final = {"failed": "red", "retrying": "yellow", "queued": "dim"}
-"""How a transfer is drawn that does not get on; one that moves has none of these."""
+"""Style by state of a transfer that makes no progress."""
 
 FILE_CHARACTERS_SHOWN: Final = 60
-"""Characters of the present file's path: its end, on a line of its own."""
+"""Characters shown of the end of the current file's path."""
 
 LEFT_OUT_SHOWN: Final = 4
-"""Things left out that a receipt in short names, count: the whole one names more."""
+"""Skipped files named in a short receipt, count: the full receipt names more."""
 
 _LONGEST_S: Final = 1_000 * DAY_S
-"""A time left beyond this says only that it is not worth waiting for, seconds."""
+"""Time left from which on no figure is shown, seconds."""
 
 
 def transfers_table(transfers: Iterable[TransferView]) -> Listing:
-    """Return the listing of what is moved, waits for its turn, or waits for somebody."""
+    """Return the table of active, queued and failed transfers."""
     return table(
         ("JOBID", "USER", "STAGE", "NODE", "ATTEMPT", "STATE", "FILES", "BYTES", "RATE", "LEFT"),
         (
@@ -55,7 +55,7 @@ def transfers_table(transfers: Iterable[TransferView]) -> Listing:
 
 
 def state_words(row: TransferView) -> str:
-    """Return what a transfer is about: `copying`, `paused`, `queued`."""
+    """Return a transfer's state or phase: `copying`, `paused`, `queued`."""
     if row.state != "moving":
         return row.state
     if row.paused:
@@ -64,7 +64,7 @@ def state_words(row: TransferView) -> str:
 
 
 def left_words(row: TransferView) -> str:
-    """Return the time left at the present rate, `-` where it cannot be said."""
+    """Return the time left at the present rate, `-` if it is unknown."""
     if row.time_left_s is None or row.paused:
         return NOTHING
     return "ages" if row.time_left_s > _LONGEST_S else format_elapsed(round(row.time_left_s))
@@ -79,7 +79,7 @@ def _total_bytes(row: TransferView) -> str:
 
 
 def draw_transfers(transfers: Iterable[TransferView]) -> RenderableType:
-    """Return a bar for each transfer, with its figures and the file that is being moved."""
+    """Return a progress bar for each transfer, with its figures and current file."""
     from rich.console import Group
     from rich.text import Text
 
@@ -93,7 +93,7 @@ def draw_transfers(transfers: Iterable[TransferView]) -> RenderableType:
 
 
 def bar(row: TransferView) -> str:
-    """Return the bar of a transfer with its figures, in one line."""
+    """Return the progress bar and figures of a transfer as one line."""
     done, total = (row.bytes_done, row.bytes_total) if row.bytes_total else (row.files_done, row.files_total)
     return (
         f"{meter(done, total)}  {readable_size(row.bytes_done)} of {_total_bytes(row)}  "
@@ -102,7 +102,7 @@ def bar(row: TransferView) -> str:
 
 
 def meter(part: int, whole: int) -> str:
-    """Return the bar of a part of a whole, and its per cent; of nothing, nothing."""
+    """Return a bar for a fraction, with its percentage; 0 if the whole is 0."""
     share = min(1.0, part / whole) if whole else 0.0
     full = int(share * BAR_CELLS)
     return f"{'█' * full}{'·' * (BAR_CELLS - full)} {100 * share:5.1f} %"
@@ -139,14 +139,14 @@ def _file(row: TransferView) -> str:
 
 
 def job_transfers_text(answer: JobTransfersView) -> str:
-    """Return what is known of the transfers of one job, as Key=Value."""
+    """Format the transfers of one job as Key=Value lines."""
     lines = list(transfer_lines(answer))
     head = f"JobId={plain(answer.task or str(answer.job_id))}"
     return "\n".join([head, *(f"   {line}" for line in lines or ["Transfer=none"])])
 
 
 def transfer_lines(answer: JobTransfersView) -> Iterator[str]:
-    """Yield the lines about transfers in `job show`: what is moved now, what was, and what was not exported."""
+    """Yield a job's transfer lines for `job show`: active transfer, receipts, unexported files."""
     row = answer.transfer
     if row is not None:
         pairs = {
@@ -179,7 +179,7 @@ def transfer_lines(answer: JobTransfersView) -> Iterator[str]:
 
 
 def receipt_lines(receipt: ReceiptView) -> Iterator[str]:
-    """Yield one receipt in short."""
+    """Yield the lines of a short receipt."""
     state = "complete" if receipt.complete else "failed"
     yield (
         f"Receipt={receipt.stage} Attempt={receipt.attempt} State={state} Files={receipt.files} "
@@ -197,7 +197,7 @@ def receipt_lines(receipt: ReceiptView) -> Iterator[str]:
 
 
 def receipt_text(receipt: ReceiptView) -> str:
-    """Return a receipt with all that it says, for people and for `grep`."""
+    """Format a full receipt as Key=Value lines."""
     took = NOTHING
     if receipt.start_time and receipt.end_time:
         took_us = max(0, parse_instant(receipt.end_time) - parse_instant(receipt.start_time))
