@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cluster.cli.drills import aftermath, coordinator, probes
+from cluster.cli.drills import coordinator, final_checks, probes
 from cluster.cli.drills.coordinator import LEASE_MORE_S
 from cluster.cli.drills.scenarios import SCENARIOS
 from cluster.config import Config, DrillConfig, HelperConfig
@@ -37,8 +37,8 @@ def world(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Co
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     for name, value in (("LOOK_S", 0.5), ("CONTROL_S", 0.5), ("SETTLE_S", 0.5), ("BACK_S", 10.0)):
         monkeypatch.setattr(coordinator, name, value)
-    monkeypatch.setattr(aftermath, "AGREE_S", 2.0)
-    monkeypatch.setattr(aftermath, "LOOK_S", 0.5)
+    monkeypatch.setattr(final_checks, "AGREE_S", 2.0)
+    monkeypatch.setattr(final_checks, "LOOK_S", 0.5)
     for name in ("PROBE_EVERY_S", "READ_EVERY_S"):
         monkeypatch.setattr(probes, name, PROBE_S)
     # One thread: who would wait there for the record comes again instead.

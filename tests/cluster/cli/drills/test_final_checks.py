@@ -120,18 +120,18 @@ class Histories:
         )
 
 
-@pytest.mark.parametrize("looks", [1, 2, int(aftermath.AGREE_S)])
+@pytest.mark.parametrize("looks", [1, 2, int(final_checks.AGREE_S)])
 def test_terms_are_read_once_the_history_has_caught_up(looks: int) -> None:
     clock = ManualClock(Instant(0))
     histories = cast("Client", Histories(clock, looks))
-    found = asyncio.run(aftermath.terms_since(histories, clock, 1))
+    found = asyncio.run(final_checks.terms_since(histories, clock, 1))
     assert [(one.term, one.leader, one.last_index) for one in found] == [(2, "r2", 30)]
 
 
 def test_terms_of_a_history_that_never_catches_up_are_not_checked() -> None:
     clock = ManualClock(Instant(0))
-    with pytest.raises(NotChecked, match="reached entry 30 within"):
-        asyncio.run(aftermath.terms_since(cast("Client", Histories(clock, 1_000_000)), clock, 1))
+    with pytest.raises(CheckImpossible, match="reached entry 30 within"):
+        asyncio.run(final_checks.terms_since(cast("Client", Histories(clock, 1_000_000)), clock, 1))
 
 
 @story
