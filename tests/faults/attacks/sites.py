@@ -82,7 +82,8 @@ def whole(directory: Path) -> LocalCluster:
     # Their users pass through it on the way to their buffers.
     directory.mkdir(mode=0o755)
     site = LocalCluster(directory, user=user.pw_name)
-    site.found({"fast": "64MiB/1MiB,default"}, "1GiB", accounts=None)
+    # The full size of one attack fills a buffer of 391 MiB.
+    site.found({"fast": "512MiB/1MiB,default"}, "2GiB", accounts=None)
     # Whoever jobs run as says here what he could do.
     site.work.chmod(0o777)
     lua = directory / LUA_NAME
