@@ -3,7 +3,7 @@
 A dead link, a dead anchor or any other warning of Sphinx is an error, and so is a page that would
 load something from another host.
 
-usage: scripts/docs [--help]
+usage: scripts/docs [--record] [--help]      --record: record scripts/demo into docs/images/demo.svg first
 """
 
 import argparse
@@ -62,9 +62,14 @@ def build() -> int:
 
 
 def main() -> int:
-    """Build, or record; return the exit code."""
+    """Record if asked to, and build; return the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/docs", description=(__doc__ or "").partition("usage:")[0])
-    parser.parse_args()
+    parser.add_argument("--record", action="store_true", help="record scripts/demo into docs/images/demo.svg first")
+    if parser.parse_args().record:
+        # Its terminal emulator is installed by scripts/docs too.
+        from tests.repo.record_demo import record_demo
+
+        record_demo(ROOT / "docs" / "images" / "demo.svg")
     return build()
 
 
