@@ -395,7 +395,7 @@ class _Pass:
     def head_of(self, job: Job, pool: str, size_bytes: int, free: int) -> ReservationHead:
         """Return the reservation head of a pool, with when it should get its space if every holder uses its time."""
         new = releases_of_cycle(self, self.events, pool)
-        ends = self.quotas.ends(pool, reservation_of(self.state, job.id))
+        ends = self.quotas.reserved_releases(pool, reservation_of(self.state, job.id))
         return ReservationHead(job, lambda: expected_start(sorted(self._releases(pool) + new + ends), free, size_bytes))
 
     def _releases(self, pool: str) -> list[tuple[int, int]]:
