@@ -22,15 +22,15 @@ from replica.messages import CachedReply, features
 from replica.model import Pool, SchedulingRules, Site, TransferRules, free_bytes
 from replica.state import (
     TABLES,
-    Answers,
-    Receipts,
+    SessionReplies,
+    SingleReplies,
     State,
     Table,
-    check,
     derive,
-    shared_buffer,
-    shared_job,
-    shared_receipt,
+    find_violations,
+    intern_buffer,
+    intern_job,
+    intern_receipt,
 )
 from replica.values import BATCH_BYTES_MAX, Instant, LedgerViolation, Revision
 from wal import ConfigurationAt, is_earlier_form
@@ -419,12 +419,12 @@ class Assembly:
     def _shared(self, section: int, key: Any, record: Any) -> tuple[Any, Any]:
         """Return the record with its common parts shared between records, as in a folded State."""
         if section == JOBS:
-            return key, shared_job(record)
+            return key, intern_job(record)
         if section in (RECEIPTS, ANSWERS):
-            return key, shared_receipt(record)
+            return key, intern_receipt(record)
         if section == BUFFERS:
             job = self._records[JOBS].get(key)
-            return key if job is None else job.id, shared_buffer(record, job)
+            return key if job is None else job.id, intern_buffer(record, job)
         return key, record
 
     def _expected(self, section: int) -> int:
@@ -491,15 +491,15 @@ class Assembly:
                 },
             )
         )
-        broken = check(state)
+        broken = find_violations(state)
         if broken:
             more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
             raise ImageRejected(f"an invariant does not hold: {broken[0]}{more}")
         return Image(state, header.index, header.term, header.chain_digest, header.configuration)
 
 
-def _receipts(records: Iterable[tuple[bytes, CachedReply]], breathe: Callable[[], None]) -> Receipts:
-    receipts, left = Receipts(), iter(records)
+def _receipts(records: Iterable[tuple[bytes, CachedReply]], breathe: Callable[[], None]) -> SingleReplies:
+    receipts, left = SingleReplies(), iter(records)
     while step := list(islice(left, MAP_STEP_RECORDS)):
         builder = receipts.mutate()
         for command_id, receipt in step:
@@ -509,14 +509,14 @@ def _receipts(records: Iterable[tuple[bytes, CachedReply]], breathe: Callable[[]
     return receipts
 
 
-def _answers(records: Iterable[tuple[bytes, CachedReply]], breathe: Callable[[], None]) -> Answers:
+def _answers(records: Iterable[tuple[bytes, CachedReply]], breathe: Callable[[], None]) -> SessionReplies:
     def in_steps() -> Iterator[tuple[bytes, CachedReply]]:
         for number, record in enumerate(records, start=1):
             yield record
             if number % MAP_STEP_RECORDS == 0:
                 breathe()
 
-    return Answers(in_steps())
+    return SessionReplies(in_steps())
 
 
 def _to_persistent_map(items: Mapping[Any, Any], breathe: Callable[[], None]) -> immutables.Map[Any, Any]:

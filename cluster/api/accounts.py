@@ -13,7 +13,7 @@ from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
 from cluster.system import format_instant, parse_instant
 from cluster.system.eventloop import SlicedWork, iterate_paced
-from replica.grammar import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
+from replica.grammar import LimitTextError, format_limits, format_reserved, parse_limits, parse_reserved
 from replica.messages import commands as c
 from replica.model import (
     Account,
@@ -29,7 +29,7 @@ from replica.model import (
 )
 from replica.scheduler import effective_priority
 from replica.state import State
-from replica.values import EVERY_NODE, MICROSECONDS_PER_SECOND, Instant, NodeListFault, format_nodes, parse_nodes
+from replica.values import EVERY_NODE, MICROSECONDS_PER_SECOND, Instant, NodeListError, format_nodes, parse_nodes
 
 _Listed = TypeVar("_Listed", bound=Answer)
 Listing = Callable[[State, SlicedWork], Awaitable[_Listed]]
@@ -138,7 +138,7 @@ async def set_reservation(call: ApiCall[v.ReservationRequest]) -> Reply[v.Reserv
     state = await call.service.current()
     try:
         space = parse_reserved(body.burst_buffer, state.pools, state.site.provider)
-    except TextFault as fault:
+    except LimitTextError as fault:
         raise bad_request(fault.sentence, fault.remedy, "burst_buffer") from fault
     start_at = call.service.clock.now() if body.start is None else _instant(body.start, "start")
     reservation = Reservation(
@@ -227,7 +227,7 @@ async def estimate_job(call: ApiCall[None]) -> Reply[v.EstimateView]:
 def _limits(texts: dict[str, str], place: str) -> tuple[Limit, ...]:
     try:
         return parse_limits(texts)
-    except TextFault as fault:
+    except LimitTextError as fault:
         raise bad_request(fault.sentence, fault.remedy, place) from fault
 
 
@@ -258,7 +258,7 @@ async def set_partition(call: ApiCall[v.PartitionRequest]) -> Reply[v.Partitions
 def _nodes(text: str) -> tuple[str, ...]:
     try:
         return parse_nodes(text)
-    except NodeListFault as fault:
+    except NodeListError as fault:
         sentence, _, remedy = str(fault).partition("; ")
         raise bad_request(sentence, remedy or f"write names, or {EVERY_NODE}", "nodes") from fault
 

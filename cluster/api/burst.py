@@ -162,7 +162,7 @@ async def show_provider_status(call: ApiCall[None]) -> Reply[ProviderStatus]:
     except TooManyCalls as error:
         raise queue_full("too many questions wait for the provider", "ask later") from error
     except OperationError as error:
-        what = provider_facts(provision.provider).status_called
+        what = provider_facts(provision.provider).status_command
         # Not a gateway status, after which clients would retry with the same result.
         raise Problem(
             409, PROVIDER_FAILED, f"Error running {what}: {error.message}", "see the log of the leading replica"

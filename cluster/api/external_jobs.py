@@ -17,7 +17,13 @@ from cluster.system.eventloop import iterate_paced
 from replica.decide import find_persistent_job
 from replica.messages import commands as c
 from replica.model import Access, BufferState, CreatePersistent, Hold, external_job_name
-from replica.operations import ExternalJobPhase, FoundExternalJob, find_external_job, lingers_until, made_later
+from replica.operations import (
+    ExternalJobLookup,
+    ExternalJobPhase,
+    find_external_job,
+    lingers_until,
+    persistent_wait_message,
+)
 from replica.state import State
 from replica.views import buffer_path, persistent_paths
 
@@ -133,7 +139,7 @@ def _phase_wait(call: ApiCall[Any]) -> tuple[frozenset[str], int]:
 
 async def _in_another_phase(
     call: ApiCall[Any], awaited: frozenset[str], wait_s: float
-) -> tuple[State, FoundExternalJob]:
+) -> tuple[State, ExternalJobLookup]:
     """Return an external job once it leaves these phases or the wait ends."""
     scheduler, loop = call.identity.name, asyncio.get_running_loop()
     name, until_s = external_job_name(scheduler, call.params["job"]), loop.time() + wait_s
@@ -250,7 +256,7 @@ def _persistent_answer(state: State, name: str, user: str) -> v.PersistentAnswer
     failed = job.stuck or job.hold is not Hold.NONE
     message = _without_provider(job.message)
     if not failed and asked is not None and buffer is not None and buffer.state is BufferState.PENDING:
-        message = made_later(state, asked)
+        message = persistent_wait_message(state, asked)
     return v.PersistentAnswer(
         revision=state.revision,
         under_way="make" if asked is not None and asked.creates else "remove",
@@ -276,11 +282,11 @@ async def _settle_and_show(
     return Reply(state.revision, _answer(state, found, warnings))
 
 
-def _answer(state: State, found: FoundExternalJob, warnings: tuple[str, ...] = ()) -> v.ExternalJobAnswer:
+def _answer(state: State, found: ExternalJobLookup, warnings: tuple[str, ...] = ()) -> v.ExternalJobAnswer:
     return v.ExternalJobAnswer(revision=state.revision, warnings=warnings, **_fields(state, found))
 
 
-def _fields(state: State, found: FoundExternalJob) -> dict[str, Any]:
+def _fields(state: State, found: ExternalJobLookup) -> dict[str, Any]:
     """Return the fields of ExternalJobView."""
     scheduler, _, number = found.name.partition(":")
     fields: dict[str, Any] = {

@@ -53,7 +53,7 @@ from cluster.system import format_instant, parse_instant
 from cluster.system.eventloop import SlicedWork, iterate_paced
 from replica.messages import EVENTS, Batch, Entry, Event, JobSubmitted, job_of
 from replica.messages.events import ExternalJobSetUp
-from replica.model import private_data
+from replica.model import has_private_data
 from replica.state import State
 from replica.values import NEVER, Instant
 from wal import decode_batch
@@ -109,7 +109,7 @@ async def read_past(call: ApiCall[None]) -> Reply[None]:
     try:
         found = await call.service.past.read_past(
             call.identity, call.operation.name, call.params, query,
-            revision=revision, at=at, is_private=private_data(state.site),
+            revision=revision, at=at, is_private=has_private_data(state.site),
         )  # fmt: skip
     except (HistoryServiceBusy, HistoryServiceTimeout) as error:
         raise history_busy(error) from error

@@ -314,7 +314,7 @@ def _drill_fields(drill: Drill, at: Instant) -> dict[str, Any]:
         "by": drill.by,
         "verdict": DrillVerdict.LOST.word if is_lost else drill.verdict.word,
         "began": format_instant(drill.at),
-        "until": format_instant(drill.until),
+        "until": format_instant(drill.deadline),
         "ended": format_instant(drill.ended_at),
         "forced": drill.forced,
         "abort": drill.abort,

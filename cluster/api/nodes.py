@@ -35,7 +35,7 @@ from cluster.server import (
 from cluster.system.eventloop import iterate_paced
 from replica.decide import loss_refusal
 from replica.messages import commands as c
-from replica.model import SeenFilesystem
+from replica.model import ObservedFilesystem
 from replica.state import State
 from replica.values import NODES_MAX
 from replica.views import orders_for
@@ -136,7 +136,7 @@ async def register_node(call: ApiCall[agent_schemas.RegisterRequest]) -> Reply[R
         body.buffers,
         body.process_control,
         body.capacity_control,
-        tuple(SeenFilesystem(name, body.filesystems[name]) for name in sorted(body.filesystems)),
+        tuple(ObservedFilesystem(name, body.filesystems[name]) for name in sorted(body.filesystems)),
     )
     service = call.service
     await service.lead()

@@ -20,9 +20,9 @@ from replica.decide import (
     file_value,
     target_configuration,
 )
-from replica.grammar import KEYS, Owner, Setting
+from replica.grammar import KEYS, ConfSetting, SettingOwner
 from replica.messages import commands as c
-from replica.model import DEFAULT_SITE, PoolUnit, parse_amount, unit_in, unit_of
+from replica.model import DEFAULT_SITE, PoolUnit, parse_amount, parse_unit, pool_unit
 from replica.state import State
 from replica.values import Refusal, SizeError
 
@@ -45,7 +45,7 @@ async def set_pool(call: ApiCall[r.PoolRequest]) -> Reply[PoolView]:
 @handles(ops.ADD_POOL)
 async def add_pool(call: ApiCall[v.PoolAddRequest]) -> Reply[PoolView]:
     body = call.body
-    unit = unit_of(body.unit) or PoolUnit.BYTES
+    unit = parse_unit(body.unit) or PoolUnit.BYTES
     command = c.ChangePool(
         call.params["name"],
         exists=False,
@@ -62,7 +62,9 @@ async def add_pool(call: ApiCall[v.PoolAddRequest]) -> Reply[PoolView]:
 async def change_pool(call: ApiCall[v.PoolChangeRequest]) -> Reply[PoolView]:
     body, name = call.body, call.params["name"]
     # A number without a unit counts the pool's current unit, or its new one from this command.
-    unit = (None if body.unit is None else unit_of(body.unit)) or unit_in((await call.service.current()).pools, name)
+    unit = (None if body.unit is None else parse_unit(body.unit)) or pool_unit(
+        (await call.service.current()).pools, name
+    )
     command = c.ChangePool(
         name,
         quantity=_amount(body.quantity, unit, "quantity", zero=True),
@@ -171,14 +173,14 @@ async def configure_site(call: ApiCall[v.ConfigureRequest]) -> Reply[v.Configura
     return Reply(state.revision, _configuration(state))
 
 
-def _settings(bodies: Iterable[v.SettingBody]) -> tuple[Setting, ...]:
-    return tuple(made_of(body, Setting) for body in bodies)
+def _settings(bodies: Iterable[v.SettingBody]) -> tuple[ConfSetting, ...]:
+    return tuple(made_of(body, ConfSetting) for body in bodies)
 
 
 def _configuration(state: State) -> v.ConfigurationAnswer:
     rows = []
     for key in KEYS:
-        if key.owner is Owner.FLAG:
+        if key.owner is SettingOwner.FLAG:
             continue
         value = file_value(key, state.site, state.transfer_rules, state.scheduling_rules)
         rows.append(

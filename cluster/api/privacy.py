@@ -10,7 +10,7 @@ from cluster.api.service import ApiCall
 from cluster.api.web import Problem, permission_denied
 from cluster.schemas import JOB_FIELDS, JobDetailsView, JobView
 from cluster.security import Role
-from replica.model import private_data
+from replica.model import has_private_data
 from replica.state import State
 
 PRIVATE_WORD = "(private)"
@@ -50,7 +50,7 @@ HIDDEN_DETAILS = _hidden(JobDetailsView, PUBLIC_DETAILS)
 
 def only_user(call: ApiCall[Any], state: State) -> str | None:
     """Return the only user whose buffers the caller may see; None: all."""
-    is_private = private_data(state.site) or call.service.is_private
+    is_private = has_private_data(state.site) or call.service.is_private
     return call.identity.name if call.identity.role is Role.USER and is_private else None
 
 
@@ -127,7 +127,7 @@ def redact_job(call: ApiCall[Any], state: State, view: JobView) -> JobView:
     if not view.system_comment:
         del changed["system_comment"]  # no operation failed, which the job's state says, too
     job = state.jobs[view.job_id]
-    if view.reason in (job.message, job.interrupted.held_because):
+    if view.reason in (job.message, job.effective_interruptions.held_because):
         changed["reason"] = PRIVATE_WORD  # an operation's message, which can name files
     if view.details is not None:
         changed["details"] = msgspec.structs.replace(view.details, **HIDDEN_DETAILS)

@@ -16,7 +16,7 @@ from cluster.providers.calls import ProviderCalls, TooManyCalls
 from cluster.providers.worker import CallRequest
 from replica.fold import find_reply
 from replica.messages import commands as c
-from replica.model import JobStatus, Provision, dependency_text, provision_of
+from replica.model import JobStatus, Provision, format_dependencies, provision_of
 from replica.state import State
 
 VERDICTS_KEPT: Final = 1024
@@ -114,7 +114,7 @@ def asks(command: c.SubmitJob) -> bool:
 
 def subject_of(command: c.SubmitJob) -> Subject:
     """Return the provider's view of a job that has no ID yet."""
-    request, options, asked = command.request, command.request.asked, command.request.buffer
+    request, options, asked = command.request, command.request.effective_options, command.request.buffer
     return Subject(
         job=0,
         name=request.name,
@@ -129,7 +129,7 @@ def subject_of(command: c.SubmitJob) -> Subject:
         options=options,
         status=JobStatus(
             priority=request.priority,
-            dependency=dependency_text(request, request.dependencies),
+            dependency=format_dependencies(request, request.dependencies),
             output=request.output,
             error=options.error,
             eligible_at=request.begin_at,

@@ -16,12 +16,12 @@ from cluster.schemas import external_jobs as g
 from cluster.schemas import requests as r
 from cluster.security import Identity, Role
 from cluster.system import parse_instant
-from replica.grammar import DirectiveRefused, Reading, read_external_job_request, read_request, script_bytes_max
+from replica.grammar import DirectiveRejected, ParsedRequest, read_external_job_request, read_request, script_bytes_max
 from replica.messages import commands as c
 from replica.model import (
     DEFAULT_SITE,
     AfterTask,
-    ArrayFault,
+    ArrayError,
     Dependency,
     DependencyKind,
     Hold,
@@ -33,9 +33,9 @@ from replica.model import (
     Stage,
     Tasks,
     TransferReceipt,
-    clipped_checkpoint,
-    clipped_count,
-    clipped_receipt,
+    clip_checkpoint,
+    clip_count,
+    clip_receipt,
     parse_array,
     parse_reference,
     with_options,
@@ -60,7 +60,7 @@ SINGLETON = "singleton"
 """Dependency without a job: all earlier jobs of the same user and name."""
 
 _LICENSE = re.compile(r"([A-Za-z0-9_.+-]+)(?:[:=]([1-9][0-9]{0,8}))?", re.ASCII)
-_KINDS = {kind.word: kind for kind in DependencyKind if not kind.of_array}
+_KINDS = {kind.word: kind for kind in DependencyKind if not kind.is_for_array}
 _STAGES = {stage.word: stage for stage in Stage}
 
 
@@ -129,19 +129,19 @@ def _refuse_blank(request: SubmitRequest | UpdateRequest, remedy: str) -> None:
 
 def _read_directives(
     script: str, request: SubmitRequest | UpdateRequest, site: Site, *, too_large: int = 400
-) -> Reading:
+) -> ParsedRequest:
     """Return the burst-buffer request; Problem, with the status `too_large` for a text beyond its bound."""
     try:
         return read_request(
             script, request.bb or "", request.bbf or "", provider=site.provider, directive=site.directive
         )
-    except DirectiveRefused as error:
+    except DirectiveRejected as error:
         refusal = error.refusal
         status = too_large if refusal.code is RefusalCode.LIMIT_EXCEEDED else 400
         raise _directives_problem(status, error) from error
 
 
-def _directives_problem(status: int, error: DirectiveRefused) -> Problem:
+def _directives_problem(status: int, error: DirectiveRejected) -> Problem:
     first = error.refusal
     others = tuple(OtherError(sentence=one.sentence, remedy=one.remedy, place=one.place) for one in error.others)
     return Problem(status, first.code.name.lower(), first.sentence, first.remedy, first.place, others=others)
@@ -153,7 +153,7 @@ def _array(text: str | None) -> tuple[tuple[int, ...], int]:
         return (), 0
     try:
         return parse_array(text)
-    except ArrayFault as error:
+    except ArrayError as error:
         sentence, _, remedy = str(error).partition("; ")
         raise bad_request(sentence, remedy or "write for example 1-10 or 1-10%2", "array") from error
 
@@ -208,12 +208,12 @@ def external_job_setup(
     return command, reading.warnings
 
 
-def _directives(script: str, site: Site) -> Reading:
+def _directives(script: str, site: Site) -> ParsedRequest:
     try:
         reading = read_external_job_request(script, directive=site.directive)
         # A script without Slurm's directives uses Forebay's own.
         return reading if reading.request is not None else read_request(script, "", "", provider=site.provider)
-    except DirectiveRefused as error:
+    except DirectiveRejected as error:
         refusal = error.refusal
         raise Problem(400, refusal.code.name.lower(), refusal.sentence, refusal.remedy, refusal.place) from error
 
@@ -278,7 +278,7 @@ def job_reference(named: r.JobReference, place: str = "job_id") -> tuple[int, Ta
         return named, None
     try:
         return parse_reference(named)
-    except ArrayFault as fault:
+    except ArrayError as fault:
         sentence, _, remedy = str(fault).partition("; ")
         raise bad_request(sentence, remedy or "write the number that the submit answered", place) from fault
 
@@ -304,16 +304,16 @@ def _bound_result(result: c.OperationResult, stage: Stage, attempt: int) -> c.Op
     """
     match result:
         case c.OperationDone(files, size_bytes, _, receipt):
-            kept = None if receipt is None else clipped_receipt(receipt, stage, attempt)
+            kept = None if receipt is None else clip_receipt(receipt, stage, attempt)
             return msgspec.structs.replace(
-                result, files=clipped_count(files), size_bytes=clipped_count(size_bytes), receipt=kept
+                result, files=clip_count(files), size_bytes=clip_count(size_bytes), receipt=kept
             )
         case c.OperationFailed(receipt=TransferReceipt() as receipt):
-            return msgspec.structs.replace(result, receipt=clipped_receipt(receipt, stage, attempt))
+            return msgspec.structs.replace(result, receipt=clip_receipt(receipt, stage, attempt))
         case c.TransferProgressed(checkpoint):
-            return c.TransferProgressed(clipped_checkpoint(checkpoint, stage, attempt))
+            return c.TransferProgressed(clip_checkpoint(checkpoint, stage, attempt))
         case c.ScriptEnded(exit_code=exit_code, signal=signal):
-            numbers = {"exit_code": clipped_count(exit_code, least=-SIZE_BYTES_MAX), "signal": clipped_count(signal)}
+            numbers = {"exit_code": clip_count(exit_code, least=-SIZE_BYTES_MAX), "signal": clip_count(signal)}
             return msgspec.structs.replace(result, **numbers)
     return result
 
@@ -388,7 +388,7 @@ def update_job(job: int, tasks: Tasks, request: UpdateRequest, site: Site = DEFA
     return c.UpdateJob(job, change, None if reading is None else reading.request, after_tasks, tasks)
 
 
-def _read_alone(request: UpdateRequest, site: Site) -> Reading | None:
+def _read_alone(request: UpdateRequest, site: Site) -> ParsedRequest | None:
     """Return the request of --bb and --bbf without a script; None if neither is given."""
     if request.bb is None and request.bbf is None:
         return None

@@ -34,8 +34,8 @@ from cluster.server import Transfer
 from cluster.system import format_instant
 from cluster.system.eventloop import SlicedWork, iterate_paced
 from replica.messages import events as e
-from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, stage_of, waits_for_slot
-from replica.operations import node_bytes_s, rules_in_force, shares_of
+from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, awaited_slot, stage_of
+from replica.operations import active_rules, node_bytes_s, rate_shares
 from replica.state import State
 from replica.values import NEVER
 from replica.views import NO_TRANSFERS, not_exported
@@ -88,7 +88,7 @@ async def summary_of(call: ApiCall[Any], state: State, work: SlicedWork) -> Tran
     rate_bytes_s = 0.0
     async for job_id in iterate_paced(await _transferring(call, state, work), work, parts=2):
         job = state.jobs[job_id]
-        word = _word(job, queued=waits_for_slot(job, state.buffers.get(job_id)) is not None)
+        word = _word(job, queued=awaited_slot(job, state.buffers.get(job_id)) is not None)
         words[word] += 1
         if word == "moving" and job_id in said:
             rate_bytes_s += said[job_id].rate_bytes_s
@@ -170,11 +170,11 @@ def transfer_view(call: ApiCall[Any], state: State, job_id: int, said: Transfer 
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     stage = stage_of(job, buffer)
     assert stage is not None
-    rules = rules_in_force(state)
+    rules = active_rules(state)
     of_node = None if rules is None else node_bytes_s(state, rules, job.staged_by)
-    shares = NO_SHARES if rules is None else shares_of(state, rules, job.request.user, job.staged_by, of_node)
+    shares = NO_SHARES if rules is None else rate_shares(state, rules, job.request.user, job.staged_by, of_node)
     limits = (shares.transfer_bytes_s, shares.user_bytes_s, shares.node_bytes_s)
-    words = _word(job, queued=waits_for_slot(job, buffer) is not None)
+    words = _word(job, queued=awaited_slot(job, buffer) is not None)
     view = TransferView(
         job_id=job_id,
         task=task_words(state, job_id),

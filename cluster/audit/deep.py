@@ -66,8 +66,8 @@ def verify_deep(
     """Fold the ledger to its end, and compare each snapshot with the state at its entry.
 
     After missing history the next snapshot is taken as given. Every state digest recorded in the ledger is compared.
-    Raises ReplayFailed, with the file, if a snapshot differs from the fold; StateDiffers if a state differs from its
-    recorded digest; ReplayRefused if history is missing without a snapshot; LedgerBroken and SnapshotRefused for
+    Raises ReplayFailed, with the file, if a snapshot differs from the fold; StateDigestMismatch if a state differs from
+    its recorded digest; ReplayRefused if history is missing without a snapshot; LedgerBroken and SnapshotRefused for
     unreadable data.
     """
     ledger = ledger.as_of_now()

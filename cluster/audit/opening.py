@@ -14,7 +14,7 @@ from cluster.cli.exits import ExitCode, Failure, bad_input
 from cluster.cli.session import Session
 from cluster.cli.text import stderr_console
 from replica.messages import ReleaseNeeded
-from replica.state import StateDiffers
+from replica.state import StateDigestMismatch
 from replica.values import NEVER, Instant
 from snapshots import SnapshotRefused
 from wal import (
@@ -39,7 +39,7 @@ def sentences() -> Iterator[None]:
     """Convert exceptions of wal and snapshots into failures with an exit code and a remedy."""
     try:
         yield
-    except (LedgerBroken, ReplayFailed, StateDiffers) as error:
+    except (LedgerBroken, ReplayFailed, StateDigestMismatch) as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error), OTHER_REPLICA) from error
     except ReleaseNeeded as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "read it with that release") from error

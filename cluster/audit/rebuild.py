@@ -21,7 +21,7 @@ from cluster.audit.resubmit import external_job_requests, submits, updates
 from cluster.server import jobs_under_way
 from replica.decide import TargetConfiguration, differences
 from replica.fold import SpeculativeState
-from replica.grammar import Setting
+from replica.grammar import ConfSetting
 from replica.messages import Actor, Command, Entry, Event, Request, command_digest
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -31,8 +31,8 @@ from replica.model import (
     Job,
     JobRequest,
     JobState,
+    ObservedFilesystem,
     PoolUnit,
-    SeenFilesystem,
     Stage,
     TransferReceipt,
     operation_of,
@@ -184,7 +184,7 @@ def _configure_site(led: Led) -> Iterator[Command]:
             case _:
                 pass
     changed = [
-        Setting(one.key, one.after)
+        ConfSetting(one.key, one.after)
         for one in differences(led.state, TargetConfiguration(site, transfers, rules, default))
     ]
     orders = permutations(changed) if len(changed) <= KEYS_ORDERED_MAX else [tuple(changed)]
@@ -205,7 +205,7 @@ def _register_node(led: Led) -> Iterator[Command]:
     yield from _as_event(c.RegisterNode, e.NodeRegistered)(led)
     # A node that returns unchanged causes no event.
     known, filesystems = led.state.nodes[led.actor.name], led.state.filesystems
-    seen = tuple(SeenFilesystem(name, filesystems[name].identity) for name in known.filesystems)
+    seen = tuple(ObservedFilesystem(name, filesystems[name].identity) for name in known.filesystems)
     controls = known.process_control, known.capacity_control
     yield c.RegisterNode(
         known.name, known.cpus, known.instance, known.storage_id, known.buffers, *controls, filesystems=seen
@@ -430,7 +430,7 @@ EXTERNAL_JOBS_ASKED_MAX: Final = 1_024
 def _ids(led: Led, request: JobRequest) -> list[int]:
     """Return candidates for a user's ID: the group's, as on most systems, or those in external jobs of the user."""
     assert isinstance(led.state, State)  # required by `WALKING`
-    gid, jobs = request.asked.gid, led.state.jobs
+    gid, jobs = request.effective_options.gid, led.state.jobs
     known = (jobs.get(one.job) for one in islice(led.state.external_jobs.values(), EXTERNAL_JOBS_ASKED_MAX))
     external_jobs = (
         job.external_job.uid
@@ -443,7 +443,7 @@ def _ids(led: Led, request: JobRequest) -> list[int]:
 def _make_persistent(led: Led) -> Iterator[Command]:
     cluster = _cluster_of(led)
     for event in led.of(e.JobSubmitted):
-        request, gid = event.request, event.request.asked.gid
+        request, gid = event.request, event.request.effective_options.gid
         for create, units in product(request.buffer.creates, ("bare", "bytes", "count")):
             for uid in _ids(led, request):
                 yield c.MakePersistent(cluster, request.user, uid, gid, replace(create, units=units))
@@ -458,7 +458,7 @@ def _remove_persistent(led: Led) -> Iterator[Command]:
         asked = [(one, one.buffer.creates) for one in requests if one.buffer is not None]
     for request, named in asked:
         for one, uid, hurry in product(named, _ids(led, request), (False, True)):
-            yield c.RemovePersistent(cluster, request.user, uid, request.asked.gid, one.name, hurry)
+            yield c.RemovePersistent(cluster, request.user, uid, request.effective_options.gid, one.name, hurry)
 
 
 # ---- the table

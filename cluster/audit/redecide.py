@@ -173,7 +173,7 @@ class RedecidingReplay(ReplayFold):
         before = self.state
         self._decide(self._deciding, batch)
         self.state = self._deciding.state
-        self.digests.applied(index, before, batch, self.state)
+        self.digests.observe(index, before, batch, self.state)
 
     def _decide(self, deciding: Deciding, batch: Batch) -> None:
         before, requests = self.state, list[Request | None]()

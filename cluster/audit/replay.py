@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from replica.fold import HistoryFold, apply_entry
 from replica.messages import Batch, ReleaseNeeded
-from replica.state import EMPTY, RecordedDigests, State, StateDiffers, check, state_digest
+from replica.state import EMPTY, DigestChecker, State, StateDigestMismatch, find_violations, state_digest
 from replica.values import LedgerViolation, Revision
 from snapshots import Image
 from wal import CodecError, EntryKind, Ledger, LedgerBroken, LedgerEntry, decode_batch, decode_configuration, kind_of
@@ -100,7 +100,7 @@ class ReplayFold:
         self.history.state = state
 
     @property
-    def digests(self) -> RecordedDigests:
+    def digests(self) -> DigestChecker:
         """Return the state digests recorded in the ledger so far."""
         return self.history.digests
 
@@ -122,7 +122,7 @@ class ReplayFold:
     def take(self, entry: LedgerEntry) -> None:
         """Fold the next entry; ReplayRefused if it is not the next, ReplayFailed if it cannot be folded.
 
-        StateDiffers if it records a state digest other than the replay's.
+        StateDigestMismatch if it records a state digest other than the replay's.
         """
         if entry.index != self.last_index + 1:
             raise ReplayRefused(
@@ -170,12 +170,12 @@ def replay(
 
     The end is fixed at the start of the call: a running replica continues meanwhile. `progress(done index, last index)`
     is called regularly. Raises ReplayRefused if entries are not held or the revision does not exist, ReplayFailed or
-    LedgerBroken if the ledger is invalid, StateDiffers if a state differs from its recorded digest.
+    LedgerBroken if the ledger is invalid, StateDigestMismatch if a state differs from its recorded digest.
     """
     ledger = ledger.as_of_now()
     try:
         return _replayed(ledger, start, at_revision, progress, every_digest=False)
-    except StateDiffers:
+    except StateDigestMismatch:
         # Not every digest was compared: repeat, to find the two between which the difference begins.
         return _replayed(ledger, start, at_revision, progress, every_digest=True)
 
@@ -239,7 +239,7 @@ def finish_replay(ledger: Ledger, replaying: ReplayFold) -> ReplayFold:
     if replaying.at_revision is None:
         _compare(ledger, replaying)
     with failing_at(replaying.last_index):
-        faults = check(state)
+        faults = find_violations(state)
         state_digest(state)
     if faults:
         raise ReplayFailed(replaying.last_index, "; ".join(faults))

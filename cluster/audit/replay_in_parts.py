@@ -34,7 +34,7 @@ from cluster.audit.replay import (
 )
 from cluster.system import collect_for_a_reader, die_with_parent
 from replica.messages import ReleaseNeeded
-from replica.state import StateDiffers
+from replica.state import StateDigestMismatch
 from snapshots import SnapshotRefused, load_snapshot
 from wal import Environment, Ledger, LedgerBroken, StorageFailed
 
@@ -56,7 +56,7 @@ FAILURES: Final = (
     SnapshotRefused,
     ReplayFailed,
     ReplayRefused,
-    StateDiffers,
+    StateDigestMismatch,
     LedgerBroken,
     StorageFailed,
     ReleaseNeeded,
@@ -246,8 +246,8 @@ def fold_part(ledger: Ledger, last: int, start: Path | None) -> Iterator[dict[st
     end, counts, folded = _stand(replaying), replaying.counts(), replaying.last_index - first
     # Digests are recorded some seconds after their states: those of the last states are in the next part.
     digests, behind = replaying.digests, min(last + BEHIND_ENTRIES, ledger.applied_index)
-    digests.hold_no_more(replaying.state)
-    while digests.awaited and replaying.last_index < behind:
+    digests.stop_holding(replaying.state)
+    while digests.awaits_record and replaying.last_index < behind:
         fold(ledger, replaying, min(behind, replaying.last_index + READ_ENTRIES))
     digests.finish()
     counts = counts._replace(compared=digests.compared)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from replica.grammar import DirectiveRefused, Reading, read_external_job_request, read_request
+from replica.grammar import DirectiveRejected, ParsedRequest, read_external_job_request, read_request
 from replica.messages import JobSubmitted, SubmitJob, UpdateJob
 from replica.messages import events as e
 from replica.model import (
@@ -65,7 +65,7 @@ SAID_AGAIN_MAX: Final = 4
 
 def _with_what_is_so(request: JobRequest, change: JobChange) -> Iterator[JobChange]:
     """Yield a change as in the event, and with some fields that the event lacks because they had that value already."""
-    options = request.asked
+    options = request.effective_options
     so = {
         field: getattr(request if hasattr(request, field) else options, field)
         for field in change.__struct_fields__
@@ -83,7 +83,7 @@ def buffers_asked(state: Facts, decided: JobRequest) -> list[BufferRequest | Non
         return [None]
     found: list[BufferRequest | None] = [buffer]
     site = state.site
-    readings: tuple[Callable[[], Reading], ...] = (
+    readings: tuple[Callable[[], ParsedRequest], ...] = (
         lambda: read_request(decided.script, "", "", provider=site.provider, directive=site.directive),
         lambda: read_request("", "", buffer.text, provider=site.provider, directive=site.directive),
         lambda: read_request("", buffer.text, "", provider=site.provider, directive=site.directive),
@@ -99,7 +99,7 @@ def buffers_asked(state: Facts, decided: JobRequest) -> list[BufferRequest | Non
 
 def external_job_requests(state: Facts, name: str, decided: JobRequest) -> Iterator[JobRequest]:
     """Yield the possible requests of an external job's setup behind a decision; `name` is its job's ID."""
-    options = JobOptions(gid=decided.asked.gid, groups=decided.asked.groups)
+    options = JobOptions(gid=decided.effective_options.gid, groups=decided.effective_options.groups)
     buffer = decided.buffer
     if buffer is None:
         return
@@ -118,11 +118,11 @@ def external_job_requests(state: Facts, name: str, decided: JobRequest) -> Itera
                 yield with_options(plain, options)
 
 
-def _as_written(decided: BufferRequest, read: Callable[[], Reading]) -> list[BufferRequest]:
+def _as_written(decided: BufferRequest, read: Callable[[], ParsedRequest]) -> list[BufferRequest]:
     """Return the possible requests behind a request's directives; empty if these do not parse to its text."""
     try:
         written = read().request
-    except DirectiveRefused:
+    except DirectiveRejected:
         return []
     if written is None or written.text != decided.text:
         return []
@@ -135,7 +135,7 @@ def _as_written(decided: BufferRequest, read: Callable[[], Reading]) -> list[Buf
 
 def _options(state: Facts, decided: JobRequest) -> list[JobOptions]:
     """Return the options that may have been requested: the site's defaults may have been omitted."""
-    options, rules = decided.asked, state.scheduling_rules
+    options, rules = decided.effective_options, state.scheduling_rules
     accounts = [options.account] + [""] * (options.account != "" and options.account == rules.default_account)
     qos = [options.qos] + [""] * (options.qos != "" and options.qos == rules.default_qos)
     partitions = [options.partition] + [""] * (options.partition != "")
@@ -150,14 +150,14 @@ def _conditions(state: Facts, decided: tuple[Dependency, ...]) -> list[Asked]:
     """Return the dependencies that may have been requested: an array by its first task, a task by its index."""
     if not decided:
         return [((), ())]
-    plain: Asked = (tuple(Dependency(one.kind.of_one, one.job) for one in decided), ())
+    plain: Asked = (tuple(Dependency(one.kind.for_job, one.job) for one in decided), ())
     tasks: list[AfterTask] = []
     others: list[Dependency] = []
     for one in decided:
         job = state.jobs.get(one.job)
         array = None if job is None else job.request.array
-        if array is None or one.kind.of_array:
-            others.append(Dependency(one.kind.of_one, one.job))
+        if array is None or one.kind.is_for_array:
+            others.append(Dependency(one.kind.for_job, one.job))
         else:
             tasks.append(AfterTask(one.kind, array.job, array.task))
     return list(dict.fromkeys((plain, (decided, ()), (tuple(others), tuple(tasks)))))

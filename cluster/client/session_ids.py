@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from cluster.client.calls import is_definite
 from cluster.system import Clock
-from replica.values import SESSION_IDLE_S_MAX, SESSION_WINDOW_MAX, numbered, session_command_id
+from replica.values import SESSION_IDLE_S_MAX, SESSION_WINDOW_MAX, decode_session_command_id, encode_session_command_id
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,7 +50,7 @@ class SessionIds:
             await asyncio.shield(self._opening)
         self._used_s = now_s
         self._last += 1
-        return session_command_id(self._session, self._last, self._acknowledged).hex()
+        return encode_session_command_id(self._session, self._last, self._acknowledged).hex()
 
     async def _begin(self) -> None:
         try:
@@ -84,7 +84,7 @@ class SessionIds:
     def _sequence_of(self, command_id: str) -> int:
         """Return a command's number in the current session; 0 for any other ID."""
         try:
-            said = numbered(bytes.fromhex(command_id))
+            said = decode_session_command_id(bytes.fromhex(command_id))
         except ValueError:
             return 0
         return said.sequence if said.session == self._session else 0

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from cluster.config.toml import Bytes, Document, InvalidValue, KeyPath, Name, Size, Text, Written
-from replica.grammar import filesystem_refusal
+from replica.grammar import check_filesystem
 from replica.model import FOUNDING_FIELDS, Pool, SharedFilesystem, Site, check_site
 
 ROOTS_MAX: Final = 256
@@ -83,7 +83,7 @@ def filesystems_of(document: Document, tables: tuple[FilesystemTable, ...]) -> t
     """
     filesystems: dict[str, SharedFilesystem] = {}
     for number, table in enumerate(tables):
-        refusal = filesystem_refusal(filesystems, table.name, table.path)
+        refusal = check_filesystem(filesystems, table.name, table.path)
         if refusal is not None:
             key = refusal.place.removeprefix("place.")
             raise document.refuse(("filesystem", number, key), refusal.sentence, refusal.remedy)

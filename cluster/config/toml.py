@@ -95,9 +95,9 @@ class ConfigError(Exception):
     """
 
     def __init__(self, file: Path, key: str, sentence: str, remedy: str, line: int = 0, column: int = 0) -> None:
-        from replica.grammar import place_in
+        from replica.grammar import format_place
 
-        self.place = place_in(str(file), line, column) if line else str(file)
+        self.place = format_place(str(file), line, column) if line else str(file)
         super().__init__(": ".join(part for part in (self.place, key, f"{sentence}; {remedy}") if part))
         self.file = file
         self.line = line

@@ -32,7 +32,7 @@ from cluster.providers.limits import (
 from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
 from cluster.system import VARIABLES, Clock
 from replica.messages import CONTROLLER, ChangePool, Command, Request
-from replica.model import Pool, PoolUnit, Provision, format_amount, provider_facts, provision_of, unit_in
+from replica.model import Pool, PoolUnit, Provision, format_amount, pool_unit, provider_facts, provision_of
 from replica.state import State
 
 logger = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ class PoolWatch:
             return
         self._foreign = foreign
         for name, size in sorted(foreign.items()):
-            unit, drained = unit_in(after.pools, name), after.pools[name].out_of_service_bytes
+            unit, drained = pool_unit(after.pools, name), after.pools[name].out_of_service_bytes
             logger.warning(
                 "the provider reports that others use at least %s of pool %s, so setups of jobs may fail; "
                 "`forebay pool drain %s %s` withholds that amount from jobs",

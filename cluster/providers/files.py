@@ -11,7 +11,7 @@ from typing import Final
 
 from cluster.providers.interface import OperationError, Subject
 from cluster.providers.limits import PATH_FILE_BYTES_MAX, PATH_VARIABLES_MAX
-from replica.grammar import DirectiveRefused, read_request
+from replica.grammar import DirectiveRejected, read_request
 from replica.model import Provision
 
 SCRIPT: Final = "script"
@@ -47,7 +47,7 @@ def whole_script(subject: Subject, provider: str, directive: str) -> str:
         return subject.script
     try:
         own = read_request(subject.script, "", "", provider=provider, directive=directive).request
-    except DirectiveRefused:
+    except DirectiveRejected:
         own = None  # rejected alone, but accepted together with the other directives
     there = [] if own is None else own.text.split("\n")
     missing = [line for line in subject.directives.split("\n") if line and line not in there]

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 from cluster.providers.interface import Local, Subject
 from cluster.system import group_name
-from replica.model import JobState, MailKind, wants
+from replica.model import JobState, MailKind, wants_mail
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
 NO_VAL: Final = 0xFFFF_FFFE
@@ -167,7 +167,7 @@ def _end(job: JobContext) -> int:
 
 
 def _mail_types(job: JobContext) -> int:
-    return sum(bit for kind, bit in _MAIL.items() if wants(job.subject.options, kind))
+    return sum(bit for kind, bit in _MAIL.items() if wants_mail(job.subject.options, kind))
 
 
 def _licenses(job: JobContext) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cluster.system import Clock
-from replica.values import SINGLE_VERSION, Instant, is_in_session, numbered
+from replica.values import SINGLE_VERSION, Instant, decode_session_command_id, is_in_session
 
 MICROSECONDS_PER_MILLISECOND: Final = 1_000
 _VARIANT: Final = 0b10
@@ -57,7 +57,7 @@ def bytes_of(command_id: str) -> bytes:
     if len(found) != 16 or found.hex() != command_id:
         raise ValueError(f"{command_id!r} is not a command id: write the 32 hexadecimal digits of a UUIDv7")
     if is_in_session(found):
-        numbered(found)
+        decode_session_command_id(found)
         return found
     if found[6] >> 4 != SINGLE_VERSION or found[8] >> 6 != _VARIANT:
         raise ValueError(f"{command_id!r} is not a UUIDv7 (RFC 9562): make a new one for each command")

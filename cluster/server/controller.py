@@ -60,7 +60,7 @@ from cluster.system import Clock, about
 from replica.fold import apply_batch, apply_batch_steps
 from replica.messages import Batch, FoundCluster, Request
 from replica.state import State
-from replica.values import InSteps
+from replica.values import StepRunner
 from snapshots import Image, SnapshotStore
 from wal import (
     BrokenInvariant,
@@ -163,7 +163,7 @@ class Controller:
         self.proposer = Proposer(
             engine=self.engine, applied=lambda: self._state, fill_with=self.fill_with, clock=self.agreed, fail=fail
         )
-        self._folding: tuple[Batch, InSteps[State | None]] | None = None
+        self._folding: tuple[Batch, StepRunner[State | None]] | None = None
         """Batch of the next entry, while it is folded over several turns of the loop."""
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
         self._snapshot_index = self._newest_snapshot_index()
@@ -421,7 +421,7 @@ class Controller:
         if self._folding is None:
             if sum(1 + steps_of_events(entry.events) for entry in batch.entries) <= STEPS_PER_TURN:
                 return False
-            self._folding = batch, InSteps(apply_batch_steps(before, batch))
+            self._folding = batch, StepRunner(apply_batch_steps(before, batch))
         return not self._folding[1].advance(STEPS_PER_TURN)
 
     def hear(self, peer: str, news: bytes) -> None:

@@ -29,7 +29,7 @@ from typing import NamedTuple, NoReturn, Protocol
 from cluster.server.pending import Answer, NotLeading, QueueFull
 from cluster.system.eventloop import Background
 from replica.messages import CONTROLLER, Batch, RecordStateDigest, Request
-from replica.state import State, is_checkpoint, recorded_in, state_digest
+from replica.state import State, is_checkpoint, recorded_digests, state_digest
 
 LOGGER = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class Checkpoints(Background):
         `batch` is its content, if any. Does not return if the batch records another digest than this replica's.
         """
         records = 0
-        for recorded in () if batch is None else recorded_in(batch):
+        for recorded in () if batch is None else recorded_digests(batch):
             records += 1
             self._recorded[recorded.revision] = _Recorded(index, recorded.state.hex())
             while len(self._recorded) > CHECKPOINTS_KEPT:

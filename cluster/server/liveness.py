@@ -33,7 +33,7 @@ from replica.messages import (
     job_of,
     kind_of,
 )
-from replica.operations import has_shares, rules_in_force
+from replica.operations import active_rules, has_shares
 from replica.state import State
 from replica.values import Instant, Revision
 
@@ -266,7 +266,7 @@ def _shared_with(before: State, after: State) -> Iterable[str]:
     """Return the nodes whose share of a rate may have changed: those moving data when transfers begin or end."""
     if before.moving is after.moving:
         return ()
-    rules = rules_in_force(after)
+    rules = active_rules(after)
     if rules is None or not has_shares(rules):
         return ()
     return [node for user, node in after.moving if node and not user]

@@ -31,10 +31,10 @@ from replica.values import (
     BATCH_BYTES_MAX,
     RECEIPTS_MAX,
     RECEIPTS_PER_ACTOR_MAX,
-    InSteps,
     Refusal,
     RefusalCode,
     Revision,
+    StepRunner,
 )
 
 
@@ -277,7 +277,7 @@ class Draft:
         self.steps = 0
         self.is_decided = False
         """Whether it contains an event."""
-        self.long: InSteps[Decided | None] | None = None
+        self.long: StepRunner[Decided | None] | None = None
         """First command of the queue while it is decided and folded over several turns."""
 
 
@@ -330,7 +330,7 @@ def journal_full(level: Level, fill: float) -> JournalFull:
 
 def too_many_answers(state: Facts, actor: Actor) -> TooManyAnswers:
     """Return the rejection of a command whose reply could not be cached."""
-    kept, total = state.kept.get(actor, 0), state.answers_kept
+    kept, total = state.kept.get(actor, 0), state.replies_kept
     return TooManyAnswers(
         f"{kept} answers of {actor} are kept, of {total} in all; at most {RECEIPTS_PER_ACTOR_MAX} are, and no more "
         f"than a quarter of what is free of {RECEIPTS_MAX}"

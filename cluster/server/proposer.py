@@ -74,7 +74,7 @@ from replica.decide import decide, decide_steps, is_by_key
 from replica.fold import SpeculativeState, is_certainly_new, look_up_reply, may_cache_next_reply
 from replica.messages import CONTROLLER, Batch, Decision, Entry, Request, RunSchedulingCycle, kind_of
 from replica.state import State
-from replica.values import COMMANDS_PER_BATCH_MAX, Instant, InSteps, Refusal, Revision, Steps
+from replica.values import COMMANDS_PER_BATCH_MAX, Instant, Refusal, Revision, StepRunner, Steps
 from wal import batch_of_encoded, encode_entry
 
 __all__ = [
@@ -343,7 +343,7 @@ class Proposer:
                     return False
                 left -= steps
                 if steps > STEPS_PER_TURN and is_by_key(waiting.request.command):
-                    draft.long = InSteps(_deciding(waiting.request, draft))
+                    draft.long = StepRunner(_deciding(waiting.request, draft))
             if draft.long is not None:
                 try:
                     if not draft.long.advance(STEPS_PER_TURN):

@@ -22,7 +22,7 @@ from cluster.server.applied_log import read_batch, read_configuration
 from cluster.system import make_private_directory, replace_private, start_command
 from replica.fold import HistoryFold
 from replica.messages import ReleaseNeeded
-from replica.state import EMPTY, RecordedDigests, State, StateDiffers
+from replica.state import EMPTY, DigestChecker, State, StateDigestMismatch
 from replica.values import LedgerViolation
 from snapshots import Image, SnapshotStore
 from wal import (
@@ -150,7 +150,7 @@ def open_storage(config: Config, name: str, *, first_start: bool = False) -> Sto
             raise
         except (LedgerBroken, CodecError) as error:
             raise _refused(Condition.LEDGER_DAMAGED, f"{directory} ({error})", name) from error
-        except StateDiffers as error:
+        except StateDigestMismatch as error:
             raise _refused(Condition.STATE_NOT_THE_RECORDED, f"{directory} ({error})", name) from error
         except LedgerViolation as error:
             raise _refused(Condition.STATE_CONTRADICTS, f"{directory} ({error})", name) from error
@@ -386,7 +386,7 @@ def _replay(
     return history.state, replayed, placed
 
 
-def _log_digests(digests: RecordedDigests, state: State, image: Image | None) -> None:
+def _log_digests(digests: DigestChecker, state: State, image: Image | None) -> None:
     """Log up to which entry the state was compared with the recorded digests."""
     if not state.revision:
         return

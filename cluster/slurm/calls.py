@@ -32,7 +32,7 @@ from cluster.slurm.files import (
 from cluster.slurm.slurmctld import array_of, owner_of
 from cluster.slurm.stage_ins import NEXT_S, POLLED_AGAIN_S, StageIns
 from cluster.system import Clock
-from replica.grammar import DirectiveRefused, find_overlap_in, read_external_job_request, read_request
+from replica.grammar import DirectiveRejected, find_overlap_in, read_external_job_request, read_request
 from replica.model import Access, BufferRequest
 from replica.values import (
     MICROSECONDS_PER_SECOND,
@@ -316,7 +316,7 @@ class PluginCalls:
             ):
                 return False
             asked = read_request(script).request
-        except DirectiveRefused:
+        except DirectiveRejected:
             return False
         return asked is not None and bool(asked.creates or asked.destroys) and not (asked.capacity_bytes or asked.uses)
 
@@ -326,7 +326,7 @@ class PluginCalls:
             return ""
         try:
             asked = _asked(self.site, script)
-        except DirectiveRefused as refused:
+        except DirectiveRejected as refused:
             return str(refused)
         found = {one.name: one for one in self.site.pools}.get(pool)
         if asked is None or found is None:
@@ -480,13 +480,13 @@ class PluginCalls:
             return "fail", "the buffer is not available: no replica of Forebay has answered yet; try again"
         try:
             asked = _asked(self.site, script)
-        except DirectiveRefused as refused:
+        except DirectiveRejected as refused:
             return "fail", str(refused)
         if asked is None:
             return "ok", ""
         overlap = find_overlap_in(asked)
         if overlap is not None:
-            return "fail", str(DirectiveRefused(overlap))
+            return "fail", str(DirectiveRejected(overlap))
         fault = _counted_fault(asked)
         if fault:
             places = (*asked.places[1:2], *(made.place for made in asked.creates), "script")

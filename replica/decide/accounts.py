@@ -14,18 +14,18 @@ from replica.decide.configuration import rules_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
-    DEFAULT_RULES,
+    DEFAULT_SCHEDULING_RULES,
     JobOptions,
     JobRequest,
     Reservation,
     check_account,
-    check_asked,
     check_license,
+    check_licenses_and_nice,
     check_partition,
     check_qos,
     check_reservation,
     scheduling_class_of,
-    with_members_sorted,
+    sort_members,
     with_options,
 )
 from replica.scheduler import limit_exceeded_alone, submit_limit_exceeded
@@ -63,7 +63,7 @@ def _set_account(state: Facts, command: c.SetAccount, at: Instant) -> EventsOrRe
     if account.name not in state.accounts and len(state.accounts) >= ACCOUNTS_MAX:
         return _limit_refusal("account", ACCOUNTS_MAX)
     known = state.accounts.get(account.name)
-    return () if known == with_members_sorted(account) else (e.AccountSet(account),)
+    return () if known == sort_members(account) else (e.AccountSet(account),)
 
 
 def _delete_account(state: Facts, command: c.DeleteAccount, at: Instant) -> EventsOrRefusal:
@@ -182,10 +182,10 @@ def admit_request(state: Facts, request: JobRequest, jobs: int) -> JobRequest:
     Raises:
         Rejected: The user may not use the account, QOS, licences or reservation, or would exceed a limit of jobs.
     """
-    options = request.asked
-    if not _has_accounting_options(options) and state.scheduling_rules == DEFAULT_RULES:
+    options = request.effective_options
+    if not _has_accounting_options(options) and state.scheduling_rules == DEFAULT_SCHEDULING_RULES:
         return request
-    require(check_asked(options.licenses, options.nice))
+    require(check_licenses_and_nice(options.licenses, options.nice))
     rules, user = state.scheduling_rules, request.user
     account = "" if options.account else default_account(state, user)
     if account:
@@ -203,7 +203,7 @@ def drop_undefined_options(state: Facts, request: JobRequest, fields: Collection
 
     An account is dropped only if the site has no accounts at all. Otherwise the job would go uncharged.
     """
-    options = request.asked
+    options = request.effective_options
     known: dict[str, object] = {
         "account": options.account if state.accounts else "",
         "qos": options.qos if options.qos in state.qos else "",
@@ -285,7 +285,7 @@ def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: in
     Raises:
         Rejected: A limit is exceeded.
     """
-    qos = state.qos.get(request.asked.qos) if request.asked.qos else None
+    qos = state.qos.get(request.effective_options.qos) if request.effective_options.qos else None
     if qos is not None and qos.deny_on_limit:
         check_own_limits(state, request, pool, granted_bytes, "ask for less, or use another QOS")
 

@@ -17,7 +17,7 @@ from replica.model import (
     DependencyKind,
     JobRequest,
     Tasks,
-    compressed,
+    format_tasks,
 )
 from replica.state import Facts
 from replica.values import Refusal, RefusalCode, Steps, limits
@@ -47,7 +47,7 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
         raise _invalid_array(
             f"the throttle of the array is {throttle}", f"use a number from 1 to {limits.ARRAY_SIZE_MAX}"
         )
-    if command.request.asked.nodes == 0:
+    if command.request.effective_options.nodes == 0:
         remedy = "leave --array out, or ask for nodes: a job of no nodes cannot be an array"
         raise Rejected(RefusalCode.INVALID_FIELD, NODE_COUNT_INVALID, remedy, "array")
     if len(state.unfinished) + len(tasks) > limits.JOBS_UNFINISHED_MAX:
@@ -129,8 +129,8 @@ def resolve_dependencies(
             # A purged job has no buffer to wait for, as in Slurm.
             continue
         if dependency.job in state.arrays:
-            dependency = Dependency(dependency.kind.of_all, dependency.job)
-        elif dependency.kind.of_array:
+            dependency = Dependency(dependency.kind.for_array, dependency.job)
+        elif dependency.kind.is_for_array:
             raise _unknown_dependency(dependency.kind.word, str(dependency.job))
         found.append(dependency)
     for after in after_tasks:
@@ -139,7 +139,7 @@ def resolve_dependencies(
             continue
         if job_id is None:
             raise _unknown_dependency(after.kind.word, f"{after.array}_{after.task}")
-        found.append(Dependency(after.kind.of_one, job_id))
+        found.append(Dependency(after.kind.for_job, job_id))
     return tuple(found)
 
 
@@ -182,7 +182,7 @@ def jobs_of_tasks(state: Facts, job: int, tasks: Tasks) -> tuple[int, ...] | Ref
         return Refusal(
             RefusalCode.UNKNOWN_JOB,
             f"array {job} has no task {unknown[0]}, or it is no longer in the state",
-            f"its tasks are {compressed(sorted(array))}"[:1_000],
+            f"its tasks are {format_tasks(sorted(array))}"[:1_000],
             "job",
         )
     return tuple(array[task] for task in tasks)

@@ -33,11 +33,11 @@ from replica.model import (
     PoolUnit,
     Transfer,
     TransferChoice,
-    buffer_user_refusal,
-    choices_of,
+    check_persistent_allowed,
+    check_user_lists,
     format_amount,
-    persistent_refusal,
     persistent_variable,
+    transfer_choices,
 )
 from replica.operations import filesystem_of_pool
 from replica.state import Facts
@@ -102,7 +102,7 @@ def resolve_space(
     """
     _check_together(state, asked)
     asked = _resolve_paths(state, request, asked, job_id)
-    return asked, *_resolve_pool(state, asked, asked.swap_bytes * max(1, request.asked.nodes))
+    return asked, *_resolve_pool(state, asked, asked.swap_bytes * max(1, request.effective_options.nodes))
 
 
 def check_buffer_user(state: Facts, user: str) -> None:
@@ -111,7 +111,7 @@ def check_buffer_user(state: Facts, user: str) -> None:
     Raises:
         Rejected: They do not.
     """
-    require(buffer_user_refusal(state.site, user))
+    require(check_user_lists(state.site, user))
 
 
 def persistent_fault(buffer: BufferRequest | None) -> Refusal | None:
@@ -147,7 +147,7 @@ def persistent_fault(buffer: BufferRequest | None) -> Refusal | None:
 
 
 def _check_nodes(request: JobRequest) -> None:
-    nodes, asked = request.asked.nodes, request.buffer
+    nodes, asked = request.effective_options.nodes, request.buffer
     if nodes > 1 or nodes < 0:
         raise Rejected(
             RefusalCode.INVALID_FIELD,
@@ -180,7 +180,7 @@ def _check_persistent(state: Facts, actor: c.Actor, asked: BufferRequest) -> Non
     if not touched:
         return
     is_operator = actor.role is c.ActorRole.OPERATOR
-    require(persistent_refusal(state.site, is_operator=is_operator, place=touched[0]))
+    require(check_persistent_allowed(state.site, is_operator=is_operator, place=touched[0]))
     for record in asked.creates:
         pool = find_pool(state, record.pool, record.place)
         if round_up(record.capacity_bytes, pool.granularity_bytes) > pool.usable_bytes:
@@ -273,9 +273,9 @@ def _choices(asked: BufferRequest) -> Iterator[tuple[TransferChoice, str]]:
         ("stage_in", asked.stage_in, 0),
         ("stage_out", asked.stage_out, len(asked.stage_in)),
     ):
-        yield from zip(choices_of(asked, stage, len(moves), listed=False), places[first:], strict=False)
+        yield from zip(transfer_choices(asked, stage, len(moves), listed=False), places[first:], strict=False)
         lists = [transfer for transfer in asked.lists if transfer.outgoing == (stage == "stage_out")]
-        chosen = choices_of(asked, stage, len(lists), listed=True)
+        chosen = transfer_choices(asked, stage, len(lists), listed=True)
         yield from zip(chosen, (transfer.place for transfer in lists), strict=False)
 
 

@@ -16,8 +16,8 @@ from replica.model import (
     Dependency,
     JobOptions,
     JobRequest,
+    expand_job_symbols,
     expand_roots,
-    expanded,
     parse_signal,
 )
 from replica.state import Facts
@@ -194,7 +194,7 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
             "depend on fewer jobs",
             "dependencies",
         )
-    if len({dependency.job for dependency in dependencies if dependency.kind.of_array}) > limits.WHOLE_ARRAYS_MAX:
+    if len({dependency.job for dependency in dependencies if dependency.kind.is_for_array}) > limits.WHOLE_ARRAYS_MAX:
         raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,
             f"there are dependencies on more than {limits.WHOLE_ARRAYS_MAX} whole arrays",
@@ -202,7 +202,7 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
             "dependencies",
         )
     for dependency in dependencies:
-        if dependency.job not in state.jobs and not dependency.kind.of_array:
+        if dependency.job not in state.jobs and not dependency.kind.is_for_array:
             raise Rejected(
                 RefusalCode.UNKNOWN_DEPENDENCY,
                 f"{dependency.kind.word}:{dependency.job}: there is no job {dependency.job}",
@@ -220,7 +220,7 @@ def expand(text: str, request: JobRequest, job_id: int | str, place: str, node: 
         Rejected: A symbol is unknown.
     """
     try:
-        return expanded(text, request, job_id, node)
+        return expand_job_symbols(text, request, job_id, node)
     except UnknownSymbol as symbol:
         raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,

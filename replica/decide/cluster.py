@@ -18,7 +18,7 @@ from replica.decide.pools import (
     remove_pool,
     set_pool_events,
 )
-from replica.grammar import filesystem_refusal, path_fault
+from replica.grammar import check_filesystem, path_fault
 from replica.messages import NOTHING, Accepted, Decision, decision_of, features
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -32,7 +32,7 @@ from replica.model import (
     agent_of,
     certificate_fault,
     check_site,
-    set_back,
+    clamp_times,
 )
 from replica.operations import active_stage
 from replica.state import Facts, State
@@ -50,7 +50,7 @@ from replica.values import (
     Instant,
     Refusal,
     RefusalCode,
-    job_number_at,
+    first_job_id_at,
     name_fault,
 )
 
@@ -63,7 +63,7 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
     refusal = check_site(command.site)
     placed: dict[str, SharedFilesystem] = {}
     for filesystem in command.filesystems:
-        refusal = refusal or filesystem_refusal(placed, filesystem.name, filesystem.path)
+        refusal = refusal or check_filesystem(placed, filesystem.name, filesystem.path)
         placed[filesystem.name] = filesystem
     for pool in command.pools:
         refusal = refusal or pool_refusal(pool, placed)
@@ -141,7 +141,7 @@ def _add_filesystem(state: Facts, actor: c.Actor, command: c.AddFilesystem, at: 
     known = state.filesystems.get(command.filesystem)
     if known is not None and known.path == command.path:
         return NOTHING
-    refusal = filesystem_refusal(state.filesystems, command.filesystem, command.path)
+    refusal = check_filesystem(state.filesystems, command.filesystem, command.path)
     return (
         Accepted((e.FilesystemSet(SharedFilesystem(command.filesystem, command.path)),)) if refusal is None else refusal
     )
@@ -181,7 +181,7 @@ def _set_clock(state: State, actor: c.Actor, command: c.SetClock, at: Instant) -
     touched = []
     for job_id in sorted(state.unfinished):
         job, buffer = state.jobs[job_id], state.buffers.get(job_id)
-        if set_back(job, buffer, command.at) != (job, buffer):
+        if clamp_times(job, buffer, command.at) != (job, buffer):
             touched.append(job_id)
     return Accepted((e.ClockSet(command.at, tuple(touched)),))
 
@@ -431,7 +431,7 @@ def _recover_cluster(state: Facts, actor: c.Actor, command: c.RecoverCluster, at
         kept_index=command.kept_index,
         known_index=command.known_index,
         kept_at=Instant(state.at),
-        first_job=max(state.next_job, job_number_at(at)),
+        first_job=max(state.next_job, first_job_id_at(at)),
         last_job=state.next_job - 1,
         is_snapshot=command.is_snapshot,
     )

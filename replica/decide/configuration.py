@@ -16,10 +16,19 @@ from msgspec.structs import replace
 
 from replica.decide.checks import names_remedy
 from replica.decide.pools import default_pool_events
-from replica.grammar import KEYS, Key, Owner, Setting, SettingFault, ValueFault, format_value, values_of
+from replica.grammar import (
+    KEYS,
+    ConfSetting,
+    SettingError,
+    SettingKey,
+    SettingOwner,
+    ValueFormatError,
+    format_value,
+    parse_settings,
+)
 from replica.messages import events as e
 from replica.model import (
-    DEFAULT_RULES,
+    DEFAULT_SCHEDULING_RULES,
     DEFAULT_SITE,
     DEFAULT_TRANSFER_RULES,
     SchedulingRules,
@@ -28,8 +37,8 @@ from replica.model import (
     check_rules,
     check_site,
     check_transfer_rules,
-    ordered_flags,
     provider_facts,
+    sort_flags,
 )
 from replica.state import Facts
 from replica.values import SETTINGS_MAX, Refusal, RefusalCode
@@ -57,7 +66,7 @@ class SettingDifference(msgspec.Struct, frozen=True):
 
 
 def target_configuration(
-    state: Facts, settings: Iterable[Setting], *, partial: bool = False
+    state: Facts, settings: Iterable[ConfSetting], *, partial: bool = False
 ) -> TargetConfiguration | Refusal:
     """Return the configuration after the settings are applied, or a Refusal if one of them is invalid."""
     given = tuple(settings)
@@ -65,17 +74,17 @@ def target_configuration(
         sentence = f"there are {len(given)} settings"
         return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, f"change at most {SETTINGS_MAX} at once", "settings")
     try:
-        values = values_of(given, reset_value(state) if partial else None)
-    except SettingFault as error:
+        values = parse_settings(given, reset_value(state) if partial else None)
+    except SettingError as error:
         fault = error.fault
         return Refusal(RefusalCode.INVALID_FIELD, fault.sentence, fault.remedy, fault.place)
     site = state.site if partial else _slurm_defaults(state.site)
-    changes: dict[Owner, dict[str, Any]] = {owner: {} for owner in Owner}
+    changes: dict[SettingOwner, dict[str, Any]] = {owner: {} for owner in SettingOwner}
     for key, value, _ in values.values():
         changes[key.owner][key.field] = value
-    site = replace(site, **changes[Owner.SITE])
-    for flag, wanted in changes[Owner.FLAG].items():
-        if flag in changes[Owner.SITE].get("flags", ()) and not wanted:
+    site = replace(site, **changes[SettingOwner.SITE])
+    for flag, wanted in changes[SettingOwner.FLAG].items():
+        if flag in changes[SettingOwner.SITE].get("flags", ()) and not wanted:
             return Refusal(
                 RefusalCode.INVALID_FIELD,
                 f"{flag}=no contradicts Flags={','.join(site.flags)}",
@@ -83,11 +92,11 @@ def target_configuration(
                 values[flag][2].place(),
             )
         rest = tuple(other for other in site.flags if other != flag)
-        site = replace(site, flags=ordered_flags((*rest, flag) if wanted else rest))
+        site = replace(site, flags=sort_flags((*rest, flag) if wanted else rest))
     if partial:
-        site = _replace_user_list(site, changes[Owner.SITE])
-    transfers = replace(state.transfer_rules, **changes[Owner.TRANSFERS])
-    rules = replace(state.scheduling_rules, **changes[Owner.RULES])
+        site = _replace_user_list(site, changes[SettingOwner.SITE])
+    transfers = replace(state.transfer_rules, **changes[SettingOwner.TRANSFERS])
+    rules = replace(state.scheduling_rules, **changes[SettingOwner.RULES])
     refusal = _site_refusal(state, site) or check_transfer_rules(transfers) or rules_refusal(state, rules)
     if refusal is not None:
         return _with_key_name(refusal, values)
@@ -96,13 +105,13 @@ def target_configuration(
     return TargetConfiguration(site, transfers, rules)
 
 
-def reset_value(state: Facts) -> Callable[[Key], object]:
+def reset_value(state: Facts) -> Callable[[SettingKey], object]:
     """Return a function that returns the value of an empty setting (`KEY=`) in a partial change: the key's default."""
 
-    def default_of(key: Key) -> object:
+    def default_of(key: SettingKey) -> object:
         if key.field == "default_pool" and _current_default_pool(state):
             pool = _current_default_pool(state)
-            raise ValueFault(f"{pool} is the default pool", f"use `forebay pool set {pool} --no-default`")
+            raise ValueFormatError(f"{pool} is the default pool", f"use `forebay pool set {pool} --no-default`")
         return value_of(key, DEFAULT_SITE)
 
     return default_of
@@ -110,7 +119,9 @@ def reset_value(state: Facts) -> Callable[[Key], object]:
 
 def _slurm_defaults(site: Site) -> Site:
     """Return the site with Slurm's default for each key of burst_buffer.conf."""
-    slurm = {key.field: getattr(DEFAULT_SITE, key.field) for key in KEYS if key.is_slurm and key.owner is Owner.SITE}
+    slurm = {
+        key.field: getattr(DEFAULT_SITE, key.field) for key in KEYS if key.is_slurm and key.owner is SettingOwner.SITE
+    }
     return replace(site, **slurm)
 
 
@@ -154,7 +165,7 @@ def rules_refusal(state: Facts, rules: SchedulingRules) -> Refusal | None:
     return None
 
 
-def _with_key_name(refusal: Refusal, values: Mapping[str, tuple[Key, object, Setting]]) -> Refusal:
+def _with_key_name(refusal: Refusal, values: Mapping[str, tuple[SettingKey, object, ConfSetting]]) -> Refusal:
     """Return a rejection of a record's field with the field replaced by its key, and the place of the setting."""
     name = NAMES_OF_FIELDS.get(refusal.place)
     if name is None:
@@ -181,7 +192,7 @@ def stale_change_refusal(state: Facts, expected_revision: int | None) -> Refusal
 
 
 def configuration_events(
-    state: Facts, settings: Iterable[Setting], *, partial: bool = False, expected_revision: int | None = None
+    state: Facts, settings: Iterable[ConfSetting], *, partial: bool = False, expected_revision: int | None = None
 ) -> tuple[e.Event, ...] | Refusal:
     """Return the events of a change, none if nothing differs, or a Refusal of the whole change."""
     refusal = stale_change_refusal(state, expected_revision)
@@ -206,22 +217,28 @@ def configuration_events(
 
 
 def value_of(
-    key: Key, site: Site, transfers: TransferRules = DEFAULT_TRANSFER_RULES, rules: SchedulingRules = DEFAULT_RULES
+    key: SettingKey,
+    site: Site,
+    transfers: TransferRules = DEFAULT_TRANSFER_RULES,
+    rules: SchedulingRules = DEFAULT_SCHEDULING_RULES,
 ) -> Any:
     """Return the value of a key."""
     match key.owner:
-        case Owner.TRANSFERS:
+        case SettingOwner.TRANSFERS:
             return getattr(transfers, key.field)
-        case Owner.RULES:
+        case SettingOwner.RULES:
             return getattr(rules, key.field)
-        case Owner.SITE:
+        case SettingOwner.SITE:
             return getattr(site, key.field)
-        case Owner.FLAG:
+        case SettingOwner.FLAG:
             return key.field in site.flags
 
 
 def file_value(
-    key: Key, site: Site, transfers: TransferRules = DEFAULT_TRANSFER_RULES, rules: SchedulingRules = DEFAULT_RULES
+    key: SettingKey,
+    site: Site,
+    transfers: TransferRules = DEFAULT_TRANSFER_RULES,
+    rules: SchedulingRules = DEFAULT_SCHEDULING_RULES,
 ) -> str:
     """Return the value of a key as written in a file; empty if the key is omitted."""
     value = value_of(key, site, transfers, rules)
@@ -236,7 +253,7 @@ def differences(state: Facts, wanted: TargetConfiguration) -> tuple[SettingDiffe
     site_before = replace(state.site, default_pool=default_before)
     site_after = replace(wanted.site, default_pool=default_after)
     for key in KEYS:
-        if key.owner is Owner.FLAG:
+        if key.owner is SettingOwner.FLAG:
             continue
         before = file_value(key, site_before, state.transfer_rules, state.scheduling_rules)
         after = file_value(key, site_after, wanted.transfers, wanted.rules)
@@ -262,7 +279,7 @@ def file_text(state: Facts, *, slurm_only: bool = False) -> str:
     site = replace(state.site, default_pool=configured_default_pool(state))
     lines: list[str] = []
     for key in KEYS:
-        if key.owner is Owner.FLAG:
+        if key.owner is SettingOwner.FLAG:
             continue
         value = file_value(key, site, state.transfer_rules, state.scheduling_rules)
         is_default = value == file_value(key, DEFAULT_SITE)

@@ -25,10 +25,10 @@ from replica.messages import Decision as Decision
 from replica.messages import Event
 from replica.messages import commands as c
 from replica.model import QUEUED_STAGES
-from replica.operations import BEGINNINGS, OperationSlots, taking_slots, with_slots
+from replica.operations import SLOT_EVENTS, OperationSlots, assign_slots, assign_slots_in_steps
 from replica.scheduler import SchedulingIndex, run_cycle
 from replica.state import Facts, State
-from replica.values import Instant, Refusal, RefusalCode, Steps, whole
+from replica.values import Instant, Refusal, RefusalCode, Steps, run_to_end
 
 
 def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
@@ -43,7 +43,7 @@ def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
     if refusal is not None:
         return refusal
     if _targets_array(state, command):
-        return whole(_decide_array(state, actor, command, at))
+        return run_to_end(_decide_array(state, actor, command, at))
     by_key = _BY_KEY.get(kind)
     if by_key is not None:
         return _with_slots(state, by_key(state, actor, command, at))
@@ -83,9 +83,9 @@ def _decide_array(state: Facts, actor: c.Actor, command: Any, at: Instant) -> St
         submitted = yield from submit_job(state, actor, command)
         return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
     decision = yield from _decide_tasks(state, actor, command, at)
-    if isinstance(decision, Accepted) and any(type(event) in BEGINNINGS for event in decision.events):
+    if isinstance(decision, Accepted) and any(type(event) in SLOT_EVENTS for event in decision.events):
         slots = OperationSlots({stage: state.operations.get(stage, 0) for stage in QUEUED_STAGES})
-        return Accepted((yield from taking_slots(state, slots, decision.events)))
+        return Accepted((yield from assign_slots_in_steps(state, slots, decision.events)))
     return decision
 
 
@@ -149,12 +149,12 @@ def _with_slots(state: Facts, decision: Decision) -> Decision:
     if isinstance(decision, Refusal):
         return decision
     for event in decision.events:
-        if type(event) in BEGINNINGS:
+        if type(event) in SLOT_EVENTS:
             break
     else:
         return decision
     slots = OperationSlots({stage: state.operations.get(stage, 0) for stage in QUEUED_STAGES})
-    return Accepted(with_slots(state, slots, decision.events))
+    return Accepted(assign_slots(state, slots, decision.events))
 
 
 def is_by_key(command: c.Command) -> bool:

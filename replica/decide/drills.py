@@ -136,7 +136,7 @@ def _end_drill(state: Facts, actor: c.Actor, command: c.EndDrill, at: Instant) -
         return refusal
     drill = state.drills.get(command.drill)
     # A drill that stops writes may exceed its lease. Its result is still accepted until another drill starts.
-    if drill is None or drill.verdict is not DrillVerdict.UNDER_WAY or at >= drill.latest:
+    if drill is None or drill.verdict is not DrillVerdict.UNDER_WAY or at >= drill.hard_deadline:
         late = _find_active_drill(state, command.drill, at)
         if isinstance(late, Refusal):
             return late
@@ -165,7 +165,7 @@ def _probe_drill(state: Facts, actor: c.Actor, command: c.ProbeDrill, at: Instan
     drill = _find_active_drill(state, command.drill, at)
     if isinstance(drill, Refusal):
         return drill
-    if drill.by == actor.name and drill.is_due_for_renewal(at):
+    if drill.by == actor.name and drill.needs_renewal(at):
         return Accepted((e.DrillRenewed(drill.id),))
     return NOTHING
 

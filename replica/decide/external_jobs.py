@@ -42,21 +42,21 @@ from replica.model import (
     JobState,
     Scheduler,
     Stage,
-    buffer_user_refusal,
+    check_user_lists,
     external_job_id_fault,
     external_job_name,
     scheduler_fault,
     with_options,
 )
 from replica.operations import (
+    ExternalJobLookup,
     ExternalJobPhase,
-    FoundExternalJob,
+    choose_external_job_mover,
     external_job_phase,
     filesystems_of,
     find_external_job,
     has_results,
-    mover_again,
-    stage_out_started,
+    stage_out_event,
 )
 from replica.state import Facts
 from replica.values import SCHEDULERS_MAX, Instant, Refusal, RefusalCode, has_control_character, limits, name_fault
@@ -187,7 +187,7 @@ def _release_scheduler(state: Facts, actor: c.Actor, command: c.ReleaseScheduler
     return Accepted((e.SchedulerReleased(command.scheduler),))
 
 
-def _find_target(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: int) -> FoundExternalJob | Refusal:
+def _find_target(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: int) -> ExternalJobLookup | Refusal:
     """Return the external job that a command targets, or a Refusal if the scheduler may not send it."""
     refusal = scheduler_refusal(state, actor, cluster)
     fault = external_job_id_fault(job)
@@ -257,7 +257,7 @@ def _setup_request(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
         raise Rejected(RefusalCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
     if command.uid < 0:
         raise Rejected(RefusalCode.INVALID_FIELD, f"uid is {command.uid}", "send the user's id", "uid")
-    require(buffer_user_refusal(state.site, user, command.uid))
+    require(check_user_lists(state.site, user, command.uid))
     if asked is None or not (asked.capacity_bytes or asked.uses):
         raise Rejected(
             RefusalCode.INVALID_DIRECTIVE,
@@ -266,7 +266,7 @@ def _setup_request(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
             "capacity" if asked is None or len(asked.places) < 2 else asked.places[1],
         )
     _check_shared(asked)
-    options = JobOptions(gid=command.request.asked.gid, groups=command.request.asked.groups)
+    options = JobOptions(gid=command.request.effective_options.gid, groups=command.request.effective_options.groups)
     check_name("name", command.request.name)
     if has_control_character(command.request.workdir):
         raise Rejected(RefusalCode.INVALID_FIELD, "workdir has a control character", "send its path", "workdir")
@@ -302,7 +302,7 @@ def _digest(uid: int, request: JobRequest) -> bytes:
     """Return the digest of a setup. A repeated setup has the same digest, wherever its script was."""
     assert request.buffer is not None
     asked = replace(request.buffer, places=())
-    encoded = _ENCODER.encode((request.user, uid, request.asked.gid, request.workdir, asked))
+    encoded = _ENCODER.encode((request.user, uid, request.effective_options.gid, request.workdir, asked))
     return hashlib.blake2b(encoded, digest_size=c.DIGEST_BYTES).digest()
 
 
@@ -348,7 +348,7 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
     return e.ExternalJobSetUp(state.next_job, replace(resolved, buffer=asked), name, granted, external_job)
 
 
-def _end_previous_epoch(state: Facts, found: FoundExternalJob, outcome: ExternalJobOutcome) -> Events:
+def _end_previous_epoch(state: Facts, found: ExternalJobLookup, outcome: ExternalJobOutcome) -> Events:
     """Return the events that end the latest epoch of an external job when the next one begins."""
     if found.job is None or found.buffer is None or outcome is ExternalJobOutcome.BEGIN_EPOCH:
         return ()
@@ -429,7 +429,7 @@ _EVENTS_WITH_REASON = (e.ExternalJobRetained, e.TeardownStarted)
 """Events of a teardown that have a reason."""
 
 
-def _phase_refusal(found: FoundExternalJob, asked: SchedulerCommand) -> Refusal:
+def _phase_refusal(found: ExternalJobLookup, asked: SchedulerCommand) -> Refusal:
     if found.phase is ExternalJobPhase.NONE:
         last = f"there is no such epoch of external job {found.name} any more: the last one is {found.epoch}"
         sentence = last if found.epoch else f"there is no external job {found.name}"
@@ -448,7 +448,7 @@ def _order_stage_in(state: Facts, job: Job, phase: ExternalJobPhase) -> Events |
     if not filesystems:
         sentence = f"pool {state.buffers[job.id].pool} has no shared filesystem any more that all nodes see"
         return Refusal(RefusalCode.WRONG_STATE, sentence, "tear the external job down, and use another pool", "job")
-    mover = mover_again(state, job, filesystems)
+    mover = choose_external_job_mover(state, job, filesystems)
     if not mover:
         shown = " and ".join(filesystem.name for filesystem in filesystems)
         sentence, remedy = (
@@ -478,9 +478,9 @@ def _export(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     """Return the events that stage out the results of an external job, for the first time or after a failure."""
     buffer = state.buffers[job.id]
     if phase is ExternalJobPhase.RUNNING:
-        return (*_end_run(state, job, phase), stage_out_started(state, job, buffer, job.attempt + 2))
+        return (*_end_run(state, job, phase), stage_out_event(state, job, buffer, job.attempt + 2))
     if buffer.state is BufferState.POST_RUN:
-        return (stage_out_started(state, job, buffer, job.attempt + 1),)
+        return (stage_out_event(state, job, buffer, job.attempt + 1),)
     if job.stuck:
         return (e.StageRetried(job.id, Stage.STAGE_OUT, job.attempt + 1, "asked for again"),)
     return ()
@@ -499,12 +499,12 @@ def export_again(state: Facts, job: Job, partial: bool) -> Events | Refusal:
         why = "asked for again, without what is not there" if partial else "asked for again"
         return (e.StageRetried(job.id, Stage.STAGE_OUT, job.attempt + 1, why, partial),)
     if parked and buffer is not None and buffer.state is BufferState.POST_RUN and not partial:
-        return (stage_out_started(state, job, buffer, job.attempt + 1),)
+        return (stage_out_event(state, job, buffer, job.attempt + 1),)
     if parked and not partial:
         return ()  # under way
     return Refusal(
         RefusalCode.WRONG_STATE,
-        f"job {job.called} has no results that are to be exported again",
+        f"job {job.display_name} has no results that are to be exported again",
         "say partial only of what has failed" if parked else "forebay buffer list --parked shows those that have",
         "job",
     )

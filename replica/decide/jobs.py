@@ -22,15 +22,15 @@ from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import ENDED, BufferState, ExternalJob, Hold, Job, JobState, Stage
 from replica.operations import (
-    unwound,
+    rollback_events,
     waiting_stage,
 )
 from replica.state import Facts
-from replica.values import Instant, Refusal, RefusalCode, whole
+from replica.values import Instant, Refusal, RefusalCode, run_to_end
 
 
 def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant) -> Decision:
-    submitted = whole(submit_job(state, actor, command))
+    submitted = run_to_end(submit_job(state, actor, command))
     return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
 
 
@@ -80,7 +80,7 @@ def cancel_job(state: Facts, actor: c.Actor, command: c.CancelJob, at: Instant) 
             return Accepted(
                 (
                     e.CancelRequested(job.id, command.hurry),
-                    *unwound(state, job),
+                    *rollback_events(state, job),
                     e.TeardownStarted(job.id, job.attempt + 1, JobState.CANCELLED, command.hurry, "cancelled"),
                 )
             )

@@ -29,13 +29,13 @@ from replica.model import (
     Job,
     JobOptions,
     JobRequest,
-    buffer_user_refusal,
+    check_user_lists,
     expand_roots,
-    members_of,
+    group_members,
     with_options,
 )
 from replica.state import Facts
-from replica.values import Instant, Refusal, RefusalCode, format_size, whole
+from replica.values import Instant, Refusal, RefusalCode, format_size, run_to_end
 
 SCRIPT: Final = "#!/bin/sh\n"
 """Script of a job without nodes; it never runs."""
@@ -52,10 +52,14 @@ a second job is submitted, which has no effect.
 def find_persistent_job(state: Facts, user: str, name: str) -> Job | None:
     """Return the job without nodes that creates or destroys a user's persistent buffer, or None."""
     group = state.named.get(user, _NO_NAMES).get(name)
-    for job_id in () if group is None else islice(members_of(group), JOBS_SCANNED_MAX):
+    for job_id in () if group is None else islice(group_members(group), JOBS_SCANNED_MAX):
         job = state.jobs[job_id]
         asked = job.request.buffer
-        if asked is not None and not job.request.asked.nodes and (_creates(job, name) or _destroys(job, name)):
+        if (
+            asked is not None
+            and not job.request.effective_options.nodes
+            and (_creates(job, name) or _destroys(job, name))
+        ):
             return job
     return None
 
@@ -138,7 +142,7 @@ def _check_caller(state: Facts, actor: c.Actor, cluster: str, user: str, uid: in
     if uid <= 0 or user == "root":
         sentence = "User root can not allocate burst buffers"
         raise Rejected(RefusalCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
-    require(buffer_user_refusal(state.site, user, uid))
+    require(check_user_lists(state.site, user, uid))
 
 
 def _owned_by_another(name: str, sentence: str, remedy: str) -> Rejected:
@@ -155,7 +159,7 @@ def _submit(
     workdir = next(iter(expand_roots(state.site.destinations, command.user)), "/")
     plain = JobRequest(name, command.user, SCRIPT, workdir, TIME_LIMIT_S, output=NO_OUTPUT, buffer=asked)
     request = with_options(plain, JobOptions(nodes=0, gid=command.gid, requeue=False))
-    submitted = whole(submit_job(state, actor, c.SubmitJob(request)))
+    submitted = run_to_end(submit_job(state, actor, c.SubmitJob(request)))
     return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
 
 

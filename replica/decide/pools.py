@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from replica.decide.checks import names_remedy
 from replica.messages import events as e
-from replica.model import Pool, PoolUnit, SeenFilesystem, format_amount, unit_in
+from replica.model import ObservedFilesystem, Pool, PoolUnit, format_amount, pool_unit
 from replica.state import Facts, State
 from replica.values import (
     MESSAGE_CHARACTERS_MAX,
@@ -80,7 +80,7 @@ def set_pool_events(state: Facts, pool: Pool, unit: PoolUnit | None = None) -> t
     """
     awaited, known = state.site.default_pool, state.pools.get(pool.name)
     if unit is None:
-        unit = unit_in(state.pools, pool.name)
+        unit = pool_unit(state.pools, pool.name)
     pool = replace(
         pool,
         unit=unit,
@@ -160,7 +160,7 @@ def change_pool(
     refusal = pool_refusal(pool if unit is None else replace(pool, unit=unit), state.filesystems)
     if refusal is None and exists and pool.filesystem != known.filesystem:
         refusal = _in_use_refusal(state, name, "its buffers cannot lie elsewhere", "pool.filesystem")
-    if refusal is None and unit is not None and unit != unit_in(state.pools, name):
+    if refusal is None and unit is not None and unit != pool_unit(state.pools, name):
         refusal = _in_use_refusal(state, name, "its numbers cannot count something else", "pool.unit")
     return set_pool_events(state, pool, unit) if refusal is None else refusal
 
@@ -201,7 +201,7 @@ def _in_use_refusal(state: State, name: str, therefore: str, place: str) -> Refu
 
 def pool_users(state: State, name: str) -> Iterator[str]:
     """Yield a description of each buffer, reservation and job that holds, waits for or will request space of a pool."""
-    unit = unit_in(state.pools, name)
+    unit = pool_unit(state.pools, name)
     is_default = name in state.pools and state.pools[name].is_default
     for persistent in sorted(state.persistent):
         buffer = state.persistent[persistent]
@@ -247,7 +247,7 @@ def filesystem_removal_refusal(state: Facts, name: str) -> Refusal | None:
     return None
 
 
-def mover_refusal(state: Facts, node: str, seen: tuple[SeenFilesystem, ...]) -> Refusal | None:
+def mover_refusal(state: Facts, node: str, seen: tuple[ObservedFilesystem, ...]) -> Refusal | None:
     """Return the rejection of a node as mover of the shared filesystems that it found mounted, or None."""
     names = [found.name for found in seen]
     if len(names) != len(set(names)):

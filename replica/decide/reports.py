@@ -17,17 +17,17 @@ from replica.model import (
     Stage,
     TransferReceipt,
     agent_of,
-    clipped_checkpoint,
-    clipped_receipt,
-    is_due,
+    clip_checkpoint,
+    clip_receipt,
+    is_checkpoint_due,
 )
 from replica.operations import (
     active_stage,
-    failed,
-    persistent_changed,
-    pre_run_failed,
-    script_ended,
-    succeeded,
+    failure_events,
+    persistent_change_events,
+    pre_run_failure_events,
+    script_end_events,
+    success_events,
 )
 from replica.state import Facts
 from replica.values import MAILS_SETTLED_MAX, NAME_CHARACTERS_MAX, Instant, Refusal, RefusalCode
@@ -41,7 +41,7 @@ def receipt_events(
     """Return the event that records a transfer receipt, if there is one."""
     if receipt is None or stage not in TRANSFERS:
         return ()
-    return (e.TransferRecorded(job.id, job.staged_by, clipped_receipt(receipt, stage, job.attempt)),)
+    return (e.TransferRecorded(job.id, job.staged_by, clip_receipt(receipt, stage, job.attempt)),)
 
 
 def checkpoint_events(
@@ -50,9 +50,13 @@ def checkpoint_events(
     """Return the event that records a checkpoint; none if the last one is recent enough."""
     if stage not in TRANSFERS:
         return ()
-    checkpoint = clipped_checkpoint(result.checkpoint, stage, job.attempt)
+    checkpoint = clip_checkpoint(result.checkpoint, stage, job.attempt)
     former = state.transfers.get(job.id, NO_TRANSFERS).checkpoint
-    return (e.TransferCheckpointed(job.id, job.staged_by, checkpoint),) if is_due(former, checkpoint, at) else ()
+    return (
+        (e.TransferCheckpointed(job.id, job.staged_by, checkpoint),)
+        if is_checkpoint_due(former, checkpoint, at)
+        else ()
+    )
 
 
 def mail_events(
@@ -100,16 +104,16 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
             )
         if isinstance(result, c.ScriptEnded) and result.result in ENDED:
             return Accepted(
-                script_ended(state, job, buffer, result.result, result.exit_code, result.signal, result.message)
+                script_end_events(state, job, buffer, result.result, result.exit_code, result.signal, result.message)
             )
         starting = job.state is JobState.CONFIGURING and buffer is not None
         if starting and isinstance(result, c.OperationFailed):
-            return Accepted(pre_run_failed(state, job, result.message))
+            return Accepted(pre_run_failure_events(state, job, result.message))
     elif buffer is not None:
         if isinstance(result, c.TransferProgressed):
             return Accepted(checkpoint_events(state, job, stage, result, at))
         if isinstance(result, c.PersistentChanged):
-            changed = persistent_changed(state, job, stage, result.name)
+            changed = persistent_change_events(state, job, stage, result.name)
             if changed:
                 return Accepted(changed)
             return Refusal(
@@ -119,10 +123,12 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
                 "result",
             )
         if isinstance(result, c.OperationDone):
-            follows = succeeded(state, job, buffer, stage, result.files, result.size_bytes, result.digest)
+            follows = success_events(state, job, buffer, stage, result.files, result.size_bytes, result.digest)
             return Accepted((*receipt_events(state, job, stage, result.receipt), *follows))
         if isinstance(result, c.OperationFailed):
-            follows = failed(state, job, stage, result.message, at, final=result.final, operation=result.operation)
+            follows = failure_events(
+                state, job, stage, result.message, at, final=result.final, operation=result.operation
+            )
             return Accepted((*receipt_events(state, job, stage, result.receipt), *follows))
     return Refusal(
         RefusalCode.INVALID_FIELD,

@@ -13,7 +13,7 @@ from replica.decide.update import check_dependency_cycle
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import ENDED, BufferState, Hold, Job, JobState
-from replica.operations import gone, taken_back
+from replica.operations import removal_events, revocation_events
 from replica.state import Facts
 from replica.values import RESTARTED_MAX, Refusal, RefusalCode
 
@@ -24,7 +24,7 @@ _STAGED_BEFORE_RUN = (BufferState.STAGING_IN, BufferState.STAGED_IN)
 
 
 def _wrong_state(job: Job, sentence: str, remedy: str) -> Refusal:
-    return Refusal(RefusalCode.WRONG_STATE, f"job {job.called} {sentence}", remedy, "job")
+    return Refusal(RefusalCode.WRONG_STATE, f"job {job.display_name} {sentence}", remedy, "job")
 
 
 def suspend_job(state: Facts, job: Job) -> Events | Refusal:
@@ -33,7 +33,7 @@ def suspend_job(state: Facts, job: Job) -> Events | Refusal:
         return ()
     if job.state is not JobState.RUNNING:
         return _wrong_state(job, f"is {job.state.name}", "only running jobs can be suspended")
-    if job.cancelled or job.interrupted.requeueing:
+    if job.cancelled or job.effective_interruptions.requeueing:
         return _wrong_state(job, "is being ended", "nothing is left to suspend")
     return (e.JobSuspended(job.id),)
 
@@ -47,7 +47,7 @@ def resume_job(state: Facts, job: Job) -> Events | Refusal:
 
 def requeue_job(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
     """Return the events of a requeue: the job releases its space and CPUs, waits, and is staged in again."""
-    if not job.request.asked.requeue:
+    if not job.request.effective_options.requeue:
         return Refusal(
             RefusalCode.WRONG_STATE,
             f"job {job.id} was submitted with --no-requeue",
@@ -61,12 +61,12 @@ def requeue_job(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
         buffer = state.buffers.get(job.id)
         if buffer is None or buffer.state is BufferState.PENDING:
             return _wrong_state(job, "is pending and has no buffer yet", "it waits already")
-        return taken_back(state, job, reason) if buffer.state in _STAGED_BEFORE_RUN else ()
+        return revocation_events(state, job, reason) if buffer.state in _STAGED_BEFORE_RUN else ()
     if job.state not in (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED):
         return _wrong_state(job, f"is {job.state.name}", "only jobs that wait or run can be requeued; submit it again")
     if job.cancelled:
         return _wrong_state(job, "is being cancelled", "submit it again")
-    if job.interrupted.requeueing:
+    if job.effective_interruptions.requeueing:
         return ()
     return (e.RequeueRequested(job.id, reason),)
 
@@ -98,7 +98,7 @@ def clear_job_buffer(state: Facts, actor: c.Actor, job: Job, discard: bool) -> E
         return _wrong_state(job, "has no burst buffer", "forebay buffer list shows the buffers")
     by = f"cleared by {actor.name}"
     if buffer.state is BufferState.TEARDOWN_FAIL:
-        return (e.BufferCleared(job.id, by), *gone(state, job))
+        return (e.BufferCleared(job.id, by), *removal_events(state, job))
     node = state.nodes.get(job.node)
     if node is not None and node.down and not node.lost and not job.mover:
         return _wrong_state(
@@ -169,7 +169,7 @@ def restart_operations(state: Facts, jobs: Iterable[int]) -> Events | Refusal:
             continue  # the scheduler of an external job restarts it
         if buffer.state in _STAGED_BEFORE_RUN:
             held_back = job.stuck and job.hold is not Hold.NONE
-            found.extend(() if held_back else taken_back(state, job, "the controller was restarted"))
+            found.extend(() if held_back else revocation_events(state, job, "the controller was restarted"))
         elif buffer.state in _RESTARTABLE:
             found.append(e.OperationsRestarted(job.id, job.attempt + 1))
     return tuple(found)

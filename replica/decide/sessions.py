@@ -23,8 +23,8 @@ from replica.values import (
     Instant,
     Refusal,
     RefusalCode,
+    decode_session_command_id,
     is_in_session,
-    numbered,
 )
 
 _IDLE_US: Final = SESSION_IDLE_S_MAX * MICROSECONDS_PER_SECOND
@@ -92,7 +92,7 @@ def _close_session(state: Facts, actor: Actor, command: c.CloseSession, at: Inst
 
 def own_session_refusal(request: c.Request, command: c.CloseSession) -> Refusal | None:
     """Return the rejection of a command that closes its own session, or None. Its reply could not be cached."""
-    if not is_in_session(request.id) or numbered(request.id).session != command.session:
+    if not is_in_session(request.id) or decode_session_command_id(request.id).session != command.session:
         return None
     remedy = "close it with the id of a single command"
     return Refusal(RefusalCode.WRONG_STATE, "a session cannot be closed by a command in it", remedy, "command_id")

@@ -34,9 +34,9 @@ from replica.model import (
     DEFAULT_PRIORITY,
     NODE_SYMBOL,
     JobRequest,
-    chosen_partition,
-    is_in,
-    place_name,
+    choose_partition,
+    is_node_in,
+    node_set_name,
     with_options,
 )
 from replica.state import Facts
@@ -61,7 +61,7 @@ def submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.Jo
 def _resolve_submit(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted]:
     request, is_array = command.request, bool(command.tasks)
     _check_ignored(state, command)
-    check_options(request.asked)
+    check_options(request.effective_options)
     if command.if_defined and state.site.unknown_sbatch_options == "warn":
         request = drop_undefined_options(state, request, command.if_defined)
     request = _with_actor(actor, resolve_buffer(state, actor, request, of_array=is_array))
@@ -71,7 +71,7 @@ def _resolve_submit(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps
         dependencies = resolve_dependencies(state, request.dependencies, command.after_tasks)
         request = replace(request, dependencies=dependencies)
     request = _with_partition(state, _with_conditions(request))
-    if request.asked.exclusive:
+    if request.effective_options.exclusive:
         request = _with_whole_node(state, request)
     request = admit_request(state, request, max(1, len(command.tasks)))
 
@@ -96,7 +96,7 @@ def _with_actor(actor: c.Actor, request: JobRequest) -> JobRequest:
     Such a job may destroy other users' buffers.
     """
     destroys = request.buffer is not None and bool(request.buffer.destroys)
-    by_operator, options = destroys and actor.role is c.ActorRole.OPERATOR, request.asked
+    by_operator, options = destroys and actor.role is c.ActorRole.OPERATOR, request.effective_options
     if options.by_operator == by_operator:
         return request
     return with_options(request, replace(options, by_operator=by_operator))
@@ -104,7 +104,7 @@ def _with_actor(actor: c.Actor, request: JobRequest) -> JobRequest:
 
 def _with_conditions(request: JobRequest) -> JobRequest:
     """Return the request with `any_of` cleared when it has fewer than two conditions."""
-    options = request.asked
+    options = request.effective_options
     if not options.any_of:
         return request
     if len(request.dependencies) + options.singleton < 2:
@@ -133,8 +133,10 @@ def _with_whole_node(state: Facts, request: JobRequest) -> JobRequest:
     Raises:
         Rejected: The partition has no registered node.
     """
-    place = place_name(state.partitions, request.asked.partition)
-    nodes = [node for node in state.nodes.values() if not node.is_mover and is_in(state.partitions, place, node.name)]
+    place = node_set_name(state.partitions, request.effective_options.partition)
+    nodes = [
+        node for node in state.nodes.values() if not node.is_mover and is_node_in(state.partitions, place, node.name)
+    ]
     if not nodes:
         raise Rejected(
             RefusalCode.WRONG_STATE,
@@ -151,13 +153,13 @@ def _with_partition(state: Facts, request: JobRequest) -> JobRequest:
     Raises:
         Rejected: None does.
     """
-    options = request.asked
+    options = request.effective_options
     if not state.partitions:
         first = options.partition.partition(",")[0]
         return request if first == options.partition else with_options(request, replace(options, partition=first))
     # The default account counts, too: a partition may be for the jobs of some accounts only.
     account = options.account or default_account(state, request.user)
-    found = [chosen_partition(state.partitions, name, request.user, account) for name in options.partition.split(",")]
+    found = [choose_partition(state.partitions, name, request.user, account) for name in options.partition.split(",")]
     chosen = require(next((one for one in found if isinstance(one, str)), found[0]))
     return with_options(request, replace(options, partition=chosen))
 
@@ -175,7 +177,7 @@ def _resolve_job(state: Facts, request: JobRequest, job_id: int, command: c.Subm
             "use another name",
             "output",
         )
-    for place, other in (("error", request.asked.error), ("input", request.asked.input)):
+    for place, other in (("error", request.effective_options.error), ("input", request.effective_options.input)):
         if other:
             # Only checked: the record keeps the path as written, and `error_path` resolves it.
             _resolve_file(request, job_id, other, place)
@@ -225,7 +227,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
             "user",
         )
     if actor.role is c.ActorRole.USER:
-        check_unprivileged(request.priority, DEFAULT_PRIORITY, request.asked.nice, 0)
+        check_unprivileged(request.priority, DEFAULT_PRIORITY, request.effective_options.nice, 0)
     if request.user == "root" and not state.site.allow_root:
         raise Rejected(
             RefusalCode.ROOT_NOT_ALLOWED,
@@ -254,16 +256,20 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
         raise Rejected(RefusalCode.INVALID_FIELD, "the script holds a zero byte", "submit a text file", "script")
     check_number("time_limit_s", request.time_limit_s)
     check_number("cpus", request.cpus)
-    if request.asked.nodes and request.asked.tasks > request.cpus:
+    if request.effective_options.nodes and request.effective_options.tasks > request.cpus:
         raise Rejected(
             RefusalCode.INVALID_FIELD,
-            f"the job has {request.asked.tasks} tasks on {request.cpus} CPUs",
+            f"the job has {request.effective_options.tasks} tasks on {request.cpus} CPUs",
             "ask for at least one CPU for each task: cpus counts those of all tasks",
             "tasks",
         )
     check_number("priority", request.priority)
     # A job without nodes does not run: movers create and remove its buffers.
-    if request.asked.nodes and state.nodes and not any(request.cpus <= node.cpus for node in state.nodes.values()):
+    if (
+        request.effective_options.nodes
+        and state.nodes
+        and not any(request.cpus <= node.cpus for node in state.nodes.values())
+    ):
         largest = max(node.cpus for node in state.nodes.values())
         raise Rejected(
             RefusalCode.LIMIT_EXCEEDED,

@@ -35,11 +35,11 @@ from replica.model import (
     JobChange,
     JobRequest,
     JobState,
-    check_asked,
-    chosen_partition,
-    difference,
-    members_of,
-    requested,
+    apply_change,
+    check_licenses_and_nice,
+    choose_partition,
+    effective_change,
+    group_members,
     with_options,
 )
 from replica.scheduler import dependency_jobs
@@ -67,19 +67,19 @@ def update_job(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, job
 
 
 def _update_job(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events:
-    change = difference(job.request, _resolve_change(state, command))
-    after = requested(job.request, change)
-    options = after.asked
+    change = effective_change(job.request, _resolve_change(state, command))
+    after = apply_change(job.request, change)
+    options = after.effective_options
     _check_permitted(actor, job.request, change)
     _check_change(state, change)
-    require(check_asked(options.licenses, options.nice))
+    require(check_licenses_and_nice(options.licenses, options.nice))
     if any(getattr(change, field) is not None for field in _WAIT_FIELDS):
         check_dependency_cycle(state, job, after)
     check_options(options)
     if any(getattr(change, field) is not None for field in _ACCOUNTING_FIELDS):
         check_admission(state, after.user, options, jobs if change.qos else 0)
     if change.partition is not None:
-        partition = require(chosen_partition(state.partitions, change.partition, after.user, options.account))
+        partition = require(choose_partition(state.partitions, change.partition, after.user, options.account))
         change, after = replace(change, partition=partition), with_options(after, replace(options, partition=partition))
     asked = _resolve_new_buffer(state, actor, job, after, command)
     if change == NO_CHANGE and asked is None:
@@ -117,8 +117,8 @@ def _check_permitted(actor: c.Actor, request: JobRequest, change: JobChange) -> 
     if change.time_limit_s is not None and change.time_limit_s > request.time_limit_s:
         raise permission_denied("time_limit_s", "only an operator may raise the time limit of a job")
     priority = request.priority if change.priority is None else change.priority
-    nice = request.asked.nice if change.nice is None else change.nice
-    check_unprivileged(priority, request.priority, nice, request.asked.nice)
+    nice = request.effective_options.nice if change.nice is None else change.nice
+    check_unprivileged(priority, request.priority, nice, request.effective_options.nice)
 
 
 def _check_change(state: Facts, change: JobChange) -> None:
@@ -166,12 +166,12 @@ def _awaited_jobs(
             job = state.jobs.get(other)
             if job is not None and (job.state is JobState.PENDING or other == changed):
                 yield other
-    if not request.asked.singleton:
+    if not request.effective_options.singleton:
         return
     names = state.named.get(request.user)
     group = None if names is None else names.get(request.name)
     # One more than the limit is enough for the caller to reject the change.
-    members = () if group is None else islice(members_of(group), DEPENDENCY_CHAIN_MAX + 1)
+    members = () if group is None else islice(group_members(group), DEPENDENCY_CHAIN_MAX + 1)
     for other in members:
         if other < job_id and other != changed and state.jobs[other].state is JobState.PENDING:
             yield other

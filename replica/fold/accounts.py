@@ -13,8 +13,8 @@ from replica.model import (
     Buffer,
     Stage,
     rates_of,
+    sort_members,
     usage,
-    with_members_sorted,
 )
 from replica.state import StateBuilder
 from replica.values import LedgerViolation
@@ -29,12 +29,12 @@ def _without(records: immutables.Map[str, V], name: str, what: str) -> immutable
 
 
 def _fold_account_set(builder: StateBuilder, event: e.AccountSet) -> None:
-    builder.accounts = builder.accounts.set(event.account.name, with_members_sorted(event.account))
+    builder.accounts = builder.accounts.set(event.account.name, sort_members(event.account))
 
 
 def _fold_account_deleted(builder: StateBuilder, event: e.AccountDeleted) -> None:
     builder.accounts = _without(builder.accounts, event.account, "account")
-    builder.consumed = usage.without(builder.consumed, "a", event.account)
+    builder.consumed = usage.remove_consumption(builder.consumed, "a", event.account)
 
 
 def _fold_qos_set(builder: StateBuilder, event: e.QosSet) -> None:
@@ -43,7 +43,7 @@ def _fold_qos_set(builder: StateBuilder, event: e.QosSet) -> None:
 
 def _fold_qos_deleted(builder: StateBuilder, event: e.QosDeleted) -> None:
     builder.qos = _without(builder.qos, event.qos, "QOS")
-    builder.consumed = usage.without(builder.consumed, "q", event.qos)
+    builder.consumed = usage.remove_consumption(builder.consumed, "q", event.qos)
 
 
 def _fold_license_set(builder: StateBuilder, event: e.LicenseSet) -> None:
@@ -93,11 +93,11 @@ def measure_operation(builder: StateBuilder, buffer: Buffer, stage: Stage, moved
     rates = rates_of(builder.rates.get(buffer.pool), buffer.pool)
     took_us = builder.at - buffer.changed_at
     if stage is Stage.STAGE_IN:
-        rates = replace(rates, stage_in=rates.stage_in.with_one(took_us, moved_bytes, buffer.granted_bytes))
+        rates = replace(rates, stage_in=rates.stage_in.with_operation(took_us, moved_bytes, buffer.granted_bytes))
     elif stage is Stage.STAGE_OUT:
-        rates = replace(rates, stage_out=rates.stage_out.with_one(took_us, moved_bytes, buffer.granted_bytes))
+        rates = replace(rates, stage_out=rates.stage_out.with_operation(took_us, moved_bytes, buffer.granted_bytes))
     else:
-        rates = replace(rates, teardown=rates.teardown.with_one(took_us, moved_bytes, buffer.granted_bytes))
+        rates = replace(rates, teardown=rates.teardown.with_operation(took_us, moved_bytes, buffer.granted_bytes))
     builder.rates = builder.rates.set(buffer.pool, rates)
 
 
@@ -112,4 +112,4 @@ def _fold_partition_deleted(builder: StateBuilder, event: e.PartitionDeleted) ->
 
 
 def _fold_usage_reset(builder: StateBuilder, event: e.UsageReset) -> None:
-    builder.consumed = usage.without(builder.consumed, event.whose, event.name)
+    builder.consumed = usage.remove_consumption(builder.consumed, event.whose, event.name)

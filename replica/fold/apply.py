@@ -5,7 +5,7 @@ from __future__ import annotations
 from replica.fold.fold import fold_into, fold_steps, is_one_step
 from replica.messages import Batch, CachedReply, Entry, job_of
 from replica.state import Facts, State, StateBuilder
-from replica.values import Instant, LedgerViolation, Revision, Steps, whole
+from replica.values import Instant, LedgerViolation, Revision, Steps, run_to_end
 
 
 def apply_batch(state: State, batch: Batch) -> State | None:
@@ -16,7 +16,7 @@ def apply_batch(state: State, batch: Batch) -> State | None:
     Raises:
         LedgerViolation: The batch sets the clock back, or contains events that no correct leader can have committed.
     """
-    return whole(apply_batch_steps(state, batch))
+    return run_to_end(apply_batch_steps(state, batch))
 
 
 def apply_batch_steps(state: State, batch: Batch) -> Steps[State | None]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from replica.messages import check_level, features
 from replica.messages import events as e
-from replica.model import AdmittedNode, Node, set_back
+from replica.model import AdmittedNode, Node, clamp_times
 from replica.state import StateBuilder
 from replica.values import NEVER, Instant, LedgerViolation
 
@@ -179,9 +179,9 @@ def fold_feature_level(builder: FeatureLevelHolder, event: e.FeatureLevelRaised)
 
 def _fold_clock_set(builder: StateBuilder, event: e.ClockSet) -> None:
     for job_id in event.jobs:
-        builder.put(*set_back(builder.job(job_id), builder.buffers.get(job_id), event.at))
+        builder.put(*clamp_times(builder.job(job_id), builder.buffers.get(job_id), event.at))
     builder.clock_set_back = builder.clock_set_back or builder.revision
-    builder.set_back_answers(event.at)
+    builder.set_back_replies(event.at)
     builder.at = event.at
 
 

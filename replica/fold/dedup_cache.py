@@ -22,8 +22,8 @@ from replica.values import (
     Refusal,
     RefusalCode,
     client_ms,
+    decode_session_command_id,
     is_in_session,
-    numbered,
 )
 
 
@@ -34,7 +34,7 @@ def is_certainly_new(state: Facts, request: Request) -> bool:
     """
     command_id = request.id
     if is_in_session(command_id):
-        said = numbered(command_id)
+        said = decode_session_command_id(command_id)
         session = state.sessions.get(said.session)
         # A sequence number above the newest one was never settled and needs no lookup.
         if session is None or said.sequence <= session.newest or session.actor != request.actor:
@@ -47,8 +47,8 @@ def is_certainly_new(state: Facts, request: Request) -> bool:
 def find_reply(state: Facts, command_id: bytes) -> CachedReply | None:
     """Return the cached reply to a command, if any."""
     if is_in_session(command_id):
-        said = numbered(command_id)
-        return state.answer_in(said.session, said.sequence)
+        said = decode_session_command_id(command_id)
+        return state.session_reply(said.session, said.sequence)
     return state.receipts.get(command_id)
 
 
@@ -64,11 +64,11 @@ def look_up_reply(state: Facts, request: Request) -> CachedReply | Refusal | Non
     not one of the actor's.
     """
     if is_in_session(request.id):
-        said = numbered(request.id)
+        said = decode_session_command_id(request.id)
         session = state.sessions.get(said.session)
         if session is None or session.actor != request.actor:
             return unknown_session_refusal(said.session)
-        known = state.answer_in(said.session, said.sequence)
+        known = state.session_reply(said.session, said.sequence)
         if known is None and said.sequence <= session.acknowledged:
             return Refusal(
                 RefusalCode.COMMAND_TOO_OLD,
@@ -124,7 +124,7 @@ def may_cache(own: int, total: int, bounds: CacheLimits) -> bool:
 
 def may_cache_reply(state: Facts, actor: Actor) -> bool:
     """Return whether the reply to another command of an actor may be cached."""
-    return may_cache(state.kept.get(actor, 0), state.answers_kept, REPLY_LIMITS)
+    return may_cache(state.kept.get(actor, 0), state.replies_kept, REPLY_LIMITS)
 
 
 def may_cache_next_reply(state: Facts, request: Request) -> bool:
@@ -137,7 +137,7 @@ def may_cache_next_reply(state: Facts, request: Request) -> bool:
         return True
     if not is_in_session(request.id):
         return False
-    said = numbered(request.id)
+    said = decode_session_command_id(request.id)
     return said.sequence - said.acknowledged <= SESSION_OUTSTANDING_LEAST
 
 
@@ -164,7 +164,7 @@ def _fold_sessions_ended(builder: StateBuilder, event: e.SessionsEnded) -> None:
 
 
 def _fold_cached_replies_dropped(builder: StateBuilder, event: e.CachedRepliesDropped) -> None:
-    builder.drop_receipts(event.through)
+    builder.drop_replies(event.through)
 
 
 SESSION_FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {

@@ -17,9 +17,9 @@ from replica.model import (
     ExternalJobStep,
     Job,
     JobState,
-    commented,
+    append_comment,
 )
-from replica.state import StateBuilder, shared_request
+from replica.state import StateBuilder, intern_request
 from replica.values import NEVER, Instant, LedgerViolation
 
 _NOT_FAILED: dict[str, Any] = {"failures": 0, "retry_at": NEVER, "stuck": False, "message": ""}
@@ -32,7 +32,7 @@ def _fold_external_job_set_up(builder: StateBuilder, event: e.ExternalJobSetUp) 
     at, name = Instant(builder.at), event.external_job.name
     job = Job(
         id=event.job,
-        request=shared_request(event.request),
+        request=intern_request(event.request),
         state=JobState.PENDING,
         submitted_at=at,
         eligible_at=at,
@@ -58,7 +58,7 @@ def _fold_external_job_space_allocated(builder: StateBuilder, event: e.ExternalJ
         builder.change(event.passed, None, passed=builder.job(event.passed).passed + 1)
     _find_external_job(builder, event.job)
     # Users see the buffer from now on, as they see a native one.
-    buffer = builder.moved(builder.buffers[event.job], BufferInput.ALLOCATED)
+    buffer = builder.transition(builder.buffers[event.job], BufferInput.ALLOCATED)
     builder.put(builder.job(event.job), replace(buffer, created_at=Instant(builder.at), filesystems=event.filesystems))
 
 
@@ -72,7 +72,7 @@ def _fold_external_job_setup_failed(builder: StateBuilder, event: e.ExternalJobS
         cancelled=True,
         ended_at=at,
         message=event.reason,
-        comment=commented(builder.job(event.job).comment, event.reason, at),
+        comment=append_comment(builder.job(event.job).comment, event.reason, at),
     )
 
 
@@ -106,7 +106,7 @@ def _fold_external_job_reactivated(builder: StateBuilder, event: e.ExternalJobRe
 
 def _fold_external_job_run_began(builder: StateBuilder, event: e.ExternalJobRunBegan) -> None:
     _find_external_job(builder, event.job)
-    ordered = builder.moved(builder.buffers[event.job], BufferInput.RUN_ORDERED)
+    ordered = builder.transition(builder.buffers[event.job], BufferInput.RUN_ORDERED)
     begun = replace(
         builder.job(event.job),
         state=JobState.RUNNING,
@@ -115,7 +115,7 @@ def _fold_external_job_run_began(builder: StateBuilder, event: e.ExternalJobRunB
         order_at=NEVER,
         message="",
     )
-    builder.put(begun, builder.moved(ordered, BufferInput.RUN_STARTED))
+    builder.put(begun, builder.transition(ordered, BufferInput.RUN_STARTED))
 
 
 def _fold_external_job_run_ended(builder: StateBuilder, event: e.ExternalJobRunEnded) -> None:
@@ -134,7 +134,7 @@ def _fold_external_job_run_ended(builder: StateBuilder, event: e.ExternalJobRunE
 def _fold_external_job_retained(builder: StateBuilder, event: e.ExternalJobRetained) -> None:
     job, at = builder.job(event.job), Instant(builder.at)
     external_job = replace(_find_external_job(builder, event.job), step=ExternalJobStep.PARKED, since=at)
-    builder.change(event.job, None, external_job=external_job, comment=commented(job.comment, event.reason, at))
+    builder.change(event.job, None, external_job=external_job, comment=append_comment(job.comment, event.reason, at))
 
 
 def forget_external_job(builder: StateBuilder, job: Job) -> None:

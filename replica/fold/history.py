@@ -5,7 +5,7 @@ from __future__ import annotations
 from replica.fold.apply import fold_batch_steps
 from replica.messages import Batch
 from replica.messages import events as e
-from replica.state import RecordedDigests, State, StateBuilder, is_checkpoint
+from replica.state import DigestChecker, State, StateBuilder, is_checkpoint
 from replica.values import Instant, Revision
 
 
@@ -18,7 +18,7 @@ class HistoryFold:
 
     def __init__(self, start: State, *, every_digest: bool = False) -> None:
         """Begin with `start`. With `every_digest`, compare each recorded digest regardless of the cost."""
-        self.digests = RecordedDigests(start, every=every_digest)
+        self.digests = DigestChecker(start, every=every_digest)
         self._reached = start
         self._builder: StateBuilder | None = None
 
@@ -50,7 +50,7 @@ class HistoryFold:
         revision.
 
         Raises:
-            StateDiffers: The state has another digest than the recorded one.
+            StateDigestMismatch: The state has another digest than the recorded one.
             LedgerViolation: As for `apply_batch`.
         """
         at = self.at
@@ -61,10 +61,10 @@ class HistoryFold:
             before = self.state
             if batch is not None:
                 self._settle(batch)
-            self.digests.applied(index, before, batch, self.state)
+            self.digests.observe(index, before, batch, self.state)
         elif batch is not None:
             self._settle(batch)
-            self.digests.passed(index, batch)
+            self.digests.observe_batch(index, batch)
         return batch is not None
 
     def branch(self) -> HistoryFold:

@@ -22,21 +22,21 @@ from replica.model import (
     JobRequest,
     JobState,
     Stage,
-    commented,
-    interrupted,
-    requested,
+    append_comment,
+    apply_change,
+    update_interruptions,
 )
-from replica.state import StateBuilder, shared_buffer_request, shared_request
-from replica.values import NEVER, Instant, LedgerViolation, Steps, whole
+from replica.state import StateBuilder, intern_buffer_request, intern_request
+from replica.values import NEVER, Instant, LedgerViolation, Steps, run_to_end
 
 
 def _fold_job_submitted(builder: StateBuilder, event: e.JobSubmitted) -> None:
-    whole(fold_submit_steps(builder, event))
+    run_to_end(fold_submit_steps(builder, event))
 
 
 def fold_submit_steps(builder: StateBuilder, event: e.JobSubmitted) -> Steps[None]:
     """Fold a submit, one step for each task."""
-    request, array = shared_request(event.request), event.array  # shared by all tasks
+    request, array = intern_request(event.request), event.array  # shared by all tasks
     if array is None:
         _new_job(builder, event, event.job, request)
         return
@@ -87,13 +87,13 @@ def _fold_job_held(builder: StateBuilder, event: e.JobHeld) -> None:
         None,
         hold=Hold.ADMIN if job.hold is Hold.ADMIN else event.hold,  # only an operator releases an operator's hold
         held_at=Instant(builder.at),
-        comment=commented(job.comment, event.comment, Instant(builder.at)),
-        interruptions=interrupted(job, held_because=event.reason) if event.reason else job.interruptions,
+        comment=append_comment(job.comment, event.comment, Instant(builder.at)),
+        interruptions=update_interruptions(job, held_because=event.reason) if event.reason else job.interruptions,
     )
 
 
 def _fold_job_released(builder: StateBuilder, event: e.JobReleased) -> None:
-    released = interrupted(builder.job(event.job), held_because="", pre_run_failures=0)
+    released = update_interruptions(builder.job(event.job), held_because="", pre_run_failures=0)
     builder.change(event.job, None, hold=Hold.NONE, held_at=NEVER, message="", failures=0, interruptions=released)
 
 
@@ -116,7 +116,7 @@ def _fold_buffer_allocated(builder: StateBuilder, event: e.BufferAllocated) -> N
             message="",
         ),
         replace(
-            builder.moved(buffer, BufferInput.ALLOCATED),
+            builder.transition(buffer, BufferInput.ALLOCATED),
             node=event.node,
             created_at=Instant(builder.at),
             epoch=event.attempt if event.mover else 0,
@@ -127,7 +127,7 @@ def _fold_buffer_allocated(builder: StateBuilder, event: e.BufferAllocated) -> N
 
 def _fold_staged_in(builder: StateBuilder, event: e.StagedIn) -> None:
     measure_operation(builder, builder.buffers[event.job], Stage.STAGE_IN, event.size_bytes)
-    buffer = builder.moved(builder.buffers[event.job], BufferInput.STAGED_IN)
+    buffer = builder.transition(builder.buffers[event.job], BufferInput.STAGED_IN)
     builder.put(
         replace(builder.job(event.job), failures=0, message="", order_at=NEVER),
         replace(buffer, staged_in_bytes=event.size_bytes, staged_in_files=event.files),
@@ -141,10 +141,10 @@ def _fold_stage_failed(builder: StateBuilder, event: e.StageFailed) -> None:
         BufferInput.TEARDOWN_FAILED if event.stage is Stage.TEARDOWN else BufferInput.STAGE_FAILED,
         failures=job.failures + 1,
         message=event.reason,
-        comment=commented(job.comment, event.comment, Instant(builder.at)),
+        comment=append_comment(job.comment, event.comment, Instant(builder.at)),
         retry_at=event.retry_at,
         stuck=event.retry_at == NEVER,
-        interruptions=interrupted(job, operation=event.operation),
+        interruptions=update_interruptions(job, operation=event.operation),
     )
 
 
@@ -156,7 +156,7 @@ def _fold_stage_retried(builder: StateBuilder, event: e.StageRetried) -> None:
         retry_at=NEVER,
         stuck=False,
         order_at=Instant(builder.at),
-        **({"interruptions": interrupted(builder.job(event.job), partial=True)} if event.partial else {}),
+        **({"interruptions": update_interruptions(builder.job(event.job), partial=True)} if event.partial else {}),
     )
 
 
@@ -231,7 +231,7 @@ def _fold_staged_out(builder: StateBuilder, event: e.StagedOut) -> None:
 def _fold_teardown_started(builder: StateBuilder, event: e.TeardownStarted) -> None:
     job = builder.job(event.job)
     over = event.result in ENDED
-    buffer = builder.moved(builder.buffers[event.job], BufferInput.TEARDOWN_STARTED)
+    buffer = builder.transition(builder.buffers[event.job], BufferInput.TEARDOWN_STARTED)
     builder.put(
         replace(
             job,
@@ -294,13 +294,15 @@ def _fold_job_purged(builder: StateBuilder, event: e.JobPurged) -> None:
 
 def _fold_allocation_revoked(builder: StateBuilder, event: e.AllocationRevoked) -> None:
     job = builder.job(event.job)
-    revocations = job.interrupted.revocations + (event.beneficiary > 0)
-    builder.change(event.job, BufferInput.ALLOCATION_REVOKED, interruptions=interrupted(job, revocations=revocations))
+    revocations = job.effective_interruptions.revocations + (event.beneficiary > 0)
+    builder.change(
+        event.job, BufferInput.ALLOCATION_REVOKED, interruptions=update_interruptions(job, revocations=revocations)
+    )
 
 
 def _fold_job_requeued(builder: StateBuilder, event: e.JobRequeued) -> None:
     job = builder.job(event.job)
-    buffer = builder.moved(builder.buffers[event.job], BufferInput.REQUEUED)
+    buffer = builder.transition(builder.buffers[event.job], BufferInput.REQUEUED)
     builder.put(
         replace(job, node="", mover="", failures=0, order_at=NEVER),
         replace(buffer, node="", hurry=False, staged_in_bytes=0, staged_in_files=0, epoch=0),
@@ -366,7 +368,7 @@ def _fold_job_updated(builder: StateBuilder, event: e.JobUpdated) -> None:
     job, change, at = _pending_job(builder, event.job), event.change, Instant(builder.at)
     if change.name is not None:
         builder.rename(job, change.name)
-    changed = replace(job, request=shared_request(requested(job.request, change)))
+    changed = replace(job, request=intern_request(apply_change(job.request, change)))
     if change.begin_at is not None:
         changed = replace(changed, eligible_at=at if change.begin_at <= at else NEVER)
     if change.deadline is not None or change.time_limit_s is not None:
@@ -375,7 +377,7 @@ def _fold_job_updated(builder: StateBuilder, event: e.JobUpdated) -> None:
     if event.buffer is not None:
         if buffer is not None and buffer.state is not BufferState.PENDING:
             raise LedgerViolation(f"the request of job {job.id} was changed though its buffer is {buffer.state.word}")
-        asked = shared_buffer_request(event.buffer)
+        asked = intern_buffer_request(event.buffer)
         changed = replace(changed, request=replace(changed.request, buffer=asked))
         buffer = _new_buffer(changed, event.pool, event.granted_bytes, at)
     builder.put(changed, buffer)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from replica.messages import events as e
-from replica.model import Job, JobState, Mail, MailKind, wants
+from replica.model import Job, JobState, Mail, MailKind, wants_mail
 from replica.state import StateBuilder
 from replica.values import MAILS_OWED_MAX, MICROSECONDS_PER_SECOND, NEVER, Instant
 
@@ -23,7 +23,7 @@ def with_mail(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
             return
         # Use the job after the event: a requeue is reported once, when it is requested.
         after: Job | None = builder.jobs.get(event.job)
-        requeueing = after is not None and after.interrupted.requeueing
+        requeueing = after is not None and after.effective_interruptions.requeueing
         mail = mail_of(event, before, Instant(builder.at), requeueing=requeueing)
         if mail is not None:
             builder.mails = builder.mails.set(mail.key, mail)
@@ -37,11 +37,11 @@ def mail_of(event: e.Event, before: Job, at: Instant, *, requeueing: bool = Fals
     if found is None:
         return None
     kind, since, result, exit_code, signal = found
-    options, array = before.request.asked, before.request.array
-    if kind is MailKind.FAIL and not wants(options, kind):
+    options, array = before.request.effective_options, before.request.array
+    if kind is MailKind.FAIL and not wants_mail(options, kind):
         # As in Slurm, a user who requested only END receives a failure as END.
         kind = MailKind.END
-    if not wants(options, kind):
+    if not wants_mail(options, kind):
         return None
     return Mail(
         job=before.id,

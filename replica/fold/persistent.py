@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from replica.messages import events as e
-from replica.model import BufferInput, BufferState, IllegalTransition, PersistentBuffer, step
+from replica.model import BufferInput, BufferState, IllegalTransition, PersistentBuffer, next_state
 from replica.state import StateBuilder
 from replica.values import Instant, LedgerViolation
 
@@ -17,9 +17,9 @@ def _find_persistent(builder: StateBuilder, name: str) -> PersistentBuffer:
         raise LedgerViolation(f"an event names the persistent buffer {name!r}, which does not exist") from None
 
 
-def _next_state(builder: StateBuilder, name: str, happening: BufferInput) -> BufferState:
+def _next_state(builder: StateBuilder, name: str, buffer_input: BufferInput) -> BufferState:
     try:
-        return step(_find_persistent(builder, name).state, happening)
+        return next_state(_find_persistent(builder, name).state, buffer_input)
     except IllegalTransition as error:
         raise LedgerViolation(f"persistent buffer {name!r}: {error}") from None
 
@@ -36,7 +36,7 @@ def _fold_persistent_reserved(builder: StateBuilder, event: e.PersistentReserved
         granted_bytes=event.granted_bytes,
         access=event.access,
         type=event.kind,
-        state=step(BufferState.PENDING, BufferInput.CREATION_STARTED),
+        state=next_state(BufferState.PENDING, BufferInput.CREATION_STARTED),
         node=event.node,
         job=builder.job(event.job).id,
         created_at=at,

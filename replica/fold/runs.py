@@ -20,8 +20,8 @@ from replica.model import (
     BufferInput,
     BufferState,
     JobState,
-    commented,
-    interrupted,
+    append_comment,
+    update_interruptions,
 )
 from replica.state import StateBuilder
 from replica.values import NEVER, Instant
@@ -34,8 +34,10 @@ def _fold_pre_run_failed(builder: StateBuilder, event: e.PreRunFailed) -> None:
     builder.change(
         event.job,
         BufferInput.ALLOCATION_REVOKED,
-        comment=commented(job.comment, event.comment, Instant(builder.at)),
-        interruptions=interrupted(job, pre_run_failures=job.interrupted.pre_run_failures + 1, operation="pre_run"),
+        comment=append_comment(job.comment, event.comment, Instant(builder.at)),
+        interruptions=update_interruptions(
+            job, pre_run_failures=job.effective_interruptions.pre_run_failures + 1, operation="pre_run"
+        ),
     )
 
 
@@ -48,7 +50,7 @@ def _fold_buffer_cleared(builder: StateBuilder, event: e.BufferCleared) -> None:
         stuck=False,
         order_at=NEVER,
         message="",
-        comment=commented(builder.job(event.job).comment, event.reason, Instant(builder.at)),
+        comment=append_comment(builder.job(event.job).comment, event.reason, Instant(builder.at)),
     )
 
 
@@ -72,27 +74,27 @@ def _fold_buffer_abandoned(builder: StateBuilder, event: e.BufferAbandoned) -> N
 
 
 def _fold_job_suspended(builder: StateBuilder, event: e.JobSuspended) -> None:
-    suspended = interrupted(builder.job(event.job), suspended_at=Instant(builder.at))
+    suspended = update_interruptions(builder.job(event.job), suspended_at=Instant(builder.at))
     builder.change(event.job, BufferInput.SUSPENDED, state=JobState.SUSPENDED, interruptions=suspended)
 
 
 def _fold_job_resumed(builder: StateBuilder, event: e.JobResumed) -> None:
     job = builder.job(event.job)
-    before = job.interrupted
+    before = job.effective_interruptions
     since = builder.at - before.suspended_at if before.suspended_at != NEVER else 0
-    resumed = interrupted(job, suspended_at=NEVER, suspended_us=before.suspended_us + since)
+    resumed = update_interruptions(job, suspended_at=NEVER, suspended_us=before.suspended_us + since)
     builder.change(event.job, BufferInput.RESUMED, state=JobState.RUNNING, interruptions=resumed)
 
 
 def _fold_requeue_requested(builder: StateBuilder, event: e.RequeueRequested) -> None:
     job = builder.job(event.job)
-    comment = commented(job.comment, event.reason, Instant(builder.at))
-    builder.change(event.job, None, comment=comment, interruptions=interrupted(job, requeueing=True))
+    comment = append_comment(job.comment, event.reason, Instant(builder.at))
+    builder.change(event.job, None, comment=comment, interruptions=update_interruptions(job, requeueing=True))
 
 
 def _fold_run_requeued(builder: StateBuilder, event: e.RunRequeued) -> None:
     job = builder.job(event.job)
-    requeues = job.interrupted.requeues + 1
+    requeues = job.effective_interruptions.requeues + 1
     builder.change(
         event.job,
         None,
@@ -111,7 +113,7 @@ def _fold_run_requeued(builder: StateBuilder, event: e.RunRequeued) -> None:
         exit_code=0,
         signal=0,
         message="",
-        interruptions=interrupted(
+        interruptions=update_interruptions(
             job, requeues=requeues, requeueing=False, suspended_at=NEVER, suspended_us=0, partial=False
         ),
     )

@@ -15,35 +15,50 @@ from typing import TYPE_CHECKING
 from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from replica.grammar.account_limits import TextFault, format_limits, format_reserved, parse_limits, parse_reserved
+    from replica.grammar.account_limits import (
+        LimitTextError,
+        format_limits,
+        format_reserved,
+        parse_limits,
+        parse_reserved,
+    )
     from replica.grammar.burst_buffer_conf import (
-        Fault,
-        Line,
-        Setting,
-        SettingFault,
-        include_of,
-        lines_of,
+        ConfFault,
+        ConfLine,
+        ConfSetting,
+        SettingError,
+        format_place,
+        included_file,
         parse_lines,
-        place_in,
-        values_of,
+        parse_settings,
+        split_lines,
     )
     from replica.grammar.destinations import find_overlap, find_overlap_in, with_file_name
-    from replica.grammar.directives import Reading, read_external_job_request, read_request
-    from replica.grammar.lexer import PACKED_MARK, DirectiveRefused, script_bytes_max, split_packed
-    from replica.grammar.paths import filesystem_refusal, path_fault, split_inside
-    from replica.grammar.settings import KEYS, Key, Kind, Owner, ValueFault, find_key, format_value
+    from replica.grammar.directives import ParsedRequest, read_external_job_request, read_request
+    from replica.grammar.lexer import PACKED_MARK, DirectiveRejected, script_bytes_max, split_packed
+    from replica.grammar.paths import check_filesystem, path_fault, split_inside
+    from replica.grammar.settings import (
+        KEYS,
+        SettingKey,
+        SettingOwner,
+        ValueFormatError,
+        ValueKind,
+        find_key,
+        format_value,
+    )
     from replica.grammar.slurm import external_job_tables
 else:
     __getattr__ = export_lazily(
         __name__,
         """
-        account_limits: TextFault format_limits format_reserved parse_limits parse_reserved
-        burst_buffer_conf: Fault Line Setting SettingFault include_of lines_of parse_lines place_in values_of
+        account_limits: LimitTextError format_limits format_reserved parse_limits parse_reserved
+        burst_buffer_conf: ConfFault ConfLine ConfSetting SettingError included_file split_lines parse_lines
+        burst_buffer_conf: format_place parse_settings
         destinations: find_overlap find_overlap_in with_file_name
-        directives: Reading read_external_job_request read_request
-        lexer: PACKED_MARK DirectiveRefused script_bytes_max split_packed
-        paths: path_fault filesystem_refusal split_inside
-        settings: KEYS Key Kind Owner ValueFault find_key format_value
+        directives: ParsedRequest read_external_job_request read_request
+        lexer: PACKED_MARK DirectiveRejected script_bytes_max split_packed
+        paths: check_filesystem path_fault split_inside
+        settings: KEYS SettingKey ValueKind SettingOwner ValueFormatError find_key format_value
         slurm: external_job_tables
         """,
     )

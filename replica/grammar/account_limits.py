@@ -14,7 +14,7 @@ _KINDS: Mapping[str, LimitKind] = {kind.word.lower(): kind for kind in LimitKind
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
-class TextFault(ValueError):
+class LimitTextError(ValueError):
     """Invalid text, with the cause in `sentence` and a `remedy`."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
@@ -24,9 +24,9 @@ class TextFault(ValueError):
 
 
 def parse_limits(texts: Mapping[str, str]) -> tuple[Limit, ...]:
-    """Return the limits that a mapping such as {"MaxBBPerUser:bb/fast": "1TiB"} says, in canonical order. TextFault."""
+    """Return the limits of a mapping such as {"MaxBBPerUser:bb/fast": "1TiB"}, in canonical order. LimitTextError."""
     if len(texts) > LIMITS_PER_RECORD_MAX:
-        raise TextFault(f"there are {len(texts)} limits", f"set at most {LIMITS_PER_RECORD_MAX}")
+        raise LimitTextError(f"there are {len(texts)} limits", f"set at most {LIMITS_PER_RECORD_MAX}")
     return tuple(sorted((_limit(key, value) for key, value in texts.items()), key=lambda one: (one.kind, one.tres)))
 
 
@@ -35,15 +35,15 @@ def _limit(key: str, value: str) -> Limit:
     kind = _KINDS.get(word.lower())
     if kind is None:
         listed = ", ".join(known.word for known in LimitKind)
-        raise TextFault(f"there is no limit {word[:64]!r}", f"known are {listed}")
+        raise LimitTextError(f"there is no limit {word[:64]!r}", f"known are {listed}")
     if not kind.counts_space:
         if name:
-            raise TextFault(f"{kind.word} is no limit of space", f"write {kind.word}={value[:20]}")
+            raise LimitTextError(f"{kind.word} is no limit of space", f"write {kind.word}={value[:20]}")
         if _NUMBER.fullmatch(value) is None or int(value) > SIZE_BYTES_MAX:
-            raise TextFault(f"{kind.word} is {value[:64]!r}", "write a whole number")
+            raise LimitTextError(f"{kind.word} is {value[:64]!r}", "write a whole number")
         return Limit(kind, "", int(value))
     if not name.lower().startswith(TRES_PREFIX) or len(name) == len(TRES_PREFIX):
-        raise TextFault(
+        raise LimitTextError(
             f"{kind.word} does not say of what",
             f"write {kind.word}:bb/NAME, where NAME is a pool, or one of {', '.join(PROVIDERS)} for all pools together",
         )
@@ -51,13 +51,13 @@ def _limit(key: str, value: str) -> Limit:
 
 
 def parse_space(text: str, what: str) -> int:
-    """Return a size, which may be 0; TextFault."""
+    """Return a size, which may be 0; LimitTextError."""
     if text.strip("0") == "" and text:
         return 0
     try:
         return parse_size(text)
     except SizeError as error:
-        raise TextFault(f"{what}: {error.sentence}", error.remedy) from None
+        raise LimitTextError(f"{what}: {error.sentence}", error.remedy) from None
 
 
 def format_limits(limits: Iterable[Limit]) -> dict[str, str]:
@@ -71,21 +71,23 @@ def format_limits(limits: Iterable[Limit]) -> dict[str, str]:
 
 
 def parse_reserved(text: str, pools: immutables.Map[str, Pool], provider: str) -> tuple[ReservedSpace, ...]:
-    """Return the space that `[plugin:][pool:]#[units]`, more of them after commas, says; TextFault."""
+    """Return the space that `[plugin:][pool:]#[units]`, more of them after commas, says; LimitTextError."""
     items = [item.strip() for item in text.split(",")]
     if len(items) > POOLS_MAX:
-        raise TextFault(f"there are {len(items)} pools", f"list at most {POOLS_MAX}")
+        raise LimitTextError(f"there are {len(items)} pools", f"list at most {POOLS_MAX}")
     found: dict[str, int] = {}
     for item in items:
         words = item.split(":")
         size = words.pop()
         if words and words[0] in PROVIDERS and words[0] not in pools:
             if words[0] != provider:
-                raise TextFault(f"{words[0]!r} is not this cluster's provider", f"write {provider}, or leave it out")
+                raise LimitTextError(
+                    f"{words[0]!r} is not this cluster's provider", f"write {provider}, or leave it out"
+                )
             del words[0]
         default = next((pool.name for pool in pools.values() if pool.is_default), "")
         if len(words) > 1 or (not words and not default):
-            raise TextFault(f"{item[:64]!r} names no pool", "write it as pool:size, for example fast:10TiB")
+            raise LimitTextError(f"{item[:64]!r} names no pool", "write it as pool:size, for example fast:10TiB")
         pool = words[0] if words else default
         found[pool] = found.get(pool, 0) + parse_space(size, f"reservation of {pool[:64]}")
     return tuple(ReservedSpace(pool, size_bytes) for pool, size_bytes in sorted(found.items()))

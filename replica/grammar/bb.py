@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from replica.grammar.dw import BARE_SWAP_BYTES, read_space, set_swap
-from replica.grammar.lexer import Directive, Word, shown
-from replica.grammar.request import Asked
+from replica.grammar.lexer import Directive, DirectiveWord, quoted_text
+from replica.grammar.request import RequestBuilder
 from replica.grammar.values import (
     Options,
     did_you_mean,
@@ -20,65 +20,67 @@ from replica.values import Quantity, RefusalCode, format_size, parse_quantity
 VERBS = ("create_persistent", "destroy_persistent")
 
 
-def read_bb(directive: Directive, asked: Asked) -> None:
-    """Read one `#BB` directive. Raises DirectiveRefused with line and column."""
+def read_bb(directive: Directive, builder: RequestBuilder) -> None:
+    """Read one `#BB` directive. Raises DirectiveRejected with line and column."""
     verb, rest = directive.words[0], directive.words[1:]
-    if "=" in verb.text and asked.facts.short_bb:
-        read_short(directive.words, asked)
+    if "=" in verb.text and builder.facts.short_bb:
+        read_short(directive.words, builder)
         return
-    asked.lines.append(directive.text)
+    builder.lines.append(directive.text)
     if verb.text not in VERBS:
         near = did_you_mean(verb.text, VERBS)
-        raise verb.refuse(f"unknown directive {shown(verb.text)} of #BB", f"{near}use one of {', '.join(VERBS)}")
+        raise verb.rejection(
+            f"unknown directive {quoted_text(verb.text)} of #BB", f"{near}use one of {', '.join(VERBS)}"
+        )
     if verb.source == "--bb":
-        raise verb.refuse(
+        raise verb.rejection(
             f"--bb may not contain {verb.text}", "put the directive into the script, or into a file for --bbf"
         )
     if verb.text == "create_persistent":
-        _read_create(verb, rest, asked)
+        _read_create(verb, rest, builder)
     else:
-        _read_destroy(verb, rest, asked)
+        _read_destroy(verb, rest, builder)
 
 
-def _read_create(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
+def _read_create(verb: DirectiveWord, rest: tuple[DirectiveWord, ...], builder: RequestBuilder) -> None:
     known_keys = ("name", "capacity", "access", "access_mode", "pool", "type")
-    options = read_options(rest, known_keys, keep_bare=not asked.native)
+    options = read_options(rest, known_keys, keep_bare=not builder.native)
     known = options.known
     for key, example, code in (
         ("name", "name=alpha", RefusalCode.INVALID_DIRECTIVE),
         ("capacity", "capacity=10GiB", RefusalCode.INVALID_CAPACITY),
     ):
         if key not in known:
-            raise verb.refuse(f"create_persistent has no {key}=", f"add {key}=, for example {example}", code=code)
+            raise verb.rejection(f"create_persistent has no {key}=", f"add {key}=, for example {example}", code=code)
     if "access" in known and "access_mode" in known:
-        raise known["access_mode"].word.refuse("access= and access_mode= are both written", "write one of them")
+        raise known["access_mode"].word.rejection("access= and access_mode= are both written", "write one of them")
     access = known.get("access") or known.get("access_mode")
     quantity = read_capacity(known["capacity"])
     record = CreatePersistent(
         name=read_persistent_name(known["name"]),
         capacity_bytes=quantity.value,
         pool=read_pool(known["pool"]) if "pool" in known else "",
-        access=asked.access_modes(access) if access is not None else (),
-        type=read_type(known["type"], asked.native) if "type" in known else "",
+        access=builder.access_modes(access) if access is not None else (),
+        type=read_type(known["type"], builder.native) if "type" in known else "",
         place=known["capacity"].word.place(),
         units="count" if quantity.unit == "nodes" else quantity.unit,
-        access_text="" if access is None or asked.native else access.text,
+        access_text="" if access is None or builder.native else access.text,
     )
-    asked.create(record, known["name"].word)
-    asked.pass_on(verb.text, options.others)
+    builder.create(record, known["name"].word)
+    builder.pass_on(verb.text, options.others)
 
 
-def _read_destroy(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
+def _read_destroy(verb: DirectiveWord, rest: tuple[DirectiveWord, ...], builder: RequestBuilder) -> None:
     hurries = [word for word in rest if word.text == "hurry"]
     if len(hurries) > 1:
-        raise hurries[1].refuse("hurry is written twice", "write it once")
+        raise hurries[1].rejection("hurry is written twice", "write it once")
     rest = tuple(word for word in rest if word.text != "hurry")
-    options = read_options(rest, ("name",), keep_bare=not asked.native)
+    options = read_options(rest, ("name",), keep_bare=not builder.native)
     if "name" not in options.known:
-        raise verb.refuse("destroy_persistent has no name=", "add name=, for example name=alpha")
+        raise verb.rejection("destroy_persistent has no name=", "add name=, for example name=alpha")
     name = options.known["name"]
-    asked.destroy(DestroyPersistent(read_persistent_name(name), bool(hurries), name.word.place()), name.word)
-    asked.pass_on(verb.text, options.others)
+    builder.destroy(DestroyPersistent(read_persistent_name(name), bool(hurries), name.word.place()), name.word)
+    builder.pass_on(verb.text, options.others)
 
 
 # ---- the short form of `--bb`: `access= capacity= swap= type= pool=`, which stands for `#DW` directives
@@ -87,30 +89,30 @@ def _read_destroy(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
 KEYS = ("capacity", "pool", "access", "type", "swap")
 
 
-def read_short(words: tuple[Word, ...], asked: Asked) -> None:
-    """Read the short form. Raises DirectiveRefused with the column; its grammar is closed, so options are not kept."""
+def read_short(words: tuple[DirectiveWord, ...], builder: RequestBuilder) -> None:
+    """Read the short form. Raises DirectiveRejected with the column; its grammar is closed, so options are not kept."""
     for word in words:
         if word.text in ("create_persistent", "destroy_persistent"):
-            raise word.refuse(
+            raise word.rejection(
                 f"--bb may not contain {word.text}", "put #BB directives into the script, or into a file for --bbf"
             )
     options = read_options(words, KEYS, keep_others=False)
     known = options.known
     if "capacity" in known or "swap" not in known:
         space = {key: value for key, value in known.items() if key != "swap"}
-        read_space(words[0], Options(space), asked, "access")
+        read_space(words[0], Options(space), builder, "access")
     else:
         for key in ("access", "type"):
             if key in known:
-                raise known[key].word.refuse(
+                raise known[key].word.rejection(
                     f"{key}= without capacity= says nothing", "add capacity=", code=RefusalCode.INVALID_CAPACITY
                 )
     if "swap" in known:
-        set_swap(known["swap"].word, known["swap"], known.get("pool"), asked)
-    asked.lines.extend(_translated(options))
+        set_swap(known["swap"].word, known["swap"], known.get("pool"), builder)
+    builder.lines.extend(_as_dw_directives(options))
 
 
-def _translated(options: Options) -> list[str]:
+def _as_dw_directives(options: Options) -> list[str]:
     """Return the directives that the short form stands for, as Slurm writes them."""
     texts = {key: value.text for key, value in options.known.items()}
     pool = f" pool={texts['pool']}" if "pool" in texts else ""

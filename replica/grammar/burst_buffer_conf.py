@@ -2,7 +2,7 @@
 
 The grammar is that of Slurm's configuration files: `Key=Value` pairs, one or several on a line, values without blanks
 or in double quotes, case-insensitive names; `#` begins a comment (`\\#` does not), and a `\\` at the end of a line
-continues it. The caller resolves `Include FILE` (`include_of`), because this package reads no files.
+continues it. The caller resolves `Include FILE` (`included_file`), because this package reads no files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from replica.grammar.settings import Key, ValueFault, find_key, parse_value, unknown_key_remedy
+from replica.grammar.settings import SettingKey, ValueFormatError, find_key, parse_value, unknown_key_remedy
 from replica.values import SETTING_CHARACTERS_MAX, SETTINGS_MAX
 
 _PAIR = re.compile(r"""\s*(?P<key>[A-Za-z0-9_.]+)\s*=\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^\s"]+))(?=\s|$)""")
@@ -20,7 +20,7 @@ _KEY = re.compile(r"\s*(?P<key>[A-Za-z0-9_.]+)\s*(?P<equals>=?)")
 _INCLUDE = re.compile(r"\s*include\s+(?P<file>\S+)\s*$", re.IGNORECASE)
 
 
-class Line(msgspec.Struct, frozen=True):
+class ConfLine(msgspec.Struct, frozen=True):
     """A line of a file without its line end; `number` counts from 1."""
 
     file: str
@@ -28,7 +28,7 @@ class Line(msgspec.Struct, frozen=True):
     text: str
 
 
-class Setting(msgspec.Struct, frozen=True):
+class ConfSetting(msgspec.Struct, frozen=True):
     """A key with its value as written, and its location; `line` is 0 if it comes from no file."""
 
     key: str
@@ -40,10 +40,10 @@ class Setting(msgspec.Struct, frozen=True):
 
     def place(self, offset: int = 0) -> str:
         """Return the place of a character of the value, for people."""
-        return place_in(self.file, self.line, self.column + offset) if self.line else self.key
+        return format_place(self.file, self.line, self.column + offset) if self.line else self.key
 
 
-class Fault(msgspec.Struct, frozen=True):
+class ConfFault(msgspec.Struct, frozen=True):
     """A mistake in a file."""
 
     place: str
@@ -54,56 +54,56 @@ class Fault(msgspec.Struct, frozen=True):
         return f"{self.place}: {self.sentence}; {self.remedy}"
 
 
-class Parsed(msgspec.Struct, frozen=True):
+class ConfContents(msgspec.Struct, frozen=True):
     """Result of parsing a file; usable only without faults."""
 
-    settings: tuple[Setting, ...]
-    faults: tuple[Fault, ...]
+    settings: tuple[ConfSetting, ...]
+    faults: tuple[ConfFault, ...]
 
 
-def place_in(file: str, line: int, column: int) -> str:
+def format_place(file: str, line: int, column: int) -> str:
     """Return a place in a file, for people."""
     return f"{file} line {line}, column {column}"
 
 
-def lines_of(text: str, file: str) -> list[Line]:
+def split_lines(text: str, file: str) -> list[ConfLine]:
     """Return the lines of a file's text."""
-    return [Line(file, number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1)]
+    return [ConfLine(file, number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1)]
 
 
-def include_of(line: Line) -> str | None:
+def included_file(line: ConfLine) -> str | None:
     """Return the file that the line includes, as it is written; None for any other line."""
-    found = _INCLUDE.match("".join(character for character, _ in _kept(line.text)))
+    found = _INCLUDE.match("".join(character for character, _ in _without_comment(line.text)))
     return found.group("file").strip('"') if found else None
 
 
-def parse_lines(lines: Iterable[Line]) -> Parsed:
+def parse_lines(lines: Iterable[ConfLine]) -> ConfContents:
     """Return the settings of a file, and everything that is wrong in it."""
-    settings: dict[str, Setting] = {}
-    faults: list[Fault] = []
-    for joined in _joined(lines):
-        _parse_joined(joined, settings, faults)
+    settings: dict[str, ConfSetting] = {}
+    faults: list[ConfFault] = []
+    for joined in _logical_lines(lines):
+        _parse_logical_line(joined, settings, faults)
     if len(settings) > SETTINGS_MAX:
-        faults.append(Fault("file", f"there are {len(settings)} settings", f"write at most {SETTINGS_MAX}"))
-    return Parsed(tuple(settings.values()), tuple(faults))
+        faults.append(ConfFault("file", f"there are {len(settings)} settings", f"write at most {SETTINGS_MAX}"))
+    return ConfContents(tuple(settings.values()), tuple(faults))
 
 
-def parse_text(text: str, file: str = "burst_buffer.conf") -> Parsed:
+def parse_text(text: str, file: str = "burst_buffer.conf") -> ConfContents:
     """Return the settings of one file's text that includes no other."""
-    return parse_lines(lines_of(text, file))
+    return parse_lines(split_lines(text, file))
 
 
-class _Joined:
+class _LogicalLine:
     """Lines that continue each other as one text, which knows where each character came from."""
 
     def __init__(self) -> None:
         self.text = ""
-        self._places: list[tuple[Line, int]] = []
+        self._places: list[tuple[ConfLine, int]] = []
         """For each character its line, and its column counted from 1."""
 
-    def add(self, line: Line) -> bool:
+    def add(self, line: ConfLine) -> bool:
         """Append a line without its comment; return whether it is continued."""
-        kept = _kept(line.text)
+        kept = _without_comment(line.text)
         continues = bool(kept) and kept[-1][0] == "\\"
         if continues:
             kept.pop()
@@ -117,10 +117,10 @@ class _Joined:
         return line.file, line.number, column
 
     def place(self, offset: int) -> str:
-        return place_in(*self.at(offset))
+        return format_place(*self.at(offset))
 
 
-def _kept(text: str) -> list[tuple[str, int]]:
+def _without_comment(text: str) -> list[tuple[str, int]]:
     """Return the characters before the comment, each with its column; an escaped # has lost its backslash."""
     kept: list[tuple[str, int]] = []
     index = 0
@@ -132,102 +132,108 @@ def _kept(text: str) -> list[tuple[str, int]]:
     return kept
 
 
-def _joined(lines: Iterable[Line]) -> Iterable[_Joined]:
-    joined = _Joined()
+def _logical_lines(lines: Iterable[ConfLine]) -> Iterable[_LogicalLine]:
+    joined = _LogicalLine()
     for line in lines:
         if not joined.add(line):
             yield joined
-            joined = _Joined()
+            joined = _LogicalLine()
     if joined.text:
         yield joined
 
 
-def _parse_joined(joined: _Joined, settings: dict[str, Setting], faults: list[Fault]) -> None:
+def _parse_logical_line(joined: _LogicalLine, settings: dict[str, ConfSetting], faults: list[ConfFault]) -> None:
     text, position = joined.text, 0
     while text[position:].strip():
         found = _PAIR.match(text, position)
         if found is None:
-            faults.append(_unreadable(joined, position))
+            faults.append(_syntax_fault(joined, position))
             return
         position = found.end()
-        _take(joined, found, settings, faults)
+        _add_setting(joined, found, settings, faults)
 
 
-def _take(joined: _Joined, found: re.Match[str], settings: dict[str, Setting], faults: list[Fault]) -> None:
+def _add_setting(
+    joined: _LogicalLine, found: re.Match[str], settings: dict[str, ConfSetting], faults: list[ConfFault]
+) -> None:
     name = found.group("key")
     group = "plain" if found.group("quoted") is None else "quoted"
     value, value_at, key_at = found.group(group), found.start(group), found.start("key")
     key = find_key(name)
     if key is None:
-        faults.append(Fault(joined.place(key_at), f"the key {name!r} is unknown", unknown_key_remedy(name)))
+        faults.append(ConfFault(joined.place(key_at), f"the key {name!r} is unknown", unknown_key_remedy(name)))
         return
     first = settings.get(key.name)
     if first is not None:
         remedy = f"leave one: the first is at {first.place()}"
-        faults.append(Fault(joined.place(key_at), f"{key.name} is written twice", remedy))
+        faults.append(ConfFault(joined.place(key_at), f"{key.name} is written twice", remedy))
         return
     if len(value) > SETTING_CHARACTERS_MAX:
         sentence = f"{key.name} has {len(value)} characters"
-        faults.append(Fault(joined.place(value_at), sentence, f"write at most {SETTING_CHARACTERS_MAX}"))
+        faults.append(ConfFault(joined.place(value_at), sentence, f"write at most {SETTING_CHARACTERS_MAX}"))
         return
     try:
         parse_value(key, value)
-    except ValueFault as fault:
-        faults.append(Fault(joined.place(value_at + fault.offset), fault.sentence, fault.remedy))
+    except ValueFormatError as fault:
+        faults.append(ConfFault(joined.place(value_at + fault.offset), fault.sentence, fault.remedy))
     file, line, column = joined.at(value_at)
-    settings[key.name] = Setting(key.name, value, file, line, column)
+    settings[key.name] = ConfSetting(key.name, value, file, line, column)
 
 
-def _unreadable(joined: _Joined, position: int) -> Fault:
+def _syntax_fault(joined: _LogicalLine, position: int) -> ConfFault:
     text = joined.text
     start = position + len(text[position:]) - len(text[position:].lstrip())
     found = _KEY.match(text, position)
     word = text[start:].split()[0]
     if found is None:
-        return Fault(joined.place(start), f"{word[:48]!r} is no key", "write Key=Value")
+        return ConfFault(joined.place(start), f"{word[:48]!r} is no key", "write Key=Value")
     name = found.group("key")
     if not found.group("equals"):
         known = find_key(name)
         if known is not None:
-            return Fault(joined.place(found.start("key")), f"{name} has no =", f"write {known.name}=VALUE")
+            return ConfFault(joined.place(found.start("key")), f"{name} has no =", f"write {known.name}=VALUE")
         if name.lower() == "include":
-            return Fault(joined.place(start), "Include shares its line with something else", "write Include FILE alone")
+            return ConfFault(
+                joined.place(start), "Include shares its line with something else", "write Include FILE alone"
+            )
         remedy = "write Key=Value; a value with blanks stands in double quotes"
-        return Fault(joined.place(start), f"{word[:48]!r} is no Key=Value", remedy)
+        return ConfFault(joined.place(start), f"{word[:48]!r} is no Key=Value", remedy)
     rest = text[found.end() :].lstrip()
     value_at = min(len(text) - len(rest), max(len(text) - 1, 0))
     if not rest:
-        return Fault(joined.place(value_at), f"{name} has no value", "write one after =, or leave the key out")
-    return Fault(joined.place(value_at), f"the quotes of {name} are not closed or not at its ends", f'write {name}="…"')
+        return ConfFault(joined.place(value_at), f"{name} has no value", "write one after =, or leave the key out")
+    return ConfFault(
+        joined.place(value_at), f"the quotes of {name} are not closed or not at its ends", f'write {name}="…"'
+    )
 
 
-class SettingFault(Exception):
+class SettingError(Exception):
     """A setting that cannot be used; the place, the sentence and what would be right."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: ConfFault) -> None:
         super().__init__(str(fault))
         self.fault = fault
 
 
-def values_of(
-    settings: Iterable[Setting], default_of: Callable[[Key], object] | None = None
-) -> Mapping[str, tuple[Key, object, Setting]]:
-    """Return key name -> its key, its value and the setting; SettingFault for the first that cannot be used.
+def parse_settings(
+    settings: Iterable[ConfSetting], default_of: Callable[[SettingKey], object] | None = None
+) -> Mapping[str, tuple[SettingKey, object, ConfSetting]]:
+    """Return key name -> its key, its value and the setting; SettingError for the first that cannot be used.
 
     `default_of` gives the value of a key that is written without one; without it that is a fault.
     """
-    found: dict[str, tuple[Key, object, Setting]] = {}
+    found: dict[str, tuple[SettingKey, object, ConfSetting]] = {}
     for setting in settings:
         key = find_key(setting.key)
         if key is None:
             remedy = unknown_key_remedy(setting.key)
-            raise SettingFault(Fault(setting.place(), f"the key {setting.key[:64]!r} is unknown", remedy))
+            raise SettingError(ConfFault(setting.place(), f"the key {setting.key[:64]!r} is unknown", remedy))
         if key.name in found:
-            raise SettingFault(Fault(setting.place(), f"{key.name} is written twice", "leave one of them"))
+            raise SettingError(ConfFault(setting.place(), f"{key.name} is written twice", "leave one of them"))
         try:
             cleared = default_of is not None and not setting.value
             value = default_of(key) if cleared and default_of is not None else parse_value(key, setting.value)
             found[key.name] = (key, value, setting)
-        except ValueFault as fault:
-            raise SettingFault(Fault(setting.place(fault.offset), fault.sentence, fault.remedy)) from None
+        except ValueFormatError as fault:
+            raise SettingError(ConfFault(setting.place(fault.offset), fault.sentence, fault.remedy)) from None
     return found

@@ -16,7 +16,7 @@ from replica.values import Refusal, RefusalCode
 Parts = tuple[str, ...]
 
 
-class Copy(NamedTuple):
+class TransferPaths(NamedTuple):
     """A transfer with its paths split into parts; `source` is empty for a list, whose sources are in a file."""
 
     is_file: bool
@@ -55,8 +55,8 @@ def find_overlap(
     # In this order what lies in a directory follows it, so each copy is compared with few others, however many there
     # are. Directories within each other copy alike, or have been rejected: the innermost stands for all.
     rows = sorted(enumerate(copies), key=lambda row: (row[1].destination, row[1].is_file, not row[1].source))
-    above: list[tuple[int, Copy]] = []
-    before: tuple[int, Copy] | None = None
+    above: list[tuple[int, TransferPaths]] = []
+    before: tuple[int, TransferPaths] | None = None
     for row in rows:
         destination = row[1].destination
         while above and destination[: len(above[-1][1].destination)] != above[-1][1].destination:
@@ -98,16 +98,16 @@ def find_overlap_in(request: BufferRequest) -> Refusal | None:
     return None
 
 
-def _copy(transfer: Transfer, place: str, *, outgoing: bool) -> Copy:
+def _copy(transfer: Transfer, place: str, *, outgoing: bool) -> TransferPaths:
     outside, inside = _outside_parts(transfer.outside), _inside_parts(transfer.inside)
     is_file = transfer.kind is TransferKind.FILE
     if outgoing:
-        return Copy(is_file, inside, outside, transfer.outside, place)
-    return Copy(is_file, outside, inside, transfer.inside, place)
+        return TransferPaths(is_file, inside, outside, transfer.outside, place)
+    return TransferPaths(is_file, outside, inside, transfer.inside, place)
 
 
-def _list_copy(listed: ListTransfer) -> Copy:
-    return Copy(False, (), _outside_parts(listed.destination), listed.destination, listed.place)
+def _list_copy(listed: ListTransfer) -> TransferPaths:
+    return TransferPaths(False, (), _outside_parts(listed.destination), listed.destination, listed.place)
 
 
 def _outside_parts(path: str) -> Parts:
@@ -121,7 +121,7 @@ def _inside_parts(path: str) -> Parts:
     return (*above, *_outside_parts(rest))
 
 
-def _overlap(one: Copy, other: Copy, *, outgoing: bool) -> bool:
+def _overlap(one: TransferPaths, other: TransferPaths, *, outgoing: bool) -> bool:
     """Return whether both may write the same file with different contents."""
     if one.is_file and other.is_file:
         return one.destination == other.destination and one.source != other.source

@@ -18,31 +18,31 @@ from replica.grammar.dw import read_dw
 from replica.grammar.lexer import (
     SCRIPT,
     Directive,
-    DirectiveRefused,
-    Kinds,
-    Warnings,
-    Word,
+    DirectiveKinds,
+    DirectiveRejected,
+    DirectiveWord,
+    RequestWarnings,
     check_length,
+    collect_rejections,
     control_offset,
     find_directives,
-    note_refusals,
-    raise_noted,
-    shown,
+    quoted_text,
+    raise_collected,
     split_words,
 )
 from replica.grammar.lua import read_lua
 from replica.grammar.paths import INSIDE_VARIABLES, path_fault, split_inside
-from replica.grammar.request import Asked
+from replica.grammar.request import RequestBuilder
 from replica.grammar.slurm import read_external_job
 from replica.grammar.spur import is_spur, read_spur
-from replica.grammar.values import without_comment
+from replica.grammar.values import strip_comment
 from replica.model import NATIVE, BufferRequest, provider_facts
 from replica.values import Refusal, RefusalCode
 
 __all__ = [
     "INSIDE_VARIABLES",
-    "DirectiveRefused",
-    "Reading",
+    "DirectiveRejected",
+    "ParsedRequest",
     "parse_request",
     "path_fault",
     "read_external_job_request",
@@ -61,7 +61,7 @@ REMEMBERED_CHARACTERS_MAX = 8_192
 """Characters of a request that is remembered: all of them take some 8 MiB at most, with what was read."""
 
 
-class Reading(msgspec.Struct, frozen=True):
+class ParsedRequest(msgspec.Struct, frozen=True):
     """Parsed request of a job; `request` is None if it requests no buffer."""
 
     request: BufferRequest | None
@@ -70,77 +70,77 @@ class Reading(msgspec.Struct, frozen=True):
 
 def read_request(
     script: str, bb: str = "", bbf: str = "", *, provider: str = NATIVE, directive: str = DIRECTIVE_DEFAULT
-) -> Reading:
+) -> ParsedRequest:
     """Return what script, `--bb` and the text of a `--bbf` file together ask for.
 
-    `provider` and `directive` are the site's. Raises DirectiveRefused with the place and the remedy.
+    `provider` and `directive` are the site's. Raises DirectiveRejected with the place and the remedy.
     """
     if len(script) + len(bb) + len(bbf) > REMEMBERED_CHARACTERS_MAX:
         return _read_request(script, bb, bbf, provider, directive)
-    return _remembered(script, bb, bbf, provider, directive)
+    return _read_request_cached(script, bb, bbf, provider, directive)
 
 
-def _read_request(script: str, bb: str, bbf: str, provider: str, directive: str) -> Reading:
-    warnings = Warnings()
+def _read_request(script: str, bb: str, bbf: str, provider: str, directive: str) -> ParsedRequest:
+    warnings = RequestWarnings()
     kinds = _kinds(provider, directive)
-    asked = Asked(provider, warnings)
+    builder = RequestBuilder(provider, warnings)
     refusals: list[Refusal] = []
     if bb:
-        note_refusals(lambda: _read_command_line(bb, kinds, asked), refusals)
+        collect_rejections(lambda: _read_command_line(bb, kinds, builder), refusals)
     if bbf:
-        note_refusals(lambda: _read_file(bbf, kinds, asked), refusals)
-    note_refusals(lambda: _read(find_directives(script, SCRIPT, kinds, warnings), asked), refusals)
-    raise_noted(refusals)
-    if not asked.kind:
-        return Reading(None, tuple(warnings.lines))
-    return Reading(asked.finish(), tuple(warnings.lines))
+        collect_rejections(lambda: _read_file(bbf, kinds, builder), refusals)
+    collect_rejections(lambda: _read(find_directives(script, SCRIPT, kinds, warnings), builder), refusals)
+    raise_collected(refusals)
+    if not builder.kind:
+        return ParsedRequest(None, tuple(warnings.lines))
+    return ParsedRequest(builder.finish(), tuple(warnings.lines))
 
 
-_remembered = lru_cache(REQUESTS_REMEMBERED)(_read_request)
+_read_request_cached = lru_cache(REQUESTS_REMEMBERED)(_read_request)
 
 
-def read_external_job_request(script: str, *, directive: str = DIRECTIVE_DEFAULT) -> Reading:
+def read_external_job_request(script: str, *, directive: str = DIRECTIVE_DEFAULT) -> ParsedRequest:
     """Return what a job asks for that Slurm schedules, whose directives begin with `#` and `directive`.
 
     After that word stands what `#DW` reads (`jobdw`, `stage_in`, `stage_out`), or `pool=` and `capacity=` alone. Raises
-    DirectiveRefused with the place and the remedy.
+    DirectiveRejected with the place and the remedy.
     """
     if len(script) > REMEMBERED_CHARACTERS_MAX:
         return _read_external_job_request(script, directive)
-    return _remembered_external_job(script, directive)
+    return _read_external_job_request_cached(script, directive)
 
 
-def _read_external_job_request(script: str, directive: str) -> Reading:
-    asked = Asked(NATIVE, Warnings())
-    read_external_job(script, directive, asked)
-    return Reading(asked.finish() if asked.kind else None, tuple(asked.warnings.lines))
+def _read_external_job_request(script: str, directive: str) -> ParsedRequest:
+    builder = RequestBuilder(NATIVE, RequestWarnings())
+    read_external_job(script, directive, builder)
+    return ParsedRequest(builder.finish() if builder.kind else None, tuple(builder.warnings.lines))
 
 
-_remembered_external_job = lru_cache(REQUESTS_REMEMBERED)(_read_external_job_request)
+_read_external_job_request_cached = lru_cache(REQUESTS_REMEMBERED)(_read_external_job_request)
 
 
 def parse_request(script: str, bb: str = "", bbf: str = "") -> BufferRequest | None:
     """Return what the three together ask for on a native cluster, or None where none of them asks for anything.
 
-    Raises DirectiveRefused with the place and the remedy.
+    Raises DirectiveRejected with the place and the remedy.
     """
     return read_request(script, bb, bbf).request
 
 
-def _kinds(provider: str, directive: str) -> Kinds:
+def _kinds(provider: str, directive: str) -> DirectiveKinds:
     site = "#" + directive
     if provider_facts(provider).site_directive:
-        return Kinds((site,), tuple(kind for kind in ("#DW", "#BB") if kind != site), by_prefix=True)
+        return DirectiveKinds((site,), tuple(kind for kind in ("#DW", "#BB") if kind != site), by_prefix=True)
     if provider == NATIVE:
         instead = "write #DW jobdw, #DW stage_in and #DW stage_out; it is for clusters whose provider is lua"
-        return Kinds(("#DW", "#BB"), (), {site: instead} if site not in ("#DW", "#BB") else {})
-    return Kinds(("#DW", "#BB"), (site,) if site not in ("#DW", "#BB") else ())
+        return DirectiveKinds(("#DW", "#BB"), (), {site: instead} if site not in ("#DW", "#BB") else {})
+    return DirectiveKinds(("#DW", "#BB"), (site,) if site not in ("#DW", "#BB") else ())
 
 
-def _read_file(text: str, kinds: Kinds, asked: Asked) -> None:
-    found = find_directives(text, "--bbf", kinds, asked.warnings)
+def _read_file(text: str, kinds: DirectiveKinds, builder: RequestBuilder) -> None:
+    found = find_directives(text, "--bbf", kinds, builder.warnings)
     if not found:
-        raise DirectiveRefused(
+        raise DirectiveRejected(
             Refusal(
                 RefusalCode.INVALID_DIRECTIVE,
                 "the file of --bbf holds no directive",
@@ -148,67 +148,68 @@ def _read_file(text: str, kinds: Kinds, asked: Asked) -> None:
                 "--bbf line 1, column 1",
             )
         )
-    _read(found, asked)
+    _read(found, builder)
 
 
-def _read(found: list[Directive], asked: Asked) -> None:
-    """Read directives, each also where another one is refused; DirectiveRefused."""
+def _read(found: list[Directive], builder: RequestBuilder) -> None:
+    """Read directives, each also where another one is refused; DirectiveRejected."""
     refusals: list[Refusal] = []
     for directive in found:
-        note_refusals(partial(_read_one, directive, asked), refusals)
-    raise_noted(refusals)
+        collect_rejections(partial(_read_one, directive, builder), refusals)
+    raise_collected(refusals)
 
 
-def _read_one(directive: Directive, asked: Asked) -> None:
-    if asked.facts.site_directive:
-        read_lua(directive, asked)
+def _read_one(directive: Directive, builder: RequestBuilder) -> None:
+    if builder.facts.site_directive:
+        read_lua(directive, builder)
         return
-    directive = replace(directive, words=without_comment(directive.words))
+    directive = replace(directive, words=strip_comment(directive.words))
     if not directive.words:
-        raise directive.at.refuse(
+        raise directive.at.rejection(
             f"{directive.kind} is followed by nothing", "write a directive, for example #DW jobdw capacity=10GiB"
         )
     if directive.kind == "#DW":
-        asked.kind = asked.kind if asked.kind == "spur" else "dw"
-        read_dw(directive, asked)
+        builder.kind = builder.kind if builder.kind == "spur" else "dw"
+        read_dw(directive, builder)
     else:
-        asked.kind = asked.kind or "bb"
-        read_bb(directive, asked)
+        builder.kind = builder.kind or "bb"
+        read_bb(directive, builder)
 
 
-def _read_command_line(text: str, kinds: Kinds, asked: Asked) -> None:
+def _read_command_line(text: str, kinds: DirectiveKinds, builder: RequestBuilder) -> None:
     """Read `--bb`: the lines of a script, or one of the two short forms."""
     check_length(text, "--bb")
-    start = Word(text, "--bb", 1, 1)
+    start = DirectiveWord(text, "--bb", 1, 1)
     if text.startswith("#"):
-        found = find_directives(text, "--bb", kinds, asked.warnings)
+        found = find_directives(text, "--bb", kinds, builder.warnings)
         if not found:
             listed = " or ".join(kinds.known)
-            raise start.refuse("the text of --bb holds no directive", f"start it with {listed}")
-        _read(found, asked)
+            raise start.rejection("the text of --bb holds no directive", f"start it with {listed}")
+        _read(found, builder)
         return
-    if asked.facts.site_directive:
+    if builder.facts.site_directive:
         listed = " or ".join(kinds.known)
-        raise start.refuse(f"the text of --bb does not start with {listed}", f"write {listed} pool=… capacity=…")
+        raise start.rejection(f"the text of --bb does not start with {listed}", f"write {listed} pool=… capacity=…")
     if is_spur(text):
-        if asked.provider != NATIVE:
-            raise start.refuse(
-                f"the form with ; is not read by the provider {asked.provider}",
+        if builder.provider != NATIVE:
+            raise start.rejection(
+                f"the form with ; is not read by the provider {builder.provider}",
                 "write capacity= pool= access= type= swap=",
             )
-        read_spur(text, asked)
+        read_spur(text, builder)
         return
     flat = text.replace("\r\n", "\n").replace("\n", " ")
     bad = control_offset(flat)
     if bad is not None:
-        raise start.refuse(f"the text of --bb holds the character U+{ord(flat[bad]):04X}", "remove it", bad)
+        raise start.rejection(f"the text of --bb holds the character U+{ord(flat[bad]):04X}", "remove it", bad)
     words = tuple(split_words(flat, "--bb", 1))
     if not words:
-        raise Word("", "--bb", 1, 1).refuse("the text of --bb is empty", "write for example capacity=10GiB")
-    asked.kind = "bb"
-    read_short(words, asked)
-    if asked.capacity is not None and asked.capacity.unit == "bare" and asked.capacity_at is not None:
-        asked.warnings.add(
-            asked.capacity_at.place(),
-            f"{shown(asked.capacity_at.text)} has no unit: bytes, or units of the pool (compare capacity=10GiB)",
+        raise DirectiveWord("", "--bb", 1, 1).rejection("the text of --bb is empty", "write for example capacity=10GiB")
+    builder.kind = "bb"
+    read_short(words, builder)
+    if builder.capacity is not None and builder.capacity.unit == "bare" and builder.capacity_at is not None:
+        builder.warnings.add(
+            builder.capacity_at.place(),
+            f"{quoted_text(builder.capacity_at.text)} has no unit: bytes, or units of the pool "
+            "(compare capacity=10GiB)",
         )

@@ -6,14 +6,14 @@ the provider native it is read to the last character.
 
 from __future__ import annotations
 
-from replica.grammar.lexer import Directive, Word, shown
+from replica.grammar.lexer import Directive, DirectiveWord, quoted_text
 from replica.grammar.paths import check_inside, check_outside
-from replica.grammar.request import STAGES, Asked
+from replica.grammar.request import STAGES, RequestBuilder
 from replica.grammar.values import (
     Options,
-    Value,
+    OptionValue,
     did_you_mean,
-    no_capacity,
+    missing_capacity,
     read_capacity,
     read_options,
     read_persistent_name,
@@ -32,143 +32,149 @@ BARE_SWAP_BYTES = 1024**3
 """Unit of a swap size without a suffix, bytes: Slurm writes `swap=2` of --bb as `swap 2GiB`."""
 
 
-def read_dw(directive: Directive, asked: Asked) -> None:
-    """Read one `#DW` directive. Raises DirectiveRefused with line and column."""
+def read_dw(directive: Directive, builder: RequestBuilder) -> None:
+    """Read one `#DW` directive. Raises DirectiveRejected with line and column."""
     verb, rest = directive.words[0], directive.words[1:]
-    asked.lines.append(directive.text)
+    builder.lines.append(directive.text)
     if verb.text == "jobdw":
-        options = read_options(rest, SPACE_KEYS, keep_bare=not asked.native)
-        read_space(verb, options, asked, "access_mode")
+        options = read_options(rest, SPACE_KEYS, keep_bare=not builder.native)
+        read_space(verb, options, builder, "access_mode")
     elif verb.text == "swap":
-        _read_swap(verb, rest, asked)
+        _read_swap(verb, rest, builder)
     elif verb.text == "persistentdw":
-        options = read_options(rest, ("name",), keep_bare=not asked.native)
+        options = read_options(rest, ("name",), keep_bare=not builder.native)
         if "name" not in options.known:
-            raise verb.refuse("persistentdw has no name=", "write #DW persistentdw name=…")
-        asked.use(read_persistent_name(options.known["name"]), options.known["name"].word)
-        asked.pass_on(verb.text, options.others)
+            raise verb.rejection("persistentdw has no name=", "write #DW persistentdw name=…")
+        builder.use(read_persistent_name(options.known["name"]), options.known["name"].word)
+        builder.pass_on(verb.text, options.others)
     elif verb.text in STAGES:
-        if asked.native:
-            _read_stage(verb, rest, asked)
+        if builder.native:
+            _read_stage(verb, rest, builder)
         else:
-            asked.opaque_at = asked.opaque_at or verb
+            builder.opaque_at = builder.opaque_at or verb
     elif verb.text in ("create_persistent", "destroy_persistent"):
-        raise verb.refuse(f"{verb.text} is a directive of #BB, not of #DW", f"write #BB {verb.text}")
+        raise verb.rejection(f"{verb.text} is a directive of #BB, not of #DW", f"write #BB {verb.text}")
     else:
         near = did_you_mean(verb.text, VERBS)
-        raise verb.refuse(f"unknown directive {shown(verb.text)} of #DW", f"{near}use one of {', '.join(VERBS)}")
+        raise verb.rejection(
+            f"unknown directive {quoted_text(verb.text)} of #DW", f"{near}use one of {', '.join(VERBS)}"
+        )
 
 
-def read_space(verb: Word, options: Options, asked: Asked, access_key: str) -> None:
+def read_space(verb: DirectiveWord, options: Options, builder: RequestBuilder, access_key: str) -> None:
     """Read the options of what asks for a job's own buffer; `verb` is where it starts."""
-    asked.begin_space(verb)
+    builder.begin_space(verb)
     known = options.known
     if "capacity" not in known:
-        raise no_capacity(verb, options)
-    asked.capacity, asked.capacity_at = read_capacity(known["capacity"]), known["capacity"].word
+        raise missing_capacity(verb, options)
+    builder.capacity, builder.capacity_at = read_capacity(known["capacity"]), known["capacity"].word
     if "pool" in known:
-        asked.pool, asked.pool_at = read_pool(known["pool"]), known["pool"].word
+        builder.pool, builder.pool_at = read_pool(known["pool"]), known["pool"].word
     if "type" in known:
-        asked.type = read_type(known["type"], asked.native)
+        builder.type = read_type(known["type"], builder.native)
     if access_key in known:
-        asked.access = asked.access_modes(known[access_key])
+        builder.access = builder.access_modes(known[access_key])
     if "pfs" in known:
         # DataWarp's alone: no field of a request, but never lost on the way to it.
-        asked.options.append(("jobdw", known["pfs"].word.text))
-        if asked.native:
-            asked.warnings.add(known["pfs"].word.place(), "pfs= has no effect with the provider native")
-    asked.pass_on("jobdw", options.others)
+        builder.options.append(("jobdw", known["pfs"].word.text))
+        if builder.native:
+            builder.warnings.add(known["pfs"].word.place(), "pfs= has no effect with the provider native")
+    builder.pass_on("jobdw", options.others)
 
 
-def _read_swap(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
+def _read_swap(verb: DirectiveWord, rest: tuple[DirectiveWord, ...], builder: RequestBuilder) -> None:
     if not rest or "=" in rest[0].text:
-        raise verb.refuse("swap has no size", "write #DW swap 2GiB", code=RefusalCode.INVALID_CAPACITY)
-    options = read_options(rest[1:], ("pool",), keep_bare=not asked.native)
-    set_swap(verb, Value(rest[0], rest[0].text, 0), options.known.get("pool"), asked)
-    asked.pass_on(verb.text, options.others)
+        raise verb.rejection("swap has no size", "write #DW swap 2GiB", code=RefusalCode.INVALID_CAPACITY)
+    options = read_options(rest[1:], ("pool",), keep_bare=not builder.native)
+    set_swap(verb, OptionValue(rest[0], rest[0].text, 0), options.known.get("pool"), builder)
+    builder.pass_on(verb.text, options.others)
 
 
-def set_swap(verb: Word, size: Value, pool: Value | None, asked: Asked) -> None:
+def set_swap(verb: DirectiveWord, size: OptionValue, pool: OptionValue | None, builder: RequestBuilder) -> None:
     """Note the swap that each node of the job gets."""
-    asked.begin_swap(verb)
+    builder.begin_swap(verb)
     quantity = read_capacity(size, BARE_SWAP_BYTES)
     if quantity.unit == "nodes":
-        raise size.refuse(
-            f"swap {shown(size.text)} is a number of nodes",
+        raise size.rejection(
+            f"swap {quoted_text(size.text)} is a number of nodes",
             "write a size, for example 2GiB",
             0,
             RefusalCode.INVALID_CAPACITY,
         )
     if quantity.unit == "bare":
-        asked.warnings.add(size.word.place(size.offset), f"swap {size.text} is read as {size.text}GiB, as in Slurm")
-    asked.swap_bytes = quantity.value
+        builder.warnings.add(size.word.place(size.offset), f"swap {size.text} is read as {size.text}GiB, as in Slurm")
+    builder.swap_bytes = quantity.value
     if pool is not None:
-        asked.swap_pool = read_pool(pool)
-        if asked.pool_at is None:
-            asked.pool_at = pool.word
+        builder.swap_pool = read_pool(pool)
+        if builder.pool_at is None:
+            builder.pool_at = pool.word
 
 
-def _read_stage(verb: Word, rest: tuple[Word, ...], asked: Asked) -> None:
+def _read_stage(verb: DirectiveWord, rest: tuple[DirectiveWord, ...], builder: RequestBuilder) -> None:
     stage = verb.text
     options = read_options(rest, STAGE_KEYS)
     known = options.known
     for key in ("type", "source", "destination"):
         if key not in known:
-            raise verb.refuse(f"{stage} has no {key}=", f"write {stage} type=file source=… destination=…")
+            raise verb.rejection(f"{stage} has no {key}=", f"write {stage} type=file source=… destination=…")
     kind, source, destination = known["type"], known["source"], known["destination"]
     if kind.text not in TRANSFER_TYPES:
-        raise kind.refuse(f"the type of {stage} is {shown(kind.text)}", "write type=file, type=directory or type=list")
+        raise kind.rejection(
+            f"the type of {stage} is {quoted_text(kind.text)}", "write type=file, type=directory or type=list"
+        )
     outside, inside = (source, destination) if stage == "stage_in" else (destination, source)
     if kind.text == "list":
-        _read_list(stage, verb, source, destination, asked)
+        _read_list(stage, verb, source, destination, builder)
     else:
         check_outside(outside.word, outside.as_path, outside.offset)
         is_file = kind.text == "file" and stage == "stage_out"
         check_inside(inside.word, inside.as_path, inside.offset, is_file=is_file)
         which = TransferKind.FILE if kind.text == "file" else TransferKind.DIRECTORY
-        asked.move(stage, verb, Transfer(which, outside.as_path, inside.as_path), outside.word, inside.word)
-    _read_choices(stage, known, asked)
-    asked.pass_on(stage, options.others)
+        builder.move(stage, verb, Transfer(which, outside.as_path, inside.as_path), outside.word, inside.word)
+    _read_choices(stage, known, builder)
+    builder.pass_on(stage, options.others)
 
 
 CHOICES = {"backend": CHOOSABLE, "move": ("yes", "no"), "links": LINKS, "acls": ("yes", "no")}
 
 
-def _read_choices(stage: str, known: dict[str, Value], asked: Asked) -> None:
+def _read_choices(stage: str, known: dict[str, OptionValue], builder: RequestBuilder) -> None:
     """Read what is special about this one transfer."""
     for key in CHOICE_KEYS:
         if key not in known:
             continue
         value, allowed = known[key], CHOICES[key]
         if value.text not in allowed:
-            raise value.refuse(f"{key}={value.text[:48]} says nothing", f"use one of {', '.join(allowed)}")
+            raise value.rejection(f"{key}={value.text[:48]} says nothing", f"use one of {', '.join(allowed)}")
         if key == "move" and stage == "stage_in" and value.text == "yes":
-            raise value.refuse(
+            raise value.rejection(
                 "move=yes would leave the buffer, which goes with its job, with the only copy",
                 "leave it out: only a stage_out moves",
             )
-        asked.choose(stage, f"{key}={value.text}", listed=known["type"].text == "list")
+        builder.choose(stage, f"{key}={value.text}", listed=known["type"].text == "list")
     if "links" not in known or known["links"].text != "follow":
         return
     if "move" in known and known["move"].text == "yes":
-        raise known["links"].refuse(
+        raise known["links"].rejection(
             "links=follow and move=yes: what a link leads to is not this transfer's to remove", "leave out one of them"
         )
     if "backend" in known and known["backend"].text != "native":
-        raise known["links"].refuse(
+        raise known["links"].rejection(
             f"links=follow and backend={known['backend'].text}: only Forebay itself follows links, and never out of "
             "the directories that may be used",
             "leave out one of them",
         )
 
 
-def _read_list(stage: str, verb: Word, source: Value, destination: Value, asked: Asked) -> None:
+def _read_list(
+    stage: str, verb: DirectiveWord, source: OptionValue, destination: OptionValue, builder: RequestBuilder
+) -> None:
     """A list is a file outside; what it names goes below the destination."""
     check_outside(source.word, source.as_path, source.offset)
     if stage == "stage_out":
         check_outside(destination.word, destination.as_path, destination.offset)
     else:
         check_inside(destination.word, destination.as_path, destination.offset)
-        asked.list_insides.append((destination.word, destination.as_path))
+        builder.list_insides.append((destination.word, destination.as_path))
     record = ListTransfer(stage == "stage_out", source.as_path, destination.as_path, source.word.place())
-    asked.move_list(stage, verb, record)
+    builder.move_list(stage, verb, record)

@@ -34,8 +34,8 @@ WARNINGS_MAX = 16
 class Directive(msgspec.Struct, frozen=True):
     """A directive with its continuation lines joined: the word that names its kind, and the words after it."""
 
-    at: Word
-    words: tuple[Word, ...]
+    at: DirectiveWord
+    words: tuple[DirectiveWord, ...]
     text: str
 
     @property
@@ -44,7 +44,7 @@ class Directive(msgspec.Struct, frozen=True):
         return self.at.text
 
 
-class Kinds(msgspec.Struct, frozen=True):
+class DirectiveKinds(msgspec.Struct, frozen=True):
     """The kinds of directive that a provider reads (`known`), and those it does not.
 
     A line of a kind in `refused` is refused; one of a kind in `foreign` is a comment that the submitter is warned of.
@@ -59,14 +59,14 @@ class Kinds(msgspec.Struct, frozen=True):
     by_beginning: bool = False
     """Whether somebody else reads the text too, who takes a kind's word as a mere beginning: such words are refused."""
 
-    def of(self, line: str, head: str) -> str:
+    def kind_of(self, line: str, head: str) -> str:
         """Return the kind that a line is a directive of; `head`, its first word, where it is none."""
         if self.by_prefix:
             return next((kind for kind in self.known if line.startswith(kind)), head)
         return head
 
 
-class Warnings:
+class RequestWarnings:
     """Warnings for the submitter; bounded."""
 
     def __init__(self) -> None:
@@ -81,15 +81,15 @@ class Warnings:
 class _Open(msgspec.Struct):
     """A directive whose last line so far ended in a backslash."""
 
-    at: Word
-    words: list[Word]
+    at: DirectiveWord
+    words: list[DirectiveWord]
     texts: list[str]
     """Text that each line contributes."""
-    backslash: Word
+    backslash: DirectiveWord
 
 
-def find_directives(text: str, source: str, kinds: Kinds, warnings: Warnings) -> list[Directive]:
-    """Return the directives at the top of a text. Raises DirectiveRefused with line and column."""
+def find_directives(text: str, source: str, kinds: DirectiveKinds, warnings: RequestWarnings) -> list[Directive]:
+    """Return the directives at the top of a text. Raises DirectiveRejected with line and column."""
     if source != SCRIPT:
         check_length(text, source)
     found: list[Directive] = []
@@ -97,50 +97,50 @@ def find_directives(text: str, source: str, kinds: Kinds, warnings: Warnings) ->
     words = 0
     for number, line in enumerate(text.split("\n"), start=1):
         line = line.removesuffix("\r")
-        head = kinds.of(line, line.split(maxsplit=1)[0]) if line[:1] == "#" else ""
+        head = kinds.kind_of(line, line.split(maxsplit=1)[0]) if line[:1] == "#" else ""
         if pending is not None:
             if head != pending.at.text:
-                raise pending.backslash.refuse(
+                raise pending.backslash.rejection(
                     f"the line after a continuation does not start with {pending.at.text}",
                     f"start line {number} with {pending.at.text}, or remove the backslash",
                 )
         elif head not in kinds.known:
             if line.strip() and not head:
-                _warn_of_late_ones(text, number, source, kinds, warnings)
+                _warn_of_late_directives(text, number, source, kinds, warnings)
                 break
-            _look_at_comment(Word(head, source, number, 1), kinds, warnings)
+            _check_comment(DirectiveWord(head, source, number, 1), kinds, warnings)
             continue
         words += 1 + sum(1 for _ in islice(_WORD.finditer(line, len(head)), DIRECTIVE_WORDS_MAX))
         if words > DIRECTIVE_WORDS_MAX:
-            raise Word(head, source, number, 1).refuse(
+            raise DirectiveWord(head, source, number, 1).rejection(
                 f"the directives have more than {DIRECTIVE_WORDS_MAX} words",
                 "stage a directory instead of its files, and write comments into other lines",
                 code=RefusalCode.LIMIT_EXCEEDED,
             )
-        pending = _read_line(line, Word(head, source, number, 1), pending, found)
+        pending = _read_line(line, DirectiveWord(head, source, number, 1), pending, found)
         if len(found) > DIRECTIVES_MAX:
-            raise found[-1].at.refuse(
+            raise found[-1].at.rejection(
                 f"there are more than {DIRECTIVES_MAX} directives",
                 "stage a directory instead of its files",
                 code=RefusalCode.LIMIT_EXCEEDED,
             )
     if pending is not None:
-        raise pending.backslash.refuse("the last directive ends in a continuation", "remove the backslash")
+        raise pending.backslash.rejection("the last directive ends in a continuation", "remove the backslash")
     return found
 
 
-def _read_line(line: str, at: Word, pending: _Open | None, found: list[Directive]) -> _Open | None:
+def _read_line(line: str, at: DirectiveWord, pending: _Open | None, found: list[Directive]) -> _Open | None:
     """Read one line of a directive; return what is still open after it, or put the directive into `found`."""
     bad = control_offset(line)
     if bad is not None:
-        raise Word(line, at.source, at.line, 1).refuse(
+        raise DirectiveWord(line, at.source, at.line, 1).rejection(
             f"the directive holds the character U+{ord(line[bad]):04X}, which cannot be shown",
             "remove it, or retype the line",
             bad,
         )
     body, backslash = line.rstrip(" \t"), None
     if ends_in_backslash(body):
-        backslash = Word("\\", at.source, at.line, len(body))
+        backslash = DirectiveWord("\\", at.source, at.line, len(body))
         body = body[:-1].rstrip(" \t")
     words = split_words(body, at.source, at.line, len(at.text))
     each = pending
@@ -153,18 +153,18 @@ def _read_line(line: str, at: Word, pending: _Open | None, found: list[Directive
         each.backslash = backslash
         return each
     if each.words and ends_in_backslash(each.words[-1].text):
-        raise each.words[-1].refuse(
+        raise each.words[-1].rejection(
             "the directive ends in a backslash, after which nothing comes", "remove the backslash"
         )
     found.append(Directive(each.at, tuple(each.words), " ".join(text for text in each.texts if text)))
     return None
 
 
-def _look_at_comment(head: Word, kinds: Kinds, warnings: Warnings) -> None:
+def _check_comment(head: DirectiveWord, kinds: DirectiveKinds, warnings: RequestWarnings) -> None:
     if not head.text or head.text == "#" or head.text.startswith(("#!", "#SBATCH")):
         return
     if head.text in kinds.refused:
-        raise head.refuse(f"{head.text} is not read on this cluster", kinds.refused[head.text])
+        raise head.rejection(f"{head.text} is not read on this cluster", kinds.refused[head.text])
     listed = " or ".join(kinds.known)
     if head.text in kinds.foreign:
         warnings.add(
@@ -173,14 +173,20 @@ def _look_at_comment(head: Word, kinds: Kinds, warnings: Warnings) -> None:
         return
     for kind in (*kinds.known, *kinds.refused):
         if kinds.by_beginning and head.text.startswith(kind):
-            raise head.refuse(f"Slurm reads {shown(head.text)} as {kind}", f"write {kind} and a blank, or another word")
+            raise head.rejection(
+                f"Slurm reads {quoted_text(head.text)} as {kind}", f"write {kind} and a blank, or another word"
+            )
         is_prefix = head.text.upper().startswith(kind.upper()) if kinds.by_prefix else head.text.startswith(kind)
         if is_prefix or head.text.upper() == kind.upper():
-            warnings.add(head.place(), f"{shown(head.text)} is no directive but a comment; a directive starts {kind}")
+            warnings.add(
+                head.place(), f"{quoted_text(head.text)} is no directive but a comment; a directive starts {kind}"
+            )
             return
 
 
-def _warn_of_late_ones(text: str, number: int, source: str, kinds: Kinds, warnings: Warnings) -> None:
+def _warn_of_late_directives(
+    text: str, number: int, source: str, kinds: DirectiveKinds, warnings: RequestWarnings
+) -> None:
     """Warn of the first directive that is not read: it follows the first command, or is indented, as line `number` is.
 
     To Slurm, too, an indented line is a command, and ends the directives.
@@ -191,7 +197,7 @@ def _warn_of_late_ones(text: str, number: int, source: str, kinds: Kinds, warnin
         if "#" not in line:
             continue
         head = line.split(maxsplit=1)[0]
-        if kinds.of(head, head) in kinds.known:
+        if kinds.kind_of(head, head) in kinds.known:
             is_indented = not line.startswith(head)
             why = "in an indented line is not read; remove the blanks before it" if is_indented else _LATE
             warnings.add(f"{source} line {late}, column {line.index(head) + 1}", f"{head} {why}")
@@ -202,9 +208,9 @@ _LATE = "after the first command is not read; move it up"
 
 
 def check_length(text: str, source: str) -> None:
-    """Raise DirectiveRefused where the text of `--bb` or of a file is too long."""
+    """Raise DirectiveRejected where the text of `--bb` or of a file is too long."""
     if len(text.encode("utf-8", "surrogatepass")) > DIRECTIVE_TEXT_BYTES_MAX:
-        raise DirectiveRefused(
+        raise DirectiveRejected(
             Refusal(
                 RefusalCode.LIMIT_EXCEEDED,
                 f"the text of {source} is longer than {DIRECTIVE_TEXT_BYTES_MAX} bytes",
@@ -227,7 +233,7 @@ _CONTROL = re.compile(
 _WORD = re.compile(r"[^ \t]+")
 
 
-class DirectiveRefused(Exception):
+class DirectiveRejected(Exception):
     """A request that cannot be accepted; `refusal.place` is the line and column."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -237,27 +243,27 @@ class DirectiveRefused(Exception):
         """Further mistakes in the request, in reading order."""
 
 
-REFUSALS_MAX = 64
+REJECTIONS_MAX = 64
 """Refusals of one request, count: a screen or two."""
 
 
-def note_refusals(read: Callable[[], None], refusals: list[Refusal]) -> None:
+def collect_rejections(read: Callable[[], None], refusals: list[Refusal]) -> None:
     """Read something, and keep what is refused instead of raising it."""
     try:
         read()
-    except DirectiveRefused as error:
+    except DirectiveRejected as error:
         refusals += (error.refusal, *error.others)
 
 
-def raise_noted(refusals: list[Refusal]) -> None:
-    """Raise DirectiveRefused with all of these; nothing if there is none."""
+def raise_collected(refusals: list[Refusal]) -> None:
+    """Raise DirectiveRejected with all of these; nothing if there is none."""
     if refusals:
-        error = DirectiveRefused(refusals[0])
-        error.others = tuple(refusals[1:REFUSALS_MAX])
+        error = DirectiveRejected(refusals[0])
+        error.others = tuple(refusals[1:REJECTIONS_MAX])
         raise error
 
 
-class Word(msgspec.Struct, frozen=True):
+class DirectiveWord(msgspec.Struct, frozen=True):
     """A word of a request and its position; line and column count from 1, columns in characters."""
 
     text: str
@@ -269,14 +275,14 @@ class Word(msgspec.Struct, frozen=True):
         """Return the place for a message, for example `script line 3, column 12`."""
         return f"{self.source} line {self.line}, column {self.column + offset}"
 
-    def refuse(
+    def rejection(
         self, sentence: str, remedy: str, offset: int = 0, code: RefusalCode = RefusalCode.INVALID_DIRECTIVE
-    ) -> DirectiveRefused:
+    ) -> DirectiveRejected:
         """Return the exception that names this word's place."""
-        return DirectiveRefused(Refusal(code, sentence, remedy, self.place(offset)))
+        return DirectiveRejected(Refusal(code, sentence, remedy, self.place(offset)))
 
 
-def shown(text: str) -> str:
+def quoted_text(text: str) -> str:
     """Return what the user wrote as a message repeats it: quoted, control characters visible, cut where it is long."""
     return repr(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…")
 
@@ -289,9 +295,9 @@ def ends_in_backslash(text: str) -> bool:
     return text.endswith("\\") and (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
-def split_words(line: str, source: str, number: int, start: int = 0) -> list[Word]:
+def split_words(line: str, source: str, number: int, start: int = 0) -> list[DirectiveWord]:
     """Return the words of a line from the offset `start` on: what lies between blanks and tabs."""
-    return [Word(found[0], source, number, found.start() + 1) for found in _WORD.finditer(line, start)]
+    return [DirectiveWord(found[0], source, number, found.start() + 1) for found in _WORD.finditer(line, start)]
 
 
 def control_offset(line: str) -> int | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from replica.grammar.lexer import Word, shown
+from replica.grammar.lexer import DirectiveWord, quoted_text
 from replica.model import PERSISTENT_PREFIX, WHOLE_BUFFER, Access, SharedFilesystem, are_nested, persistent_variable
 from replica.values import (
     FILESYSTEMS_MAX,
@@ -51,30 +51,30 @@ def _persistent_suffix(variable: str) -> str:
 def path_fault(path: str) -> str | None:
     """Return what is wrong with an absolute path, in words that follow `the path `, or None."""
     if not path.startswith("/"):
-        return f"{shown(path)} is not absolute"
+        return f"{quoted_text(path)} is not absolute"
     if len(path) > PATH_CHARACTERS_ANY and len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX:
         return f"is longer than {PATH_BYTES_MAX} bytes"
     if has_control_character(path):
-        return f"{shown(path)} has a control character"
+        return f"{quoted_text(path)} has a control character"
     if ".." in path and ".." in path.split("/"):
-        return f"{shown(path)} goes up with .."
+        return f"{quoted_text(path)} goes up with .."
     return None
 
 
-def check_outside(word: Word, path: str, offset: int) -> None:
-    """Raise DirectiveRefused unless the path is absolute (`%d/` is the working directory) and has no `..`."""
+def check_outside(word: DirectiveWord, path: str, offset: int) -> None:
+    """Raise DirectiveRejected unless the path is absolute (`%d/` is the working directory) and has no `..`."""
     path = path.removeprefix("\\\\")
     if path.startswith("%d/"):
         path = "/" + path
     fault = path_fault(path)
     if fault is not None:
-        raise word.refuse(
+        raise word.rejection(
             f"the path {fault}", "write an absolute path without .. (%d is the working directory)", offset
         )
 
 
-def check_inside(word: Word, path: str, offset: int, *, is_file: bool = False) -> None:
-    """Raise DirectiveRefused unless the path lies in one of the buffers.
+def check_inside(word: DirectiveWord, path: str, offset: int, *, is_file: bool = False) -> None:
+    """Raise DirectiveRejected unless the path lies in one of the buffers.
 
     The root of a buffer stands for its contents, so it cannot be the source of a transfer of one file (`is_file`).
     """
@@ -82,28 +82,30 @@ def check_inside(word: Word, path: str, offset: int, *, is_file: bool = False) -
         variable, rest = split_inside(path.removeprefix("\\\\"))
     except ValueError:
         listed = ", ".join("$" + name for name in (*INSIDE_VARIABLES, PERSISTENT_PREFIX + "NAME"))
-        raise word.refuse(f"{shown(path)} is not on the buffer", f"start it with one of {listed}", offset) from None
+        raise word.rejection(
+            f"{quoted_text(path)} is not on the buffer", f"start it with one of {listed}", offset
+        ) from None
     fault = path_fault("/" + rest)
     if fault is not None:
-        raise word.refuse(f"the path {fault}", "write a path below the variable, without ..", offset)
+        raise word.rejection(f"the path {fault}", "write a path below the variable, without ..", offset)
     if rest.strip("/"):
         return
     if is_file:
-        raise word.refuse(
-            f"{shown(path)} is the root of the buffer, not a file",
+        raise word.rejection(
+            f"{quoted_text(path)} is the root of the buffer, not a file",
             "add the file's name, or write type=directory",
             offset,
         )
     if variable == WHOLE_BUFFER:
-        raise word.refuse(
-            f"{shown(path)} also holds directories of Forebay",
+        raise word.rejection(
+            f"{quoted_text(path)} also holds directories of Forebay",
             "write $DW_JOB_STRIPED for the root of the buffer",
             offset,
         )
 
 
 def check_access(
-    word: Word,
+    word: DirectiveWord,
     path: str,
     access: tuple[Access, ...],
     uses: Iterable[str],
@@ -111,7 +113,7 @@ def check_access(
     *,
     has_space: bool = True,
 ) -> None:
-    """Raise DirectiveRefused where the path's variable needs something the job did not request.
+    """Raise DirectiveRejected where the path's variable needs something the job did not request.
 
     That is an access mode, a buffer of the job's own (`has_space`), or a persistent buffer (`uses` has their names).
     """
@@ -119,23 +121,23 @@ def check_access(
     name = _persistent_suffix(variable)
     if name:
         if persistent_variable(name) not in map(persistent_variable, uses):
-            raise word.refuse(
-                f"the job does not use the persistent buffer {shown(name)}",
+            raise word.rejection(
+                f"the job does not use the persistent buffer {quoted_text(name)}",
                 f"add {directive} persistentdw name={name[:48]}",
             )
         return
     needed = INSIDE_VARIABLES[variable]
     if needed is not None and needed not in access:
-        raise word.refuse(
+        raise word.rejection(
             f"${variable} needs access_mode={needed.name.lower()}",
             f"add {needed.name.lower()} to access_mode= of {directive} jobdw",
         )
     if not has_space:
         # Space outside any pool would be held against no capacity.
-        raise word.refuse(f"the job has no buffer for ${variable}", f"add {directive} jobdw capacity=10GiB")
+        raise word.rejection(f"the job has no buffer for ${variable}", f"add {directive} jobdw capacity=10GiB")
 
 
-def filesystem_refusal(filesystems: Mapping[str, SharedFilesystem], name: str, path: str) -> Refusal | None:
+def check_filesystem(filesystems: Mapping[str, SharedFilesystem], name: str, path: str) -> Refusal | None:
     """Return why there cannot be a shared filesystem of this name and path beside `filesystems`, or None."""
     fault = name_fault(name)
     if fault is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from replica.grammar.lexer import Warnings, Word, shown
+from replica.grammar.lexer import DirectiveWord, RequestWarnings, quoted_text
 from replica.grammar.paths import check_access
-from replica.grammar.values import Value, did_you_mean, read_access
+from replica.grammar.values import OptionValue, did_you_mean, read_access
 from replica.model import (
     NATIVE,
     Access,
@@ -15,7 +15,7 @@ from replica.model import (
     DestroyPersistent,
     ListTransfer,
     Transfer,
-    choice_verb,
+    choice_prefix,
     persistent_variable,
     provider_facts,
 )
@@ -34,14 +34,14 @@ SUGGESTIONS_MAX = 8
 
 class _Move(NamedTuple):
     transfer: Transfer
-    outside: Word
-    inside: Word
+    outside: DirectiveWord
+    inside: DirectiveWord
 
 
-class Asked:
+class RequestBuilder:
     """Collects what one job asks for; `provider` is the site's."""
 
-    def __init__(self, provider: str, warnings: Warnings) -> None:
+    def __init__(self, provider: str, warnings: RequestWarnings) -> None:
         self.provider = provider
         self.facts = provider_facts(provider)
         self.warnings = warnings
@@ -52,23 +52,23 @@ class Asked:
         """Directive word shown in remedies."""
         self.lines: list[str] = []
         self.capacity: Quantity | None = None
-        self.capacity_at: Word | None = None
+        self.capacity_at: DirectiveWord | None = None
         self.pool = ""
-        self.pool_at: Word | None = None
-        self.space_at: Word | None = None
+        self.pool_at: DirectiveWord | None = None
+        self.space_at: DirectiveWord | None = None
         self.access: tuple[Access, ...] = ()
         self.type = "scratch"
         self.swap_bytes = 0
-        self.swap_at: Word | None = None
+        self.swap_at: DirectiveWord | None = None
         self.swap_pool = ""
         self.moves: dict[str, list[_Move]] = {stage: [] for stage in STAGES}
-        self.opaque_at: Word | None = None
+        self.opaque_at: DirectiveWord | None = None
         self.lists: list[ListTransfer] = []
-        self.list_insides: list[tuple[Word, str]] = []
+        self.list_insides: list[tuple[DirectiveWord, str]] = []
         self.commands: dict[str, list[str]] = {stage: [] for stage in STAGES}
-        self.uses: dict[str, Word] = {}
-        self.creates: dict[str, tuple[CreatePersistent, Word]] = {}
-        self.destroys: dict[str, tuple[DestroyPersistent, Word]] = {}
+        self.uses: dict[str, DirectiveWord] = {}
+        self.creates: dict[str, tuple[CreatePersistent, DirectiveWord]] = {}
+        self.destroys: dict[str, tuple[DestroyPersistent, DirectiveWord]] = {}
         self.options: list[tuple[str, str]] = []
         """Verb and option."""
 
@@ -77,29 +77,31 @@ class Asked:
         """Return whether Forebay's agents do the work, which limits the supported transfers and types."""
         return self.provider == NATIVE
 
-    def begin_space(self, at: Word) -> None:
+    def begin_space(self, at: DirectiveWord) -> None:
         """Note that capacity for the job itself is asked for; refuse a second time."""
         if self.space_at is not None:
-            raise at.refuse(
+            raise at.rejection(
                 f"capacity is asked for a second time (first at {self.space_at.place()})",
                 "write one request for the whole job",
             )
         self.space_at = at
 
-    def begin_swap(self, at: Word) -> None:
+    def begin_swap(self, at: DirectiveWord) -> None:
         """Note that swap is asked for; refuse a second time."""
         if self.swap_at is not None:
-            raise at.refuse(
+            raise at.rejection(
                 f"swap is asked for a second time (first at {self.swap_at.place()})", "write one swap for the whole job"
             )
         self.swap_at = at
 
-    def move(self, stage: str, verb: Word, transfer: Transfer, outside: Word, inside: Word) -> None:
+    def move(
+        self, stage: str, verb: DirectiveWord, transfer: Transfer, outside: DirectiveWord, inside: DirectiveWord
+    ) -> None:
         """Add one transfer of a file or a directory."""
         self._bound_moves(stage, verb)
         self.moves[stage].append(_Move(transfer, outside, inside))
 
-    def move_list(self, stage: str, verb: Word, transfer: ListTransfer) -> None:
+    def move_list(self, stage: str, verb: DirectiveWord, transfer: ListTransfer) -> None:
         """Add one transfer of what a file lists."""
         self._bound_moves(stage, verb)
         self.lists.append(transfer)
@@ -108,54 +110,54 @@ class Asked:
         """Keep an option of the transfer that was added last to the stage."""
         lists = [transfer for transfer in self.lists if transfer.outgoing == (stage == "stage_out")]
         index = len(lists if listed else self.moves[stage]) - 1
-        self.options.append((choice_verb(stage, index, listed=listed), text))
+        self.options.append((choice_prefix(stage, index, listed=listed), text))
 
-    def _bound_moves(self, stage: str, verb: Word) -> None:
+    def _bound_moves(self, stage: str, verb: DirectiveWord) -> None:
         listed = sum(transfer.outgoing == (stage == "stage_out") for transfer in self.lists)
         if len(self.moves[stage]) + listed >= TRANSFERS_PER_STAGE_MAX:
-            raise verb.refuse(
+            raise verb.rejection(
                 f"there are more than {TRANSFERS_PER_STAGE_MAX} {stage} directives",
                 "stage a directory instead of its files",
                 code=RefusalCode.LIMIT_EXCEEDED,
             )
 
-    def use(self, name: str, at: Word) -> None:
+    def use(self, name: str, at: DirectiveWord) -> None:
         """Add a persistent buffer that the job works with."""
         self._once(name, at, self.uses, "used")
         for other, word in self.uses.items():
             if persistent_variable(other) == persistent_variable(name):
-                raise at.refuse(
+                raise at.rejection(
                     f"the persistent buffers {other!r} (at {word.place()}) and {name!r} have the same variable "
                     f"${persistent_variable(name)}",
                     "use them in two jobs, or rename one",
                 )
         self.uses[name] = at
 
-    def create(self, record: CreatePersistent, at: Word) -> None:
+    def create(self, record: CreatePersistent, at: DirectiveWord) -> None:
         """Add a persistent buffer that the job makes."""
         self._once(record.name, at, {name: word for name, (_, word) in self.creates.items()}, "created")
         self.creates[record.name] = (record, at)
 
-    def destroy(self, record: DestroyPersistent, at: Word) -> None:
+    def destroy(self, record: DestroyPersistent, at: DirectiveWord) -> None:
         """Add a persistent buffer that the job removes."""
         self._once(record.name, at, {name: word for name, (_, word) in self.destroys.items()}, "destroyed")
         self.destroys[record.name] = (record, at)
 
     @staticmethod
-    def _once(name: str, at: Word, known: dict[str, Word], done: str) -> None:
+    def _once(name: str, at: DirectiveWord, known: dict[str, DirectiveWord], done: str) -> None:
         if name in known:
-            raise at.refuse(
+            raise at.rejection(
                 f"the persistent buffer {name!r} is {done} a second time (first at {known[name].place()})",
                 "write it once",
             )
         if len(known) >= PERSISTENT_PER_JOB_MAX:
-            raise at.refuse(
+            raise at.rejection(
                 f"more than {PERSISTENT_PER_JOB_MAX} persistent buffers are {done}",
                 "use several jobs",
                 code=RefusalCode.LIMIT_EXCEEDED,
             )
 
-    def access_modes(self, value: Value) -> tuple[Access, ...]:
+    def access_modes(self, value: OptionValue) -> tuple[Access, ...]:
         """Return the access modes of an option."""
         found = read_access(value)
         if found.has_options and self.native:
@@ -163,12 +165,12 @@ class Asked:
             self.warnings.add(value.word.place(value.offset), sentence)
         return found.modes
 
-    def pass_on(self, verb: str, words: tuple[Word, ...]) -> None:
+    def pass_on(self, verb: str, words: tuple[DirectiveWord, ...]) -> None:
         """Keep the options of a directive that are not known here, and warn of them."""
         for word in words:
             self.options.append((verb, word.text))
             key, equals, _ = word.text.partition("=")
-            what = f"option {key[:48]}=" if equals else f"word {shown(key)}"
+            what = f"option {key[:48]}=" if equals else f"word {quoted_text(key)}"
             self._unknown += 1
             compared = equals and self._unknown <= SUGGESTIONS_MAX
             near = did_you_mean(key, OPTION_NAMES, "=").strip() if compared else ""
@@ -176,7 +178,7 @@ class Asked:
             self.warnings.add(word.place(), f"the {what} is not known here; it is kept and passed on{hint}")
 
     def finish(self) -> BufferRequest:
-        """Return the request; raises DirectiveRefused for what contradicts itself."""
+        """Return the request; raises DirectiveRejected for what contradicts itself."""
         access = self.access or (Access.STRIPED,)
         for moves in self.moves.values():
             for move in moves:
@@ -235,7 +237,7 @@ class Asked:
             other = self.creates[name][1] if name in self.creates else self.uses.get(name)
             if other is not None:
                 does = "creates" if name in self.creates else "uses"
-                raise at.refuse(
+                raise at.rejection(
                     f"the job destroys the persistent buffer {name!r}, and {does} it at {other.place()}",
                     "destroy it in a job of its own",
                 )
@@ -244,17 +246,17 @@ class Asked:
         if self.swap_at is None:
             return
         if self.space_at is not None and self.swap_pool != self.pool:
-            raise self.swap_at.refuse(
+            raise self.swap_at.rejection(
                 "swap and capacity are asked of different pools", "write the same pool= for both", code=_CAPACITY
             )
         if self.capacity is not None and self.capacity.unit == "nodes":
-            raise self.swap_at.refuse("swap is asked for beside a capacity in nodes", "write sizes", code=_CAPACITY)
+            raise self.swap_at.rejection("swap is asked for beside a capacity in nodes", "write sizes", code=_CAPACITY)
         if self.swap_bytes > SIZE_BYTES_MAX - (0 if self.capacity is None else self.capacity.value):
-            raise self.swap_at.refuse("swap and capacity together overflow", "ask for less", code=_CAPACITY)
+            raise self.swap_at.rejection("swap and capacity together overflow", "ask for less", code=_CAPACITY)
 
     def _check_staged(self) -> None:
         if self.opaque_at is not None and self.space_at is None and not self.uses:
-            raise self.opaque_at.refuse(
+            raise self.opaque_at.rejection(
                 f"{self.opaque_at.text} has no buffer to work on", "add #DW jobdw capacity= or #DW persistentdw name="
             )
 

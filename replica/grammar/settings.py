@@ -21,8 +21,8 @@ from replica.model import (
     TIMEOUTS,
     UNKNOWN_OPTIONS,
     VERIFY_LEVELS,
-    ordered_flags,
     program_fault,
+    sort_flags,
     template_fault,
 )
 from replica.values import SizeError, format_slurm_size, name_fault, parse_size
@@ -37,7 +37,7 @@ DIGITS_MAX = 18
 """Digits of a number, count: more than any bound has, and few enough for a signed 64-bit field."""
 
 
-class Owner(StrEnum):
+class SettingOwner(StrEnum):
     """Which record holds a key's value."""
 
     SITE = "site"
@@ -49,7 +49,7 @@ class Owner(StrEnum):
     """Scheduling rules: priority, accounts, revocation."""
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """Formats of values."""
 
     NUMBER = "a whole number"
@@ -76,18 +76,18 @@ class Kind(StrEnum):
     TEMPLATE = "a command line, its program by absolute path"
 
 
-class Key(msgspec.Struct, frozen=True):
+class SettingKey(msgspec.Struct, frozen=True):
     """A configuration key. `about` describes its effect; `is_slurm` marks a key of burst_buffer.conf."""
 
     name: str
-    owner: Owner
+    owner: SettingOwner
     field: str
-    kind: Kind
+    kind: ValueKind
     about: str
     is_slurm: bool = True
 
 
-class ValueFault(ValueError):
+class ValueFormatError(ValueError):
     """A value that cannot be read: `offset` is where in it, counted in characters from 0."""
 
     def __init__(self, sentence: str, remedy: str, offset: int = 0) -> None:
@@ -97,130 +97,273 @@ class ValueFault(ValueError):
         self.offset = offset
 
 
-def _program(name: str, field: str, about: str) -> Key:
-    return Key(name, Owner.SITE, field, Kind.PROGRAM, about)
+def _program_key(name: str, field: str, about: str) -> SettingKey:
+    return SettingKey(name, SettingOwner.SITE, field, ValueKind.PROGRAM, about)
 
 
-def _own(name: str, owner: Owner, field: str, kind: Kind, about: str) -> Key:
-    return Key(name, owner, field, kind, about, is_slurm=False)
+def _forebay_key(name: str, owner: SettingOwner, field: str, kind: ValueKind, about: str) -> SettingKey:
+    return SettingKey(name, owner, field, kind, about, is_slurm=False)
 
 
-def _moving(name: str, field: str, kind: Kind, about: str) -> Key:
-    return Key(name, Owner.TRANSFERS, field, kind, about, is_slurm=False)
+def _transfer_key(name: str, field: str, kind: ValueKind, about: str) -> SettingKey:
+    return SettingKey(name, SettingOwner.TRANSFERS, field, kind, about, is_slurm=False)
 
 
-def _scheduling(name: str, field: str, kind: Kind, about: str) -> Key:
-    return Key(name, Owner.RULES, field, kind, about, is_slurm=False)
+def _scheduling_key(name: str, field: str, kind: ValueKind, about: str) -> SettingKey:
+    return SettingKey(name, SettingOwner.RULES, field, kind, about, is_slurm=False)
 
 
 _GENERIC = "program of the generic provider"
 
-KEYS: tuple[Key, ...] = (
-    Key("AllowUsers", Owner.SITE, "allow_users", Kind.USERS, "who alone may ask for a buffer; not with DenyUsers"),
-    _program("CreateBuffer", "create_buffer", f"{_GENERIC}: makes a buffer"),
-    Key("DefaultPool", Owner.SITE, "default_pool", Kind.WORD, "the pool of requests that name none"),
-    Key("DenyUsers", Owner.SITE, "deny_users", Kind.DENIED, "who may not ask for a buffer; not with AllowUsers"),
-    _program("DestroyBuffer", "destroy_buffer", f"{_GENERIC}: removes a buffer"),
-    Key("Directive", Owner.SITE, "directive", Kind.WORD, "what directives of the lua provider begin with, after #"),
-    Key("Flags", Owner.SITE, "flags", Kind.FLAGS, f"some of {', '.join(FLAGS)}"),
-    _program("GetSysState", "get_sys_state", "tells pools and performs the datawarp provider's operations"),
-    _program("GetSysStatus", "get_sys_status", "answers `forebay slurm bbstat`"),
-    Key("Granularity", Owner.SITE, "granularity", Kind.SIZE, "granularity of a pool that comes without one"),
-    Key("OtherTimeout", Owner.SITE, "other_timeout_s", Kind.SECONDS, "for setup, pre-run, post-run and teardown"),
-    Key("PollInterval", Owner.SITE, "poll_interval_s", Kind.SECONDS, "between two questions to a busy operation"),
-    Key("Pools", Owner.SITE, "pools", Kind.TEXT, "kept without effect, as in Slurm: use `forebay pool create`"),
-    Key("PrivateData", Owner.FLAG, "PrivateData", Kind.YES_NO, "users see their own buffers only (also a flag)"),
-    Key("StageInTimeout", Owner.SITE, "stage_in_timeout_s", Kind.SECONDS, "for stage-in"),
-    Key("StageOutTimeout", Owner.SITE, "stage_out_timeout_s", Kind.SECONDS, "for stage-out"),
-    _program("StartStageIn", "start_stage_in", f"{_GENERIC}: begins stage-in"),
-    _program("StartStageOut", "start_stage_out", f"{_GENERIC}: begins stage-out"),
-    _program("StopStageIn", "stop_stage_in", f"{_GENERIC}: ends stage-in"),
-    _program("StopStageOut", "stop_stage_out", f"{_GENERIC}: ends stage-out"),
-    Key("ValidateTimeout", Owner.SITE, "validate_timeout_s", Kind.SECONDS, "for the check of a submit"),
-    _own("AllowRoot", Owner.SITE, "allow_root", Kind.YES_NO, "whether the user root may submit"),
-    _own("ArrayStageCount", Owner.SITE, "array_stage_count", Kind.NUMBER, "tasks of an array that stage at a time"),
-    _own("BurstBufferType", Owner.SITE, "provider", Kind.PROVIDER, f"the provider: {', '.join(PROVIDERS)}"),
-    _own("Destinations", Owner.SITE, "destinations", Kind.ROOTS, "where jobs may stage out to; %u is the user"),
-    _own("FinishedJobsKept", Owner.SITE, "finished_jobs_kept", Kind.NUMBER, "finished jobs kept in the state"),
-    _own(
+KEYS: tuple[SettingKey, ...] = (
+    SettingKey(
+        "AllowUsers",
+        SettingOwner.SITE,
+        "allow_users",
+        ValueKind.USERS,
+        "who alone may ask for a buffer; not with DenyUsers",
+    ),
+    _program_key("CreateBuffer", "create_buffer", f"{_GENERIC}: makes a buffer"),
+    SettingKey("DefaultPool", SettingOwner.SITE, "default_pool", ValueKind.WORD, "the pool of requests that name none"),
+    SettingKey(
+        "DenyUsers",
+        SettingOwner.SITE,
+        "deny_users",
+        ValueKind.DENIED,
+        "who may not ask for a buffer; not with AllowUsers",
+    ),
+    _program_key("DestroyBuffer", "destroy_buffer", f"{_GENERIC}: removes a buffer"),
+    SettingKey(
+        "Directive",
+        SettingOwner.SITE,
+        "directive",
+        ValueKind.WORD,
+        "what directives of the lua provider begin with, after #",
+    ),
+    SettingKey("Flags", SettingOwner.SITE, "flags", ValueKind.FLAGS, f"some of {', '.join(FLAGS)}"),
+    _program_key("GetSysState", "get_sys_state", "tells pools and performs the datawarp provider's operations"),
+    _program_key("GetSysStatus", "get_sys_status", "answers `forebay slurm bbstat`"),
+    SettingKey(
+        "Granularity", SettingOwner.SITE, "granularity", ValueKind.SIZE, "granularity of a pool that comes without one"
+    ),
+    SettingKey(
+        "OtherTimeout",
+        SettingOwner.SITE,
+        "other_timeout_s",
+        ValueKind.SECONDS,
+        "for setup, pre-run, post-run and teardown",
+    ),
+    SettingKey(
+        "PollInterval",
+        SettingOwner.SITE,
+        "poll_interval_s",
+        ValueKind.SECONDS,
+        "between two questions to a busy operation",
+    ),
+    SettingKey(
+        "Pools",
+        SettingOwner.SITE,
+        "pools",
+        ValueKind.TEXT,
+        "kept without effect, as in Slurm: use `forebay pool create`",
+    ),
+    SettingKey(
+        "PrivateData",
+        SettingOwner.FLAG,
+        "PrivateData",
+        ValueKind.YES_NO,
+        "users see their own buffers only (also a flag)",
+    ),
+    SettingKey("StageInTimeout", SettingOwner.SITE, "stage_in_timeout_s", ValueKind.SECONDS, "for stage-in"),
+    SettingKey("StageOutTimeout", SettingOwner.SITE, "stage_out_timeout_s", ValueKind.SECONDS, "for stage-out"),
+    _program_key("StartStageIn", "start_stage_in", f"{_GENERIC}: begins stage-in"),
+    _program_key("StartStageOut", "start_stage_out", f"{_GENERIC}: begins stage-out"),
+    _program_key("StopStageIn", "stop_stage_in", f"{_GENERIC}: ends stage-in"),
+    _program_key("StopStageOut", "stop_stage_out", f"{_GENERIC}: ends stage-out"),
+    SettingKey(
+        "ValidateTimeout", SettingOwner.SITE, "validate_timeout_s", ValueKind.SECONDS, "for the check of a submit"
+    ),
+    _forebay_key("AllowRoot", SettingOwner.SITE, "allow_root", ValueKind.YES_NO, "whether the user root may submit"),
+    _forebay_key(
+        "ArrayStageCount",
+        SettingOwner.SITE,
+        "array_stage_count",
+        ValueKind.NUMBER,
+        "tasks of an array that stage at a time",
+    ),
+    _forebay_key(
+        "BurstBufferType", SettingOwner.SITE, "provider", ValueKind.PROVIDER, f"the provider: {', '.join(PROVIDERS)}"
+    ),
+    _forebay_key(
+        "Destinations",
+        SettingOwner.SITE,
+        "destinations",
+        ValueKind.ROOTS,
+        "where jobs may stage out to; %u is the user",
+    ),
+    _forebay_key(
+        "FinishedJobsKept", SettingOwner.SITE, "finished_jobs_kept", ValueKind.NUMBER, "finished jobs kept in the state"
+    ),
+    _forebay_key(
         "ExternalJobLinger",
-        Owner.SITE,
+        SettingOwner.SITE,
         "external_job_linger_s",
-        Kind.SECONDS,
+        ValueKind.SECONDS,
         "data of an external job torn down before its run is kept",
     ),
-    _own(
+    _forebay_key(
         "ExternalJobSetupWait",
-        Owner.SITE,
+        SettingOwner.SITE,
         "external_job_setup_wait_s",
-        Kind.SECONDS,
+        ValueKind.SECONDS,
         "the setup of an external job waits for space",
     ),
-    _own(
-        "HoldOversized", Owner.SITE, "hold_oversized", Kind.YES_NO, "whether what exceeds its pool waits or is refused"
+    _forebay_key(
+        "HoldOversized",
+        SettingOwner.SITE,
+        "hold_oversized",
+        ValueKind.YES_NO,
+        "whether what exceeds its pool waits or is refused",
     ),
-    _own("LuaScript", Owner.SITE, "lua_script", Kind.PROGRAM, "the burst_buffer.lua of the lua provider"),
-    _own("MaxPasses", Owner.SITE, "max_passes", Kind.NUMBER, "how often smaller requests may pass the first in line"),
-    _own(
+    _forebay_key(
+        "LuaScript", SettingOwner.SITE, "lua_script", ValueKind.PROGRAM, "the burst_buffer.lua of the lua provider"
+    ),
+    _forebay_key(
+        "MaxPasses",
+        SettingOwner.SITE,
+        "max_passes",
+        ValueKind.NUMBER,
+        "how often smaller requests may pass the first in line",
+    ),
+    _forebay_key(
         "NodeDownRestageTime",
-        Owner.SITE,
+        SettingOwner.SITE,
         "node_down_restage_s",
-        Kind.SECONDS,
+        ValueKind.SECONDS,
         "until jobs that have not started leave a node that is down; 0: never",
     ),
-    _own("OperationsPerStage", Owner.SITE, "operations_per_stage_max", Kind.NUMBER, "operations at once in a stage"),
-    _own(
-        "PreRunRequeues", Owner.SITE, "pre_run_requeues", Kind.NUMBER, "requeues after a failed pre-run before a hold"
+    _forebay_key(
+        "OperationsPerStage",
+        SettingOwner.SITE,
+        "operations_per_stage_max",
+        ValueKind.NUMBER,
+        "operations at once in a stage",
     ),
-    _own(
-        "RequeueOnNodeFail", Owner.SITE, "requeue_on_node_fail", Kind.YES_NO, "whether jobs of a failed node wait again"
+    _forebay_key(
+        "PreRunRequeues",
+        SettingOwner.SITE,
+        "pre_run_requeues",
+        ValueKind.NUMBER,
+        "requeues after a failed pre-run before a hold",
     ),
-    _own("RestartPolicy", Owner.SITE, "restart_policy", Kind.RESTART, "what a new leader does with operations"),
-    _own("RetryBackoff", Owner.SITE, "retry_backoff_s", Kind.SECONDS, "before the first retry, doubled each time"),
-    _own("RetryBackoffMax", Owner.SITE, "retry_backoff_max_s", Kind.SECONDS, "the longest wait before a retry"),
-    _own("Sources", Owner.SITE, "sources", Kind.ROOTS, "where jobs may stage in from; %u is the user"),
-    _own("StagedHoldTime", Owner.SITE, "staged_hold_time_s", Kind.SECONDS, "until a held job's buffer is removed"),
-    _own("StageRetries", Owner.SITE, "stage_retries", Kind.NUMBER, "retries of an operation before the job is held"),
-    _own(
+    _forebay_key(
+        "RequeueOnNodeFail",
+        SettingOwner.SITE,
+        "requeue_on_node_fail",
+        ValueKind.YES_NO,
+        "whether jobs of a failed node wait again",
+    ),
+    _forebay_key(
+        "RestartPolicy",
+        SettingOwner.SITE,
+        "restart_policy",
+        ValueKind.RESTART,
+        "what a new leader does with operations",
+    ),
+    _forebay_key(
+        "RetryBackoff",
+        SettingOwner.SITE,
+        "retry_backoff_s",
+        ValueKind.SECONDS,
+        "before the first retry, doubled each time",
+    ),
+    _forebay_key(
+        "RetryBackoffMax",
+        SettingOwner.SITE,
+        "retry_backoff_max_s",
+        ValueKind.SECONDS,
+        "the longest wait before a retry",
+    ),
+    _forebay_key(
+        "Sources", SettingOwner.SITE, "sources", ValueKind.ROOTS, "where jobs may stage in from; %u is the user"
+    ),
+    _forebay_key(
+        "StagedHoldTime",
+        SettingOwner.SITE,
+        "staged_hold_time_s",
+        ValueKind.SECONDS,
+        "until a held job's buffer is removed",
+    ),
+    _forebay_key(
+        "StageRetries",
+        SettingOwner.SITE,
+        "stage_retries",
+        ValueKind.NUMBER,
+        "retries of an operation before the job is held",
+    ),
+    _forebay_key(
         "UnknownSbatchOptions",
-        Owner.SITE,
+        SettingOwner.SITE,
         "unknown_sbatch_options",
-        Kind.UNKNOWN_OPTIONS,
+        ValueKind.UNKNOWN_OPTIONS,
         "what options of sbatch without effect here lead to",
     ),
-    _moving(
-        "TransferAlgorithm", "algorithm", Kind.ALGORITHM, "the digest of files: the fast one, or one against tampering"
+    _transfer_key(
+        "TransferAlgorithm",
+        "algorithm",
+        ValueKind.ALGORITHM,
+        "the digest of files: the fast one, or one against tampering",
     ),
-    _moving(
-        "TransferBackends", "backends", Kind.BACKENDS, f"some of {', '.join(BACKENDS)}; the first one is the default"
+    _transfer_key(
+        "TransferBackends",
+        "backends",
+        ValueKind.BACKENDS,
+        f"some of {', '.join(BACKENDS)}; the first one is the default",
     ),
-    _moving(
+    _transfer_key(
         "TransferOutsideLinks",
         "outside_links",
-        Kind.YES_NO,
+        ValueKind.YES_NO,
         "whether links that lead out of what is staged may be made again as they are",
     ),
-    _moving("TransferRate", "transfer_bytes_s", Kind.RATE, "how fast one transfer may go; 0 pauses"),
-    _moving("TransferRateOfCluster", "cluster_bytes_s", Kind.RATE, "how fast all transfers may go together"),
-    _moving("TransferRatePerNode", "node_bytes_s", Kind.RATE, "how fast the transfers of a node may go together"),
-    _moving("TransferRatePerUser", "user_bytes_s", Kind.RATE, "how fast the transfers of a user may go together"),
-    _moving("TransferReplace", "replace", Kind.YES_NO, "whether files at the destination are replaced"),
-    _moving("TransferStallTime", "stall_s", Kind.SECONDS, "how long a transfer may stand still before it is late"),
-    _moving("TransferTemplate", "template", Kind.TEMPLATE, "how the backend template calls its program"),
-    _moving("TransferTimeMax", "hard_cap_s", Kind.SECONDS, "how long a transfer may take however well it goes on"),
-    _moving(
-        "TransferTimeouts", "timeouts", Kind.TIMEOUTS, "late by progress, or after StageInTimeout and StageOutTimeout"
+    _transfer_key("TransferRate", "transfer_bytes_s", ValueKind.RATE, "how fast one transfer may go; 0 pauses"),
+    _transfer_key("TransferRateOfCluster", "cluster_bytes_s", ValueKind.RATE, "how fast all transfers may go together"),
+    _transfer_key(
+        "TransferRatePerNode", "node_bytes_s", ValueKind.RATE, "how fast the transfers of a node may go together"
     ),
-    _moving("TransferVerify", "verify", Kind.VERIFY, "what is compared before a file counts as moved"),
-    _moving("TransfersAtOnce", "cluster_at_once", Kind.AT_ONCE, "transfers under way in all"),
-    _moving("TransfersPerNode", "node_at_once", Kind.AT_ONCE, "transfers under way on a node"),
-    _moving("TransfersPerUser", "user_at_once", Kind.AT_ONCE, "transfers under way of a user"),
-    _scheduling("AccountsRequired", "accounts_required", Kind.YES_NO, "reject jobs without an account"),
-    _scheduling("DefaultAccount", "default_account", Kind.WORD, "account of jobs that name none"),
-    _scheduling("DefaultQOS", "default_qos", Kind.WORD, "QOS of jobs that name none"),
-    _scheduling("RevocationsMax", "revocations_max", Kind.NUMBER, "revocations of one job's staged buffer; 0: none"),
-    _scheduling("RevokeAfter", "revoke_after_s", Kind.SECONDS, "wait of a staged job before its buffer is revoked"),
-    _scheduling("SizePointsPerGiB", "size_points_per_gib", Kind.POINTS, "priority points for each GiB of a request"),
+    _transfer_key(
+        "TransferRatePerUser", "user_bytes_s", ValueKind.RATE, "how fast the transfers of a user may go together"
+    ),
+    _transfer_key("TransferReplace", "replace", ValueKind.YES_NO, "whether files at the destination are replaced"),
+    _transfer_key(
+        "TransferStallTime", "stall_s", ValueKind.SECONDS, "how long a transfer may stand still before it is late"
+    ),
+    _transfer_key("TransferTemplate", "template", ValueKind.TEMPLATE, "how the backend template calls its program"),
+    _transfer_key(
+        "TransferTimeMax", "hard_cap_s", ValueKind.SECONDS, "how long a transfer may take however well it goes on"
+    ),
+    _transfer_key(
+        "TransferTimeouts",
+        "timeouts",
+        ValueKind.TIMEOUTS,
+        "late by progress, or after StageInTimeout and StageOutTimeout",
+    ),
+    _transfer_key("TransferVerify", "verify", ValueKind.VERIFY, "what is compared before a file counts as moved"),
+    _transfer_key("TransfersAtOnce", "cluster_at_once", ValueKind.AT_ONCE, "transfers under way in all"),
+    _transfer_key("TransfersPerNode", "node_at_once", ValueKind.AT_ONCE, "transfers under way on a node"),
+    _transfer_key("TransfersPerUser", "user_at_once", ValueKind.AT_ONCE, "transfers under way of a user"),
+    _scheduling_key("AccountsRequired", "accounts_required", ValueKind.YES_NO, "reject jobs without an account"),
+    _scheduling_key("DefaultAccount", "default_account", ValueKind.WORD, "account of jobs that name none"),
+    _scheduling_key("DefaultQOS", "default_qos", ValueKind.WORD, "QOS of jobs that name none"),
+    _scheduling_key(
+        "RevocationsMax", "revocations_max", ValueKind.NUMBER, "revocations of one job's staged buffer; 0: none"
+    ),
+    _scheduling_key(
+        "RevokeAfter", "revoke_after_s", ValueKind.SECONDS, "wait of a staged job before its buffer is revoked"
+    ),
+    _scheduling_key(
+        "SizePointsPerGiB", "size_points_per_gib", ValueKind.POINTS, "priority points for each GiB of a request"
+    ),
 )
 """Every key, Slurm's first, each part by name."""
 
@@ -240,7 +383,7 @@ _ELSEWHERE = {
 """Keys of other releases or other files, and what says the same here."""
 
 
-def find_key(name: str) -> Key | None:
+def find_key(name: str) -> SettingKey | None:
     """Return the key of this name, without regard to case; None if there is none."""
     return _BY_NAME.get(name.lower())
 
@@ -259,72 +402,74 @@ def unknown_key_remedy(name: str) -> str:
     )
 
 
-def parse_value(key: Key, text: str) -> Any:
-    """Return the value that `text` says for `key`; ValueFault where it says none. Bounds are checked by the records."""
+def parse_value(key: SettingKey, text: str) -> Any:
+    """Return the value that `text` says for `key`; ValueFormatError if it says none. Records check bounds."""
     if not text:
-        raise ValueFault(f"{key.name} has no value", f"write {key.kind.value}, or apply a file that leaves it out")
+        raise ValueFormatError(
+            f"{key.name} has no value", f"write {key.kind.value}, or apply a file that leaves it out"
+        )
     match key.kind:
-        case Kind.NUMBER | Kind.SECONDS:
+        case ValueKind.NUMBER | ValueKind.SECONDS:
             return _number(key, text)
-        case Kind.POINTS:
+        case ValueKind.POINTS:
             return -_number(key, text[1:]) if text.startswith("-") else _number(key, text)
-        case Kind.SIZE:
+        case ValueKind.SIZE:
             return _size(text)
-        case Kind.USERS | Kind.DENIED:
+        case ValueKind.USERS | ValueKind.DENIED:
             return _users(key, text)
-        case Kind.FLAGS:
+        case ValueKind.FLAGS:
             return _flags(text)
-        case Kind.YES_NO:
+        case ValueKind.YES_NO:
             return _yes_no(key, text)
-        case Kind.PROGRAM:
+        case ValueKind.PROGRAM:
             return _program_path(key, text)
-        case Kind.PROVIDER:
+        case ValueKind.PROVIDER:
             return _choice(key, text.lower().removeprefix(PROVIDER_PREFIX), PROVIDERS)
-        case Kind.RESTART:
+        case ValueKind.RESTART:
             return _choice(key, text.lower(), RESTART_POLICIES)
-        case Kind.UNKNOWN_OPTIONS:
+        case ValueKind.UNKNOWN_OPTIONS:
             return _choice(key, text.lower(), UNKNOWN_OPTIONS)
-        case Kind.ROOTS:
+        case ValueKind.ROOTS:
             return tuple(root for root in text.split(",") if root)
-        case Kind.RATE:
+        case ValueKind.RATE:
             return _rate(text)
-        case Kind.AT_ONCE:
+        case ValueKind.AT_ONCE:
             return None if text.lower() == UNLIMITED else _number(key, text)
-        case Kind.VERIFY:
+        case ValueKind.VERIFY:
             return _choice(key, text.lower(), VERIFY_LEVELS)
-        case Kind.ALGORITHM:
+        case ValueKind.ALGORITHM:
             return _choice(key, text.lower(), ALGORITHMS)
-        case Kind.TIMEOUTS:
+        case ValueKind.TIMEOUTS:
             return _choice(key, text.lower(), TIMEOUTS)
-        case Kind.TEMPLATE:
+        case ValueKind.TEMPLATE:
             return _template(key, text)
-        case Kind.BACKENDS:
+        case ValueKind.BACKENDS:
             return tuple(dict.fromkeys(_choice(key, word, BACKENDS) for word in text.lower().split(",") if word))
-        case Kind.WORD:
+        case ValueKind.WORD:
             fault = name_fault(text.removeprefix("#") if key.field == "directive" else text)
             if fault is not None or text.startswith("#"):
-                raise ValueFault(f"{key.name} {fault or 'starts with #'}", "write one word, without #")
+                raise ValueFormatError(f"{key.name} {fault or 'starts with #'}", "write one word, without #")
             return text
-        case Kind.TEXT:
+        case ValueKind.TEXT:
             return text
 
 
-def format_value(key: Key, value: Any) -> str:
+def format_value(key: SettingKey, value: Any) -> str:
     """Return a value as it is written in a file; "" where it is not written at all (nothing was said)."""
     match key.kind:
-        case Kind.SIZE:
+        case ValueKind.SIZE:
             return format_slurm_size(value)
-        case Kind.RATE | Kind.AT_ONCE if value is None:
+        case ValueKind.RATE | ValueKind.AT_ONCE if value is None:
             return UNLIMITED
-        case Kind.RATE:
+        case ValueKind.RATE:
             return format_slurm_size(value)
-        case Kind.USERS | Kind.FLAGS | Kind.ROOTS | Kind.BACKENDS:
+        case ValueKind.USERS | ValueKind.FLAGS | ValueKind.ROOTS | ValueKind.BACKENDS:
             return ",".join(value)
-        case Kind.DENIED:
+        case ValueKind.DENIED:
             return ":".join(value)
-        case Kind.YES_NO:
+        case ValueKind.YES_NO:
             return "yes" if value else "no"
-        case Kind.PROVIDER:
+        case ValueKind.PROVIDER:
             return f"{PROVIDER_PREFIX}{value}"
         case _:
             return str(value)
@@ -334,7 +479,7 @@ def _size(text: str) -> int:
     try:
         return parse_size(text)
     except SizeError as error:
-        raise ValueFault(error.sentence, error.remedy, error.offset) from None
+        raise ValueFormatError(error.sentence, error.remedy, error.offset) from None
 
 
 def _rate(text: str) -> int | None:
@@ -343,30 +488,30 @@ def _rate(text: str) -> int | None:
     return 0 if text == "0" else _size(text.removesuffix("/s"))
 
 
-def _number(key: Key, text: str) -> int:
+def _number(key: SettingKey, text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise ValueFault(f"{key.name} is {text!r}", f"write {key.kind.value}")
+        raise ValueFormatError(f"{key.name} is {text!r}", f"write {key.kind.value}")
     if len(text) > 1 and text[0] == "0":
-        raise ValueFault(f"{key.name} is {text!r}, which Slurm reads as octal", "write it without a leading 0")
+        raise ValueFormatError(f"{key.name} is {text!r}, which Slurm reads as octal", "write it without a leading 0")
     if len(text) > DIGITS_MAX:
-        raise ValueFault(f"{key.name} has {len(text)} digits", f"write {key.kind.value} that fits")
+        raise ValueFormatError(f"{key.name} has {len(text)} digits", f"write {key.kind.value} that fits")
     return int(text)
 
 
-def _users(key: Key, text: str) -> tuple[str, ...]:
-    if key.kind is Kind.USERS and ":" in text:
-        raise ValueFault(f"{key.name} has a colon", "separate users with commas", text.index(":"))
+def _users(key: SettingKey, text: str) -> tuple[str, ...]:
+    if key.kind is ValueKind.USERS and ":" in text:
+        raise ValueFormatError(f"{key.name} has a colon", "separate users with commas", text.index(":"))
     found: dict[str, None] = {}
     offset = 0
     for user in text.replace(":", ",").split(","):
         fault = name_fault(user) if user else None
         if fault is not None:
-            raise ValueFault(f"a user name {fault}", f"write {key.kind.value}", offset)
+            raise ValueFormatError(f"a user name {fault}", f"write {key.kind.value}", offset)
         if user:
             found[user] = None
         offset += len(user) + 1
     if not found:
-        raise ValueFault(f"{key.name} names nobody", f"write {key.kind.value}, or leave the key out")
+        raise ValueFormatError(f"{key.name} names nobody", f"write {key.kind.value}, or leave the key out")
     return tuple(found)
 
 
@@ -380,38 +525,38 @@ def _flags(text: str) -> tuple[str, ...]:
             if flag is None:
                 near = difflib.get_close_matches(word.lower(), known, n=1)
                 remedy = f"did you mean {known[near[0]]}?" if near else f"use some of {', '.join(FLAGS)}"
-                raise ValueFault(f"the flag {word!r} is unknown", remedy, offset)
+                raise ValueFormatError(f"the flag {word!r} is unknown", remedy, offset)
             found.append(flag)
         offset += len(word) + 1
     if "DisablePersistent" in found and "EnablePersistent" in found:
-        raise ValueFault("DisablePersistent and EnablePersistent contradict each other", "leave out one of them")
-    return ordered_flags(found)
+        raise ValueFormatError("DisablePersistent and EnablePersistent contradict each other", "leave out one of them")
+    return sort_flags(found)
 
 
-def _yes_no(key: Key, text: str) -> bool:
+def _yes_no(key: SettingKey, text: str) -> bool:
     word = text.lower()
     if word in ("yes", "true", "1", "on"):
         return True
     if word in ("no", "false", "0", "off"):
         return False
-    raise ValueFault(f"{key.name} is {text!r}", "write yes or no")
+    raise ValueFormatError(f"{key.name} is {text!r}", "write yes or no")
 
 
-def _program_path(key: Key, text: str) -> str:
+def _program_path(key: SettingKey, text: str) -> str:
     fault = program_fault(text)
     if fault is not None:
-        raise ValueFault(f"{key.name} {fault}", "write the absolute path of a program, without ..")
+        raise ValueFormatError(f"{key.name} {fault}", "write the absolute path of a program, without ..")
     return text
 
 
-def _template(key: Key, text: str) -> str:
+def _template(key: SettingKey, text: str) -> str:
     fault = "has a double quote, which a file cannot hold" if '"' in text else template_fault(text)
     if fault is not None:
-        raise ValueFault(f"{key.name} {fault}", f"write {key.kind.value}")
+        raise ValueFormatError(f"{key.name} {fault}", f"write {key.kind.value}")
     return text
 
 
-def _choice(key: Key, word: str, allowed: tuple[str, ...]) -> str:
+def _choice(key: SettingKey, word: str, allowed: tuple[str, ...]) -> str:
     if word not in allowed:
-        raise ValueFault(f"{key.name} has {word!r}", f"use one of {', '.join(allowed)}")
+        raise ValueFormatError(f"{key.name} has {word!r}", f"use one of {', '.join(allowed)}")
     return word

@@ -13,10 +13,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from replica.grammar.dw import CHOICES, SPACE_KEYS, STAGE_KEYS, TRANSFER_TYPES, read_dw, read_space
-from replica.grammar.lexer import SCRIPT, Directive, Kinds, Word, find_directives, shown
+from replica.grammar.lexer import SCRIPT, Directive, DirectiveKinds, DirectiveWord, find_directives, quoted_text
 from replica.grammar.paths import INSIDE_VARIABLES
-from replica.grammar.request import STAGES, Asked
-from replica.grammar.values import Options, read_options, without_comment
+from replica.grammar.request import STAGES, RequestBuilder
+from replica.grammar.values import Options, read_options, strip_comment
 from replica.model import CHOICE_KEYS, PERSISTENT_PREFIX, VARIABLE_DIRECTORIES, WHOLE_BUFFER, Access
 from replica.values import (
     DIRECTIVE_WORDS_MAX,
@@ -41,94 +41,94 @@ _DIRECTIVES: Final = ("#DW", "#BB")
 _TAB_AFTER: Final = re.compile(r"(?:^|[ \t])(pool|capacity)=[^ \t]*\t")
 
 
-def external_job_kinds(directive: str) -> Kinds:
+def external_job_kinds(directive: str) -> DirectiveKinds:
     """Return the kinds of directive that a job of Slurm may have; `directive` is the one of burst_buffer.conf."""
     site = "#" + directive
-    return Kinds((site,), tuple(kind for kind in _DIRECTIVES if kind != site), by_beginning=True)
+    return DirectiveKinds((site,), tuple(kind for kind in _DIRECTIVES if kind != site), by_beginning=True)
 
 
-def read_external_job(script: str, directive: str, asked: Asked) -> None:
-    """Read all directives of a script. Raises DirectiveRefused with line and column."""
+def read_external_job(script: str, directive: str, builder: RequestBuilder) -> None:
+    """Read all directives of a script. Raises DirectiveRejected with line and column."""
     kinds = external_job_kinds(directive)
-    asked.word = kinds.known[0]
-    found = find_directives(script, SCRIPT, kinds, asked.warnings)
+    builder.word = kinds.known[0]
+    found = find_directives(script, SCRIPT, kinds, builder.warnings)
     for each in found:
         _check_counted(each)
-        words = without_comment(each.words)
+        words = strip_comment(each.words)
         if not words:
-            raise each.at.refuse(
+            raise each.at.rejection(
                 f"{each.kind} is followed by nothing", f"write for example {each.kind} pool=fast capacity=10GiB"
             )
-        asked.kind = "dw"
+        builder.kind = "dw"
         if "=" in words[0].text:
-            asked.lines.append(f"{each.kind} jobdw {' '.join(word.text for word in words)}")
-            read_space(words[0], _space_options(words), asked, "access_mode")
+            builder.lines.append(f"{each.kind} jobdw {' '.join(word.text for word in words)}")
+            read_space(words[0], _space_options(words), builder, "access_mode")
         elif words[0].text in EXTERNAL_JOB_VERBS:
-            read_dw(replace(each, words=words), asked)
+            read_dw(replace(each, words=words), builder)
         else:
-            raise words[0].refuse(
-                f"unknown directive {shown(words[0].text)} of {each.kind}",
+            raise words[0].rejection(
+                f"unknown directive {quoted_text(words[0].text)} of {each.kind}",
                 f"use one of {', '.join(EXTERNAL_JOB_VERBS)}",
             )
-    _check_whole(asked, found)
+    _check_whole(builder, found)
 
 
-def _space_options(words: tuple[Word, ...]) -> Options:
+def _space_options(words: tuple[DirectiveWord, ...]) -> Options:
     return read_options(words, SPACE_KEYS)
 
 
 def _check_counted(directive: Directive) -> None:
-    """Raise DirectiveRefused where Slurm would read another pool or capacity in a line than Forebay."""
+    """Raise DirectiveRejected where Slurm would read another pool or capacity in a line than Forebay."""
     words = directive.words
     asks = bool(words) and (words[0].text == "jobdw" or "=" in words[0].text)
     comment = next((index for index, word in enumerate(words) if word.text.startswith("#")), len(words))
     for key in COUNTED:
         index = next((index for index, word in enumerate(words) if f"{key}=" in word.text), None)
         if index is not None and not (asks and index < comment and words[index].text.startswith(f"{key}=")):
-            raise words[index].refuse(
-                f"Slurm reads the letters {key}= in {shown(words[index].text)} as what the job asks for",
+            raise words[index].rejection(
+                f"Slurm reads the letters {key}= in {quoted_text(words[index].text)} as what the job asks for",
                 f"write {key}= once, as an option of what asks for capacity, and nowhere else",
                 words[index].text.index(f"{key}="),
             )
     tab = _TAB_AFTER.search(directive.text)
     if tab is not None:
         word = next(word for word in words if word.text.startswith(f"{tab[1]}="))
-        raise word.refuse("Slurm reads the tab after this word as a part of it", "write a blank", len(word.text))
+        raise word.rejection("Slurm reads the tab after this word as a part of it", "write a blank", len(word.text))
 
 
-def _check_whole(asked: Asked, found: list[Directive]) -> None:
-    """Raise DirectiveRefused for what a job whose nodes are not known, and which Slurm counts, cannot have."""
+def _check_whole(builder: RequestBuilder, found: list[Directive]) -> None:
+    """Raise DirectiveRejected for what a job whose nodes are not known, and which Slurm counts, cannot have."""
     if not found:
         return
-    if asked.capacity_at is None or asked.capacity is None:
-        raise found[0].at.refuse(
+    if builder.capacity_at is None or builder.capacity is None:
+        raise found[0].at.rejection(
             "the job asks for no capacity", f"add for example {found[0].kind} pool=fast capacity=10GiB"
         )
-    at, text = asked.capacity_at, asked.capacity_at.text
+    at, text = builder.capacity_at, builder.capacity_at.text
     value_at = text.index("=") + 1
-    if asked.capacity.unit == "nodes":
-        raise at.refuse(
+    if builder.capacity.unit == "nodes":
+        raise at.rejection(
             "a capacity in nodes is asked for, and the nodes of the job are not known yet",
             "write a size, for example capacity=10GiB",
             value_at,
             RefusalCode.INVALID_CAPACITY,
         )
     if "." in text:
-        raise at.refuse(
-            f"Slurm reads {shown(text[value_at:])} as the whole number before its point",
+        raise at.rejection(
+            f"Slurm reads {quoted_text(text[value_at:])} as the whole number before its point",
             "write a whole number with a smaller unit, for example 1536MiB",
             text.index("."),
             RefusalCode.INVALID_CAPACITY,
         )
-    if asked.pool_at is None:
-        raise at.refuse(
+    if builder.pool_at is None:
+        raise at.rejection(
             "capacity= needs pool=: Slurm counts by the pool that the line names",
             "add pool= to this line",
             code=RefusalCode.NO_DEFAULT_POOL,
         )
-    if Access.PRIVATE in asked.access:
+    if Access.PRIVATE in builder.access:
         word = next(word for each in found for word in each.words if word.text.startswith("access_mode="))
-        raise word.refuse(
+        raise word.rejection(
             "access_mode=private cannot be set up for each node: the nodes of the job are not known yet",
             "use access_mode=striped",
             len("access_mode="),

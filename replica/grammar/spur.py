@@ -6,9 +6,9 @@ line where there are several.
 
 from __future__ import annotations
 
-from replica.grammar.lexer import Word, control_offset, shown
-from replica.grammar.request import STAGES, Asked
-from replica.grammar.values import Value, read_capacity
+from replica.grammar.lexer import DirectiveWord, control_offset, quoted_text
+from replica.grammar.request import STAGES, RequestBuilder
+from replica.grammar.values import OptionValue, read_capacity
 from replica.values import SIZE_BYTES_MAX, Quantity, RefusalCode
 
 BARE_BYTES = 1024**3
@@ -22,54 +22,54 @@ def is_spur(text: str) -> bool:
     return not text.startswith("#") and (";" in text or text.lstrip(" \t").startswith(("stage_in:", "stage_out:")))
 
 
-def read_spur(text: str, asked: Asked) -> None:
-    """Read a text of `--bb` in Spur's form. Raises DirectiveRefused with the column."""
+def read_spur(text: str, builder: RequestBuilder) -> None:
+    """Read a text of `--bb` in Spur's form. Raises DirectiveRejected with the column."""
     bad = control_offset(text)
     if bad is not None:
-        raise Word(text, "--bb", 1, 1).refuse(
+        raise DirectiveWord(text, "--bb", 1, 1).rejection(
             f"the text of --bb holds the character U+{ord(text[bad]):04X}", "remove it", bad
         )
-    asked.kind = "spur"
-    asked.lines.append(text.strip(" \t"))
+    builder.kind = "spur"
+    builder.lines.append(text.strip(" \t"))
     pieces = text.split(";")
     position = 0
     for index, piece in enumerate(pieces):
         stripped = piece.strip(" \t")
-        at = Word(stripped, "--bb", 1, position + len(piece) - len(piece.lstrip(" \t")) + 1)
+        at = DirectiveWord(stripped, "--bb", 1, position + len(piece) - len(piece.lstrip(" \t")) + 1)
         position += len(piece) + 1
         if not stripped:
             if index == len(pieces) - 1 and any(before.strip(" \t") for before in pieces[:-1]):
                 continue
-            raise at.refuse("there is nothing between the separators", _FORM)
-        _read_piece(at, asked)
+            raise at.rejection("there is nothing between the separators", _FORM)
+        _read_piece(at, builder)
 
 
-def _read_piece(at: Word, asked: Asked) -> None:
+def _read_piece(at: DirectiveWord, builder: RequestBuilder) -> None:
     stage, colon, command = at.text.partition(":")
     if colon and stage in STAGES:
         offset = len(stage) + 1 + len(command) - len(command.lstrip(" \t"))
         if not command.strip(" \t"):
-            raise at.refuse(f"{stage}: has no command", f"write {stage}:COMMAND", min(offset, len(at.text)))
-        asked.commands[stage].append(command.strip(" \t"))
+            raise at.rejection(f"{stage}: has no command", f"write {stage}:COMMAND", min(offset, len(at.text)))
+        builder.commands[stage].append(command.strip(" \t"))
         return
     key, equals, value = at.text.partition("=")
     if key != "capacity" or not equals:
-        raise at.refuse(f"{shown(at.text)} is not part of a request", _FORM)
+        raise at.rejection(f"{quoted_text(at.text)} is not part of a request", _FORM)
     if not value:
-        raise at.refuse("capacity= is empty", "write a value after capacity=", len(key) + 1)
-    _add_capacity(Value(at, value, len(key) + 1), asked)
+        raise at.rejection("capacity= is empty", "write a value after capacity=", len(key) + 1)
+    _add_capacity(OptionValue(at, value, len(key) + 1), builder)
 
 
-def _add_capacity(value: Value, asked: Asked) -> None:
+def _add_capacity(value: OptionValue, builder: RequestBuilder) -> None:
     more = read_capacity(value, BARE_BYTES)
     if more.unit == "nodes":
-        raise value.refuse(
+        raise value.rejection(
             "a capacity in nodes is not part of this form", "write a size", 0, RefusalCode.INVALID_CAPACITY
         )
-    total = more.value + (0 if asked.capacity is None else asked.capacity.value)
+    total = more.value + (0 if builder.capacity is None else builder.capacity.value)
     if total > SIZE_BYTES_MAX:
-        raise value.refuse("the capacities together overflow", "ask for less", 0, RefusalCode.INVALID_CAPACITY)
-    if asked.capacity is None:
-        asked.begin_space(value.word)
-        asked.capacity_at = value.word
-    asked.capacity = Quantity(total, "bytes")
+        raise value.rejection("the capacities together overflow", "ask for less", 0, RefusalCode.INVALID_CAPACITY)
+    if builder.capacity is None:
+        builder.begin_space(value.word)
+        builder.capacity_at = value.word
+    builder.capacity = Quantity(total, "bytes")

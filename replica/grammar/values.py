@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from replica.grammar.lexer import DirectiveRefused, Word, ends_in_backslash, shown
+from replica.grammar.lexer import DirectiveRejected, DirectiveWord, ends_in_backslash, quoted_text
 from replica.model import Access
 from replica.values import Quantity, RefusalCode, SizeError, name_fault, parse_quantity
 
@@ -16,10 +16,10 @@ STOP = "\\\\"
 """Two backslashes: no symbol after them is replaced, up to the end of the line."""
 
 
-class Value(msgspec.Struct, frozen=True):
+class OptionValue(msgspec.Struct, frozen=True):
     """The value of one option; `literal`: the line's symbols were stopped before it."""
 
-    word: Word
+    word: DirectiveWord
     text: str
     offset: int
     literal: bool = False
@@ -29,29 +29,29 @@ class Value(msgspec.Struct, frozen=True):
         """The text, with the symbol before it that keeps its own symbols from being replaced, where that is so."""
         return STOP + self.text if self.literal and not self.text.startswith(STOP) else self.text
 
-    def refuse(
+    def rejection(
         self, sentence: str, remedy: str, offset: int = 0, code: RefusalCode = RefusalCode.INVALID_DIRECTIVE
-    ) -> DirectiveRefused:
+    ) -> DirectiveRejected:
         """Return the exception that names this value's place, `offset` characters into it."""
-        return self.word.refuse(sentence, remedy, self.offset + offset, code)
+        return self.word.rejection(sentence, remedy, self.offset + offset, code)
 
 
 class Options(msgspec.Struct, frozen=True):
     """The options of one directive: those it knows by key, and the others as they were written."""
 
-    known: dict[str, Value]
-    others: tuple[Word, ...] = ()
+    known: dict[str, OptionValue]
+    others: tuple[DirectiveWord, ...] = ()
 
 
-def without_comment(words: tuple[Word, ...]) -> tuple[Word, ...]:
+def strip_comment(words: tuple[DirectiveWord, ...]) -> tuple[DirectiveWord, ...]:
     """Return the words before a comment, which a word that begins with `#` starts.
 
-    Raises DirectiveRefused for one that the directive is continued after: as one line, all of that would be a comment.
+    Raises DirectiveRejected for one that the directive is continued after: as one line, all of that would be a comment.
     """
     for index, word in enumerate(words):
         if word.text.startswith("#"):
             if words[-1].line != word.line:
-                raise word.refuse(
+                raise word.rejection(
                     "the directive goes on after the line of this comment",
                     "move the comment to the end of its last line",
                 )
@@ -60,21 +60,21 @@ def without_comment(words: tuple[Word, ...]) -> tuple[Word, ...]:
 
 
 def read_options(
-    words: Iterable[Word], known: tuple[str, ...], *, keep_others: bool = True, keep_bare: bool = False
+    words: Iterable[DirectiveWord], known: tuple[str, ...], *, keep_others: bool = True, keep_bare: bool = False
 ) -> Options:
     """Return the options that these words are.
 
     An unknown key is kept in `others`, or refused where these are not kept; so is a word without a key (`keep_bare`).
-    Raises DirectiveRefused for a word that is no option, a key that is written twice, an empty value.
+    Raises DirectiveRejected for a word that is no option, a key that is written twice, an empty value.
     """
-    found: dict[str, Value] = {}
-    others: list[Word] = []
+    found: dict[str, OptionValue] = {}
+    others: list[DirectiveWord] = []
     literal = False
     for word in words:
         key, equals, text = word.text.partition("=")
         if ends_in_backslash(word.text):
-            raise word.refuse(
-                f"{shown(word.text)} ends in a backslash that continues nothing",
+            raise word.rejection(
+                f"{quoted_text(word.text)} ends in a backslash that continues nothing",
                 "remove it, or end the line with it",
                 len(word.text) - 1,
             )
@@ -82,17 +82,19 @@ def read_options(
             others.append(word)
             continue
         if not equals or not key:
-            raise word.refuse(f"{shown(word.text)} is not an option", _written(known))
+            raise word.rejection(f"{quoted_text(word.text)} is not an option", _written(known))
         if key not in known:
             if not keep_others:
-                raise word.refuse(f"unknown option {shown(key)}", did_you_mean(key, known, "=") + _written(known))
+                raise word.rejection(
+                    f"unknown option {quoted_text(key)}", did_you_mean(key, known, "=") + _written(known)
+                )
             others.append(word)
         elif key in found:
-            raise word.refuse(f"{key}= is written twice", "write it once")
+            raise word.rejection(f"{key}= is written twice", "write it once")
         elif not text:
-            raise word.refuse(f"{key}= is empty", f"write a value after {key}=", len(key) + 1)
+            raise word.rejection(f"{key}= is empty", f"write a value after {key}=", len(key) + 1)
         else:
-            found[key] = Value(word, text, len(key) + 1, literal)
+            found[key] = OptionValue(word, text, len(key) + 1, literal)
         literal = literal or STOP in word.text
     return Options(found, tuple(others))
 
@@ -112,15 +114,15 @@ def did_you_mean(word: str, known: Iterable[str], suffix: str = "") -> str:
     return f"did you mean {near[0]}{suffix}? " if near else ""
 
 
-def no_capacity(verb: Word, options: Options) -> DirectiveRefused:
+def missing_capacity(verb: DirectiveWord, options: Options) -> DirectiveRejected:
     """Return the refusal of a request without a capacity: at a misspelt `capacity=` if there is one."""
     for word in options.others[:SUGGESTED_WORDS_MAX]:
         key = word.text.partition("=")[0]
         if did_you_mean(key, ("capacity",)):
-            return word.refuse(
-                f"unknown option {shown(key)}", "did you mean capacity=?", code=RefusalCode.INVALID_CAPACITY
+            return word.rejection(
+                f"unknown option {quoted_text(key)}", "did you mean capacity=?", code=RefusalCode.INVALID_CAPACITY
             )
-    return verb.refuse(
+    return verb.rejection(
         "the request has no capacity", "add capacity=, for example capacity=10GiB", code=RefusalCode.INVALID_CAPACITY
     )
 
@@ -129,31 +131,31 @@ def _written(known: tuple[str, ...]) -> str:
     return "write " + " ".join(name + "=" for name in known)
 
 
-def read_capacity(value: Value, bare: int = 1) -> Quantity:
+def read_capacity(value: OptionValue, bare: int = 1) -> Quantity:
     """Return a capacity; a number without a suffix is multiplied with `bare`."""
     try:
         return parse_quantity(value.text, bare)
     except SizeError as error:
-        raise value.refuse(error.sentence, error.remedy, error.offset, RefusalCode.INVALID_CAPACITY) from None
+        raise value.rejection(error.sentence, error.remedy, error.offset, RefusalCode.INVALID_CAPACITY) from None
 
 
-def read_pool(value: Value) -> str:
+def read_pool(value: OptionValue) -> str:
     """Return the name of a pool."""
     fault = name_fault(value.text)
     if fault is not None:
-        raise value.refuse(f"the pool name {fault}", "write the name of a pool")
+        raise value.rejection(f"the pool name {fault}", "write the name of a pool")
     return value.text
 
 
-def read_persistent_name(value: Value) -> str:
+def read_persistent_name(value: OptionValue) -> str:
     """Return the name of a persistent buffer; names that start with a digit are those of jobs' own buffers."""
     if "0" <= value.text[0] <= "9":
-        raise value.refuse(
-            f"the name {shown(value.text)} of a persistent buffer starts with a digit", "start it with a letter"
+        raise value.rejection(
+            f"the name {quoted_text(value.text)} of a persistent buffer starts with a digit", "start it with a letter"
         )
     fault = name_fault(value.text)
     if fault is not None:
-        raise value.refuse(f"the name {fault}", "write the name of a persistent buffer")
+        raise value.rejection(f"the name {fault}", "write the name of a persistent buffer")
     return value.text
 
 
@@ -168,29 +170,33 @@ class AccessModes(msgspec.Struct, frozen=True):
     has_options: bool = False
 
 
-def read_access(value: Value) -> AccessModes:
+def read_access(value: OptionValue) -> AccessModes:
     """Return the access modes of `striped,private(MFS=1GiB)`."""
     modes: list[Access] = []
     offset, ends, has_options = 0, False, False
     while not ends:
         found = _ACCESS_MODE.match(value.text, offset)
         if found is None:
-            raise value.refuse(
+            raise value.rejection(
                 "the options of an access mode are not between one ( and one )",
                 "write them as striped(client_cache=yes)",
                 offset,
             )
         part, bracketed, options, end = found.groups()
         if bracketed is not None and not options:
-            raise value.refuse(f"the access mode {shown(part)} has empty options", "remove ()", offset + len(part))
+            raise value.rejection(
+                f"the access mode {quoted_text(part)} has empty options", "remove ()", offset + len(part)
+            )
         has_options, ends = has_options or bracketed is not None, not end
         if part not in ("striped", "private", "ldbalance"):
-            raise value.refuse(
-                f"unknown access mode {shown(part)}", "use striped, private, ldbalance, separated by commas", offset
+            raise value.rejection(
+                f"unknown access mode {quoted_text(part)}",
+                "use striped, private, ldbalance, separated by commas",
+                offset,
             )
         mode = Access[part.upper()]
         if mode in modes:
-            raise value.refuse(f"access mode {part!r} is written twice", "write it once", offset)
+            raise value.rejection(f"access mode {part!r} is written twice", "write it once", offset)
         modes.append(mode)
         offset = found.end()
     return AccessModes(tuple(modes), has_options)
@@ -203,12 +209,12 @@ _NATIVE_TYPES = {
 """Types that DataWarp has and the provider native has not: why, and what to write."""
 
 
-def read_type(value: Value, native: bool) -> str:
+def read_type(value: OptionValue, native: bool) -> str:
     """Return the type of a buffer."""
     if value.text not in ("scratch", *_NATIVE_TYPES):
         types = "type=scratch" if native else "type=scratch, type=cache or type=swap"
-        raise value.refuse(f"unknown type {shown(value.text)}", f"write {types}")
+        raise value.rejection(f"unknown type {quoted_text(value.text)}", f"write {types}")
     if native and value.text in _NATIVE_TYPES:
         why, remedy = _NATIVE_TYPES[value.text]
-        raise value.refuse(f"type={value.text} is not supported by the provider native, which {why}", remedy)
+        raise value.rejection(f"type={value.text} is not supported by the provider native, which {why}", remedy)
     return value.text

@@ -16,7 +16,7 @@ from typing import get_args
 
 import msgspec
 
-from replica.grammar import Setting
+from replica.grammar import ConfSetting
 from replica.model import (
     NO_CHANGE,
     Account,
@@ -29,13 +29,13 @@ from replica.model import (
     JobRequest,
     JobState,
     License,
+    ObservedFilesystem,
     Partition,
     Pool,
     PoolUnit,
     Qos,
     Reservation,
     SchedulingRules,
-    SeenFilesystem,
     SharedFilesystem,
     Site,
     Stage,
@@ -149,7 +149,7 @@ class RemoveFilesystem(msgspec.Struct, frozen=True):
 class ConfigureSite(msgspec.Struct, frozen=True):
     """Change the configuration with all settings in one entry (operator)."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[ConfSetting, ...]
     partial: bool = False
     """Keep the settings that are not listed; else Slurm's own settings among them get their defaults."""
     expected_revision: int | None = None
@@ -168,7 +168,7 @@ class RegisterNode(msgspec.Struct, frozen=True):
     """Mechanism by which the agent ends a job's processes (PROCESS_CONTROLS)."""
     capacity_control: str = ""
     """Mechanism that limits buffers to their capacity (CAPACITY_CONTROLS)."""
-    filesystems: tuple[SeenFilesystem, ...] = ()
+    filesystems: tuple[ObservedFilesystem, ...] = ()
     """Shared filesystems that the agent found mounted and stages for. If not empty, the agent is a mover, which has no
     CPUs and runs no scripts.
     """

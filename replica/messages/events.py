@@ -25,6 +25,7 @@ from replica.model import (
     JobRequest,
     JobState,
     License,
+    ObservedFilesystem,
     Partition,
     Pool,
     Qos,
@@ -33,7 +34,6 @@ from replica.model import (
     Revocation,
     Scheduler,
     SchedulingRules,
-    SeenFilesystem,
     SharedFilesystem,
     Site,
     Stage,
@@ -164,7 +164,7 @@ class NodeRegistered(EventRecord, frozen=True, tag=15):
     buffers: str = ""
     process_control: str = ""
     capacity_control: str = ""
-    filesystems: tuple[SeenFilesystem, ...] = ()
+    filesystems: tuple[ObservedFilesystem, ...] = ()
     """Shared filesystems that the agent found mounted; it is a mover of exactly these."""
 
 
@@ -907,7 +907,7 @@ class ClockSet(EventRecord, frozen=True, tag=170):
     at: Instant
     jobs: tuple[int, ...] = ()
     """Unfinished jobs whose timers and measurements are later than `at`, and are moved back to it
-    (`replica.model.operations.set_back`).
+    (`replica.model.stages.clamp_times`).
     """
 
 

@@ -7,7 +7,7 @@ from replica.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from replica.model.accounts import (
         ACCOUNT_REASONS,
-        DEFAULT_RULES,
+        DEFAULT_SCHEDULING_RULES,
         QOS_REASONS,
         TRES_PREFIX,
         Account,
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
         ancestors,
         certificate_fault,
         check_account,
-        check_asked,
         check_license,
+        check_licenses_and_nice,
         check_qos,
         check_rules,
-        is_of_group,
-        limits_for_each,
-        with_members_sorted,
+        individual_limits,
+        is_group_limit,
+        sort_members,
     )
     from replica.model.arrays import (
-        ArrayFault,
+        ArrayError,
         ArrayUse,
         Tasks,
-        compressed,
+        format_reference,
+        format_tasks,
+        has_array_limits,
         is_active,
-        is_ahead,
-        is_gated,
-        is_waiting,
+        is_staged_ahead,
         parse_array,
         parse_reference,
         parse_tasks,
-        shown_reference,
+        waits_for_array,
     )
     from replica.model.buffers import (
         BEFORE_RUN,
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
         PersistentBuffer,
         Transfer,
         TransferKind,
+        next_state,
         persistent_variable,
-        step,
     )
     from replica.model.configuration import (
         DEFAULT_SITE,
@@ -68,30 +68,30 @@ if TYPE_CHECKING:
         RESTART_POLICIES,
         UNKNOWN_OPTIONS,
         Site,
-        buffer_user_refusal,
+        check_persistent_allowed,
         check_site,
+        check_user_lists,
         expand_roots,
-        flags_text,
+        format_flags,
         get_sys_state_of,
         get_sys_status_of,
-        ordered_flags,
-        persistent_refusal,
-        private_data,
+        has_private_data,
         program_fault,
         provision_of,
-        teardown_on_failure,
+        sort_flags,
+        tears_down_on_failure,
     )
-    from replica.model.drills import SCENARIOS, Drill, DrillLock, DrillVerdict, last_tried
+    from replica.model.drills import SCENARIOS, Drill, DrillLock, DrillVerdict, latest_completed
     from replica.model.failure_texts import (
         CREATE_ERROR,
-        delete_denied,
-        different_buffer,
-        duplicate_name,
+        delete_denied_reason,
+        different_buffer_comment,
+        duplicate_name_comment,
         failure_comment,
         failure_reason,
         operation_of,
     )
-    from replica.model.job_names import NameGroup, Several, first_of, members_of
+    from replica.model.job_names import NamedJobs, NameGroup, first_job, group_members
     from replica.model.job_states import ENDED, JobState
     from replica.model.jobs import (
         ExternalJob,
@@ -100,13 +100,13 @@ if TYPE_CHECKING:
         Hold,
         Job,
         Scheduler,
-        commented,
+        append_comment,
         external_job_id_fault,
         external_job_name,
-        interrupted,
         scheduler_fault,
+        update_interruptions,
     )
-    from replica.model.mail import MAIL_TYPES, Mail, MailKind, message_name, wants
+    from replica.model.mail import MAIL_TYPES, Mail, MailKind, message_id_local_part, wants_mail
     from replica.model.nodes import (
         CAPACITY_CONTROLS,
         PROCESS_CONTROLS,
@@ -117,47 +117,41 @@ if TYPE_CHECKING:
         NodeState,
         Recovery,
     )
-    from replica.model.operations import (
-        QUEUED_STAGES,
-        TRANSFERS,
-        MovingKey,
-        Stage,
-        agent_of,
-        counted_under,
-        queue_position,
-        set_back,
-        stage_of,
-        takes_slot,
-        waits_for_slot,
+    from replica.model.orders import (
+        NO_SPECIAL_TRANSFERS,
+        NO_STATUS,
+        JobStatus,
+        Order,
+        OrderFilesystem,
+        SpecialTransfers,
     )
-    from replica.model.orders import NO_STATUS, NOTHING_SPECIAL, JobStatus, Order, OrderFilesystem, SpecialTransfers
     from replica.model.partitions import (
-        AnyNode,
+        NodeSetWaiters,
         Partition,
         Partitions,
         PartitionState,
         check_partition,
-        chosen_partition,
-        is_in,
+        choose_partition,
+        is_node_in,
+        node_set_name,
         partition_gate,
-        place_name,
     )
     from replica.model.pools import (
         UNIT_WORDS,
+        ObservedFilesystem,
         Pool,
         PoolUnit,
         Rates,
-        SeenFilesystem,
         SharedFilesystem,
         are_nested,
-        filesystem_in,
         format_amount,
         format_slurm_amount,
         free_bytes,
         parse_amount,
+        parse_unit,
+        pool_filesystem,
+        pool_unit,
         rates_of,
-        unit_in,
-        unit_of,
     )
     from replica.model.provider import (
         NATIVE,
@@ -184,19 +178,32 @@ if TYPE_CHECKING:
         JobRequest,
         ListTransfer,
         WarningSignal,
-        dependency_text,
+        apply_change,
         destinations_of,
-        difference,
+        effective_change,
         error_path,
-        expanded,
+        expand_job_symbols,
+        format_dependencies,
         input_path,
-        named_by,
         output_path,
         parse_signal,
-        requested,
+        persistent_names,
         with_options,
     )
-    from replica.model.reservations import Reservation, ReservedSpace, check_reservation, left_of
+    from replica.model.reservations import Reservation, ReservedSpace, check_reservation, unused_space
+    from replica.model.stages import (
+        QUEUED_STAGES,
+        TRANSFERS,
+        MovingKey,
+        Stage,
+        agent_of,
+        awaited_slot,
+        clamp_times,
+        moving_keys,
+        occupied_slot,
+        queue_position,
+        stage_of,
+    )
     from replica.model.transfers import (
         ALGORITHMS,
         BACKENDS,
@@ -216,21 +223,21 @@ if TYPE_CHECKING:
         TransferReceipt,
         TransferRules,
         check_transfer_rules,
-        choice_verb,
-        choices_of,
-        clipped_checkpoint,
-        clipped_count,
-        clipped_receipt,
+        choice_prefix,
+        clip_checkpoint,
+        clip_count,
+        clip_receipt,
         default_backend,
-        is_due,
+        is_checkpoint_due,
         template_fault,
         template_words,
+        transfer_choices,
     )
     from replica.model.usage import (
         Consumed,
         SchedulingClass,
         UsageKey,
-        consumed_key,
+        consumption_key,
         holding_usage,
         minutes_of,
         running_usage,
@@ -242,48 +249,46 @@ else:
     __getattr__ = export_lazily(
         __name__,
         """
-        accounts: ACCOUNT_REASONS DEFAULT_RULES QOS_REASONS TRES_PREFIX Account AccountUser License Limit LimitKind
-        accounts: Qos Revocation SchedulingRules ancestors certificate_fault check_account check_asked check_license
-        accounts: check_qos check_rules is_of_group limits_for_each with_members_sorted
-        arrays: ArrayFault ArrayUse Tasks compressed is_active is_ahead is_gated is_waiting
-        arrays: parse_array parse_reference parse_tasks shown_reference
-        buffers: BEFORE_RUN HOLDING PERSISTENT_PREFIX PERSISTENT_STATES VARIABLE_DIRECTORIES WHOLE_BUFFER
-        buffers: Access Buffer BufferInput BufferState IllegalTransition PersistentBuffer Transfer
-        buffers: TransferKind persistent_variable step
-        configuration: DEFAULT_SITE FLAGS FOUNDING_FIELDS RESTART_POLICIES Site buffer_user_refusal check_site
-        configuration: UNKNOWN_OPTIONS expand_roots flags_text get_sys_state_of get_sys_status_of
-        configuration: ordered_flags persistent_refusal private_data program_fault provision_of
-        configuration: teardown_on_failure
-        drills: SCENARIOS Drill DrillLock DrillVerdict last_tried
-        failure_texts: CREATE_ERROR delete_denied different_buffer duplicate_name failure_comment failure_reason
-        failure_texts: operation_of
-        job_names: NameGroup Several first_of members_of
+        accounts: ACCOUNT_REASONS DEFAULT_SCHEDULING_RULES QOS_REASONS TRES_PREFIX Account AccountUser License Limit
+        accounts: LimitKind Qos Revocation SchedulingRules ancestors certificate_fault check_account
+        accounts: check_licenses_and_nice check_license check_qos check_rules is_group_limit individual_limits
+        accounts: sort_members
+        arrays: ArrayError ArrayUse Tasks format_tasks is_active is_staged_ahead has_array_limits waits_for_array
+        arrays: parse_array parse_reference parse_tasks format_reference
+        buffers: BEFORE_RUN HOLDING PERSISTENT_PREFIX PERSISTENT_STATES VARIABLE_DIRECTORIES WHOLE_BUFFER Access Buffer
+        buffers: BufferInput BufferState IllegalTransition PersistentBuffer Transfer TransferKind persistent_variable
+        buffers: next_state
+        configuration: DEFAULT_SITE FLAGS FOUNDING_FIELDS RESTART_POLICIES UNKNOWN_OPTIONS Site check_user_lists
+        configuration: check_site expand_roots format_flags get_sys_state_of get_sys_status_of sort_flags
+        configuration: check_persistent_allowed has_private_data program_fault provision_of tears_down_on_failure
+        drills: SCENARIOS Drill DrillLock DrillVerdict latest_completed
+        failure_texts: CREATE_ERROR delete_denied_reason different_buffer_comment duplicate_name_comment
+        failure_texts: failure_comment failure_reason operation_of
+        job_names: NameGroup NamedJobs first_job group_members
         job_states: ENDED JobState
-        jobs: ExternalJob ExternalJobEpochs ExternalJobStep Hold Job Scheduler commented external_job_id_fault
-        jobs: external_job_name interrupted scheduler_fault
-        mail: MAIL_TYPES Mail MailKind message_name wants
+        jobs: ExternalJob ExternalJobEpochs ExternalJobStep Hold Job Scheduler append_comment external_job_id_fault
+        jobs: external_job_name update_interruptions scheduler_fault
+        mail: MAIL_TYPES Mail MailKind message_id_local_part wants_mail
         nodes: CAPACITY_CONTROLS PROCESS_CONTROLS AbandonedBuffer AbandonedBuffers AdmittedNode Node NodeState Recovery
-        operations: QUEUED_STAGES TRANSFERS MovingKey Stage agent_of counted_under queue_position set_back stage_of
-        operations: takes_slot waits_for_slot
-        orders: NO_STATUS NOTHING_SPECIAL JobStatus Order OrderFilesystem SpecialTransfers
-        partitions: AnyNode Partition Partitions PartitionState check_partition chosen_partition is_in partition_gate
-        partitions: place_name
-        pools: SharedFilesystem SeenFilesystem are_nested filesystem_in
-        pools: UNIT_WORDS Pool PoolUnit Rates format_amount format_slurm_amount free_bytes parse_amount rates_of unit_in
-        pools: unit_of
+        stages: QUEUED_STAGES TRANSFERS MovingKey Stage agent_of moving_keys queue_position clamp_times stage_of
+        stages: occupied_slot awaited_slot
+        orders: NO_STATUS NO_SPECIAL_TRANSFERS JobStatus Order OrderFilesystem SpecialTransfers
+        partitions: NodeSetWaiters Partition Partitions PartitionState check_partition choose_partition is_node_in
+        partitions: partition_gate node_set_name
+        pools: UNIT_WORDS Pool PoolUnit Rates ObservedFilesystem SharedFilesystem are_nested pool_filesystem
+        pools: format_amount format_slurm_amount free_bytes parse_amount rates_of pool_unit parse_unit
         provider: NATIVE PROVIDERS Provision provider_facts
-        requests: DEFAULT_PRIORITY NO_CHANGE NO_OPTIONS OPEN_MODES AfterTask ArrayTask BufferRequest CreatePersistent
-        requests: Dependency DependencyKind DestroyPersistent JobChange JobOptions JobRequest ListTransfer
-        requests: dependency_text
-        requests: NODE_SYMBOL SIGNAL_NAMES WarningSignal destinations_of difference
-        requests: error_path expanded input_path named_by output_path parse_signal requested with_options
-        reservations: Reservation ReservedSpace check_reservation left_of
+        requests: DEFAULT_PRIORITY NO_CHANGE NO_OPTIONS NODE_SYMBOL OPEN_MODES SIGNAL_NAMES AfterTask ArrayTask
+        requests: BufferRequest CreatePersistent Dependency DependencyKind DestroyPersistent JobChange JobOptions
+        requests: JobRequest ListTransfer WarningSignal format_dependencies destinations_of effective_change error_path
+        requests: expand_job_symbols input_path persistent_names output_path parse_signal apply_change with_options
+        reservations: Reservation ReservedSpace check_reservation unused_space
         transfers: ALGORITHMS BACKENDS CHOICE_KEYS CHOOSABLE DEFAULT_TRANSFER_RULES LINKS NO_CHOICE
         transfers: RECEIPTS_PER_JOB_MAX TIMEOUTS VERIFY_LEVELS JobTransfers LeftOut RateShares TransferCheckpoint
-        transfers: TransferChoice TransferReceipt TransferRules check_transfer_rules choice_verb choices_of
-        transfers: clipped_checkpoint clipped_count clipped_receipt default_backend is_due template_fault
+        transfers: TransferChoice TransferReceipt TransferRules check_transfer_rules choice_prefix transfer_choices
+        transfers: clip_checkpoint clip_count clip_receipt default_backend is_checkpoint_due template_fault
         transfers: template_words
-        usage: Consumed SchedulingClass UsageKey consumed_key holding_usage minutes_of running_usage
+        usage: Consumed SchedulingClass UsageKey consumption_key holding_usage minutes_of running_usage
         usage: scheduling_class_of takes_cpus usage_of
         """,
     )

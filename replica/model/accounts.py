@@ -136,7 +136,7 @@ class Limit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tres: str
     value: int
 
-    def counts(self, pool: str) -> bool:
+    def applies_to(self, pool: str) -> bool:
         """Return whether space of the pool counts for it."""
         return self.tres == pool or self.tres in PROVIDERS
 
@@ -154,7 +154,7 @@ class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str
     parent: str = ""
     members: tuple[AccountUser, ...] = ()
-    """By name: `with_members_sorted` sees to it for whatever is in a State."""
+    """By name: `sort_members` sees to it for whatever is in a State."""
     limits: tuple[Limit, ...] = ()
 
     def member(self, user: str) -> AccountUser | None:
@@ -165,7 +165,7 @@ class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return found if found is not None and found.user == user else None
 
 
-def with_members_sorted(account: Account) -> Account:
+def sort_members(account: Account) -> Account:
     """Return the account with its members in the order in which `Account.member` looks for them."""
     return msgspec.structs.replace(account, members=tuple(sorted(account.members, key=attrgetter("user"))))
 
@@ -212,7 +212,7 @@ class SchedulingRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How long a staged job must have waited before its buffer may be taken back, seconds."""
 
 
-DEFAULT_RULES = SchedulingRules()
+DEFAULT_SCHEDULING_RULES = SchedulingRules()
 """The rules of a cluster where nobody set any."""
 
 Accounts = immutables.Map[str, Account]
@@ -228,7 +228,7 @@ def ancestors(accounts: Accounts, name: str) -> Iterator[Account]:
         name = account.parent
 
 
-def limits_for_each(accounts: Accounts, name: str, user: str) -> tuple[Limit, ...]:
+def individual_limits(accounts: Accounts, name: str, user: str) -> tuple[Limit, ...]:
     """Return the limits that count for each job, or each user, of an account: of each kind and `bb/NAME` the nearest,
     first the user's own, then the account's, then those of its parents.
     """
@@ -252,7 +252,7 @@ _GROUP = frozenset(
 )
 
 
-def is_of_group(limit: Limit) -> bool:
+def is_group_limit(limit: Limit) -> bool:
     """Return whether the limit is for all jobs together."""
     return limit.kind in _GROUP
 
@@ -378,7 +378,7 @@ def check_rules(rules: SchedulingRules) -> Refusal | None:
     return None
 
 
-def check_asked(licenses: tuple[tuple[str, int], ...], nice: int) -> Refusal | None:
+def check_licenses_and_nice(licenses: tuple[tuple[str, int], ...], nice: int) -> Refusal | None:
     """Return why a job may not ask for these licences with this nice value, or None; what there is is not asked."""
     if abs(nice) > NICE_MAX:
         return _invalid("nice", f"nice is {nice}", f"use a number from {-NICE_MAX} to {NICE_MAX}")

@@ -18,7 +18,7 @@ from replica.model.requests import JobRequest
 from replica.values import ARRAY_SIZE_MAX, Reason, Verdict
 
 
-class ArrayFault(ValueError):
+class ArrayError(ValueError):
     """An array that cannot be: its words say why."""
 
 
@@ -26,38 +26,38 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
 
 
 def parse_tasks(text: str) -> tuple[int, ...]:
-    """Return the tasks that `1,3-7:2` names, ascending; ArrayFault for what names none, too many or one twice."""
+    """Return the tasks that `1,3-7:2` names, ascending; ArrayError for what names none, too many or one twice."""
     tasks: set[int] = set()
     for part in text.split(","):
         found = _RANGE.fullmatch(part.strip())
         if found is None:
-            raise ArrayFault(f"{part!r} names no tasks; write for example 1-10, 1-10:2 or 1,4,7")
+            raise ArrayError(f"{part!r} names no tasks; write for example 1-10, 1-10:2 or 1,4,7")
         first = int(found[1])
         last = first if found[2] is None else int(found[2])
         step = 1 if found[3] is None else int(found[3])
         if last < first or step < 1:
-            raise ArrayFault(f"{part!r} names no tasks: its end is before its start, or its step is 0")
+            raise ArrayError(f"{part!r} names no tasks: its end is before its start, or its step is 0")
         if last >= ARRAY_SIZE_MAX:
-            raise ArrayFault(f"task {last} is too large; the largest is {ARRAY_SIZE_MAX - 1}")
+            raise ArrayError(f"task {last} is too large; the largest is {ARRAY_SIZE_MAX - 1}")
         named = range(first, last + 1, step)
         if not tasks.isdisjoint(named):
-            raise ArrayFault(f"{part!r} names a task that is there already")
+            raise ArrayError(f"{part!r} names a task that is there already")
         tasks.update(named)
     return tuple(sorted(tasks))
 
 
 def parse_array(text: str) -> tuple[tuple[int, ...], int]:
-    """Return the tasks and the throttle (0: none) of `--array=1-10:2%3`; ArrayFault for what is no array."""
+    """Return the tasks and the throttle (0: none) of `--array=1-10:2%3`; ArrayError for what is no array."""
     ranges, percent, throttle = text.strip().partition("%")
     tasks = parse_tasks(ranges)
     if not percent:
         return tasks, 0
     if not throttle.isascii() or not throttle.isdigit() or len(throttle) > 9 or not int(throttle):
-        raise ArrayFault(f"%{throttle} is no throttle; write how many tasks may go at once, for example %4")
+        raise ArrayError(f"%{throttle} is no throttle; write how many tasks may go at once, for example %4")
     return tasks, int(throttle)
 
 
-def compressed(tasks: Iterable[int]) -> str:
+def format_tasks(tasks: Iterable[int]) -> str:
     """Return ascending tasks as people read them: `1-3,7`."""
     parts: list[str] = []
     first = last = -1
@@ -79,17 +79,17 @@ _WITH_SPACE = (BufferState.STAGING_IN, BufferState.STAGED_IN)
 _STARTED = (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED)
 
 
-def is_ahead(job: Job, buffer: Buffer | None) -> bool:
+def is_staged_ahead(job: Job, buffer: Buffer | None) -> bool:
     """Return whether the job holds space and has not started."""
     return job.state is JobState.PENDING and buffer is not None and buffer.state in _WITH_SPACE
 
 
 def is_active(job: Job, buffer: Buffer | None) -> bool:
     """Return whether the job counts against the throttle of its array."""
-    return job.state in _STARTED or is_ahead(job, buffer)
+    return job.state in _STARTED or is_staged_ahead(job, buffer)
 
 
-def is_waiting(job: Job, buffer: Buffer | None) -> bool:
+def waits_for_array(job: Job, buffer: Buffer | None) -> bool:
     """Return whether a pending job that no earlier gate keeps back would become active: it needs room in its array."""
     return job.state is JobState.PENDING and (buffer is None or buffer.state is BufferState.PENDING)
 
@@ -106,9 +106,9 @@ class ArrayUse:
     def count(self, job: Job, buffer: Buffer | None) -> None:
         """Count one more task."""
         self.active += is_active(job, buffer)
-        self.ahead += is_ahead(job, buffer)
+        self.ahead += is_staged_ahead(job, buffer)
 
-    def room(self, request: JobRequest, stage_count: int) -> int:
+    def free_slots(self, request: JobRequest, stage_count: int) -> int:
         """Return how many waiting tasks may be looked at by the next pass; they are the first ones in its order."""
         throttle = _throttle(request)
         room = throttle - self.active if throttle else ARRAY_SIZE_MAX
@@ -138,7 +138,7 @@ def _throttle(request: JobRequest) -> int:
     return 0 if request.array is None else request.array.throttle
 
 
-def is_gated(request: JobRequest) -> bool:
+def has_array_limits(request: JobRequest) -> bool:
     """Return whether anything limits how many tasks of the job's array may go at once."""
     return request.array is not None and (request.array.throttle > 0 or request.buffer is not None)
 
@@ -150,17 +150,17 @@ _REFERENCE = re.compile(r"(\d{1,18})(?:_(?:(\d{1,9})|\[([\d,:-]{1,4096})\]))?", 
 
 
 def parse_reference(text: str) -> tuple[int, Tasks]:
-    """Return the job and the tasks that `1`, `1_3` or `1_[2-4]` names; ArrayFault for anything else."""
+    """Return the job and the tasks that `1`, `1_3` or `1_[2-4]` names; ArrayError for anything else."""
     found = _REFERENCE.fullmatch(text)
     if found is None:
-        raise ArrayFault(f"{text!r} names no job; write for example 12, or 12_3 or 12_[1-4] for tasks of an array")
+        raise ArrayError(f"{text!r} names no job; write for example 12, or 12_3 or 12_[1-4] for tasks of an array")
     if found[2] is not None:
         return int(found[1]), parse_tasks(found[2])
     return int(found[1]), None if found[3] is None else parse_tasks(found[3])
 
 
-def shown_reference(job: int, tasks: Tasks) -> str:
+def format_reference(job: int, tasks: Tasks) -> str:
     """Return what `parse_reference` reads."""
     if tasks is None:
         return str(job)
-    return f"{job}_{tasks[0]}" if len(tasks) == 1 else f"{job}_[{compressed(tasks)}]"
+    return f"{job}_{tasks[0]}" if len(tasks) == 1 else f"{job}_[{format_tasks(tasks)}]"

@@ -175,17 +175,17 @@ BEFORE_RUN: frozenset[BufferState] = frozenset({_S.PENDING, _S.STAGING_IN, _S.ST
 class IllegalTransition(Exception):
     """An input that the state has no row for: refused when deciding, fatal when it is found in a ledger."""
 
-    def __init__(self, state: BufferState, happening: BufferInput) -> None:
-        super().__init__(f"a buffer that is {state.word} cannot take {happening.name}")
+    def __init__(self, state: BufferState, buffer_input: BufferInput) -> None:
+        super().__init__(f"a buffer that is {state.word} cannot take {buffer_input.name}")
         self.state = state
-        self.input = happening
+        self.input = buffer_input
 
 
-def step(state: BufferState, happening: BufferInput) -> BufferState:
-    """Return the state after `happening`; raises IllegalTransition where the table has no row."""
-    following = TRANSITIONS.get((state, happening))
+def next_state(state: BufferState, buffer_input: BufferInput) -> BufferState:
+    """Return the state after `buffer_input`; raises IllegalTransition where the table has no row."""
+    following = TRANSITIONS.get((state, buffer_input))
     if following is None:
-        raise IllegalTransition(state, happening)
+        raise IllegalTransition(state, buffer_input)
     return following
 
 

@@ -139,7 +139,7 @@ FOUNDING_FIELDS = Site.__struct_fields__[: Site.__struct_fields__.index("provide
 """The fields that forebay.toml founds a cluster with, in [policy] and [staging]."""
 
 
-class Configured(Protocol):
+class HasSite(Protocol):
     """Whatever has the site's configuration: a State, a StateBuilder, Facts."""
 
     @property
@@ -149,26 +149,26 @@ class Configured(Protocol):
 # Questions that others ask ------------------------------------------------------------------------------------------
 
 
-def teardown_on_failure(site: Site) -> bool:
+def tears_down_on_failure(site: Site) -> bool:
     """Return whether a job whose stage-in failed for good is torn down before it is held (Flags=TeardownFailure)."""
     return "TeardownFailure" in site.flags
 
 
-def private_data(site: Site) -> bool:
+def has_private_data(site: Site) -> bool:
     """Return whether users see only what is their own (Flags=PrivateData)."""
     return "PrivateData" in site.flags
 
 
-def users_may_make_persistent(site: Site) -> bool:
+def allows_user_persistent(site: Site) -> bool:
     """Return whether others than operators may create and destroy persistent buffers (Flags=EnablePersistent)."""
     return "EnablePersistent" in site.flags
 
 
-def persistent_refusal(site: Site, *, is_operator: bool, place: str = "") -> Refusal | None:
+def check_persistent_allowed(site: Site, *, is_operator: bool, place: str = "") -> Refusal | None:
     """Return why somebody may not create or destroy persistent buffers at all, or None. Who owns which is not asked
     here. The sentence is Slurm's.
     """
-    if is_operator or users_may_make_persistent(site):
+    if is_operator or allows_user_persistent(site):
         return None
     return Refusal(
         RefusalCode.PERMISSION_DENIED,
@@ -179,7 +179,7 @@ def persistent_refusal(site: Site, *, is_operator: bool, place: str = "") -> Ref
     )
 
 
-def buffer_user_refusal(site: Site, user: str, uid: int | None = None) -> Refusal | None:
+def check_user_lists(site: Site, user: str, uid: int | None = None) -> Refusal | None:
     """Return why the user may not ask for a buffer, or None. `uid` where it is known: a list may name ids, too.
 
     The sentences are Slurm's. Jobs without a buffer are not asked.
@@ -202,12 +202,12 @@ def buffer_user_refusal(site: Site, user: str, uid: int | None = None) -> Refusa
     return None
 
 
-def flags_text(site: Site) -> str:
+def format_flags(site: Site) -> str:
     """Return the flags as `show burst` prints them after `Flags=`; empty where there are none."""
     return ",".join(site.flags)
 
 
-def provision_of(state: Configured) -> Provision | None:
+def provision_of(state: HasSite) -> Provision | None:
     """Return the cluster's provider; None where its own agents move the data."""
     site = state.site
     if site.provider == NATIVE:
@@ -289,7 +289,7 @@ def check_site(site: Site) -> Refusal | None:
 
 
 def _check_words(site: Site) -> Refusal | None:
-    if site.flags != ordered_flags(site.flags):
+    if site.flags != sort_flags(site.flags):
         return _invalid("flags", "the flags are not in their order", f"write them as {','.join(FLAGS)} are")
     if "DisablePersistent" in site.flags and "EnablePersistent" in site.flags:
         return _invalid("flags", "DisablePersistent and EnablePersistent contradict each other", "leave out one")
@@ -312,7 +312,7 @@ def _check_words(site: Site) -> Refusal | None:
     return None
 
 
-def ordered_flags(flags: Iterable[str]) -> tuple[str, ...]:
+def sort_flags(flags: Iterable[str]) -> tuple[str, ...]:
     """Return the flags once each, in the order of FLAGS; unknown ones are left out."""
     given = set(flags)
     return tuple(flag for flag in FLAGS if flag in given)

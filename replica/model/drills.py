@@ -84,28 +84,28 @@ class Drill(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """When that was heard last, after its beginning."""
 
     @property
-    def latest(self) -> Instant:
+    def hard_deadline(self) -> Instant:
         """When it is over whatever is heard of it."""
         return Instant(self.at + self.lasts_s * MICROSECONDS_PER_SECOND)
 
     @property
-    def until(self) -> Instant:
+    def deadline(self) -> Instant:
         """When it is over unless something is heard of it."""
         if not self.lease_s:
-            return self.latest
-        return min(self.latest, Instant(max(self.at, self.renewed_at) + self.lease_s * MICROSECONDS_PER_SECOND))
+            return self.hard_deadline
+        return min(self.hard_deadline, Instant(max(self.at, self.renewed_at) + self.lease_s * MICROSECONDS_PER_SECOND))
 
-    def is_due_for_renewal(self, at: Instant) -> bool:
+    def needs_renewal(self, at: Instant) -> bool:
         """Return whether a word of who carries it out is worth an event: a third of its lease is over."""
         since = at - max(self.at, self.renewed_at)
         return self.lease_s > 0 and 3 * since >= self.lease_s * MICROSECONDS_PER_SECOND
 
     def is_under_way(self, at: Instant) -> bool:
         """Return whether it may still be carried out."""
-        return self.verdict is DrillVerdict.UNDER_WAY and at < self.until
+        return self.verdict is DrillVerdict.UNDER_WAY and at < self.deadline
 
 
-def last_tried(drills: Iterable[Drill]) -> dict[str, Drill]:
+def latest_completed(drills: Iterable[Drill]) -> dict[str, Drill]:
     """Return by its scenario the last drill of each that came to its end: it was passed or failed."""
     found: dict[str, Drill] = {}
     for drill in drills:

@@ -5,8 +5,8 @@ Sources: SEMANTICS.md, "When something fails"; transcripts of a real Slurm.
 
 from __future__ import annotations
 
-from replica.model.operations import Stage
 from replica.model.provider import provider_facts
+from replica.model.stages import Stage
 from replica.values import MESSAGE_CHARACTERS_MAX
 
 CREATE_ERROR = "Burst buffer create_persistent error"
@@ -35,7 +35,7 @@ def operation_of(stage: Stage, operation: str) -> str:
     return operation if operation in OPERATIONS[stage] else _DEFAULT_OPERATION[stage]
 
 
-def plugin(provider: str) -> str:
+def plugin_name(provider: str) -> str:
     """Return how Slurm names the plugin of a provider in reasons."""
     return f"burst_buffer/{provider}"
 
@@ -45,8 +45,10 @@ def failure_reason(provider: str, operation: str, message: str) -> str:
     if operation == "create_persistent":
         return CREATE_ERROR
     if operation == "pre_run":
-        return PRE_RUN_ERROR if not message else f"{plugin(provider)}: {_word(provider, operation)}: {message}"[:_MAX]
-    return f"{plugin(provider)}: {_word(provider, operation)}: {message}"[:_MAX]
+        return (
+            PRE_RUN_ERROR if not message else f"{plugin_name(provider)}: {_word(provider, operation)}: {message}"[:_MAX]
+        )
+    return f"{plugin_name(provider)}: {_word(provider, operation)}: {message}"[:_MAX]
 
 
 def failure_comment(provider: str, operation: str, message: str) -> str:
@@ -55,7 +57,7 @@ def failure_comment(provider: str, operation: str, message: str) -> str:
     """
     long = operation in ("post_run", "data_out") and provider_facts(provider).long_comments
     word = _word(provider, operation) if long else operation
-    return f"{plugin(provider)}: {word}: {message}"[:_MAX]
+    return f"{plugin_name(provider)}: {word}: {message}"[:_MAX]
 
 
 _MAX = MESSAGE_CHARACTERS_MAX
@@ -66,16 +68,16 @@ def _word(provider: str, operation: str) -> str:
     return operation if operation in facts.bare_functions else f"{facts.function_prefix}{operation}"
 
 
-def duplicate_name(provider: str) -> str:
+def duplicate_name_comment(provider: str) -> str:
     """Return the SystemComment of a job that creates a persistent buffer whose name is another user's."""
-    return f"{plugin(provider)}: create_persistent: Duplicate buffer name"
+    return f"{plugin_name(provider)}: create_persistent: Duplicate buffer name"
 
 
-def different_buffer(provider: str, name: str, difference: str) -> str:
+def different_buffer_comment(provider: str, name: str, difference: str) -> str:
     """Return the SystemComment of a job that creates a persistent buffer which exists and is not the same."""
-    return f"{plugin(provider)}: create_persistent: buffer {name} exists: {difference}"
+    return f"{plugin_name(provider)}: create_persistent: buffer {name} exists: {difference}"
 
 
-def delete_denied(provider: str, name: str) -> str:
+def delete_denied_reason(provider: str, name: str) -> str:
     """Return the reason of a job that destroys another user's persistent buffer."""
-    return f"{plugin(provider)}: Delete buffer {name} permission denied"
+    return f"{plugin_name(provider)}: Delete buffer {name} permission denied"

@@ -11,7 +11,7 @@ import immutables
 import msgspec
 
 
-class Several(msgspec.Struct, frozen=True, gc=False):
+class NamedJobs(msgspec.Struct, frozen=True, gc=False):
     """The jobs of a name that belongs to more than one."""
 
     first: int
@@ -19,7 +19,7 @@ class Several(msgspec.Struct, frozen=True, gc=False):
     jobs: immutables.Map[int, bool]
 
 
-NameGroup = int | Several
+NameGroup = int | NamedJobs
 """The job of a name, or its jobs."""
 
 ByName = immutables.Map[str, immutables.Map[str, NameGroup]]
@@ -28,28 +28,28 @@ ByName = immutables.Map[str, immutables.Map[str, NameGroup]]
 _NO_NAMES: immutables.Map[str, NameGroup] = immutables.Map()
 
 
-def first_of(group: NameGroup) -> int:
+def first_job(group: NameGroup) -> int:
     """Return the first job of a group."""
     return group if isinstance(group, int) else group.first
 
 
-def members_of(group: NameGroup) -> Iterator[int]:
+def group_members(group: NameGroup) -> Iterator[int]:
     """Yield the jobs of a group, in no order."""
     return iter((group,) if isinstance(group, int) else group.jobs)
 
 
-def joined(names: immutables.Map[str, NameGroup] | None, name: str, job_id: int) -> immutables.Map[str, NameGroup]:
+def add_job(names: immutables.Map[str, NameGroup] | None, name: str, job_id: int) -> immutables.Map[str, NameGroup]:
     """Return the groups of a user with one job more, which must not be there."""
     names = _NO_NAMES if names is None else names
     group = names.get(name)
     if group is None:
         return names.set(name, job_id)
     if isinstance(group, int):
-        group = Several(group, immutables.Map({group: True}))
-    return names.set(name, Several(min(group.first, job_id), group.jobs.set(job_id, True)))
+        group = NamedJobs(group, immutables.Map({group: True}))
+    return names.set(name, NamedJobs(min(group.first, job_id), group.jobs.set(job_id, True)))
 
 
-def left(names: immutables.Map[str, NameGroup], name: str, job_id: int) -> immutables.Map[str, NameGroup]:
+def remove_job(names: immutables.Map[str, NameGroup], name: str, job_id: int) -> immutables.Map[str, NameGroup]:
     """Return the groups of a user with one job less, which must be there."""
     group = names[name]
     if isinstance(group, int):
@@ -57,7 +57,7 @@ def left(names: immutables.Map[str, NameGroup], name: str, job_id: int) -> immut
     jobs = group.jobs.delete(job_id)
     if len(jobs) == 1:
         return names.set(name, next(iter(jobs)))
-    return names.set(name, Several(_first(jobs, job_id) if job_id == group.first else group.first, jobs))
+    return names.set(name, NamedJobs(_first(jobs, job_id) if job_id == group.first else group.first, jobs))
 
 
 def _first(jobs: immutables.Map[int, bool], after: int) -> int:

@@ -191,7 +191,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """None: the job is Forebay's own."""
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """Name shown to users: `42`, an external job `slurm:42`."""
         return str(self.id) if self.external_job is None else self.external_job.name
 
@@ -201,14 +201,14 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.mover or self.node
 
     @property
-    def interrupted(self) -> Interruptions:
+    def effective_interruptions(self) -> Interruptions:
         """The interruptions, NO_INTERRUPTIONS where there were none."""
         return NO_INTERRUPTIONS if self.interruptions is None else self.interruptions
 
 
-def interrupted(job: Job, **changes: Any) -> Interruptions | None:
+def update_interruptions(job: Job, **changes: Any) -> Interruptions | None:
     """Return a job's interruptions with these fields changed, as its record keeps them."""
-    after = msgspec.structs.replace(job.interrupted, **changes)
+    after = msgspec.structs.replace(job.effective_interruptions, **changes)
     return None if after == NO_INTERRUPTIONS else after
 
 
@@ -224,11 +224,11 @@ _MONTHS = (31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 31, 29)
 """Days of the months from March on, so that the day of a leap year is the last one."""
 
 
-def commented(before: str, text: str, at: Instant) -> str:
+def append_comment(before: str, text: str, at: Instant) -> str:
     """Return a job's comment with one more line; unchanged where it says the same of the same second already."""
     if not text:
         return before
-    line = f"{stamp(at)} {text}"[:COMMENT_CHARACTERS_MAX]
+    line = f"{format_comment_time(at)} {text}"[:COMMENT_CHARACTERS_MAX]
     lines = before.split("\n") if before else []
     if lines and lines[-1] == line:
         return before
@@ -238,15 +238,15 @@ def commented(before: str, text: str, at: Instant) -> str:
     return "\n".join(lines)
 
 
-def stamp(at: Instant) -> str:
+def format_comment_time(at: Instant) -> str:
     """Return an instant to the second in UTC, as Slurm stamps comments: `11/20/26 22:14:57`."""
     days, second = divmod(at // MICROSECONDS_PER_SECOND, _DAY_S)
-    year, month, day = civil(days)
+    year, month, day = civil_date(days)
     clock = f"{second // 3600:02d}:{second % 3600 // 60:02d}:{second % 60:02d}"
     return f"{month:02d}/{day:02d}/{year % 100:02d} {clock}"
 
 
-def civil(days: int) -> tuple[int, int, int]:
+def civil_date(days: int) -> tuple[int, int, int]:
     """Return year, month and day of the Gregorian calendar for days since 1970-01-01."""
     # Counted from 1600-03-01, where a period of 400 years begins, each year with its leap day last.
     periods, rest = divmod(days + 135_080, _DAYS_OF_400_YEARS)

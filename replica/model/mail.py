@@ -2,7 +2,8 @@
 
 Law 7: folding sends nothing. It keeps an index of what is owed, derived from the events of a job and from what the job
 asked for; the leader sends what the index holds and settles it with a command. So a new leader owes nobody anything but
-what is in the State, and a mail is sent at least once: `message_name` is the same for each try, whoever makes it.
+what is in the State, and a mail is sent at least once: `message_id_local_part` is
+the same for each try, whoever makes it.
 
 Source: the manual page of sbatch (`--mail-type`), the guide (mail on the end of stage-out), SEMANTICS.md.
 """
@@ -65,12 +66,12 @@ class Mail(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return f"{self.job}.{self.kind.word}.{self.number}"
 
 
-def message_name(cluster_id: str, mail: Mail) -> str:
+def message_id_local_part(cluster_id: str, mail: Mail) -> str:
     """Return what is left of the @ in the Message-ID: the same for every try, so that duplicates are recognisable."""
     return f"{mail.key}.{cluster_id}"
 
 
-def wants(options: JobOptions, kind: MailKind) -> bool:
+def wants_mail(options: JobOptions, kind: MailKind) -> bool:
     """Return whether a job asked for mail of a kind."""
     asked = {word.strip().lower() for word in options.mail_types}
     return kind.word in asked or ALL in asked

@@ -161,4 +161,4 @@ class SpecialTransfers(msgspec.Struct, frozen=True, kw_only=True):
     """What each persistent buffer that the job works with may hold, bytes, where its pool counts those."""
 
 
-NOTHING_SPECIAL = SpecialTransfers()
+NO_SPECIAL_TRANSFERS = SpecialTransfers()

@@ -85,21 +85,21 @@ class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
 Partitions = immutables.Map[str, Partition]
 
 
-def place_name(partitions: Partitions, partition: str) -> str:
+def node_set_name(partitions: Partitions, partition: str) -> str:
     """Return by what name the nodes are kept that a job of a partition may run on; empty: all there are."""
     found = partitions.get(partition) if partition else None
     return "" if not partitions or not partition or (found is not None and found.every_node) else partition
 
 
-def is_in(partitions: Partitions, place: str, node: str) -> bool:
-    """Return whether a node is among those of a `place_name`."""
+def is_node_in(partitions: Partitions, place: str, node: str) -> bool:
+    """Return whether a node is among those of a `node_set_name`."""
     if not place:
         return True
     found = partitions.get(place)
     return found is not None and found.has(node)
 
 
-class AnyNode:
+class NodeSetWaiters:
     """Who waits, in one pass, for CPUs of any node of his partition: nobody behind him gets CPUs of those nodes."""
 
     def __init__(self, partitions: Partitions) -> None:
@@ -107,24 +107,24 @@ class AnyNode:
         self._waiting: dict[str, int] = {}
 
     def wait(self, place: str, job: int) -> None:
-        """Note that a job waits for the nodes of a `place_name`; the first one counts."""
+        """Note that a job waits for the nodes of a `node_set_name`; the first one counts."""
         self._waiting.setdefault(place, job)
 
     def first_in(self, place: str) -> int:
-        """Return who waits for all nodes of a `place_name`, 0 for nobody."""
+        """Return who waits for all nodes of a `node_set_name`, 0 for nobody."""
         return (self._waiting.get("") or self._waiting.get(place, 0)) if self._waiting else 0
 
     def first_for(self, node: str) -> int:
         """Return who waits for CPUs of the node among others, 0 for nobody."""
         for place, job in self._waiting.items():
-            if is_in(self._partitions, place, node):
+            if is_node_in(self._partitions, place, node):
                 return job
         return 0
 
 
 def partition_gate(partitions: Partitions, request: JobRequest) -> Verdict | None:
     """Return why the partition keeps a pending job back, or None: one job and the records alone say it."""
-    options = request.asked
+    options = request.effective_options
     name = options.partition
     if not partitions or not name:
         return None
@@ -151,7 +151,7 @@ def partition_gate(partitions: Partitions, request: JobRequest) -> Verdict | Non
     return None
 
 
-def chosen_partition(partitions: Partitions, partition: str, user: str, account: str) -> str | Refusal:
+def choose_partition(partitions: Partitions, partition: str, user: str, account: str) -> str | Refusal:
     """Return the partition that a job is submitted to, or why it may not be; empty: it names none, and there is no
     default one. What exceeds its limits is not refused, but waits (Slurm: EnforcePartLimits=NO).
     """

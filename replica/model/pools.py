@@ -73,7 +73,7 @@ def free_bytes(pool: Pool, held_bytes: int) -> int:
 # ---- what the numbers of a pool count: bytes, nodes, or nothing in particular (SEMANTICS.md, Pools)
 
 
-def unit_in(pools: immutables.Map[str, Pool], name: str) -> PoolUnit:
+def pool_unit(pools: immutables.Map[str, Pool], name: str) -> PoolUnit:
     """Return what the numbers of a pool count; bytes for one that is not there."""
     pool = pools.get(name)
     return PoolUnit.BYTES if pool is None else pool.unit
@@ -85,7 +85,7 @@ _NODES = Pattern(r"([0-9]+)(N|node|nodes)?", re.IGNORECASE)
 _NODE_SUFFIX = Pattern(r"[0-9.]+(N|node|nodes)", re.IGNORECASE)
 
 
-def unit_of(word: str) -> PoolUnit | None:
+def parse_unit(word: str) -> PoolUnit | None:
     """Return the unit that `word` names, without regard to case; None if none does."""
     return next((unit for unit in PoolUnit if unit.word == word.lower()), None)
 
@@ -151,7 +151,7 @@ class SharedFilesystem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Nodes whose agents stage for it, in ascending order, whether they are up or not."""
 
 
-class SeenFilesystem(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ObservedFilesystem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A shared filesystem as the agent of a mover has found it on its machine."""
 
     name: str
@@ -163,7 +163,7 @@ def are_nested(one: str, other: str) -> bool:
     return one == other or one.startswith(other + "/") or other.startswith(one + "/")
 
 
-def filesystem_in(
+def pool_filesystem(
     pools: immutables.Map[str, Pool], filesystems: immutables.Map[str, SharedFilesystem], pool: str
 ) -> SharedFilesystem | None:
     """Return the shared filesystem that the buffers of a pool lie in; None: each lies in the directory of one node's
@@ -182,7 +182,7 @@ DRAIN_TIME_S = 60
 """What stage-out and teardown are expected to take until some were measured, seconds."""
 
 
-class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class OperationStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sums over one kind of operation."""
 
     count: int = 0
@@ -191,10 +191,10 @@ class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
     granted_bytes: int = 0
     """The capacity of the buffers: tells how long one will take whose data nobody has counted yet."""
 
-    def with_one(self, duration_us: int, moved_bytes: int, granted_bytes: int) -> Measured:
+    def with_operation(self, duration_us: int, moved_bytes: int, granted_bytes: int) -> OperationStatistics:
         """Return the sums with one operation more."""
         half = 2 if self.count >= MEASURED_MAX else 1
-        return Measured(
+        return OperationStatistics(
             self.count // half + 1,
             self.duration_us // half + max(0, duration_us),
             self.moved_bytes // half + max(0, moved_bytes),
@@ -222,9 +222,9 @@ class Rates(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What was measured of one pool (of buffers without a pool, under the empty name)."""
 
     pool: str
-    stage_in: Measured = Measured()
-    stage_out: Measured = Measured()
-    teardown: Measured = Measured()
+    stage_in: OperationStatistics = OperationStatistics()
+    stage_out: OperationStatistics = OperationStatistics()
+    teardown: OperationStatistics = OperationStatistics()
 
     @property
     def drain_us(self) -> int:

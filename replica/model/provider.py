@@ -25,12 +25,12 @@ class ProviderFacts(msgspec.Struct, frozen=True, gc=False):
     """Whether the first pool that it tells of is the default where nobody named another."""
     needs_pool: bool = False
     """Whether it is told the default pool for a job that asked for none and reserves nothing."""
-    shown_allocated: bool = False
+    shows_allocated: bool = False
     """Whether `show burst` lists its buffers as allocated from the reservation to the end, as Slurm's plugin does."""
     get_sys_state: str = ""
     get_sys_status: str = ""
     """Where Slurm's plugin looks for its two programs when burst_buffer.conf does not say."""
-    status_called: str = "the status command"
+    status_command: str = "the status command"
     """What answers `bbstat`, as a failure names it."""
     function_prefix: str = "slurm_bb_"
     bare_functions: tuple[str, ...] = ("teardown",)
@@ -42,7 +42,7 @@ class ProviderFacts(msgspec.Struct, frozen=True, gc=False):
 PROVIDER_FACTS: Mapping[str, ProviderFacts] = {
     NATIVE: ProviderFacts(),
     "lua": ProviderFacts(
-        site_directive=True, names_pools=True, shown_allocated=True, status_called="slurm_bb_get_status"
+        site_directive=True, names_pools=True, shows_allocated=True, status_command="slurm_bb_get_status"
     ),
     "datawarp": ProviderFacts(
         short_bb=False,

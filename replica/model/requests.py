@@ -33,17 +33,17 @@ class DependencyKind(IntEnum):
         return self.name.removeprefix("ALL_").lower().replace("_", "")
 
     @property
-    def of_array(self) -> bool:
+    def is_for_array(self) -> bool:
         """Return whether it is about all tasks of an array."""
         return self > 10
 
     @property
-    def of_one(self) -> DependencyKind:
+    def for_job(self) -> DependencyKind:
         """The same kind about one job."""
         return DependencyKind(self - 10) if self > 10 else self
 
     @property
-    def of_all(self) -> DependencyKind:
+    def for_array(self) -> DependencyKind:
         """The same kind about all tasks of an array."""
         return self if self > 10 else DependencyKind(self + 10)
 
@@ -204,7 +204,7 @@ class JobRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """None, which most have: NO_OPTIONS."""
 
     @property
-    def asked(self) -> JobOptions:
+    def effective_options(self) -> JobOptions:
         """The options, NO_OPTIONS where there are none."""
         return NO_OPTIONS if self.options is None else self.options
 
@@ -214,7 +214,7 @@ def with_options(request: JobRequest, options: JobOptions) -> JobRequest:
     return msgspec.structs.replace(request, options=None if options == NO_OPTIONS else options)
 
 
-def expanded(text: str, request: JobRequest, job_id: int | str, node: str | None = None) -> str:
+def expand_job_symbols(text: str, request: JobRequest, job_id: int | str, node: str | None = None) -> str:
     """Return `text` with the job's symbols replaced; UnknownSymbol for one that means nothing here.
 
     With `node`, the symbols are those of a file name, and `%N` is the node.
@@ -232,10 +232,12 @@ def expanded(text: str, request: JobRequest, job_id: int | str, node: str | None
     )
 
 
-def dependency_text(request: JobRequest, dependencies: Iterable[Dependency]) -> str:
+def format_dependencies(request: JobRequest, dependencies: Iterable[Dependency]) -> str:
     """Return these conditions of a job as in `--dependency`, and `singleton` if it asked for that."""
     words = [f"{one.kind.word}:{one.job}" for one in dependencies]
-    return ("?" if request.asked.any_of else ",").join([*words, "singleton"] if request.asked.singleton else words)
+    return ("?" if request.effective_options.any_of else ",").join(
+        [*words, "singleton"] if request.effective_options.singleton else words
+    )
 
 
 NODE_SYMBOL = "%N"
@@ -252,18 +254,18 @@ def error_path(request: JobRequest, job_id: int, node: str) -> str:
 
     UnknownSymbol for one that means nothing here. `node` empty: the job has none yet.
     """
-    return _path(request.asked.error, request, job_id, node)
+    return _path(request.effective_options.error, request, job_id, node)
 
 
 def input_path(request: JobRequest, job_id: int, node: str) -> str:
     """Return the absolute path of the file for standard input, empty for none; otherwise as `error_path`."""
-    return _path(request.asked.input, request, job_id, node)
+    return _path(request.effective_options.input, request, job_id, node)
 
 
 def _path(written: str, request: JobRequest, job_id: int, node: str) -> str:
     if not written:
         return ""
-    path = expanded(written, request, job_id, node or NODE_SYMBOL)
+    path = expand_job_symbols(written, request, job_id, node or NODE_SYMBOL)
     return path if path.startswith("/") else f"{request.workdir.rstrip('/')}/{path}"
 
 
@@ -305,7 +307,7 @@ def parse_signal(text: str) -> WarningSignal:
     return WarningSignal(number, before_s, "B" in (found[1] or ""))
 
 
-def named_by(request: BufferRequest | None) -> frozenset[str]:
+def persistent_names(request: BufferRequest | None) -> frozenset[str]:
     """Return the names of the persistent buffers that a job creates, destroys or uses."""
     if request is None:
         return frozenset()
@@ -368,18 +370,18 @@ _OF_OPTIONS = tuple(field for field in JobChange.__struct_fields__ if field in J
 """Fields of a change that are fields of JobRequest, and of JobOptions: each is in one of both."""
 
 
-def requested(request: JobRequest, change: JobChange) -> JobRequest:
+def apply_change(request: JobRequest, change: JobChange) -> JobRequest:
     """Return the request with what the change is about as it is there."""
     own, options = _named(change, _OF_REQUEST), _named(change, _OF_OPTIONS)
     if own:
         request = msgspec.structs.replace(request, **own)
-    return with_options(request, msgspec.structs.replace(request.asked, **options)) if options else request
+    return with_options(request, msgspec.structs.replace(request.effective_options, **options)) if options else request
 
 
-def difference(request: JobRequest, change: JobChange) -> JobChange:
+def effective_change(request: JobRequest, change: JobChange) -> JobChange:
     """Return what of the change is not so already."""
     same = [field for field in _OF_REQUEST if getattr(change, field) == getattr(request, field)]
-    same += [field for field in _OF_OPTIONS if getattr(change, field) == getattr(request.asked, field)]
+    same += [field for field in _OF_OPTIONS if getattr(change, field) == getattr(request.effective_options, field)]
     return msgspec.structs.replace(change, **dict.fromkeys(same))
 
 

@@ -47,11 +47,11 @@ class Reservation(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 Reservations = immutables.Map[str, Reservation]
 
-Held = Callable[[str, str], int]
+HeldSpace = Callable[[str, str], int]
 """(reservation, pool) -> what its jobs hold there now, bytes."""
 
 
-def left_of(reservation: Reservation, pool: str, held: Held) -> int:
+def unused_space(reservation: Reservation, pool: str, held: HeldSpace) -> int:
     """Return what of its space its jobs do not hold yet, bytes."""
     return max(0, reservation.size_in(pool) - held(reservation.name, pool))
 

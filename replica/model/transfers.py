@@ -10,8 +10,8 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from replica.model.operations import Stage
 from replica.model.requests import BufferRequest
+from replica.model.stages import Stage
 from replica.values import (
     MICROSECONDS_PER_SECOND,
     NEVER,
@@ -189,7 +189,7 @@ CHECKPOINT_BYTES = 64 * 1024**3
 agents say one every minute at most, and the ledger is no place for more."""
 
 
-def is_due(former: TransferCheckpoint | None, checkpoint: TransferCheckpoint, at: Instant) -> bool:
+def is_checkpoint_due(former: TransferCheckpoint | None, checkpoint: TransferCheckpoint, at: Instant) -> bool:
     """Return whether a checkpoint that is said at `at` is to be written down after the `former` one."""
     if former is None or (former.stage, former.attempt) != (checkpoint.stage, checkpoint.attempt):
         return True
@@ -197,7 +197,7 @@ def is_due(former: TransferCheckpoint | None, checkpoint: TransferCheckpoint, at
     return at - former.at >= CHECKPOINT_PERIOD_S * MICROSECONDS_PER_SECOND or grown >= CHECKPOINT_BYTES
 
 
-def clipped_receipt(receipt: TransferReceipt, stage: Stage, attempt: int) -> TransferReceipt:
+def clip_receipt(receipt: TransferReceipt, stage: Stage, attempt: int) -> TransferReceipt:
     """Return the receipt of the attempt within all bounds: it is never refused, since the operation has ended."""
     return replace(
         receipt,
@@ -212,21 +212,21 @@ def clipped_receipt(receipt: TransferReceipt, stage: Stage, attempt: int) -> Tra
         algorithm=_clip(receipt.algorithm, WORD_CHARACTERS_MAX),
         digest=_clip(receipt.digest, DIGEST_CHARACTERS_MAX),
         manifest_digest=_clip(receipt.manifest_digest, DIGEST_CHARACTERS_MAX),
-        **{field: clipped_count(getattr(receipt, field)) for field in _COUNTS},
-        started_at=Instant(clipped_count(receipt.started_at)),
-        ended_at=Instant(clipped_count(receipt.ended_at)),
+        **{field: clip_count(getattr(receipt, field)) for field in _COUNTS},
+        started_at=Instant(clip_count(receipt.started_at)),
+        ended_at=Instant(clip_count(receipt.ended_at)),
     )
 
 
-def clipped_checkpoint(checkpoint: TransferCheckpoint, stage: Stage, attempt: int) -> TransferCheckpoint:
+def clip_checkpoint(checkpoint: TransferCheckpoint, stage: Stage, attempt: int) -> TransferCheckpoint:
     """Return the checkpoint of the attempt within all bounds, without a time."""
     return TransferCheckpoint(
         stage=stage,
         attempt=attempt,
-        files=clipped_count(checkpoint.files),
-        size_bytes=clipped_count(checkpoint.size_bytes),
-        files_total=clipped_count(checkpoint.files_total),
-        total_bytes=clipped_count(checkpoint.total_bytes),
+        files=clip_count(checkpoint.files),
+        size_bytes=clip_count(checkpoint.size_bytes),
+        files_total=clip_count(checkpoint.files_total),
+        total_bytes=clip_count(checkpoint.total_bytes),
         manifest_digest=_clip(checkpoint.manifest_digest, DIGEST_CHARACTERS_MAX),
     )
 
@@ -247,7 +247,7 @@ _COUNTS = (
 )
 
 
-def clipped_count(number: int, least: int = 0) -> int:
+def clip_count(number: int, least: int = 0) -> int:
     """Return a number within what the ledger can hold."""
     return max(least, min(number, SIZE_BYTES_MAX))
 
@@ -339,12 +339,12 @@ class TransferChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 NO_CHOICE = TransferChoice()
 
 
-def choice_verb(stage: str, index: int, *, listed: bool) -> str:
+def choice_prefix(stage: str, index: int, *, listed: bool) -> str:
     """Return what stands before the option of a transfer, for example `stage_out:list2`."""
     return f"{stage}:{'list' if listed else ''}{index}"
 
 
-def choices_of(request: BufferRequest, stage: str, count: int, *, listed: bool) -> tuple[TransferChoice, ...]:
+def transfer_choices(request: BufferRequest, stage: str, count: int, *, listed: bool) -> tuple[TransferChoice, ...]:
     """Return the choice for each of the `count` transfers of a stage; empty where there is none at all."""
     if not any(option.startswith(stage + ":") for option in request.options):
         return ()
@@ -355,7 +355,7 @@ def choices_of(request: BufferRequest, stage: str, count: int, *, listed: bool) 
         chosen.setdefault(verb, {})[key] = value
     choices = []
     for index in range(count):
-        mine = chosen.get(choice_verb(stage, index, listed=listed), {})
+        mine = chosen.get(choice_prefix(stage, index, listed=listed), {})
         chosen_here = TransferChoice(
             mine.get("backend", ""), mine.get("move") == "yes", mine.get("links", ""), mine.get("acls") == "yes"
         )
@@ -371,7 +371,7 @@ def default_backend(backends: tuple[str, ...]) -> str:
 # ---- the site's command line for moving data (`TransferTemplate`): a program, and words in which paths stand
 
 
-PLACES = ("{source}", "{destination}")
+PLACEHOLDERS = ("{source}", "{destination}")
 
 
 _WORD = Pattern(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
@@ -386,7 +386,7 @@ def template_words(template: str) -> list[str]:
     if _WORD.sub("", template).strip():
         raise ValueError(template)
     words = [_QUOTED.sub(lambda found: found[1] or found[2] or "", word) for word in _WORD.findall(template)]
-    return words if any(place in word for place in PLACES for word in words) else [*words, *PLACES]
+    return words if any(place in word for place in PLACEHOLDERS for word in words) else [*words, *PLACEHOLDERS]
 
 
 def template_fault(template: str) -> str | None:
@@ -399,7 +399,7 @@ def template_fault(template: str) -> str | None:
         return "is empty"
     if not words[0].startswith("/"):
         return f"begins with {words[0][:48]!r}, which is not an absolute path"
-    for place in PLACES:
+    for place in PLACEHOLDERS:
         if not any(place in word for word in words[1:]):
             return f"has no {place}"
     return None

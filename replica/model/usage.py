@@ -148,42 +148,44 @@ def usage_of(job: Job, buffer: Buffer | None) -> dict[UsageKey, int]:
 
 
 Consumed = immutables.Map[str, int]
-"""What is named by `consumed_key` -> bytes (units of the pool) times minutes; SIZE_BYTES_MAX is as good as for ever."""
+"""What is named by `consumption_key` -> bytes (units of the pool) times minutes; SIZE_BYTES_MAX is as good
+as for ever.
+"""
 
 MICROSECONDS_PER_MINUTE = SECONDS_PER_MINUTE * MICROSECONDS_PER_SECOND
 
 
-def consumed_key(whose: str, name: str, user: str, pool: str) -> str:
+def consumption_key(whose: str, name: str, user: str, pool: str) -> str:
     """Return the key of what an account (`a`), or a QOS (`q`), used; empty: of all users, in all pools. No name has a
     slash.
     """
     return f"{whose}/{name}/{user}/{pool}"
 
 
-def keys_of(scheduling_class: SchedulingClass, pool: str) -> Iterator[str]:
+def consumption_keys(scheduling_class: SchedulingClass, pool: str) -> Iterator[str]:
     """Yield what a buffer of a job counts for."""
     for name in (pool, ""):
         if scheduling_class.account:
-            yield consumed_key("a", scheduling_class.account, "", name)
-            yield consumed_key("a", scheduling_class.account, scheduling_class.user, name)
+            yield consumption_key("a", scheduling_class.account, "", name)
+            yield consumption_key("a", scheduling_class.account, scheduling_class.user, name)
         if scheduling_class.qos:
-            yield consumed_key("q", scheduling_class.qos, "", name)
+            yield consumption_key("q", scheduling_class.qos, "", name)
 
 
-def with_given_back(consumed: Consumed, scheduling_class: SchedulingClass, buffer: Buffer, at: int) -> Consumed:
+def record_consumption(consumed: Consumed, scheduling_class: SchedulingClass, buffer: Buffer, at: int) -> Consumed:
     """Return the records after a buffer that was held until `at` has given back its space."""
     held_us = max(0, at - buffer.created_at)
     minutes = buffer.held_bytes * held_us // MICROSECONDS_PER_MINUTE
     if not minutes:
         return consumed
-    for key in keys_of(scheduling_class, buffer.pool):
+    for key in consumption_keys(scheduling_class, buffer.pool):
         used = consumed.get(key)
         if used is not None or len(consumed) < CONSUMED_MAX:
             consumed = consumed.set(key, min(SIZE_BYTES_MAX, (used or 0) + minutes))
     return consumed
 
 
-def without(consumed: Consumed, whose: str, name: str) -> Consumed:
+def remove_consumption(consumed: Consumed, whose: str, name: str) -> Consumed:
     """Return the records without those of one account or QOS."""
     prefix = f"{whose}/{name}/"
     for key in [key for key in consumed if key.startswith(prefix)]:

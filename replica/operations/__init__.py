@@ -1,41 +1,41 @@
 """Lifecycle of operations: outcomes and retries, slots, timers, transfer limits, movers."""
 
 from replica.operations.external_jobs import (
+    ExternalJobLookup,
     ExternalJobPhase,
-    FoundExternalJob,
     external_job_phase,
     find_external_job,
-    given_up,
+    give_up_events,
     has_results,
     is_lingering,
     lingers_until,
-    made_later,
-    no_space,
-    waits_for_names,
+    no_space_message,
+    persistent_obstacle,
+    persistent_wait_message,
 )
 from replica.operations.lost_nodes import Loss, loses_results, loss_of
 from replica.operations.movers import (
+    choose_external_job_mover,
+    choose_mover,
     directory_in_filesystem,
     filesystem_of_pool,
     filesystems_of,
-    jobs_beside,
-    mover_again,
-    mover_for,
+    jobs_of_peer_movers,
     persistent_directory,
-    stage_out_started,
+    stage_out_event,
 )
 from replica.operations.outcomes import (
     active_stage,
-    failed,
-    gone,
-    persistent_changed,
-    pre_run_failed,
-    script_ended,
-    succeeded,
-    taken_back,
-    unwound,
+    failure_events,
+    persistent_change_events,
+    pre_run_failure_events,
+    removal_events,
+    revocation_events,
+    rollback_events,
+    script_end_events,
+    success_events,
     waiting_stage,
 )
-from replica.operations.slots import BEGINNINGS, OperationSlots, slots_given, taking_slots, with_slots
+from replica.operations.slots import SLOT_EVENTS, OperationSlots, assign_slots, assign_slots_in_steps, grant_slots
 from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
-from replica.operations.transfer_limits import cap_s, has_shares, node_bytes_s, rules_in_force, shares_of
+from replica.operations.transfer_limits import active_rules, has_shares, longest_transfer_s, node_bytes_s, rate_shares

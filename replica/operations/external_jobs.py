@@ -89,7 +89,7 @@ def external_job_phase(job: Job, buffer: Buffer) -> ExternalJobPhase:
     return _FAILED.get(phase, phase) if job.stuck else phase
 
 
-class FoundExternalJob(NamedTuple):
+class ExternalJobLookup(NamedTuple):
     """An external job by its name: its last epoch, and where that stands."""
 
     name: str
@@ -100,15 +100,15 @@ class FoundExternalJob(NamedTuple):
     """The last epoch that there was, 0 for none."""
 
 
-def find_external_job(state: Facts, name: str, epoch: int = 0) -> FoundExternalJob:
+def find_external_job(state: Facts, name: str, epoch: int = 0) -> ExternalJobLookup:
     """Return the last epoch of an external job; the phase is NONE where there is none, or another `epoch` is meant."""
     known = state.external_jobs.get(name)
     if known is None:
-        return FoundExternalJob(name, ExternalJobPhase.NONE, None, None, 0)
+        return ExternalJobLookup(name, ExternalJobPhase.NONE, None, None, 0)
     job, buffer = state.jobs.get(known.job), state.buffers.get(known.job)
     if job is None or buffer is None or (epoch and epoch != known.epoch):
-        return FoundExternalJob(name, ExternalJobPhase.NONE, None, None, known.epoch)
-    return FoundExternalJob(name, external_job_phase(job, buffer), job, buffer, known.epoch)
+        return ExternalJobLookup(name, ExternalJobPhase.NONE, None, None, known.epoch)
+    return ExternalJobLookup(name, external_job_phase(job, buffer), job, buffer, known.epoch)
 
 
 def has_results(job: Job) -> bool:
@@ -149,13 +149,13 @@ def external_job_due_events(state: Facts, job: Job, buffer: Buffer, at: Instant)
     """Return what happens to an external job at `at` by time alone."""
     fails_at, until = setup_fails_at(state, job, buffer), lingers_until(state, job)
     if fails_at != NEVER and fails_at <= at:
-        return (e.ExternalJobSetupFailed(job.id, no_space(state, buffer)),)
+        return (e.ExternalJobSetupFailed(job.id, no_space_message(state, buffer)),)
     if until != NEVER and until <= at:
-        return given_up(job, f"nobody has set it up again for {state.site.external_job_linger_s} s")
+        return give_up_events(job, f"nobody has set it up again for {state.site.external_job_linger_s} s")
     return ()
 
 
-def given_up(job: Job, reason: str) -> tuple[e.TeardownStarted]:
+def give_up_events(job: Job, reason: str) -> tuple[e.TeardownStarted]:
     """Return what removes an external job that lingers."""
     return (e.TeardownStarted(job.id, job.attempt + 1, JobState.CANCELLED, True, reason),)
 
@@ -166,7 +166,7 @@ HOLDERS_LOOKED_AT_MAX = 1_000
 _HOLDERS_NAMED = 3
 
 
-def waits_for_names(state: Facts, job: Job) -> str:
+def persistent_obstacle(state: Facts, job: Job) -> str:
     """Return which persistent buffer keeps an external job back, in words; empty if none does."""
     asked = job.request.buffer
     for name in () if asked is None else asked.uses:
@@ -180,25 +180,26 @@ def waits_for_names(state: Facts, job: Job) -> str:
     return ""
 
 
-def no_space(state: Facts, buffer: Buffer) -> str:
+def no_space_message(state: Facts, buffer: Buffer) -> str:
     """Return the sentence on an external job that got no space: who has it, or which persistent buffer kept it back."""
-    missing = waits_for_names(state, state.jobs[buffer.job])
+    missing = persistent_obstacle(state, state.jobs[buffer.job])
     if missing:
         return missing
     pool = state.pools.get(buffer.pool)
     if pool is None:
         return f"there is no pool {buffer.pool} any more"
-    return f"no space for {state.site.external_job_setup_wait_s} s: {_who_has_it(state, pool, buffer.granted_bytes)}"
+    usage = _space_usage_message(state, pool, buffer.granted_bytes)
+    return f"no space for {state.site.external_job_setup_wait_s} s: {usage}"
 
 
-def made_later(state: Facts, asked: BufferRequest) -> str:
+def persistent_wait_message(state: Facts, asked: BufferRequest) -> str:
     """Return the sentence on what makes or removes a persistent buffer and waits: who has the space, or who uses it."""
     for create in asked.creates:
         pool = state.pools.get(create.pool)
         if pool is None:
             return f"there is no pool {create.pool} any more"
         if create.capacity_bytes > free_bytes(pool, state.held_bytes.get(pool.name, 0)):
-            return f"no space yet: {_who_has_it(state, pool, create.capacity_bytes)}"
+            return f"no space yet: {_space_usage_message(state, pool, create.capacity_bytes)}"
     for destroy in asked.destroys:
         users = len(state.using.get(destroy.name, ()))
         if users:
@@ -206,13 +207,13 @@ def made_later(state: Facts, asked: BufferRequest) -> str:
     return "it waits for its turn, or for a mover that is up"
 
 
-def _who_has_it(state: Facts, pool: Pool, wanted: int) -> str:
+def _space_usage_message(state: Facts, pool: Pool, wanted: int) -> str:
     name, unit = pool.name, pool.unit
     held = state.held_bytes.get(name, 0)
     holders = state.holders.get(name, ())
     looked_at = islice(holders, HOLDERS_LOOKED_AT_MAX)
     largest = nlargest(_HOLDERS_NAMED, ((state.buffers[job_id].held_bytes, -job_id) for job_id in looked_at))
-    named = ", ".join(f"{_named(state.jobs[-number])} {format_amount(size, unit)}" for size, number in largest)
+    named = ", ".join(f"{_job_label(state.jobs[-number])} {format_amount(size, unit)}" for size, number in largest)
     more = "" if len(holders) <= len(largest) else f" and {len(holders) - len(largest)} more"
     free = format_amount(free_bytes(pool, held), unit)
     kept = f"; of it, {named}{more}" if named else ""
@@ -220,5 +221,5 @@ def _who_has_it(state: Facts, pool: Pool, wanted: int) -> str:
     return f"{format_amount(wanted, unit)} of pool {name} were asked for, and {free} are free of {total}{kept}"
 
 
-def _named(job: Job) -> str:
+def _job_label(job: Job) -> str:
     return f"job {job.id}" if job.external_job is None else job.external_job.name

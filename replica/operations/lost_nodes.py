@@ -16,7 +16,15 @@ from enum import StrEnum
 from replica.messages import events as e
 from replica.model import NATIVE, Buffer, BufferState, Job, JobState, Stage, agent_of
 from replica.operations.external_jobs import has_results
-from replica.operations.outcomes import failed, gone, own_persistent, result_of, script_ended, succeeded, taken_back
+from replica.operations.outcomes import (
+    failure_events,
+    final_state,
+    own_persistent,
+    removal_events,
+    revocation_events,
+    script_end_events,
+    success_events,
+)
 from replica.state import Facts
 from replica.values import NEVER, Instant, seconds
 
@@ -64,24 +72,24 @@ def lost_events(state: Facts, job: Job, buffer: Buffer | None) -> tuple[e.Event,
     node = state.nodes[job.node]
     reason = f"node {node.name} was lost" if node.lost else f"node {node.name} was down for too long"
     if buffer is None or buffer.state in _WITH_A_SCRIPT:
-        return script_ended(state, job, buffer, JobState.NODE_FAIL, 0, 0, reason)
+        return script_end_events(state, job, buffer, JobState.NODE_FAIL, 0, 0, reason)
     if buffer.state in _STAGED:
-        return taken_back(state, job, reason)
+        return revocation_events(state, job, reason)
     if buffer.state in _RAN:
         if job.mover:
             # The results lie in a shared filesystem: a mover exports them.
-            return succeeded(state, job, buffer, Stage.POST_RUN, 0, 0, "")
-        result, why = result_of(job), reason
+            return success_events(state, job, buffer, Stage.POST_RUN, 0, 0, "")
+        result, why = final_state(job), reason
         if loses_results(job, buffer):
             why = f"{reason} with results that were not exported"
             result = JobState.NODE_FAIL if result is JobState.COMPLETED else result
         return (e.TeardownStarted(job.id, job.attempt + 1, result, True, why),)
     if state.site.provider != NATIVE:
         why = f"{reason}, so the teardown of its provider was not run: remove what it left, and clear the buffer"
-        return failed(state, job, Stage.TEARDOWN, why, Instant(state.at), final=True)
+        return failure_events(state, job, Stage.TEARDOWN, why, Instant(state.at), final=True)
     return (
         e.BufferAbandoned(job.id, node.name, tuple(own_persistent(state, job, BufferState.DELETING))),
-        *gone(state, job),
+        *removal_events(state, job),
     )
 
 
@@ -90,7 +98,7 @@ def loss_of(state: Facts, job: Job, buffer: Buffer | None) -> Loss:
     if buffer is not None and buffer.state in _STAGED:
         return Loss.STAGED_AGAIN
     if buffer is None or buffer.state in _WITH_A_SCRIPT:
-        first = script_ended(state, job, buffer, JobState.NODE_FAIL, 0, 0, "")
+        first = script_end_events(state, job, buffer, JobState.NODE_FAIL, 0, 0, "")
         return Loss.REQUEUED if _waits_again(first) else Loss.ENDED
     return Loss.RESULTS_LOST if loses_results(job, buffer) else Loss.REMOVED
 

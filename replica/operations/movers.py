@@ -18,7 +18,7 @@ from replica.model import (
     Job,
     MovingKey,
     SharedFilesystem,
-    filesystem_in,
+    pool_filesystem,
 )
 from replica.state import Facts, State
 
@@ -30,7 +30,7 @@ def filesystem_of_pool(state: Facts, pool: str) -> SharedFilesystem | None:
     """Return the shared filesystem that buffers of a pool lie in; None: each is on one node, or the site's own
     programs make it.
     """
-    return filesystem_in(state.pools, state.filesystems, pool) if state.site.provider == NATIVE else None
+    return pool_filesystem(state.pools, state.filesystems, pool) if state.site.provider == NATIVE else None
 
 
 def directory_in_filesystem(state: Facts, buffer: Buffer) -> str:
@@ -58,7 +58,7 @@ def filesystems_of(state: Facts, buffer: Buffer) -> tuple[SharedFilesystem, ...]
     return () if filesystem is None else (filesystem,)
 
 
-def mover_for(
+def choose_mover(
     state: Facts,
     filesystem: SharedFilesystem,
     begun: Mapping[MovingKey, int] = _NONE_BEGUN,
@@ -78,9 +78,9 @@ def mover_for(
     return "" if best is None else best[1]
 
 
-def mover_again(state: Facts, job: Job, filesystems: Sequence[SharedFilesystem]) -> str:
+def choose_external_job_mover(state: Facts, job: Job, filesystems: Sequence[SharedFilesystem]) -> str:
     """Return the mover that is to stage for an external job: the one that did so before while it is up, else as
-    `mover_for`.
+    `choose_mover`.
 
     Where none is up, one that another takes over from as soon as it is; empty: no mover stages for all of the shared
     filesystems.
@@ -90,18 +90,18 @@ def mover_again(state: Facts, job: Job, filesystems: Sequence[SharedFilesystem])
         return job.mover
     first, *also = filesystems
     all_of = (name for name in first.movers if all(name in other.movers for other in also))
-    return mover_for(state, first, also=also) or next(all_of, "")
+    return choose_mover(state, first, also=also) or next(all_of, "")
 
 
-def stage_out_started(state: Facts, job: Job, buffer: Buffer, attempt: int) -> e.StageOutStarted:
+def stage_out_event(state: Facts, job: Job, buffer: Buffer, attempt: int) -> e.StageOutStarted:
     """Return that the results of a job are staged out from now on, by whichever mover has the fewest transfers."""
     filesystems = filesystems_of(state, buffer) if job.mover else ()
     return e.StageOutStarted(
-        job.id, attempt, mover_for(state, filesystems[0], also=filesystems[1:]) or job.mover if filesystems else ""
+        job.id, attempt, choose_mover(state, filesystems[0], also=filesystems[1:]) or job.mover if filesystems else ""
     )
 
 
-def takeover(state: Facts, job: Job, buffer: Buffer) -> e.MoverChanged | None:
+def takeover_event(state: Facts, job: Job, buffer: Buffer) -> e.MoverChanged | None:
     """Return that another mover has the job's operation from now on, where its own is not up and another is."""
     if not job.mover or job.stuck or buffer.state not in _STAGED_BY_MOVERS:
         return None
@@ -109,7 +109,7 @@ def takeover(state: Facts, job: Job, buffer: Buffer) -> e.MoverChanged | None:
     left = next((filesystem for filesystem in filesystems if job.mover not in filesystem.movers), None)
     if not filesystems or (node is not None and node.is_up and left is None):
         return None
-    other = mover_for(state, filesystems[0], also=filesystems[1:])
+    other = choose_mover(state, filesystems[0], also=filesystems[1:])
     if not other:
         return None
     if node is None or left is not None:
@@ -119,7 +119,7 @@ def takeover(state: Facts, job: Job, buffer: Buffer) -> e.MoverChanged | None:
     return e.MoverChanged(job.id, other, job.attempt + 1, why)
 
 
-def jobs_beside(state: State, node: str) -> Iterator[int]:
+def jobs_of_peer_movers(state: State, node: str) -> Iterator[int]:
     """Yield the jobs of all movers of the shared filesystems that a node is a mover of: it may take over from them, or
     they from it.
     """

@@ -15,15 +15,15 @@ from replica.model import (
     JobState,
     Site,
     Stage,
+    awaited_slot,
     failure_comment,
     failure_reason,
     operation_of,
     stage_of,
-    teardown_on_failure,
-    waits_for_slot,
+    tears_down_on_failure,
 )
-from replica.operations.movers import stage_out_started
-from replica.operations.transfer_limits import cap_s
+from replica.operations.movers import stage_out_event
+from replica.operations.transfer_limits import longest_transfer_s
 from replica.state import Facts
 from replica.values import MESSAGE_CHARACTERS_MAX, NEVER, PERSISTENT_PER_JOB_MAX, Instant, seconds
 
@@ -48,7 +48,7 @@ def active_stage(job: Job, buffer: Buffer | None) -> Stage | None:
 
     None while a failed one waits for a retry or release, or a new one for its slot.
     """
-    if job.stuck or job.retry_at or waits_for_slot(job, buffer) is not None:
+    if job.stuck or job.retry_at or awaited_slot(job, buffer) is not None:
         return None
     return stage_of(job, buffer)
 
@@ -69,7 +69,7 @@ def timeout_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
     stage = active_stage(job, buffer)
     if stage is None or stage is Stage.RUN or job.order_at == NEVER:
         return NEVER
-    site, most_s = state.site, cap_s(state, stage)
+    site, most_s = state.site, longest_transfer_s(state, stage)
     if state.site.provider != NATIVE:
         limit_s = provided_limit_s(site, stage)
     else:
@@ -79,7 +79,7 @@ def timeout_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
 
 def timeout_message(state: Facts, stage: Stage) -> str:
     """Return the message on an operation that is over its time, in Slurm's words where the time is one of Slurm's."""
-    most_s = cap_s(state, stage)
+    most_s = longest_transfer_s(state, stage)
     if most_s:
         return f"it took longer than TransferTimeMax allows, {most_s} s"
     return f"Timeout @ {timeout_s(state.site, stage) * 1000} msec"
@@ -99,7 +99,7 @@ def provided_limit_s(site: Site, stage: Stage) -> int:
     return own_s + PROVIDER_SLACK_S
 
 
-def failed(
+def failure_events(
     state: Facts,
     job: Job,
     stage: Stage,
@@ -122,9 +122,12 @@ def failed(
     events: list[e.Event] = [failure]
     if stage is Stage.STAGE_IN and job.external_job is None:
         # The job of an external job is held, and its buffer torn down, by its own scheduler.
-        if teardown_on_failure(state.site):
+        if tears_down_on_failure(state.site):
             why = failure.reason
-            events += (*unwound(state, job), e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, why))
+            events += (
+                *rollback_events(state, job),
+                e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, why),
+            )
             events.append(e.JobHeld(job.id, Hold.SYSTEM, why, failure.comment))
         elif job.hold is Hold.NONE:
             events.append(e.JobHeld(job.id, Hold.SYSTEM))
@@ -138,7 +141,7 @@ def _failure(state: Facts, job: Job, stage: Stage, operation: str, message: str,
     return e.StageFailed(job.id, stage, job.attempt, reason, retry_at, operation, comment)
 
 
-def pre_run_failed(state: Facts, job: Job, message: str) -> tuple[e.Event, ...]:
+def pre_run_failure_events(state: Facts, job: Job, message: str) -> tuple[e.Event, ...]:
     """Return what follows when the operation before the script failed: the buffer is torn down, and the job is held
     with the reason, or waits again by itself as often as the site allows that.
     """
@@ -149,8 +152,8 @@ def pre_run_failed(state: Facts, job: Job, message: str) -> tuple[e.Event, ...]:
         e.PreRunFailed(job.id, reason, comment),
         e.TeardownStarted(job.id, job.attempt + 1, result, True, reason),
     ]
-    again = job.interrupted.pre_run_failures < state.site.pre_run_requeues
-    may_requeue = job.request.asked.requeue
+    again = job.effective_interruptions.pre_run_failures < state.site.pre_run_requeues
+    may_requeue = job.request.effective_options.requeue
     if result is JobState.PENDING and not (again and may_requeue):
         events.append(e.JobHeld(job.id, Hold.SYSTEM, reason, comment))
     return tuple(events)
@@ -166,11 +169,11 @@ def own_persistent(state: Facts, job: Job, wanted: BufferState) -> list[str]:
     return [name for name, buffer in found if buffer is not None and (buffer.job, buffer.state) == (job.id, wanted)]
 
 
-def _deleted(state: Facts, job: Job) -> tuple[e.PersistentDeleted, ...]:
+def _persistent_deletions(state: Facts, job: Job) -> tuple[e.PersistentDeleted, ...]:
     return tuple(e.PersistentDeleted(name, job.id) for name in own_persistent(state, job, BufferState.DELETING))
 
 
-def persistent_changed(state: Facts, job: Job, stage: Stage, name: str) -> tuple[e.Event, ...]:
+def persistent_change_events(state: Facts, job: Job, stage: Stage, name: str) -> tuple[e.Event, ...]:
     """Return what follows when one persistent buffer of a job's order is there or gone, before the rest of the order
     is done; nothing where that is known, or the buffer is none that the job creates or destroys now.
     """
@@ -181,61 +184,61 @@ def persistent_changed(state: Facts, job: Job, stage: Stage, name: str) -> tuple
     return ()
 
 
-def unwound(state: Facts, job: Job) -> tuple[e.Event, ...]:
+def rollback_events(state: Facts, job: Job) -> tuple[e.Event, ...]:
     """Return what becomes of the persistent buffers that a job has not finished creating: its teardown removes them."""
     names = own_persistent(state, job, BufferState.ALLOCATING)
     return tuple(e.PersistentDeletionStarted(name, job.id, True) for name in names)
 
 
-def taken_back(state: Facts, job: Job, reason: str) -> tuple[e.Event, ...]:
+def revocation_events(state: Facts, job: Job, reason: str) -> tuple[e.Event, ...]:
     """Return the events that take back the buffer of a job that is being or was staged in; the job waits again."""
     return (
         e.AllocationRevoked(job.id, job.attempt, reason),
-        *unwound(state, job),
+        *rollback_events(state, job),
         e.TeardownStarted(job.id, job.attempt + 1, JobState.PENDING, True, reason),
     )
 
 
-def result_of(job: Job) -> JobState:
+def final_state(job: Job) -> JobState:
     """Return what a job will be once its results are out; one that was requeued and then cancelled is CANCELLED."""
     return JobState.CANCELLED if job.cancelled and job.result is JobState.PENDING else job.result
 
 
-def succeeded(
+def success_events(
     state: Facts, job: Job, buffer: Buffer, stage: Stage, files: int, size_bytes: int, digest: str
 ) -> tuple[e.Event, ...]:
     """Return what follows from an operation that succeeded."""
     if stage is Stage.STAGE_IN:
         events: list[e.Event] = [e.StagedIn(job.id, files, size_bytes, digest)]
         events.extend(e.PersistentCreated(name, job.id) for name in own_persistent(state, job, BufferState.ALLOCATING))
-        events.extend(_deleted(state, job))
-        if not job.request.asked.nodes:
+        events.extend(_persistent_deletions(state, job))
+        if not job.request.effective_options.nodes:
             # It has nothing to run (-N0): what it was submitted for is done.
             events.append(e.TeardownStarted(job.id, job.attempt + 1, JobState.COMPLETED, True))
         return tuple(events)
     if stage is Stage.POST_RUN:
         if job.hurry:
-            return (e.TeardownStarted(job.id, job.attempt + 1, result_of(job), True),)
-        return (stage_out_started(state, job, buffer, job.attempt + 1),)
+            return (e.TeardownStarted(job.id, job.attempt + 1, final_state(job), True),)
+        return (stage_out_event(state, job, buffer, job.attempt + 1),)
     if stage is Stage.STAGE_OUT:
         return (
             e.StagedOut(job.id, files, size_bytes, digest),
-            e.TeardownStarted(job.id, job.attempt + 1, result_of(job), job.hurry),
+            e.TeardownStarted(job.id, job.attempt + 1, final_state(job), job.hurry),
         )
-    return (e.TornDown(job.id), *gone(state, job))
+    return (e.TornDown(job.id), *removal_events(state, job))
 
 
-def gone(state: Facts, job: Job) -> tuple[e.Event, ...]:
+def removal_events(state: Facts, job: Job) -> tuple[e.Event, ...]:
     """Return what follows when a buffer is gone: persistent ones that were being removed are, too, and a job that has
     not run, or was requeued, waits for a new one, unless cancelled.
     """
     events: list[e.Event] = []
-    events.extend(_deleted(state, job))
+    events.extend(_persistent_deletions(state, job))
     if job.state is JobState.PENDING:
         events.append(e.JobRequeued(job.id))
         if job.cancelled:
             events.append(e.JobCancelled(job.id))
-        elif job.interrupted.requeueing:
+        elif job.effective_interruptions.requeueing:
             events.append(e.RunRequeued(job.id))
     return tuple(events)
 
@@ -244,13 +247,13 @@ def _is_requeued(state: Facts, job: Job, result: JobState) -> bool:
     """Return whether a job is requeued after its script: by request, or after a node failure if the site requeues such
     jobs.
     """
-    if job.interrupted.requeueing:
+    if job.effective_interruptions.requeueing:
         return True
     by_site = result is JobState.NODE_FAIL and state.site.requeue_on_node_fail
-    return by_site and job.request.asked.requeue
+    return by_site and job.request.effective_options.requeue
 
 
-def script_ended(
+def script_end_events(
     state: Facts, job: Job, buffer: Buffer | None, result: JobState, exit_code: int, signal: int, message: str
 ) -> tuple[e.Event, ...]:
     """Return what follows when the script has ended, however it did."""
@@ -261,7 +264,7 @@ def script_ended(
                 e.TeardownStarted(job.id, job.attempt + 1, result, job.hurry, "cancelled before the script started"),
             )
     elif _is_requeued(state, job, result):
-        return _run_ended_for_requeue(state, job, buffer, result, message)
+        return _requeue_events(state, job, buffer, result, message)
     ended = e.RunEnded(job.id, result, exit_code, signal, job.attempt + 1, message[:MESSAGE_CHARACTERS_MAX])
     if buffer is not None and job.hurry:
         return (
@@ -271,11 +274,11 @@ def script_ended(
     return (ended,)
 
 
-def _run_ended_for_requeue(
+def _requeue_events(
     state: Facts, job: Job, buffer: Buffer | None, result: JobState, message: str
 ) -> tuple[e.Event, ...]:
     """Return what follows when the run of a requeued job has ended: as always up to the teardown, then it waits."""
-    asked = job.interrupted.requeueing
+    asked = job.effective_interruptions.requeueing
     events: list[e.Event] = [] if asked else [e.RequeueRequested(job.id, f"requeued after {result.name}")]
     if buffer is not None and job.state is JobState.CONFIGURING:
         # The script has not started, so there is nothing to stage out.

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 
 from replica.messages import events as e
-from replica.model import QUEUED_STAGES, TRANSFERS, MovingKey, Stage, counted_under
+from replica.model import QUEUED_STAGES, TRANSFERS, MovingKey, Stage, moving_keys
 from replica.operations.transfer_limits import load_of, may_begin
 from replica.state import Facts
-from replica.values import SKIPPED_MAX, Instant, Steps, whole
+from replica.values import SKIPPED_MAX, Instant, Steps, run_to_end
 
 
 class OperationSlots(dict[int, int]):
@@ -39,26 +39,26 @@ class OperationSlots(dict[int, int]):
         """Count one more that has its slot."""
         self[stage] = self.get(stage, 0) + 1
         if stage in TRANSFERS:
-            for key in counted_under(user, node):
+            for key in moving_keys(user, node):
                 self.begun[key] = self.begun.get(key, 0) + 1
 
 
-def with_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event]) -> tuple[e.Event, ...]:
+def assign_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event]) -> tuple[e.Event, ...]:
     """Return `events` with an OperationQueued for each operation in them that has to wait for its slot.
 
     `slots` says how many slots of each stage are taken, and counts those that are taken here. A stage-in begins with
     its space, which is given only while its stage has a slot left; it is queued where a limit on transfers at once is
     reached.
     """
-    return whole(taking_slots(state, slots, events))
+    return run_to_end(assign_slots_in_steps(state, slots, events))
 
 
-def taking_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event]) -> Steps[tuple[e.Event, ...]]:
-    """Do what `with_slots` does, a step for each operation."""
+def assign_slots_in_steps(state: Facts, slots: OperationSlots, events: Iterable[e.Event]) -> Steps[tuple[e.Event, ...]]:
+    """Do what `assign_slots` does, a step for each operation."""
     found: list[e.Event] = []
     for event in events:
         found.append(event)
-        stage = _begins(state, event)
+        stage = _started_stage(state, event)
         if stage is None:
             continue
         job = state.jobs[event.job]  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ def taking_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event])
     return tuple(found)
 
 
-def slots_given(
+def grant_slots(
     state: Facts,
     slots: OperationSlots,
     stage: Stage,
@@ -122,13 +122,13 @@ def slots_given(
             heapreplace(queues, (load_of(state, slots.begun, user) if moves else 0, following, user, queue))
 
 
-BEGINNINGS = frozenset(
+SLOT_EVENTS = frozenset(
     {e.BufferAllocated, e.ExternalJobStageInOrdered, e.StageOutStarted, e.TeardownStarted, e.StageRetried}
 )
 """Kinds of events that may begin an operation which needs a slot."""
 
 
-def _begins(state: Facts, event: e.Event) -> Stage | None:
+def _started_stage(state: Facts, event: e.Event) -> Stage | None:
     """Return the stage that the event begins an operation of, None for an event that does not, or keeps its slot."""
     if isinstance(event, e.BufferAllocated | e.ExternalJobStageInOrdered):
         return Stage.STAGE_IN

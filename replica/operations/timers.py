@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from replica.messages import events as e
-from replica.model import Buffer, BufferState, Hold, Job, JobState, agent_of, is_in, place_name
+from replica.model import Buffer, BufferState, Hold, Job, JobState, agent_of, is_node_in, node_set_name
 from replica.operations.external_jobs import external_job_due_at, external_job_due_events
 from replica.operations.lost_nodes import lost_at, lost_events
-from replica.operations.movers import takeover
-from replica.operations.outcomes import active_stage, failed, taken_back, timeout_at, timeout_message, waiting_stage
+from replica.operations.movers import takeover_event
+from replica.operations.outcomes import (
+    active_stage,
+    failure_events,
+    revocation_events,
+    timeout_at,
+    timeout_message,
+    waiting_stage,
+)
 from replica.state import Facts
 from replica.values import NEVER, Instant, seconds
 
@@ -44,7 +51,7 @@ def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
             due.append(job.request.begin_at)
         if job.request.deadline != NEVER and not job.late:
             due.append(job.request.deadline - seconds(job.request.time_limit_s) + 1)
-    if buffer is not None and job.mover and takeover(state, job, buffer) is not None:
+    if buffer is not None and job.mover and takeover_event(state, job, buffer) is not None:
         due.append(_AT_ONCE)
     if (lost := lost_at(state, job, buffer)) != NEVER:
         due.append(lost)
@@ -52,7 +59,7 @@ def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
         for instant in (
             job.retry_at,
             timeout_at(state, job, buffer),
-            _allocation_revoked(state, job, buffer)[0],
+            _revocation_due(state, job, buffer)[0],
             NEVER if job.external_job is None else external_job_due_at(state, job, buffer),
         ):
             if instant != NEVER:
@@ -73,7 +80,7 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
         return lost_events(state, job, buffer)
     if buffer is None:
         return ()
-    if job.mover and (taken := takeover(state, job, buffer)) is not None:
+    if job.mover and (taken := takeover_event(state, job, buffer)) is not None:
         return (taken,)
     if _is_down(state, job, buffer):
         return ()
@@ -88,10 +95,10 @@ def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tu
     if late_at != NEVER and late_at <= at:
         stage = active_stage(job, buffer)
         assert stage is not None
-        return failed(state, job, stage, timeout_message(state, stage), at)
-    revoked_at, reason = _allocation_revoked(state, job, buffer)
+        return failure_events(state, job, stage, timeout_message(state, stage), at)
+    revoked_at, reason = _revocation_due(state, job, buffer)
     if revoked_at != NEVER and revoked_at <= at:
-        return taken_back(state, job, reason)
+        return revocation_events(state, job, reason)
     return ()
 
 
@@ -102,7 +109,7 @@ def _is_down(state: Facts, job: Job, buffer: Buffer) -> bool:
     return node is not None and node.down
 
 
-def _allocation_revoked(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant, str]:
+def _revocation_due(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant, str]:
     """Return from when on a pending job's buffer is to be taken back, and why; NEVER if it is not."""
     # What an external job has, its scheduler gives back.
     if job.state is not JobState.PENDING or buffer.state not in _REVOCABLE or job.external_job is not None:
@@ -114,9 +121,9 @@ def _allocation_revoked(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant
         return _AT_ONCE, f"node {job.node} has only {node.cpus} CPUs now"
     options = job.request.options if state.partitions else None
     if options is not None and job.node:
-        nodes = place_name(state.partitions, options.partition)
+        nodes = node_set_name(state.partitions, options.partition)
         # The nodes of a deleted partition are unknown: staged data stays until the job has another partition.
-        if nodes in state.partitions and not is_in(state.partitions, nodes, job.node):
+        if nodes in state.partitions and not is_node_in(state.partitions, nodes, job.node):
             return _AT_ONCE, f"node {job.node} is not in partition {options.partition}"
     limit_s = state.site.staged_hold_time_s
     if limit_s and job.hold is not Hold.NONE:

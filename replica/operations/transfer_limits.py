@@ -21,18 +21,18 @@ from replica.model import (
 from replica.state import Facts, State
 
 
-def rules_in_force(state: Facts) -> TransferRules | None:
+def active_rules(state: Facts) -> TransferRules | None:
     """Return the rules that transfers follow; None where Forebay does not move the data."""
     if state.site.provider != NATIVE:
         return None
     return state.transfer_rules
 
 
-def cap_s(state: Facts, stage: Stage) -> int:
+def longest_transfer_s(state: Facts, stage: Stage) -> int:
     """Return how long a transfer may take at the most where it is late by its progress, seconds; 0 where it is not."""
     if stage not in TRANSFERS:
         return 0
-    rules = rules_in_force(state)
+    rules = active_rules(state)
     return rules.hard_cap_s if rules is not None and rules.timeouts == "progress" else 0
 
 
@@ -45,7 +45,7 @@ def may_begin(state: Facts, begun: Mapping[MovingKey, int], free: int, user: str
     """
     if load_of(state, begun, user) > free:
         return False
-    rules = rules_in_force(state)
+    rules = active_rules(state)
     if rules is None:
         return True
     limits = ((rules.user_at_once, (user, "")), (rules.node_at_once, ("", node)), (rules.cluster_at_once, ("", "")))
@@ -90,7 +90,7 @@ def user_bytes_s(state: State, rules: TransferRules, user: str, node: str) -> in
     return max(1, rules.user_bytes_s * here // everywhere)
 
 
-def shares_of(state: State, rules: TransferRules, user: str, node: str, of_node: int | None) -> RateShares:
+def rate_shares(state: State, rules: TransferRules, user: str, node: str, of_node: int | None) -> RateShares:
     """Return what one transfer may do; `of_node` is `node_bytes_s` of its node."""
     return RateShares(rules.transfer_bytes_s, user_bytes_s(state, rules, user, node), of_node)
 

@@ -11,8 +11,17 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from replica.messages import events as e
-from replica.model import AnyNode, Buffer, Job, SchedulingClass, Stage, is_in, place_name, scheduling_class_of
-from replica.operations import OperationSlots, filesystem_of_pool, mover_for
+from replica.model import (
+    Buffer,
+    Job,
+    NodeSetWaiters,
+    SchedulingClass,
+    Stage,
+    is_node_in,
+    node_set_name,
+    scheduling_class_of,
+)
+from replica.operations import OperationSlots, choose_mover, filesystem_of_pool
 from replica.scheduler.backfill import ReservationHead, expected_end
 from replica.scheduler.priority import order_of
 from replica.scheduler.quotas import QuotaCheck
@@ -36,7 +45,7 @@ class CycleState(Protocol):
     reservation_heads: dict[str, ReservationHead]
     slots: OperationSlots
     """Stage -> number of its operations under way."""
-    any_node: AnyNode
+    any_node: NodeSetWaiters
     """Jobs that wait for CPUs of any node of their partition."""
     quotas: QuotaCheck
     """Remaining limits, licences and reservations."""
@@ -63,7 +72,7 @@ class CycleState(Protocol):
         """Return the job before `position` that waits for CPUs of the node; 0 if none does."""
 
     def cpus_max_in(self, partition: str) -> int:
-        """Return the CPUs of the largest node of a partition (`place_name`) that is up; 0 if none is."""
+        """Return the CPUs of the largest node of a partition (`node_set_name`) that is up; 0 if none is."""
 
     def has_node_for(self, cpus: int, position: QueuePosition, partition: str) -> bool:
         """Return whether a node of the partition has enough free CPUs and no job before `position` waits for it."""
@@ -214,11 +223,11 @@ def space_decision(current: CycleState, request: SpaceRequest) -> SpaceDecision:
         return SpaceDecision.LIMITED
     if current.slots.get(Stage.STAGE_IN, 0) >= site.operations_per_stage_max:
         return SpaceDecision.STAGES_FULL
-    if request.job.request.cpus > current.cpus_max_in(place_name(current.state.partitions, request.partition)):
+    if request.job.request.cpus > current.cpus_max_in(node_set_name(current.state.partitions, request.partition)):
         # Checked before the job can become the reservation head: a job that fits no node must not block the pool.
         return SpaceDecision.NO_NODE
     filesystem = filesystem_of_pool(current.state, request.pool)
-    if filesystem is not None and not mover_for(current.state, filesystem):
+    if filesystem is not None and not choose_mover(current.state, filesystem):
         return SpaceDecision.NO_MOVER
     if request.size_bytes > usable_bytes(current.state, request.pool):
         # Likewise, a job that exceeds its pool must not block it: no release of space would help.
@@ -287,7 +296,7 @@ def space_verdict(current: CycleState, job: Job, buffer: Buffer) -> Verdict:
         SpaceDecision.NEXT_CYCLE: "the job may have its space in the next pass",
         SpaceDecision.STAGES_FULL: f"{under_way} stage-ins are under way, and no more may be",
         SpaceDecision.NO_NODE: "no node that is up could hold the job"
-        + (f" in partition {request.partition}" if place_name(current.state.partitions, request.partition) else ""),
+        + (f" in partition {request.partition}" if node_set_name(current.state.partitions, request.partition) else ""),
         SpaceDecision.NO_MOVER: f"no mover of the shared filesystem that pool {request.pool} has its buffers in is up",
         SpaceDecision.TOO_LARGE: (f"it asks for more than its pool has in service now, {format_size(in_service)}"),
         SpaceDecision.NOT_ENOUGH: "its pool has not enough free space",
@@ -319,9 +328,9 @@ class PlaceDecision(Enum):
 
 
 def nodes_of(state: Facts, job_id: int) -> str:
-    """Return the nodes that a job may run on, as the `place_name` of its partition."""
+    """Return the nodes that a job may run on, as the `node_set_name` of its partition."""
     options = state.jobs[job_id].request.options
-    return "" if options is None else place_name(state.partitions, options.partition)
+    return "" if options is None else node_set_name(state.partitions, options.partition)
 
 
 def runs_anywhere(job: Job, buffer: Buffer | None) -> bool:
@@ -393,7 +402,9 @@ def place_verdict(current: CycleState, job: Job, buffer: Buffer | None) -> Verdi
             return Verdict(Reason.PRIORITY, f"job {first} has priority", (("first_in_line", str(first)),))
         case PlaceDecision.NOT_ENOUGH:
             partitions, nodes = current.state.partitions, nodes_of(current.state, job.id)
-            free = ",".join(f"{name}:{free}" for name, free in current.free_cpus() if is_in(partitions, nodes, name))
+            free = ",".join(
+                f"{name}:{free}" for name, free in current.free_cpus() if is_node_in(partitions, nodes, name)
+            )
             figures = (("cpus", str(cpus)), ("free_cpus", free), *_partition_figure(current, job))
             return Verdict(Reason.RESOURCES, "no node has enough free CPUs for the job", figures)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import immutables
 
-from replica.model import NameGroup, first_of
+from replica.model import NameGroup, first_job
 from replica.scheduler.index_row import IndexRow, Milestone, milestone_of, update_set
 from replica.state import State
 from replica.values import SortedKeys
@@ -176,4 +176,4 @@ class SingletonIndex:
 def _first(state: State, group: tuple[str, str]) -> int:
     """Return the first unfinished job of a user and job name; 0 for none."""
     found = state.named.get(group[0], _NO_NAMES).get(group[1])
-    return 0 if found is None else first_of(found)
+    return 0 if found is None else first_job(found)

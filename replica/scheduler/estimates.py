@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 
 import msgspec
 
-from replica.model import ENDED, Buffer, BufferState, Hold, Job, JobState, is_in, rates_of, takes_cpus
+from replica.model import ENDED, Buffer, BufferState, Hold, Job, JobState, is_node_in, rates_of, takes_cpus
 from replica.scheduler.admission import nodes_of, queue_position_of
 from replica.scheduler.backfill import UNKNOWN_END, ReservedTimeline, TooManySteps, drain_us, release_at, run_until
 from replica.scheduler.gates import early_gate
@@ -133,7 +133,7 @@ def _dependency_steps(state: State, job: Job, at: Instant) -> list[Step]:
         pool = state.buffers[other.id].pool if other.id in state.buffers else ""
         over_at = release_at(other.started_at + seconds(other.request.time_limit_s), at, drain_us(state, pool))
         found.append(Step("dependency", Instant(over_at), f"job {other.id} is over at its time limit"))
-    if not job.request.asked.any_of:
+    if not job.request.effective_options.any_of:
         return found
     known = [step for step in found if step.until != NEVER]
     return [min(known, key=lambda step: step.until)] if known else found[:1]
@@ -224,7 +224,7 @@ def _cpus_step(state: State, job: Job, ready_at: Instant, ahead_of: JobsAhead) -
         starts = [
             (start_at, name)
             for name, timeline in nodes.items()
-            if (name == bound if bound else is_in(state.partitions, partition, name))
+            if (name == bound if bound else is_node_in(state.partitions, partition, name))
             and (start_at := timeline.start_of(other.request.cpus, asked_at)) is not None
         ]
         if not starts:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from replica.messages import events as e
 from replica.model import Buffer, Job
-from replica.operations import filesystem_of_pool, waits_for_names
+from replica.operations import filesystem_of_pool, persistent_obstacle
 from replica.scheduler.admission import (
     NOT_QUEUED,
     CycleState,
@@ -62,7 +62,7 @@ def grant_external_jobs(
     # The first job in the queue is not known before the cycle reaches it. This bound limits how often it is passed.
     room = min(room, max(1, state.site.max_passes))
     for job_id in islice(waiting, SKIPPED_MAX):
-        if waits_for_names(state, state.jobs[job_id]):
+        if persistent_obstacle(state, state.jobs[job_id]):
             continue
         request = space_request_of(state, state.jobs[job_id], state.buffers[job_id])
         size_bytes, of_class = request.size_bytes, request.scheduling_class
@@ -139,7 +139,7 @@ def waiting_verdict(current: CycleState, job_id: int) -> Verdict:
     """Return the verdict on an external job whose setup waits, after its pool was served in the cycle."""
     state = current.state
     job, buffer = state.jobs[job_id], state.buffers[job_id]
-    if waits_for_names(state, job):
+    if persistent_obstacle(state, job):
         return external_job_verdict(state, job, buffer)
     coming = _upcoming_reservation(current, space_request_of(state, job, buffer))
     return _limit_verdict(current, job_id) or coming or external_job_verdict(state, job, buffer)

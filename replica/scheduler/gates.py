@@ -23,11 +23,11 @@ from replica.model import (
     JobOptions,
     JobState,
     agent_of,
-    first_of,
+    awaited_slot,
+    first_job,
     partition_gate,
-    waits_for_slot,
 )
-from replica.operations import ExternalJobPhase, external_job_phase, lingers_until, waits_for_names
+from replica.operations import ExternalJobPhase, external_job_phase, lingers_until, persistent_obstacle
 from replica.scheduler.quotas import class_gate
 from replica.state import Facts, State, is_finished
 from replica.values import NEVER, Reason, Verdict, format_size
@@ -67,7 +67,7 @@ def _reservation(state: Facts, job: Job, options: JobOptions) -> Verdict | None:
 def _hold(state: State, job: Job) -> Verdict | None:
     if job.hold is Hold.NONE:
         return None
-    because = job.interrupted.held_because
+    because = job.effective_interruptions.held_because
     if because:
         return Verdict(because, "an operation failed; release the job to try again, or cancel it", ())
     if job.stuck and job.message:
@@ -104,7 +104,7 @@ def _begin(job: Job) -> Verdict | None:
 
 def _dependency(state: Facts, job: Job) -> Verdict | None:
     request = job.request
-    options = request.asked
+    options = request.effective_options
     if not request.dependencies and not options.singleton:
         return None
     any_of = options.any_of
@@ -137,13 +137,13 @@ def _earlier_of_same_name(state: Facts, job: Job) -> int:
         return 0
     names = state.named.get(job.request.user)
     group = None if names is None else names.get(job.request.name)
-    first = job.id if group is None else first_of(group)
+    first = job.id if group is None else first_job(group)
     return first if first < job.id else 0
 
 
 def dependency_jobs(state: Facts, dependency: Dependency) -> Iterable[int]:
     """Return the jobs of a dependency: one job, or the tasks of an array."""
-    return state.arrays.get(dependency.job, _NO_TASKS).values() if dependency.kind.of_array else (dependency.job,)
+    return state.arrays.get(dependency.job, _NO_TASKS).values() if dependency.kind.is_for_array else (dependency.job,)
 
 
 _NO_TASKS: immutables.Map[int, int] = immutables.Map()
@@ -152,18 +152,18 @@ _NO_TASKS: immutables.Map[int, int] = immutables.Map()
 def is_dependency_met(state: Facts, dependency: Dependency, waiter_has_buffer: bool) -> bool | None:
     """Return whether a dependency is met; None if it can never be met."""
     kind = dependency.kind
-    if not kind.of_array:
+    if not kind.is_for_array:
         return _is_met(kind, state.jobs.get(dependency.job), state.buffers.get(dependency.job), waiter_has_buffer)
     tasks = state.arrays.get(dependency.job)
     if tasks is None:
-        return _is_met(kind.of_one, None, None, waiter_has_buffer)
+        return _is_met(kind.for_job, None, None, waiter_has_buffer)
     if not isinstance(state, State):
-        return _is_met_by_tasks(state, kind.of_one, tasks, waiter_has_buffer)
+        return _is_met_by_tasks(state, kind.for_job, tasks, waiter_has_buffer)
     # A whole array may wait for a whole array. Caching per state evaluates the awaited tasks once, not for each task.
     asked = (dependency.job, kind, waiter_has_buffer)
     found = _results_for(state)
     if asked not in found:
-        found[asked] = _is_met_by_tasks(state, kind.of_one, tasks, waiter_has_buffer)
+        found[asked] = _is_met_by_tasks(state, kind.for_job, tasks, waiter_has_buffer)
     return found[asked]
 
 
@@ -256,7 +256,7 @@ def buffer_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None
     if buffer.state is BufferState.STAGING_IN:
         figures = (("attempt", str(job.attempt)), ("failures", str(job.failures)))
         sentence = "the job's data is being staged in"
-        if waits_for_slot(job, buffer) is not None:
+        if awaited_slot(job, buffer) is not None:
             sentence = f"staging in waits for its turn: {_SLOTS_TAKEN}"
         if job.retry_at:
             sentence = f"staging in failed ({job.message}) and will be tried again"
@@ -284,7 +284,7 @@ def _later_reason(state: Facts, job: Job, buffer: Buffer | None) -> Verdict:
                 else "an operation after the run failed and will be tried again",
             )
         sentence = "the job's results are being staged out"
-        if waits_for_slot(job, buffer) is not None:
+        if awaited_slot(job, buffer) is not None:
             sentence = f"staging out waits for its turn: {_SLOTS_TAKEN}"
         return Verdict(f"burst_buffer/{state.site.provider}: Stage-out in progress", sentence)
     if buffer is not None and buffer.state is BufferState.TEARDOWN_FAIL and job.message:
@@ -316,7 +316,7 @@ def external_job_verdict(state: Facts, job: Job, buffer: Buffer) -> Verdict:
     match phase:
         case ExternalJobPhase.WAITING:
             asked = (("asked", format_size(buffer.granted_bytes)), ("pool", buffer.pool))
-            missing = waits_for_names(state, job)
+            missing = persistent_obstacle(state, job)
             if missing:
                 return Verdict(Reason.BURST_BUFFER_RESOURCES, missing)
             return Verdict(Reason.BURST_BUFFER_RESOURCES, "the external job waits for space in its pool", asked)

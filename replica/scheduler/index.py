@@ -33,7 +33,7 @@ from operator import attrgetter
 
 from replica.messages import events as e
 from replica.model import BufferState, JobState
-from replica.operations import jobs_beside, reservation_instants
+from replica.operations import jobs_of_peer_movers, reservation_instants
 from replica.scheduler.admission import usable_bytes
 from replica.scheduler.dependency_index import DependencyIndex, SingletonIndex
 from replica.scheduler.gates import (
@@ -195,8 +195,8 @@ class SchedulingIndex:
         elif touches is Touches.NODE:
             self._touched_nodes.add(event.node)  # type: ignore[attr-defined]
             if state.filesystems:
-                self._touched.update(jobs_beside(state, event.node))  # type: ignore[attr-defined]
-                self._touched.update(jobs_beside(former, event.node))  # type: ignore[attr-defined]
+                self._touched.update(jobs_of_peer_movers(state, event.node))  # type: ignore[attr-defined]
+                self._touched.update(jobs_of_peer_movers(former, event.node))  # type: ignore[attr-defined]
             if isinstance(event, e.NodeCameBack):
                 self._touched.update(event.jobs)
         elif touches is Touches.POOL:

@@ -19,14 +19,14 @@ from replica.model import (
     Job,
     JobState,
     SchedulingClass,
+    awaited_slot,
+    has_array_limits,
     is_active,
-    is_ahead,
-    is_gated,
-    is_waiting,
+    is_staged_ahead,
     queue_position,
     scheduling_class_of,
     takes_cpus,
-    waits_for_slot,
+    waits_for_array,
 )
 from replica.operations import due_at, is_lingering
 from replica.scheduler.admission import nodes_of, queue_position_of, runs_anywhere, usable_bytes
@@ -172,9 +172,9 @@ def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool)
     if plain and (buffer is None or buffer.state is BufferState.PENDING):
         return NO_RARE  # no array, no operation, no buffer to preempt
     array = 0
-    if queued and task is not None and is_gated(request) and is_waiting(job, buffer):
+    if queued and task is not None and has_array_limits(request) and waits_for_array(job, buffer):
         array = task.job
-    stage, reservation = waits_for_slot(job, buffer), reservation_of(state, job.id)
+    stage, reservation = awaited_slot(job, buffer), reservation_of(state, job.id)
     active_of = task.job if task is not None and is_active(job, buffer) else 0
     singleton = options is not None and options.singleton and job.state is JobState.PENDING
     candidate = preemption_candidate(state, job, buffer)
@@ -184,7 +184,7 @@ def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool)
         (reservation, job.id) if reservation else None,
         array,
         active_of,
-        active_of > 0 and is_ahead(job, buffer),
+        active_of > 0 and is_staged_ahead(job, buffer),
         None if stage is None or buffer is None else ((int(stage), request.user), queue_position(job, buffer)),
         None if candidate is None or buffer is None else (buffer.pool, candidate),
         pass_limit_reached=(buffer.pool, job.id)
@@ -197,7 +197,7 @@ def _rare_fields(state: State, job: Job, buffer: Buffer | None, *, queued: bool)
 def _external_job_fields(job: Job, buffer: Buffer | None) -> RareFields:
     if buffer is None or job.external_job is None:
         return NO_RARE
-    stage = waits_for_slot(job, buffer)
+    stage = awaited_slot(job, buffer)
     found = RareFields(
         slot=None if stage is None else ((int(stage), job.request.user), queue_position(job, buffer)),
         external_job=(buffer.pool, job.id) if buffer.state is BufferState.PENDING else None,
@@ -209,10 +209,10 @@ def _external_job_fields(job: Job, buffer: Buffer | None) -> RareFields:
 def _awaited_jobs(state: State, job: Job) -> tuple[tuple[int, int], ...]:
     awaited = set()
     for dependency in job.request.dependencies:
-        if not dependency.kind.of_array:
-            awaited.add((dependency.job, _awaited_milestone(dependency.kind.of_one, job)))
+        if not dependency.kind.is_for_array:
+            awaited.add((dependency.job, _awaited_milestone(dependency.kind.for_job, job)))
         elif dependency.job in state.arrays:
-            awaited.add((-dependency.job, _awaited_milestone(dependency.kind.of_one, job)))
+            awaited.add((-dependency.job, _awaited_milestone(dependency.kind.for_job, job)))
     return tuple(sorted(awaited))
 
 

@@ -125,7 +125,7 @@ class NodeIndex:
                     made.add(node, self.up[node])
 
     def of(self, partition: str) -> NodeList:
-        """Return the list of a partition (`partitions.place_name`)."""
+        """Return the list of a partition (`partitions.node_set_name`)."""
         return self._lists.get(partition, _NO_NODES) if partition else self.every
 
     def put(self, name: str, after: NodeUse | None) -> None:

@@ -30,14 +30,14 @@ from replica.model import (
     PersistentBuffer,
     Pool,
     Stage,
-    delete_denied,
-    different_buffer,
-    duplicate_name,
+    delete_denied_reason,
+    different_buffer_comment,
+    duplicate_name_comment,
     format_amount,
-    is_in,
-    named_by,
+    is_node_in,
+    persistent_names,
 )
-from replica.operations import filesystem_of_pool, mover_for, persistent_directory, with_slots
+from replica.operations import assign_slots, choose_mover, filesystem_of_pool, persistent_directory
 from replica.scheduler.admission import (
     CycleState,
     free_bytes_for,
@@ -64,7 +64,7 @@ class PersistentCycleState(CycleState, Protocol):
     """Number of jobs with persistent buffers that this cycle has checked."""
 
     def fewest_jobs(self, cpus: int, partition: str) -> str:
-        """Return the node of the partition (`place_name`) with the fewest jobs among those with enough CPUs.
+        """Return the node of the partition (`node_set_name`) with the fewest jobs among those with enough CPUs.
 
         There must be one.
         """
@@ -97,7 +97,7 @@ def serve_persistent(
     """Decide on the job, and record the effects in the cycle, except the use of the node, which the caller records."""
     decision = persistent_decision(current, job, buffer, asked)
     current.persistent_checked += 1
-    current.events.extend(with_slots(current.state, current.slots, decision.events))
+    current.events.extend(assign_slots(current.state, current.slots, decision.events))
     if decision.head_of is not None:
         pool, size_bytes = decision.head_of
         current.reservation_heads[pool] = current.head_of(job, pool, size_bytes, current.free_in(pool))
@@ -185,16 +185,16 @@ def _permanent_failure(state: Facts, job: Job, asked: BufferRequest) -> e.JobHel
     for create in asked.creates:
         known = state.persistent.get(create.name)
         if known is not None and known.user != job.request.user:
-            return e.JobHeld(job.id, Hold.SYSTEM, CREATE_ERROR, duplicate_name(state.site.provider))
+            return e.JobHeld(job.id, Hold.SYSTEM, CREATE_ERROR, duplicate_name_comment(state.site.provider))
         difference = "" if known is None else _difference(state, known, create)
         if difference:
-            comment = different_buffer(state.site.provider, create.name, difference)
+            comment = different_buffer_comment(state.site.provider, create.name, difference)
             return e.JobHeld(job.id, Hold.SYSTEM, CREATE_ERROR, comment)
-    by_operator = job.request.asked.by_operator
+    by_operator = job.request.effective_options.by_operator
     for destroy in asked.destroys:
         known = state.persistent.get(destroy.name)
         if known is not None and known.user != job.request.user and not by_operator:
-            denied = delete_denied(state.site.provider, destroy.name)
+            denied = delete_denied_reason(state.site.provider, destroy.name)
             return e.JobHeld(job.id, Hold.SYSTEM, denied, denied)
     return None
 
@@ -260,7 +260,7 @@ def _reservation_event(state: Facts, job: Job, create: CreatePersistent) -> e.Pe
         name=create.name,
         job=job.id,
         user=job.request.user,
-        gid=job.request.asked.gid,
+        gid=job.request.effective_options.gid,
         pool=pool.name,
         granted_bytes=round_up(create.capacity_bytes, pool.granularity_bytes),
         access=create.access,
@@ -315,7 +315,7 @@ def _find_agent(
         for reserved in creates:
             filesystem = filesystem_of_pool(state, reserved.pool)
             names.setdefault("" if filesystem is None else filesystem.name, f"pool {reserved.pool} has its buffers")
-        for name in sorted(named_by(asked)):
+        for name in sorted(persistent_names(asked)):
             known = state.persistent.get(name)
             if known is not None:
                 names.setdefault(known.filesystem, f"the persistent buffer {name} lies")
@@ -329,7 +329,7 @@ def _find_agent(
             f"{on_node} on one node, and {elsewhere} in shared filesystem {filesystems[0].name}: no job uses both"
         )
         return Verdict(Reason.REQ_NODE_NOT_AVAIL, sentence, (("filesystem", filesystems[0].name),))
-    mover = mover_for(state, filesystems[0], current.slots.begun, filesystems[1:])
+    mover = choose_mover(state, filesystems[0], current.slots.begun, filesystems[1:])
     if not mover:
         shown = ", ".join(filesystem.name for filesystem in filesystems)
         what = f"shared filesystem {shown}" if len(filesystems) == 1 else f"all of the shared filesystems {shown}"
@@ -337,7 +337,7 @@ def _find_agent(
             Reason.BURST_BUFFER_RESOURCES, f"no mover of {what} is up", (("filesystem", filesystems[0].name),)
         )
     nodes, cpus = nodes_of(state, job.id), job.request.cpus
-    if job.request.asked.nodes and cpus > current.cpus_max_in(nodes):
+    if job.request.effective_options.nodes and cpus > current.cpus_max_in(nodes):
         within = f" in partition {nodes}" if nodes else ""
         return Verdict(Reason.BURST_BUFFER_RESOURCES, f"no node that is up could hold the job{within}")
     return _AgentChoice("", mover, tuple(filesystem.name for filesystem in filesystems))
@@ -365,7 +365,7 @@ def _find_node(current: PersistentCycleState, job: Job, asked: BufferRequest) ->
             return Verdict(Reason.BURST_BUFFER_RESOURCES, f"no node that is up could hold the job{where}")
         return current.fewest_jobs(cpus, nodes)
     node, name = next(iter(places.items()))
-    if not is_in(state.partitions, nodes, node):
+    if not is_node_in(state.partitions, nodes, node):
         sentence = f"the persistent buffer {name} is on node {node}, which is not in partition {nodes}"
         return Verdict(Reason.PARTITION_CONFIG, sentence, (("partition", nodes), ("node", node)))
     use = current.node_use(node)

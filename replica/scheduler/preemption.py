@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from replica.messages import events as e
-from replica.model import Buffer, BufferState, Hold, Job, JobState, SchedulingRules, place_name
+from replica.model import Buffer, BufferState, Hold, Job, JobState, SchedulingRules, node_set_name
 from replica.scheduler.admission import CycleState, QueuePosition, SpaceRequest, available_bytes, queue_position_of
 from replica.scheduler.gates import early_gate
 from replica.state import State
@@ -32,7 +32,7 @@ def preemption_candidate(state: State, job: Job, buffer: Buffer | None) -> Preem
         return None
     if job.stuck or job.retry_at or job.hold is Hold.SYSTEM:
         return None
-    if job.interrupted.revocations >= state.scheduling_rules.revocations_max:
+    if job.effective_interruptions.revocations >= state.scheduling_rules.revocations_max:
         return None
     asked = job.request.buffer
     if asked is not None and (asked.creates or asked.destroys):
@@ -63,7 +63,7 @@ def choose_preempted(
     wanted = request.size_bytes - available_bytes(current, request) - coming_bytes
     if wanted <= 0 or not rules.revocations_max:
         return ()
-    nodes = place_name(state.partitions, request.partition)
+    nodes = node_set_name(state.partitions, request.partition)
     if current.any_node.first_in(nodes) or not current.has_node_for(request.job.request.cpus, position, nodes):
         return ()
     found = _choose_enough(current.state, rules, current.at, position, candidates, wanted, frozenset(done))

@@ -113,7 +113,7 @@ class ArrayIndex:
             queued: dict[Key, Queue] = {}
             if waiting is not None:
                 job = state.jobs[waiting.first[1]]
-                room = self.usage_of(array).room(job.request, state.site.array_stage_count)
+                room = self.usage_of(array).free_slots(job.request, state.site.array_stage_count)
                 for key in islice(waiting, room):
                     queue = self._rows[key[1]].queue
                     assert queue is not None

@@ -24,16 +24,16 @@ from replica.model import (
     SchedulingClass,
     UsageKey,
     ancestors,
-    consumed_key,
+    consumption_key,
     format_amount,
     holding_usage,
-    is_of_group,
-    left_of,
-    limits_for_each,
+    individual_limits,
+    is_group_limit,
     minutes_of,
+    pool_unit,
     running_usage,
     scheduling_class_of,
-    unit_in,
+    unused_space,
 )
 from replica.state import Facts
 from replica.values import Instant, Reason, Verdict
@@ -120,12 +120,12 @@ def limit_exceeded_alone(
     """Return the first limit that a job exceeds on its own, whatever other jobs use, or None."""
     for scope, limit in _limits_of(state, scheduling_class):
         kind = limit.kind
-        if kind.counts_space and kind is not LimitKind.MIN_BB and (not size or not limit.counts(pool)):
+        if kind.counts_space and kind is not LimitKind.MIN_BB and (not size or not limit.applies_to(pool)):
             continue
-        asked = size if limit.counts(pool) else 0
+        asked = size if limit.applies_to(pool) else 0
         if kind is LimitKind.MIN_BB:
             if asked < limit.value:
-                return ExceededLimit(scope, limit, 0, asked, unit_in(state.pools, limit.tres))
+                return ExceededLimit(scope, limit, 0, asked, pool_unit(state.pools, limit.tres))
             continue
         if kind in _TIMES_MINUTES:
             asked = size * minutes_of(time_limit_s)
@@ -134,7 +134,7 @@ def limit_exceeded_alone(
         elif not kind.counts_space:
             asked = {LimitKind.GRP_CPUS: cpus, LimitKind.GRP_NODES: scheduling_class.nodes}.get(kind, 0)
         if asked > limit.value:
-            return ExceededLimit(scope, limit, 0, asked, unit_in(state.pools, limit.tres))
+            return ExceededLimit(scope, limit, 0, asked, pool_unit(state.pools, limit.tres))
     return None
 
 
@@ -148,15 +148,15 @@ def _limits_of(state: Facts, scheduling_class: SchedulingClass) -> Iterator[tupl
     if not scheduling_class.account:
         return
     scope = Scope("a", scheduling_class.account)
-    for limit in limits_for_each(state.accounts, scheduling_class.account, scheduling_class.user):
+    for limit in individual_limits(state.accounts, scheduling_class.account, scheduling_class.user):
         yield scope, limit
     for number, account in enumerate(ancestors(state.accounts, scheduling_class.account)):
         member = account.member(scheduling_class.user) if number == 0 else None
         for limit in member.limits if member is not None else ():
-            if is_of_group(limit):
+            if is_group_limit(limit):
                 yield Scope("u", account.name, scheduling_class.user), limit
         for limit in account.limits:
-            if is_of_group(limit):
+            if is_group_limit(limit):
                 yield Scope("a", account.name), limit
 
 
@@ -266,7 +266,7 @@ class QuotaCheck:
         if known is None:
             whose = "q" if scope.kind == "q" else "a"
             names = self._subaccounts(scope.name) if scope.kind == "a" else (scope.name,)
-            keys = (consumed_key(whose, name, scope.user, pool) for name in names)
+            keys = (consumption_key(whose, name, scope.user, pool) for name in names)
             known = self._used_up[scope, pool] = sum(self._state.consumed.get(key, 0) for key in keys)
         return known
 
@@ -277,7 +277,7 @@ class QuotaCheck:
         if scheduling_class is None or not size_bytes or not (scheduling_class.account or scheduling_class.qos):
             return None
         for scope, limit in self._limits_for(scheduling_class):
-            if not limit.kind.counts_space or not limit.counts(pool):
+            if not limit.kind.counts_space or not limit.applies_to(pool):
                 continue
             name = "" if limit.tres in PROVIDERS else pool
             asked, qos = size_bytes, scheduling_class.qos
@@ -297,7 +297,7 @@ class QuotaCheck:
             else:
                 continue
             if used + asked > limit.value:
-                return ExceededLimit(scope, limit, used, asked, unit_in(self._state.pools, limit.tres)).verdict
+                return ExceededLimit(scope, limit, used, asked, pool_unit(self._state.pools, limit.tres)).verdict
         return None
 
     def license_gate(self, scheduling_class: SchedulingClass | None) -> Verdict | None:
@@ -323,7 +323,7 @@ class QuotaCheck:
         known = self._set_aside.get((pool, own))
         if known is None:
             known = self._set_aside[pool, own] = sum(
-                left_of(reservation, pool, self._held_bytes)
+                unused_space(reservation, pool, self._held_bytes)
                 for reservation in self._state.reservations.values()
                 if reservation.active and reservation.name != own
             )
@@ -332,12 +332,12 @@ class QuotaCheck:
     def own_bytes(self, pool: str, own: str) -> int:
         """Return the unused bytes of the active reservation `own` in a pool."""
         reservation = self._state.reservations.get(own) if own else None
-        return 0 if reservation is None or not reservation.active else left_of(reservation, pool, self._held_bytes)
+        return 0 if reservation is None or not reservation.active else unused_space(reservation, pool, self._held_bytes)
 
     def reserved_releases(self, pool: str, own: str) -> list[tuple[int, int]]:
         """Return (end, bytes) of the space of a pool that is set aside for other reservations, in ascending order."""
         return sorted(
-            (reservation.end_at, left_of(reservation, pool, self._held_bytes))
+            (reservation.end_at, unused_space(reservation, pool, self._held_bytes))
             for reservation in self._state.reservations.values()
             if reservation.active and reservation.name != own and reservation.size_in(pool)
         )
@@ -381,7 +381,7 @@ class QuotaCheck:
         """Return the free bytes of a pool at the start of a reservation, and the bytes set aside then."""
         at = Instant(max(coming.start_at, self._at))
         wanted = sum(
-            left_of(other, pool, self._held_bytes)
+            unused_space(other, pool, self._held_bytes)
             for other in self._state.reservations.values()
             if other.name != own and other.start_at <= at < other.end_at
         )

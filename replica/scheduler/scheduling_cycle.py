@@ -12,16 +12,16 @@ from heapq import heapify, heappop, heappush, heapreplace, merge
 from itertools import takewhile
 
 from replica.messages import events as e
-from replica.model import QUEUED_STAGES, AnyNode, Job, SchedulingClass, Stage, free_bytes, place_name
+from replica.model import QUEUED_STAGES, Job, NodeSetWaiters, SchedulingClass, Stage, free_bytes, node_set_name
 from replica.operations import (
     OperationSlots,
+    assign_slots,
+    choose_mover,
     due_events,
     filesystem_of_pool,
-    given_up,
-    mover_for,
+    give_up_events,
+    grant_slots,
     reservations_due,
-    slots_given,
-    with_slots,
 )
 from replica.scheduler.admission import (
     QueuePosition,
@@ -124,7 +124,7 @@ class SchedulingCycle:
         """Pool -> bytes that this cycle has allocated."""
         self.reservation_heads: dict[str, ReservationHead] = {}
         self.waiting_nodes: dict[str, int] = {}
-        self.any_node = AnyNode(index.state.partitions)
+        self.any_node = NodeSetWaiters(index.state.partitions)
         self.quotas = QuotaCheck(index.state, at)
         self.skipped: dict[tuple[str, int, SchedulingClass | None], int] = {}
         self._to_open: set[str] = set()
@@ -237,7 +237,7 @@ class SchedulingCycle:
                 break
             job = state.jobs[job_id]
             events = explain_setup_failures(self, due_events(state, job, state.buffers.get(job_id), self.at))
-            self.events.extend(with_slots(state, self.slots, events))
+            self.events.extend(assign_slots(state, self.slots, events))
             self.done.add(job_id)
             nodes.add(job.node)
         return nodes
@@ -247,7 +247,7 @@ class SchedulingCycle:
             waiting = self.index.waiting_for_slot(stage)
             if waiting:
                 room = EVENTS_PER_CYCLE_MAX - len(self.events)
-                given = slots_given(self.state, self.slots, stage, waiting, lambda job: job not in self.done, room)
+                given = grant_slots(self.state, self.slots, stage, waiting, lambda job: job not in self.done, room)
                 self.events.extend(given)
 
     def _open_groups(self, changed: set[str]) -> Iterator[Group]:
@@ -318,7 +318,7 @@ class SchedulingCycle:
     def _cpus_max_of(self, queue: Queue) -> int:
         """Return the CPUs of the largest node on which candidates of a queue may run."""
         partition = "" if queue[3] is None else queue[3].partition
-        return self.cpus_max_in(place_name(self.state.partitions, partition)) if queue[2] else 0
+        return self.cpus_max_in(node_set_name(self.state.partitions, partition)) if queue[2] else 0
 
     def has_node_for(self, cpus: int, position: QueuePosition, partition: str) -> bool:
         return self._node_for(cpus, position, partition) is not None
@@ -369,14 +369,14 @@ class SchedulingCycle:
                 node = self.fewest_jobs(job.request.cpus, nodes_of(self.state, job_id))
                 cpus, cpus_free, jobs = self.index.nodes.up[node]
                 self._give(node, (cpus, cpus_free, jobs + 1))
-            mover = "" if filesystem is None else mover_for(self.state, filesystem, self.slots.begun)
+            mover = "" if filesystem is None else choose_mover(self.state, filesystem, self.slots.begun)
             self.held[pool] = self.held.get(pool, 0) + size_bytes
             allocated = e.BufferAllocated(job_id, node, job.attempt + 1, mover=mover)
             if head is not None:
                 allocated = e.BufferAllocated(
                     job_id, node, job.attempt + 1, head.job, counted, head.start_at, mover=mover
                 )
-            self.events.extend(with_slots(self.state, self.slots, (allocated,)))
+            self.events.extend(assign_slots(self.state, self.slots, (allocated,)))
         return _Follows.NEXT
 
     def _serve_external_jobs(self) -> None:
@@ -420,8 +420,8 @@ class SchedulingCycle:
         room, coming = EVENTS_PER_CYCLE_MAX - len(self.events), self._coming_bytes(request)
         gives_way = choose_lingering(self, request, kept, coming, room)
         for job_id in gives_way:
-            events = given_up(self.state.jobs[job_id], needed_by_reason(request.job))
-            self.events.extend(with_slots(self.state, self.slots, events))
+            events = give_up_events(self.state.jobs[job_id], needed_by_reason(request.job))
+            self.events.extend(assign_slots(self.state, self.slots, events))
             self.done.add(job_id)
         return bool(gives_way)
 
@@ -433,7 +433,7 @@ class SchedulingCycle:
             return
         coming = self._coming_bytes(request)
         for job_id in choose_preempted(self, request, candidates, coming, room, self.done):
-            self.events.extend(with_slots(state, self.slots, preemption_events(state, job_id, request.job.id)))
+            self.events.extend(assign_slots(state, self.slots, preemption_events(state, job_id, request.job.id)))
             self.done.add(job_id)
             # The preempted job may have been the first candidate for CPUs of its node.
             self._to_open.add(state.jobs[job_id].node)

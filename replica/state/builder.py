@@ -48,18 +48,18 @@ from replica.model import (
     Stage,
     TransferRules,
     UsageKey,
-    counted_under,
     destinations_of,
     job_names,
+    moving_keys,
+    next_state,
+    occupied_slot,
     scheduling_class_of,
-    step,
-    takes_slot,
     usage,
     usage_of,
 )
-from replica.state.answers import SessionsBuilder
-from replica.state.derived import is_finished, move
-from replica.state.receipts import ReceiptsBuilder
+from replica.state.derived import is_finished, move_between_groups
+from replica.state.session_replies import SessionsBuilder
+from replica.state.single_replies import SingleRepliesBuilder
 from replica.state.state import State
 from replica.values import (
     MICROSECONDS_PER_SECOND,
@@ -69,8 +69,8 @@ from replica.values import (
     LedgerViolation,
     Revision,
     client_ms,
+    decode_session_command_id,
     is_in_session,
-    numbered,
 )
 
 _SESSION_USE_STEP_US = SESSION_USE_STEP_S * MICROSECONDS_PER_SECOND
@@ -121,7 +121,7 @@ class StateBuilder:
     jobs: immutables.MapMutation[int, Job]
     buffers: immutables.MapMutation[int, Buffer]
     external_jobs: immutables.MapMutation[str, ExternalJobEpochs]
-    receipts: ReceiptsBuilder
+    receipts: SingleRepliesBuilder
     sessions: SessionsBuilder
     """Sessions with their cached replies."""
     kept: immutables.MapMutation[Actor, int]
@@ -156,12 +156,12 @@ class StateBuilder:
         return replace(self._base, revision=self.revision, at=self.at, **changes)
 
     @property
-    def answers_kept(self) -> int:
-        """Return the number of cached replies, as `State.answers_kept` does."""
+    def replies_kept(self) -> int:
+        """Return the number of cached replies, as `State.replies_kept` does."""
         return len(self.receipts) + self.sessions.answers
 
-    def answer_in(self, session: int, sequence: int) -> CachedReply | None:
-        """Return a cached reply, as `State.answer_in` does."""
+    def session_reply(self, session: int, sequence: int) -> CachedReply | None:
+        """Return a cached reply, as `State.session_reply` does."""
         return self.sessions.find(session, sequence)
 
     def job(self, job_id: int) -> Job:
@@ -190,9 +190,9 @@ class StateBuilder:
             self.count({} if former is None else usage_of(former, before), usage_of(job, buffer))
         was_there = former is not None and job.id in self.unfinished
         was_on, was_of = (former.node, former.mover) if former is not None and was_there else ("", "")
-        former_stage = None if former is None else takes_slot(former, before)
+        former_stage = None if former is None else occupied_slot(former, before)
         self.jobs[job.id] = job
-        stage = takes_slot(job, buffer)
+        stage = occupied_slot(job, buffer)
         if former_stage is not stage:
             self._count_turn(former_stage, stage)
         moved_by = former.staged_by if former is not None and former_stage in TRANSFERS else ""
@@ -206,7 +206,7 @@ class StateBuilder:
             held, holds = 0 if before is None else before.held_bytes, buffer.held_bytes
             if held != holds:
                 self.hold(buffer.pool, holds - held)
-                move(
+                move_between_groups(
                     self.holders,
                     job.id,
                     before.pool if before is not None and held else "",
@@ -222,9 +222,9 @@ class StateBuilder:
             self._keep_destinations(job, was, over=over)
         now_on, now_of = ("", "") if over else (job.node, job.mover)
         if was_on != now_on:
-            move(self.on_node, job.id, was_on, now_on)
+            move_between_groups(self.on_node, job.id, was_on, now_on)
         if was_of != now_of:
-            move(self.on_node, job.id, was_of, now_of)
+            move_between_groups(self.on_node, job.id, was_of, now_of)
         if was_there and not over:
             return
         into, out_of = (self.finished, self.unfinished) if over else (self.unfinished, self.finished)
@@ -239,10 +239,10 @@ class StateBuilder:
         after = () if over else destinations_of(job.request)
         for path in before:
             if path not in after:
-                move(self.destinations, job.id, path, "")
+                move_between_groups(self.destinations, job.id, path, "")
         for path in after:
             if path not in before:
-                move(self.destinations, job.id, "", path)
+                move_between_groups(self.destinations, job.id, "", path)
 
     def _count_turn(self, before: Stage | None, after: Stage | None) -> None:
         for stage, difference in ((before, -1), (after, 1)):
@@ -256,7 +256,7 @@ class StateBuilder:
     def _count_moving(self, user: str, before: str, after: str) -> None:
         """Count a user's transfer on node `after` instead of `before`; "" is no node."""
         for node, difference in ((before, -1), (after, 1)):
-            for key in counted_under(user, node) if node else ():
+            for key in moving_keys(user, node) if node else ():
                 count = self.moving.get(key, 0) + difference
                 if count:
                     self.moving[key] = count
@@ -268,9 +268,9 @@ class StateBuilder:
         user = job.request.user
         names = self.named.get(user)
         if is_there:
-            self.named[user] = job_names.joined(names, job.request.name, job.id)
+            self.named[user] = job_names.add_job(names, job.request.name, job.id)
         elif names is not None:
-            names = job_names.left(names, job.request.name, job.id)
+            names = job_names.remove_job(names, job.request.name, job.id)
             if names:
                 self.named[user] = names
             else:
@@ -279,13 +279,15 @@ class StateBuilder:
     def rename(self, job: Job, name: str) -> None:
         """Index an unfinished job under another name; the caller changes its record."""
         user = job.request.user
-        self.named[user] = job_names.joined(job_names.left(self.named[user], job.request.name, job.id), name, job.id)
+        self.named[user] = job_names.add_job(
+            job_names.remove_job(self.named[user], job.request.name, job.id), name, job.id
+        )
 
     def _consume(self, job: Job, given_back: Buffer) -> None:
         """Add the usage of a buffer that has just released its space."""
         scheduling_class = scheduling_class_of(job.request)
         if scheduling_class is not None:
-            self.consumed = usage.with_given_back(self.consumed, scheduling_class, given_back, self.at)
+            self.consumed = usage.record_consumption(self.consumed, scheduling_class, given_back, self.at)
 
     def hold(self, pool: str, difference_bytes: int) -> None:
         """Change the held space of a pool by a difference."""
@@ -297,15 +299,15 @@ class StateBuilder:
         elif pool in self.held_bytes:
             del self.held_bytes[pool]
 
-    def change(self, job_id: int, happening: BufferInput | None, **changes: Any) -> None:
-        """Change fields of a job; with `happening`, move its buffer through the transition table."""
+    def change(self, job_id: int, buffer_input: BufferInput | None, **changes: Any) -> None:
+        """Change fields of a job; with `buffer_input`, move its buffer through the transition table."""
         job = replace(self.job(job_id), **changes)
-        if happening is None and _DERIVED_FROM.isdisjoint(changes):
+        if buffer_input is None and _DERIVED_FROM.isdisjoint(changes):
             self.jobs[job_id] = job  # no derived map depends on these fields
             return
         buffer = self.buffers.get(job_id)
-        if happening is not None and buffer is not None:
-            buffer = self.moved(buffer, happening)
+        if buffer_input is not None and buffer is not None:
+            buffer = self.transition(buffer, buffer_input)
         self.put(job, buffer)
 
     def _count_use(self, job: Job, before: Buffer | None, buffer: Buffer) -> None:
@@ -315,12 +317,12 @@ class StateBuilder:
         if was == uses or asked is None:
             return
         for name in dict.fromkeys(asked.uses):
-            move(self.using, buffer.job, name if was else "", name if uses else "")
+            move_between_groups(self.using, buffer.job, name if was else "", name if uses else "")
 
-    def moved(self, buffer: Buffer, happening: BufferInput) -> Buffer:
+    def transition(self, buffer: Buffer, buffer_input: BufferInput) -> Buffer:
         """Return the buffer after a transition."""
         try:
-            return replace(buffer, state=step(buffer.state, happening), changed_at=Instant(self.at))
+            return replace(buffer, state=next_state(buffer.state, buffer_input), changed_at=Instant(self.at))
         except IllegalTransition as error:
             raise LedgerViolation(f"job {buffer.job}: {error}") from None
 
@@ -349,7 +351,7 @@ class StateBuilder:
 
     def _settle_in_session(self, command_id: bytes, receipt: CachedReply) -> int:
         try:
-            said = numbered(command_id)
+            said = decode_session_command_id(command_id)
         except ValueError as error:
             raise LedgerViolation(str(error)) from None
         sessions = self.sessions
@@ -379,7 +381,7 @@ class StateBuilder:
             raise LedgerViolation(f"session {number} was ended, and is not open")
         self._count_kept(session.actor, -session.answers)
 
-    def drop_receipts(self, through: int) -> None:
+    def drop_replies(self, through: int) -> None:
         """Delete the cached replies to single commands settled up to a revision."""
         dropped = self.receipts.drop_through(through)
         for actor, count in dropped.of.items():
@@ -395,7 +397,7 @@ class StateBuilder:
             if following is None or following > through + 1
         )
 
-    def set_back_answers(self, at: Instant) -> None:
+    def set_back_replies(self, at: Instant) -> None:
         """Have what was settled later by the clock count from `at`: it would be kept for as much longer."""
         second = at // MICROSECONDS_PER_SECOND
         self.receipt_seconds = tuple((min(second, settled), first) for settled, first in self.receipt_seconds)
@@ -411,7 +413,7 @@ class StateBuilder:
             del self.kept[actor]
 
 
-class _Taken:
+class _LazyField:
     """A field of a builder, taken from its base when it is looked at first, and an attribute like any other from
     then."""
 
@@ -434,10 +436,10 @@ _MUTATED = [name for name in _FIELDS if "MapMutation" in StateBuilder.__annotati
 _TAKEN = [name for name in _FIELDS if name not in _MUTATED]
 
 for _name in _TAKEN:
-    setattr(StateBuilder, _name, _Taken(_name, attrgetter(_name)))
+    setattr(StateBuilder, _name, _LazyField(_name, attrgetter(_name)))
 for _name in _MUTATED:
-    setattr(StateBuilder, _name, _Taken(_name, _mutation_of(_name)))
-StateBuilder.sessions = _Taken("sessions", lambda base: SessionsBuilder(base.sessions, base.answers))  # type: ignore[assignment]
+    setattr(StateBuilder, _name, _LazyField(_name, _mutation_of(_name)))
+StateBuilder.sessions = _LazyField("sessions", lambda base: SessionsBuilder(base.sessions, base.answers))  # type: ignore[assignment]
 
 Facts = State | StateBuilder
 """Input of most decisions: a State, or a StateBuilder, so that a batch is decided without building a State for each

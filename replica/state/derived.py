@@ -16,12 +16,12 @@ from replica.model import (
     BufferState,
     Job,
     MovingKey,
+    NamedJobs,
     NameGroup,
-    Several,
     UsageKey,
-    counted_under,
     destinations_of,
-    takes_slot,
+    moving_keys,
+    occupied_slot,
     usage_of,
 )
 from replica.state.state import State
@@ -48,10 +48,12 @@ def held_bytes(state: State) -> dict[str, int]:
 
 def _group(jobs: dict[int, bool]) -> NameGroup:
     first = min(jobs)
-    return first if len(jobs) == 1 else Several(first, immutables.Map(jobs))
+    return first if len(jobs) == 1 else NamedJobs(first, immutables.Map(jobs))
 
 
-def move(groups: immutables.MapMutation[str, immutables.Map[int, bool]], job_id: int, before: str, after: str) -> None:
+def move_between_groups(
+    groups: immutables.MapMutation[str, immutables.Map[int, bool]], job_id: int, before: str, after: str
+) -> None:
     """Have the job stand under `after` instead of `before` in a derived map from a name to the jobs under it.
 
     "" is nowhere; a name without jobs has no entry.
@@ -99,11 +101,11 @@ def derive(state: State) -> State:
         job = state.jobs[job_id]
         for path in destinations_of(job.request):
             destinations.setdefault(path, {})[job_id] = True
-        stage = takes_slot(job, state.buffers.get(job_id))
+        stage = occupied_slot(job, state.buffers.get(job_id))
         if stage is not None:
             operations[int(stage)] = operations.get(int(stage), 0) + 1
         if stage in TRANSFERS:
-            for counted in counted_under(job.request.user, job.staged_by):
+            for counted in moving_keys(job.request.user, job.staged_by):
                 moving[counted] = moving.get(counted, 0) + 1
         if job.state not in ENDED:
             named.setdefault(job.request.user, {}).setdefault(job.request.name, {})[job_id] = True

@@ -63,7 +63,7 @@ def state_records(state: State) -> Iterator[tuple[str, object]]:
         ),
     )
     for table in TABLES:
-        for record in table.written(state):
+        for record in table.rows(state):
             yield table.field, record
 
 
@@ -97,7 +97,7 @@ def _passes_a_minute(before: Instant, after: Instant) -> bool:
     return before // period != after // period
 
 
-def recorded_in(batch: Batch) -> Iterator[StateDigested]:
+def recorded_digests(batch: Batch) -> Iterator[StateDigested]:
     """Yield the digests that a batch records. Asked of each batch: most entries are told by their command."""
     for entry in batch.entries:
         if entry.command == _RECORDING:
@@ -108,7 +108,7 @@ def _recorded_by(entry: Entry) -> Iterator[StateDigested]:
     return (event for event in entry.events if type(event) is StateDigested)
 
 
-class StateDiffers(Exception):
+class StateDigestMismatch(Exception):
     """A state is not the one whose digest the ledger records: `index` is the entry that does.
 
     States differ first between `after`, the last revision at which they were compared, and `revision`.
@@ -123,13 +123,13 @@ class StateDiffers(Exception):
         self.index, self.after, self.revision = index, after, revision
 
 
-class _Compared(NamedTuple):
+class _PendingComparison(NamedTuple):
     entry_index: int
     recorded: StateDigested
     state: State
 
 
-class RecordedDigests:
+class DigestChecker:
     """The digests that a ledger records, held against the states that it leads to.
 
     A leader records the digest of a checkpoint, or of a state after which nothing came for a minute: the states before
@@ -145,34 +145,34 @@ class RecordedDigests:
         """The last revision whose state was found to be the recorded one; at first where the fold begins."""
         self._every = every
         self._held: dict[int, State] = {start.revision: start}
-        self._waiting: _Compared | None = None
+        self._waiting: _PendingComparison | None = None
         """The last digest, if it was not compared."""
         self._folded = 0
         """Events folded since the last comparison."""
         self._holds = True
 
     @property
-    def awaited(self) -> bool:
+    def awaits_record(self) -> bool:
         """Return whether the ledger may still record the digest of a folded state."""
         return bool(self._held)
 
-    def hold_no_more(self, last: State) -> None:
+    def stop_holding(self, last: State) -> None:
         """Compare only states before `last`, from which another reader continues."""
         self._holds = False
         self._held.pop(last.revision, None)
 
-    def applied(self, index: int, before: State, batch: Batch | None, after: State) -> None:
-        """Take an entry that was folded; `batch` is None where it settled nothing. Raises StateDiffers."""
+    def observe(self, index: int, before: State, batch: Batch | None, after: State) -> None:
+        """Take an entry that was folded; `batch` is None where it settled nothing. Raises StateDigestMismatch."""
         is_held = is_checkpoint(index, before.at, after.at)
         if is_held:
             self._hold(before)
         if batch is not None:
-            self.passed(index, batch)
+            self.observe_batch(index, batch)
         if is_held:
             self._hold(after)
 
-    def passed(self, index: int, batch: Batch) -> None:
-        """Take an entry that was folded and is no checkpoint. Raises StateDiffers."""
+    def observe_batch(self, index: int, batch: Batch) -> None:
+        """Take an entry that was folded and is no checkpoint. Raises StateDigestMismatch."""
         for entry in batch.entries:
             self._folded += 1 + len(entry.events)
             if entry.command == _RECORDING:
@@ -186,14 +186,14 @@ class RecordedDigests:
         if len(self._held) > STATES_HELD_MAX:
             del self._held[next(iter(self._held))]
 
-    def branch(self) -> RecordedDigests:
+    def branch(self) -> DigestChecker:
         """Return another one that goes on from here by itself."""
         other = copy.copy(self)
         other._held = dict(self._held)
         return other
 
     def finish(self) -> None:
-        """Compare the last digest, if it was not. Raises StateDiffers."""
+        """Compare the last digest, if it was not. Raises StateDigestMismatch."""
         if self._waiting is not None:
             self._compare(self._waiting)
 
@@ -204,16 +204,16 @@ class RecordedDigests:
             return
         for revision in [revision for revision in self._held if revision < recorded.revision]:
             del self._held[revision]  # records come in the order of revisions
-        self._waiting = _Compared(index, recorded, state)
+        self._waiting = _PendingComparison(index, recorded, state)
         records = sum(len(getattr(state, row.field)) for row in TABLES)
         if self._every or records <= max(RECORDS_ALWAYS, RECORDS_PER_EVENT * self._folded):
             self._compare(self._waiting)
 
-    def _compare(self, waiting: _Compared) -> None:
+    def _compare(self, waiting: _PendingComparison) -> None:
         index, recorded, state = waiting
         digest = state_digest(state)
         if digest != recorded.state:
-            raise StateDiffers(index, self.agreed, recorded, digest)
+            raise StateDigestMismatch(index, self.agreed, recorded, digest)
         self.compared += 1
         self.agreed = state.revision
         self._waiting, self._folded = None, 0

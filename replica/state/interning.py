@@ -39,7 +39,7 @@ def _record(record: Any) -> Any:
     return record
 
 
-def shared_request(request: JobRequest) -> JobRequest:
+def intern_request(request: JobRequest) -> JobRequest:
     """Return an equal request that shares with others what they have in common."""
     return replace(
         request,
@@ -48,13 +48,13 @@ def shared_request(request: JobRequest) -> JobRequest:
         script=_script(request.script),
         workdir=_text(request.workdir),
         environment=_record(request.environment) if request.environment else (),
-        buffer=None if request.buffer is None else shared_buffer_request(request.buffer),
+        buffer=None if request.buffer is None else intern_buffer_request(request.buffer),
         options=None if request.options is None else _record(request.options),
     )
 
 
 @lru_cache(RECORDS_REMEMBERED)
-def shared_buffer_request(request: BufferRequest) -> BufferRequest:
+def intern_buffer_request(request: BufferRequest) -> BufferRequest:
     """Return an equal request, one that was seen before if there was one."""
     return replace(
         request,
@@ -72,12 +72,12 @@ def _transfers(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
     return tuple(replace(transfer, inside=_text(transfer.inside)) for transfer in transfers)
 
 
-def shared_job(job: Job) -> Job:
+def intern_job(job: Job) -> Job:
     """Return an equal job as `fold` makes it: sharing with others, and within itself what happened at one time."""
     submitted_at = job.submitted_at
     return replace(
         job,
-        request=shared_request(job.request),
+        request=intern_request(job.request),
         message=_text(job.message) if job.message else "",
         comment=_text(job.comment) if job.comment else "",
         node=_text(job.node) if job.node else "",
@@ -87,7 +87,7 @@ def shared_job(job: Job) -> Job:
     )
 
 
-def shared_buffer(buffer: Buffer, job: Job | None) -> Buffer:
+def intern_buffer(buffer: Buffer, job: Job | None) -> Buffer:
     """Return an equal buffer that shares with others, and with its job, what they have in common."""
     created_at = buffer.created_at
     if job is not None and job.submitted_at == created_at:
@@ -102,6 +102,6 @@ def shared_buffer(buffer: Buffer, job: Job | None) -> Buffer:
     )
 
 
-def shared_receipt(receipt: CachedReply) -> CachedReply:
+def intern_receipt(receipt: CachedReply) -> CachedReply:
     """Return an equal receipt that shares its actor with the others of that actor."""
     return replace(receipt, actor=_record(receipt.actor))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from replica.model import BEFORE_RUN, ENDED, PERSISTENT_STATES, BufferState, JobState
 from replica.state.derived import derive, held_bytes
 from replica.state.state import TABLES, State
-from replica.values import SESSION_WINDOW_MAX, answered
+from replica.values import SESSION_WINDOW_MAX, decode_reply_key
 
 _WHILE: dict[JobState, frozenset[BufferState]] = {
     JobState.PENDING: BEFORE_RUN | {BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL},
@@ -17,7 +17,7 @@ _WHILE: dict[JobState, frozenset[BufferState]] = {
 _OVER = frozenset({BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL, BufferState.COMPLETE})
 
 
-def check(state: State) -> list[str]:
+def find_violations(state: State) -> list[str]:
     """Return one sentence for each invariant that does not hold; empty when all do."""
     faults: list[str] = []
     derived = derive(state)
@@ -46,7 +46,7 @@ def check(state: State) -> list[str]:
     for job in state.jobs.values():
         faults.extend(_job_faults(state, job.id))
     for table in TABLES:
-        faults.extend(table.misplaced(state))
+        faults.extend(table.find_misplaced(state))
     for known in state.pools.values():
         if known.filesystem and known.filesystem not in state.filesystems:
             faults.append(f"pool {known.name!r} has its buffers in unknown shared filesystem {known.filesystem!r}")
@@ -69,7 +69,7 @@ def _session_faults(state: State) -> list[str]:
     kept: dict[int, int] = {}
     faults: list[str] = []
     for key, receipt in state.answers.items():
-        number, sequence = answered(key)
+        number, sequence = decode_reply_key(key)
         session = state.sessions.get(number)
         if session is None or receipt.actor != session.actor:
             faults.append(f"the answer {key.hex()} belongs to no session")

@@ -15,7 +15,7 @@ import msgspec
 
 from replica.messages import Actor, CachedReply, Session
 from replica.model import (
-    DEFAULT_RULES,
+    DEFAULT_SCHEDULING_RULES,
     DEFAULT_SITE,
     DEFAULT_TRANSFER_RULES,
     AbandonedBuffers,
@@ -47,8 +47,8 @@ from replica.model import (
     TransferRules,
     UsageKey,
 )
-from replica.state.answers import Answers
-from replica.state.receipts import Receipts
+from replica.state.session_replies import SessionReplies
+from replica.state.single_replies import SingleReplies
 from replica.values import (
     ACCOUNTS_MAX,
     CONSUMED_MAX,
@@ -90,7 +90,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     at: Instant = NEVER
     site: Site = DEFAULT_SITE
     """Site configuration (`replica.model.configuration`)."""
-    scheduling_rules: SchedulingRules = DEFAULT_RULES
+    scheduling_rules: SchedulingRules = DEFAULT_SCHEDULING_RULES
     """The site's rules of scheduling."""
     transfer_rules: TransferRules = DEFAULT_TRANSFER_RULES
     """Transfer settings."""
@@ -101,7 +101,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     nodes: immutables.Map[str, Node] = immutables.Map()
     jobs: immutables.Map[int, Job] = immutables.Map()
     buffers: immutables.Map[int, Buffer] = immutables.Map()
-    receipts: Receipts = Receipts()
+    receipts: SingleReplies = SingleReplies()
     """Answers to single commands."""
     receipt_seconds: tuple[tuple[int, Revision], ...] = ()
     """Seconds since 1970 in which single commands were settled, each with the revision of the first of them."""
@@ -109,8 +109,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """No receipt has a smaller revision."""
     sessions: immutables.Map[int, Session] = immutables.Map()
     """Sessions of programs by number."""
-    answers: Answers = Answers()
-    """Answers to the commands of sessions, by `replica.values.answer_key`."""
+    answers: SessionReplies = SessionReplies()
+    """Answers to the commands of sessions, by `replica.values.reply_key`."""
     clock_set_back: int = 0
     """Revision at which an operator set the clock back for the first time; 0: the time only grew so far."""
     receipts_horizon_ms: int = 0
@@ -178,11 +178,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     all."""
 
     @property
-    def answers_kept(self) -> int:
+    def replies_kept(self) -> int:
         """Answers that are kept of single commands and in sessions, count."""
         return len(self.receipts) + len(self.answers)
 
-    def answer_in(self, session: int, sequence: int) -> CachedReply | None:
+    def session_reply(self, session: int, sequence: int) -> CachedReply | None:
         """Return the answer to a command of a session, if it is kept."""
         return self.answers.find(session, sequence)
 
@@ -216,13 +216,13 @@ class Table(msgspec.Struct, frozen=True):
         key, record = written
         return key, record
 
-    def written(self, state: State) -> Iterator[Any]:
+    def rows(self, state: State) -> Iterator[Any]:
         """Yield what stands in a section, in the order of keys; receipts in the order of their revisions."""
         records = getattr(state, self.field)
         pairs = records.items() if self.field == "receipts" else ((key, records[key]) for key in sorted(records))
         return (record for _, record in pairs) if self.own_key else iter(pairs)
 
-    def misplaced(self, state: State) -> Iterator[str]:
+    def find_misplaced(self, state: State) -> Iterator[str]:
         """Yield a sentence for each record under a key that is not its own, or of a job that does not exist."""
         records = getattr(state, self.field)
         if self.own_key:

@@ -4,13 +4,13 @@ from replica.values.command_ids import (
     SEQUENCE_MAX,
     SESSION_NUMBER_MAX,
     SINGLE_VERSION,
-    Numbered,
-    answer_key,
-    answered,
+    SessionCommandId,
     client_ms,
+    decode_reply_key,
+    decode_session_command_id,
+    encode_session_command_id,
     is_in_session,
-    numbered,
-    session_command_id,
+    reply_key,
 )
 from replica.values.errors import LedgerViolation, Refusal, RefusalCode
 from replica.values.limits import (
@@ -97,7 +97,7 @@ from replica.values.names import (
     EVERY_NODE,
     FILE_SYMBOLS,
     SYMBOLS,
-    NodeListFault,
+    NodeListError,
     UnknownSymbol,
     expand_symbols,
     format_nodes,
@@ -111,7 +111,7 @@ from replica.values.names import (
 )
 from replica.values.patterns import Pattern
 from replica.values.sorted_keys import SortedKeys
-from replica.values.steps import InSteps, Steps, whole
+from replica.values.steps import StepRunner, Steps, run_to_end
 from replica.values.units import (
     MICROSECONDS_PER_SECOND,
     NEVER,
@@ -124,9 +124,9 @@ from replica.values.units import (
     Quantity,
     Revision,
     SizeError,
+    first_job_id_at,
     format_size,
     format_slurm_size,
-    job_number_at,
     parse_quantity,
     parse_size,
     round_up,

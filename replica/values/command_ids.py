@@ -37,7 +37,7 @@ SESSION_NUMBER_MAX: Final = 2**48 - 1
 SEQUENCE_MAX: Final = 2**62 - 1
 
 
-class Numbered(msgspec.Struct, frozen=True, gc=False):
+class SessionCommandId(msgspec.Struct, frozen=True, gc=False):
     """Decoded ID of a command in a session."""
 
     session: int
@@ -50,7 +50,7 @@ def is_in_session(command_id: bytes) -> bool:
     return len(command_id) == 16 and command_id[6] & 0xF0 == _VERSION_BYTE
 
 
-def session_command_id(session: int, sequence: int, acknowledged: int) -> bytes:
+def encode_session_command_id(session: int, sequence: int, acknowledged: int) -> bytes:
     """Encode the 16-byte ID of a command in a session.
 
     Raises:
@@ -66,7 +66,7 @@ def session_command_id(session: int, sequence: int, acknowledged: int) -> bytes:
 
 
 @lru_cache(IDS_REMEMBERED)
-def numbered(command_id: bytes) -> Numbered:
+def decode_session_command_id(command_id: bytes) -> SessionCommandId:
     """Decode the ID of a command in a session.
 
     Raises:
@@ -83,10 +83,10 @@ def numbered(command_id: bytes) -> Numbered:
             f"{command_id.hex()} says that {outstanding} commands up to {sequence} are outstanding; "
             f"from 1 to {SESSION_WINDOW_MAX} may be"
         )
-    return Numbered(session, sequence, sequence - outstanding)
+    return SessionCommandId(session, sequence, sequence - outstanding)
 
 
-def answer_key(session: int, sequence: int) -> bytes:
+def reply_key(session: int, sequence: int) -> bytes:
     """Return the key of the cached reply to a command in a session: its ID without the outstanding count.
 
     Every repetition of the command has the same key.
@@ -94,7 +94,7 @@ def answer_key(session: int, sequence: int) -> bytes:
     return (session << 80 | SESSION_VERSION << 76 | _VARIANT << 62 | sequence).to_bytes(16, "big")
 
 
-def answered(key: bytes) -> tuple[int, int]:
+def decode_reply_key(key: bytes) -> tuple[int, int]:
     """Decode a reply key into session and sequence number.
 
     Raises:
@@ -102,7 +102,7 @@ def answered(key: bytes) -> tuple[int, int]:
     """
     number = int.from_bytes(key, "big")
     session, sequence = number >> 80, number & SEQUENCE_MAX
-    if not 0 < session <= SESSION_NUMBER_MAX or not sequence or key != answer_key(session, sequence):
+    if not 0 < session <= SESSION_NUMBER_MAX or not sequence or key != reply_key(session, sequence):
         raise ValueError(f"{key.hex()} is not the key of an answer in a session")
     return session, sequence
 

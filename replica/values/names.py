@@ -153,25 +153,25 @@ _RANGE = Pattern(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 _NUMBERED = Pattern(r"(.*?)([0-9]{1,9})", re.ASCII)
 
 
-class NodeListFault(ValueError):
+class NodeListError(ValueError):
     """A list of nodes that cannot be read: its words say why; after `; ` what would be right."""
 
 
 def parse_nodes(text: str) -> tuple[str, ...]:
-    """Return the names that `n[01-03],m` lists, ascending, each once; NodeListFault."""
+    """Return the names that `n[01-03],m` lists, ascending, each once; NodeListError."""
     names: set[str] = set()
-    for count, name in enumerate(name for item in _items(text) for name in _expanded(item)):
+    for count, name in enumerate(name for item in _split_items(text) for name in _expand_item(item)):
         if count >= NODES_MAX:
-            raise NodeListFault(f"more than {NODES_MAX} nodes are listed; write {EVERY_NODE} for all there are")
+            raise NodeListError(f"more than {NODES_MAX} nodes are listed; write {EVERY_NODE} for all there are")
         names.add(name)
     for name in sorted(names):
         fault = name_fault(name)
         if fault is not None:
-            raise NodeListFault(f"the node {fault}; write for example n[1-4],n7")
+            raise NodeListError(f"the node {fault}; write for example n[1-4],n7")
     return tuple(sorted(names))
 
 
-def _items(text: str) -> Iterator[str]:
+def _split_items(text: str) -> Iterator[str]:
     """Yield what stands between the commas that are not in brackets."""
     depth, start = 0, 0
     for place, character in enumerate(text):
@@ -182,10 +182,10 @@ def _items(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _expanded(item: str) -> Iterator[str]:
+def _expand_item(item: str) -> Iterator[str]:
     found = _ITEM.fullmatch(item.strip())
     if found is None or not item.strip():
-        raise NodeListFault(f"{item[:48]!r} lists no nodes; write for example n[1-4],n7")
+        raise NodeListError(f"{item[:48]!r} lists no nodes; write for example n[1-4],n7")
     before, ranges, after = found.groups()
     if ranges is None:
         yield before + after
@@ -195,7 +195,7 @@ def _expanded(item: str) -> Iterator[str]:
         first = int(matched[1]) if matched is not None else 0
         last = int(matched[2]) if matched is not None and matched[2] is not None else first
         if matched is None or last < first or last - first >= NODES_MAX:
-            raise NodeListFault(f"[{part[:48]}] is no range of at most {NODES_MAX} nodes; write for example n[1-4]")
+            raise NodeListError(f"[{part[:48]}] is no range of at most {NODES_MAX} nodes; write for example n[1-4]")
         for number in range(first, last + 1):
             yield f"{before}{number:0{len(matched[1])}d}{after}"
 

@@ -11,7 +11,7 @@ Steps = Generator[int, None, T]
 """Work in steps of some 20 us each: yields how many it has done since it yielded last."""
 
 
-class InSteps(Generic[T]):
+class StepRunner(Generic[T]):
     """Work under way: `advance` it until it is done, then `result` is there."""
 
     def __init__(self, steps: Steps[T]) -> None:
@@ -31,7 +31,7 @@ class InSteps(Generic[T]):
         return False
 
 
-def whole(steps: Steps[T]) -> T:
+def run_to_end(steps: Steps[T]) -> T:
     """Do all of it at once, and return what came out."""
     while True:
         try:

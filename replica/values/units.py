@@ -179,7 +179,7 @@ _JOB_NUMBERS_SINCE = 1_672_531_200
 _JOBS_PER_SECOND = 1_000
 
 
-def job_number_at(at: Instant) -> int:
+def first_job_id_at(at: Instant) -> int:
     """Return the least job number of an incarnation of a cluster that begins at this time.
 
     Numbers of a lost part of the history, and of other incarnations of which nothing is known here, are lower, as long

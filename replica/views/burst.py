@@ -15,12 +15,12 @@ from replica.model import (
     BufferState,
     Pool,
     PoolUnit,
-    flags_text,
+    format_flags,
     free_bytes,
     get_sys_state_of,
     get_sys_status_of,
+    pool_unit,
     provider_facts,
-    unit_in,
 )
 from replica.state import State
 from replica.values import Instant, round_up
@@ -120,7 +120,7 @@ def burst_of(state: State, *, only_user: str | None = None, buffers: Sequence[Bu
         provider=site.provider,
         granularity=site.granularity,
         pools=tuple(_pool(state, state.pools[name]) for name in sorted(state.pools)),
-        flags=flags_text(site),
+        flags=format_flags(site),
         poll_interval_s=site.poll_interval_s,
         stage_in_timeout_s=site.stage_in_timeout_s,
         stage_out_timeout_s=site.stage_out_timeout_s,
@@ -173,7 +173,7 @@ def burst_buffers(state: State, only_user: str | None) -> Iterator[BurstBuffer]:
                 array_task=0,
                 name=name,
                 pool=kept.pool,
-                unit=unit_in(state.pools, kept.pool),
+                unit=pool_unit(state.pools, kept.pool),
                 size=kept.granted_bytes,
                 state=kept.state.word,
                 buffer_state=kept.state.word,
@@ -197,7 +197,7 @@ def _of_job(state: State, buffer: Buffer, default: str) -> BurstBuffer:
     shown = RECORD_STATES.get(buffer.state, buffer.state.word)
     # Slurm's lua plugin has such records from the reservation to the end, also for buffers that reserve nothing.
     reserves_nothing = not buffer.granted_bytes and buffer.state in RECORD_STATES
-    if reserves_nothing or provider_facts(state.site.provider).shown_allocated:
+    if reserves_nothing or provider_facts(state.site.provider).shows_allocated:
         shown = "allocated"
     return BurstBuffer(
         job=buffer.job,
@@ -205,7 +205,7 @@ def _of_job(state: State, buffer: Buffer, default: str) -> BurstBuffer:
         array_task=0 if array is None else array.task,
         name="",
         pool=pool,
-        unit=unit_in(state.pools, pool),
+        unit=pool_unit(state.pools, pool),
         size=buffer.granted_bytes,
         state=shown,
         buffer_state=buffer.state.word,
@@ -242,7 +242,7 @@ def tres_count(state: State, job_id: int) -> int:
     """
     buffer, asked = state.buffers.get(job_id), state.jobs[job_id].request.buffer
     total = 0
-    if buffer is not None and unit_in(state.pools, buffer.pool) is PoolUnit.BYTES:
+    if buffer is not None and pool_unit(state.pools, buffer.pool) is PoolUnit.BYTES:
         total = buffer.granted_bytes
     for create in () if asked is None else asked.creates:
         pool = pool_named(state, create.pool)
@@ -254,7 +254,7 @@ def tres_count(state: State, job_id: int) -> int:
 def job_tres(state: State, job_id: int) -> str:
     """Format a job's resources as Slurm does after `TRES=`: `cpu=1,node=1,bb/lua=3G,license/matlab=2`."""
     request = state.jobs[job_id].request
-    options = request.asked
+    options = request.effective_options
     parts = [f"cpu={request.cpus}", f"node={options.nodes}"] if options.nodes else []
     count = tres_count(state, job_id)
     if count:

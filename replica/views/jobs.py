@@ -21,9 +21,9 @@ from replica.model import (
     JobTransfers,
     Pool,
     Stage,
+    awaited_slot,
     destinations_of,
     free_bytes,
-    waits_for_slot,
 )
 from replica.operations import directory_in_filesystem, filesystems_of
 from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
@@ -70,7 +70,7 @@ def buffer_word(state: Facts, job_id: int) -> str | None:
     if buffer is None:
         return None
     gone = buffer.state is BufferState.PENDING and job.state is JobState.PENDING and job.hold is not Hold.NONE
-    if gone and job.attempt and job.interrupted.held_because:
+    if gone and job.attempt and job.effective_interruptions.held_because:
         return BufferState.COMPLETE.word
     return buffer.state.word
 
@@ -223,4 +223,4 @@ def _why_not_yet(job: Job, buffer: Buffer) -> str:
         return f"{job.message}; it will be tried again"
     if buffer.state is BufferState.POST_RUN:
         return "stage-out has not begun"
-    return "stage-out waits for its turn" if waits_for_slot(job, buffer) is not None else "it is being staged out"
+    return "stage-out waits for its turn" if awaited_slot(job, buffer) is not None else "it is being staged out"

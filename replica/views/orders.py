@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from replica.model import (
     NATIVE,
-    NOTHING_SPECIAL,
+    NO_SPECIAL_TRANSFERS,
     TRANSFERS,
     AbandonedBuffer,
     AbandonedBuffers,
@@ -33,20 +33,27 @@ from replica.model import (
     Transfer,
     TransferRules,
     agent_of,
-    choices_of,
-    dependency_text,
+    awaited_slot,
     error_path,
     expand_roots,
+    format_dependencies,
     input_path,
-    named_by,
     output_path,
+    persistent_names,
+    pool_unit,
     provider_facts,
     provision_of,
     stage_of,
-    unit_in,
-    waits_for_slot,
+    transfer_choices,
 )
-from replica.operations import cap_s, directory_in_filesystem, filesystems_of, node_bytes_s, rules_in_force, shares_of
+from replica.operations import (
+    active_rules,
+    directory_in_filesystem,
+    filesystems_of,
+    longest_transfer_s,
+    node_bytes_s,
+    rate_shares,
+)
 from replica.scheduler import is_dependency_met
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
@@ -64,7 +71,7 @@ def orders_for(state: State, node: str) -> tuple[Order, ...]:
             continue
         job = state.jobs[job_id]
         buffer = state.buffers.get(job_id)
-        if job.stuck or job.retry_at or waits_for_slot(job, buffer) is not None:
+        if job.stuck or job.retry_at or awaited_slot(job, buffer) is not None:
             continue
         stage = stage_of(job, buffer)
         if stage is not None and agent_of(job, buffer) == node:
@@ -103,7 +110,7 @@ class _Governed(NamedTuple):
 
 
 def _governed(state: State, node: str) -> _Governed | None:
-    rules = rules_in_force(state)
+    rules = active_rules(state)
     return None if rules is None else _Governed(rules, node_bytes_s(state, rules, node))
 
 
@@ -121,7 +128,7 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         elif stage is Stage.STAGE_OUT:
             transfers, timeout_s = request.buffer.stage_out, site.stage_out_timeout_s
             roots = expand_roots(site.destinations, request.user)
-        timeout_s = cap_s(state, stage) or timeout_s
+        timeout_s = longest_transfer_s(state, stage) or timeout_s
     running = stage is Stage.RUN
     provision = None if buffer is None else provision_of(state)
     works = stage in (Stage.STAGE_IN, Stage.TEARDOWN)
@@ -146,7 +153,7 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         environment=request.environment if running else (),
         time_limit_s=request.time_limit_s if running or provision is not None else 0,
         cpus=request.cpus,
-        cancel=running and (job.cancelled or job.interrupted.requeueing),
+        cancel=running and (job.cancelled or job.effective_interruptions.requeueing),
         started=running and job.state in (JobState.RUNNING, JobState.SUSPENDED),
         suspend=running and job.state is JobState.SUSPENDED,
         # A job that never ran has no results to keep (SLURM-OBSERVED.md, Cancel).
@@ -157,8 +164,8 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         provision=provision,
         directives="" if request.buffer is None or provision is None else request.buffer.text,
         pool="" if buffer is None or provision is None else buffer.pool or _default_pool(state, provision),
-        pool_is_bytes=buffer is None or unit_in(state.pools, buffer.pool) is PoolUnit.BYTES,
-        gid=request.asked.gid,
+        pool_is_bytes=buffer is None or pool_unit(state.pools, buffer.pool) is PoolUnit.BYTES,
+        gid=request.effective_options.gid,
         options=request.options,
         array=request.array,
         special=special_transfers(state, job, stage),
@@ -166,16 +173,17 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         # Results that a failed script has not created are not waited for.
         filesystem=None if buffer is None or not job.mover else _placed(state, buffer),
         persistent=tuple(_persistent_placed(state, job)),
-        partial=stage is Stage.STAGE_OUT and (job.result is not JobState.COMPLETED or job.interrupted.partial),
+        partial=stage is Stage.STAGE_OUT
+        and (job.result is not JobState.COMPLETED or job.effective_interruptions.partial),
         shares=None
         if governed is None
-        else shares_of(state, governed.rules, request.user, job.staged_by, governed.node_bytes_s),
+        else rate_shares(state, governed.rules, request.user, job.staged_by, governed.node_bytes_s),
         status=None if buffer is None or provision is None else _status(state, job, buffer),
     )
 
 
 def _status(state: State, job: Job, buffer: Buffer) -> JobStatus:
-    request, before = job.request, job.interrupted
+    request, before = job.request, job.effective_interruptions
     return JobStatus(
         state=job.state.name,
         result=job.result.name,
@@ -204,7 +212,7 @@ def _unmet(state: State, job: Job) -> str:
     if job.state is not JobState.PENDING:
         return ""
     request, has_buffer = job.request, job.request.buffer is not None
-    return dependency_text(
+    return format_dependencies(
         request, (one for one in request.dependencies if not is_dependency_met(state, one, has_buffer))
     )
 
@@ -222,7 +230,7 @@ def _persistent_placed(state: State, job: Job) -> Iterator[tuple[str, OrderFiles
     """Yield name and location of each persistent buffer in a shared filesystem that the job creates, destroys or
     uses.
     """
-    for name in sorted(named_by(job.request.buffer)):
+    for name in sorted(persistent_names(job.request.buffer)):
         known = state.persistent.get(name)
         filesystem = None if known is None else state.filesystems.get(known.filesystem)
         if known is not None and filesystem is not None:
@@ -250,7 +258,7 @@ def persistent_work(state: State, job: Job) -> tuple[tuple[CreatePersistent, ...
                     made.access,
                     made.type,
                     wanted.place,
-                    unit_in(state.pools, made.pool).word,
+                    pool_unit(state.pools, made.pool).word,
                     access_text=wanted.access_text,
                 )
             )
@@ -288,15 +296,15 @@ def special_transfers(state: State, job: Job, stage: Stage) -> SpecialTransfers 
         list_roots=_expanded(state.site.sources, job) if lists else (),
         commands=commands,
         environment=job.request.environment if commands else (),
-        choices=choices_of(asked, stage.word, len(transfers), listed=False),
-        list_choices=choices_of(asked, stage.word, len(lists), listed=True),
+        choices=transfer_choices(asked, stage.word, len(transfers), listed=False),
+        list_choices=transfer_choices(asked, stage.word, len(lists), listed=True),
         granted=tuple(
             (name, found.granted_bytes)
             for name, found in known
-            if found is not None and unit_in(state.pools, found.pool) is PoolUnit.BYTES
+            if found is not None and pool_unit(state.pools, found.pool) is PoolUnit.BYTES
         ),
     )
-    return None if special == NOTHING_SPECIAL else special
+    return None if special == NO_SPECIAL_TRANSFERS else special
 
 
 def _expanded(roots: tuple[str, ...], job: Job) -> tuple[str, ...]:

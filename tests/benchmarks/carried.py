@@ -18,7 +18,7 @@ from cluster.agent.transfer.transfer_state import TransferContext
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
-from replica.model.operations import Stage
+from replica.model.stages import Stage
 
 EXIT_ENDED = 143
 """Exit code when the transfer was told to stop, as a worker's."""

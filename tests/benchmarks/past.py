@@ -34,8 +34,8 @@ from cluster.system.clock import Clock, SystemClock
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.model.job_states import JobState
-from replica.model.operations import Stage
 from replica.model.requests import JobRequest
+from replica.model.stages import Stage
 from replica.views.orders import orders_for
 from tests.benchmarks.load import VerificationFailed
 from tests.benchmarks.users.rows import Found, Row, Say

@@ -20,10 +20,10 @@ from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.model.configuration import Site
 from replica.model.job_states import JobState
 from replica.model.jobs import Hold
-from replica.model.operations import Stage
 from replica.model.pools import Pool
 from replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest, with_options
-from replica.operations.outcomes import active_stage, script_ended, succeeded
+from replica.model.stages import Stage
+from replica.operations.outcomes import active_stage, script_end_events, success_events
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
 from replica.state.state import EMPTY, State
@@ -135,9 +135,9 @@ def _over(state: State, job_id: int, at: Instant) -> tuple[State, list[e.Event]]
         stage = active_stage(job, buffer)
         assert stage is not None
         events = (
-            script_ended(state, job, buffer, JobState.COMPLETED, 0, 0, "")
+            script_end_events(state, job, buffer, JobState.COMPLETED, 0, 0, "")
             if stage is Stage.RUN or buffer is None
-            else succeeded(state, job, buffer, stage, 1, 1, "")
+            else success_events(state, job, buffer, stage, 1, 1, "")
         )
         state = fold(state, events, at)
         happened += events

@@ -8,7 +8,7 @@ import msgspec
 
 from cluster.config.config import Config
 from cluster.providers.calls import PoolWatch
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages.commands import CONTROLLER, ConfigureSite, Request
 from tests.cluster.harness import Harness, until
 from tests.cluster.providers.conftest import Programs
@@ -33,10 +33,10 @@ async def configure(harness: Harness, programs: Programs, *, validate_s: int = 6
     """
     await until(lambda: harness.controller.leads and harness.controller.state.feature_level >= 1)
     settings = (
-        Setting("BurstBufferType", "burst_buffer/lua"),
-        Setting("LuaScript", str(programs.script)),
-        Setting("ValidateTimeout", str(validate_s)),
-        Setting("Directive", directive),
+        ConfSetting("BurstBufferType", "burst_buffer/lua"),
+        ConfSetting("LuaScript", str(programs.script)),
+        ConfSetting("ValidateTimeout", str(validate_s)),
+        ConfSetting("Directive", directive),
     )
     actor = msgspec.structs.replace(CONTROLLER, role=type(CONTROLLER.role).OPERATOR)
     settled = await harness.controller.submit(Request(b"", actor, ConfigureSite(settings, partial=True)))

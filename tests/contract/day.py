@@ -17,7 +17,7 @@ import msgspec
 
 from cluster.api.web.problems import Problem
 from cluster.api.web.routing import find_operation
-from replica.grammar import Setting
+from replica.grammar import ConfSetting
 from replica.messages import commands as c
 from replica.model.pools import Pool
 from replica.state.digest import state_digest
@@ -213,7 +213,7 @@ def leaders_command(line: Line, replica: InMemory) -> tuple[c.Actor, c.Command]:
         case "raise_feature_level":
             return OPERATOR, c.RaiseFeatureLevel(99, (("r1", 99),))
         case "configure_site":
-            settings = tuple(Setting(key, value) for key, value in line["settings"].items())
+            settings = tuple(ConfSetting(key, value) for key, value in line["settings"].items())
             return OPERATOR, c.ConfigureSite(settings, partial=True)
     raise AssertionError(line)
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from replica.model.job_states import JobState
-from replica.model.operations import Stage
+from replica.model.stages import Stage
 from tests.contract.day import NODES, REQUESTS, Line
 from tests.contract.maker import STAGED, Maker, asks, ended, failed, reached, receipt
 from tests.contract.scenes import SCENES, drills, sessions

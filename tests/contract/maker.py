@@ -9,8 +9,8 @@ import msgspec
 
 from cluster.system.clock import format_instant
 from replica.model.job_states import JobState
-from replica.model.operations import Stage
 from replica.model.requests import DEFAULT_PRIORITY
+from replica.model.stages import Stage
 from replica.model.transfers import TransferCheckpoint, TransferReceipt
 from replica.values.units import Instant
 from tests.contract.day import NODES, Line, Repeated

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from replica.model.job_states import JobState
-from replica.model.operations import Stage
+from replica.model.stages import Stage
 from replica.model.transfers import LeftOut
-from replica.values.command_ids import session_command_id
+from replica.values.command_ids import encode_session_command_id
 from tests.contract.day import NODES
 from tests.contract.maker import DW, SCRIPT, STAGED, Maker, asks, ended, failed, reached, receipt
 
@@ -696,15 +696,15 @@ async def sessions(m: Maker) -> None:
     opened = await m.ask("user ada", "POST /v1/sessions")
     session = int(opened.body["session"])
     await m.ask("user ben", "POST /v1/sessions")
-    job = await m.submit("ada", command_id=session_command_id(session, 1, 0).hex())
+    job = await m.submit("ada", command_id=encode_session_command_id(session, 1, 0).hex())
     for sequence, acknowledged in ((2, 0), (2, 0), (4, 2), (3, 2), (3, 0), (2, 0)):
-        made = session_command_id(session, sequence, acknowledged).hex()
+        made = encode_session_command_id(session, sequence, acknowledged).hex()
         await m.ask("user ada", f"POST /v1/jobs/{job}/hold", 3, command_id=made)
-    await m.ask("user ben", f"POST /v1/jobs/{job}/hold", command_id=session_command_id(session, 5, 4).hex())
+    await m.ask("user ben", f"POST /v1/jobs/{job}/hold", command_id=encode_session_command_id(session, 5, 4).hex())
     await m.operator("GET /v1/sessions")
     await m.ask("user ben", "GET /v1/sessions")
     await m.ask("user ben", f"POST /v1/sessions/{session}/close")
-    itself = session_command_id(session, 6, 4).hex()
+    itself = encode_session_command_id(session, 6, 4).hex()
     await m.ask("user ada", f"POST /v1/sessions/{session}/close", command_id=itself)
     await m.ask("user ada", "POST /v1/commands", commands=[{"type": "open_session"}, {"type": "open_session"}])
     await m.operator(f"POST /v1/sessions/{session}/close")

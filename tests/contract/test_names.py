@@ -32,7 +32,7 @@ from cluster.schemas.operations import OPERATIONS, ApiOperation
 from cluster.schemas.requests import BulkCommand
 from replica.decide.configuration import file_value
 from replica.decide.decide import decide
-from replica.grammar.settings import KEYS, Owner
+from replica.grammar.settings import KEYS, SettingOwner
 from replica.messages import commands as c
 from replica.messages.events import EVENTS, Event
 from replica.model.accounts import ACCOUNT_REASONS, QOS_REASONS
@@ -41,8 +41,8 @@ from replica.model.configuration import DEFAULT_SITE, FLAGS, PROVIDERS, RESTART_
 from replica.model.job_states import JobState
 from replica.model.jobs import Hold
 from replica.model.mail import MAIL_TYPES
-from replica.model.operations import Stage
 from replica.model.requests import DependencyKind
+from replica.model.stages import Stage
 from replica.state.state import EMPTY
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant
@@ -260,7 +260,8 @@ def shape(schema: dict[str, Any]) -> str:
 
 def test_every_key_of_burst_buffer_conf_is_there_with_its_default() -> None:
     rows = [
-        f"{key.name}: {key.kind.value}" + ("" if key.owner is Owner.FLAG else f" = {file_value(key, DEFAULT_SITE)}")
+        f"{key.name}: {key.kind.value}"
+        + ("" if key.owner is SettingOwner.FLAG else f" = {file_value(key, DEFAULT_SITE)}")
         for key in KEYS
     ]
     compare("names/burst_buffer_conf.txt", rows)

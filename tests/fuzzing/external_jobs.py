@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from cluster.slurm import PARTS, script_parts
 from replica.grammar import (
-    DirectiveRefused,
+    DirectiveRejected,
     external_job_tables,
     find_overlap,
     read_external_job_request,
     with_file_name,
 )
-from replica.model import BufferRequest, JobRequest, Transfer, expanded
+from replica.model import BufferRequest, JobRequest, Transfer, expand_job_symbols
 from replica.values import UnknownSymbol
 from tests.fuzzing.generator import NAMES, PATHS, SIZES, _lines, _mutated
 
@@ -107,7 +107,7 @@ def asked_of_forebay(case: ExternalJobCase) -> str:
     """Return why Forebay refuses a case, with its place; empty where it accepts it."""
     try:
         request = read_external_job_request(case.script, directive=case.directive).request
-    except DirectiveRefused as refused:
+    except DirectiveRejected as refused:
         return str(refused)
     if request is None:
         return ""
@@ -126,13 +126,19 @@ def _overlap_of(request: BufferRequest) -> str:
     job, places = JobRequest("job", "alan", "", "/work", 60), iter(request.places[2:])
     try:
         lists = [
-            replace(each, source=expanded(each.source, job, 1), destination=expanded(each.destination, job, 1))
+            replace(
+                each,
+                source=expand_job_symbols(each.source, job, 1),
+                destination=expand_job_symbols(each.destination, job, 1),
+            )
             for each in request.lists
         ]
         for outgoing, transfers in ((False, request.stage_in), (True, request.stage_out)):
             copies = []
             for each in transfers:
-                whole = Transfer(each.kind, expanded(each.outside, job, 1), expanded(each.inside, job, 1))
+                whole = Transfer(
+                    each.kind, expand_job_symbols(each.outside, job, 1), expand_job_symbols(each.inside, job, 1)
+                )
                 copies.append((with_file_name(whole, outgoing=outgoing), next(places)))
             refusal = find_overlap(copies, lists, outgoing=outgoing)
             if refusal is not None:

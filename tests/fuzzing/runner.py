@@ -14,8 +14,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from replica.grammar.directives import Reading, read_request
-from replica.grammar.lexer import DirectiveRefused
+from replica.grammar.directives import ParsedRequest, read_request
+from replica.grammar.lexer import DirectiveRejected
 from replica.model.requests import BufferRequest
 from tests.fuzzing.generator import Case, make_case
 from tests.fuzzing.oracle import nonsense
@@ -36,7 +36,7 @@ def check_case(case: Case) -> str | None:
     """Return what is wrong with what the grammar says of a case, or None."""
     try:
         reading = _read(case)
-    except DirectiveRefused as refused:
+    except DirectiveRejected as refused:
         refusal = refused.refusal
         if not refusal.sentence or not refusal.remedy or not refusal.place:
             return f"refused without sentence, remedy or place: {refusal}"
@@ -51,7 +51,7 @@ def check_case(case: Case) -> str | None:
     return _printed_wrongly(case, reading) or _shown_wrongly(case, reading)
 
 
-def _read(case: Case) -> Reading:
+def _read(case: Case) -> ParsedRequest:
     return read_request(case.script, case.bb, case.bbf, provider=case.provider, directive=case.directive)
 
 
@@ -70,20 +70,20 @@ def asked(request: BufferRequest | None) -> BufferRequest | None:
     )
 
 
-def _printed_wrongly(case: Case, reading: Reading) -> str | None:
+def _printed_wrongly(case: Case, reading: ParsedRequest) -> str | None:
     """Return how a native request does not read back as it was printed, or None."""
     if case.provider != "native" or reading.request is None:
         return None
     bb, bbf = format_request(reading.request)
     try:
         again = read_request("", bb, bbf)
-    except DirectiveRefused as refused:
+    except DirectiveRejected as refused:
         return f"printed as {bb!r} {bbf!r}, which is refused: {refused}"
     before, after = asked(reading.request), asked(again.request)
     return None if before == after else f"printed as {bb!r} {bbf!r}, read back as {after} instead of {before}"
 
 
-def _shown_wrongly(case: Case, reading: Reading) -> str | None:
+def _shown_wrongly(case: Case, reading: ParsedRequest) -> str | None:
     """Return how the text that people are shown does not ask for the same, or None."""
     if reading.request is None:
         return None
@@ -92,7 +92,7 @@ def _shown_wrongly(case: Case, reading: Reading) -> str | None:
     bbf = "\n".join(line for line in lines if line.startswith("#"))
     try:
         again = read_request("", bb, bbf, provider=case.provider, directive=case.directive)
-    except DirectiveRefused as refused:
+    except DirectiveRejected as refused:
         return f"shown as {reading.request.text!r}, which is refused: {refused}"
     before, after = asked(reading.request), asked(again.request)
     return None if before == after else f"shown as {reading.request.text!r}, read back as {after} instead of {before}"
@@ -159,5 +159,5 @@ def main(arguments: list[str] | None = None) -> int:
 def _is_accepted(case: Case) -> bool:
     try:
         return _read(case).request is not None
-    except DirectiveRefused:
+    except DirectiveRejected:
         return False

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from replica.grammar.directives import Reading, read_request
+from replica.grammar.directives import ParsedRequest, read_request
 from tests.fuzzing import runner
 from tests.fuzzing.generator import Case
 from tests.fuzzing.oracle import nonsense
@@ -66,10 +66,10 @@ def test_what_the_fuzzer_once_found_stays_right(line: str) -> None:
 def test_a_crash_a_loss_and_a_hang_are_faults(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def crash(case: Case) -> Reading:
+    def crash(case: Case) -> ParsedRequest:
         raise ZeroDivisionError
 
-    def hang(case: Case) -> Reading:
+    def hang(case: Case) -> ParsedRequest:
         while True:
             pass
 
@@ -78,7 +78,7 @@ def test_a_crash_a_loss_and_a_hang_are_faults(
         monkeypatch.setattr(runner, "_read", broken)
         assert main(["--seconds", "30", "--cases", "1"]) == 1
         assert word in capsys.readouterr().out
-    monkeypatch.setattr(runner, "_read", lambda case: Reading(None, ()))
+    monkeypatch.setattr(runner, "_read", lambda case: ParsedRequest(None, ()))
     assert check_case(case(SOUND)) == "accepted: there is a directive, and no request"
 
 

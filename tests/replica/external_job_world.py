@@ -12,7 +12,7 @@ from replica.messages import commands as c
 from replica.model.buffers import Buffer
 from replica.model.jobs import Job
 from replica.model.orders import Order
-from replica.model.pools import SeenFilesystem
+from replica.model.pools import ObservedFilesystem
 from replica.model.requests import JobOptions, JobRequest, with_options
 from replica.operations.external_jobs import ExternalJobPhase, find_external_job
 from replica.values.errors import Refusal
@@ -56,7 +56,7 @@ class ExternalJobWorld(World):
         if node not in MOVERS:
             return super().register(node, cpus, instance, storage)
         return self.settle(
-            c.RegisterNode(node, 0, instance, storage, filesystems=(SeenFilesystem("bb", "bb0"),)), agent(node)
+            c.RegisterNode(node, 0, instance, storage, filesystems=(ObservedFilesystem("bb", "bb0"),)), agent(node)
         )
 
     def orders(self, node: str = "m1") -> tuple[Order, ...]:

@@ -27,12 +27,12 @@ from replica.messages.entries import Accepted, CachedReply, Entry
 from replica.values.command_ids import (
     SEQUENCE_MAX,
     SESSION_NUMBER_MAX,
-    Numbered,
-    answer_key,
-    answered,
+    SessionCommandId,
+    decode_reply_key,
+    decode_session_command_id,
+    encode_session_command_id,
     is_in_session,
-    numbered,
-    session_command_id,
+    reply_key,
 )
 from replica.values.errors import LedgerViolation, Refusal, RefusalCode
 from replica.values.limits import (
@@ -69,24 +69,24 @@ def test_an_id_in_a_session_says_what_it_was_made_of_and_so_does_the_key_of_its_
     session: int, sequence: int, outstanding: int
 ) -> None:
     outstanding = min(outstanding, sequence)
-    made = session_command_id(session, sequence, sequence - outstanding)
+    made = encode_session_command_id(session, sequence, sequence - outstanding)
     assert len(made) == 16 and is_in_session(made)
-    said = numbered(made)
-    assert said == Numbered(session, sequence, sequence - outstanding)
-    assert answered(answer_key(session, sequence)) == (session, sequence)
+    said = decode_session_command_id(made)
+    assert said == SessionCommandId(session, sequence, sequence - outstanding)
+    assert decode_reply_key(reply_key(session, sequence)) == (session, sequence)
     if outstanding:
         with pytest.raises(ValueError, match="is not the key of an answer"):
-            answered(made)
+            decode_reply_key(made)
 
 
 @given(st.binary(min_size=16, max_size=16))
 def test_bytes_that_are_no_id_in_a_session_are_refused_with_a_sentence_and_others_read_back(found: bytes) -> None:
     try:
-        said = numbered(found)
+        said = decode_session_command_id(found)
     except ValueError as error:
         assert str(error).startswith(found.hex())
     else:
-        assert session_command_id(said.session, said.sequence, said.acknowledged) == found
+        assert encode_session_command_id(said.session, said.sequence, said.acknowledged) == found
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_bytes_that_are_no_id_in_a_session_are_refused_with_a_sentence_and_other
 )
 def test_numbers_that_no_session_has_make_no_id(numbers: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match=r"\d"):
-        session_command_id(*numbers)
+        encode_session_command_id(*numbers)
 
 
 def test_no_id_that_may_still_come_in_is_as_old_as_an_answer_that_was_dropped() -> None:
@@ -138,7 +138,7 @@ def test_whatever_is_sent_again_is_answered_as_at_first_or_refused_and_never_car
             else:
                 assert isinstance(again, Refusal), "it would be carried out again"
                 if is_in_session(request.id):
-                    said = numbered(request.id)
+                    said = decode_session_command_id(request.id)
                     session_now = world.state.sessions.get(said.session)
                     assert session_now is None or said.sequence <= session_now.acknowledged, "its answer was to be kept"
                 else:
@@ -150,7 +150,7 @@ def test_whatever_is_sent_again_is_answered_as_at_first_or_refused_and_never_car
             if mine and rng.random() < 0.7:
                 session = rng.choice(mine)
                 sequence = sessions[session][1] + rng.choice((1, 1, 1, 2))
-                made = session_command_id(session, sequence, rng.randrange(max(0, sequence - 40), sequence))
+                made = encode_session_command_id(session, sequence, rng.randrange(max(0, sequence - 40), sequence))
                 sessions[session] = (who, sequence)
             else:
                 made = single_id(world.at - rng.randrange(0, 250_000_000), number)
@@ -176,10 +176,10 @@ def test_what_a_session_keeps_follows_what_is_outstanding_and_not_what_was_done(
     session = opened(world, user())
     singles = len(world.state.receipts)
     for sequence in range(1, 40):
-        world.settle(c.CancelJob(999), user(), session_command_id(session, sequence, max(0, sequence - window)))
+        world.settle(c.CancelJob(999), user(), encode_session_command_id(session, sequence, max(0, sequence - window)))
         assert len(world.state.answers) == world.state.sessions[session].answers == min(sequence, window)
     assert len(world.state.receipts) == singles
-    world.settle(c.CancelJob(999), user(), session_command_id(session, SEQUENCE_MAX, SEQUENCE_MAX - 1))
+    world.settle(c.CancelJob(999), user(), encode_session_command_id(session, SEQUENCE_MAX, SEQUENCE_MAX - 1))
     assert len(world.state.answers) == 1, "a number far ahead forgets all before it, and walks over none"
 
 
@@ -187,15 +187,15 @@ def test_a_session_is_its_actors_and_its_program_is_told_where_it_is_over() -> N
     world = World()
     session = opened(world, user("ann"))
     for who in (user("bob"), OPERATOR, agent("ann"), c.Actor(c.ActorRole.OPERATOR, "ann")):
-        refusal = look_up_reply(world.state, c.Request(session_command_id(session, 1, 0), who, c.CancelJob(1)))
+        refusal = look_up_reply(world.state, c.Request(encode_session_command_id(session, 1, 0), who, c.CancelJob(1)))
         assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_SESSION
     refusal = world.settle(c.CloseSession(session), user("bob"))
     assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_SESSION
-    refusal = world.settle(c.CloseSession(session), user("ann"), session_command_id(session, 1, 0))
+    refusal = world.settle(c.CloseSession(session), user("ann"), encode_session_command_id(session, 1, 0))
     assert isinstance(refusal, Refusal) and "single command" in refusal.remedy
     assert world.settle(c.CloseSession(session), OPERATOR) == 0
     assert not world.state.sessions and not world.state.answers
-    again = world.settle(c.CancelJob(1), user("ann"), session_command_id(session, 2, 0))
+    again = world.settle(c.CancelJob(1), user("ann"), encode_session_command_id(session, 2, 0))
     assert isinstance(again, Refusal) and again.code is RefusalCode.UNKNOWN_SESSION
 
 
@@ -204,7 +204,7 @@ def test_a_session_ends_when_nothing_came_for_an_hour_of_the_replicated_clock() 
     idle, busy = opened(world, user("ann")), opened(world, user("bob"))
     for sequence in range(1, 4):
         world.advance(SESSION_IDLE_S_MAX / 2)
-        world.settle(c.CancelJob(9), user("bob"), session_command_id(busy, sequence, sequence - 1))
+        world.settle(c.CancelJob(9), user("bob"), encode_session_command_id(busy, sequence, sequence - 1))
     expire(world)
     assert list(world.state.sessions) == [busy] and idle not in world.state.sessions
 
@@ -300,12 +300,12 @@ def test_no_ledger_settles_a_command_of_a_session_twice_or_for_somebody_else(who
 
     world = World()
     session = opened(world, user("ann"))
-    world.settle(c.CancelJob(9), user("ann"), session_command_id(session, 1, 0))
-    world.settle(c.CancelJob(9), user("ann"), session_command_id(session, 2, 1))
+    world.settle(c.CancelJob(9), user("ann"), encode_session_command_id(session, 1, 0))
+    world.settle(c.CancelJob(9), user("ann"), encode_session_command_id(session, 2, 1))
     builder = StateBuilder(world.state)
     builder.revision += 1
     actor = who if sequence == 0 else user("ann")
-    made = session_command_id(session, sequence or 3, 0)
+    made = encode_session_command_id(session, sequence or 3, 0)
     with pytest.raises(LedgerViolation, match="session"):
         builder.settle(made, CachedReply(Revision(builder.revision), 0, None, b"", actor))
 
@@ -316,6 +316,6 @@ def test_reading_a_snapshot_counts_the_answers_again() -> None:
     world: Any = World()
     session = opened(world, user("ann"))
     for sequence in range(1, 6):
-        world.settle(c.CancelJob(9), user("ann"), session_command_id(session, sequence, 0))
+        world.settle(c.CancelJob(9), user("ann"), encode_session_command_id(session, sequence, 0))
     again = derive(world.state)
     assert again.kept == world.state.kept and again.kept[user("ann")] == 6

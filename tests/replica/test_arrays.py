@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from replica.decide.arrays import job_of_task
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model.arrays import ArrayFault, compressed, parse_array, parse_reference, shown_reference
+from replica.model.arrays import ArrayError, format_reference, format_tasks, parse_array, parse_reference
 from replica.model.job_states import JobState
 from replica.model.jobs import Hold
 from replica.model.requests import (
@@ -51,24 +51,24 @@ def test_an_array_is_read_as_slurm_reads_it(text: str, tasks: tuple[int, ...], t
     "text", ["", "a", "3-1", "1-", "-1", "1-3:0", "1,1", "1-3,2", "1001", "1%", "1%0", "1%x", "1-3%-1", "²", "1 2"]
 )
 def test_what_is_no_array_is_refused_in_words(text: str) -> None:
-    with pytest.raises(ArrayFault, match=r"\w+ \w+"):
+    with pytest.raises(ArrayError, match=r"\w+ \w+"):
         parse_array(text)
 
 
 @pytest.mark.parametrize("text", ["12", "12_3", "12_[1-4]", "12_[1-4,7]"])
 def test_a_reference_is_read_and_shown_alike(text: str) -> None:
-    assert shown_reference(*parse_reference(text)) == text
+    assert format_reference(*parse_reference(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", "x", "1_", "_1", "1_[", "1_[]", "1_1_1", "1-3", "1_[3-1]", "1_x"])
 def test_what_names_no_job_is_refused(text: str) -> None:
-    with pytest.raises(ArrayFault):
+    with pytest.raises(ArrayError):
         parse_reference(text)
 
 
 def test_tasks_in_a_row_are_shown_as_a_range() -> None:
-    assert compressed((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8"
-    assert compressed(()) == ""
+    assert format_tasks((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8"
+    assert format_tasks(()) == ""
 
 
 def test_an_array_is_one_entry_and_each_task_has_a_buffer_of_its_own() -> None:
@@ -146,7 +146,7 @@ def test_only_so_many_tasks_hold_space_before_they_start() -> None:
     assert reasons(world, array) == ["BurstBufferStageIn"] * 10 + ["BurstBufferResources"] * 20
     world.done(array)
     assert reasons(world, array).count("BurstBufferStageIn") == 10  # one has started, so an eleventh stages
-    assert not isinstance(world.settle(c.ConfigureSite((Setting("ArrayStageCount", "12"),), partial=True)), Refusal)
+    assert not isinstance(world.settle(c.ConfigureSite((ConfSetting("ArrayStageCount", "12"),), partial=True)), Refusal)
     assert reasons(world, array).count("BurstBufferStageIn") == 12
 
 
@@ -253,7 +253,7 @@ def test_a_dependency_on_an_array_is_one_on_all_its_tasks(kind: DependencyKind, 
         world = World(cpus=8)
         array = world.submit(array=(1, 2))
         waiter = world.submit(**after(kind, array))
-        assert world.state.jobs[waiter].request.dependencies == (Dependency(kind.of_all, array),)
+        assert world.state.jobs[waiter].request.dependencies == (Dependency(kind.for_array, array),)
         assert world.reason(waiter) == "Dependency"
         world.finish(array)
         assert world.reason(waiter) == "Dependency"
@@ -279,7 +279,7 @@ def test_a_kind_for_arrays_is_refused_where_there_is_no_array() -> None:
     world = World()
     job = world.submit()
     for kind in DependencyKind:
-        if kind.of_array:
+        if kind.is_for_array:
             refusal = world.try_submit(**after(kind, job))
             assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_DEPENDENCY
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replica.model.buffers import HOLDING, TRANSITIONS, BufferInput, BufferState, IllegalTransition, step
+from replica.model.buffers import HOLDING, TRANSITIONS, BufferInput, BufferState, IllegalTransition, next_state
 
 S, I = BufferState, BufferInput  # noqa: E741
 EVER_RAN = {S.RUNNING, S.SUSPENDED, S.POST_RUN, S.STAGING_OUT}
@@ -25,10 +25,10 @@ def reachable(start: BufferState, without: BufferInput | None = None) -> set[Buf
 @pytest.mark.parametrize("happening", BufferInput)
 def test_every_state_and_input_has_exactly_one_outcome(state: BufferState, happening: BufferInput) -> None:
     if (state, happening) in TRANSITIONS:
-        assert step(state, happening) is TRANSITIONS[state, happening]
+        assert next_state(state, happening) is TRANSITIONS[state, happening]
     else:
         with pytest.raises(IllegalTransition, match=state.word):
-            step(state, happening)
+            next_state(state, happening)
 
 
 def test_there_are_slurms_sixteen_states_spelt_as_slurm_spells_them() -> None:

@@ -12,7 +12,7 @@ from replica.messages.entries import Batch, Entry
 from replica.model.job_states import JobState
 from replica.scheduler import SchedulingIndex, run_cycle
 from replica.state.digest import state_digest
-from replica.state.invariants import check
+from replica.state.invariants import find_violations
 from replica.state.state import EMPTY
 from replica.values import Instant, LedgerViolation, Refusal, RefusalCode, Revision, seconds
 from tests.replica.external_job_world import ExternalJobWorld
@@ -26,7 +26,7 @@ def set_back(world: World, by_s: int) -> None:
     at = Instant(world.at - seconds(by_s))
     assert not isinstance(world.settle(c.SetClock(at)), Refusal)
     assert world.at == at
-    assert check(world.state) == []
+    assert find_violations(world.state) == []
 
 
 def test_a_retry_that_the_wrong_clock_had_set_is_due_and_not_in_an_hour() -> None:

@@ -9,24 +9,24 @@ from hypothesis import strategies as st
 
 from replica.decide.configuration import differences, file_text, file_value, target_configuration
 from replica.fold.apply import apply_batch
-from replica.grammar.burst_buffer_conf import Setting, parse_text
-from replica.grammar.settings import KEYS, Kind, Owner, find_key
+from replica.grammar.burst_buffer_conf import ConfSetting, parse_text
+from replica.grammar.settings import KEYS, SettingOwner, ValueKind, find_key
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model.accounts import DEFAULT_RULES, Account, SchedulingRules
+from replica.model.accounts import DEFAULT_SCHEDULING_RULES, Account, SchedulingRules
 from replica.model.configuration import (
     DEFAULT_SITE,
     FLAGS,
     Site,
-    buffer_user_refusal,
+    check_persistent_allowed,
     check_site,
-    flags_text,
+    check_user_lists,
+    format_flags,
     get_sys_state_of,
     get_sys_status_of,
-    ordered_flags,
-    persistent_refusal,
-    private_data,
-    teardown_on_failure,
+    has_private_data,
+    sort_flags,
+    tears_down_on_failure,
 )
 from replica.model.pools import Pool
 from replica.model.transfers import check_transfer_rules
@@ -51,7 +51,7 @@ GetSysState=/opt/site/dw_wlm_cli
 """
 
 
-def settings(text: str) -> tuple[Setting, ...]:
+def settings(text: str) -> tuple[ConfSetting, ...]:
     parsed = parse_text(text)
     assert parsed.faults == (), parsed.faults
     return parsed.settings
@@ -81,7 +81,7 @@ def imaged(state: State) -> State:
 def test_a_cluster_that_nobody_configured_has_the_defaults_of_slurm() -> None:
     world = World()
     assert World(sources=(), destinations=()).state.site == DEFAULT_SITE
-    assert flags_text(world.state.site) == "DisablePersistent"
+    assert format_flags(world.state.site) == "DisablePersistent"
     assert check_site(DEFAULT_SITE) is None
 
 
@@ -104,11 +104,11 @@ def test_every_key_reaches_its_record_and_is_shown_as_it_was_written(name: str) 
     assert key is not None
     text, value = VALUES[name]
     world = World()
-    assert world.settle(c.ConfigureSite((Setting(name, text),), True)) == 0
-    assert world.settle(c.ConfigureSite((Setting("TransferTemplate", "/usr/local/sbin/move"),), True)) == 0
-    records = {Owner.TRANSFERS: world.state.transfer_rules, Owner.RULES: world.state.scheduling_rules}
+    assert world.settle(c.ConfigureSite((ConfSetting(name, text),), True)) == 0
+    assert world.settle(c.ConfigureSite((ConfSetting("TransferTemplate", "/usr/local/sbin/move"),), True)) == 0
+    records = {SettingOwner.TRANSFERS: world.state.transfer_rules, SettingOwner.RULES: world.state.scheduling_rules}
     record = records.get(key.owner, world.state.site)
-    if key.owner is Owner.FLAG:
+    if key.owner is SettingOwner.FLAG:
         assert (key.field in world.state.site.flags) == value
     else:
         assert getattr(record, key.field) == value
@@ -169,8 +169,8 @@ def test_a_key_without_a_value_in_a_partial_change_is_as_by_default_and_nothing_
     world = World()
     before = written(world.state)
     # What needs another key at the same time is refused and stays as it is.
-    world.settle(c.ConfigureSite((Setting(name, VALUES[name][0]),), True))
-    assert world.settle(c.ConfigureSite((Setting(name, ""),), True)) == 0
+    world.settle(c.ConfigureSite((ConfSetting(name, VALUES[name][0]),), True))
+    assert world.settle(c.ConfigureSite((ConfSetting(name, ""),), True)) == 0
     default = {key.name: file_value(key, DEFAULT_SITE) for key in KEYS}
     after = written(world.state)
     assert after[name] == default[name]
@@ -179,17 +179,17 @@ def test_a_key_without_a_value_in_a_partial_change_is_as_by_default_and_nothing_
 
 def test_clearing_one_of_two_lists_leaves_the_other() -> None:
     world = applied("DenyUsers=mallory\n")
-    assert world.settle(c.ConfigureSite((Setting("AllowUsers", ""),), True)) == 0
+    assert world.settle(c.ConfigureSite((ConfSetting("AllowUsers", ""),), True)) == 0
     assert world.state.site.deny_users == ("mallory",)
-    assert world.settle(c.ConfigureSite((Setting("DenyUsers", ""),), True)) == 0
+    assert world.settle(c.ConfigureSite((ConfSetting("DenyUsers", ""),), True)) == 0
     assert world.state.site.deny_users == ()
 
 
 def test_a_key_without_a_value_in_a_whole_file_stays_a_fault_and_the_flag_of_a_pool_is_not_cleared_here() -> None:
     world = World()
-    refused = world.settle(c.ConfigureSite((Setting("AllowUsers", ""),)))
+    refused = world.settle(c.ConfigureSite((ConfSetting("AllowUsers", ""),)))
     assert isinstance(refused, Refusal) and "AllowUsers has no value" in refused.sentence
-    refused = world.settle(c.ConfigureSite((Setting("DefaultPool", ""),), True))
+    refused = world.settle(c.ConfigureSite((ConfSetting("DefaultPool", ""),), True))
     assert isinstance(refused, Refusal)
     assert (refused.sentence, refused.place) == ("fast is the default pool", "DefaultPool")
     assert refused.remedy == "use `forebay pool set fast --no-default`"
@@ -258,15 +258,15 @@ def test_what_a_record_cannot_hold_is_refused_at_the_place_in_the_file(text: str
 def test_settings_that_come_without_a_file_are_refused_by_their_key() -> None:
     world = World()
     for setting, sentence in (
-        (Setting("Nope", "1"), "the key 'Nope' is unknown"),
-        (Setting("OtherTimeout", "x"), "OtherTimeout is 'x'"),
+        (ConfSetting("Nope", "1"), "the key 'Nope' is unknown"),
+        (ConfSetting("OtherTimeout", "x"), "OtherTimeout is 'x'"),
     ):
         refused = world.settle(c.ConfigureSite((setting,)))
         assert isinstance(refused, Refusal) and refused.place == setting.key and refused.sentence == sentence
-    twice = (Setting("OtherTimeout", "1"), Setting("othertimeout", "2"))
+    twice = (ConfSetting("OtherTimeout", "1"), ConfSetting("othertimeout", "2"))
     refused = world.settle(c.ConfigureSite(twice))
     assert isinstance(refused, Refusal) and "written twice" in refused.sentence
-    many = tuple(Setting("OtherTimeout", "1") for _ in range(257))
+    many = tuple(ConfSetting("OtherTimeout", "1") for _ in range(257))
     refused = world.settle(c.ConfigureSite(many))
     assert isinstance(refused, Refusal) and refused.code is RefusalCode.LIMIT_EXCEEDED
 
@@ -347,20 +347,20 @@ def test_the_lists_of_users_are_enforced_at_submit_with_slurms_sentences(
 
 def test_a_list_may_name_ids() -> None:
     site = Site(allow_users=("1001",))
-    assert buffer_user_refusal(site, "alan", 1001) is None
-    assert buffer_user_refusal(site, "alan", 1002) is not None
-    assert buffer_user_refusal(Site(deny_users=("1001",)), "alan", 1001) is not None
+    assert check_user_lists(site, "alan", 1001) is None
+    assert check_user_lists(site, "alan", 1002) is not None
+    assert check_user_lists(Site(deny_users=("1001",)), "alan", 1001) is not None
 
 
 def test_the_questions_of_others_are_answered_by_the_flags() -> None:
-    assert persistent_refusal(DEFAULT_SITE, is_operator=True) is None
-    refused = persistent_refusal(DEFAULT_SITE, is_operator=False, place="line 2")
+    assert check_persistent_allowed(DEFAULT_SITE, is_operator=True) is None
+    refused = check_persistent_allowed(DEFAULT_SITE, is_operator=False, place="line 2")
     assert refused is not None and (refused.sentence, refused.place) == ("Burst Buffer permission denied", "line 2")
-    everything = Site(flags=ordered_flags(set(FLAGS) - {"DisablePersistent"}))
+    everything = Site(flags=sort_flags(set(FLAGS) - {"DisablePersistent"}))
     assert check_site(everything) is None
-    assert persistent_refusal(everything, is_operator=False) is None
-    assert teardown_on_failure(everything) and private_data(everything)
-    assert not teardown_on_failure(DEFAULT_SITE) and not private_data(DEFAULT_SITE)
+    assert check_persistent_allowed(everything, is_operator=False) is None
+    assert tears_down_on_failure(everything) and has_private_data(everything)
+    assert not tears_down_on_failure(DEFAULT_SITE) and not has_private_data(DEFAULT_SITE)
     datawarp = Site(provider="datawarp")
     assert (get_sys_state_of(datawarp), get_sys_status_of(datawarp)) == (
         "/opt/cray/dw_wlm/default/bin/dw_wlm_cli",
@@ -377,7 +377,7 @@ def test_any_set_of_settings_is_applied_as_the_dry_run_said_or_refused_as_a_whol
     names: list[str], partial: bool
 ) -> None:
     world = World()
-    given_settings = tuple(Setting(name, VALUES[name][0]) for name in names)
+    given_settings = tuple(ConfSetting(name, VALUES[name][0]) for name in names)
     wanted = target_configuration(world.state, given_settings, partial=partial)
     before = world.state
     outcome = world.settle(c.ConfigureSite(given_settings, partial))
@@ -396,7 +396,7 @@ def test_any_set_of_settings_is_applied_as_the_dry_run_said_or_refused_as_a_whol
 
 
 def test_every_kind_of_value_is_a_kind_of_some_key() -> None:
-    assert {key.kind for key in KEYS} == set(Kind)
+    assert {key.kind for key in KEYS} == set(ValueKind)
 
 
 def test_what_can_never_fit_is_refused_unless_the_site_holds_it_and_then_it_stops_nobody() -> None:
@@ -412,10 +412,10 @@ def test_what_can_never_fit_is_refused_unless_the_site_holds_it_and_then_it_stop
 
 def test_a_default_account_is_configured_only_if_it_exists_and_with_the_rest_in_one_entry() -> None:
     world = World()
-    settings = (Setting("DefaultAccount", "physics"), Setting("SizePointsPerGiB", "-2"))
+    settings = (ConfSetting("DefaultAccount", "physics"), ConfSetting("SizePointsPerGiB", "-2"))
     refusal = world.settle(c.ConfigureSite(settings, True))
     assert isinstance(refusal, Refusal) and "'physics' does not exist" in refusal.sentence
-    assert refusal.place == "DefaultAccount" and world.state.scheduling_rules == DEFAULT_RULES
+    assert refusal.place == "DefaultAccount" and world.state.scheduling_rules == DEFAULT_SCHEDULING_RULES
     assert world.settle(c.SetAccount(Account("physics"))) == 0
     assert world.settle(c.ConfigureSite(settings, True)) == 0
     assert world.state.scheduling_rules == SchedulingRules(size_points_per_gib=-2, default_account="physics")

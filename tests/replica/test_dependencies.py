@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replica.messages import commands as c
-from replica.model.job_names import Several, first_of, joined, left
+from replica.model.job_names import NamedJobs, add_job, first_job, remove_job
 from replica.model.job_states import JobState
 from replica.model.jobs import Hold
 from replica.model.requests import Dependency, DependencyKind, JobOptions
@@ -129,17 +129,17 @@ def test_a_group_of_a_name_knows_its_first_job_whatever_comes_and_goes() -> None
         if job in model:
             model.discard(job)
             assert names is not None
-            names = left(names, "daily", job)
+            names = remove_job(names, "daily", job)
         else:
             model.add(job)
-            names = joined(names, "daily", job)
+            names = add_job(names, "daily", job)
         group = names.get("daily")
-        assert (0 if group is None else first_of(group)) == min(model, default=0)
-        assert not isinstance(group, Several) or set(group.jobs) == model
-        assert isinstance(group, Several) == (len(model) > 1)
+        assert (0 if group is None else first_job(group)) == min(model, default=0)
+        assert not isinstance(group, NamedJobs) or set(group.jobs) == model
+        assert isinstance(group, NamedJobs) == (len(model) > 1)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DependencyKind if kind.of_array])
+@pytest.mark.parametrize("kind", [kind for kind in DependencyKind if kind.is_for_array])
 def test_a_job_waits_for_no_more_whole_arrays_than_can_be_looked_at_in_a_turn_of_the_loop(kind: DependencyKind) -> None:
     world = World(cpus=64)
     arrays = [world.submit(array=(0, 1), hold=Hold.USER) for _ in range(WHOLE_ARRAYS_MAX + 1)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from replica.grammar import directives
 from replica.grammar.directives import REMEMBERED_CHARACTERS_MAX, REQUESTS_REMEMBERED, parse_request, read_request
-from replica.grammar.lexer import REFUSALS_MAX, DirectiveRefused
+from replica.grammar.lexer import REJECTIONS_MAX, DirectiveRejected
 from replica.model.buffers import Access, TransferKind
 from replica.values.errors import RefusalCode
 
@@ -145,7 +145,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("line", "column", "says", "code"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_a_mistake_is_named_with_line_and_column(line: str, column: int, says: str, code: RefusalCode) -> None:
-    with pytest.raises(DirectiveRefused) as caught:
+    with pytest.raises(DirectiveRejected) as caught:
         read_request(f"#!/bin/sh\n#SBATCH -J x\n{line}\n")
     refusal = caught.value.refusal
     assert says in refusal.sentence
@@ -155,23 +155,23 @@ def test_a_mistake_is_named_with_line_and_column(line: str, column: int, says: s
 
 
 def test_two_requests_for_capacity_are_refused_at_the_second() -> None:
-    with pytest.raises(DirectiveRefused, match="script line 2, column 5.*second time.*--bb line 1, column 1"):
+    with pytest.raises(DirectiveRejected, match="script line 2, column 5.*second time.*--bb line 1, column 1"):
         parse_request("#!/bin/sh\n#DW jobdw capacity=1G\n", bb="capacity=1G")
 
 
 @pytest.mark.parametrize("text", ["nonsense", "capacity=abc", "capacity=1;stage_in cp a", "   ", "#DWX", "pool=fast"])
 def test_bb_text_that_is_no_request_is_refused_never_ignored(text: str) -> None:
-    with pytest.raises(DirectiveRefused):
+    with pytest.raises(DirectiveRejected):
         parse_request("#!/bin/sh\n", bb=text)
 
 
 def test_a_continuation_with_nothing_after_it_is_refused() -> None:
-    with pytest.raises(DirectiveRefused, match="line 1, column 23: the last directive ends in a continuation"):
+    with pytest.raises(DirectiveRejected, match="line 1, column 23: the last directive ends in a continuation"):
         parse_request("#DW jobdw capacity=1G \\")
 
 
 def test_a_mixed_continuation_is_refused() -> None:
-    with pytest.raises(DirectiveRefused, match="line after a continuation does not start with #DW"):
+    with pytest.raises(DirectiveRejected, match="line after a continuation does not start with #DW"):
         parse_request("#!/bin/sh\n#DW jobdw \\\n#BB capacity=1G\n")
 
 
@@ -182,7 +182,7 @@ def test_a_mixed_continuation_is_refused() -> None:
 def test_any_text_is_a_request_or_is_refused_with_a_place(text: str, in_bb: bool) -> None:
     try:
         reading = read_request("" if in_bb else text, bb=text if in_bb else "")
-    except DirectiveRefused as refused:
+    except DirectiveRejected as refused:
         assert refused.refusal.sentence and refused.refusal.remedy and refused.refusal.place
     else:
         request = reading.request
@@ -196,7 +196,7 @@ LINES = st.lists(st.sampled_from([row[0] for row in REFUSED] + FULL.splitlines()
 def test_any_mix_of_lines_is_a_request_or_is_refused_with_a_place(lines: list[str]) -> None:
     try:
         read_request("\n".join(lines))
-    except DirectiveRefused as refused:
+    except DirectiveRejected as refused:
         assert "line" in refused.refusal.place and "column" in refused.refusal.place
 
 
@@ -240,16 +240,16 @@ def test_options_of_access_modes_and_comments_are_read_by_the_provider_native_to
 
 
 def test_a_request_that_was_read_lately_is_not_read_again_and_what_is_remembered_is_bounded() -> None:
-    directives._remembered.cache_clear()
+    directives._read_request_cached.cache_clear()
     first = read_request(FULL)
-    assert read_request("".join(FULL)) == first and directives._remembered.cache_info().hits == 1
+    assert read_request("".join(FULL)) == first and directives._read_request_cached.cache_info().hits == 1
     for number in range(2 * REQUESTS_REMEMBERED):
         read_request(FULL + f"# {number}\n")
     read_request(FULL + "#" * REMEMBERED_CHARACTERS_MAX)
-    info = directives._remembered.cache_info()
+    info = directives._read_request_cached.cache_info()
     assert info.currsize == REQUESTS_REMEMBERED and info.misses == 1 + 2 * REQUESTS_REMEMBERED
     # The site's grammar is part of the question.
-    with pytest.raises(DirectiveRefused, match="#BB_LUA is not read"):
+    with pytest.raises(DirectiveRejected, match="#BB_LUA is not read"):
         read_request("#!/bin/sh\n#BB_LUA pool=fast capacity=1GB\n")
     assert read_request("#!/bin/sh\n#BB_LUA pool=fast capacity=1GB\n", provider="lua").request is not None
 
@@ -275,17 +275,17 @@ def test_every_wrong_directive_is_refused_at_its_line_in_order(lines: list[str])
     wrong = [number for number, line in enumerate(lines, start=2) if line != "# text"]
     if not wrong:
         return
-    with pytest.raises(DirectiveRefused) as caught:
+    with pytest.raises(DirectiveRejected) as caught:
         parse_request("\n".join(["#!/bin/sh", *lines, "true"]))
     found = [caught.value.refusal, *caught.value.others]
-    assert [int(one.place.split()[2].rstrip(",")) for one in found] == wrong[:REFUSALS_MAX]
+    assert [int(one.place.split()[2].rstrip(",")) for one in found] == wrong[:REJECTIONS_MAX]
 
 
 def test_a_right_directive_after_a_wrong_one_is_not_refused() -> None:
     right = (
         "#DW stage_in type=file source=/in/a destination=$DW_JOB_STRIPED/a\n#BB create_persistent name=a capacity=1G"
     )
-    with pytest.raises(DirectiveRefused) as caught:
+    with pytest.raises(DirectiveRejected) as caught:
         parse_request(f"#!/bin/sh\n#DW jobdw capacity=many\n{right}\n#DW wobble\ntrue\n")
     assert [one.place for one in (caught.value.refusal, *caught.value.others)] == [
         "script line 2, column 20",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replica.grammar import DirectiveRefused, read_external_job_request, read_request
+from replica.grammar import DirectiveRejected, read_external_job_request, read_request
 from replica.model import Access, BufferRequest
 
 SPACE = "#BB_LUA jobdw capacity=1GiB pool=fast"
@@ -14,7 +14,7 @@ def read(*lines: str, directive: str = "BB_LUA") -> BufferRequest | None:
 
 
 def refused(*lines: str, directive: str = "BB_LUA") -> str:
-    with pytest.raises(DirectiveRefused) as caught:
+    with pytest.raises(DirectiveRejected) as caught:
         read(*lines, directive=directive)
     return str(caught.value)
 

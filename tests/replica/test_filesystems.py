@@ -12,9 +12,9 @@ from hypothesis.stateful import invariant, rule
 from replica.messages import commands as c
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_states import JobState
-from replica.model.operations import Stage
-from replica.model.pools import Pool, SeenFilesystem, SharedFilesystem
+from replica.model.pools import ObservedFilesystem, Pool, SharedFilesystem
 from replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent
+from replica.model.stages import Stage
 from replica.operations import directory_in_filesystem, persistent_directory
 from replica.scheduler.persistent import persistent_request
 from replica.values.errors import Refusal, RefusalCode
@@ -25,7 +25,7 @@ from tests.replica.world import OPERATOR, World, agent, beside_space, user
 
 MOVERS = ("m1", "m2")
 IDENTITY = "bb0"
-HERE = (SeenFilesystem("bb", IDENTITY),)
+HERE = (ObservedFilesystem("bb", IDENTITY),)
 
 
 class FilesystemWorld(IndexedWorld):
@@ -285,9 +285,9 @@ def test_a_pool_names_a_shared_filesystem_that_there_is_and_keeps_it_while_it_is
 def test_a_mover_that_sees_another_file_system_at_the_path_is_refused() -> None:
     world = filesystem_world()
     world.made(c.AdmitNode("m3"))
-    elsewhere = c.RegisterNode("m3", 0, "i1", "s1", filesystems=(SeenFilesystem("bb", "other"),))
+    elsewhere = c.RegisterNode("m3", 0, "i1", "s1", filesystems=(ObservedFilesystem("bb", "other"),))
     assert "another filesystem than bb" in refused(world, elsewhere, RefusalCode.STORAGE_CHANGED, agent("m3"))
-    for filesystems, cpus in (((SeenFilesystem("bc", "x"),), 0), ((HERE[0], HERE[0]), 0), (HERE, 4), ((), 0)):
+    for filesystems, cpus in (((ObservedFilesystem("bc", "x"),), 0), ((HERE[0], HERE[0]), 0), (HERE, 4), ((), 0)):
         command = c.RegisterNode("m3", cpus, "i1", "s1", filesystems=filesystems)
         refused(world, command, RefusalCode.INVALID_FIELD, agent("m3"))
 
@@ -462,7 +462,7 @@ def test_a_job_that_needs_two_shared_filesystems_has_a_mover_of_both_and_waits_w
     world.made(c.AddFilesystem("cc", "/bb/slow"))
     world.made(c.ChangePool("fast", filesystem="cc"))
     world.made(c.AdmitNode("m0"))
-    seen = (SeenFilesystem("cc", "cc0"),)
+    seen = (ObservedFilesystem("cc", "cc0"),)
     assert world.settle(c.RegisterNode("m0", 0, "i1", "s1", filesystems=seen), agent("m0")) == 0
     with_lake(world)
     job = submitted(world, USES_LAKE, bb="capacity=10 pool=fast")

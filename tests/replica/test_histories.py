@@ -17,12 +17,12 @@ from replica.messages import events as e
 from replica.messages.entries import Batch
 from replica.model.buffers import HOLDING, BufferState
 from replica.model.job_states import JobState
-from replica.model.operations import Stage
 from replica.model.orders import Order
+from replica.model.stages import Stage
 from replica.operations.outcomes import waiting_stage
 from replica.state.derived import derive
-from replica.state.digest import RecordedDigests, state_digest
-from replica.state.invariants import check
+from replica.state.digest import DigestChecker, state_digest
+from replica.state.invariants import find_violations
 from replica.state.state import EMPTY
 from replica.values.errors import Refusal
 from replica.views.jobs import verdicts
@@ -166,14 +166,14 @@ class Histories(RuleBasedStateMachine):
     def a_builder_for_all_batches_comes_to_what_one_for_each_does(self) -> None:
         """Whoever looks at the state, or at none but the last; checkpoints are seen by both."""
         never, looked, single = HistoryFold(EMPTY), HistoryFold(EMPTY), EMPTY
-        digests = RecordedDigests(EMPTY)
+        digests = DigestChecker(EMPTY)
         for index, batch in enumerate(self.world.ledger, start=1):
             void = msgspec.structs.replace(batch, base=batch.base + 1)
             for history in (never, looked):
                 assert not history.take(index, void), "it was decided on another revision"
                 assert history.take(index, batch)
             before, single = single, apply_batch(single, batch) or single
-            digests.applied(index, before, batch, single)
+            digests.observe(index, before, batch, single)
             assert (never.revision, never.at) == (single.revision, single.at)
             if index % 3:
                 assert looked.state == single
@@ -233,7 +233,7 @@ class Histories(RuleBasedStateMachine):
             kept[buffer.pool] += buffer.granted_bytes
         assert dict(world.state.held_bytes) == dict(kept)
         assert not world.state.abandoned, "every node has returned"
-        assert check(world.state) == []
+        assert find_violations(world.state) == []
 
     def is_given_up(self, node: str, order: Order) -> bool:
         given_up = self.world.state.abandoned.get(node)

@@ -380,7 +380,7 @@ def test_an_agent_reports_for_its_own_node_only() -> None:
     world = World(nodes=2)
     job = world.submit("capacity=40")
     order = world.order(job)
-    from replica.model.operations import Stage
+    from replica.model.stages import Stage
 
     report = c.ReportOperation(world.state.jobs[job].node, job, order.attempt, Stage.STAGE_IN, c.OperationDone())
     other = "n2" if report.node == "n1" else "n1"

@@ -7,8 +7,8 @@ import pytest
 from replica.messages import commands as c
 from replica.model.buffers import BufferState
 from replica.model.job_states import ENDED, JobState
-from replica.model.operations import Stage
 from replica.model.requests import JobOptions
+from replica.model.stages import Stage
 from replica.operations.lost_nodes import Loss, loses_results, loss_of
 from replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, agent, user
@@ -69,7 +69,7 @@ def test_a_lost_node_gives_everything_up_and_becomes_what_was_said(
     after = here.state.jobs[job]
     waits = after.state is JobState.PENDING
     assert (said in (Loss.STAGED_AGAIN, Loss.REQUEUED)) == waits, (said, after.state)
-    assert (said is Loss.REQUEUED) == bool(after.interrupted.requeues)
+    assert (said is Loss.REQUEUED) == bool(after.effective_interruptions.requeues)
     if said is Loss.ENDED:
         assert after.state is (JobState.CANCELLED if cancel else JobState.NODE_FAIL)
     if said is Loss.RESULTS_LOST:

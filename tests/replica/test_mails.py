@@ -11,7 +11,7 @@ from replica.fold.apply import apply_batch
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.job_states import JobState
-from replica.model.mail import Mail, MailKind, message_name, wants
+from replica.model.mail import Mail, MailKind, message_id_local_part, wants_mail
 from replica.model.requests import JobOptions
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
@@ -159,7 +159,7 @@ def test_each_run_of_a_job_has_a_mail_of_its_own_and_each_try_of_a_mail_the_same
     first = next(iter(world.state.mails.values()))
     second = Mail(job, MailKind.BEGIN, first.number + 1, "alan", "job", first.at)
     assert first.key != second.key
-    names = {message_name("cafe", mail) for mail in (first, first, second)}
+    names = {message_id_local_part("cafe", mail) for mail in (first, first, second)}
     assert len(names) == 2
     # Folding the same ledger again, as another replica does, gives the same mail.
     state = EMPTY
@@ -183,6 +183,6 @@ def test_what_is_owed_is_bounded() -> None:
 
 
 def test_types_are_read_without_regard_to_case() -> None:
-    assert wants(JobOptions(mail_types=("STAGE_OUT",)), MailKind.STAGE_OUT)
-    assert wants(JobOptions(mail_types=("All",)), MailKind.REQUEUE)
-    assert not wants(JobOptions(mail_types=("begin",)), MailKind.END)
+    assert wants_mail(JobOptions(mail_types=("STAGE_OUT",)), MailKind.STAGE_OUT)
+    assert wants_mail(JobOptions(mail_types=("All",)), MailKind.REQUEUE)
+    assert not wants_mail(JobOptions(mail_types=("begin",)), MailKind.END)

@@ -9,7 +9,7 @@ import pytest
 
 from replica.messages import commands as c
 from replica.model.buffers import PERSISTENT_STATES, BufferState
-from replica.state.invariants import check
+from replica.state.invariants import find_violations
 from tests.replica.reference.outcome_table import STATES, happenings, outcome, specimen, table
 
 TABLE = table()
@@ -23,7 +23,7 @@ def test_the_table_has_every_state_that_a_jobs_buffer_can_have() -> None:
 
 @pytest.mark.parametrize("state", STATES)
 def test_each_specimen_is_a_state_that_can_be(state: BufferState) -> None:
-    assert check(specimen(state)) == []
+    assert find_violations(specimen(state)) == []
 
 
 @pytest.mark.parametrize(("name", "state"), list(product(NAMES, STATES)))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, SchedulingRules
@@ -18,7 +18,7 @@ from replica.model.partitions import Partition, PartitionState
 from replica.model.requests import CreatePersistent, Dependency, DependencyKind, JobOptions
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.limits import NODES_MAX
-from replica.values.names import NodeListFault, format_nodes, parse_nodes
+from replica.values.names import NodeListError, format_nodes, parse_nodes
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.world import World, beside_space, user
 
@@ -217,7 +217,7 @@ def test_setting_what_is_there_already_changes_nothing_and_an_unknown_one_cannot
 
 def test_a_persistent_buffer_on_a_node_outside_the_partition_is_said() -> None:
     made = world(Partition("p", ("n1",)), Partition("q", ("n2",)))
-    made.settle(c.ConfigureSite(settings=(Setting("Flags", "EnablePersistent"),), partial=True))
+    made.settle(c.ConfigureSite(settings=(ConfSetting("Flags", "EnablePersistent"),), partial=True))
     creates = beside_space(creates=(CreatePersistent("lake", 5, "fast"),))
     script = "#!/bin/sh\n#BB create_persistent name=lake capacity=5 pool=fast\n"
     maker = made.submit(script=script, options=of("p"), buffer=creates)
@@ -247,12 +247,12 @@ def test_a_list_of_nodes_is_read_as_the_field_writes_it(text: str, names: tuple[
 
 @pytest.mark.parametrize("text", ["", ",", "n[", "n[]", "n[3-1]", "a b", "n[1-99999]", "n[1-2][3-4]x[", "n[x]"])
 def test_a_list_of_nodes_that_cannot_be_read_is_said_so(text: str) -> None:
-    with pytest.raises(NodeListFault, match="; write"):
+    with pytest.raises(NodeListError, match="; write"):
         parse_nodes(text)
 
 
 def test_a_short_text_never_lists_more_nodes_than_there_may_be() -> None:
-    with pytest.raises(NodeListFault, match="more than"):
+    with pytest.raises(NodeListError, match="more than"):
         parse_nodes(",".join(["n[1-9999]"] * 400))
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.grammar.directives import parse_request
-from replica.grammar.lexer import DirectiveRefused
+from replica.grammar.lexer import DirectiveRejected
 from replica.messages import commands as c
 from replica.model.buffers import BufferState
 from replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent, JobOptions, JobRequest
@@ -26,7 +26,7 @@ DESTROYS_LAKE = beside_space(destroys=(DestroyPersistent("lake"),))
 def world(**fields: Any) -> World:
     """A site that lets users create and destroy."""
     made = World(**fields)
-    made.settle(c.ConfigureSite(settings=(Setting("Flags", "EnablePersistent"),), partial=True))
+    made.settle(c.ConfigureSite(settings=(ConfSetting("Flags", "EnablePersistent"),), partial=True))
     assert "EnablePersistent" in made.state.site.flags
     return made
 
@@ -363,5 +363,5 @@ def test_a_directive_may_spell_the_variable_as_a_shell_does_or_as_the_name(spell
     script = f"#!/bin/sh\n#DW persistentdw name=lake-2\n#DW stage_in type=file source=/in/a destination={spelling}/a\n"
     request = parse_request(script)
     assert request is not None and request.uses == ("lake-2",)
-    with pytest.raises(DirectiveRefused, match="have the same variable"):
+    with pytest.raises(DirectiveRejected, match="have the same variable"):
         parse_request("#!/bin/sh\n#DW persistentdw name=lake-2\n#DW persistentdw name=lake_2\n")

@@ -12,19 +12,19 @@ from replica.decide.decide import decide
 from replica.decide.pools import overcommitted_bytes, pool_users
 from replica.fold.apply import apply_batch
 from replica.fold.fold import fold
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Accepted, Batch, Entry
 from replica.model.job_states import JobState
-from replica.model.operations import Stage
 from replica.model.orders import Order
-from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amount, parse_amount, unit_in, unit_of
+from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amount, parse_amount, parse_unit, pool_unit
 from replica.model.requests import CreatePersistent
+from replica.model.stages import Stage
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
 from replica.state.digest import state_digest
-from replica.state.invariants import check
+from replica.state.invariants import find_violations
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Revision, SizeError, format_slurm_size
 from replica.views.jobs import pool_use, reason_of, verdict_of
@@ -78,7 +78,7 @@ def test_a_pool_is_added_and_only_once() -> None:
 
 def test_a_pool_without_a_granularity_gets_the_sites() -> None:
     world = World()
-    assert world.settle(c.ConfigureSite((Setting("Granularity", "4K"),), True)) == 0
+    assert world.settle(c.ConfigureSite((ConfSetting("Granularity", "4K"),), True)) == 0
     assert world.settle(c.ChangePool("bulk", exists=False, quantity=2**20)) == 0
     assert world.state.pools["bulk"].granularity_bytes == 4096
 
@@ -105,7 +105,7 @@ def test_a_pool_may_shrink_below_what_is_in_use_and_nothing_is_taken_from_holder
     use = pool_use(state, "fast")
     assert (use.held_bytes, use.free_bytes, overcommitted_bytes(use.pool, use.held_bytes)) == (90, 0, 40)
     assert [state.buffers[job].held_bytes for job in (first, second)] == [60, 30]
-    assert check(state) == []
+    assert find_violations(state) == []
     assert state_digest(imaged(state)) == state_digest(state)
 
 
@@ -200,14 +200,15 @@ def test_a_pool_may_count_nodes_or_anything_and_says_so_to_all_replicas() -> Non
     assert world.settle(c.ChangePool("nodes", exists=False, quantity=4, granularity=1, unit=PoolUnit.NODES)) == 0
     assert [type(event) for event in world.ledger[-1].entries[0].events] == [e.PoolSet]
     assert (
-        unit_in(world.state.pools, "nodes") is PoolUnit.NODES and unit_in(world.state.pools, "fast") is PoolUnit.BYTES
+        pool_unit(world.state.pools, "nodes") is PoolUnit.NODES
+        and pool_unit(world.state.pools, "fast") is PoolUnit.BYTES
     )
     assert imaged(world.state).pools == world.state.pools
     assert world.settle(c.ChangePool("nodes", unit=PoolUnit.BYTES)) == 0
-    assert unit_in(world.state.pools, "nodes") is PoolUnit.BYTES
+    assert pool_unit(world.state.pools, "nodes") is PoolUnit.BYTES
     assert world.settle(c.ChangePool("nodes", unit=PoolUnit.COUNT)) == 0
     assert world.settle(c.RemovePool("nodes")) == 0
-    assert unit_in(world.state.pools, "nodes") is PoolUnit.BYTES
+    assert pool_unit(world.state.pools, "nodes") is PoolUnit.BYTES
 
 
 def test_what_a_pool_counts_does_not_change_while_it_is_in_use() -> None:
@@ -254,7 +255,7 @@ def test_an_amount_that_its_pool_cannot_count_is_refused(text: str, unit: PoolUn
 
 
 def test_units_have_words() -> None:
-    assert [unit_of(word) for word in ("bytes", "Nodes", "COUNT", "tapes")] == [*PoolUnit, None]
+    assert [parse_unit(word) for word in ("bytes", "Nodes", "COUNT", "tapes")] == [*PoolUnit, None]
 
 
 @pytest.mark.parametrize(
@@ -294,13 +295,13 @@ class LivePools(RuleBasedStateMachine):
         self.world = World({"fast": 100, "bulk": 60})
         # The world's own check that nothing is held beyond the quantity does not hold where pools shrink.
         self.world.commit = self.commit  # type: ignore[method-assign]
-        assert self.world.settle(c.ConfigureSite((Setting("HoldOversized", "yes"),), True)) == 0
+        assert self.world.settle(c.ConfigureSite((ConfSetting("HoldOversized", "yes"),), True)) == 0
 
     def commit(self, entry: object) -> None:
         assert isinstance(entry, Entry)
         world, before = self.world, self.world.state
         following = apply_batch(before, Batch(Revision(before.revision), world.at, (entry,)))
-        assert following is not None and check(following) == []
+        assert following is not None and find_violations(following) == []
         kinds = {type(event) for event in entry.events}
         if kinds & {e.PoolSet, e.PoolRemoved}:
             assert dict(following.held_bytes) == dict(before.held_bytes), "a change of pools took or gave space"

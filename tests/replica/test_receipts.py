@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replica.messages.commands import Actor, ActorRole
 from replica.messages.entries import CachedReply
 from replica.state import receipts as layered
-from replica.state.receipts import Receipts
+from replica.state.single_replies import SingleReplies
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision
 
@@ -32,8 +32,8 @@ batches = st.lists(st.lists(st.integers(1, 3), max_size=9), max_size=40)
 @given(batches, st.integers(1, 30))
 def test_receipts_in_layers_are_a_dict_that_drops_its_oldest_at_every_step(steps: list[list[int]], kept: int) -> None:
     model: dict[bytes, CachedReply] = {}
-    receipts, revision = Receipts(), 0
-    held: list[tuple[Receipts, dict[bytes, CachedReply]]] = []
+    receipts, revision = SingleReplies(), 0
+    held: list[tuple[SingleReplies, dict[bytes, CachedReply]]] = []
     for batch in steps:
         builder = receipts.mutate()
         for step in batch:
@@ -60,11 +60,11 @@ def test_receipts_in_layers_are_a_dict_that_drops_its_oldest_at_every_step(steps
         for known in range(revision + 2):
             assert state.get(_id(known)) == expected.get(_id(known))
             assert (_id(known) in state) == (_id(known) in expected)
-        assert state == Receipts(expected.items())
+        assert state == SingleReplies(expected.items())
 
 
 def test_the_greatest_id_that_was_dropped_is_told_wherever_it_stood() -> None:
-    builder = Receipts(
+    builder = SingleReplies(
         (_id(number), _receipt(place)) for place, number in enumerate([7, 90, 8, 3, 50, 4], start=1)
     ).mutate()
     builder.add(_id(60), _receipt(7))
@@ -76,7 +76,7 @@ def test_the_greatest_id_that_was_dropped_is_told_wherever_it_stood() -> None:
 
 def test_layers_stay_few_and_no_full_one_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layered, "LAYER_FULL", 64)
-    receipts, revision = Receipts(), 0
+    receipts, revision = SingleReplies(), 0
     full: list[object] = []
     for size in [1, 1, 7, 1, 30, 2, 1, 1, 64, 3] * 40:
         builder = receipts.mutate()
@@ -106,7 +106,7 @@ def test_layers_stay_few_and_no_full_one_is_copied(monkeypatch: pytest.MonkeyPat
 def test_a_second_receipt_for_an_id_or_one_out_of_order_is_no_ledgers(
     known: list[int], command_id: bytes, revision: int, sentence: str, in_one_batch: bool
 ) -> None:
-    builder = Receipts().mutate()
+    builder = SingleReplies().mutate()
     for number in known:
         builder.add(_id(number), _receipt(number))
     if not in_one_batch:
@@ -117,7 +117,7 @@ def test_a_second_receipt_for_an_id_or_one_out_of_order_is_no_ledgers(
 
 
 def test_an_id_that_was_dropped_may_come_again_and_has_its_new_place() -> None:
-    builder = Receipts((_id(number), _receipt(number)) for number in (1, 2, 3)).mutate()
+    builder = SingleReplies((_id(number), _receipt(number)) for number in (1, 2, 3)).mutate()
     assert builder.drop_through(1).greatest_id == _id(1)
     assert builder.get(_id(1)) is None and builder.get(_id(1), "none") == "none"
     builder.add(_id(1), _receipt(4))
@@ -129,13 +129,13 @@ def test_an_id_that_was_dropped_may_come_again_and_has_its_new_place() -> None:
 
 
 def test_states_with_equal_receipts_are_equal_however_they_were_layered() -> None:
-    once = Receipts((_id(number), _receipt(number)) for number in range(1, 40))
-    singly = Receipts()
+    once = SingleReplies((_id(number), _receipt(number)) for number in range(1, 40))
+    singly = SingleReplies()
     for number in range(1, 40):
         builder = singly.mutate()
         builder.add(_id(number), _receipt(number))
         singly = builder.finish()
     assert once == singly and msgspec.to_builtins(list(once.items())) == msgspec.to_builtins(list(singly.items()))
-    assert once != Receipts()
+    assert once != SingleReplies()
     with pytest.raises(TypeError):
         hash(once)

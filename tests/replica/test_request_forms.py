@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.decide.buffer_request import is_ordinary_buffer
-from replica.grammar.directives import Reading, read_request
-from replica.grammar.lexer import DirectiveRefused
+from replica.grammar.directives import ParsedRequest, read_request
+from replica.grammar.lexer import DirectiveRejected
 from replica.grammar.request import SUGGESTIONS_MAX
 from replica.model.buffers import Access, Transfer, TransferKind
 from replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent, ListTransfer
@@ -23,7 +23,7 @@ from tests.replica.reference.printing import format_request
 GIB = 1024**3
 
 
-def read(*lines: str, **more: Any) -> Reading:
+def read(*lines: str, **more: Any) -> ParsedRequest:
     return read_request("\n".join(["#!/bin/sh", *lines, "true", ""]), **more)
 
 
@@ -38,7 +38,7 @@ def options_of(*lines: str, **more: Any) -> BufferRequest:
 
 
 def refused(*lines: str, **more: Any) -> str:
-    with pytest.raises(DirectiveRefused) as caught:
+    with pytest.raises(DirectiveRejected) as caught:
         read(*lines, **more)
     assert caught.value.refusal.remedy
     return str(caught.value)
@@ -98,7 +98,7 @@ def test_persistent_buffers_are_made_used_and_removed() -> None:
     ],
 )
 def test_what_contradicts_itself_is_refused_where_it_stands(lines: tuple[str, ...], says: str) -> None:
-    with pytest.raises(DirectiveRefused, match=says):
+    with pytest.raises(DirectiveRejected, match=says):
         read(*lines)
 
 
@@ -180,7 +180,7 @@ def test_what_only_begins_like_a_directive_is_a_comment_with_a_warning(head: str
 
 @pytest.mark.parametrize("line", ["#SBATCH -n1", "# DW jobdw", "#", "##DW x", "#PBS -l x"])
 def test_an_ordinary_comment_is_left_in_peace(line: str) -> None:
-    assert read(line) == Reading(None, ())
+    assert read(line) == ParsedRequest(None, ())
 
 
 def test_continued_lines_are_one_directive_and_keep_their_places() -> None:
@@ -260,7 +260,7 @@ def test_a_number_without_a_unit_in_bb_is_bytes_and_warned_of() -> None:
 def test_a_file_may_make_persistent_buffers_and_must_hold_a_directive() -> None:
     assert options_of(bbf="#BB create_persistent name=a capacity=1G\n").creates[0].place == "--bbf line 1, column 30"
     assert "--bbf line 1, column 1: the file of --bbf holds no directive" in refused(bbf="echo test_bbf\n")
-    with pytest.raises(DirectiveRefused) as caught:
+    with pytest.raises(DirectiveRejected) as caught:
         read(bbf="#DW jobdw capacity=1G\n" + "#" * DIRECTIVE_TEXT_BYTES_MAX)
     assert caught.value.refusal.code is RefusalCode.LIMIT_EXCEEDED
 
@@ -538,7 +538,7 @@ def test_every_size_survives_the_short_form(size_bytes: int, key: str) -> None:
     ],
 )
 def test_a_misspelt_word_of_a_directive_gets_a_suggestion_at_its_place(line: str, remedy: str) -> None:
-    with pytest.raises(DirectiveRefused) as caught:
+    with pytest.raises(DirectiveRejected) as caught:
         read(line)
     refusal = caught.value.refusal
     assert refusal.remedy.startswith(remedy) and "unknown" in refusal.sentence

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
 from replica.model.pools import PoolUnit
@@ -26,7 +26,7 @@ def world(**settings: str) -> World:
         added = c.ChangePool(name, exists=False, quantity=8, granularity=2, unit=unit)
         assert not isinstance(made.settle(added), Refusal)
     if settings:
-        wanted = tuple(Setting(key, value) for key, value in settings.items())
+        wanted = tuple(ConfSetting(key, value) for key, value in settings.items())
         assert not isinstance(made.settle(c.ConfigureSite(wanted, partial=True)), Refusal)
     return made
 

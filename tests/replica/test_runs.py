@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from replica.fold.fold import fold
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.job_states import JobState
@@ -24,7 +24,7 @@ def site(**settings: str) -> World:
     """A world without retries, with a site of these settings."""
     here = World(stage_retries=0)
     if settings:
-        wanted = tuple(Setting(key, value) for key, value in settings.items())
+        wanted = tuple(ConfSetting(key, value) for key, value in settings.items())
         assert not isinstance(here.settle(c.ConfigureSite(settings=wanted, partial=True)), Refusal)
     return here
 
@@ -58,7 +58,7 @@ def test_a_suspended_job_stands_still_and_goes_on_where_it_was(bb: str) -> None:
     here.advance(100)
     here.settle(c.ResumeJob(job), user())
     assert (state_of(here, job), here.order(job).suspend) == ("RUNNING", False)
-    assert here.state.jobs[job].interrupted.suspended_us == 100_000_000
+    assert here.state.jobs[job].effective_interruptions.suspended_us == 100_000_000
     here.report(job, c.ScriptEnded(JobState.COMPLETED))
     if bb:
         here.finish(job)
@@ -99,7 +99,7 @@ def test_a_running_job_that_is_requeued_is_ended_drained_torn_down_and_stages_in
     assert state_of(here, job) == "PENDING"
     found = here.state.jobs[job]
     assert (found.result, found.started_at, found.ended_at, found.cancelled) == (JobState.PENDING, 0, 0, False)
-    assert here.state.jobs[job].interrupted.requeues == 1
+    assert here.state.jobs[job].effective_interruptions.requeues == 1
     here.finish(job)
     assert state_of(here, job) == "COMPLETED"
 
@@ -109,7 +109,7 @@ def test_a_running_job_without_a_buffer_is_requeued_as_soon_as_its_script_has_en
     job = running(here, "")
     here.settle(c.RequeueJob(job))
     here.report(job, c.ScriptEnded(JobState.CANCELLED, 0, 15))
-    assert state_of(here, job) == "CONFIGURING" and here.state.jobs[job].interrupted.requeues == 1
+    assert state_of(here, job) == "CONFIGURING" and here.state.jobs[job].effective_interruptions.requeues == 1
 
 
 def test_a_pending_job_that_is_requeued_gives_its_buffer_back_and_stages_in_again() -> None:
@@ -247,7 +247,7 @@ def test_a_site_may_have_failed_pre_runs_requeued_by_themselves_up_to_a_limit() 
     for failures in (1, 2, 3):
         here.done(job)
         fails(here, job, "mount failed", "pre_run")
-        assert here.state.jobs[job].interrupted.pre_run_failures == failures
+        assert here.state.jobs[job].effective_interruptions.pre_run_failures == failures
         here.done(job)
         assert here.shown(job)[2] == ("staging-in" if failures < 3 else "complete")
 

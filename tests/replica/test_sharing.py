@@ -7,7 +7,7 @@ import msgspec
 from replica.model.buffers import Buffer
 from replica.model.jobs import Job
 from replica.model.requests import JobOptions, JobRequest, with_options
-from replica.state.interning import shared_buffer, shared_job, shared_request
+from replica.state.interning import intern_buffer, intern_job, intern_request
 from replica.state.state import State
 from snapshots.image import DIGEST_BYTES, Image, to_sections
 from tests.replica.world import SCRIPT, World
@@ -51,10 +51,10 @@ def test_sharing_changes_no_value() -> None:
     job, buffer = world.state.jobs[1], world.state.buffers[1]
     asked = with_options(job.request, JobOptions(nice=3))
     for kind, record, shared in (
-        (Job, job, shared_job(job)),
-        (Buffer, buffer, shared_buffer(buffer, job)),
-        (Buffer, buffer, shared_buffer(buffer, None)),
-        (JobRequest, asked, shared_request(asked)),
+        (Job, job, intern_job(job)),
+        (Buffer, buffer, intern_buffer(buffer, job)),
+        (Buffer, buffer, intern_buffer(buffer, None)),
+        (JobRequest, asked, intern_request(asked)),
     ):
         assert shared == record
         assert msgspec.msgpack.encode(shared) == msgspec.msgpack.encode(record)

@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.grammar.burst_buffer_conf import Line, include_of, lines_of, parse_lines, parse_text
-from replica.grammar.settings import KEYS, Kind, Owner, ValueFault, find_key, format_value, parse_value
-from replica.model.accounts import DEFAULT_RULES
+from replica.grammar.burst_buffer_conf import ConfLine, included_file, parse_lines, parse_text, split_lines
+from replica.grammar.settings import (
+    KEYS,
+    SettingOwner,
+    ValueFormatError,
+    ValueKind,
+    find_key,
+    format_value,
+    parse_value,
+)
+from replica.model.accounts import DEFAULT_SCHEDULING_RULES
 from replica.model.configuration import DEFAULT_SITE, FLAGS
 from replica.model.transfers import DEFAULT_TRANSFER_RULES
 
@@ -104,14 +112,14 @@ WRONG: dict[str, tuple[str, str]] = {
 """A wrong value of a key, and what is said about it; keys of a kind share one below."""
 
 WRONG_OF_KIND = {
-    Kind.NUMBER: ("1.5", "is '1.5'"),
-    Kind.POINTS: ("-1.5", "is '1.5'"),
-    Kind.SECONDS: ("010", "octal"),
-    Kind.PROGRAM: ("bin/CB", "is not an absolute path"),
-    Kind.YES_NO: ("maybe", "write yes or no"),
-    Kind.TEMPLATE: ("bin/cp", "is not an absolute path"),
-    Kind.RATE: ("fast", "does not start with a number"),
-    Kind.AT_ONCE: ("-1", "is '-1'"),
+    ValueKind.NUMBER: ("1.5", "is '1.5'"),
+    ValueKind.POINTS: ("-1.5", "is '1.5'"),
+    ValueKind.SECONDS: ("010", "octal"),
+    ValueKind.PROGRAM: ("bin/CB", "is not an absolute path"),
+    ValueKind.YES_NO: ("maybe", "write yes or no"),
+    ValueKind.TEMPLATE: ("bin/cp", "is not an absolute path"),
+    ValueKind.RATE: ("fast", "does not start with a number"),
+    ValueKind.AT_ONCE: ("-1", "is '-1'"),
 }
 
 
@@ -144,10 +152,14 @@ def test_every_key_is_read_in_any_case_and_written_so_that_it_is_read_again(name
 def test_every_key_names_a_field_of_its_record(name: str) -> None:
     key = find_key(name)
     assert key is not None
-    if key.owner is Owner.FLAG:
+    if key.owner is SettingOwner.FLAG:
         assert key.field in FLAGS
     else:
-        records = {Owner.SITE: DEFAULT_SITE, Owner.TRANSFERS: DEFAULT_TRANSFER_RULES, Owner.RULES: DEFAULT_RULES}
+        records = {
+            SettingOwner.SITE: DEFAULT_SITE,
+            SettingOwner.TRANSFERS: DEFAULT_TRANSFER_RULES,
+            SettingOwner.RULES: DEFAULT_SCHEDULING_RULES,
+        }
         assert hasattr(records[key.owner], key.field)
 
 
@@ -159,7 +171,7 @@ def test_a_wrong_or_missing_value_of_every_key_is_a_fault_at_its_place(name: str
     assert missing.startswith("burst_buffer.conf line 2, column ") and "has no value" in missing
     wrong = WRONG.get(name) or WRONG_OF_KIND.get(key.kind)
     if wrong is None:
-        assert key.kind in (Kind.TEXT, Kind.ROOTS), f"{name} needs a wrong value in this table"
+        assert key.kind in (ValueKind.TEXT, ValueKind.ROOTS), f"{name} needs a wrong value in this table"
         return
     value, said = wrong
     quoted = value.replace("#", "\\#")
@@ -190,9 +202,9 @@ def test_a_fault_names_file_line_and_column_and_what_would_be_right(text: str, s
 
 
 def test_a_line_that_includes_is_known_in_any_case_and_never_a_setting() -> None:
-    assert include_of(Line("f", 1, "  INCLUDE more.conf # rest")) == "more.conf"
-    assert include_of(Line("f", 1, "Include a.conf b.conf")) is None
-    assert include_of(Line("f", 1, "#Include a.conf")) is None
+    assert included_file(ConfLine("f", 1, "  INCLUDE more.conf # rest")) == "more.conf"
+    assert included_file(ConfLine("f", 1, "Include a.conf b.conf")) is None
+    assert included_file(ConfLine("f", 1, "#Include a.conf")) is None
 
 
 def test_several_settings_stand_in_one_line_and_one_in_several() -> None:
@@ -253,7 +265,7 @@ _PIECES = st.sampled_from(
 
 @given(st.one_of(st.text(max_size=200), st.lists(_PIECES, max_size=40).map("".join)))
 def test_any_text_is_read_or_refused_at_a_place_that_is_in_it(text: str) -> None:
-    lines = lines_of(text, "f")
+    lines = split_lines(text, "f")
     parsed = parse_lines(lines)
     for place in [fault.place for fault in parsed.faults] + [setting.place() for setting in parsed.settings]:
         found = _PLACE.fullmatch(place)
@@ -267,11 +279,11 @@ def test_any_text_is_read_or_refused_at_a_place_that_is_in_it(text: str) -> None
             parse_value(key, setting.value)
 
 
-@given(st.sampled_from([key for key in KEYS if key.kind is not Kind.TEXT]), st.text(max_size=40))
+@given(st.sampled_from([key for key in KEYS if key.kind is not ValueKind.TEXT]), st.text(max_size=40))
 def test_any_value_is_read_or_refused_and_what_is_read_is_written_back(key: Any, text: str) -> None:
     try:
         value = parse_value(key, text)
-    except ValueFault as fault:
+    except ValueFormatError as fault:
         assert fault.sentence and fault.remedy and 0 <= fault.offset <= len(text)
         return
     if value != ():

@@ -6,19 +6,19 @@ import pytest
 from msgspec.structs import replace
 
 from replica.grammar.directives import read_request
-from replica.grammar.lexer import DirectiveRefused
+from replica.grammar.lexer import DirectiveRejected
 from replica.model.buffers import BufferState, TransferKind
-from replica.model.operations import Stage
 from replica.model.orders import Order, SpecialTransfers
 from replica.model.requests import ListTransfer
+from replica.model.stages import Stage
 from replica.model.transfers import (
     NO_CHOICE,
     TransferChoice,
     TransferRules,
-    choices_of,
     default_backend,
     template_fault,
     template_words,
+    transfer_choices,
 )
 from replica.values.errors import RefusalCode
 from replica.views.orders import orders_for, special_transfers
@@ -90,14 +90,14 @@ def test_each_transfer_has_its_own_choice_and_reads_back_as_it_was_written() -> 
     reading = read_request(script)
     assert reading.request is not None
     options = reading.request
-    assert choices_of(options, "stage_in", 1, listed=False) == (TransferChoice("rclone"),)
-    assert choices_of(options, "stage_out", 3, listed=False) == (
+    assert transfer_choices(options, "stage_in", 1, listed=False) == (TransferChoice("rclone"),)
+    assert transfer_choices(options, "stage_out", 3, listed=False) == (
         NO_CHOICE,
         TransferChoice("rsync", True),
         TransferChoice(links="follow", acls=True),
     )
-    assert choices_of(options, "stage_out", 2, listed=True) == (TransferChoice("", True), NO_CHOICE)
-    assert choices_of(options, "stage_in", 0, listed=True) == ()
+    assert transfer_choices(options, "stage_out", 2, listed=True) == (TransferChoice("", True), NO_CHOICE)
+    assert transfer_choices(options, "stage_in", 0, listed=True) == ()
     bb, bbf = format_request(options)
     again = read_request("#!/bin/sh\n", bb, bbf)
     assert again.request is not None
@@ -133,7 +133,7 @@ def test_an_order_says_what_was_chosen_for_each_transfer() -> None:
     ],
 )  # fmt: skip
 def test_a_choice_that_cannot_be_is_refused_where_it_stands(line: str, column: int, says: str, remedy: str) -> None:
-    with pytest.raises(DirectiveRefused) as refused:
+    with pytest.raises(DirectiveRejected) as refused:
         read_request(f"#!/bin/sh\n#DW jobdw capacity=1M\n{line}\n")
     found = refused.value.refusal
     assert (found.code, found.place) == (RefusalCode.INVALID_DIRECTIVE, f"script line 3, column {column}")

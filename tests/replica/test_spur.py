@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from replica.grammar.lexer import DirectiveRefused
+from replica.grammar.lexer import DirectiveRejected
 from replica.messages import commands as c
 from replica.model.accounts import License, Limit, LimitKind
 from replica.model.jobs import Hold
@@ -89,7 +89,7 @@ def test_commands_without_capacity_reserve_nothing_and_still_stage() -> None:
 
 @pytest.mark.parametrize("text", ["nonsense", "capacity=abc", "capacity="])
 def test_nonsense_is_refused_with_its_place(text: str) -> None:
-    with pytest.raises(DirectiveRefused) as refused:
+    with pytest.raises(DirectiveRejected) as refused:
         World({"fast": 100}).try_submit(text)
     assert "column" in refused.value.refusal.place
 

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from replica.decide.decide import decide, decide_steps, is_by_key, jobs_of_command
 from replica.fold.apply import SpeculativeState, apply_batch, apply_batch_steps, apply_entry
 from replica.fold.dedup_cache import look_up_reply
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch, Decision, Entry
 from replica.model.jobs import Hold
-from replica.model.operations import Stage
 from replica.model.partitions import Partition, PartitionState
 from replica.model.pools import Pool
 from replica.model.requests import Dependency, DependencyKind, JobChange, JobRequest
+from replica.model.stages import Stage
 from replica.state.state import State
 from replica.values.errors import LedgerViolation, Refusal
-from replica.values.steps import InSteps, Steps, whole
+from replica.values.steps import StepRunner, Steps, run_to_end
 from replica.values.units import Instant
 from tests.replica.world import OPERATOR, SCRIPT, World, agent, user
 
@@ -96,7 +96,7 @@ REQUESTS: st.SearchStrategy[tuple[c.Command, c.Actor]] = st.one_of(
     st.builds(lambda size: (c.ChangePool("bulk", size % 2 == 0, quantity=size), OPERATOR), st.integers(0, 9)),
     st.just((c.RemovePool("bulk"), OPERATOR)),
     st.builds(
-        lambda key, value, at: (c.ConfigureSite((Setting(key, value),), True, at), OPERATOR),
+        lambda key, value, at: (c.ConfigureSite((ConfSetting(key, value),), True, at), OPERATOR),
         st.sampled_from(["AllowUsers", "DenyUsers", "MaxPasses", "DefaultPool", "HoldOversized"]),
         st.sampled_from(["alan", "ada", "3", "bulk", "yes"]),
         st.none() | st.integers(0, 20),
@@ -184,7 +184,7 @@ def test_what_is_decided_and_folded_in_steps_comes_to_what_it_comes_to_at_once(
     sizes = cycle(slices)
 
     def in_slices(steps: Steps[T]) -> T:
-        work = InSteps(steps)
+        work = StepRunner(steps)
         while not work.advance(next(sizes)):
             pass
         return work.result
@@ -225,7 +225,7 @@ def test_an_entry_that_cannot_be_folded_leaves_nothing_behind_even_of_its_first_
     with pytest.raises(LedgerViolation, match="does not exist"):
         batch.add(broken)
     with pytest.raises(LedgerViolation, match="does not exist"):
-        whole(batch.add_steps(broken))
+        run_to_end(batch.add_steps(broken))
     assert batch.entries == [good]
     assert batch.facts.jobs[job].hold is Hold.USER
     half = batch.add_steps(broken)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from replica.decide.decide import decide
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Accepted
-from replica.model.operations import Stage, counted_under, waits_for_slot
+from replica.model.stages import Stage, awaited_slot, moving_keys
 from replica.model.transfers import (
     CHECKPOINT_BYTES,
     CHECKPOINT_PERIOD_S,
@@ -25,11 +25,11 @@ from replica.model.transfers import (
     RateShares,
     TransferCheckpoint,
     TransferReceipt,
-    clipped_receipt,
+    clip_receipt,
 )
 from replica.operations.outcomes import PROVIDER_SLACK_S
-from replica.operations.slots import OperationSlots, slots_given
-from replica.operations.transfer_limits import rules_in_force
+from replica.operations.slots import OperationSlots, grant_slots
+from replica.operations.transfer_limits import active_rules
 from replica.state.state import State
 from replica.values.errors import Refusal
 from replica.values.units import SIZE_BYTES_MAX, Instant, seconds
@@ -129,7 +129,7 @@ def test_whatever_an_agent_says_in_a_receipt_is_bounded_and_can_be_written_and_r
         left_out_first=(LeftOut("\udcff" + path, word),) * count, verify=word, algorithm=word, digest=word,
         manifest_digest=word, started_at=Instant(number), ended_at=Instant(number),
     )  # fmt: skip
-    kept = clipped_receipt(said, Stage.STAGE_IN, 5)
+    kept = clip_receipt(said, Stage.STAGE_IN, 5)
     assert (kept.stage, kept.attempt) == (Stage.STAGE_IN, 5)
     assert 0 <= kept.files <= SIZE_BYTES_MAX and 0 <= kept.started_at <= SIZE_BYTES_MAX
     assert len(kept.left_out_first) <= LEFT_OUT_NAMED_MAX
@@ -139,7 +139,7 @@ def test_whatever_an_agent_says_in_a_receipt_is_bounded_and_can_be_written_and_r
     data = msgspec.msgpack.encode(kept)
     assert len(data) < 32 * 1024
     assert msgspec.msgpack.decode(data, type=TransferReceipt) == kept
-    assert clipped_receipt(kept, Stage.STAGE_IN, 5) == kept
+    assert clip_receipt(kept, Stage.STAGE_IN, 5) == kept
 
 
 # Checkpoints ---------------------------------------------------------------------------------------------------------
@@ -365,12 +365,12 @@ def test_a_transfer_that_waits_for_a_full_node_does_not_keep_back_its_user_s_on_
     jobs = [world.submit("capacity=10") for _ in range(4)]
     on = {job: world.state.jobs[job].node for job in jobs}
     slots = OperationSlots()
-    for key in counted_under("other", on[jobs[0]]):
+    for key in moving_keys("other", on[jobs[0]]):
         slots.begun[key] = 1
     world.configure(TransfersAtOnce="unlimited")
     state = msgspec.structs.replace(world.state, moving=type(world.state.moving)())
     line = [(Instant(number), job) for number, job in enumerate(jobs)]
-    given_slots = list(slots_given(state, slots, Stage.STAGE_IN, {"alan": line}, lambda job: True, 9))
+    given_slots = list(grant_slots(state, slots, Stage.STAGE_IN, {"alan": line}, lambda job: True, 9))
     assert [event.job for event in given_slots] == [next(job for job in jobs if on[job] != on[jobs[0]])]
 
 
@@ -384,7 +384,7 @@ def test_several_turns_of_one_pass_go_to_users_by_turns_and_to_no_more_than_ther
     idle = msgspec.structs.replace(world.state, moving=type(world.state.moving)())
 
     def users(room: int, stage: Stage) -> list[str]:
-        given_slots = slots_given(idle, OperationSlots(), stage, waiting, lambda job: True, room)
+        given_slots = grant_slots(idle, OperationSlots(), stage, waiting, lambda job: True, room)
         return [world.state.jobs[event.job].request.user for event in given_slots]
 
     assert users(9, Stage.STAGE_IN) == ["alan", "ben", "carla", "alan", "ben", "alan"]
@@ -458,7 +458,7 @@ def test_rules_that_cannot_be_used_are_refused_as_a_whole_with_the_name_of_the_k
     settings_: dict[str, str], said: str
 ) -> None:
     world = World()
-    changes = tuple(Setting(key, value) for key, value in {"TransferVerify": "size", **settings_}.items())
+    changes = tuple(ConfSetting(key, value) for key, value in {"TransferVerify": "size", **settings_}.items())
     refusal = world.settle(c.ConfigureSite(changes, partial=True))
     assert isinstance(refusal, Refusal) and said in refusal.sentence, refusal
     assert world.state.transfer_rules == DEFAULT_TRANSFER_RULES
@@ -469,14 +469,14 @@ def test_a_change_of_the_rules_counts_as_one_of_the_configuration() -> None:
     world.configure(TransferVerify="read_back")
     revision = world.state.site.revision
     assert revision and world.state.transfer_rules.verify == "read_back"
-    late = world.settle(c.ConfigureSite((Setting("TransferVerify", "size"),), True, revision - 1))
+    late = world.settle(c.ConfigureSite((ConfSetting("TransferVerify", "size"),), True, revision - 1))
     assert isinstance(late, Refusal)
     again = decide(
         world.state,
         c.Request(
             b"1" * 16,
             c.Actor(c.ActorRole.OPERATOR, "o"),
-            c.ConfigureSite((Setting("TransferVerify", "read_back"),), True),
+            c.ConfigureSite((ConfSetting("TransferVerify", "read_back"),), True),
         ),
         world.at,
     )
@@ -547,7 +547,7 @@ class Transfers(Histories):
     @invariant()
     def nobody_waits_for_a_turn_without_a_reason(self) -> None:
         """A transfer waits while its stage has slots only by a limit, or where its user has more than are left."""
-        rules = rules_in_force(self.world.state)
+        rules = active_rules(self.world.state)
         assert rules is not None
         if (rules.user_at_once, rules.node_at_once, rules.cluster_at_once) == (None, None, None):
             state = self.world.state
@@ -573,7 +573,7 @@ def _kind(key: tuple[str, str]) -> str:
 
 
 def _waits(state: State, job: int) -> Stage | None:
-    return waits_for_slot(state.jobs[job], state.buffers.get(job))
+    return awaited_slot(state.jobs[job], state.buffers.get(job))
 
 
 Transfers.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -258,7 +258,7 @@ def test_all_tasks_that_move_to_a_qos_count_together() -> None:
     assert refused(update(made, array, qos="two")).code is RefusalCode.LIMIT_EXCEEDED
     change = c.UpdateJob(array, JobChange(qos="two"), tasks=(1, 3))
     assert isinstance(made.settle(change, user()), int)
-    assert [made.state.jobs[array + task].request.asked.qos for task in range(3)] == ["two", "", "two"]
+    assert [made.state.jobs[array + task].request.effective_options.qos for task in range(3)] == ["two", "", "two"]
 
 
 def test_the_tasks_of_an_array_that_wait_are_changed_and_the_others_left() -> None:
@@ -266,7 +266,11 @@ def test_the_tasks_of_an_array_that_wait_are_changed_and_the_others_left() -> No
     array = made.submit(array=(1, 2, 3))
     assert made.state.jobs[array].state is JobState.CONFIGURING
     assert isinstance(update(made, array, comment="later"), int)
-    assert [made.state.jobs[array + number].request.asked.comment for number in range(3)] == ["", "later", "later"]
+    assert [made.state.jobs[array + number].request.effective_options.comment for number in range(3)] == [
+        "",
+        "later",
+        "later",
+    ]
     refusal = refused(made.settle(c.UpdateJob(array, JobChange(comment="x"), tasks=(1,)), user()))
     assert "no longer pending" in refusal.sentence
     assert refused(made.settle(c.UpdateJob(array, JobChange(comment="x"), tasks=(9,)), user())).place == "job"
@@ -359,7 +363,7 @@ def test_the_request_of_an_array_or_of_a_site_with_a_provider_is_not_changed() -
     array = made.submit("capacity=5", hold=Hold.USER, array=(1, 2))
     assert "share" in refused(rebuffer(made, array, "capacity=6")).sentence
     job = made.submit(hold=Hold.USER)
-    made.settle(c.ConfigureSite(settings=(Setting("BurstBufferType", "burst_buffer/lua"),), partial=True))
+    made.settle(c.ConfigureSite(settings=(ConfSetting("BurstBufferType", "burst_buffer/lua"),), partial=True))
     request = BufferRequest("", 0, (), "scratch", (), (), "#BB_LUA x")
     refusal = refused(made.settle(c.UpdateJob(job, buffer=request), user()))
     assert refusal.sentence == "Requested operation not supported on this system"
@@ -419,13 +423,13 @@ def test_any_and_all_are_changed_into_each_other_and_their_record_goes_with_the_
     first, second = made.submit(), made.submit()
     both = (Dependency(K.AFTER_OK, first), Dependency(K.AFTER_OK, second))
     job = any_of(made, *both)
-    assert made.state.jobs[job].request.asked.any_of
+    assert made.state.jobs[job].request.effective_options.any_of
     update(made, job, dependencies=both, any_of=False)
     assert made.state.jobs[job].request.options is None
     made.finish(first)
     assert made.reason(job) == "Dependency"
     update(made, job, dependencies=(Dependency(K.AFTER_OK, second), Dependency(K.AFTER, second)), any_of=True)
-    assert made.reason(job) == "Dependency" and made.state.jobs[job].request.asked.any_of
+    assert made.reason(job) == "Dependency" and made.state.jobs[job].request.effective_options.any_of
     made.finish(second)
     made.finish(job)
     assert job not in made.state.jobs

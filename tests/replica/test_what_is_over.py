@@ -76,7 +76,9 @@ def test_a_job_that_is_over_is_requeued_and_lives_its_whole_life_again(result: J
     attempt = here.state.jobs[job].attempt
     assert not isinstance(here.settle(c.RequeueJob(job), user()), Refusal)
     again = here.state.jobs[job]
-    assert again.interrupted.requeues == 1 and not again.cancelled and not again.hurry and again.ended_at == 0
+    assert (
+        again.effective_interruptions.requeues == 1 and not again.cancelled and not again.hurry and again.ended_at == 0
+    )
     assert here.order(job).attempt > attempt, "no report of its former life counts"
     here.finish(job)
     assert here.state.jobs[job].state is JobState.COMPLETED

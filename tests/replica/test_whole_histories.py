@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from replica.fold.apply import apply_batch
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.buffers import HOLDING, PERSISTENT_STATES, BufferState
@@ -37,7 +37,7 @@ class WholeHistories(Histories):
     def new_world(self) -> World:
         # Its index must at every step be as one that is built afresh, and give the passes of the walk over all jobs.
         made = IndexedWorld({"fast": 100, "bulk": 50}, granularity=5, nodes=3, cpus=2, stage_retries=1, max_passes=2)
-        made.settle(c.ConfigureSite(settings=(Setting("Flags", "EnablePersistent"),), partial=True))
+        made.settle(c.ConfigureSite(settings=(ConfSetting("Flags", "EnablePersistent"),), partial=True))
         return made
 
     def is_hopeless(self, job: int) -> bool:
@@ -124,12 +124,12 @@ class WholeHistories(Histories):
 
     @rule(flag=st.sampled_from(["EnablePersistent", "EnablePersistent,TeardownFailure"]), requeues=st.integers(0, 2))
     def the_site_is_configured(self, flag: str, requeues: int) -> None:
-        settings = (Setting("Flags", flag), Setting("PreRunRequeues", str(requeues)))
+        settings = (ConfSetting("Flags", flag), ConfSetting("PreRunRequeues", str(requeues)))
         self.world.settle(c.ConfigureSite(settings=settings, partial=True))
 
     @rule(policy=st.sampled_from(["forebay", "slurm"]))
     def the_leader_changes(self, policy: str) -> None:
-        self.world.settle(c.ConfigureSite(settings=(Setting("RestartPolicy", policy),), partial=True))
+        self.world.settle(c.ConfigureSite(settings=(ConfSetting("RestartPolicy", policy),), partial=True))
         self.world.settle(c.RestartOperations(tuple(sorted(self.world.state.unfinished))[:100]), c.CONTROLLER)
 
     @invariant()

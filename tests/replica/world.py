@@ -7,7 +7,7 @@ from typing import Any
 from replica.decide.decide import decide
 from replica.fold.apply import apply_batch
 from replica.fold.dedup_cache import find_reply, look_up_reply
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -17,11 +17,11 @@ from replica.model.buffers import Access
 from replica.model.configuration import Site
 from replica.model.job_states import JobState
 from replica.model.jobs import Hold
-from replica.model.operations import Stage, agent_of
 from replica.model.orders import Order
 from replica.model.pools import Pool
 from replica.model.requests import DEFAULT_PRIORITY, NO_OPTIONS, BufferRequest, JobOptions, JobRequest, with_options
-from replica.state.invariants import check
+from replica.model.stages import Stage, agent_of
+from replica.state.invariants import find_violations
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
 from replica.values.units import Instant, Revision
@@ -53,7 +53,7 @@ def user(name: str = "alan") -> c.Actor:
 
 def submitter(request: JobRequest, who: str) -> c.Actor:
     """Return who may submit this: a priority, like a negative nice, is an operator's to give."""
-    privileged = request.priority > DEFAULT_PRIORITY or request.asked.nice < 0
+    privileged = request.priority > DEFAULT_PRIORITY or request.effective_options.nice < 0
     return OPERATOR if privileged else user(who)
 
 
@@ -121,7 +121,7 @@ class World:
 
     def configure(self, **settings: str) -> None:
         """Change keys of the configuration, and leave the others."""
-        changes = tuple(Setting(key, value) for key, value in settings.items())
+        changes = tuple(ConfSetting(key, value) for key, value in settings.items())
         outcome = self.settle(c.ConfigureSite(changes, partial=True))
         assert not isinstance(outcome, Refusal), outcome
 
@@ -131,7 +131,7 @@ class World:
         assert following is not None
         self.state, self.at = following, Instant(following.at)
         self.ledger.append(batch)
-        assert check(self.state) == []
+        assert find_violations(self.state) == []
         for pool in self.state.pools.values():
             assert self.state.held_bytes.get(pool.name, 0) <= pool.quantity_bytes
 

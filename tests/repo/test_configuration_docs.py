@@ -8,7 +8,7 @@ import pytest
 
 from replica.decide.configuration import file_text, file_value, target_configuration
 from replica.grammar.burst_buffer_conf import parse_text
-from replica.grammar.settings import KEYS, Key, Owner
+from replica.grammar.settings import KEYS, SettingKey, SettingOwner
 from replica.messages import commands as c
 from replica.model.configuration import DEFAULT_SITE
 from replica.values.errors import Refusal
@@ -18,9 +18,9 @@ from tests.repo.tree import ROOT
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("burst_buffer*.conf"))
 
 
-def row(key: Key) -> str:
+def row(key: SettingKey) -> str:
     """Return the key's row in the page."""
-    default = "" if key.owner is Owner.FLAG else file_value(key, DEFAULT_SITE)
+    default = "" if key.owner is SettingOwner.FLAG else file_value(key, DEFAULT_SITE)
     return f"| `{key.name}` | {key.kind.value} | {f'`{default}`' if default else ''} | {key.about} |"
 
 

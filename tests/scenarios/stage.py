@@ -27,7 +27,7 @@ from replica.model.buffers import BufferState
 from replica.model.job_states import ENDED
 from replica.model.jobs import Hold
 from replica.model.requests import JobOptions, JobRequest
-from replica.state.invariants import check
+from replica.state.invariants import find_violations
 from replica.values.errors import Refusal
 from replica.values.units import Revision
 from replica.views.burst import burst_of
@@ -57,7 +57,7 @@ class Stage(World):
         assert following is not None
         self.state = following
         self.ledger.append(batch)
-        assert check(self.state) == []
+        assert find_violations(self.state) == []
 
     def say(self, words: str) -> None:
         self.text.append(f"# {words}")

@@ -14,12 +14,12 @@ from replica.messages import commands as c
 from replica.model.buffers import Access, Transfer, TransferKind
 from replica.model.job_states import JobState
 from replica.model.jobs import Hold
-from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.model.pools import Pool
 from replica.model.requests import BufferRequest, JobRequest
+from replica.model.stages import Stage
 from replica.state.state import State
-from replica.values.command_ids import session_command_id
+from replica.values.command_ids import encode_session_command_id
 from replica.values.errors import RefusalCode
 from replica.views.orders import orders_for
 from tests.simulation import whole
@@ -281,7 +281,9 @@ class SimClient(Caller):
             return c.Request(self.new_id(), OPERATOR if operator else self.actor, command)
         # Whether the one before was answered or given up: nobody asks for it any more, and it cannot happen any more.
         self._sequence += 1
-        return c.Request(session_command_id(self._session, self._sequence, self._sequence - 1), self.actor, command)
+        return c.Request(
+            encode_session_command_id(self._session, self._sequence, self._sequence - 1), self.actor, command
+        )
 
     def _idea(self) -> c.Request | None:
         rng, draw = self.rng, self.rng.random()

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.model.jobs import Job
 from replica.model.orders import Order
-from replica.model.pools import SeenFilesystem
-from replica.operations.external_jobs import ExternalJobPhase, FoundExternalJob, find_external_job
+from replica.model.pools import ObservedFilesystem
+from replica.operations.external_jobs import ExternalJobLookup, ExternalJobPhase, find_external_job
 from replica.values.errors import RefusalCode
 from tests.replica.external_job_world import CLUSTER, DATA, RESULTS, SLURM, asked
 from tests.simulation.clients import GRAIN_BYTES, OPERATOR, Caller, SimAgent
@@ -40,7 +40,7 @@ FOUNDING: Final[tuple[c.Command, ...]] = (
     *(c.AdmitNode(mover) for mover in MOVERS),
     c.ChangePool(POOL, exists=False, quantity=POOL_GRAINS * GRAIN_BYTES, granularity=GRAIN_BYTES),
     c.ChangePool(POOL, filesystem=FILESYSTEM),
-    c.ConfigureSite((Setting("ExternalJobSetupWait", "2"), Setting("ExternalJobLinger", "3")), True),
+    c.ConfigureSite((ConfSetting("ExternalJobSetupWait", "2"), ConfSetting("ExternalJobLinger", "3")), True),
 )
 SET_AHEAD_S: Final = 1.5
 """Less than answers are kept at least: so no step is too long."""
@@ -227,7 +227,7 @@ class SimExternalJob(Punctual):
         """Begin."""
         self._look_later()
 
-    def found(self) -> FoundExternalJob:
+    def found(self) -> ExternalJobLookup:
         """Where it stands."""
         return find_external_job(self.world.oracle.state, self.name)
 
@@ -310,7 +310,7 @@ class SimMover(SimAgent):
 
     def registration(self) -> c.RegisterNode:
         return c.RegisterNode(
-            self.node, 0, f"i{self.instance}", f"{self.node}-disk", filesystems=(SeenFilesystem(FILESYSTEM, "bb0"),)
+            self.node, 0, f"i{self.instance}", f"{self.node}-disk", filesystems=(ObservedFilesystem(FILESYSTEM, "bb0"),)
         )
 
     def _take(self, epoch: int, orders: tuple[Order, ...]) -> None:

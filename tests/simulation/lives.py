@@ -148,7 +148,11 @@ class Lives:
 
 def _asked(request: JobRequest, array: e.SubmittedTasks | None) -> set[str]:
     """Return by which words it is counted what was asked of a job."""
-    said = {"array": array is not None, "options": request.options is not None, "any_of": request.asked.any_of}
+    said = {
+        "array": array is not None,
+        "options": request.options is not None,
+        "any_of": request.effective_options.any_of,
+    }
     return {word for word, true in said.items() if true}
 
 

@@ -15,7 +15,7 @@ from replica.messages.entries import CachedReply, Entry
 from replica.messages.events import job_of
 from replica.state.builder import StateBuilder
 from replica.state.digest import state_digest
-from replica.state.invariants import check
+from replica.state.invariants import find_violations
 from replica.state.state import EMPTY, State
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision
@@ -266,7 +266,7 @@ class Oracle:
                     self._violate(f"entry {index}: the clock goes back from {before.at} to {batch.at}")
                 if batch.at > (most := self._clock_most()):
                     self._violate(f"entry {index}: the time is {batch.at}, and no majority's clocks ever passed {most}")
-                for fault in check(after):
+                for fault in find_violations(after):
                     self._violate(f"after entry {index}: {fault}")
                 self.lives.check_space(before, after, index)
         self.points.append(Point(term, data, after.revision, after))

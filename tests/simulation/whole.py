@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import features
 from replica.model.buffers import Access
-from replica.model.configuration import persistent_refusal
+from replica.model.configuration import check_persistent_allowed
 from replica.model.job_states import JobState
 from replica.model.jobs import Hold
-from replica.model.operations import Stage
 from replica.model.orders import Order
 from replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions, with_options
+from replica.model.stages import Stage
 from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
 from replica.values.errors import Refusal
 from tests.replica.world import beside_space
@@ -42,7 +42,7 @@ OPERATIONS = {
 def idea(client: SimClient) -> c.Request:
     """Return something to ask for."""
     rng, state = client.rng, client.world.oracle.state
-    if isinstance(persistent_refusal(state.site, is_operator=False, place=""), Refusal):
+    if isinstance(check_persistent_allowed(state.site, is_operator=False, place=""), Refusal):
         if rng.random() < 0.5:
             return client.request(_configuration(client, persistent=True), operator=True)
     if rng.random() < 0.2:
@@ -172,16 +172,16 @@ def reached(order: Order) -> c.TransferProgressed:
     return c.TransferProgressed(TransferCheckpoint(Stage.STAGE_OUT, order.attempt, files=1, size_bytes=2**62))
 
 
-def _transfer_settings(client: SimClient) -> tuple[Setting, ...]:
+def _transfer_settings(client: SimClient) -> tuple[ConfSetting, ...]:
     """Return limits on transfers, none of which stops all of them: somebody has to come to an end."""
     rng = client.rng
     at_once = ("1", "2", "unlimited")
     return (
-        Setting("TransfersPerUser", rng.choice(at_once)),
-        Setting("TransfersPerNode", rng.choice(at_once)),
-        Setting("TransfersAtOnce", rng.choice(at_once)),
-        Setting("TransferRateOfCluster", rng.choice(("0", "1GiB", "unlimited"))),
-        Setting("TransferTimeouts", rng.choice(("progress", "fixed"))),
+        ConfSetting("TransfersPerUser", rng.choice(at_once)),
+        ConfSetting("TransfersPerNode", rng.choice(at_once)),
+        ConfSetting("TransfersAtOnce", rng.choice(at_once)),
+        ConfSetting("TransferRateOfCluster", rng.choice(("0", "1GiB", "unlimited"))),
+        ConfSetting("TransferTimeouts", rng.choice(("progress", "fixed"))),
     )
 
 
@@ -191,11 +191,11 @@ def _configuration(client: SimClient, *, persistent: bool) -> c.ConfigureSite:
     if rng.random() < 0.4:
         flags.append("TeardownFailure")
     settings = (
-        Setting("Flags", ",".join(flags)),
-        Setting("PreRunRequeues", str(rng.randrange(3))),
-        Setting("RestartPolicy", rng.choice(("forebay", "forebay", "slurm"))),
-        Setting("OperationsPerStage", rng.choice(("1", "2", "128"))),
-        Setting("MaxPasses", str(rng.choice((6, 8, 10)))),
+        ConfSetting("Flags", ",".join(flags)),
+        ConfSetting("PreRunRequeues", str(rng.randrange(3))),
+        ConfSetting("RestartPolicy", rng.choice(("forebay", "forebay", "slurm"))),
+        ConfSetting("OperationsPerStage", rng.choice(("1", "2", "128"))),
+        ConfSetting("MaxPasses", str(rng.choice((6, 8, 10)))),
         *_transfer_settings(client),
     )
     return c.ConfigureSite(settings, True)

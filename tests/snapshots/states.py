@@ -16,11 +16,11 @@ from replica.model.configuration import Site
 from replica.model.job_states import ENDED, JobState
 from replica.model.jobs import Hold, Job
 from replica.model.nodes import Node
-from replica.model.operations import Stage
 from replica.model.pools import Pool
 from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobRequest
+from replica.model.stages import Stage
 from replica.state.derived import derive
-from replica.state.receipts import Receipts
+from replica.state.single_replies import SingleReplies
 from replica.state.state import TABLES, State
 from replica.values.errors import Refusal, RefusalCode
 from replica.values.units import Instant, Revision
@@ -110,7 +110,7 @@ def states(draw: st.DrawFn) -> State:
                 draw(sizes) if pool else 0,
                 draw(st.sampled_from(["", node])),
             )
-    receipts = Receipts(
+    receipts = SingleReplies(
         (revision.to_bytes(16, "big"), CachedReply(Revision(revision), draw(numbers), draw(st.none() | refusals)))
         for revision in sorted(draw(st.sets(st.integers(1, 2**62), max_size=6)))
     )
@@ -176,7 +176,9 @@ def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Ima
                 nodes=immutables.Map({"n1": Node("n1", 2, "i", "s")}),
                 jobs=immutables.Map({1: job}),
                 buffers=immutables.Map({1: Buffer(1, BufferState.RUNNING, "fast", 8 * MIB, "n1")}),
-                receipts=Receipts([(b"r" * 16, CachedReply(Revision(3), 1, Refusal(RefusalCode.UNKNOWN_POOL, "no")))]),
+                receipts=SingleReplies(
+                    [(b"r" * 16, CachedReply(Revision(3), 1, Refusal(RefusalCode.UNKNOWN_POOL, "no")))]
+                ),
             )
         ),
         index,
@@ -201,7 +203,7 @@ def many_jobs(count: int, *, script_bytes: int = 200) -> Image:
         pools=immutables.Map({"fast": Pool("fast", 2**50, MIB, True)}),
         jobs=immutables.Map({i: Job(i, asked, JobState.RUNNING, node="n1") for i in range(1, count + 1)}),
         buffers=immutables.Map({i: Buffer(i, BufferState.RUNNING, "fast", MIB, "n1") for i in range(1, count + 1)}),
-        receipts=Receipts((i.to_bytes(16, "big"), CachedReply(Revision(i), i, None)) for i in range(1, kept + 1)),
+        receipts=SingleReplies((i.to_bytes(16, "big"), CachedReply(Revision(i), i, None)) for i in range(1, kept + 1)),
     )
     return Image(derive(state), max(count, 1), 1, DIGEST)
 

@@ -15,12 +15,12 @@ from replica.messages.commands import Actor, ActorRole
 from replica.messages.entries import Batch, CachedReply, Session
 from replica.messages.features import ReleaseNeeded
 from replica.model.jobs import Job
-from replica.state.answers import Answers
 from replica.state.derived import derive
 from replica.state.digest import state_digest
-from replica.state.invariants import check
+from replica.state.invariants import find_violations
+from replica.state.session_replies import SessionReplies
 from replica.state.state import EMPTY, TABLES, State, Table
-from replica.values.command_ids import answer_key, session_command_id
+from replica.values.command_ids import encode_session_command_id, reply_key
 from replica.values.units import Instant, Revision
 from snapshots.image import (
     CAPACITY,
@@ -66,7 +66,7 @@ def _altered(image: Image, section: int, change: Any) -> list[tuple[int, bytes]]
 
 @given(images)
 def test_any_state_comes_back_equal_with_the_same_digest(image: Image) -> None:
-    assert check(image.state) == []
+    assert find_violations(image.state) == []
     back = _through(image)
     assert back == image
     assert state_digest(back.state) == state_digest(image.state)
@@ -258,11 +258,11 @@ def test_an_image_that_was_altered_is_refused_by_name(_: str, section: int, chan
 def test_an_answer_that_stands_under_anything_but_its_key_is_refused_by_name() -> None:
     image, actor = small_image(), Actor(ActorRole.USER, "ann")
     session = Session(2, actor, Instant(9), Instant(9), 0, 1, 1)
-    answers = Answers([(answer_key(2, 1), CachedReply(Revision(3), 1, None, b"", actor))])
+    answers = SessionReplies([(reply_key(2, 1), CachedReply(Revision(3), 1, None, b"", actor))])
     state = _replace(image.state, sessions=immutables.Map({2: session}), answers=answers)
     image = _replace(image, state=derive(state))
     assert _through(image).state == image.state
-    for key in (session_command_id(2, 1, 0), b"", b"r" * 16):
+    for key in (encode_session_command_id(2, 1, 0), b"", b"r" * 16):
         with pytest.raises(ImageRejected, match="section answers"):
             from_sections(_altered(image, number_of("answers"), _in_first(0, key)))
 

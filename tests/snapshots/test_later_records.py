@@ -25,7 +25,7 @@ def test_what_came_with_level_4_for_scheduling_comes_back_with_the_same_digest_a
     asked = JobRequest("job", "alan", SCRIPT, "/out", 60, dependencies=both, options=JobOptions(any_of=True))
     job = made.settle(c.SubmitJob(asked), user())
     assert isinstance(job, int)
-    assert made.state.partitions and made.state.consumed and made.state.jobs[job].request.asked.any_of
+    assert made.state.partitions and made.state.consumed and made.state.jobs[job].request.effective_options.any_of
     assert state_digest(made.state) != before
     image = Image(made.state, made.state.revision, 1, bytes(DIGEST_BYTES))
     loaded = from_sections((piece.section, piece.payload) for piece in to_sections(image)).state

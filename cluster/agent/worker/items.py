@@ -34,7 +34,7 @@ from cluster.agent.transfer import ItemKind, TransferFailed, TransferItem
 from cluster.system import closing
 from replica.model import (
     NO_CHOICE,
-    NOTHING_SPECIAL,
+    NO_SPECIAL_TRANSFERS,
     ListTransfer,
     Order,
     TransferChoice,
@@ -179,7 +179,7 @@ def movements(order: Order, paths: OrderPaths, home: FileIdentity) -> list[Movem
     Raises:
         TransferFailed: A transfer is invalid; the message names it.
     """
-    special = order.special or NOTHING_SPECIAL
+    special = order.special or NO_SPECIAL_TRANSFERS
     stage, outgoing = order.stage, order.stage == "stage_out"
     found: list[Movement] = []
     for index, transfer in enumerate(order.transfers):
@@ -219,7 +219,7 @@ def _item(
 def _list_movements(
     order: Order, paths: OrderPaths, home: FileIdentity, transfer: ListTransfer, choice: TransferChoice
 ) -> Iterator[Movement]:
-    special = order.special or NOTHING_SPECIAL
+    special = order.special or NO_SPECIAL_TRANSFERS
     lines = read_list(special.list_roots, transfer.source, home)
     prefix = transfer.destination.rstrip("/") + "/"
     persistent = "" if transfer.outgoing else persistent_of(transfer.destination, order.uses)

@@ -28,7 +28,7 @@ from cluster.agent.files import (
 )
 from cluster.agent.transfer import Claimant, fence
 from cluster.system import names_in
-from replica.model import NOTHING_SPECIAL, PERSISTENT_PREFIX, Order, OrderFilesystem, TransferKind
+from replica.model import NO_SPECIAL_TRANSFERS, PERSISTENT_PREFIX, Order, OrderFilesystem, TransferKind
 
 SWEEP: Final = "sweep"
 """Stage of a worker that removes temporary files; the controller never orders it."""
@@ -68,7 +68,7 @@ def expected_orphans(order: Order) -> Orphans:
 
     Teardown removes the job's own buffer anyway.
     """
-    special = order.special or NOTHING_SPECIAL
+    special = order.special or NO_SPECIAL_TRANSFERS
     outgoing = order.stage == "stage_out"
     found: dict[str, None] = {}
     for transfer in order.transfers:

@@ -73,7 +73,7 @@ from cluster.system import (
 from replica.messages import OperationDone
 from replica.model import (
     DEFAULT_TRANSFER_RULES,
-    NOTHING_SPECIAL,
+    NO_SPECIAL_TRANSFERS,
     Order,
     Stage,
     TransferReceipt,
@@ -239,7 +239,7 @@ class StageCommands:
             ProgramFailed: A command failed.
             PathRefused: The working directory is not permitted.
         """
-        special = order.special or NOTHING_SPECIAL
+        special = order.special or NO_SPECIAL_TRANSFERS
         become_subreaper()
         self.started_at = self._clock.now()
         workdir = open_as_user(order.workdir, forbidden=home)
@@ -448,7 +448,7 @@ def check_capacity(
             f"stage_in needs {_size(own_bytes)}, the buffer has {_size(capacity_of(order))}; "
             "request more capacity or stage less"
         )
-    granted = dict((order.special or NOTHING_SPECIAL).granted)
+    granted = dict((order.special or NO_SPECIAL_TRANSFERS).granted)
     for name, needed_bytes in sorted(needed.items()):
         if not granted.get(name):
             continue
@@ -465,7 +465,7 @@ def check_capacity(
 
 def _options(order: Order, local: Local) -> TransferOptions:
     rules = order.rules or DEFAULT_TRANSFER_RULES
-    special = order.special or NOTHING_SPECIAL
+    special = order.special or NO_SPECIAL_TRANSFERS
     limit_bytes = 0
     if order.stage == "stage_in" and capacity_of(order) and len(special.granted) == len(order.uses):
         limit_bytes = capacity_of(order) + sum(granted for _, granted in special.granted)

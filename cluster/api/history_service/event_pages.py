@@ -234,7 +234,7 @@ class EventPages:
 
 
 def _owner_of(found: Job | JobSubmitted | ExternalJobSetUp) -> JobOwner:
-    return JobOwner(found.request.user, found.request.asked.account)
+    return JobOwner(found.request.user, found.request.effective_options.account)
 
 
 def _alone(batch: Batch, entry: Entry) -> bytes:

@@ -14,7 +14,7 @@ from cluster.security import certificate_of
 from cluster.server import Controller
 from cluster.server.tlog import Publisher
 from replica.messages import features
-from replica.model import last_tried
+from replica.model import latest_completed
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
@@ -304,7 +304,7 @@ def _drills(state: State, at: Instant) -> Iterator[Metric]:
         "Time since a drill of this scenario last passed or failed; absent if it never ran.",
         labels=["scenario"],
     )
-    for scenario, drill in sorted(last_tried(state.drills.values()).items()):
+    for scenario, drill in sorted(latest_completed(state.drills.values()).items()):
         age.add_metric([scenario], max(0, at - drill.ended_at) / MICROSECONDS_PER_SECOND)
     yield age
 

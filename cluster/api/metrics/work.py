@@ -27,7 +27,7 @@ from replica.model import (
     JobState,
     takes_cpus,
 )
-from replica.operations import rules_in_force, waiting_stage
+from replica.operations import active_rules, waiting_stage
 from replica.state import State
 from replica.values import Reason
 from replica.views import pool_use
@@ -296,7 +296,7 @@ def _transfers(controller: Controller, state: State) -> Iterator[Metric]:
 
 
 def _limits(state: State) -> Iterator[Metric]:
-    rules = rules_in_force(state)
+    rules = active_rules(state)
     if rules is None:
         return
     limits = GaugeMetricFamily(

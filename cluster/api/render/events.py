@@ -22,8 +22,8 @@ from replica.model import (
     JobOptions,
     JobState,
     Stage,
-    compressed,
     format_amount,
+    format_tasks,
 )
 from replica.values import Instant, Revision, Verdict, format_size
 from wal import Configuration, Member
@@ -218,7 +218,7 @@ def _files(files: int, size_bytes: int) -> str:
 
 def _submit_sentence(event: e.JobSubmitted) -> str:
     request, array = event.request, event.array
-    asks, also = "without a buffer", _option_words(request.asked)
+    asks, also = "without a buffer", _option_words(request.effective_options)
     if request.buffer is not None:
         also += _buffer_option_words(request.buffer)
         asks = (
@@ -231,7 +231,7 @@ def _submit_sentence(event: e.JobSubmitted) -> str:
     if array is None:
         return sentence
     at_once = f", at most {array.throttle} at once" if array.throttle else ""
-    return f"as tasks {compressed(array.tasks)} of array {event.job}{at_once}: {sentence}"
+    return f"as tasks {format_tasks(array.tasks)} of array {event.job}{at_once}: {sentence}"
 
 
 def _allocation_sentence(event: e.BufferAllocated) -> str:

@@ -40,8 +40,8 @@ from replica.model import (
     error_path,
     input_path,
     output_path,
+    pool_unit,
     takes_cpus,
-    unit_in,
 )
 from replica.operations import external_job_phase, loses_results, loss_of
 from replica.scheduler import dependency_jobs, is_dependency_met
@@ -80,7 +80,7 @@ def task_words(state: State, job_id: int) -> str | None:
 
 def left_out(command: SubmitJob, decided: JobRequest) -> tuple[str, ...]:
     """Return the warning that lists requested options the job does not have, if any."""
-    asked, has = command.request.asked, decided.asked
+    asked, has = command.request.effective_options, decided.effective_options
     names = list(command.ignored)
     for field in command.if_defined:
         if field == "licenses":
@@ -92,8 +92,8 @@ def left_out(command: SubmitJob, decided: JobRequest) -> tuple[str, ...]:
 
 def details_of(state: State, job: Job) -> JobDetailsView | None:
     """Return a job's details at `state`; None if all are default."""
-    request, before = job.request, job.interrupted
-    options, array = request.asked, request.array
+    request, before = job.request, job.effective_interruptions
+    options, array = request.effective_options, request.array
     if options is NO_OPTIONS and array is None and job.interruptions is None and not request.deadline:
         return None
     own: dict[str, Any] = {name: value for name in _OF_OPTIONS if (value := getattr(options, name)) != ""}
@@ -168,7 +168,7 @@ def pool_view(state: State, name: str, buffers: int, controls: tuple[str, ...]) 
     `buffers` is the number of buffers with space in it, `controls` the result of `capacity_controls`.
     """
     use = pool_use(state, name)
-    unit = unit_in(state.pools, name)
+    unit = pool_unit(state.pools, name)
     return made_of(
         use.pool,
         PoolView,
@@ -242,7 +242,7 @@ def _buffer_view(state: State, buffer: Buffer | PersistentBuffer, **differing: A
         node=buffer.node or None,
         create_time=format_instant(buffer.created_at),
         change_time=format_instant(buffer.changed_at),
-        unit=unit_in(state.pools, buffer.pool).word,
+        unit=pool_unit(state.pools, buffer.pool).word,
         revision=state.revision,
         **differing,
     )
@@ -322,7 +322,7 @@ def _blockers(state: State, job_id: int, verdict: Verdict) -> tuple[int, ...]:
             other
             for dependency in request.dependencies
             for other in sorted(dependency_jobs(state, dependency))
-            if not is_dependency_met(state, Dependency(dependency.kind.of_one, other), request.buffer is not None)
+            if not is_dependency_met(state, Dependency(dependency.kind.for_job, other), request.buffer is not None)
         )
     else:
         return ()

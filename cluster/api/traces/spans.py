@@ -271,8 +271,8 @@ def _common(cluster: str, job: int, first: JobStep) -> dict[str, str | int]:
     if submitted is None:
         return found
     found["forebay.user"] = submitted.request.user
-    if submitted.request.asked.account:
-        found["forebay.account"] = submitted.request.asked.account
+    if submitted.request.effective_options.account:
+        found["forebay.account"] = submitted.request.effective_options.account
     if submitted.pool:
         found |= {"forebay.pool": submitted.pool, "forebay.buffer.bytes": submitted.granted_bytes}
     return found

@@ -15,7 +15,7 @@ from cluster.api.service import ApiCall
 from cluster.schemas import EXPIRY_NOTICE_DAYS, MemberView, NeedKind, NeedView, PoolView, StatusView, days_left
 from cluster.system import SLOW_SYNC_S, format_instant, start_command
 from cluster.system.eventloop import SlicedWork, iterate_paced
-from replica.model import Buffer, BufferState, Job, PoolUnit, format_amount, unit_of
+from replica.model import Buffer, BufferState, Job, PoolUnit, format_amount, parse_unit
 from replica.operations import ExternalJobPhase, external_job_phase
 from replica.state import State
 from replica.values import Instant
@@ -61,7 +61,11 @@ async def find_jobs(call: ApiCall[Any], state: State, needs: AttentionItems, wor
         assert buffer is not None  # every item found concerns one
         more = {"job_id": job_id, "user": job.request.user, "since": format_instant(buffer.changed_at)}
         needs.add(
-            kind, f"job {name}" if job.external_job is None else job.called, sentence, remedy.format(job=name), **more
+            kind,
+            f"job {name}" if job.external_job is None else job.display_name,
+            sentence,
+            remedy.format(job=name),
+            **more,
         )
 
 
@@ -149,6 +153,6 @@ def find_pools(pools: Iterator[PoolView], needs: AttentionItems) -> None:
     """Find overcommitted pools."""
     for pool in pools:
         if pool.overcommitted_bytes:
-            over = format_amount(pool.overcommitted_bytes, unit_of(pool.unit) or PoolUnit.BYTES)
+            over = format_amount(pool.overcommitted_bytes, parse_unit(pool.unit) or PoolUnit.BYTES)
             sentence = f"{over} more is held than is in service, since it shrank"
             needs.add("pool", f"pool {pool.name}", sentence, f"forebay pool show {pool.name}")

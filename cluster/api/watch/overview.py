@@ -105,7 +105,7 @@ async def _waiting(call: ApiCall[Any], state: State, pending: list[int], work: S
     counts: Counter[str] = Counter()
     async for job_id in iterate_paced(pending, work, parts=4):
         job, reason = state.jobs[job_id], known.reason(job_id)
-        own = reason in (job.message, job.interrupted.held_because)
+        own = reason in (job.message, job.effective_interruptions.held_because)
         counts[FAILED if own else reason] += 1
     found = dict(counts.most_common(REASONS_COUNTED_MAX))
     rest = counts.total() - sum(found.values())

@@ -18,7 +18,7 @@ from cluster.audit.replay import ReplayFailed, ReplayRefused, fold, from_image
 from cluster.security.proofs import NoteError, Tile, leaves_in
 from cluster.security.proofs.tiles import TILE_WIDTH
 from cluster.server.tlog import LOG_DIRECTORY, LedgerTree, NoDisclosureKey, NotInTree, leaf_of_entry
-from replica.state import StateDiffers
+from replica.state import StateDigestMismatch
 from snapshots import SnapshotName, SnapshotRefused, load_snapshot
 from wal import (
     KEPT_ENTRIES,
@@ -226,7 +226,7 @@ def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -
             replayed = from_image(ledger, load_snapshot(path), every_digest=True)
             while replayed.last_index < ledger.applied_index and not replayed.digests.compared:
                 fold(ledger, replayed, min(replayed.last_index + TILE_WIDTH, ledger.applied_index), progress)
-        except (StateDiffers, ReplayFailed) as error:
+        except (StateDigestMismatch, ReplayFailed) as error:
             raise LedgerBroken(index, f"the snapshot {path.name} is not what the ledger records: {error}") from error
         except (SnapshotRefused, ReplayRefused) as error:
             why = error

@@ -89,11 +89,11 @@ class _Jobs(WindowReplay):
 
     def _row(self, state: State, job_id: int) -> JobRow:
         job, buffer = state.jobs[job_id], state.buffers.get(job_id)
-        asked = job.request.asked
+        asked = job.request.effective_options
         end_us = job.ended_at if job.ended_at != NEVER else self._window.to_us
         begun_us = job.started_at if job.started_at != NEVER else end_us
         return JobRow(
-            job=job_words(state, job_id) if job.external_job is None else job.called,
+            job=job_words(state, job_id) if job.external_job is None else job.display_name,
             name=job.request.name,
             user=job.request.user,
             account=asked.account,

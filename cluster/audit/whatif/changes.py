@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from replica.grammar import Setting, find_key
+from replica.grammar import ConfSetting, find_key
 from replica.messages import Actor, ActorRole, Command
 from replica.messages import commands as c
 from replica.model import PoolUnit, format_amount, parse_amount
@@ -62,9 +62,9 @@ class ScenarioChanges:
 
     def __init__(
         self,
-        policy: Sequence[Setting] | None = None,
+        policy: Sequence[ConfSetting] | None = None,
         settings: Sequence[str] = (),
-        read: Callable[[tuple[str, ...]], tuple[Setting, ...]] | None = None,
+        read: Callable[[tuple[str, ...]], tuple[ConfSetting, ...]] | None = None,
     ) -> None:
         """Parse the changes.
 
@@ -73,7 +73,7 @@ class ScenarioChanges:
         """
         self._read_keys = read or _as_written
         self._policy = None if policy is None else tuple(policy)
-        self._keys: list[Setting] = []
+        self._keys: list[ConfSetting] = []
         self._pools: dict[str, PoolChange] = {}
         self._nodes = 0
         self._units: dict[str, PoolUnit] = {}
@@ -188,11 +188,11 @@ class ScenarioChanges:
             return known
 
 
-def _as_written(pairs: tuple[str, ...]) -> tuple[Setting, ...]:
-    return tuple(Setting(key, value) for key, _, value in (pair.partition("=") for pair in pairs))
+def _as_written(pairs: tuple[str, ...]) -> tuple[ConfSetting, ...]:
+    return tuple(ConfSetting(key, value) for key, _, value in (pair.partition("=") for pair in pairs))
 
 
-def _key_name(setting: Setting) -> str:
+def _key_name(setting: ConfSetting) -> str:
     """Return a key's canonical name: key names are case-insensitive."""
     key = find_key(setting.key)
     return setting.key.lower() if key is None else key.name

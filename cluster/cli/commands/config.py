@@ -22,7 +22,16 @@ from cluster.client import Client
 from cluster.schemas import CompareAnswer, made_of
 from cluster.schemas import configuration as v
 from cluster.schemas import operations as ops
-from replica.grammar import Fault, Kind, Line, Setting, find_key, include_of, lines_of, parse_lines
+from replica.grammar import (
+    ConfFault,
+    ConfLine,
+    ConfSetting,
+    ValueKind,
+    find_key,
+    included_file,
+    parse_lines,
+    split_lines,
+)
 from replica.values import SITE_USERS_MAX, plain
 
 FILE_BYTES_MAX: Final = 1024 * 1024
@@ -35,7 +44,7 @@ FAULTS_SHOWN_MAX: Final = 20
 """Faults of one file that are printed, count."""
 
 
-def read_settings(path: Path) -> tuple[Setting, ...]:
+def read_settings(path: Path) -> tuple[ConfSetting, ...]:
     """Return the settings of a file.
 
     Raises:
@@ -48,18 +57,18 @@ def read_settings(path: Path) -> tuple[Setting, ...]:
     return tuple(_replace_ids(setting) for setting in parsed.settings)
 
 
-def parse_settings(pairs: tuple[str, ...]) -> tuple[Setting, ...]:
+def parse_settings(pairs: tuple[str, ...]) -> tuple[ConfSetting, ...]:
     """Return the settings in Key=Value arguments.
 
     Raises:
         Failure: bad input, if an argument has no equals sign.
     """
-    found: list[Setting] = []
+    found: list[ConfSetting] = []
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise bad_input(f"{pair!r} has no =", "write Key=Value, for example StageInTimeout=600")
-        found.append(_replace_ids(Setting(key.strip(), value.strip())))
+        found.append(_replace_ids(ConfSetting(key.strip(), value.strip())))
     return tuple(found)
 
 
@@ -67,9 +76,9 @@ class _Reader:
     def __init__(self) -> None:
         self._bytes = 0
 
-    def lines(self, path: Path, *, depth: int, included_at: str) -> Iterator[Line]:
-        for line in lines_of(self._text(path, included_at), str(path)):
-            included = include_of(line)
+    def lines(self, path: Path, *, depth: int, included_at: str) -> Iterator[ConfLine]:
+        for line in split_lines(self._text(path, included_at), str(path)):
+            included = included_file(line)
             if included is None:
                 yield line
                 continue
@@ -104,7 +113,7 @@ class _Reader:
             raise bad_input(sentence, "save the file as UTF-8", place=f"{path} line {line}") from error
 
 
-def _failure(faults: tuple[Fault, ...]) -> Failure:
+def _failure(faults: tuple[ConfFault, ...]) -> Failure:
     first, others = faults[0], faults[1:]
     shown = [f"{fault.place}: {fault.sentence}; {fault.remedy}" for fault in others[: FAULTS_SHOWN_MAX - 1]]
     for text in shown:
@@ -114,18 +123,18 @@ def _failure(faults: tuple[Fault, ...]) -> Failure:
     return bad_input(first.sentence, first.remedy, place=first.place)
 
 
-def _replace_ids(setting: Setting) -> Setting:
+def _replace_ids(setting: ConfSetting) -> ConfSetting:
     """Return the setting with user IDs replaced by names, because replicas know users by name."""
     key = find_key(setting.key)
-    if key is None or key.kind not in (Kind.USERS, Kind.DENIED):
+    if key is None or key.kind not in (ValueKind.USERS, ValueKind.DENIED):
         return setting
-    users = setting.value.replace(":", ",").split(",") if key.kind is Kind.DENIED else setting.value.split(",")
+    users = setting.value.replace(":", ",").split(",") if key.kind is ValueKind.DENIED else setting.value.split(",")
     if not any(user.isascii() and user.isdigit() for user in users[: SITE_USERS_MAX + 1]):
         return setting
     named: list[str] = []
     for user in users:
         named.append(_user_name(key.name, user) if user.isascii() and user.isdigit() and len(user) < 11 else user)
-    return Setting(setting.key, ",".join(named), setting.file, setting.line, setting.column)
+    return ConfSetting(setting.key, ",".join(named), setting.file, setting.line, setting.column)
 
 
 def _user_name(key: str, text: str) -> str:
@@ -211,13 +220,13 @@ def set_keys(settings: tuple[str, ...], dry_run: bool, expect_revision: int | No
     _change(parse_settings(settings), True, expect_revision, dry_run=dry_run, as_json=as_json)
 
 
-def _bodies(settings: tuple[Setting, ...]) -> tuple[v.SettingBody, ...]:
+def _bodies(settings: tuple[ConfSetting, ...]) -> tuple[v.SettingBody, ...]:
     """Return the settings as parts of a request."""
     return tuple(made_of(one, v.SettingBody) for one in settings)
 
 
 def _change(
-    settings: tuple[Setting, ...], partial: bool, expected: int | None, *, dry_run: bool, as_json: bool
+    settings: tuple[ConfSetting, ...], partial: bool, expected: int | None, *, dry_run: bool, as_json: bool
 ) -> None:
     async def change(client: Client) -> CompareAnswer:
         bodies = _bodies(settings)

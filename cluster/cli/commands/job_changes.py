@@ -30,7 +30,7 @@ from cluster.schemas import (
     UpdateCommand,
 )
 from cluster.schemas import operations as ops
-from replica.model import ENDED, parse_reference, shown_reference
+from replica.model import ENDED, format_reference, parse_reference
 from replica.values import Reason, plain
 
 
@@ -233,6 +233,6 @@ def _state_lines(jobs: Iterable[JobView]) -> list[str]:
         key = (job.job_id if more.array_job_id is None else more.array_job_id, words)
         lines.setdefault(key, []).extend([] if alone else [more.array_task_id or 0])
     return [
-        f"JobId={shown_reference(job_id, tuple(sorted(tasks)) or None)} {words}"
+        f"JobId={format_reference(job_id, tuple(sorted(tasks)) or None)} {words}"
         for (job_id, words), tasks in lines.items()
     ]

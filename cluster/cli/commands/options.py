@@ -71,7 +71,7 @@ class JobReference(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: str, parameter: click.Parameter | None, context: click.Context | None) -> str:
         """Return the reference without leading zeros."""
-        from replica.model import ArrayFault, external_job_id_fault, parse_reference, scheduler_fault, shown_reference
+        from replica.model import ArrayError, external_job_id_fault, format_reference, parse_reference, scheduler_fault
 
         scheduler, colon, number = value.partition(":")
         if colon:
@@ -81,11 +81,11 @@ class JobReference(click.ParamType):  # type: ignore[type-arg]
             return value
         try:
             job_id, tasks = parse_reference(value)
-        except ArrayFault as fault:
+        except ArrayError as fault:
             self.fail(str(fault), parameter, context)
         if not 1 <= job_id <= JOB_ID_MAX:
             self.fail(f"{value!r} names no job; numbers of jobs begin at 1", parameter, context)
-        return shown_reference(job_id, tasks)
+        return format_reference(job_id, tasks)
 
 
 JOB_ID = JobReference()

@@ -16,7 +16,7 @@ from cluster.cli.session import session
 from cluster.cli.text import Listing, format_time, note, pools_table, present, table, unit_in
 from cluster.schemas import FilesystemsAnswer, PoolStepView, PoolUseView, PoolView, UnitWord
 from cluster.schemas import operations as ops
-from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, unit_of
+from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, parse_unit
 from replica.values import SizeError, plain
 
 
@@ -50,7 +50,7 @@ def _use_table(pools: tuple[PoolUseView, ...]) -> Listing:
     rows = [
         (pool.name, format_time(step.at), *(format_amount(number, unit) for number in _figures(step)))
         for pool in pools
-        for unit in (unit_of(pool.unit) or PoolUnit.BYTES,)
+        for unit in (parse_unit(pool.unit) or PoolUnit.BYTES,)
         for step in pool.steps
     ]
     figures = ("USED", "IN-SERVICE", "TOTAL")
@@ -125,7 +125,7 @@ def create_pool(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Create a pool (operators)."""
-    counted = partial(parse_amount, unit=unit_of(unit) or PoolUnit.BYTES)
+    counted = partial(parse_amount, unit=parse_unit(unit) or PoolUnit.BYTES)
     _check("--quantity", quantity, counted, zero=True)
     _check("--granularity", granularity, counted)
     fields = {

@@ -152,11 +152,11 @@ def _directive_faults(fields: Mapping[str, Any], sources: Mapping[str, str]) -> 
 
     The controller, which knows the site's grammar, checks the directives of a request that is sent.
     """
-    from replica.grammar import DirectiveRefused, read_request
+    from replica.grammar import DirectiveRejected, read_request
 
     try:
         read_request(fields["script"], fields.get("bb") or "", fields.get("bbf") or "", directive="")
-    except DirectiveRefused as error:
+    except DirectiveRejected as error:
         refusals = (error.refusal, *error.others)
         return [bad_input(one.sentence, one.remedy, place=locate(one.place, sources)) for one in refusals]
     return []

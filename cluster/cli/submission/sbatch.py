@@ -22,7 +22,7 @@ from cluster.cli.submission.sbatch_options import (
     Value,
     options_for,
 )
-from replica.values import SUBMITTED_SCRIPT_BYTES_MAX, NodeListFault, parse_nodes
+from replica.values import SUBMITTED_SCRIPT_BYTES_MAX, NodeListError, parse_nodes
 
 MARK: Final = "#SBATCH"
 
@@ -357,7 +357,7 @@ def _names_several(text: str) -> bool:
     """Return whether a list names several nodes; False for an invalid list."""
     try:
         return len(parse_nodes(text)) > 1
-    except NodeListFault:
+    except NodeListError:
         return False
 
 

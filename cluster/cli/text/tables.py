@@ -7,7 +7,7 @@ from cluster.cli.text.output import NOTHING, Listing, Styled, readable_size, siz
 from cluster.cli.text.times import format_elapsed
 from cluster.schemas import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
 from cluster.system import SLOW_SYNC_S, parse_instant
-from replica.model import JobState, PoolUnit, format_amount, shown_reference, unit_of
+from replica.model import JobState, PoolUnit, format_amount, format_reference, parse_unit
 from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 NAME_CHARACTERS_SHOWN: Final = 24
@@ -80,7 +80,7 @@ def _group_label(group: list[JobView]) -> str:
     tasks = sorted(job.details.array_task_id or 0 for job in group if job.details is not None)
     first = group[0].details
     assert first is not None and first.array_job_id is not None
-    return shown_reference(first.array_job_id, tuple(tasks))
+    return format_reference(first.array_job_id, tuple(tasks))
 
 
 def jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
@@ -113,7 +113,7 @@ def _styled(code: str) -> Styled:
 
 def unit_in(pool: PoolView) -> PoolUnit:
     """Return the unit of a pool; bytes for a unit that only a later release knows."""
-    return unit_of(pool.unit) or PoolUnit.BYTES
+    return parse_unit(pool.unit) or PoolUnit.BYTES
 
 
 def pools_table(pools: Iterable[PoolView]) -> Listing:
@@ -189,8 +189,8 @@ def buffers_table(buffers: Iterable[BufferView]) -> Listing:
                 buffer.user,
                 buffer.state if buffer.phase not in _BESIDES else f"{buffer.state} ({buffer.phase})",
                 buffer.pool,
-                format_amount(buffer.capacity_bytes, unit_of(buffer.unit) or PoolUnit.BYTES),
-                format_amount(buffer.held_bytes, unit_of(buffer.unit) or PoolUnit.BYTES),
+                format_amount(buffer.capacity_bytes, parse_unit(buffer.unit) or PoolUnit.BYTES),
+                format_amount(buffer.held_bytes, parse_unit(buffer.unit) or PoolUnit.BYTES),
                 buffer.node,
                 ",".join(buffer.access),
                 readable_size(buffer.staged_in_bytes),

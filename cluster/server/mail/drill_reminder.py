@@ -17,7 +17,7 @@ from cluster.config import DrillConfig
 from cluster.server.mail.sending import Post
 from cluster.server.mail.text import MESSAGE_ID_DOMAIN, Letter, message_id_line
 from cluster.system import Clock, format_instant
-from replica.model import Drill, last_tried
+from replica.model import Drill, latest_completed
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, plain
 
@@ -98,7 +98,7 @@ class DrillReminder:
 
 def letters_due(config: DrillConfig, state: State, now_us: int) -> Iterator[Letter]:
     """Yield the reminders that became due within the last hour, one for each recipient."""
-    tried: Mapping[str, Drill] = last_tried(state.drills.values())
+    tried: Mapping[str, Drill] = latest_completed(state.drills.values())
     for scenario, days in sorted(config.every_days.items()):
         last = tried.get(scenario)
         since_us = 0 if last is None else int(last.ended_at)

@@ -11,7 +11,7 @@ from email.message import EmailMessage
 from typing import Final, NamedTuple
 
 from cluster.system import format_instant
-from replica.model import JobState, Mail, MailKind, message_name
+from replica.model import JobState, Mail, MailKind, message_id_local_part
 from replica.values import plain
 
 MESSAGE_ID_DOMAIN: Final = "forebay"
@@ -100,7 +100,7 @@ def _duration(duration_s: int) -> str:
 
 
 def _message_id(cluster_id: str, mail: Mail) -> str:
-    return f"<{message_name(cluster_id, mail)}@{MESSAGE_ID_DOMAIN}>"
+    return f"<{message_id_local_part(cluster_id, mail)}@{MESSAGE_ID_DOMAIN}>"
 
 
 def _body_of(cluster: str, cluster_id: str, mail: Mail) -> str:

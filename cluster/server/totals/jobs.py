@@ -123,14 +123,14 @@ class JobTotals:
 
     def _started(self, before: State, event: events.RunStarted, at: Instant) -> None:
         job = before.jobs.get(event.job)
-        if job is not None and not job.interrupted.requeues:
+        if job is not None and not job.effective_interruptions.requeues:
             self.start_waits.add(at - _eligible(job, at))
 
     def _run_ended(self, before: State, event: events.RunEnded, at: Instant) -> None:
         job = before.jobs.get(event.job)
         if job is None or job.started_at == NEVER:
             return
-        interrupted = job.interrupted
+        interrupted = job.effective_interruptions
         suspended_us = interrupted.suspended_us
         if interrupted.suspended_at != NEVER:
             suspended_us += at - interrupted.suspended_at

@@ -33,8 +33,8 @@ from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
 from replica.messages.commands import OperationDone
 from replica.model.buffers import Transfer, TransferKind
-from replica.model.operations import Stage
 from replica.model.orders import Order, SpecialTransfers
+from replica.model.stages import Stage
 from replica.model.transfers import DEFAULT_TRANSFER_RULES, LeftOut, TransferChoice, TransferRules
 from tests.cluster.agent.transfer.harness import Unpaced
 

@@ -25,8 +25,8 @@ from cluster.agent.worker.task import Outcome
 from cluster.system.clock import SystemClock
 from replica.messages.commands import OperationDone, OperationFailed, TransferProgressed
 from replica.model.buffers import Transfer, TransferKind
-from replica.model.operations import Stage
 from replica.model.orders import Order
+from replica.model.stages import Stage
 from replica.model.transfers import RateShares, TransferRules
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import DEADLINE_S

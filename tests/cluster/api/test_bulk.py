@@ -45,7 +45,7 @@ async def test_runs_are_suspended_resumed_and_requeued_many_at_once(config: Conf
             harness, {"type": "requeue_job", "job_id": str(jobs[0])}, {"type": "hold_job", "job_id": 99}
         )
         assert [result["status"] for result in results] == [200, 404]
-        assert harness.controller.state.jobs[jobs[0]].interrupted.requeueing
+        assert harness.controller.state.jobs[jobs[0]].effective_interruptions.requeueing
 
 
 @story

@@ -10,7 +10,7 @@ import cluster.server.proposer
 from cluster.config.config import Config
 from cluster.consensus import ClockBounds
 from cluster.schemas.command_ids import new_command_id
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages.commands import CONTROLLER, ConfigureSite, Request
 from replica.values.units import Instant
 from tests.clocks import ManualClock
@@ -271,7 +271,7 @@ async def test_what_was_carried_out_is_not_called_refused_because_its_job_has_le
     async with Harness(config) as harness:
         await until(lambda: harness.controller.state.feature_level >= 1)
         operator = msgspec.structs.replace(CONTROLLER, role=type(CONTROLLER.role).OPERATOR)
-        keep_none = ConfigureSite((Setting("FinishedJobsKept", "0"),), partial=True)
+        keep_none = ConfigureSite((ConfSetting("FinishedJobsKept", "0"),), partial=True)
         assert (await harness.controller.submit(Request(b"", operator, keep_none))).refusal is None
         body = harness.job(hold=True)
         assert (await harness.ask("POST", "/v1/jobs", body, who="alice")).status == 201

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from cluster.schemas.operations import OPERATIONS
 from replica.fold.apply import apply_batch
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.grammar.directives import read_request
-from replica.grammar.lexer import DirectiveRefused
+from replica.grammar.lexer import DirectiveRejected
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.buffers import HOLDING, BufferState
@@ -68,7 +68,7 @@ def test_state_pack_tells_a_user_the_users_own_where_data_is_private() -> None:
 
 def test_reconfig_changes_what_is_shown_in_one_entry() -> None:
     here = world()
-    assert not isinstance(here.settle(c.ConfigureSite((Setting("StageInTimeout", "7"),), partial=True)), Refusal)
+    assert not isinstance(here.settle(c.ConfigureSite((ConfSetting("StageInTimeout", "7"),), partial=True)), Refusal)
     assert burst_of(here.state).stage_in_timeout_s == 7
 
 
@@ -79,7 +79,7 @@ def test_get_system_size_is_the_space_of_all_pools_in_mb_and_nothing_for_another
 
 
 def test_job_validate_refuses_a_bad_request_with_its_place() -> None:
-    with pytest.raises(DirectiveRefused) as refused:
+    with pytest.raises(DirectiveRejected) as refused:
         read_request("#!/bin/sh\n#DW jobdw capacity=-5 access_mode=striped type=scratch\n")
     assert refused.value.refusal.place.startswith("script line 2, column")
 
@@ -96,7 +96,9 @@ def test_job_set_tres_cnt_counts_the_buffer_and_what_the_job_makes_persistent_in
     assert job_tres(here.state, job) == "cpu=1,node=1,bb/native=40M"
     plain = here.submit()
     assert (tres_count(here.state, plain), job_tres(here.state, plain)) == (0, "cpu=1,node=1")
-    assert not isinstance(here.settle(c.ConfigureSite((Setting("Flags", "EnablePersistent"),), partial=True)), Refusal)
+    assert not isinstance(
+        here.settle(c.ConfigureSite((ConfSetting("Flags", "EnablePersistent"),), partial=True)), Refusal
+    )
     asked = read_request("", BB.replace("40MiB", "1MiB")).request
     assert asked is not None
     maker = here.submit(buffer=replace(asked, creates=(CreatePersistent("lake", MB + 1),)))

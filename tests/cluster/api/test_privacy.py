@@ -14,7 +14,7 @@ from cluster.api import privacy
 from cluster.schemas import JobDetailsView, JobView
 from cluster.schemas.operations import OPERATIONS
 from replica.messages.events import JobPurged
-from replica.model.operations import Stage
+from replica.model.stages import Stage
 from replica.model.transfers import LeftOut
 from tests.contract.in_memory import Answer
 from tests.contract.maker import Maker, asks, ended, failed, receipt

@@ -18,7 +18,6 @@ from cluster.security.identity import Identity, Role
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.events import Event
-from replica.model.operations import Stage
 from replica.model.requests import (
     BufferRequest,
     CreatePersistent,
@@ -27,6 +26,7 @@ from replica.model.requests import (
     JobRequest,
     ListTransfer,
 )
+from replica.model.stages import Stage
 from replica.values.units import NEVER
 
 ALICE = Identity(Role.USER, "alice")

@@ -20,7 +20,7 @@ from cluster.schemas.job_fields import SubmitRequest
 from cluster.schemas.requests import HoldCommand, ReleaseCommand
 from cluster.system.address import Address
 from replica.messages.commands import Actor, ActorRole
-from replica.values.command_ids import session_command_id
+from replica.values.command_ids import encode_session_command_id
 from replica.values.units import Instant, seconds
 from tests.clocks import ManualClock
 from tests.cluster.channel.test_channel import channel_of, submission
@@ -41,7 +41,7 @@ async def opened(harness: Harness, who: str = "alice") -> int:
 
 
 async def cancel(harness: Harness, session: int, sequence: int, acknowledged: int, who: str = "alice") -> Answer:
-    body = {"command_id": session_command_id(session, sequence, acknowledged).hex()}
+    body = {"command_id": encode_session_command_id(session, sequence, acknowledged).hex()}
     return await harness.ask("POST", "/v1/jobs/77/cancel", body, who=who)
 
 
@@ -49,7 +49,7 @@ async def cancel(harness: Harness, session: int, sequence: int, acknowledged: in
 async def test_a_retry_in_a_session_gets_the_first_answer_until_it_was_acknowledged(config: Config) -> None:
     async with Harness(config) as harness:
         session = await opened(harness)
-        body = harness.job() | {"command_id": session_command_id(session, 1, 0).hex()}
+        body = harness.job() | {"command_id": encode_session_command_id(session, 1, 0).hex()}
         first = await harness.ask("POST", "/v1/jobs", body, who="alice")
         assert first.status == 201
         await harness.restart()
@@ -83,7 +83,7 @@ async def test_a_session_is_used_listed_and_closed_by_its_own_user_and_by_operat
         assert listed["alice"].body["sessions"][0]["actor"] == "user:alice"
         close = {"command_id": harness.new_id()}
         assert (await harness.ask("POST", f"/v1/sessions/{hers}/close", close, who="alice")).status == 404
-        itself = {"command_id": session_command_id(session, 1, 0).hex()}
+        itself = {"command_id": encode_session_command_id(session, 1, 0).hex()}
         answer = await harness.ask("POST", f"/v1/sessions/{session}/close", itself, who="alice")
         assert (answer.status, answer.code) == (409, "wrong_state")
         for number in (session, hers):

@@ -11,7 +11,7 @@ from cluster.schemas import OPERATIONS
 from cluster.security import Role
 from replica.messages import commands as c
 from replica.model.job_states import JobState
-from replica.model.operations import Stage
+from replica.model.stages import Stage
 from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
 from replica.values.units import SIZE_BYTES_MAX
 from tests.cluster.api.test_agents import WOKEN_S, poll, register

@@ -13,7 +13,7 @@ import pytest
 from cluster.audit.replay import ReplayFailed, finish_replay, from_nothing
 from cluster.cli.exits import ExitCode
 from replica.messages import ReleaseNeeded
-from replica.state import StateDiffers
+from replica.state import StateDigestMismatch
 from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, lived, typed
 from tests.cluster.audit.sites import batches as of_a_site
 from wal import Environment, LedgerEntry
@@ -122,7 +122,7 @@ def refusal_of(history: list[bytes]) -> str:
         for entry in entries:
             replaying.take(entry)
         finish_replay(Folded(entries[-1].revision, entries[-1].digest), replaying)  # type: ignore[arg-type]
-    except (ReplayFailed, StateDiffers, ReleaseNeeded) as error:
+    except (ReplayFailed, StateDigestMismatch, ReleaseNeeded) as error:
         return str(error)
     return ""
 

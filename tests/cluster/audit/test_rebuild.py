@@ -9,14 +9,14 @@ import pytest
 
 from cluster.audit.rebuild import REBUILDERS, rebuilt
 from replica.fold.apply import SpeculativeState
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Batch, Entry
 from replica.model.job_states import JobState
 from replica.model.jobs import Hold
-from replica.model.operations import Stage
 from replica.model.requests import JobChange
+from replica.model.stages import Stage
 from replica.model.transfers import TransferReceipt
 from replica.state.state import EMPTY
 from tests.golden.make_ledger import lived
@@ -183,6 +183,6 @@ def test_a_configuration_is_made_again_where_its_keys_were_set_and_not_where_a_f
     world = World()
     world.configure(MaxPasses="7", OtherTimeout="120")
     assert rebuilt(*last(world)) is not None
-    file = (Setting("MaxPasses", "8", "burst_buffer.conf", 3, 11),)
+    file = (ConfSetting("MaxPasses", "8", "burst_buffer.conf", 3, 11),)
     world.settle(c.ConfigureSite(file, partial=True))
     assert rebuilt(*last(world)) is None

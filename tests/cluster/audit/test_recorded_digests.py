@@ -16,7 +16,7 @@ from replica.messages import events as e
 from replica.messages.entries import Batch
 from replica.model.job_states import JobState
 from replica.state import digest as digests
-from replica.state.digest import StateDiffers
+from replica.state.digest import StateDigestMismatch
 from replica.state.state import EMPTY, State
 from snapshots.finalize import write_snapshot
 from snapshots.image import Image
@@ -124,7 +124,7 @@ def test_where_states_are_too_large_to_compare_each_the_place_is_found_all_the_s
     revisions = recorded(made)
     with (
         Environment.open_readonly(forged.directory / "wal") as environment,
-        pytest.raises(StateDiffers) as differs,
+        pytest.raises(StateDigestMismatch) as differs,
     ):
         replay(Ledger(environment))
     assert (differs.value.after, differs.value.revision) == (revisions[0][0], revisions[1][0])

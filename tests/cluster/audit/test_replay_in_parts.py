@@ -16,7 +16,7 @@ from cluster.audit.replay import ReplayFold, replay
 from cluster.audit.replay_in_parts import fold_part, replay_in_parts, seams
 from cluster.cli.exits import ExitCode
 from replica.messages import events as e
-from replica.state.digest import StateDiffers
+from replica.state.digest import StateDigestMismatch
 from snapshots.finalize import write_snapshot
 from tests.cluster.audit.ledgers import MINUTES, Made, digested, make, typed
 from tests.cluster.audit.test_recorded_digests import another_user, failed, rewritten
@@ -136,11 +136,11 @@ def test_no_state_is_believed_that_the_ledger_does_not_lead_to(tmp_path: Path) -
 @pytest.mark.parametrize("minute", range(MINUTES))
 def test_what_was_rewritten_is_found_at_the_same_place(tmp_path: Path, minute: int) -> None:
     forged = make(tmp_path, rewritten(digested(), e.RunEnded, minute, failed))
-    with pytest.raises(StateDiffers) as one:
+    with pytest.raises(StateDigestMismatch) as one:
         in_one(forged)
     for index in settling(forged):
         keep(forged, index)
-        with pytest.raises(StateDiffers) as cut:
+        with pytest.raises(StateDigestMismatch) as cut:
             in_parts(forged, 2)
         assert (cut.value.index, cut.value.after) == (one.value.index, one.value.after)
 

@@ -204,7 +204,7 @@ def test_every_job_that_there_ever_was_is_listed_as_it_was_last_seen(lived: Live
     assert len(rows) == len(last)
     for row, (job_id, state) in zip(rows, sorted(last.items()), strict=True):
         job = state.jobs[job_id]
-        assert row["job"] == (job_words(state, job_id) if job.external_job is None else job.called)
+        assert row["job"] == (job_words(state, job_id) if job.external_job is None else job.display_name)
         assert (row["state"], row["user"], row["nodes"]) == (job.state.name, job.request.user, job.node)
         assert (row["started_at"], row["ended_at"]) == (format_instant(job.started_at), format_instant(job.ended_at))
         if job.ended_at != NEVER and job.started_at != NEVER:
@@ -225,7 +225,7 @@ def test_a_window_lists_the_jobs_that_were_there_in_it(lived: Lived, replica: Pa
     rows = _rows(replica, *window)
     assert len(rows) == len(there)
     assert {row["job"] for row in rows} == {
-        job_words(state, job) if state.jobs[job].external_job is None else state.jobs[job].called
+        job_words(state, job) if state.jobs[job].external_job is None else state.jobs[job].display_name
         for job in there
         for state in [next(state for state in (*reversed(inside), before) if job in state.jobs)]
     }

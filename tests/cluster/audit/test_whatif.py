@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from cluster.audit.deep import snapshots_in
 from cluster.audit.whatif import Edge, MovedJob, ScenarioChanges, WhatIf, comparison, what_if, what_if_page
 from cluster.cli.exits import ExitCode
-from replica.grammar import Setting
+from replica.grammar import ConfSetting
 from replica.messages import commands as c
 from replica.model.job_states import JobState
 from replica.model.orders import Order
@@ -313,7 +313,7 @@ def test_a_change_that_commands_of_the_window_would_undo_stays(tmp_path: Path) -
 
 def test_a_file_that_is_applied_in_the_window_leaves_changed_keys_as_they_were_changed(tmp_path: Path) -> None:
     made = Driven(pool=1, timeouts="fixed")
-    made.after(5, lambda: made.world.settle(c.ConfigureSite((Setting("OtherTimeout", "77"),))))
+    made.after(5, lambda: made.world.settle(c.ConfigureSite((ConfSetting("OtherTimeout", "77"),))))
     made.after(6, lambda: made.submit(20))
     both = asked(tmp_path, made.run().world, "StageInTimeout=2", to=START + 60 * SECOND)
     assert both.unchanged == {1: 10}

@@ -20,8 +20,8 @@ from cluster.cli.exits import ExitCode
 from cluster.schemas.transfers import ReceiptsAnswer
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
-from replica.model.operations import Stage
 from replica.model.orders import OrderFilesystem
+from replica.model.stages import Stage
 from replica.model.transfers import TransferReceipt
 from tests.cluster.agent.transfer.harness import SMALL, TAG, Harness, Unpaced, plant
 from tests.cluster.cli.double import Double, forebay

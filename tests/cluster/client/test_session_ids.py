@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import cluster.client.session_ids as module
 from cluster.client.session_ids import REST_S, SessionIds
-from replica.values.command_ids import numbered
+from replica.values.command_ids import decode_session_command_id
 from replica.values.limits import SESSION_IDLE_S_MAX
 from replica.values.units import Instant
 from tests.clocks import ManualClock
@@ -40,8 +40,10 @@ def test_an_id_acknowledges_exactly_the_answers_before_the_first_that_is_outstan
         for what, place in steps:
             if what == "next":
                 made = await ids.next_id()
-                said = numbered(bytes.fromhex(made))
-                mine = [one for one in given_out if numbered(bytes.fromhex(one)).session == said.session]
+                said = decode_session_command_id(bytes.fromhex(made))
+                mine = [
+                    one for one in given_out if decode_session_command_id(bytes.fromhex(one)).session == said.session
+                ]
                 first = next((number for number, one in enumerate(mine) if one not in answered), len(mine))
                 assert said.acknowledged == first, "it gave up an answer that is outstanding, or keeps one that is here"
                 assert said.sequence == len(mine) + 1 <= first + WINDOW
@@ -55,10 +57,10 @@ def test_an_id_acknowledges_exactly_the_answers_before_the_first_that_is_outstan
                     ids.note_rejection(one, 404, "unknown_job")
                     answered.add(one)
                 else:
-                    count, current = opened.count, numbered(bytes.fromhex(given_out[-1])).session
+                    count, current = opened.count, decode_session_command_id(bytes.fromhex(given_out[-1])).session
                     ids.note_rejection(one, 404, "unknown_session")
-                    again = numbered(bytes.fromhex(await ids.next_id()))
-                    if numbered(bytes.fromhex(one)).session == current:
+                    again = decode_session_command_id(bytes.fromhex(await ids.next_id()))
+                    if decode_session_command_id(bytes.fromhex(one)).session == current:
                         assert opened.count == count + 1 and (again.sequence, again.acknowledged) == (1, 0)
                     given_out.append(f"{again.session:012x}8001{0x8000000000000000 | again.sequence:016x}")
 
@@ -96,10 +98,10 @@ def test_an_answer_to_an_id_of_elsewhere_changes_nothing() -> None:
         first = await ids.next_id()
         ids.acknowledge("017f22e279b07cc398c4dc0c0c07398f")
         ids.note_rejection("017f22e279b07cc398c4dc0c0c07398f", 404, "unknown_session")
-        second = numbered(bytes.fromhex(await ids.next_id()))
+        second = decode_session_command_id(bytes.fromhex(await ids.next_id()))
         assert (second.sequence, second.acknowledged) == (2, 0)
         ids.acknowledge(first)
-        third = numbered(bytes.fromhex(await ids.next_id()))
+        third = decode_session_command_id(bytes.fromhex(await ids.next_id()))
         assert (third.sequence, third.acknowledged) == (3, 1)
 
     asyncio.run(story())
@@ -148,6 +150,6 @@ def test_a_session_that_cannot_be_opened_is_an_error_of_everybody_who_waits_and_
         ids = SessionIds(open_session, ManualClock(Instant(0)))
         results = await asyncio.gather(*(ids.next_id() for _ in range(3)), return_exceptions=True)
         assert [type(one) for one in results] == [ConnectionError] * 3 and tries == 1
-        assert numbered(bytes.fromhex(await ids.next_id())).session == 7
+        assert decode_session_command_id(bytes.fromhex(await ids.next_id())).session == 7
 
     asyncio.run(story())

@@ -18,12 +18,12 @@ from cluster.agent.transfer.errors import TransferFailed
 from cluster.config.new_site import Founding, create_site
 from cluster.providers import Local, OperationError, Provider, Subject, provider_for
 from cluster.system.clock import SystemClock
-from replica.grammar.settings import KEYS, Key, Kind
+from replica.grammar.settings import KEYS, SettingKey, ValueKind
 from replica.model.provider import Provision
 from replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.agent.transfer.harness import SMALL, Harness
 
-NAMING = [key for key in KEYS if key.kind in (Kind.PROGRAM, Kind.TEMPLATE)]
+NAMING = [key for key in KEYS if key.kind in (ValueKind.PROGRAM, ValueKind.TEMPLATE)]
 PROVIDERS = ("lua", "datawarp", "generic")
 OPERATIONS = (
     "process", "setup", "data_in", "real_size", "paths", "pre_run", "post_run", "data_out",
@@ -49,7 +49,7 @@ def operations(provider: Provider, subject: Subject, directory: str) -> list[Cal
 class Site:
     """A program that says that it ran, for whichever key names it."""
 
-    def __init__(self, directory: Path, key: Key) -> None:
+    def __init__(self, directory: Path, key: SettingKey) -> None:
         self.key = key
         self.directory = directory
         self.ran = directory / "ran"
@@ -67,7 +67,7 @@ class Site:
     def run(self, path: Path, local: Local) -> set[str]:
         """Do everything that could run what the key names; return why it was not done."""
         said = set()
-        if self.key.kind is Kind.TEMPLATE:
+        if self.key.kind is ValueKind.TEMPLATE:
             moving = Harness(Path(tempfile.mkdtemp(dir=self.directory)))
             (moving.source / "x").write_text("x")
             item = moving.item()._replace(backend="template")

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.server.operation_restart import OperationRestart
 from cluster.server.pending import Answer, QueueFull, Settlement
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.values.limits import RESTARTED_MAX
 from tests.replica.world import World
@@ -19,7 +19,7 @@ class Led:
 
     def __init__(self, policy: str) -> None:
         self.world = World({"fast": 1000}, cpus=10_000, operations_per_stage_max=2 * RESTARTED_MAX)
-        self.world.settle(c.ConfigureSite(settings=(Setting("RestartPolicy", policy),), partial=True))
+        self.world.settle(c.ConfigureSite(settings=(ConfSetting("RestartPolicy", policy),), partial=True))
         self.commands: list[c.RestartOperations] = []
         self.full = 0
         self.leads = True

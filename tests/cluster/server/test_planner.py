@@ -15,8 +15,8 @@ from replica.messages.entries import Accepted, Entry
 from replica.messages.events import Event
 from replica.model.job_states import JobState
 from replica.model.jobs import Hold
-from replica.model.operations import Stage
 from replica.model.requests import JobRequest
+from replica.model.stages import Stage
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_cycle import run_cycle
 from replica.values.units import Instant

@@ -12,7 +12,7 @@ from cluster.schemas import JobTransfersView, TransferView, WhyView
 from cluster.schemas import external_jobs as g
 from cluster.schemas import operations as ops
 from cluster.slurm import programs
-from replica.grammar import DirectiveRefused, read_external_job_request
+from replica.grammar import DirectiveRejected, read_external_job_request
 
 GRAIN = 2**20
 PYTHON = "#!/usr/bin/python3"
@@ -141,7 +141,7 @@ class LeaderDouble:
     def _set_up(self, external_job: dict[str, Any], request: Any) -> None:
         try:
             read_external_job_request(request.script)
-        except DirectiveRefused as refused:
+        except DirectiveRejected as refused:
             found = refused.refusal
             raise ApiError(
                 400, "invalid_directive", found.sentence, remedy=found.remedy, place=found.place

@@ -14,7 +14,7 @@ from cluster.agent.limits import BUFFER_DEPTH_MAX
 from cluster.client import ApiError, Client
 from cluster.schemas import operations as ops
 from cluster.schemas.requests import ClearRequest, DrainRequest
-from replica.grammar.settings import KEYS, Kind
+from replica.grammar.settings import KEYS, ValueKind
 from tests.faults import verify
 from tests.faults.attacks.sites import (
     IS_ROOT,
@@ -237,7 +237,7 @@ async def programs(site: LocalCluster, jobs: int) -> dict[str, int]:
     says = (
         f'case "$0" in */calls/*) echo "$0 as $(id -u)" >>{ran}; exit 0;; esac; [ "$(id -u)" = 0 ] && echo "$0" >>{ran}'
     )
-    naming = [key.name for key in KEYS if key.kind is Kind.PROGRAM]
+    naming = [key.name for key in KEYS if key.kind is ValueKind.PROGRAM]
     named = tried = 0
     async with site.client("operator") as operator, site.client(site.user) as client:
         settings = (await operator.call(ops.SHOW_CONFIGURATION)).settings

@@ -21,8 +21,8 @@ from replica.messages.entries import Batch
 from replica.messages.entries import Entry as Settled
 from replica.model.accounts import License
 from replica.model.job_states import JobState
-from replica.state.digest import recorded_in, state_digest
-from replica.state.receipts import Receipts
+from replica.state.digest import recorded_digests, state_digest
+from replica.state.single_replies import SingleReplies
 from replica.state.state import EMPTY, State
 from replica.values.units import Instant, Revision
 from tests.faults.manipulations import forge
@@ -471,7 +471,7 @@ def recording(change: Callable[[Case], forge.Rewrite]) -> Callable[[Case], forge
 
 def _recorded(case: Case) -> frozenset[int]:
     batches = (decode_batch(one.data) for one in case.site.life.entries if kind_of(one.data) is EntryKind.BATCH)
-    return frozenset(found.revision for batch in batches for found in recorded_in(batch))
+    return frozenset(found.revision for batch in batches for found in recorded_digests(batch))
 
 
 def rewritten_wholly(case: Case) -> None:
@@ -513,7 +513,7 @@ def doubled(state: State) -> State:
 
 def without_receipts(state: State) -> State:
     """Forget which commands were settled."""
-    return replace(state, receipts=Receipts())
+    return replace(state, receipts=SingleReplies())
 
 
 def mallory_submits(state: State) -> State:

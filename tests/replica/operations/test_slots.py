@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replica.messages import commands as c
 from replica.model.job_states import JobState
-from replica.model.operations import Stage
+from replica.model.stages import Stage
 from replica.operations.outcomes import active_stage
 from replica.views.orders import orders_for
 from tests.replica.reference.reference_scheduler import next_due

@@ -20,9 +20,9 @@ from replica.model.buffers import Buffer, BufferState
 from replica.model.job_states import ENDED, JobState
 from replica.model.jobs import Hold, Job
 from replica.model.nodes import Node
-from replica.model.operations import Stage, stage_of
 from replica.model.pools import Pool
 from replica.model.requests import BufferRequest, JobChange, JobRequest
+from replica.model.stages import Stage, stage_of
 from replica.state.derived import derive
 from replica.state.state import State
 from replica.values.errors import Refusal
@@ -172,7 +172,7 @@ def _shown(before: State, after: State) -> str:
             ("changed", job.request != was.request),
             ("held", job.hold is not was.hold and job.hold is not Hold.NONE),
             ("failed", job.stuck and not was.stuck),
-            ("ending", (job.cancelled or job.interrupted.requeueing) and not was.cancelled),
+            ("ending", (job.cancelled or job.effective_interruptions.requeueing) and not was.cancelled),
             ("a new attempt", job.attempt != was.attempt),
         )
         if true

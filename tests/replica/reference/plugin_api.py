@@ -9,7 +9,7 @@ from __future__ import annotations
 from replica.grammar.directives import read_request
 from replica.model.buffers import PERSISTENT_STATES, BufferState
 from replica.model.jobs import Job
-from replica.model.pools import PoolUnit, unit_in
+from replica.model.pools import PoolUnit, pool_unit
 from replica.state.state import State
 from replica.values.units import NEVER, round_up
 from replica.views.burst import MEGABYTE, megabytes, pool_named, tres_size
@@ -73,13 +73,13 @@ def _has_failed(job: Job) -> bool:
 def persistent_count(state: State) -> int:
     """Return how much persistent buffers hold, whole MB, rounded up: what no job counts for."""
     kept = (one for one in state.persistent.values() if one.state in PERSISTENT_STATES)
-    return megabytes(sum(one.granted_bytes for one in kept if unit_in(state.pools, one.pool) is PoolUnit.BYTES))
+    return megabytes(sum(one.granted_bytes for one in kept if pool_unit(state.pools, one.pool) is PoolUnit.BYTES))
 
 
 def xlate_bb_2_tres_str(state: State, burst_buffer: str) -> str:
     """Return the TRES of a request as it was written, `bb/datawarp=200G`; empty where it asks for no space.
 
-    DirectiveRefused for what is no request.
+    DirectiveRejected for what is no request.
     """
     site = state.site
     # As it is kept it is lines of a script; as it is typed it may be the short form of `--bb`.

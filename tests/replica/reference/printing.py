@@ -9,7 +9,7 @@ from replica.grammar.bb import format_bytes, format_quantity
 from replica.grammar.values import STOP
 from replica.model.buffers import Access, Transfer
 from replica.model.requests import BufferRequest, CreatePersistent
-from replica.model.transfers import choice_verb
+from replica.model.transfers import choice_prefix
 from replica.values.units import Quantity
 
 
@@ -32,7 +32,7 @@ def format_request(request: BufferRequest) -> tuple[str, str]:
             (True, ["type=list" + _paths(transfer.source, transfer.destination) for transfer in lists]),
         ):
             for index, text in enumerate(texts):
-                chosen = _line(rest, choice_verb(stage, index, listed=listed), f"#DW {stage}", text)
+                chosen = _line(rest, choice_prefix(stage, index, listed=listed), f"#DW {stage}", text)
                 lines.append(_line(rest, stage, chosen))
     lines += [_line(rest, "create_persistent", "#BB create_persistent", _create(record)) for record in request.creates]
     lines += [

@@ -16,17 +16,17 @@ from heapq import nsmallest
 import msgspec
 
 from replica.messages import events as e
-from replica.model.arrays import ArrayUse, is_gated, is_waiting
+from replica.model.arrays import ArrayUse, has_array_limits, waits_for_array
 from replica.model.buffers import Buffer, BufferState
 from replica.model.job_states import JobState
 from replica.model.jobs import Job
-from replica.model.operations import QUEUED_STAGES, Stage, queue_position, takes_slot, waits_for_slot
-from replica.model.partitions import AnyNode, is_in
+from replica.model.partitions import NodeSetWaiters, is_node_in
 from replica.model.pools import free_bytes
 from replica.model.requests import BufferRequest
+from replica.model.stages import QUEUED_STAGES, Stage, awaited_slot, occupied_slot, queue_position
 from replica.model.usage import SchedulingClass, scheduling_class_of, takes_cpus
-from replica.operations.external_jobs import given_up, is_lingering
-from replica.operations.slots import OperationSlots, slots_given, with_slots
+from replica.operations.external_jobs import give_up_events, is_lingering
+from replica.operations.slots import OperationSlots, assign_slots, grant_slots
 from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
 from replica.scheduler import estimates
 from replica.scheduler.admission import (
@@ -129,7 +129,7 @@ class _Pass:
         self.assigned = dict.fromkeys(self.cpus_free, 0)
         self.reservation_heads: dict[str, ReservationHead] = {}
         self.waiting_nodes: dict[str, int] = {}
-        self.any_node = AnyNode(state.partitions)
+        self.any_node = NodeSetWaiters(state.partitions)
         self.quotas = QuotaCheck(state, at)
         self.skipped: dict[tuple[str, int, SchedulingClass | None], int] = {}
         self.slots = OperationSlots()
@@ -156,7 +156,7 @@ class _Pass:
         for job_id in sorted(state.unfinished):
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
             self._account(job, buffer)
-            waits_for = waits_for_slot(job, buffer)
+            waits_for = awaited_slot(job, buffer)
             if waits_for is not None and buffer is not None:
                 queued[waits_for].setdefault(job.request.user, []).append(queue_position(job, buffer))
             instant = due_at(state, job, buffer)
@@ -168,13 +168,13 @@ class _Pass:
             job, buffer = state.jobs[job_id], state.buffers.get(job_id)
             # The operation is ordered again or has failed in this very pass: what follows is for the next one.
             ended = explain_setup_failures(self, due_events(state, job, buffer, self.at))
-            self.events.extend(with_slots(state, self.slots, ended))
+            self.events.extend(assign_slots(state, self.slots, ended))
             self.verdicts[job_id] = current_verdict(state, job, buffer)
         for stage, waiting in queued.items():
             queues = {user: sorted(positions) for user, positions in waiting.items()}
             room = EVENTS_PER_CYCLE_MAX - len(self.events)
             self.events.extend(
-                slots_given(state, self.slots, stage, queues, lambda job: job not in self.verdicts, room)
+                grant_slots(state, self.slots, stage, queues, lambda job: job not in self.verdicts, room)
             )
         self.taken |= set(self.verdicts)
         self._serve_external_jobs()
@@ -236,13 +236,13 @@ class _Pass:
     def _array_keeps_back(self, job: Job, buffer: Buffer) -> Verdict | None:
         """Return the verdict of a job's array before any candidate was looked at."""
         array = job.request.array
-        if array is None or not is_gated(job.request) or not is_waiting(job, buffer):
+        if array is None or not has_array_limits(job.request) or not waits_for_array(job, buffer):
             return None
         positions = [
             queue_position_of(self.state, other)
             for other in (self.state.jobs[task] for task in self.state.arrays[array.job].values())
             if other.id in self.state.unfinished
-            and is_waiting(other, self.state.buffers.get(other.id))
+            and waits_for_array(other, self.state.buffers.get(other.id))
             and early_gate(self.state, other) is None
         ]
         before = sum(position < queue_position_of(self.state, job) for position in positions)
@@ -264,15 +264,15 @@ class _Pass:
         room = EVENTS_PER_CYCLE_MAX - len(self.events)
         gives_way = choose_lingering(self, request, (job_id for _, job_id in lingering), coming, room)
         for job_id in gives_way:
-            events = given_up(state.jobs[job_id], needed_by_reason(request.job))
-            self.events.extend(with_slots(state, self.slots, events))
+            events = give_up_events(state.jobs[job_id], needed_by_reason(request.job))
+            self.events.extend(assign_slots(state, self.slots, events))
             self.taken.add(job_id)
         return bool(gives_way)
 
     def _account(self, job: Job, buffer: Buffer | None) -> None:
         if job.node in self.assigned:
             self.assigned[job.node] += 1
-        stage = takes_slot(job, buffer)
+        stage = occupied_slot(job, buffer)
         if stage is not None:
             self.slots[stage] = self.slots.get(stage, 0) + 1
         if job.node in self.cpus_free and takes_cpus(job, buffer):
@@ -315,7 +315,7 @@ class _Pass:
         return self._cpus_max[partition]
 
     def _nodes_in(self, partition: str) -> list[str]:
-        return [name for name in self.cpus_free if is_in(self.state.partitions, partition, name)]
+        return [name for name in self.cpus_free if is_node_in(self.state.partitions, partition, name)]
 
     def _free_for(self, cpus: int, partition: str) -> list[str]:
         """Return the nodes of the partition that nobody waits for and that have so many free CPUs."""
@@ -353,7 +353,7 @@ class _Pass:
                 allocated = e.BufferAllocated(
                     job.id, node, job.attempt + 1, head.job, counted, head.start_at, mover=mover
                 )
-            self.events.extend(with_slots(self.state, self.slots, (allocated,)))
+            self.events.extend(assign_slots(self.state, self.slots, (allocated,)))
         return verdict
 
     def _mover(self, pool: str) -> str:
@@ -378,7 +378,7 @@ class _Pass:
             candidate for job, buffer in holders if (candidate := preemption_candidate(state, job, buffer)) is not None
         )
         for job_id in choose_preempted(self, request, candidates, coming, room, self.verdicts):
-            self.events.extend(with_slots(state, self.slots, preemption_events(state, job_id, request.job.id)))
+            self.events.extend(assign_slots(state, self.slots, preemption_events(state, job_id, request.job.id)))
             self.verdicts[job_id] = current_verdict(state, state.jobs[job_id], state.buffers[job_id])
 
     def _reserve_persistent(self, job: Job, buffer: Buffer, options: BufferRequest) -> Verdict:
@@ -416,7 +416,7 @@ class _Pass:
 
     def _array_gate(self, job: Job, buffer: Buffer | None) -> Verdict | None:
         array = job.request.array
-        if array is None or not is_gated(job.request) or not is_waiting(job, buffer):
+        if array is None or not has_array_limits(job.request) or not waits_for_array(job, buffer):
             return None
         before = self.array_tasks_before.get(array.job, 0)
         self.array_tasks_before[array.job] = before + 1

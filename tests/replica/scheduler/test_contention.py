@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model.accounts import Account, AccountUser, Limit, LimitKind, Qos
@@ -271,7 +271,7 @@ def test_what_a_tree_of_accounts_used_is_summed_once_for_all_candidates_of_a_pas
 
 def test_the_site_may_hold_what_is_too_large_at_submit_and_a_pass_does_not_check_it() -> None:
     made = IndexedWorld({"fast": 100})
-    made.settle(c.ConfigureSite(settings=(Setting("HoldOversized", "yes"),), partial=True))
+    made.settle(c.ConfigureSite(settings=(ConfSetting("HoldOversized", "yes"),), partial=True))
     large = made.submit("capacity=500")
     assert made.reason(large) == "BurstBufferResources"
     assert made.index.queues.queues[("large", "fast", 0, None)].first[1] == large

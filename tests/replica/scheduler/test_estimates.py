@@ -6,7 +6,7 @@ import pytest
 
 from replica.messages import commands as c
 from replica.model.jobs import Hold
-from replica.model.pools import DRAIN_TIME_S, MEASURED_MAX, Measured
+from replica.model.pools import DRAIN_TIME_S, MEASURED_MAX, OperationStatistics
 from replica.model.requests import Dependency, DependencyKind
 from replica.scheduler import backfill
 from replica.scheduler.estimates import Estimate, estimate, jobs_ahead_in
@@ -63,11 +63,11 @@ def test_measured_transfers_take_the_place_of_the_constant() -> None:
 
 
 def test_old_measurements_fade() -> None:
-    sums = Measured()
+    sums = OperationStatistics()
     for _ in range(2 * MEASURED_MAX):
-        sums = sums.with_one(seconds(10), 100, 100)
+        sums = sums.with_operation(seconds(10), 100, 100)
     for _ in range(4 * MEASURED_MAX):
-        sums = sums.with_one(seconds(1), 100, 100)
+        sums = sums.with_operation(seconds(1), 100, 100)
     assert sums.count <= MEASURED_MAX
     assert sums.mean_us < seconds(2)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from replica.fold.fold import fold
-from replica.grammar.burst_buffer_conf import Setting
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages.entries import Entry
@@ -20,7 +20,6 @@ from replica.model.buffers import BufferState
 from replica.model.configuration import Site
 from replica.model.job_states import JobState
 from replica.model.jobs import Hold
-from replica.model.operations import Stage
 from replica.model.pools import Pool
 from replica.model.requests import (
     BufferRequest,
@@ -30,14 +29,15 @@ from replica.model.requests import (
     JobRequest,
     with_options,
 )
-from replica.operations.outcomes import active_stage, failed, script_ended, succeeded
-from replica.operations.slots import OperationSlots, with_slots
+from replica.model.stages import Stage
+from replica.operations.outcomes import active_stage, failure_events, script_end_events, success_events
+from replica.operations.slots import OperationSlots, assign_slots
 from replica.scheduler import admission, scheduling_cycle
 from replica.scheduler.gates import REPLAN_S
 from replica.scheduler.index import TOUCHES, SchedulingIndex, Touches
 from replica.scheduler.index_row import NO_ROW, index_row
 from replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
-from replica.state.invariants import check
+from replica.state.invariants import find_violations
 from replica.state.state import EMPTY, State
 from replica.values.errors import Refusal
 from replica.values.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
@@ -110,7 +110,7 @@ class IndexHistories(Histories):
 
     @rule(data=st.data(), kind=st.sampled_from(DependencyKind), bb=st.sampled_from(["", "capacity=20", "capacity=60"]))
     def submits_with_dependencies(self, data: st.DataObject, kind: DependencyKind, bb: str) -> None:
-        kind = kind.of_one
+        kind = kind.for_job
         first, second = self.some_job(data), self.some_job(data)
         dependencies = tuple(Dependency(kind, job) for job in (first, second) if job is not None)
         self.world.try_submit(bb, dependencies=dependencies, cpus=data.draw(st.integers(1, 2)))
@@ -139,7 +139,7 @@ class IndexHistories(Histories):
         dependencies = ()
         other = self.some_job(data)
         if other is not None and data.draw(st.booleans()):
-            kind = data.draw(st.sampled_from([kind for kind in DependencyKind if not kind.of_array]))
+            kind = data.draw(st.sampled_from([kind for kind in DependencyKind if not kind.is_for_array]))
             dependencies = (Dependency(kind, other),)
         self.world.try_submit(bb, array=tuple(sorted(tasks)), throttle=throttle, dependencies=dependencies)
 
@@ -158,7 +158,7 @@ class IndexHistories(Histories):
 
     @rule(hold_s=st.sampled_from([0, 2, 50]), stages=st.sampled_from([1, 2, 100]))
     def changes_the_policy(self, hold_s: int, stages: int) -> None:
-        changed = (Setting("StagedHoldTime", str(hold_s)), Setting("OperationsPerStage", str(stages)))
+        changed = (ConfSetting("StagedHoldTime", str(hold_s)), ConfSetting("OperationsPerStage", str(stages)))
         self.world.settle(c.ConfigureSite(changed, partial=True), OPERATOR)
 
 
@@ -237,11 +237,11 @@ def happening(random: Random, state: State, job_id: int, at: Instant) -> tuple[e
     if stage is Stage.RUN:
         if job.state is JobState.CONFIGURING:
             return (e.RunStarted(job_id),)
-        return script_ended(state, job, buffer, random.choice((JobState.COMPLETED, JobState.FAILED)), 0, 0, "")
+        return script_end_events(state, job, buffer, random.choice((JobState.COMPLETED, JobState.FAILED)), 0, 0, "")
     assert buffer is not None
     if not random.randrange(6):
-        return failed(state, job, stage, "it broke", at)
-    return with_slots(state, OperationSlots(state.operations), succeeded(state, job, buffer, stage, 1, 1, ""))
+        return failure_events(state, job, stage, "it broke", at)
+    return assign_slots(state, OperationSlots(state.operations), success_events(state, job, buffer, stage, 1, 1, ""))
 
 
 def node_happening(random: Random, state: State) -> tuple[e.Event, ...]:
@@ -295,7 +295,7 @@ def test_in_a_crowd_the_index_decides_what_walking_over_all_jobs_decides(
         if step % 10 == 0:
             assert contents(index) == contents(SchedulingIndex(state))
             assert_explains(index, state, at, sorted(state.unfinished))
-            assert check(state) == []
+            assert find_violations(state) == []
         at = Instant(at + seconds(random.choice((0, 0, 1, 20, 300))))
     assert {e.BufferAllocated, e.RunOrdered, e.JobBecameEligible} <= kinds
 
@@ -448,7 +448,7 @@ def test_an_index_that_is_built_in_portions_while_the_world_goes_on_is_the_same(
     assert run_cycle(index, at) == reference_events(state, at)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DependencyKind if kind.of_array])
+@pytest.mark.parametrize("kind", [kind for kind in DependencyKind if kind.is_for_array])
 def test_who_waits_for_a_whole_array_is_noted_once_and_asked_again_when_all_tasks_have_come_so_far(
     kind: DependencyKind,
 ) -> None:
@@ -463,7 +463,7 @@ def test_who_waits_for_a_whole_array_is_noted_once_and_asked_again_when_all_task
         assert world.reason(waiter) == "Dependency"
         assert not isinstance(world.settle(c.ReleaseJob(array, tasks=(number,)), user()), Refusal)
         world.finish(array + number)
-    expected = "DependencyNeverSatisfied" if kind.of_one is DependencyKind.AFTER_NOT_OK else "None"
+    expected = "DependencyNeverSatisfied" if kind.for_job is DependencyKind.AFTER_NOT_OK else "None"
     assert world.reason(waiter) == expected
     assert {world.index.dependencies._behind[key] == set() for key in world.index.dependencies._behind} <= {True}
     assert not isinstance(world.settle(c.RequeueJob(array, tasks=(3,)), user()), Refusal)

@@ -23,7 +23,7 @@ from replica.model.reservations import Reservation, ReservedSpace
 from replica.scheduler import admission, scheduling_cycle
 from replica.scheduler.index import SchedulingIndex
 from replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
-from replica.state.invariants import check
+from replica.state.invariants import find_violations
 from replica.state.state import State
 from replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference import reference_scheduler
@@ -129,7 +129,7 @@ def update(random: Random, state: State) -> tuple[e.Event, ...]:
         request = BufferRequest("", size, (), "scratch", (), (), "")
         pool = random.choice(POOLS) if size else ""
         return (e.JobUpdated(job_id, buffer=request, pool=pool, granted_bytes=size),)
-    kinds = [kind for kind in DependencyKind if not kind.of_array]
+    kinds = [kind for kind in DependencyKind if not kind.is_for_array]
     before = [other for other in (job_id // 2, job_id - 1) if other > 0]
     others = tuple(Dependency(random.choice(kinds), other) for other in before[: random.randrange(3)])
     changes: dict[str, object] = {
@@ -210,7 +210,7 @@ def test_in_a_crowd_with_limits_the_index_decides_what_walking_over_all_jobs_dec
         index.advance(state, batch)
         if step % 10 == 0:
             assert contents(index) == contents(SchedulingIndex(state))
-            assert check(state) == []
+            assert find_violations(state) == []
         at = Instant(at + seconds(random.choice((0, 0, 1, 20, 300))))
     assert {e.BufferAllocated, e.RunOrdered} <= kinds
     assert len(reasons) > 12, reasons
@@ -266,7 +266,7 @@ class LimitedIndexHistories(IndexHistories):
         job, random = self.some_job(data), Random(seed)
         if job is None:
             return
-        kinds = [kind for kind in DependencyKind if not kind.of_array]
+        kinds = [kind for kind in DependencyKind if not kind.is_for_array]
         other = self.some_job(data)
         change = JobChange(
             name=random.choice((None, "daily", "weekly")),

@@ -88,7 +88,7 @@ def test_a_job_gives_way_only_so_often_in_its_whole_life() -> None:
     world.submit("capacity=60", priority=9)
     world.advance(10_000)
     assert not revoked(world, waiting)
-    assert world.state.jobs[waiting].interrupted.revocations == 1
+    assert world.state.jobs[waiting].effective_interruptions.revocations == 1
 
 
 def test_a_held_job_s_staged_buffer_may_be_taken_back_for_a_higher_priority() -> None:
@@ -134,7 +134,7 @@ def test_whoever_gives_way_no_job_starves() -> None:
                 world.done(job)
         world.advance(7)
     assert not world.state.unfinished
-    assert all(job.interrupted.revocations <= 2 for job in world.state.jobs.values())
+    assert all(job.effective_interruptions.revocations <= 2 for job in world.state.jobs.values())
 
 
 def test_a_job_of_the_same_priority_gives_way_neither_to_an_earlier_job_nor_to_a_later_one() -> None:

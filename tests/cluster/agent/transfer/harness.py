@@ -17,7 +17,7 @@ from cluster.agent.transfer.transfer_state import TransferContext
 from cluster.agent.transfer.workspace import Workspace
 from cluster.system.clock import SystemClock
 from cluster.system.descriptors import open_directory
-from replica.model.operations import Stage
+from replica.model.stages import Stage
 from replica.model.transfers import TransferReceipt
 
 TAG = ".forebay-7-0123abcd"

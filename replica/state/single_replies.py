@@ -30,14 +30,14 @@ class _Layer(NamedTuple):
     """In the order of revisions."""
 
 
-class Dropped(NamedTuple):
+class DropSummary(NamedTuple):
     """Summary of deleted entries: the greatest ID, hence the latest client time, and their number for each actor."""
 
     greatest_id: bytes
     of: Counter[Actor]
 
 
-class Receipts:
+class SingleReplies:
     """The kept receipts: a map from command id, which is walked in the order of revisions. Immutable."""
 
     __slots__ = ("_first", "_layers", "_newest_first", "_skipped", "_total")
@@ -45,7 +45,7 @@ class Receipts:
     def __init__(self, receipts: Iterable[tuple[bytes, CachedReply]] = ()) -> None:
         """Hold `receipts`, (id, receipt) with rising revisions. LedgerViolation if they are not, or an id repeats."""
         self._set((), 0, 0, 0)
-        builder = ReceiptsBuilder(self)
+        builder = SingleRepliesBuilder(self)
         for command_id, receipt in receipts:
             builder.add(command_id, receipt)
         made = builder.finish()
@@ -96,12 +96,14 @@ class Receipts:
                 yield command_id, layer.by_id[command_id]
             skipped = 0
 
-    def mutate(self) -> ReceiptsBuilder:
+    def mutate(self) -> SingleRepliesBuilder:
         """Return a builder of the next ones."""
-        return ReceiptsBuilder(self)
+        return SingleRepliesBuilder(self)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Receipts) and len(self) == len(other) and list(self.items()) == list(other.items())
+        return (
+            isinstance(other, SingleReplies) and len(self) == len(other) and list(self.items()) == list(other.items())
+        )
 
     __hash__ = None  # type: ignore[assignment]  # compared in tests only; a hash would walk over everything
 
@@ -109,12 +111,12 @@ class Receipts:
         return f"Receipts({list(self.items())!r})"
 
 
-class ReceiptsBuilder:
+class SingleRepliesBuilder:
     """Receipts being added to and dropped from: what a StateBuilder of the state holds."""
 
     __slots__ = ("_absent", "_added", "_base", "_first", "_ids", "_layer", "_newest", "_skipped", "_total")
 
-    def __init__(self, base: Receipts) -> None:
+    def __init__(self, base: SingleReplies) -> None:
         self._base = base
         self._added: dict[bytes, CachedReply] = {}
         self._absent = b""
@@ -181,7 +183,7 @@ class ReceiptsBuilder:
         self._ids.append(command_id)
         self._total += 1
 
-    def drop_through(self, revision: int) -> Dropped:
+    def drop_through(self, revision: int) -> DropSummary:
         """Drop the receipts up to a revision; say what went."""
         greatest, of = b"", Counter[Actor]()
         for by_id, ids in (*self._base._layers[self._layer :], _Layer(self._added, self._ids)):
@@ -196,9 +198,9 @@ class ReceiptsBuilder:
             self._layer, self._skipped = self._layer + 1, 0
         self._total -= of.total()
         self._first = max(self._first, revision + 1)
-        return Dropped(greatest, of)
+        return DropSummary(greatest, of)
 
-    def finish(self) -> Receipts:
+    def finish(self) -> SingleReplies:
         """Return the next Receipts; the builder must not be used afterwards."""
         layers = [*self._base._layers[self._layer :]]
         if self._ids:
@@ -211,7 +213,7 @@ class ReceiptsBuilder:
         skipped = self._skipped
         while layers and skipped >= len(layers[0].ids):
             skipped -= len(layers.pop(0).ids)
-        made = Receipts.__new__(Receipts)
+        made = SingleReplies.__new__(SingleReplies)
         made._set(tuple(layers), skipped, self._first, self._total)
         return made
 

@@ -57,14 +57,14 @@ def is_ordered(job: Job, buffer: Buffer) -> bool:
     return buffer.state in (BufferState.STAGING_OUT, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)
 
 
-def takes_slot(job: Job, buffer: Buffer | None) -> Stage | None:
+def occupied_slot(job: Job, buffer: Buffer | None) -> Stage | None:
     """Return the stage that the job takes a slot of, or None. Pre-run counts as RUN."""
     if buffer is None or job.stuck or job.order_at == NEVER:
         return None
     return _TURN_OF.get(buffer.state) if job.external_job is None or is_ordered(job, buffer) else None
 
 
-def waits_for_slot(job: Job, buffer: Buffer | None) -> Stage | None:
+def awaited_slot(job: Job, buffer: Buffer | None) -> Stage | None:
     """Return the stage that the job waits for a slot of, or None."""
     if buffer is None or job.stuck or job.order_at != NEVER or job.retry_at != NEVER:
         return None
@@ -81,7 +81,7 @@ _MEASURED = ("eligible_at", "held_at", "started_at", "order_at", "retry_at", "pr
 """What of a job the clock measures from, or is to do itself; not what people wrote, nor what has been."""
 
 
-def set_back(job: Job, buffer: Buffer | None, at: Instant) -> tuple[Job, Buffer | None]:
+def clamp_times(job: Job, buffer: Buffer | None, at: Instant) -> tuple[Job, Buffer | None]:
     """Return a job that is not over, and its buffer, with nothing measured from later than `at`: the very same ones
     where nothing was.
     """
@@ -141,6 +141,6 @@ MovingKey = tuple[str, str]
 """(user, node); an empty one stands for all of them."""
 
 
-def counted_under(user: str, node: str) -> tuple[MovingKey, ...]:
+def moving_keys(user: str, node: str) -> tuple[MovingKey, ...]:
     """Return the keys under which a transfer counts."""
     return (user, node), (user, ""), ("", node), ("", "")

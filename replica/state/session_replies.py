@@ -13,13 +13,13 @@ import immutables
 from msgspec.structs import replace
 
 from replica.messages import CachedReply, Session
-from replica.values import Instant, answer_key, answered
+from replica.values import Instant, decode_reply_key, reply_key
 
 T = TypeVar("T")
 
 
-class Answers:
-    """Cached replies of sessions: an immutable map from `replica.values.answer_key`."""
+class SessionReplies:
+    """Cached replies of sessions: an immutable map from `replica.values.reply_key`."""
 
     __slots__ = ("_of", "_total")
 
@@ -27,7 +27,7 @@ class Answers:
         """Hold (key, receipt) pairs. Raises ValueError if a key is not that of a command in a session."""
         of: dict[int, dict[int, CachedReply]] = {}
         for key, receipt in answers:
-            session, sequence = answered(key)
+            session, sequence = decode_reply_key(key)
             of.setdefault(session, {})[sequence] = receipt
         self._of = immutables.Map(of)
         self._total = sum(map(len, of.values()))
@@ -43,7 +43,7 @@ class Answers:
     def get(self, key: bytes, default: T, /) -> CachedReply | T: ...
     def get(self, key: bytes, default: T | None = None, /) -> CachedReply | T | None:
         """Return the cached reply for a key, or `default`."""
-        found = self.find(*answered(key))
+        found = self.find(*decode_reply_key(key))
         return default if found is None else found
 
     def __getitem__(self, key: bytes, /) -> CachedReply:
@@ -65,7 +65,7 @@ class Answers:
         """Yield (key, receipt) pairs in no particular order."""
         for session, own in self._of.items():
             for sequence, receipt in own.items():
-                yield answer_key(session, sequence), receipt
+                yield reply_key(session, sequence), receipt
 
     def values(self) -> Iterator[CachedReply]:
         """Yield the receipts in no particular order."""
@@ -75,7 +75,7 @@ class Answers:
         """Return a copy of a session's cached replies, by sequence number."""
         return dict(self._of.get(session, ()))
 
-    def changed(self, own: dict[int, dict[int, CachedReply]], ended: list[int], total: int) -> Answers:
+    def with_changes(self, own: dict[int, dict[int, CachedReply]], ended: list[int], total: int) -> SessionReplies:
         """Return a copy with the replies of some sessions replaced and of ended ones removed.
 
         `total` is the new count.
@@ -88,12 +88,12 @@ class Answers:
                 of[session] = receipts
             else:
                 of.pop(session, None)
-        made = Answers.__new__(Answers)
+        made = SessionReplies.__new__(SessionReplies)
         made._of, made._total = of.finish(), total
         return made
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Answers) and self._of == other._of
+        return isinstance(other, SessionReplies) and self._of == other._of
 
     __hash__ = None  # type: ignore[assignment]  # compared in tests only; a hash would walk over everything
 
@@ -133,7 +133,7 @@ class SessionsBuilder:
 
     __slots__ = ("_answers", "_drafts", "_ended", "_sessions", "_total")
 
-    def __init__(self, sessions: immutables.Map[int, Session], answers: Answers) -> None:
+    def __init__(self, sessions: immutables.Map[int, Session], answers: SessionReplies) -> None:
         self._sessions = sessions.mutate()
         self._answers = answers
         self._drafts: dict[int, SessionDraft] = {}
@@ -199,10 +199,10 @@ class SessionsBuilder:
         for draft in self._drafts.values():
             draft.used_at = min(draft.used_at, at)
 
-    def finish(self) -> tuple[immutables.Map[int, Session], Answers]:
+    def finish(self) -> tuple[immutables.Map[int, Session], SessionReplies]:
         """Return the new sessions and replies; the builder must not be used afterwards."""
         for number, draft in self._drafts.items():
             self._sessions[number] = draft.finish()
         own = {number: draft.own for number, draft in self._drafts.items()}
-        answers = self._answers.changed(own, self._ended, self._total) if own or self._ended else self._answers
+        answers = self._answers.with_changes(own, self._ended, self._total) if own or self._ended else self._answers
         return self._sessions.finish(), answers
