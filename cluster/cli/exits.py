@@ -41,7 +41,7 @@ MEANINGS: Final = MappingProxyType(
         ExitCode.INTERRUPTED: "ended from the keyboard",
     }
 )
-"""One phrase for each exit code, as shown in docs/reference/cli.md."""
+"""One phrase for each exit code, as shown in docs/reference/exit-codes.md."""
 
 SERVE_MEANINGS: Final = MappingProxyType(
     {

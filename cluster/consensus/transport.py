@@ -456,7 +456,7 @@ class TlsLinks:
             dialler.flush()
         if self._acknowledges:
             # The leader was woken and answers clients; this replica only applies what it acknowledged before. If they
-            # share a core, that can wait (docs/explain/measurements.md); otherwise this returns at once.
+            # share a core, that can wait (docs/explain/performance.md); otherwise this returns at once.
             self._acknowledges = False
             os.sched_yield()
 

@@ -257,7 +257,7 @@ def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
         elif path.name == SCRIPT:
             remedy = (
                 f"to use both, rename it to {SITE_SCRIPT} "
-                '(see "A second script" in docs/slurm/slurm.md), or move it away'
+                '(see "Keep a second script" in docs/slurm/install.md), or move it away'
             )
             found.append(f"{path}: is there and not Forebay's; {remedy}")
         else:

@@ -3,7 +3,7 @@
 Sections of what users do: `jobs` (real jobs through agents, beside a real Slurm whose script stages by `cp`),
 `commands` (calls of the command line, beside etcdctl and Slurm's), `submits` (real submits over both doors, beside
 sbatch), `storm` (new connections on busy cores, beside etcd); their rows are printed last, as
-docs/explain/measurements.md has them.
+docs/explain/performance.md has them.
 Sections of parts: `api` (HTTP/JSON, both), `channel` (Forebay's MessagePack channel, etcd's native gRPC),
 `inside` (clients in the leader's process, etcd's native gRPC), `failover` (the leader killed or hung), `idle`;
 `scheduling` (Forebay's scheduler by itself, with up to 100,000 jobs waiting); `transfer` (Forebay's data mover

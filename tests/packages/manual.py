@@ -1,4 +1,4 @@
-"""Pages for man(1): one for `forebay` and one for each of its commands, generated as docs/reference/cli.md is."""
+"""Pages for man(1): one for `forebay` and one for each of its commands, generated as docs/reference/commands is."""
 
 from collections.abc import Iterator
 

@@ -1,8 +1,9 @@
-"""What docs/reference/cli.md says, generated from the commands themselves, so that it cannot say something else.
+"""Reference pages of the command line, generated from the commands: exit codes, `#SBATCH` options, all commands.
 
-`scripts/generate` writes it there, and a test of the repository compares.
+`scripts/generate` writes them into docs/reference, and a test of the repository compares.
 """
 
+import re
 import textwrap
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import click
 from cluster.cli.app import cli
 from cluster.cli.exits import MEANINGS, SERVE_MEANINGS
 from cluster.cli.submission.sbatch_options import OPTIONS, Treatment
+from cluster.cli.tree import TREE
 from replica.values.limits import (
     JOB_NAME_CHARACTERS_MAX,
     PACKED_SCRIPT_BYTES_MAX,
@@ -20,38 +22,67 @@ from replica.values.limits import (
 from replica.values.names import FILE_SYMBOLS
 
 
-def render() -> str:
-    """Return the reference as Markdown; it depends on nothing but the commands."""
-    parts = [_exit_codes(), _sbatch_options(), "## Commands\n"]
-    context = click.Context(cli, info_name="forebay")
-    parts.append(_section(cli, context, 3))
-    parts += _sections(cli, context, 3)
-    return "\n".join(parts).rstrip("\n") + "\n"
+def overview() -> str:
+    """Return the list of commands by section, each with its page."""
+    parts = []
+    for section, entries in TREE.items():
+        page = f"commands/{section.lower()}.md"
+        parts.append(f"### {section}\n\n| command | task |\n|---|---|")
+        parts[-1] += "".join(
+            f"\n| [`forebay {name}`]({page}#forebay-{name}) | {entry.summary} |" for name, entry in entries.items()
+        )
+    return "\n\n".join(parts)
 
 
-def _exit_codes() -> str:
+def everyday() -> str:
+    """Return the reference of the everyday commands."""
+    return _commands("Everyday")
+
+
+def operators() -> str:
+    """Return the reference of the operators' commands."""
+    return _commands("Operators")
+
+
+def audit() -> str:
+    """Return the reference of the audit commands."""
+    return _commands("Audit")
+
+
+def services() -> str:
+    """Return the reference of the services."""
+    return _commands("Services")
+
+
+def options() -> str:
+    """Return the reference of the options of `forebay` itself."""
+    return "\n".join(_options(cli, click.Context(cli, info_name="forebay")))
+
+
+def exit_codes() -> str:
+    """Return the exit codes of commands and of a replica."""
     rows = "\n".join(f"| {int(code)} | {meaning} |" for code, meaning in MEANINGS.items())
     serve = "\n".join(f"| {code} | {meaning} |" for code, meaning in SERVE_MEANINGS.items())
     return (
-        f"## Exit codes\n\n| code | meaning |\n|---|---|\n{rows}\n\n"
-        "`forebay run replica` becomes the process of the replica once it has read the configuration, and ends with "
-        "its own:"
-        "\n\n"
+        f"## Commands\n\n| code | meaning |\n|---|---|\n{rows}\n\n"
+        "## Replicas\n\n"
+        "`forebay run replica` becomes the process of the replica once it has read the configuration, and ends\n"
+        "with its own code:\n\n"
         f"| code | meaning |\n|---|---|\n{serve}\n"
     )
 
 
-def _sbatch_options() -> str:
+def sbatch_options() -> str:
+    """Return the options that `#SBATCH` lines may have, by their treatment."""
     return "\n\n".join(
         [
-            "## `#SBATCH` lines",
             _filled(
-                "`forebay submit` reads them as sbatch does: at the top of the script, before the first command, "
-                "several options on one line if you like. `##SBATCH` keeps a line as a comment. Every option of sbatch "
-                "of Slurm 22.05 to 26.05 is in one of these three tables; any other name is rejected with its line and "
-                "column. All errors of a script are reported at once."
+                "`forebay submit` reads `#SBATCH` lines as sbatch does: at the top of the script, before the first "
+                "command, several options on one line if you like. `##SBATCH` keeps a line as a comment. Every option "
+                "of sbatch of Slurm 22.05 to 26.05 is in one of these three tables; any other name is rejected with "
+                "its line and column. All errors of a script are reported at once."
             ),
-            "### Options that are carried out",
+            "## Options that are carried out",
             _options_of(Treatment.CARRIED_OUT),
             "\n".join(map(_item, _NOTES)),
             _filled(
@@ -60,14 +91,14 @@ def _sbatch_options() -> str:
                 f"{SCRIPT_BYTES_MAX >> 10} KiB is sent compressed, and may then have at most "
                 f"{PACKED_SCRIPT_BYTES_MAX >> 10} KiB."
             ),
-            "### Options without effect",
+            "## Options without effect",
             _filled(
                 "One warning lists those of a script. With `UnknownSbatchOptions=reject` in the site's configuration "
                 "they are rejected. An account, QOS, licence or reservation that the script names and the site has not "
                 "defined is treated in the same way; an account, only where the site has defined none."
             ),
             _options_of(Treatment.IGNORED),
-            "### Options that are rejected",
+            "## Options that are rejected",
             "They say where data goes, or what runs. A job of several nodes, by `-N` or `-w`, is rejected too.",
             _options_of(Treatment.REJECTED) + "\n",
         ]
@@ -87,7 +118,9 @@ _NOTES = (
 
 
 def _filled(text: str) -> str:
-    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+    # A line of prose that begins like a list or a heading is none.
+    return re.sub(r"(?m)^([-+*#])", r"\\\1", lines)
 
 
 def _item(text: str) -> str:
@@ -105,37 +138,43 @@ def _options_of(treatment: Treatment) -> str:
     return "\n".join(["| long | short | reason |", "|---|---|---|", *rows])
 
 
-def _sections(group: click.Group, context: click.Context, level: int) -> Iterator[str]:
-    for name, command in sorted(group.commands.items()):
-        inner = click.Context(command, info_name=name, parent=context)
-        yield _section(command, inner, level)
-        if isinstance(command, click.Group):
-            yield from _sections(command, inner, level)
+def _commands(section: str) -> str:
+    """Return the reference of a section's commands, groups with their commands."""
+    context = click.Context(cli, info_name="forebay")
+    parts: list[str] = []
+    for name in TREE[section]:
+        parts += _sections(name, cli.commands[name], context, 2)
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def _sections(name: str, command: click.Command, context: click.Context, level: int) -> Iterator[str]:
+    inner = click.Context(command, info_name=name, parent=context)
+    yield _section(command, inner, level)
+    if isinstance(command, click.Group):
+        for child, one in command.commands.items():
+            yield from _sections(child, one, inner, min(level + 1, 4))
 
 
 def _section(command: click.Command, context: click.Context, level: int) -> str:
-    help_text = " ".join(line.strip() for line in (command.help or "").split("\n\n")[0].splitlines())
-    more = [" ".join(part.split()) for part in (command.help or "").split("\n\n")[1:]]
-    lines = [f"{'#' * level} `{context.command_path}`", "", help_text, ""]
-    for part in more:
-        lines += [part, ""]
+    lines = [f"{'#' * level} `{context.command_path}`", ""]
+    for part in (command.help or "").split("\n\n"):
+        lines += [_filled(" ".join(part.split())), ""]
     usage = " ".join(command.collect_usage_pieces(context))
     lines += [f"    {context.command_path} {usage}".rstrip(), ""]
-    rows = [
+    if not isinstance(command, click.Group):
+        lines += [*_options(command, context), ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _options(command: click.Command, context: click.Context) -> list[str]:
+    """Return a list of a command's options, each with its help."""
+    found = [
         record
         for parameter in command.get_params(context)
         if not _is_help(parameter) and (record := parameter.get_help_record(context)) is not None
     ]
-    if rows:
-        lines += ["| option | meaning |", "|---|---|"]
-        lines += [f"| `{_cell(option)}` | {_cell(meaning)} |" for option, meaning in rows]
-        lines.append("")
-    return "\n".join(lines)
+    return [_item(f"`{' '.join(option.split())}`: {' '.join(text.split())}") for option, text in found if text]
 
 
 def _is_help(parameter: click.Parameter) -> bool:
     return "--help" in parameter.opts
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")

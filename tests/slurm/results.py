@@ -65,7 +65,7 @@ def record(new: Iterable[Result], file: Path = FILE) -> None:
 
 
 def table(results: Iterable[Result] | None = None) -> str:
-    """Return the table of docs/slurm/slurm.md: rows by release and plugin, each cell with the day of its last run."""
+    """Return the table of docs/slurm/versions.md: a row for each exercise, with the day of its last run."""
     known = {result.key: result for result in (load() if results is None else results)}
     columns = [(release, plugin) for release in RELEASES for plugin in PLUGINS]
     lines = [

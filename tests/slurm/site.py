@@ -167,7 +167,7 @@ class Site(Submitted):
             check.with_name("job_submit.lua").write_text(_JOB_SUBMIT.format(check=check))
 
     def _let_slurm_user_in(self) -> None:
-        """Give SlurmUser what is its own: a configuration with the bridge's certificate (docs/slurm/slurm.md),
+        """Give SlurmUser what is its own: a configuration with the bridge's certificate (docs/slurm/install.md),
         and the directories that its programs write to.
         """
         if self._user.pw_uid == 0:

@@ -385,7 +385,8 @@ def _unknown(written: str, place: str) -> Failure:
     near = difflib.get_close_matches(written, LONG, n=1)
     remedy = f"did you mean {near[0]}? " if near else ""
     remedy += (
-        "remove it, or write ##SBATCH to keep the line as a comment; Forebay knows the options in docs/reference/cli.md"
+        "remove it, or write ##SBATCH to keep the line as a comment; Forebay knows the options in "
+        "docs/reference/sbatch-options.md"
     )
     return bad_input(f"Forebay does not know the option {_quote(written)}", remedy, place=place)
 

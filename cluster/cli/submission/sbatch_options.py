@@ -1,7 +1,7 @@
 """Table of the options of sbatch: carried out, ignored with a warning, or rejected with a reason.
 
-The parser, the command line and docs/reference/cli.md use this table. It has every option of sbatch(1) of Slurm 22.05
-to 26.05, and common options of other programs and plugins.
+The parser, the command line and docs/reference/sbatch-options.md use this table. It has every option of sbatch(1) of
+Slurm 22.05 to 26.05, and common options of other programs and plugins.
 """
 
 from collections.abc import Iterator

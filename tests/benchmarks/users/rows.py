@@ -1,4 +1,4 @@
-"""Results of the user sections: a row per figure, printed as docs/explain/measurements.md has it, and its figures."""
+"""Results of the user sections: a row per figure, printed as docs/explain/performance.md has it, and its figures."""
 
 import statistics
 from collections.abc import Callable, Sequence

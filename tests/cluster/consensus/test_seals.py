@@ -141,7 +141,7 @@ def test_others_do_not_acknowledge_it_though_its_replica_believes_it(
 
 
 def test_what_was_stolen_of_the_last_leader_is_not_told_from_what_it_accepted(stopped: Stopped) -> None:
-    """The case that remains: docs/audit/auditors.md says so."""
+    """The case that remains: docs/audit/detected.md says so."""
     stopped.forge(stopped.leader, FORGED, signer=stopped.leader)
     stopped.start(stopped.leader, stopped.other)
     assert stopped.sim.elect().name == stopped.leader

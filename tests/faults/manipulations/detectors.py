@@ -79,17 +79,17 @@ class Finder(StrEnum):
 
 
 class Then(StrEnum):
-    """What becomes of the altered replica."""
+    """Effect on the altered replica."""
 
     REFUSED = "does not start"
     STOPS = "stops itself"
-    MENDED = "is mended while it runs"
-    NAMED = "goes on; the damage is named and counted"
-    LOGGED = "goes on, and says so in its log"
-    HARMLESS = "goes on, rightly"
-    GOES_ON = "goes on"
-    ALL_STOP = "stop themselves, but an honest one before them"
-    OTHERS_STOP = "goes on; an honest one stops"
+    MENDED = "is repaired while it runs"
+    NAMED = "continues; the damage is reported and counted"
+    LOGGED = "continues, and logs it"
+    HARMLESS = "continues; harmless"
+    GOES_ON = "continues"
+    ALL_STOP = "they stop; an honest one stops first"
+    OTHERS_STOP = "continues; an honest one stops"
 
 
 class Outcome(NamedTuple):

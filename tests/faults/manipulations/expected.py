@@ -1,7 +1,8 @@
-"""What each manipulation leads to: who finds it, after how long, and what becomes of the replica; as a page says it."""
+"""Expected effects of each manipulation: detectors, delays, and reaction of the replica; source of a docs page."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import Final, NamedTuple
 
 from cluster.api.history_service.tree import CHECK_PAUSE_S
@@ -16,11 +17,11 @@ from tests.faults.manipulations.table import KINDS, ROWS, Manipulation
 
 SCRUB_S: Final = LAST / SCRUB_ENTRIES * SCRUB_PAUSE_S
 TILES_S: Final = LAST / STEP_ENTRIES * CHECK_PAUSE_S
-"""How long a round takes over this ledger, seconds, where entries are small: for larger ones in proportion."""
+"""Seconds of one round over this ledger of small entries; proportional to their size."""
 
 
 class Known(NamedTuple):
-    """What is to be said of a finder; `within_s`: after how long it finds something here, None where somebody asks."""
+    """Description of a detector; `within_s`: seconds until it detects something here, None if a person runs it."""
 
     what: str
     when: str
@@ -28,76 +29,75 @@ class Known(NamedTuple):
 
 
 FINDERS: Final = {
-    Finder.START: Known("the replica, at its start", "before it promises anything", 0),
+    Finder.START: Known("the replica, at its start", "before it acknowledges anything", 0),
     Finder.KEYS: Known(
-        "a replica compares its key with the one that the configuration has for it",
-        "when it starts, and with each configuration that it receives",
+        "the replica: its key against the one in the configuration",
+        "at its start, and with each configuration",
         1,
     ),
     Finder.LEADER: Known(
-        "the leader to whom the replica acknowledged entries",
-        "when they hear each other again, while it leads on",
+        "the leader to which the replica acknowledged entries",
+        "when they connect again, while it still leads",
         1,
     ),
     Finder.LEDGERS: Known(
-        "replicas compare the digests of their ledgers; who is alone with its own stops",
-        f"when one starts, every {COMPARE_PERIOD_S:g} s until all have answered, and with each digest of states",
+        "replicas compare digests of their ledgers; one that differs stops",
+        f"at a start, every {COMPARE_PERIOD_S:g} s until all answered; with each state digest",
         COMPARE_PERIOD_S,
     ),
     Finder.SIGNING: Known(
-        "a replica signs only what goes on from what it signed, knows its own signatures in its peers' checkpoints, "
-        "and a majority's checkpoint that it cannot confirm stops it",
-        f"when it starts, and every {PERIOD_S:g} s in which something was committed",
+        "the replica, when it signs or receives a checkpoint",
+        f"at its start, and every {PERIOD_S:g} s with commits",
         PERIOD_S,
     ),
     Finder.STATES: Known(
-        "replicas compare the digests of their states; who is alone with its own stops",
-        f"every {CHECKPOINT_S} s in which something changed, and with the first change after a start",
+        "replicas compare digests of their states; one that differs stops",
+        f"every {CHECKPOINT_S} s with changes; with the first change after a start",
         CHECKPOINT_S,
     ),
     Finder.BACKFILL: Known(
-        "the replica asks its peers for entries that it lacks, and proves them",
+        "the replica fetches entries that it lacks, and proves them",
         f"every {POLL_PERIOD_S:g} s",
         POLL_PERIOD_S,
     ),
     Finder.SCRUB: Known(
-        "the replica reads its own ledger over and over, and mends it from its peers",
-        f"{SCRUB_S:.1f} s for this ledger; half an hour for a million entries of one command each",
+        "the replica reads its own ledger in rounds, and repairs it from its peers",
+        f"{SCRUB_S:.1f} s for this ledger; half an hour for a million entries",
         SCRUB_S,
     ),
     Finder.TILES: Known(
-        "the replica holds its tiles against its ledger over and over; what it signs next is of the ledger",
-        f"{TILES_S:.1f} s for this ledger; half an hour for a million entries of one command each",
+        "the replica compares its tiles with its ledger in rounds",
+        f"{TILES_S:.1f} s for this ledger; half an hour for a million entries",
         TILES_S,
     ),
-    Finder.VERIFY: Known("`forebay audit verify --complete`, on a replica's directory", "when somebody runs it", None),
-    Finder.DEEP: Known("`forebay audit verify --deep`", "when somebody runs it", None),
+    Finder.VERIFY: Known("`forebay audit verify --complete`, on a replica's directory", "when a person runs it", None),
+    Finder.DEEP: Known("`forebay audit verify --deep`", "when a person runs it", None),
     Finder.NOTE: Known(
-        "`forebay audit consistency --from NOTE`, by somebody outside who kept a note, or a witness",
-        "when somebody runs it",
+        "`forebay audit consistency --from NOTE` with a kept note, or a witness",
+        "when a person runs it",
         None,
     ),
 }
-"""Who finds something, the fastest first."""
+"""Detectors, the fastest first."""
 
 
 class Expected(NamedTuple):
-    """What a manipulation leads to."""
+    """Expected effect of a manipulation."""
 
     found_by: str
-    """Names of all who find it, with blanks between them."""
+    """Names of the detectors that find it, separated by blanks."""
     then: Then
     why: str = ""
-    """Why no replica finds it; there is something for each of those, and for nothing else."""
+    """Why no replica finds it; empty if one does."""
 
     @property
     def finders(self) -> tuple[Finder, ...]:
-        """All who find it, the fastest first."""
+        """The detectors that find it, the fastest first."""
         return tuple(finder for finder in FINDERS if finder in self.found_by.split())
 
     @property
     def is_seen(self) -> bool:
-        """Whether replicas that run find it, or one that is to start."""
+        """Return whether a running or starting replica finds it."""
         return any(FINDERS[finder].within_s is not None for finder in self.finders)
 
 
@@ -116,16 +116,16 @@ EXPECTED: Final = {
     "A12": Expected("verify deep scrub", Then.MENDED),
     "A13": Expected("verify deep start", Then.REFUSED),
     "A14": Expected("verify deep start", Then.REFUSED),
-    "A15": Expected("deep", Then.HARMLESS, "it is passed over: the one before it serves, and more is folded"),
+    "A15": Expected("deep", Then.HARMLESS, "the replica uses the snapshot before it, and folds more entries"),
     "A16": Expected("deep", Then.HARMLESS, "as A15"),
     "A17": Expected("deep", Then.HARMLESS, "as A15"),
-    "A18": Expected("", Then.HARMLESS, "derived anew from the ledger when it is read"),
-    "A19": Expected("deep", Then.HARMLESS, "derived: `verify --deep` says to remove it, and it is made anew"),
+    "A18": Expected("", Then.HARMLESS, "it is derived again from the ledger when it is read"),
+    "A19": Expected("deep", Then.HARMLESS, "it is derived: remove it as `verify --deep` says, and it is made again"),
     "A20": Expected("start", Then.REFUSED),
     "B1": Expected(
         "verify deep",
         Then.HARMLESS,
-        "nothing was there: LMDB lawfully leaves files that end before their last page, and a start makes them as long",
+        "nothing was there: LMDB may leave files that end before their last page, and a start extends them",
     ),
     "B2": Expected("verify deep start", Then.REFUSED),
     "B3": Expected("verify deep start", Then.REFUSED),
@@ -134,12 +134,12 @@ EXPECTED: Final = {
     "B6": Expected("verify deep start", Then.REFUSED),
     "B7": Expected("verify deep start", Then.REFUSED),
     "B8": Expected("verify deep start", Then.REFUSED),
-    "B9": Expected("", Then.HARMLESS, "all of the ledger is folded"),
+    "B9": Expected("", Then.HARMLESS, "the whole ledger is folded"),
     "B10": Expected("deep", Then.HARMLESS, "as A15"),
     "B11": Expected("deep", Then.HARMLESS, "as A15"),
-    "B12": Expected("", Then.HARMLESS, "LMDB makes it anew"),
-    "B13": Expected("", Then.HARMLESS, "derived anew"),
-    "B14": Expected("", Then.HARMLESS, "derived anew"),
+    "B12": Expected("", Then.HARMLESS, "LMDB makes it again"),
+    "B13": Expected("", Then.HARMLESS, "it is derived again"),
+    "B14": Expected("", Then.HARMLESS, "it is derived again"),
     "B15": Expected("start", Then.REFUSED),
     "B16": Expected("signing", Then.STOPS),
     "B17": Expected("deep start", Then.REFUSED),
@@ -161,18 +161,18 @@ EXPECTED: Final = {
     "C15": Expected(
         "",
         Then.HARMLESS,
-        "the start checks less, the scrub all of it as before; who is far behind is sent a snapshot",
+        "the start checks less, and the scrub all of it; a replica far behind receives a snapshot",
     ),
     "C16": Expected("verify deep scrub", Then.NAMED),
     "C17": Expected("verify deep start", Then.REFUSED),
     "C18": Expected("verify deep start", Then.REFUSED),
-    "C19": Expected("", Then.HARMLESS, "somebody has led in this term, so nobody stands in it again"),
+    "C19": Expected("", Then.HARMLESS, "a leader exists in this term already, so no replica campaigns in it again"),
     "C20": Expected("", Then.HARMLESS, "as C19"),
     "C21": Expected("", Then.HARMLESS, "the others follow to the higher term"),
     "C22": Expected("start", Then.REFUSED),
     "C23": Expected("", Then.HARMLESS, "the log was empty"),
     "C24": Expected("verify deep start", Then.REFUSED),
-    "C25": Expected("deep", Then.HARMLESS, "it is not believed, and the next one takes its place"),
+    "C25": Expected("deep", Then.HARMLESS, "it is not trusted, and the next one replaces it"),
     "D1": Expected("verify deep scrub", Then.MENDED),
     "D2": Expected("verify deep start", Then.REFUSED),
     "D3": Expected("verify deep start", Then.REFUSED),
@@ -189,8 +189,8 @@ EXPECTED: Final = {
     "E7": Expected(
         "",
         Then.GOES_ON,
-        "with all stopped nobody remembers what was acknowledged and not signed yet; it comes from the "
-        "others again. As E12 where the leader leads on",
+        "with all replicas stopped, none remembers what was acknowledged and not signed yet; the entries "
+        "come from the others again. If the leader still leads, as E12",
     ),
     "E8": Expected("", Then.HARMLESS, "as B9"),
     "E9": Expected("signing", Then.STOPS),
@@ -202,7 +202,7 @@ EXPECTED: Final = {
     "F1": Expected("start", Then.REFUSED),
     "F2": Expected("verify deep start", Then.REFUSED),
     "F3": Expected("verify deep start", Then.REFUSED),
-    "F4": Expected("", Then.HARMLESS, "the ledgers are the same; it signs with its own key; of votes as C19"),
+    "F4": Expected("", Then.HARMLESS, "the ledgers are the same, and it signs with its own key; for votes see C19"),
     "G1": Expected("deep ledgers tiles signing", Then.STOPS),
     "G2": Expected("deep ledgers tiles signing", Then.STOPS),
     "G3": Expected("deep ledgers tiles signing", Then.STOPS),
@@ -229,20 +229,20 @@ EXPECTED: Final = {
     "I1": Expected("deep ledgers tiles signing", Then.ALL_STOP),
     "I2": Expected("states ledgers signing note", Then.OTHERS_STOP),
     "I3": Expected("states ledgers signing", Then.OTHERS_STOP),
-    "I4": Expected("note", Then.GOES_ON, "a note from before shows it to whoever kept one"),
-    "I5": Expected("", Then.GOES_ON, "nobody outside kept anything"),
+    "I4": Expected("note", Then.GOES_ON, "a note from before shows it"),
+    "I5": Expected("", Then.GOES_ON, "no note was kept outside"),
     "I6": Expected("deep states", Then.OTHERS_STOP),
     "I7": Expected(
         "deep",
         Then.GOES_ON,
-        "the ledger does not lead to the state, which `verify --deep` says from then on",
+        "the ledger does not lead to the state; `verify --deep` reports it from then on",
     ),
-    "I8": Expected("note", Then.GOES_ON, "a later note shows it to whoever kept one"),
-    "I9": Expected("", Then.GOES_ON, "nobody outside kept anything later"),
+    "I8": Expected("note", Then.GOES_ON, "a later note shows it"),
+    "I9": Expected("", Then.GOES_ON, "no note from later was kept outside"),
     "I10": Expected("signing", Then.STOPS),
     "I11": Expected("verify deep scrub", Then.NAMED),
     "I12": Expected("verify deep backfill", Then.MENDED),
-    "I13": Expected("verify deep", Then.GOES_ON, "nobody has the entries any more; `verify --complete` says which"),
+    "I13": Expected("verify deep", Then.GOES_ON, "no replica has the entries any more; `verify --complete` names them"),
     "I14": Expected("deep tiles signing", Then.STOPS),
     "J1": Expected("verify deep keys", Then.STOPS),
     "J2": Expected("keys leader", Then.STOPS),
@@ -254,13 +254,13 @@ EXPECTED: Final = {
     "K4": Expected(
         "",
         Then.GOES_ON,
-        "it looks as if its replica had accepted it; `forebay audit dump` shows who is said to have asked",
+        "it looks as if the replica had accepted it; `forebay audit dump` shows the alleged caller",
     ),
 }
 
 
 def after(expected: Expected) -> str:
-    """Return after how long it is found, at the latest, by replicas that run."""
+    """Return the delay until running replicas detect it, at most."""
     if not expected.finders:
         return ""
     within_s = FINDERS[expected.finders[0]].within_s
@@ -270,23 +270,24 @@ def after(expected: Expected) -> str:
 
 
 def markdown() -> str:
-    """Return the tables of docs/audit/auditors.md: who looks, and what each manipulation leads to."""
-    lines = ["| name | who looks | when |", "|---|---|---|"]
+    """Return the tables of docs/audit/detected.md: the detectors, and the effect of each manipulation."""
+    lines = ["| detector | who looks | when |", "|---|---|---|"]
     lines += [f"| {finder} | {known.what} | {known.when} |" for finder, known in FINDERS.items()]
-    lines += [
-        "",
-        "| | on | what was done | found by | at the latest after | what becomes of the replica |",
-        "|---|---|---|---|---|---|",
-    ]
-    kind = ""
-    for row in ROWS:
-        if row.kind != kind:
-            kind = row.kind
-            lines.append(f"| **{kind}** | | **{KINDS[kind]}** | | | |")
-        expected = EXPECTED[row.id]
-        then = expected.then + (f": {expected.why}" if expected.why else "")
-        found = ", ".join(expected.finders) or "nobody"
-        lines.append(f"| {row.id} | {_on(row)} | {row.what} | {found} | {after(expected)} | {then} |")
+    for kind, title in KINDS.items():
+        rows = [row for row in ROWS if row.kind == kind]
+        lines += [
+            "",
+            f"### {kind}: {title}",
+            "",
+            "| | replicas | change | found by | within | the replica |",
+            "|---|---|---|---|---|---|",
+        ]
+        for row in rows:
+            expected = EXPECTED[row.id]
+            found = ", ".join(expected.finders) or "none"
+            lines.append(f"| {row.id} | {_on(row)} | {row.what} | {found} | {after(expected)} | {expected.then} |")
+        notes = [f"- {row.id}: {EXPECTED[row.id].why}." for row in rows if EXPECTED[row.id].why]
+        lines += ["", *(textwrap.fill(note, 100, subsequent_indent="  ") for note in notes)] if notes else []
     return "\n".join(lines)
 
 

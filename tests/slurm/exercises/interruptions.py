@@ -129,7 +129,7 @@ async def time_limit(site: Site, client: Client, size: int, seed: int) -> Figure
 
 
 async def heterogeneous(site: Site, client: Client, size: int, seed: int) -> Figures:
-    """A heterogeneous job whose components have buffers runs, or waits as docs/slurm/slurm.md says of its release."""
+    """A heterogeneous job with buffers runs, or waits, as docs/slurm/versions.md says of its release."""
     data = site.make_input("components")
     first = site.script("components", COPY).splitlines()
     at = first.index(COPY)

@@ -1,4 +1,4 @@
-"""What users and administrators see when something is wrong: the rows of "Errors" in docs/slurm/slurm.md."""
+"""What users and administrators see when something is wrong: the rows of "What users see" in docs/slurm/errors.md."""
 
 from __future__ import annotations
 
