@@ -6,22 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from replica.decide.configuration import file_text, file_value, target_configuration
+from replica.decide.configuration import file_text, target_configuration
 from replica.grammar.burst_buffer_conf import parse_text
-from replica.grammar.settings import KEYS, SettingKey, SettingOwner
+from replica.grammar.settings import KEYS
 from replica.messages import commands as c
-from replica.model.configuration import DEFAULT_SITE
 from replica.values.errors import Refusal
 from tests.replica.world import World
+from tests.repo.configuration_reference import row
 from tests.repo.tree import ROOT
 
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("burst_buffer*.conf"))
-
-
-def row(key: SettingKey) -> str:
-    """Return the key's row in the page."""
-    default = "" if key.owner is SettingOwner.FLAG else file_value(key, DEFAULT_SITE)
-    return f"| `{key.name}` | {key.kind.value} | {f'`{default}`' if default else ''} | {key.about} |"
 
 
 def test_the_page_has_the_row_of_every_key_and_no_other() -> None:

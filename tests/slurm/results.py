@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -84,12 +85,16 @@ def table(results: Iterable[Result] | None = None) -> str:
             found, users = (", ".join(sorted(some)) for some in ({r.version for r in mine}, {r.user for r in mine}))
             versions.append(f"{release}: {found} (Debian {RELEASES[release].suite}, SlurmUser {users})")
     failures = [
-        f"- {result.row}, {result.release} {result.plugin}: `{' '.join(result.cause.split())}`"
+        _filled(f"- {result.row}, {result.release} {result.plugin}: `{' '.join(result.cause.split())}`", "  ")
         for _, result in sorted(known.items())
         if result.outcome != PASSED
     ]
-    text = "\n".join(lines) + "\n\nVersions: " + "; ".join(versions) + ".\n"
+    text = "\n".join(lines) + "\n\nVersions:\n\n" + "\n".join(f"- {version}" for version in versions) + "\n"
     return text + ("\nFailures:\n\n" + "\n".join(failures) + "\n" if failures else "")
+
+
+def _filled(text: str, indent: str) -> str:
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _cell(result: Result | None) -> str:

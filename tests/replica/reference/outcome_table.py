@@ -7,6 +7,7 @@ says itself why.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 
 import immutables
@@ -201,14 +202,18 @@ def render() -> str:
             one = found[name, state]
             cells.append(one.becomes or ("*ignored*" if one.ignored else "rejected"))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += ["", "What is ignored, and why:", ""]
+    lines += ["", "Why it is ignored:", ""]
     for name in names:
         where = [state.word for state in STATES if found[name, state].ignored]
         if where:
-            lines.append(f"- {name}, {', '.join(where)}: {_IGNORED[name]}")
-    lines += ["", "What a refusal says, for example:", ""]
+            lines.append(_filled(f"- {name}, {', '.join(where)}: {_IGNORED[name]}"))
+    lines += ["", "Examples of rejections:", ""]
     for name in names:
         first = next((state for state in STATES if found[name, state].refused), None)
         if first is not None:
-            lines.append(f"- {name}, {first.word}: {found[name, first].refused}")
+            lines.append(_filled(f"- {name}, {first.word}: {found[name, first].refused}"))
     return "\n".join(lines) + "\n"
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
