@@ -18,10 +18,10 @@ from tests.repo.tree import ROOT
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("burst_buffer*.conf"))
 
 
-def test_the_page_has_the_row_of_every_key_and_no_other() -> None:
+def test_the_page_has_the_row_of_every_key_once() -> None:
     page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
-    rows = [line for line in page.splitlines() if line.startswith("| `") and not line.startswith("| `forebay ")]
-    assert rows == [row(key) for key in KEYS]
+    known = set(map(row, KEYS))
+    assert sorted(line for line in page.splitlines() if line in known) == sorted(known)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

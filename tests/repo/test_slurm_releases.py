@@ -107,7 +107,9 @@ def test_the_table_tells_passed_from_failed_and_from_not_run() -> None:
     failed = "failed, 2026-11-27 (1)"
     assert cells == ["mass", "not run", "not run", "2026-11-27 (1000)", "not run", failed, "not run"]
     assert shown.endswith("\nFailures:\n\n- mass, 26.05 lua: `job 3 is held`\n")
-    assert "24.11: 24.11.5-4 (Debian trixie, SlurmUser root); 26.05: 26.05.5-1 (Debian sid, SlurmUser root)" in shown
+    assert (
+        "- 24.11: 24.11.5-4 (Debian trixie, SlurmUser root)\n- 26.05: 26.05.5-1 (Debian sid, SlurmUser root)\n" in shown
+    )
 
 
 def test_the_results_that_are_kept_are_of_rows_that_exist() -> None:
