@@ -82,7 +82,7 @@ class ClusterFounded(EventRecord, frozen=True, tag=1):
 
 
 class FeatureLevelRaised(EventRecord, frozen=True, tag=2):
-    """All members support `level`, and records introduced with it may follow.
+    """The feature level was raised to `level`, and records of this level may follow. All members support it.
 
     `release` is the first that supports it, so that a replica of an earlier release, which stops here, can name the
     release it needs. These two fields never change.
@@ -859,7 +859,7 @@ class NodeAdmitted(EventRecord, frozen=True, tag=122):
 
 
 class CertificateRevoked(EventRecord, frozen=True, tag=120):
-    """One certificate or all certificates of a holder were revoked."""
+    """A certificate, or all certificates of a holder, were revoked."""
 
     revocation: Revocation
 
@@ -953,7 +953,7 @@ class DisclosureKeyDrawn(EventRecord, frozen=True, tag=181):
 
 
 EVENTS: tuple[type[EventRecord], ...] = tuple(EventRecord.__subclasses__())
-"""All event classes."""
+"""Every event class."""
 
 if TYPE_CHECKING:
     Event = EventRecord

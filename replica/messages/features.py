@@ -30,7 +30,7 @@ class Level(msgspec.Struct, frozen=True):
 
 
 LEVELS: tuple[Level, ...] = (Level(1, "1.0.0", "everything that the first release can do"),)
-"""All levels in ascending order. Append only."""
+"""Levels in ascending order. Append only."""
 
 FEATURE_LEVEL_KNOWN = LEVELS[-1].number
 """Highest level that this release supports. Read it as `features.FEATURE_LEVEL_KNOWN`, so that tests can replace it."""
