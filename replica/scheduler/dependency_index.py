@@ -31,7 +31,7 @@ class DependencyIndex:
         self._waiting: dict[tuple[int, int], set[int]] = {}
         """(job or array, milestone) -> jobs that wait for it."""
         self.has_watched = False
-        """The tasks of a whole array were visited since the caller reset this flag: as expensive as checking many jobs."""
+        """A whole array was visited since the caller reset this flag, which costs as much as checking many jobs."""
         self._behind: dict[tuple[int, int], set[int]] = {}
         """(array, milestone) with waiting jobs -> tasks that have not reached the milestone."""
 
