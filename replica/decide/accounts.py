@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.decide.checks import Rejected, names_remedy, require
+from replica.decide.checks import RejectionError, names_remedy, require
 from replica.decide.configuration import rules_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
@@ -180,7 +180,7 @@ def admit_request(state: Facts, request: JobRequest, jobs: int) -> JobRequest:
     `jobs` is the number of jobs that the request creates.
 
     Raises:
-        Rejected: The user may not use the account, QOS, licences or reservation, or would exceed a limit of jobs.
+        RejectionError: The user may not use the account, QOS, licences or reservation, or would exceed a limit of jobs.
     """
     options = request.effective_options
     if not _has_accounting_options(options) and state.scheduling_rules == DEFAULT_SCHEDULING_RULES:
@@ -228,7 +228,7 @@ def check_admission(state: Facts, user: str, options: JobOptions, jobs: int) -> 
     """Check that the user's jobs may have these options. `jobs` is the number of jobs added to the QOS.
 
     Raises:
-        Rejected: They may not.
+        RejectionError: They may not.
     """
     require(_admission_refusal(state, user, options, jobs))
 
@@ -283,7 +283,7 @@ def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: in
     """Check a job against the limits that it exceeds on its own, if its QOS has deny_on_limit.
 
     Raises:
-        Rejected: A limit is exceeded.
+        RejectionError: A limit is exceeded.
     """
     qos = state.qos.get(request.effective_options.qos) if request.effective_options.qos else None
     if qos is not None and qos.deny_on_limit:
@@ -294,7 +294,7 @@ def check_own_limits(state: Facts, request: JobRequest, pool: str, granted_bytes
     """Check a job against all limits that it exceeds on its own, whatever other jobs use: it would wait forever.
 
     Raises:
-        Rejected: A limit is exceeded.
+        RejectionError: A limit is exceeded.
     """
     scheduling_class = scheduling_class_of(request)
     if scheduling_class is None:
@@ -304,7 +304,7 @@ def check_own_limits(state: Facts, request: JobRequest, pool: str, granted_bytes
         return
     verdict = over.verdict
     figures = ", ".join(f"{name} {value}" for name, value in verdict.figures)
-    raise Rejected(
+    raise RejectionError(
         RefusalCode.LIMIT_EXCEEDED,
         f"{verdict.reason}: {verdict.sentence} ({figures})",
         remedy,

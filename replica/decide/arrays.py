@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from replica.decide.checks import NODE_COUNT_INVALID, Rejected
+from replica.decide.checks import NODE_COUNT_INVALID, RejectionError
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -30,7 +30,7 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
     """Check the tasks and the throttle of a submit.
 
     Raises:
-        Rejected: They are invalid, or exceed a limit.
+        RejectionError: They are invalid, or exceed a limit.
     """
     tasks, throttle = command.tasks, command.throttle
     if command.request.array is not None:
@@ -49,9 +49,9 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
         )
     if command.request.effective_options.nodes == 0:
         remedy = "leave --array out, or ask for nodes: a job of no nodes cannot be an array"
-        raise Rejected(RefusalCode.INVALID_FIELD, NODE_COUNT_INVALID, remedy, "array")
+        raise RejectionError(RefusalCode.INVALID_FIELD, NODE_COUNT_INVALID, remedy, "array")
     if len(state.unfinished) + len(tasks) > limits.JOBS_UNFINISHED_MAX:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
             f"{len(tasks)} tasks and the jobs that are not over yet are more than {limits.JOBS_UNFINISHED_MAX}",
             "wait until some are over, or submit fewer tasks",
@@ -59,8 +59,8 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
         )
 
 
-def _invalid_array(sentence: str, remedy: str) -> Rejected:
-    return Rejected(RefusalCode.INVALID_FIELD, sentence, remedy, "array")
+def _invalid_array(sentence: str, remedy: str) -> RejectionError:
+    return RejectionError(RefusalCode.INVALID_FIELD, sentence, remedy, "array")
 
 
 def resolve_array(
@@ -69,7 +69,7 @@ def resolve_array(
     """Return the submit event of an array, in steps. If paths contain symbols, `resolve` is called once per task.
 
     Raises:
-        Rejected: The array is too large, or a task is invalid.
+        RejectionError: The array is too large, or a task is invalid.
     """
     request, tasks = command.request, command.tasks
     if not request.output:
@@ -106,8 +106,8 @@ def resolve_array(
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def _array_too_large(sentence: str) -> Rejected:
-    return Rejected(
+def _array_too_large(sentence: str) -> RejectionError:
+    return RejectionError(
         RefusalCode.LIMIT_EXCEEDED,
         f"the array is too large: {sentence}",
         f"at most {limits.ARRAY_ENTRY_BYTES_MAX} bytes; submit fewer tasks, or stage whole directories",
@@ -121,7 +121,7 @@ def resolve_dependencies(
     """Return the dependencies, with those on arrays and on their tasks resolved to jobs.
 
     Raises:
-        Rejected: A job, array or task does not exist.
+        RejectionError: A job, array or task does not exist.
     """
     found: list[Dependency] = []
     for dependency in asked:
@@ -147,8 +147,8 @@ def _is_purged(state: Facts, job_id: int) -> bool:
     return job_id not in state.jobs and job_id not in state.arrays
 
 
-def _unknown_dependency(word: str, job: str) -> Rejected:
-    return Rejected(
+def _unknown_dependency(word: str, job: str) -> RejectionError:
+    return RejectionError(
         RefusalCode.UNKNOWN_DEPENDENCY,
         f"{word}:{job}: there is no job {job}",
         "forebay queue shows the jobs",

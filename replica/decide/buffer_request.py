@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from replica.decide.checks import (
     NODE_COUNT_INVALID,
-    Rejected,
+    RejectionError,
     check_beneath,
     check_inside,
     expand,
@@ -54,7 +54,7 @@ def resolve_buffer(
     `number` replaces `%j` in lists; empty: the job's ID.
 
     Raises:
-        Rejected: The request is invalid or not supported.
+        RejectionError: The request is invalid or not supported.
     """
     if is_ordinary(request) and all(pool.unit is PoolUnit.BYTES for pool in state.pools.values()):
         return request
@@ -66,7 +66,7 @@ def resolve_buffer(
     units = _buffer_units(state, asked, asked.units)
     creates = tuple(_with_units(state, record) for record in asked.creates)
     if asked.swap_bytes and _pool_unit(state, asked.pool, _pool_place(asked)) is not PoolUnit.BYTES:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_CAPACITY,
             "swap is asked of a pool that does not count bytes",
             "name a pool that does",
@@ -98,7 +98,7 @@ def resolve_space(
     """Return the buffer request with its paths resolved, its pool, and the space it will hold (in the pool's unit).
 
     Raises:
-        Rejected: A path is not allowed, or the pool cannot satisfy the request.
+        RejectionError: A path is not allowed, or the pool cannot satisfy the request.
     """
     _check_together(state, asked)
     asked = _resolve_paths(state, request, asked, job_id)
@@ -109,7 +109,7 @@ def check_buffer_user(state: Facts, user: str) -> None:
     """Check that AllowUsers and DenyUsers permit the user to have buffers.
 
     Raises:
-        Rejected: They do not.
+        RejectionError: They do not.
     """
     require(check_user_lists(state.site, user))
 
@@ -149,7 +149,7 @@ def persistent_fault(buffer: BufferRequest | None) -> Refusal | None:
 def _check_nodes(request: JobRequest) -> None:
     nodes, asked = request.effective_options.nodes, request.buffer
     if nodes > 1 or nodes < 0:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_FIELD,
             f"the job asks for {nodes} nodes; a job of Forebay runs on one",
             "ask for one node, or for none to create or destroy persistent buffers only",
@@ -158,7 +158,7 @@ def _check_nodes(request: JobRequest) -> None:
     if nodes:
         return
     if asked is None:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_FIELD,
             NODE_COUNT_INVALID,
             "only a job that creates or destroys persistent buffers may have no nodes",
@@ -167,7 +167,7 @@ def _check_nodes(request: JobRequest) -> None:
     own = asked.capacity_bytes or asked.stage_in or asked.stage_out or asked.uses or asked.swap_bytes or asked.lists
     commands = asked.stage_in_command or asked.stage_out_command or asked.directives_kind == "lua"
     if own or commands or not (asked.creates or asked.destroys):
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
             "a job of no nodes may only create or destroy persistent buffers",
             "ask for a node, or leave the job's own buffer out",
@@ -192,13 +192,13 @@ def _check_variable(state: Facts, asked: BufferRequest, record: CreatePersistent
     """Check that no other persistent buffer has the same environment variable, which scripts could not tell apart.
 
     Raises:
-        Rejected: Another one has.
+        RejectionError: Another one has.
     """
     variable = persistent_variable(record.name)
     created = (other.name for other in asked.creates)
     for other in (*created, *state.persistent):
         if other != record.name and len(other) == len(record.name) and persistent_variable(other) == variable:
-            raise Rejected(
+            raise RejectionError(
                 RefusalCode.INVALID_DIRECTIVE,
                 f"the persistent buffers {record.name!r} and {other!r} have the same variable ${variable}",
                 "choose a name that differs in letters or digits",
@@ -210,7 +210,7 @@ def _check_together(state: Facts, asked: BufferRequest) -> None:
     """Check that a job's buffers are not partly in a shared filesystem and partly on a node: no agent reaches both.
 
     Raises:
-        Rejected: They are.
+        RejectionError: They are.
     """
     if not (asked.creates or asked.destroys or asked.uses):
         return
@@ -234,7 +234,7 @@ def _check_together(state: Facts, asked: BufferRequest) -> None:
         placed.setdefault(lies_in is None, (f"{what} {where}", place))
     if len(placed) > 1:
         (first, _), (second, place) = placed.values()
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
             f"{first}, and {second}: no job works with both",
             "ask for space in pools that are alike: `forebay pool list` shows which use a shared filesystem",
@@ -246,12 +246,12 @@ def _check_supported(state: Facts, asked: BufferRequest) -> None:
     """Check that Forebay's agents support the request. The grammar accepts more than they do.
 
     Raises:
-        Rejected: They do not; the job would run without a part of its request.
+        RejectionError: They do not; the job would run without a part of its request.
     """
     if state.site.provider != NATIVE:
         return
     if asked.swap_bytes:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
             "swap is not set up by the provider native: Linux gives swap to everything on a node, and nodes are shared",
             "leave it out, and ask for the memory that the job needs",
@@ -283,13 +283,13 @@ def _check_backend(state: Facts, backend: str, place: str) -> None:
     """Check that the site allows a transfer backend.
 
     Raises:
-        Rejected: It does not.
+        RejectionError: It does not.
     """
     allowed = state.transfer_rules.backends
     if backend in allowed:
         return
     what = "a command that stages" if backend == "command" else f"backend={backend}"
-    raise Rejected(
+    raise RejectionError(
         RefusalCode.INVALID_DIRECTIVE,
         f"{what} is not allowed on this cluster",
         f"use one of {', '.join(allowed)}, or have an operator add {backend} to the backends of transfers",
@@ -297,9 +297,9 @@ def _check_backend(state: Facts, backend: str, place: str) -> None:
     )
 
 
-def _over_capacity(state: Facts, size: int, pool: Pool, place: str) -> Rejected:
+def _over_capacity(state: Facts, size: int, pool: Pool, place: str) -> RejectionError:
     if not pool.usable_bytes:
-        return Rejected(
+        return RejectionError(
             RefusalCode.CAPACITY_OVER_TOTAL,
             f"pool {pool.name} is out of service",
             "use another pool, or submit without a buffer",
@@ -307,7 +307,7 @@ def _over_capacity(state: Facts, size: int, pool: Pool, place: str) -> Rejected:
         )
     unit = pool.unit
     most = format_amount(pool.usable_bytes, unit)
-    return Rejected(
+    return RejectionError(
         RefusalCode.CAPACITY_OVER_TOTAL,
         f"{format_amount(size, unit)} is more than pool {pool.name} has in all, {most}",
         f"ask for at most {most}, or for another pool",
@@ -345,17 +345,17 @@ def resolve_units(written: str, unit: PoolUnit, place: str) -> str:
     `written` is the form in the script: `bytes` (with a suffix), `count` (N) or a plain number. `unit` is the pool's.
 
     Raises:
-        Rejected: The form does not fit the pool.
+        RejectionError: The form does not fit the pool.
     """
     if written == "count" and unit is not PoolUnit.NODES:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_CAPACITY,
             f"the capacity is a number of nodes (N), and its pool counts {_unit_label(unit)}",
             "write it without N, or name a pool of nodes",
             place,
         )
     if written == "bytes" and unit is not PoolUnit.BYTES:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_CAPACITY,
             f"the capacity is a size in bytes, and its pool counts {_unit_label(unit)}",
             "write a number without a suffix" + (" or with N" if unit is PoolUnit.NODES else ""),
@@ -374,7 +374,7 @@ def _resolve_list(
     """Return a transfer list with its symbols replaced and its paths checked."""
     job_id, place = number or state.next_job, transfer.place
     if of_array and _TASK_SYMBOL.search(transfer.source + transfer.destination):
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
             "the tasks of an array share their lists, so %a and %j mean nothing in them",
             "stage a directory for each task, or leave them out",
@@ -424,7 +424,7 @@ def _resolve_pool(state: Facts, asked: BufferRequest, swap_bytes: int) -> tuple[
     pool = find_pool(state, asked.pool, pool_place)
     granted = round_up(asked.capacity_bytes, pool.granularity_bytes) + round_up(swap_bytes, pool.granularity_bytes)
     if granted > SIZE_BYTES_MAX:
-        raise Rejected(RefusalCode.INVALID_CAPACITY, "the request overflows", "ask for less", capacity_place)
+        raise RejectionError(RefusalCode.INVALID_CAPACITY, "the request overflows", "ask for less", capacity_place)
     if granted > pool.usable_bytes and not state.site.hold_oversized:
         raise _over_capacity(state, asked.capacity_bytes + swap_bytes, pool, capacity_place)
     return pool.name, granted
@@ -434,7 +434,7 @@ def find_pool(state: Facts, name: str, place: str) -> Pool:
     """Return the pool with this name, or the default pool if the name is empty.
 
     Raises:
-        Rejected: There is none.
+        RejectionError: There is none.
     """
     if name:
         pool = state.pools.get(name)
@@ -442,12 +442,12 @@ def find_pool(state: Facts, name: str, place: str) -> Pool:
             remedy = names_remedy(
                 state.pools, "this site has no pool: an operator makes one with `forebay pool create`"
             )
-            raise Rejected(RefusalCode.UNKNOWN_POOL, f"there is no pool {name!r}", remedy, place)
+            raise RejectionError(RefusalCode.UNKNOWN_POOL, f"there is no pool {name!r}", remedy, place)
         return pool
     for pool in state.pools.values():
         if pool.is_default:
             return pool
-    raise Rejected(
+    raise RejectionError(
         RefusalCode.NO_DEFAULT_POOL,
         "the request names no pool, and there is no default pool",
         f"add pool=, one of: {', '.join(sorted(state.pools))}",

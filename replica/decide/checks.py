@@ -1,6 +1,6 @@
 """Validation of job requests. A submit runs all checks, an update those of the changed fields.
 
-A check raises Rejected. The command handler catches it once, and returns the rejection it carries.
+A check raises RejectionError. The command handler catches it once, and returns the rejection it carries.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NODE_COUNT_INVALID = "Node count specification invalid"
 """Slurm's message for a job without nodes that requests no persistent buffers, or is an array."""
 
 
-class Rejected(Exception):
+class RejectionError(Exception):
     """A check failed; carries the rejection to the command handler."""
 
     def __init__(self, code: RefusalCode, sentence: str, remedy: str, place: str) -> None:
@@ -54,10 +54,10 @@ def require(found: Checked | Refusal) -> Checked:
     """Return the result of a check from another package.
 
     Raises:
-        Rejected: The result is a Refusal.
+        RejectionError: The result is a Refusal.
     """
     if isinstance(found, Refusal):
-        raise Rejected(found.code, found.sentence, found.remedy, found.place)
+        raise RejectionError(found.code, found.sentence, found.remedy, found.place)
     return found
 
 
@@ -65,11 +65,11 @@ def check_name(field: str, name: str) -> None:
     """Check the name of a job (`field` is `name`) or of a user.
 
     Raises:
-        Rejected: The name is not valid.
+        RejectionError: The name is not valid.
     """
     fault = job_name_fault(name) if field == "name" else name_fault(name)
     if fault is not None:
-        raise Rejected(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
+        raise RejectionError(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
 
 
 _RANGES = {
@@ -85,23 +85,25 @@ def check_number(field: str, number: int) -> None:
     """Check that a field's value is in its range (`_RANGES`).
 
     Raises:
-        Rejected: It is not.
+        RejectionError: It is not.
     """
     least, most = _RANGES[field]
     if not least <= number <= most:
-        raise Rejected(RefusalCode.INVALID_FIELD, f"{field} is {number}", f"use a number from {least} to {most}", field)
+        raise RejectionError(
+            RefusalCode.INVALID_FIELD, f"{field} is {number}", f"use a number from {least} to {most}", field
+        )
 
 
-def permission_denied(place: str, sentence: str) -> Rejected:
+def permission_denied(place: str, sentence: str) -> RejectionError:
     """Return the exception for a request that only an operator may make."""
-    return Rejected(RefusalCode.PERMISSION_DENIED, sentence, "ask an operator", place)
+    return RejectionError(RefusalCode.PERMISSION_DENIED, sentence, "ask an operator", place)
 
 
 def check_unprivileged(priority: int, priority_before: int, nice: int, nice_before: int) -> None:
     """Check that a user does not raise a job's priority or set a negative nice value (sbatch: --priority, --nice).
 
     Raises:
-        Rejected: The user does.
+        RejectionError: The user does.
     """
     if priority > priority_before:
         raise permission_denied("priority", "only an operator may raise the priority of a job")
@@ -113,12 +115,12 @@ def check_options(options: JobOptions) -> None:
     """Check the form of option values. Existence of accounts, QOS and partitions is checked elsewhere.
 
     Raises:
-        Rejected: A value is not valid.
+        RejectionError: A value is not valid.
     """
     for name in options.partition.split(",") if options.partition else ():
         fault = name_fault(name)
         if fault is not None:
-            raise Rejected(
+            raise RejectionError(
                 RefusalCode.INVALID_FIELD,
                 f"the partition {fault}",
                 "write the name of a partition, or several with one comma between them",
@@ -130,9 +132,9 @@ def check_options(options: JobOptions) -> None:
             parse_signal(options.signal)
         except ValueError as error:
             sentence, _, remedy = str(error).partition("; ")
-            raise Rejected(RefusalCode.INVALID_FIELD, sentence, remedy, "signal") from None
+            raise RejectionError(RefusalCode.INVALID_FIELD, sentence, remedy, "signal") from None
     if options.open_mode and options.open_mode not in OPEN_MODES:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_FIELD,
             f"the open mode {options.open_mode[:48]!r} is unknown",
             f"write {' or '.join(OPEN_MODES)}",
@@ -141,7 +143,7 @@ def check_options(options: JobOptions) -> None:
     _check_arguments(options.arguments)
     unknown = [word for word in options.mail_types if word.strip().lower() not in MAIL_TYPES]
     if unknown:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_FIELD,
             f"the mail type {unknown[0][:48]!r} is unknown",
             f"use some of {', '.join(MAIL_TYPES)}",
@@ -152,15 +154,15 @@ def check_options(options: JobOptions) -> None:
         ("comment", options.comment, MESSAGE_CHARACTERS_MAX),
     ):
         if len(text) > most:
-            raise Rejected(
+            raise RejectionError(
                 RefusalCode.LIMIT_EXCEEDED, f"{field} has {len(text)} characters", f"write at most {most}", field
             )
         if has_control_character(text):
-            raise Rejected(
+            raise RejectionError(
                 RefusalCode.INVALID_FIELD, f"{field} has a control character", "write one line of text", field
             )
     if options.mail_user and not is_mail_address(options.mail_user):
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_FIELD,
             f"{options.mail_user[:48]!r} is no address",
             "write a user or an address",
@@ -171,31 +173,31 @@ def check_options(options: JobOptions) -> None:
 def _check_arguments(arguments: tuple[str, ...]) -> None:
     size_bytes = sum(len(argument.encode("utf-8", "surrogatepass")) + 1 for argument in arguments)
     if len(arguments) > limits.ARGUMENTS_MAX or size_bytes > limits.ARGUMENTS_BYTES_MAX:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
             f"the script is given {len(arguments)} arguments of {size_bytes} bytes",
             f"give it at most {limits.ARGUMENTS_MAX} of {limits.ARGUMENTS_BYTES_MAX} bytes, the rest in a file",
             "arguments",
         )
     if any("\0" in argument for argument in arguments):
-        raise Rejected(RefusalCode.INVALID_FIELD, "an argument holds a zero byte", "give it text", "arguments")
+        raise RejectionError(RefusalCode.INVALID_FIELD, "an argument holds a zero byte", "give it text", "arguments")
 
 
 def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> None:
     """Check the number of dependencies, and that their jobs exist.
 
     Raises:
-        Rejected: There are too many, or a job does not exist.
+        RejectionError: There are too many, or a job does not exist.
     """
     if len(dependencies) > limits.DEPENDENCIES_MAX:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
             f"there are more than {limits.DEPENDENCIES_MAX} dependencies",
             "depend on fewer jobs",
             "dependencies",
         )
     if len({dependency.job for dependency in dependencies if dependency.kind.is_for_array}) > limits.WHOLE_ARRAYS_MAX:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
             f"there are dependencies on more than {limits.WHOLE_ARRAYS_MAX} whole arrays",
             "depend on fewer arrays, or on some of their tasks",
@@ -203,7 +205,7 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
         )
     for dependency in dependencies:
         if dependency.job not in state.jobs and not dependency.kind.is_for_array:
-            raise Rejected(
+            raise RejectionError(
                 RefusalCode.UNKNOWN_DEPENDENCY,
                 f"{dependency.kind.word}:{dependency.job}: there is no job {dependency.job}",
                 "forebay queue shows the jobs",
@@ -217,12 +219,12 @@ def expand(text: str, request: JobRequest, job_id: int | str, place: str, node: 
     With `node`, the text is a file name of the script's input or output, in which more symbols are permitted.
 
     Raises:
-        Rejected: A symbol is unknown.
+        RejectionError: A symbol is unknown.
     """
     try:
         return expand_job_symbols(text, request, job_id, node)
     except UnknownSymbol as symbol:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
             f"{text!r} has the symbol {symbol}, which means nothing here",
             f"use {SYMBOLS if node is None else FILE_SYMBOLS}",
@@ -244,18 +246,18 @@ def check_path(path: str, place: str) -> None:
     """Check that a path is absolute and has no `..`.
 
     Raises:
-        Rejected: It is not, or has one.
+        RejectionError: It is not, or has one.
     """
     fault = path_fault(path)
     if fault is not None:
-        raise Rejected(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
+        raise RejectionError(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
 
 
 def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place: str) -> None:
     """Check that `path` is below one of the roots. This compares text only; the agent checks by directory descriptor.
 
     Raises:
-        Rejected: It is not.
+        RejectionError: It is not.
     """
     check_path(path, place)
     parts = _parts(path)
@@ -264,13 +266,13 @@ def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place:
             return
     expanded = expand_roots(roots, user)
     if not expanded:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.PATH_NOT_ALLOWED,
             f"{path!r} cannot be staged: this site has no {key} yet",
             f"ask an operator to say what may be staged: forebay config set {key.title()}=DIRECTORY",
             place,
         )
-    raise Rejected(
+    raise RejectionError(
         RefusalCode.PATH_NOT_ALLOWED,
         f"{path!r} is outside what user {user} may touch",
         f"use a path beneath one of {', '.join(expanded)}",
@@ -288,11 +290,11 @@ def check_inside(path: str, place: str) -> None:
     """Check that a path within a buffer does not leave the buffer.
 
     Raises:
-        Rejected: It does.
+        RejectionError: It does.
     """
     fault = _buffer_path_fault(path)
     if fault is not None:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.PATH_NOT_ALLOWED, f"the path {fault}", "write a path below the variable, without ..", place
         )
 

@@ -19,7 +19,7 @@ from replica.decide.pools import (
     set_pool_events,
 )
 from replica.grammar import check_filesystem, path_fault
-from replica.messages import NOTHING, Accepted, Decision, decision_of, features
+from replica.messages import NOTHING, Acceptance, Decision, decision_of, features
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -93,7 +93,7 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
         nodes=command.nodes,
         filesystems=tuple(SharedFilesystem(filesystem.name, filesystem.path) for filesystem in command.filesystems),
     )
-    return Accepted((founded, e.DisclosureKeyDrawn(command.disclosure_key)) if command.disclosure_key else (founded,))
+    return Acceptance((founded, e.DisclosureKeyDrawn(command.disclosure_key)) if command.disclosure_key else (founded,))
 
 
 def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> Decision:
@@ -112,7 +112,7 @@ def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> 
         return Refusal(
             RefusalCode.LIMIT_EXCEEDED, f"there are {POOLS_MAX} pools", "change one that exists", "pool.name"
         )
-    return Accepted(set_pool_events(state, pool))
+    return Acceptance(set_pool_events(state, pool))
 
 
 def _change_pool(state: State, actor: c.Actor, command: c.ChangePool, at: Instant) -> Decision:
@@ -143,13 +143,15 @@ def _add_filesystem(state: Facts, actor: c.Actor, command: c.AddFilesystem, at: 
         return NOTHING
     refusal = check_filesystem(state.filesystems, command.filesystem, command.path)
     return (
-        Accepted((e.FilesystemSet(SharedFilesystem(command.filesystem, command.path)),)) if refusal is None else refusal
+        Acceptance((e.FilesystemSet(SharedFilesystem(command.filesystem, command.path)),))
+        if refusal is None
+        else refusal
     )
 
 
 def _remove_filesystem(state: Facts, actor: c.Actor, command: c.RemoveFilesystem, at: Instant) -> Decision:
     refusal = filesystem_removal_refusal(state, command.filesystem)
-    return Accepted((e.FilesystemRemoved(command.filesystem),)) if refusal is None else refusal
+    return Acceptance((e.FilesystemRemoved(command.filesystem),)) if refusal is None else refusal
 
 
 def _configure_site(state: Facts, actor: c.Actor, command: c.ConfigureSite, at: Instant) -> Decision:
@@ -183,7 +185,7 @@ def _set_clock(state: State, actor: c.Actor, command: c.SetClock, at: Instant) -
         job, buffer = state.jobs[job_id], state.buffers.get(job_id)
         if clamp_times(job, buffer, command.at) != (job, buffer):
             touched.append(job_id)
-    return Accepted((e.ClockSet(command.at, tuple(touched)),))
+    return Acceptance((e.ClockSet(command.at, tuple(touched)),))
 
 
 def _raise_feature_level(state: Facts, actor: c.Actor, command: c.RaiseFeatureLevel, at: Instant) -> Decision:
@@ -211,7 +213,7 @@ def _raise_feature_level(state: Facts, actor: c.Actor, command: c.RaiseFeatureLe
         return Refusal(
             RefusalCode.INVALID_FIELD, f"feature level {command.level} is unknown", "let a leader gather who knows it"
         )
-    return Accepted((e.FeatureLevelRaised(command.level, release),))
+    return Acceptance((e.FeatureLevelRaised(command.level, release),))
 
 
 def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: Instant) -> Decision:
@@ -284,7 +286,7 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
             stage = active_stage(job, buffer) if agent_of(job, buffer) == command.node else None
             if stage is not None and stage is not Stage.RUN:
                 events.append(e.StageRetried(job.id, stage, job.attempt + 1, "the agent was restarted"))
-    return Accepted(tuple(events))
+    return Acceptance(tuple(events))
 
 
 def _node_name_refusal(node: str) -> Refusal | None:
@@ -302,7 +304,7 @@ def _admit_node(state: Facts, actor: c.Actor, command: c.AdmitNode, at: Instant)
         return NOTHING
     if len(state.admitted) >= NODES_MAX:
         return Refusal(RefusalCode.LIMIT_EXCEEDED, f"{NODES_MAX} nodes are admitted", "use one of them", "node")
-    return Accepted((e.NodeAdmitted(command.node, actor.name),))
+    return Acceptance((e.NodeAdmitted(command.node, actor.name),))
 
 
 def _unknown_node_refusal(state: Facts, node: str) -> Refusal | None:
@@ -315,14 +317,14 @@ def _drain_node(state: Facts, actor: c.Actor, command: c.DrainNode, at: Instant)
     refusal = _unknown_node_refusal(state, command.node)
     if refusal is not None:
         return refusal
-    return Accepted((e.NodeDrained(command.node, command.reason[:MESSAGE_CHARACTERS_MAX]),))
+    return Acceptance((e.NodeDrained(command.node, command.reason[:MESSAGE_CHARACTERS_MAX]),))
 
 
 def _resume_node(state: Facts, actor: c.Actor, command: c.ResumeNode, at: Instant) -> Decision:
     refusal = _unknown_node_refusal(state, command.node)
     if refusal is not None:
         return refusal
-    return Accepted((e.NodeResumed(command.node),)) if state.nodes[command.node].drained else NOTHING
+    return Acceptance((e.NodeResumed(command.node),)) if state.nodes[command.node].drained else NOTHING
 
 
 def loss_refusal(state: Facts, name: str) -> Refusal | None:
@@ -354,14 +356,14 @@ def _lose_node(state: Facts, actor: c.Actor, command: c.LoseNode, at: Instant) -
         return refusal
     said = f": {command.reason}" if command.reason else ""
     reason = f"declared lost by {actor.name}{said}"[:MESSAGE_CHARACTERS_MAX]
-    return NOTHING if state.nodes[command.node].lost else Accepted((e.NodeLost(command.node, reason),))
+    return NOTHING if state.nodes[command.node].lost else Acceptance((e.NodeLost(command.node, reason),))
 
 
 def _mark_node_down(state: Facts, actor: c.Actor, command: c.MarkNodeDown, at: Instant) -> Decision:
     refusal = _unknown_node_refusal(state, command.node)
     if refusal is not None:
         return refusal
-    return NOTHING if state.nodes[command.node].down else Accepted((e.NodeWentDown(command.node, command.reason),))
+    return NOTHING if state.nodes[command.node].down else Acceptance((e.NodeWentDown(command.node, command.reason),))
 
 
 def _mark_node_back(state: Facts, actor: c.Actor, command: c.MarkNodeBack, at: Instant) -> Decision:
@@ -372,7 +374,7 @@ def _mark_node_back(state: Facts, actor: c.Actor, command: c.MarkNodeBack, at: I
         return NOTHING
     jobs = (state.jobs[job_id] for job_id in sorted(state.on_node.get(command.node, ())))
     waiting = tuple(job.id for job in jobs if job.order_at != NEVER)
-    return Accepted((e.NodeCameBack(command.node, waiting),))
+    return Acceptance((e.NodeCameBack(command.node, waiting),))
 
 
 def _revoke_certificate(state: Facts, actor: c.Actor, command: c.RevokeCertificate, at: Instant) -> Decision:
@@ -395,7 +397,7 @@ def _revoke_certificate(state: Facts, actor: c.Actor, command: c.RevokeCertifica
         return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, remedy, "certificate")
     revoked = Revocation(certificate, command.reason[:MESSAGE_CHARACTERS_MAX], actor.name, at, command.until)
     events: tuple[e.Event, ...] = (e.CertificatesUnrevoked(tuple(expired)),) if expired else ()
-    return Accepted((*events, e.CertificateRevoked(revoked)))
+    return Acceptance((*events, e.CertificateRevoked(revoked)))
 
 
 def _unrevoke_certificate(state: Facts, actor: c.Actor, command: c.UnrevokeCertificate, at: Instant) -> Decision:
@@ -403,14 +405,14 @@ def _unrevoke_certificate(state: Facts, actor: c.Actor, command: c.UnrevokeCerti
         sentence = f"{command.certificate!r:.80} is not revoked"
         remedy = "`forebay cert revocations` shows what is"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, "certificate")
-    return Accepted((e.CertificatesUnrevoked((command.certificate,)),))
+    return Acceptance((e.CertificatesUnrevoked((command.certificate,)),))
 
 
 def _record_state_digest(state: Facts, actor: c.Actor, command: c.RecordStateDigest, at: Instant) -> Decision:
     if not 0 < command.revision <= state.revision:
         sentence = f"revision {command.revision} is not settled; the last one is {state.revision}"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, "digest a state that was applied", "revision")
-    return Accepted((e.StateDigested(command.revision, command.state),))
+    return Acceptance((e.StateDigested(command.revision, command.state),))
 
 
 def _recover_cluster(state: Facts, actor: c.Actor, command: c.RecoverCluster, at: Instant) -> Decision:
@@ -436,14 +438,14 @@ def _recover_cluster(state: Facts, actor: c.Actor, command: c.RecoverCluster, at
         is_snapshot=command.is_snapshot,
     )
     forgotten = min(state.recoveries) if len(state.recoveries) >= RECOVERIES_KEPT else 0
-    return Accepted((e.ClusterRecovered(recovery, forgotten),))
+    return Acceptance((e.ClusterRecovered(recovery, forgotten),))
 
 
 def _record_histories(state: Facts, actor: c.Actor, command: c.RecordHistories, at: Instant) -> Decision:
     if not 0 < command.jobs < state.next_job:
         sentence = f"there is no job {command.jobs}; the last one is {state.next_job - 1}"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, "count jobs that there are", "jobs")
-    return Accepted((e.HistoriesCounted(command.index, command.jobs, command.root),))
+    return Acceptance((e.HistoriesCounted(command.index, command.jobs, command.root),))
 
 
 CLUSTER_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {

@@ -20,7 +20,7 @@ from replica.decide.jobs import JOBS_BY_KEY, update_one
 from replica.decide.persistent import PERSISTENT_BY_KEY
 from replica.decide.sessions import SESSIONS_BY_KEY, SESSIONS_BY_SCAN, own_session_refusal
 from replica.decide.submit import submit_job
-from replica.messages import Accepted as Accepted
+from replica.messages import Acceptance as Acceptance
 from replica.messages import Decision as Decision
 from replica.messages import Event
 from replica.messages import commands as c
@@ -81,11 +81,11 @@ def _decide_array(state: Facts, actor: c.Actor, command: Any, at: Instant) -> St
     """Decide a command about an array, with at least one step per task."""
     if isinstance(command, c.SubmitJob):
         submitted = yield from submit_job(state, actor, command)
-        return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
+        return submitted if isinstance(submitted, Refusal) else Acceptance((submitted,))
     decision = yield from _decide_tasks(state, actor, command, at)
-    if isinstance(decision, Accepted) and any(type(event) in SLOT_EVENTS for event in decision.events):
+    if isinstance(decision, Acceptance) and any(type(event) in SLOT_EVENTS for event in decision.events):
         slots = OperationSlots({stage: state.operations.get(stage, 0) for stage in QUEUED_STAGES})
-        return Accepted((yield from assign_slots_in_steps(state, slots, decision.events)))
+        return Acceptance((yield from assign_slots_in_steps(state, slots, decision.events)))
     return decision
 
 
@@ -131,7 +131,7 @@ def _decide_tasks(state: Facts, actor: c.Actor, command: Any, at: Instant) -> St
         else:
             events.extend(decision.events)
         yield cost
-    return first if first is not None and refused == len(jobs) else Accepted(tuple(events))
+    return first if first is not None and refused == len(jobs) else Acceptance(tuple(events))
 
 
 STEPS_OF_UPDATE = 2
@@ -154,7 +154,7 @@ def _with_slots(state: Facts, decision: Decision) -> Decision:
     else:
         return decision
     slots = OperationSlots({stage: state.operations.get(stage, 0) for stage in QUEUED_STAGES})
-    return Accepted(assign_slots(state, slots, decision.events))
+    return Acceptance(assign_slots(state, slots, decision.events))
 
 
 def is_by_key(command: c.Command) -> bool:
@@ -225,7 +225,7 @@ _ROLES_OF: dict[type, frozenset[c.ActorRole]] = {
 
 
 def _run_scheduling_cycle(state: State, actor: c.Actor, command: c.RunSchedulingCycle, at: Instant) -> Decision:
-    return Accepted(run_cycle(SchedulingIndex(state), at))
+    return Acceptance(run_cycle(SchedulingIndex(state), at))
 
 
 _BY_KEY = {

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from replica.messages import NOTHING, Accepted, Decision
+from replica.messages import NOTHING, Acceptance, Decision
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import SCENARIOS, Drill, DrillVerdict
@@ -64,7 +64,7 @@ def _start_drill(state: Facts, actor: c.Actor, command: c.StartDrill, at: Instan
             command.lease_s,
         )
     )
-    return Accepted(tuple(events))
+    return Acceptance(tuple(events))
 
 
 def _start_fault(command: c.StartDrill) -> Refusal | None:
@@ -117,7 +117,7 @@ def _confirm_drill(state: Facts, actor: c.Actor, command: c.ConfirmDrill, at: In
     if actor.name == drill.by:
         sentence = f"drill {drill.id} is carried out by {drill.by}, who cannot be the other operator"
         return Refusal(RefusalCode.PERMISSION_DENIED, sentence, "have somebody else confirm it", "drill")
-    return NOTHING if drill.second else Accepted((e.DrillConfirmed(drill.id, actor.name),))
+    return NOTHING if drill.second else Acceptance((e.DrillConfirmed(drill.id, actor.name),))
 
 
 def _abort_drill(state: Facts, actor: c.Actor, command: c.AbortDrill, at: Instant) -> Decision:
@@ -127,7 +127,7 @@ def _abort_drill(state: Facts, actor: c.Actor, command: c.AbortDrill, at: Instan
     drill = _find_active_drill(state, command.drill, at)
     if isinstance(drill, Refusal):
         return drill
-    return NOTHING if drill.abort else Accepted((e.DrillAbortRequested(drill.id, f"{actor.name}: {command.reason}"),))
+    return NOTHING if drill.abort else Acceptance((e.DrillAbortRequested(drill.id, f"{actor.name}: {command.reason}"),))
 
 
 def _end_drill(state: Facts, actor: c.Actor, command: c.EndDrill, at: Instant) -> Decision:
@@ -151,7 +151,7 @@ def _end_drill(state: Facts, actor: c.Actor, command: c.EndDrill, at: Instant) -
         what = f"there are {len(figures)}" if len(figures) > DRILL_FIGURES_MAX else what
         remedy = f"send at most {DRILL_FIGURES_MAX}, each by a name of its own such as write_stop_us"
         return Refusal(RefusalCode.INVALID_FIELD, f"the figures cannot be kept: {what}", remedy, "figures")
-    return Accepted((e.DrillEnded(drill.id, command.verdict, command.sentence, figures),))
+    return Acceptance((e.DrillEnded(drill.id, command.verdict, command.sentence, figures),))
 
 
 def _text_fault(text: str, field: str) -> Refusal | None:
@@ -166,7 +166,7 @@ def _probe_drill(state: Facts, actor: c.Actor, command: c.ProbeDrill, at: Instan
     if isinstance(drill, Refusal):
         return drill
     if drill.by == actor.name and drill.needs_renewal(at):
-        return Accepted((e.DrillRenewed(drill.id),))
+        return Acceptance((e.DrillRenewed(drill.id),))
     return NOTHING
 
 
@@ -179,12 +179,12 @@ def _lock_drills(state: Facts, actor: c.Actor, command: c.LockDrills, at: Instan
         return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "have one of them unlock drills first")
     if known is not None and known.reason == command.reason:
         return NOTHING
-    return Accepted((e.DrillsLocked(actor.name, command.reason),))
+    return Acceptance((e.DrillsLocked(actor.name, command.reason),))
 
 
 def _unlock_drills(state: Facts, actor: c.Actor, command: c.UnlockDrills, at: Instant) -> Decision:
     if command.by in state.drill_locks:
-        return Accepted((e.DrillsUnlocked(command.by),))
+        return Acceptance((e.DrillsUnlocked(command.by),))
     listed = ", ".join(sorted(state.drill_locks)) or "nobody"
     sentence = f"{command.by[:NAME_CHARACTERS_MAX]} has not locked drills"
     return Refusal(RefusalCode.INVALID_FIELD, sentence, f"who has: {listed}", "by")

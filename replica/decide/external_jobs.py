@@ -26,8 +26,8 @@ from msgspec.structs import replace
 
 from replica.decide.accounts import admit_request, check_own_limits
 from replica.decide.buffer_request import find_pool, persistent_fault, resolve_buffer, resolve_space
-from replica.decide.checks import Rejected, check_name, names_remedy, require
-from replica.messages import NOTHING, Accepted, Decision, decision_of
+from replica.decide.checks import RejectionError, check_name, names_remedy, require
+from replica.messages import NOTHING, Acceptance, Decision, decision_of
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -164,7 +164,7 @@ def _register_scheduler(state: Facts, actor: c.Actor, command: c.RegisterSchedul
     if known is not None and known.address == command.address:
         return NOTHING
     # Record the latest address, so that operators can find the scheduler.
-    return Accepted((e.SchedulerBound(Scheduler(actor.name, command.cluster, command.address)),))
+    return Acceptance((e.SchedulerBound(Scheduler(actor.name, command.cluster, command.address)),))
 
 
 def _other_cluster_refusal(known: Scheduler, cluster: str) -> Refusal | None:
@@ -184,7 +184,7 @@ def _release_scheduler(state: Facts, actor: c.Actor, command: c.ReleaseScheduler
         remedy = names_remedy(state.schedulers, "there is nothing to release: no scheduler has registered")
         sentence = f"there is no scheduler {command.scheduler[: limits.NAME_CHARACTERS_MAX]!r}"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, "scheduler")
-    return Accepted((e.SchedulerReleased(command.scheduler),))
+    return Acceptance((e.SchedulerReleased(command.scheduler),))
 
 
 def _find_target(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: int) -> ExternalJobLookup | Refusal:
@@ -225,13 +225,13 @@ def _set_up_external_job(state: Facts, actor: c.Actor, command: c.SetUpExternalJ
             return NOTHING
         if outcome is ExternalJobOutcome.REACTIVATE:
             assert found.job is not None
-            return Accepted((e.ExternalJobReactivated(found.job.id, found.epoch + 1),))
+            return Acceptance((e.ExternalJobReactivated(found.job.id, found.epoch + 1),))
         begun = ExternalJob(actor.name, command.job, found.epoch + 1, digest, command.uid, since=at)
         # A rejected setup changes nothing, so the previous epoch ends only together with the start of the new one.
         begins = _new_epoch(state, actor, request, begun)
-    except Rejected as refused:
-        return refused.refusal
-    return Accepted((*_end_previous_epoch(state, found, outcome), begins))
+    except RejectionError as error:
+        return error.refusal
+    return Acceptance((*_end_previous_epoch(state, found, outcome), begins))
 
 
 _ALIVE = frozenset({_P.WAITING, _P.SET_UP, _P.STAGING_IN, _P.STAGE_IN_FAILED, _P.STAGED_IN})
@@ -245,21 +245,21 @@ def _setup_request(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
     """Return the request of a setup, without the fields that external jobs do not have.
 
     Raises:
-        Rejected: The request is invalid, or not possible for external jobs.
+        RejectionError: The request is invalid, or not possible for external jobs.
     """
     asked, user = command.request.buffer, command.request.user
     if state.site.provider != NATIVE:
         sentence = f"external jobs need the provider {NATIVE}, and this site has {state.site.provider}"
-        raise Rejected(RefusalCode.WRONG_STATE, sentence, "have Forebay's own agents move the data", "")
+        raise RejectionError(RefusalCode.WRONG_STATE, sentence, "have Forebay's own agents move the data", "")
     check_name("user", user)
     if not command.uid or user == "root":
         sentence = "User root can not allocate burst buffers"
-        raise Rejected(RefusalCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
+        raise RejectionError(RefusalCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
     if command.uid < 0:
-        raise Rejected(RefusalCode.INVALID_FIELD, f"uid is {command.uid}", "send the user's id", "uid")
+        raise RejectionError(RefusalCode.INVALID_FIELD, f"uid is {command.uid}", "send the user's id", "uid")
     require(check_user_lists(state.site, user, command.uid))
     if asked is None or not (asked.capacity_bytes or asked.uses):
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
             "the job asks for no space of its own",
             "write a pool and a capacity: external jobs stage to pools in a shared filesystem that all nodes see",
@@ -269,7 +269,7 @@ def _setup_request(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
     options = JobOptions(gid=command.request.effective_options.gid, groups=command.request.effective_options.groups)
     check_name("name", command.request.name)
     if has_control_character(command.request.workdir):
-        raise Rejected(RefusalCode.INVALID_FIELD, "workdir has a control character", "send its path", "workdir")
+        raise RejectionError(RefusalCode.INVALID_FIELD, "workdir has a control character", "send its path", "workdir")
     plain = JobRequest(command.request.name, user, "", command.request.workdir, 0, cpus=0, buffer=asked)
     return with_options(plain, options)
 
@@ -278,10 +278,10 @@ def _check_shared(asked: BufferRequest) -> None:
     """Check that a buffer request does not depend on the job's nodes, which are unknown at setup.
 
     Raises:
-        Rejected: It does.
+        RejectionError: It does.
     """
     if Access.PRIVATE in asked.access:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
             "access_mode=private cannot be set up for each node: the nodes of the job are not known",
             "use access_mode=striped",
@@ -289,7 +289,7 @@ def _check_shared(asked: BufferRequest) -> None:
         )
     named = [record.place for record in asked.creates] + [record.place for record in asked.destroys]
     if named:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
             "a job of another scheduler neither makes nor removes persistent buffers: it asks for that itself",
             "leave them out",
@@ -313,18 +313,18 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
     """Return the event that begins an epoch.
 
     Raises:
-        Rejected: The request cannot be satisfied.
+        RejectionError: The request cannot be satisfied.
     """
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
         sentence = f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet"
-        raise Rejected(RefusalCode.LIMIT_EXCEEDED, sentence, "wait until some are", "")
+        raise RejectionError(RefusalCode.LIMIT_EXCEEDED, sentence, "wait until some are", "")
     resolved = resolve_buffer(state, actor, request, of_array=False, number=external_job.job)
     asked = resolved.buffer
     assert asked is not None
     for used in asked.uses:
         known = state.persistent.get(used)
         if known is not None and not known.filesystem:
-            raise Rejected(
+            raise RejectionError(
                 RefusalCode.INVALID_DIRECTIVE,
                 f"the persistent buffer {used} is on node {known.node}, and the nodes of the job are not known yet",
                 "use one of a pool in a shared filesystem: forebay buffer list shows which have a path",
@@ -335,7 +335,7 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
         pool = find_pool(state, asked.pool, asked.places[0] if asked.places else "pool")
     if pool is not None and not pool.filesystem:
         shared = sorted(name for name, one in state.pools.items() if one.filesystem)
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
             f"pool {pool.name} is on the nodes themselves, and the nodes of the job are not known yet",
             f"use one of: {', '.join(shared)}" if shared else "have an operator make a pool in a shared filesystem",
@@ -396,7 +396,7 @@ def _report_missing_external_job(
     fault = _text_fault(command.state, limits.NAME_CHARACTERS_MAX)
     if fault is not None:
         return Refusal(RefusalCode.INVALID_FIELD, f"the state {fault}", "write a word", "state")
-    return NOTHING if found.job is not None else Accepted((e.ExternalJobMissing(found.name, command.state),))
+    return NOTHING if found.job is not None else Acceptance((e.ExternalJobMissing(found.name, command.state),))
 
 
 def _text_fault(text: str, characters_max: int) -> str | None:

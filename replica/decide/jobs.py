@@ -17,7 +17,7 @@ from replica.decide.runs import (
 )
 from replica.decide.submit import submit_job
 from replica.decide.update import update_job
-from replica.messages import NOTHING, Accepted, Decision, decision_of
+from replica.messages import NOTHING, Acceptance, Decision, decision_of
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import ENDED, BufferState, ExternalJob, Hold, Job, JobState, Stage
@@ -31,7 +31,7 @@ from replica.values import Instant, Refusal, RefusalCode, run_to_end
 
 def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant) -> Decision:
     submitted = run_to_end(submit_job(state, actor, command))
-    return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
+    return submitted if isinstance(submitted, Refusal) else Acceptance((submitted,))
 
 
 def _find_job(state: Facts, actor: c.Actor, job_id: int, *, of_external_jobs: bool = False) -> Job | Refusal:
@@ -75,16 +75,16 @@ def cancel_job(state: Facts, actor: c.Actor, command: c.CancelJob, at: Instant) 
     buffer = state.buffers.get(job.id)
     if job.state is JobState.PENDING:
         if buffer is None or buffer.state is BufferState.PENDING:
-            return Accepted((e.JobCancelled(job.id),))
+            return Acceptance((e.JobCancelled(job.id),))
         if buffer.state in (BufferState.STAGING_IN, BufferState.STAGED_IN):
-            return Accepted(
+            return Acceptance(
                 (
                     e.CancelRequested(job.id, command.hurry),
                     *rollback_events(state, job),
                     e.TeardownStarted(job.id, job.attempt + 1, JobState.CANCELLED, command.hurry, "cancelled"),
                 )
             )
-        return Accepted((e.CancelRequested(job.id, command.hurry),))
+        return Acceptance((e.CancelRequested(job.id, command.hurry),))
     if job.state in ENDED:
         # The job has finished, which is the goal of cancelling it: no error, as in Slurm.
         return NOTHING
@@ -93,9 +93,9 @@ def cancel_job(state: Facts, actor: c.Actor, command: c.CancelJob, at: Instant) 
         if not command.hurry:
             # The stage-out continues, but a requeued job does not run again.
             ends = requeueing and not job.cancelled
-            return Accepted((e.CancelRequested(job.id, False),)) if ends else NOTHING
+            return Acceptance((e.CancelRequested(job.id, False),)) if ends else NOTHING
         result = JobState.CANCELLED if requeueing else job.result
-        return Accepted(
+        return Acceptance(
             (
                 e.CancelRequested(job.id, True),
                 e.TeardownStarted(job.id, job.attempt + 1, result, True, "stage-out skipped: cancelled with --hurry"),
@@ -103,7 +103,7 @@ def cancel_job(state: Facts, actor: c.Actor, command: c.CancelJob, at: Instant) 
         )
     if job.cancelled and (job.hurry or not command.hurry):
         return NOTHING
-    return Accepted((e.CancelRequested(job.id, command.hurry),))
+    return Acceptance((e.CancelRequested(job.id, command.hurry),))
 
 
 def _hold_job(state: Facts, actor: c.Actor, command: c.HoldJob, at: Instant) -> Decision:
@@ -115,7 +115,7 @@ def _hold_job(state: Facts, actor: c.Actor, command: c.HoldJob, at: Instant) -> 
             RefusalCode.WRONG_STATE, f"job {job.id} is {job.state.name}", "only pending jobs can be held", "job"
         )
     hold = Hold.ADMIN if actor.role is c.ActorRole.OPERATOR and actor.name != job.request.user else Hold.USER
-    return NOTHING if job.hold >= hold else Accepted((e.JobHeld(job.id, hold),))
+    return NOTHING if job.hold >= hold else Acceptance((e.JobHeld(job.id, hold),))
 
 
 def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instant) -> Decision:
@@ -153,7 +153,7 @@ def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instan
             "nothing is left to release",
             "job",
         )
-    return Accepted(tuple(events))
+    return Acceptance(tuple(events))
 
 
 def _suspend_job(state: Facts, actor: c.Actor, command: c.SuspendJob, at: Instant) -> Decision:

@@ -15,11 +15,11 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from replica.decide.buffer_request import find_pool
-from replica.decide.checks import Rejected, check_name, require
+from replica.decide.checks import RejectionError, check_name, require
 from replica.decide.external_jobs import scheduler_refusal
 from replica.decide.jobs import cancel_job
 from replica.decide.submit import NO_OUTPUT, submit_job
-from replica.messages import NOTHING, Accepted, Decision
+from replica.messages import NOTHING, Acceptance, Decision
 from replica.messages import commands as c
 from replica.model import (
     Access,
@@ -92,14 +92,14 @@ def _make_persistent(state: Facts, actor: c.Actor, command: c.MakePersistent, at
         pool = find_pool(state, wanted.pool, "pool")
         if not pool.filesystem:
             shared = sorted(name for name, one in state.pools.items() if one.filesystem)
-            raise Rejected(
+            raise RejectionError(
                 RefusalCode.INVALID_DIRECTIVE,
                 f"pool {pool.name} is on the nodes themselves, and no scheduler's job could use a buffer there",
                 f"use one of: {', '.join(shared)}" if shared else "have an operator make a pool in a shared filesystem",
                 "pool",
             )
-    except Rejected as refused:
-        return refused.refusal
+    except RejectionError as error:
+        return error.refusal
     text = f"#BB create_persistent name={wanted.name} capacity={format_size(wanted.capacity_bytes)} pool={wanted.pool}"
     return _submit(state, actor, command, wanted.name, replace(_EMPTY_REQUEST, text=text, creates=(wanted,)))
 
@@ -111,8 +111,8 @@ def _remove_persistent(state: Facts, actor: c.Actor, command: c.RemovePersistent
         known = state.persistent.get(name)
         if known is not None and known.user != command.user:
             raise _owned_by_another(name, f"Delete buffer {name} permission denied", "ask its owner, or an operator")
-    except Rejected as refused:
-        return refused.refusal
+    except RejectionError as error:
+        return error.refusal
     under_way = find_persistent_job(state, command.user, name)
     if under_way is not None and _destroys(under_way, name):
         return NOTHING
@@ -133,20 +133,20 @@ def _check_caller(state: Facts, actor: c.Actor, cluster: str, user: str, uid: in
     """Check that a scheduler may act for the user.
 
     Raises:
-        Rejected: The scheduler is not registered, or the user may not have buffers.
+        RejectionError: The scheduler is not registered, or the user may not have buffers.
     """
     refusal = scheduler_refusal(state, actor, cluster)
     if refusal is not None:
-        raise Rejected(refusal.code, refusal.sentence, refusal.remedy, refusal.place)
+        raise RejectionError(refusal.code, refusal.sentence, refusal.remedy, refusal.place)
     check_name("user", user)
     if uid <= 0 or user == "root":
         sentence = "User root can not allocate burst buffers"
-        raise Rejected(RefusalCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
+        raise RejectionError(RefusalCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
     require(check_user_lists(state.site, user, uid))
 
 
-def _owned_by_another(name: str, sentence: str, remedy: str) -> Rejected:
-    return Rejected(RefusalCode.PERMISSION_DENIED, f"{sentence}: {name} is another user's", remedy, "name")
+def _owned_by_another(name: str, sentence: str, remedy: str) -> RejectionError:
+    return RejectionError(RefusalCode.PERMISSION_DENIED, f"{sentence}: {name} is another user's", remedy, "name")
 
 
 def _submit(
@@ -160,7 +160,7 @@ def _submit(
     plain = JobRequest(name, command.user, SCRIPT, workdir, TIME_LIMIT_S, output=NO_OUTPUT, buffer=asked)
     request = with_options(plain, JobOptions(nodes=0, gid=command.gid, requeue=False))
     submitted = run_to_end(submit_job(state, actor, c.SubmitJob(request)))
-    return submitted if isinstance(submitted, Refusal) else Accepted((submitted,))
+    return submitted if isinstance(submitted, Refusal) else Acceptance((submitted,))
 
 
 PERSISTENT_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {

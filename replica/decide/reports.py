@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import immutables
 
-from replica.messages import NOTHING, Accepted, Decision
+from replica.messages import NOTHING, Acceptance, Decision
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -77,7 +77,7 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
     if given_up is not None and command.stage is Stage.TEARDOWN and given_up.find(command.job, command.attempt):
         # After a failure the buffer stays listed, and the agent retries at its next start.
         if isinstance(command.result, c.OperationDone):
-            return Accepted((e.AbandonedBufferRemoved(command.job, command.node, command.attempt),))
+            return Acceptance((e.AbandonedBufferRemoved(command.job, command.node, command.attempt),))
         return NOTHING
     job = state.jobs.get(command.job)
     if job is None:
@@ -98,24 +98,24 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
     if stage is Stage.RUN:
         if isinstance(result, c.ScriptStarted):
             if job.state is JobState.CONFIGURING:
-                return Accepted((e.RunStarted(job.id),))
+                return Acceptance((e.RunStarted(job.id),))
             return Refusal(
                 RefusalCode.STALE_ATTEMPT, f"the start of job {job.id} is known", "drop the report", "result"
             )
         if isinstance(result, c.ScriptEnded) and result.result in ENDED:
-            return Accepted(
+            return Acceptance(
                 script_end_events(state, job, buffer, result.result, result.exit_code, result.signal, result.message)
             )
         starting = job.state is JobState.CONFIGURING and buffer is not None
         if starting and isinstance(result, c.OperationFailed):
-            return Accepted(pre_run_failure_events(state, job, result.message))
+            return Acceptance(pre_run_failure_events(state, job, result.message))
     elif buffer is not None:
         if isinstance(result, c.TransferProgressed):
-            return Accepted(checkpoint_events(state, job, stage, result, at))
+            return Acceptance(checkpoint_events(state, job, stage, result, at))
         if isinstance(result, c.PersistentChanged):
             changed = persistent_change_events(state, job, stage, result.name)
             if changed:
-                return Accepted(changed)
+                return Acceptance(changed)
             return Refusal(
                 RefusalCode.STALE_ATTEMPT,
                 f"job {job.id} has no persistent buffer {result.name[:NAME_CHARACTERS_MAX]!r} to make or remove now",
@@ -124,12 +124,12 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
             )
         if isinstance(result, c.OperationDone):
             follows = success_events(state, job, buffer, stage, result.files, result.size_bytes, result.digest)
-            return Accepted((*receipt_events(state, job, stage, result.receipt), *follows))
+            return Acceptance((*receipt_events(state, job, stage, result.receipt), *follows))
         if isinstance(result, c.OperationFailed):
             follows = failure_events(
                 state, job, stage, result.message, at, final=result.final, operation=result.operation
             )
-            return Accepted((*receipt_events(state, job, stage, result.receipt), *follows))
+            return Acceptance((*receipt_events(state, job, stage, result.receipt), *follows))
     return Refusal(
         RefusalCode.INVALID_FIELD,
         f"a {type(result).__name__} is no answer to {stage.word}",
@@ -146,4 +146,4 @@ def _settle_mails(state: Facts, actor: c.Actor, command: c.SettleMails, at: Inst
             f"settle at most {MAILS_SETTLED_MAX} at once",
             "sent",
         )
-    return Accepted(mail_events(state.mails, command.sent, command.dropped))
+    return Acceptance(mail_events(state.mails, command.sent, command.dropped))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replica.decide.checks import Rejected
+from replica.decide.checks import RejectionError
 from replica.decide.submit import check_requeue
 from replica.decide.update import check_dependency_cycle
 from replica.messages import commands as c
@@ -81,8 +81,8 @@ def _requeue_finished(state: Facts, job: Job) -> Events | Refusal:
     try:
         check_requeue(state, job.request, "" if buffer is None else buffer.pool)
         check_dependency_cycle(state, job, job.request)
-    except Rejected as refused:
-        return refused.refusal
+    except RejectionError as error:
+        return error.refusal
     run = (e.RunRequeued(job.id),)
     return run if buffer is None else (e.JobRequeued(job.id), *run)
 

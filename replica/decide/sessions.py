@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Final
 
 from replica.fold import CacheLimits, may_cache, unknown_session_refusal
-from replica.messages import Accepted, Actor, ActorRole, Decision, Session
+from replica.messages import Acceptance, Actor, ActorRole, Decision, Session
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.state import Facts, State
@@ -62,7 +62,7 @@ def _expire_answers(state: State, actor: Actor, command: c.ExpireCachedReplies, 
         expired.append(session.number)
     if expired:
         events.append(e.SessionsEnded(tuple(expired), "expired"))
-    return Accepted(tuple(events))
+    return Acceptance(tuple(events))
 
 
 def _number(session: Session) -> int:
@@ -80,14 +80,14 @@ def _open_session(state: State, actor: Actor, command: c.OpenSession, at: Instan
             "close one that no program uses (forebay support session list), or wait: one ends when it was idle for "
             f"{SESSION_IDLE_S_MAX} s",
         )
-    return Accepted((e.SessionOpened(state.revision + 1, actor),))
+    return Acceptance((e.SessionOpened(state.revision + 1, actor),))
 
 
 def _close_session(state: Facts, actor: Actor, command: c.CloseSession, at: Instant) -> Decision:
     session = state.sessions.get(command.session)
     if session is None or (session.actor != actor and actor.role is not ActorRole.OPERATOR):
         return unknown_session_refusal(command.session)
-    return Accepted((e.SessionsEnded((command.session,), "closed"),))
+    return Acceptance((e.SessionsEnded((command.session,), "closed"),))
 
 
 def own_session_refusal(request: c.Request, command: c.CloseSession) -> Refusal | None:

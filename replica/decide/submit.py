@@ -1,7 +1,7 @@
 """Decide the submit of a job or a job array: a pipeline from the request to one event.
 
 The pipeline checks the options and resolves the buffer request, the array, the dependencies, the partition and the
-account; it then checks the request and resolves paths and space. Each step raises Rejected, which is caught here.
+account; it then checks the request and resolves paths and space. Each step raises RejectionError, which is caught here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from replica.decide.buffer_request import (
     resolve_space,
 )
 from replica.decide.checks import (
-    Rejected,
+    RejectionError,
     check_dependencies,
     check_name,
     check_number,
@@ -54,8 +54,8 @@ def submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.Jo
     """Return the event of a submit with all fields resolved, or a Refusal; in steps."""
     try:
         return (yield from _resolve_submit(state, actor, command))
-    except Rejected as refused:
-        return refused.refusal
+    except RejectionError as error:
+        return error.refusal
 
 
 def _resolve_submit(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted]:
@@ -116,10 +116,10 @@ def _check_ignored(state: Facts, command: c.SubmitJob) -> None:
     """Check that the site accepts the unsupported sbatch options of a submit.
 
     Raises:
-        Rejected: It does not (UnknownSbatchOptions=reject).
+        RejectionError: It does not (UnknownSbatchOptions=reject).
     """
     if command.ignored and state.site.unknown_sbatch_options == "reject":
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_FIELD,
             f"Forebay does not carry out {', '.join(command.ignored)}",
             "leave them out, or ask an operator: forebay config set UnknownSbatchOptions=warn",
@@ -131,14 +131,14 @@ def _with_whole_node(state: Facts, request: JobRequest) -> JobRequest:
     """Return the request with the CPUs of the largest node of its partition, so that no other job fits on its node.
 
     Raises:
-        Rejected: The partition has no registered node.
+        RejectionError: The partition has no registered node.
     """
     place = node_set_name(state.partitions, request.effective_options.partition)
     nodes = [
         node for node in state.nodes.values() if not node.is_mover and is_node_in(state.partitions, place, node.name)
     ]
     if not nodes:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.WRONG_STATE,
             "the job asks for a whole node, and no node of its partition is registered",
             "wait until `forebay node list` shows one, or leave out --exclusive",
@@ -151,7 +151,7 @@ def _with_partition(state: Facts, request: JobRequest) -> JobRequest:
     """Return the request with its partition: the first of the named ones that accepts the job.
 
     Raises:
-        Rejected: None does.
+        RejectionError: None does.
     """
     options = request.effective_options
     if not state.partitions:
@@ -171,7 +171,7 @@ def _resolve_job(state: Facts, request: JobRequest, job_id: int, command: c.Subm
     written = request.output or DEFAULT_OUTPUT
     output = _resolve_file(request, job_id, written, "output")
     if NODE_SYMBOL in _resolve_file(request, job_id, written, "output", node=""):
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_FIELD,
             f"the name of the output {written[:48]!r} comes to {NODE_SYMBOL}, which stands for the job's node",
             "use another name",
@@ -191,17 +191,17 @@ def check_requeue(state: Facts, request: JobRequest, pool: str) -> None:
     changed since its submit.
 
     Raises:
-        Rejected: It may not.
+        RejectionError: It may not.
     """
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED, f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet", "wait until some are", ""
         )
     _with_partition(state, admit_request(state, request, 1))
     if request.buffer is not None:
         check_buffer_user(state, request.user)
     if pool and pool not in state.pools:
-        raise Rejected(RefusalCode.UNKNOWN_POOL, f"there is no pool {pool!r} any more", "submit it again", "job")
+        raise RejectionError(RefusalCode.UNKNOWN_POOL, f"there is no pool {pool!r} any more", "submit it again", "job")
 
 
 def _resolve_file(request: JobRequest, job_id: int, written: str, place: str, node: str = NODE_SYMBOL) -> str:
@@ -220,7 +220,7 @@ def _resolve_file(request: JobRequest, job_id: int, written: str, place: str, no
 
 def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     if actor.role is c.ActorRole.USER and request.user != actor.name:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.PERMISSION_DENIED,
             f"{actor} may not submit for user {request.user!r}",
             "submit as yourself",
@@ -229,7 +229,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     if actor.role is c.ActorRole.USER:
         check_unprivileged(request.priority, DEFAULT_PRIORITY, request.effective_options.nice, 0)
     if request.user == "root" and not state.site.allow_root:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.ROOT_NOT_ALLOWED,
             "User root can not allocate burst buffers",
             "submit as another user, or set allow_root in the policy",
@@ -238,7 +238,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     check_name("user", request.user)
     check_name("name", request.name)
     if not request.script.startswith("#!"):
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_FIELD,
             "the script does not say what runs it",
             "start its first line with #!, for example #!/bin/bash",
@@ -246,18 +246,18 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
         )
     most = script_bytes_max(request.script)
     if _utf8_bytes(request.script) > most:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
             f"the script is longer than {most} bytes",
             "put its data into files and stage them in",
             "script",
         )
     if "\0" in request.script:
-        raise Rejected(RefusalCode.INVALID_FIELD, "the script holds a zero byte", "submit a text file", "script")
+        raise RejectionError(RefusalCode.INVALID_FIELD, "the script holds a zero byte", "submit a text file", "script")
     check_number("time_limit_s", request.time_limit_s)
     check_number("cpus", request.cpus)
     if request.effective_options.nodes and request.effective_options.tasks > request.cpus:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.INVALID_FIELD,
             f"the job has {request.effective_options.tasks} tasks on {request.cpus} CPUs",
             "ask for at least one CPU for each task: cpus counts those of all tasks",
@@ -271,7 +271,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
         and not any(request.cpus <= node.cpus for node in state.nodes.values())
     ):
         largest = max(node.cpus for node in state.nodes.values())
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
             f"the job needs {request.cpus} CPUs, and no node has more than {largest}",
             f"ask for at most {largest}",
@@ -280,14 +280,14 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     _check_environment(request)
     check_dependencies(state, request.dependencies)
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED, f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet", "wait until some are", ""
         )
 
 
 def _check_environment(request: JobRequest) -> None:
     if len(request.environment) > limits.ENVIRONMENT_VARIABLES_MAX:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
             f"there are more than {limits.ENVIRONMENT_VARIABLES_MAX} variables",
             "export fewer",
@@ -297,9 +297,11 @@ def _check_environment(request: JobRequest) -> None:
     for name, value in request.environment:
         size += _utf8_bytes(name) + _utf8_bytes(value)
         if not name or "=" in name or "\0" in name or "\0" in value:
-            raise Rejected(RefusalCode.INVALID_FIELD, f"{name!r} cannot be a variable", "use NAME=VALUE", "environment")
+            raise RejectionError(
+                RefusalCode.INVALID_FIELD, f"{name!r} cannot be a variable", "use NAME=VALUE", "environment"
+            )
     if size > limits.ENVIRONMENT_BYTES_MAX:
-        raise Rejected(
+        raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
             f"the environment is longer than {limits.ENVIRONMENT_BYTES_MAX} bytes",
             "export less",

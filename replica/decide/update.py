@@ -15,7 +15,7 @@ from replica.decide.accounts import check_admission, check_limits
 from replica.decide.arrays import resolve_dependencies
 from replica.decide.buffer_request import check_buffer_user, resolve_buffer, resolve_space
 from replica.decide.checks import (
-    Rejected,
+    RejectionError,
     check_dependencies,
     check_name,
     check_number,
@@ -62,8 +62,8 @@ def update_job(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, job
         return Refusal(RefusalCode.WRONG_STATE, sentence, "only jobs that wait can be changed", "job")
     try:
         return _update_job(state, actor, job, command, jobs)
-    except Rejected as refused:
-        return refused.refusal
+    except RejectionError as error:
+        return error.refusal
 
 
 def _update_job(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events:
@@ -110,7 +110,7 @@ def _check_permitted(actor: c.Actor, request: JobRequest, change: JobChange) -> 
     """Check that the actor may make this change.
 
     Raises:
-        Rejected: Only an operator may.
+        RejectionError: Only an operator may.
     """
     if actor.role is c.ActorRole.OPERATOR:
         return
@@ -136,7 +136,7 @@ def check_dependency_cycle(state: Facts, job: Job, after: JobRequest) -> None:
     """Check that a changed job would not wait for itself, directly or through other jobs.
 
     Raises:
-        Rejected: It would, or its chain of dependencies is too long to check.
+        RejectionError: It would, or its chain of dependencies is too long to check.
     """
     seen: set[int] = set()
     waiting = [(job.id, after)]
@@ -144,13 +144,13 @@ def check_dependency_cycle(state: Facts, job: Job, after: JobRequest) -> None:
         for other in _awaited_jobs(state, *waiting.pop(), job.id, after):
             if other == job.id:
                 sentence = f"job {job.id} would wait for itself, directly or by way of others"
-                raise Rejected(RefusalCode.WRONG_STATE, sentence, "leave that dependency out", "dependencies")
+                raise RejectionError(RefusalCode.WRONG_STATE, sentence, "leave that dependency out", "dependencies")
             if other in seen:
                 continue
             seen.add(other)
             if len(seen) > DEPENDENCY_CHAIN_MAX:
                 sentence = f"the job would wait, by way of others, for more than {DEPENDENCY_CHAIN_MAX} jobs"
-                raise Rejected(RefusalCode.LIMIT_EXCEEDED, sentence, "depend on fewer", "dependencies")
+                raise RejectionError(RefusalCode.LIMIT_EXCEEDED, sentence, "depend on fewer", "dependencies")
             waiting.append((other, state.jobs[other].request))
 
 
@@ -185,26 +185,28 @@ def _resolve_new_buffer(
     """Return the new buffer request of the job with its pool and space, or None if it does not change.
 
     Raises:
-        Rejected: The buffer can no longer be changed, or the request is invalid.
+        RejectionError: The buffer can no longer be changed, or the request is invalid.
     """
     if command.buffer is None:
         return None
     if state.site.provider != NATIVE:
         # Other providers read the job's script, which cannot be changed.
         sentence = "Requested operation not supported on this system"
-        raise Rejected(RefusalCode.WRONG_STATE, sentence, "cancel the job, and submit it again", "--bb")
+        raise RejectionError(RefusalCode.WRONG_STATE, sentence, "cancel the job, and submit it again", "--bb")
     buffer = state.buffers.get(job.id)
     if after.array is not None:
         sentence = "the tasks of an array share what they ask of burst buffers"
-        raise Rejected(RefusalCode.WRONG_STATE, sentence, "cancel the array, and submit it again", "--bb")
+        raise RejectionError(RefusalCode.WRONG_STATE, sentence, "cancel the array, and submit it again", "--bb")
     if buffer is not None and buffer.state is not BufferState.PENDING:
         sentence = f"the buffer of job {job.id} is {buffer.state.word}: what it asks for can no longer be changed"
-        raise Rejected(RefusalCode.WRONG_STATE, sentence, "requeue the job first, which takes its buffer back", "--bb")
+        raise RejectionError(
+            RefusalCode.WRONG_STATE, sentence, "requeue the job first, which takes its buffer back", "--bb"
+        )
     asked = resolve_buffer(state, actor, replace(after, buffer=command.buffer), of_array=False).buffer
     assert asked is not None  # resolving keeps the request
     if asked.creates or asked.destroys or asked.uses or asked.lists:
         sentence = "persistent buffers and lists (type=list) cannot be asked for of a job that is there already"
-        raise Rejected(RefusalCode.INVALID_DIRECTIVE, sentence, "submit a job for it", "--bb")
+        raise RejectionError(RefusalCode.INVALID_DIRECTIVE, sentence, "submit a job for it", "--bb")
     check_buffer_user(state, after.user)
     asked, pool, granted = resolve_space(state, after, asked, job.id)
     same = buffer is not None and job.request.buffer == asked and (buffer.pool, buffer.granted_bytes) == (pool, granted)

@@ -33,7 +33,7 @@ from replica.messages.commands import (
     command_digest,
     kind_of,
 )
-from replica.messages.entries import NOTHING, Accepted, Batch, CachedReply, Decision, Entry, Session, decision_of
+from replica.messages.entries import NOTHING, Acceptance, Batch, CachedReply, Decision, Entry, Session, decision_of
 from replica.messages.events import (
     EVENTS,
     AbandonedBufferRemoved,

@@ -68,18 +68,18 @@ class Session(msgspec.Struct, frozen=True, gc=False):
 # ---- decisions: events, or a rejection
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class Acceptance(msgspec.Struct, frozen=True):
     """Accepted command with its events, possibly none."""
 
     events: tuple[e.Event, ...]
 
 
-Decision = Accepted | Refusal
+Decision = Acceptance | Refusal
 
-NOTHING = Accepted(())
+NOTHING = Acceptance(())
 """Accepted command that changes nothing."""
 
 
 def decision_of(events: tuple[e.Event, ...] | Refusal) -> Decision:
     """Wrap events as a decision; return a rejection unchanged."""
-    return events if isinstance(events, Refusal) else Accepted(events)
+    return events if isinstance(events, Refusal) else Acceptance(events)

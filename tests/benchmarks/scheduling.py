@@ -15,7 +15,7 @@ from replica.fold.fold import fold
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.messages.entries import Accepted, Entry
+from replica.messages.entries import Acceptance, Entry
 from replica.messages.features import FEATURE_LEVEL_KNOWN
 from replica.model.configuration import Site
 from replica.model.job_states import JobState
@@ -214,7 +214,7 @@ def submits(state: State) -> dict[str, float]:
         started_s = time.perf_counter()
         batch = SpeculativeState(state, START)
         outcome = decide(batch.facts, request, START)
-        if not isinstance(outcome, Accepted):
+        if not isinstance(outcome, Acceptance):
             raise AssertionError(f"a submit was refused: {outcome}")
         entry = Entry(request.id, actor, "submit_job", outcome.events)
         batch.add(entry)
@@ -291,7 +291,7 @@ def questions(state: State) -> dict[str, float]:
         started_s = time.perf_counter()
         outcome = decide(state, request, START)
         registrations.append(time.perf_counter() - started_s)
-        if not isinstance(outcome, Accepted) or not outcome.events:
+        if not isinstance(outcome, Acceptance) or not outcome.events:
             raise AssertionError(f"a registration was refused: {outcome}")
         job = waiting[number % len(waiting)]
         started_s = time.perf_counter()

@@ -23,7 +23,7 @@ from replica.fold.dedup_cache import (
     may_cache_reply,
 )
 from replica.messages import commands as c
-from replica.messages.entries import Accepted, CachedReply, Entry
+from replica.messages.entries import Acceptance, CachedReply, Entry
 from replica.values.command_ids import (
     SEQUENCE_MAX,
     SESSION_NUMBER_MAX,
@@ -57,7 +57,7 @@ def opened(world: World, who: c.Actor) -> int:
 
 def expire(world: World) -> None:
     decision = decide(world.state, c.Request(b"", c.CONTROLLER, c.ExpireCachedReplies()), world.at)
-    assert isinstance(decision, Accepted)
+    assert isinstance(decision, Acceptance)
     world.commit(Entry(b"", c.CONTROLLER, "expire_cached_replies", decision.events))
 
 

@@ -16,7 +16,7 @@ from replica.fold.fold import fold, fold_since_level
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.messages import features
-from replica.messages.entries import Accepted, Entry
+from replica.messages.entries import Acceptance, Entry
 from replica.messages.features import LEVELS, ReleaseNeeded, level_refusal
 from replica.model.requests import JobOptions
 from replica.state.digest import state_digest, state_records
@@ -201,7 +201,7 @@ def test_every_event_that_level_1_did_not_have_says_which_level_it_came_with() -
 def test_deciding_at_level_1_gives_nothing_that_level_1_does_not_have_except_the_step_to_level_2() -> None:
     world = founded()
     outcome = decide(world.state, c.Request(b"", OPERATOR, c.RaiseFeatureLevel(2, ALL_KNOW)), world.at)
-    assert isinstance(outcome, Accepted)
+    assert isinstance(outcome, Acceptance)
     assert [type(event) for event in outcome.events] == [e.FeatureLevelRaised]
 
 

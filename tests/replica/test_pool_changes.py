@@ -15,7 +15,7 @@ from replica.fold.fold import fold
 from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.messages.entries import Accepted, Batch, Entry
+from replica.messages.entries import Acceptance, Batch, Entry
 from replica.model.job_states import JobState
 from replica.model.orders import Order
 from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amount, parse_amount, parse_unit, pool_unit
@@ -100,7 +100,7 @@ def test_a_pool_may_shrink_below_what_is_in_use_and_nothing_is_taken_from_holder
     # Another world counts what is held against the quantity: here the pool shrinks below it, on purpose.
     decided = c.ChangePool("fast", quantity=50)
     answer = decide(world.state, c.Request(b"1" * 16, OPERATOR, decided), world.at)
-    assert isinstance(answer, Accepted)
+    assert isinstance(answer, Acceptance)
     state = fold(world.state, answer.events, world.at)
     use = pool_use(state, "fast")
     assert (use.held_bytes, use.free_bytes, overcommitted_bytes(use.pool, use.held_bytes)) == (90, 0, 40)

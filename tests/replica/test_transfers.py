@@ -12,7 +12,7 @@ from replica.decide.decide import decide
 from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.messages.entries import Accepted
+from replica.messages.entries import Acceptance
 from replica.model.stages import Stage, awaited_slot, moving_keys
 from replica.model.transfers import (
     CHECKPOINT_BYTES,
@@ -480,7 +480,7 @@ def test_a_change_of_the_rules_counts_as_one_of_the_configuration() -> None:
         ),
         world.at,
     )
-    assert again == Accepted(())
+    assert again == Acceptance(())
 
 
 # Random histories ----------------------------------------------------------------------------------------------------

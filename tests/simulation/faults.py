@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from cluster.consensus import ChangeRefused, NotLeader
 from replica.decide.decide import decide
 from replica.messages.commands import kind_of
-from replica.messages.entries import Accepted, Batch, Entry
+from replica.messages.entries import Acceptance, Batch, Entry
 from replica.values.units import Instant, Revision
 from tests.simulation import deep
 from tests.simulation.clients import SimClient
@@ -230,7 +230,7 @@ class Faults:
         state = self.rng.choice(older)
         request = self.client.request(self.client.submission())
         outcome = decide(state, request, state.at)
-        if isinstance(outcome, Accepted):
+        if isinstance(outcome, Acceptance):
             entry = Entry(request.id, request.actor, kind_of(request.command), outcome.events)
             batch = Batch(Revision(state.revision), Instant(state.at), (entry,))
             leader.loop.call_soon(self._propose, leader, leader.generation, encode_batch(batch))

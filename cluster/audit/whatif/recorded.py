@@ -21,7 +21,7 @@ from cluster.audit.whatif.services import Services, is_external_job_step
 from cluster.system import format_instant
 from replica.decide import decide, is_by_key
 from replica.fold import SpeculativeState
-from replica.messages import Accepted, Batch, Command, Entry, Request, command_digest, job_of
+from replica.messages import Acceptance, Batch, Command, Entry, Request, command_digest, job_of
 from replica.messages import commands as c
 from replica.state import State
 from replica.values import Instant, Revision
@@ -277,7 +277,7 @@ def _leads_to(growing: SpeculativeState, entry: Entry, command: Command) -> bool
     """Return whether a command on the state before an entry yields the entry's events."""
     facts = growing.facts if is_by_key(command) else growing.state()
     decision = decide(facts, Request(entry.id, entry.actor, command), growing.at)
-    return isinstance(decision, Accepted) and decision.events == entry.events
+    return isinstance(decision, Acceptance) and decision.events == entry.events
 
 
 def read_services(

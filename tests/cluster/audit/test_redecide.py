@@ -54,8 +54,8 @@ NEW_EVENT = (
     ),
     Release(
         "replica/decide/jobs.py",
-        "return Accepted((e.JobCancelled(job.id),))",
-        "return Accepted((e.JobDropped(job.id),))",
+        "return Acceptance((e.JobCancelled(job.id),))",
+        "return Acceptance((e.JobDropped(job.id),))",
     ),
 )
 """A cancel leads to an event that is not known here."""

@@ -11,7 +11,7 @@ from replica.decide.decide import decide
 from replica.fold.apply import SpeculativeState
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
-from replica.messages.entries import Accepted, Entry
+from replica.messages.entries import Acceptance, Entry
 from replica.messages.events import Event
 from replica.model.job_states import JobState
 from replica.model.jobs import Hold
@@ -169,7 +169,7 @@ def test_an_entry_that_comes_after_the_pass_is_followed_too() -> None:
         for _ in range(2):
             request = c.Request(command_id(), c.Actor(c.ActorRole.USER, "alan"), _submit())
             decided = decide(batch.facts, request, world.at)
-            assert isinstance(decided, Accepted)
+            assert isinstance(decided, Acceptance)
             batch.add(Entry(request.id, request.actor, "submit_job", decided.events))
             assert planner.prepare(batch)
         assert planner.run_cycle(batch) == reference_events(batch.state(), world.at)

@@ -30,7 +30,7 @@ from cluster.system.clock import SystemClock
 from replica.decide.decide import decide
 from replica.fold.apply import apply_batch
 from replica.messages.commands import CONTROLLER, FoundCluster, Request
-from replica.messages.entries import Accepted, Batch
+from replica.messages.entries import Acceptance, Batch
 from replica.messages.entries import Entry as Settled
 from replica.messages.events import StateDigested
 from replica.state.digest import state_digest
@@ -70,7 +70,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     member_note(config, "r1").write_text(f"{IDENTITY}\n")
     command = FoundCluster(config.cluster.id, config.cluster.name, config.policy, config.pools)
     outcome = decide(EMPTY, Request(b"", CONTROLLER, command), Instant(1))
-    assert isinstance(outcome, Accepted)
+    assert isinstance(outcome, Acceptance)
     batch = Batch(Revision(0), Instant(1), (Settled(b"", CONTROLLER, "found_cluster", outcome.events),))
     after = apply_batch(EMPTY, batch)
     assert after is not None
