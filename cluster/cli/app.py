@@ -76,7 +76,7 @@ def _version() -> str:
     type=_PathType(),
     envvar=CONFIG_VARIABLE,
     metavar="FILE",
-    help="Use this configuration, not the default one.",
+    help="Use this configuration file.",
 )
 @click.option(
     "--identity",
@@ -85,7 +85,7 @@ def _version() -> str:
     cls=GlobalOption,
     envvar="FOREBAY_IDENTITY",
     metavar="NAME",
-    help="Use this name's certificate, not your account's.",
+    help="Use this certificate, not your account's.",
 )
 @click.option("--stale", cls=GlobalOption, is_flag=True, help="Allow stale reads from any replica.")
 @click.option(
@@ -95,7 +95,7 @@ def _version() -> str:
     type=click.FloatRange(0, DEADLINE_S_MAX, min_open=True),
     default=DEADLINE_S,
     metavar="SECONDS",
-    help=f"Wait at most so long, default {DEADLINE_S:g}.",
+    help=f"Wait at most this long.  [default: {DEADLINE_S:g}]",
 )
 @JSON_ANYWHERE
 @click.option(
@@ -124,7 +124,7 @@ def completion(shell: str) -> None:
 
     found = get_completion_class(shell)
     if found is None:
-        raise bad_input(f"there is no completion for {shell!r}", "use bash, zsh or fish")
+        raise bad_input(f"shell {shell!r} is not supported", "use bash, zsh or fish")
     # The class's own source() would run the shell to check its version; only the template is needed.
     source = found(cli, {}, "forebay", COMPLETE_VARIABLE)
     click.echo(source.source_template % source.source_vars())

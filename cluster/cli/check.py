@@ -89,28 +89,29 @@ _Found = tuple[str, CheckResult, str]
     "names",
     multiple=True,
     metavar="NAME",
-    help="Replica or agent to check.  [default: those whose key is here]",
+    help="Check this replica or agent; repeatable.  [default: those with a key here]",
 )
 @JSON_OPTION
 def check(names: tuple[str, ...], as_json: bool) -> None:
     """Check that this machine is ready to start.
 
-    Of each: its certificate and the hosts in it, its ports, its disk, its account, the shared filesystems that are
-    mounted, whether a time service keeps the clock, and whether the other replicas are reached. Run it as root, or as
-    the account that they run as. Nothing is changed. Ends with 2 where something FAILs. A replica that runs here fails
-    no check.
+    Checks the certificate and its hosts, ports, disk, account, mounted shared filesystems, the clock's time service,
+    and connections to the other replicas. Run it as root or as the account of the processes. It changes nothing. The
+    exit code is 2 if a check FAILs. A replica that is already running passes.
     """
     current = session()
     config = current.config()
     known = _known(config)
     for name in names:
         if name not in known:
-            raise bad_input(f"{config.file} has no replica and no agent {name!r}", f"it has {', '.join(sorted(known))}")
+            raise bad_input(
+                f"{name!r} is no replica or agent of {config.file}", f"use one of: {', '.join(sorted(known))}"
+            )
     chosen = names or find_local_processes(config)
     if not chosen:
         raise bad_input(
             f"{config.tls.certificates} has no key of a replica or an agent of {config.file}",
-            "copy the bundle of this host that `forebay cluster init` wrote, or name what starts here with --name",
+            "copy this host's bundle from the machine where `forebay cluster init` ran, or use --name",
         )
     rows = run_checks(config, chosen, current.clock)
     if as_json:
@@ -120,7 +121,8 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
         show(table(("NAME", "CHECK", "RESULT", "FOUND"), cells, flexible=frozenset({"FOUND"})))
     failed = sum(row.verdict is CheckResult.FAIL for row in rows)
     if failed:
-        raise Failure(ExitCode.BAD_INPUT, f"{failed} of {len(rows)} checks failed", "mend them before you start")
+        remedy = "correct them before you start the processes"
+        raise Failure(ExitCode.BAD_INPUT, f"{failed} of {len(rows)} checks failed", remedy)
 
 
 def _known(config: Config) -> set[str]:
@@ -202,7 +204,11 @@ def _certificate(config: Config, name: str, replica: ReplicaConfig | None, clock
     left_s = (found.valid_until - clock.now()) / MICROSECONDS_PER_SECOND
     until = f"valid until {format_time(format_instant(found.valid_until))}"
     if found.role != role.value or found.cluster_id != config.cluster.id:
-        yield "certificate", CheckResult.FAIL, f"it is of {found.role} of cluster {found.cluster_id}: {again}"
+        yield (
+            "certificate",
+            CheckResult.FAIL,
+            f"is for the role {found.role} of cluster {found.cluster_id}: run {again}",
+        )
     else:
         yield "certificate", CheckResult.NOTE if left_s < EXPIRY_NOTICE_S else CheckResult.OK, until
     if replica is None:
@@ -211,12 +217,12 @@ def _certificate(config: Config, name: str, replica: ReplicaConfig | None, clock
     if missing:
         hosts = " ".join(f"--host {host}" for host in sorted({replica.peer.host, replica.api.host}))
         yield (
-            "names in it",
+            "certificate hosts",
             CheckResult.FAIL,
-            f"it lacks {', '.join(missing)}: {again.replace('--replace', hosts + ' --replace')}",
+            f"{', '.join(missing)} is missing: run {again.replace('--replace', hosts + ' --replace')}",
         )
     else:
-        yield "names in it", CheckResult.OK, ", ".join(found.addresses)
+        yield "certificate hosts", CheckResult.OK, ", ".join(found.addresses)
 
 
 def _ports(config: Config, replica: ReplicaConfig) -> Iterator[_Found]:
@@ -234,14 +240,12 @@ def _ports(config: Config, replica: ReplicaConfig) -> Iterator[_Found]:
                 trying.listen(1)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                yield f"{what} port", CheckResult.FAIL, f"{address}: {error.strerror}: write an address of this host"
+                yield f"{what} port", CheckResult.FAIL, f"{address}: {error.strerror}: use an address of this host"
             elif why := other():
-                sentence = (
-                    f"{address}: {error.strerror}, and not by {replica.name} ({why}): stop the process that uses it"
-                )
+                sentence = f"{address} is used by another process, not {replica.name} ({why}): stop that process"
                 yield f"{what} port", CheckResult.FAIL, sentence
             else:
-                yield f"{what} port", CheckResult.OK, f"{replica.name} runs and uses {address}"
+                yield f"{what} port", CheckResult.OK, f"{address} is used by {replica.name}, which is running"
         else:
             yield f"{what} port", CheckResult.OK, f"{address} is free"
 
@@ -264,7 +268,7 @@ def _why_other(config: Config, replica: ReplicaConfig) -> str:
 def _disk(directory: Path, least: int) -> _Found:
     there = next(one for one in (directory, *directory.parents) if one.exists())
     if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
-        return "disk", CheckResult.FAIL, f"this account may not write in {there}"
+        return "disk", CheckResult.FAIL, f"{there} is not writable for this account"
     free = shutil.disk_usage(there).free
     text = f"{free >> 20} MiB are free in {there}"
     return "disk", CheckResult.FAIL if free < least else CheckResult.OK, text
@@ -281,9 +285,7 @@ def _account(config: Config, own: AgentConfig) -> _Found:
 def _filesystems(config: Config) -> Iterator[_Found]:
     for filesystem in config.filesystems:
         is_there = os.path.isdir(filesystem.path)
-        text = (
-            f"{filesystem.path} is {'there' if is_there else 'not there: mount it, or jobs of it are staged elsewhere'}"
-        )
+        text = f"{filesystem.path} is {'mounted' if is_there else 'missing: mount it, or other nodes stage its jobs'}"
         yield f"shared filesystem {filesystem.name}", CheckResult.OK if is_there else CheckResult.NOTE, text
 
 
@@ -298,9 +300,13 @@ def _others(config: Config, name: str) -> Iterator[_Found]:
             except OSError as error:
                 refusals.append(f"{address}: {error.strerror or error}")
         if refusals:
-            yield f"reaches {other.name}", CheckResult.NOTE, f"{'; '.join(refusals)}: it may not run yet"
+            yield (
+                f"reaches {other.name}",
+                CheckResult.NOTE,
+                f"{'; '.join(refusals)}: {other.name} may not be running yet",
+            )
         else:
-            yield f"reaches {other.name}", CheckResult.OK, f"{other.peer} and {other.api} are reached"
+            yield f"reaches {other.name}", CheckResult.OK, f"{other.peer} and {other.api} accept connections"
 
 
 def _traces(config: TracesConfig) -> _Found:
@@ -309,17 +315,21 @@ def _traces(config: TracesConfig) -> _Found:
     try:
         found = version(TRACES_PACKAGE)
     except PackageNotFoundError:
-        return "traces", CheckResult.NOTE, "OpenTelemetry is not installed, so none are sent: pip install forebay[otel]"
-    return "traces", CheckResult.OK, f"{config.url} gets them, by OpenTelemetry {found}"
+        return (
+            "traces",
+            CheckResult.NOTE,
+            "OpenTelemetry is not installed, so no traces are sent: pip install forebay[otel]",
+        )
+    return "traces", CheckResult.OK, f"traces go to {config.url}, with OpenTelemetry {found}"
 
 
 def _clock() -> _Found:
-    """Ask the kernel whether anything keeps its clock (adjtimex(2)): that is all that can be known before a start."""
+    """Ask the kernel whether a time service keeps the clock (adjtimex(2)); no more is known before a start."""
     state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
     if state == TIME_ERROR:
         return (
             "clock",
             CheckResult.NOTE,
-            "the kernel says that no time service keeps it: see that one does (chrony, ntpd)",
+            "no time service synchronises it: start one (chrony, ntpd)",
         )
-    return "clock", CheckResult.OK, "the kernel says that a time service keeps it"
+    return "clock", CheckResult.OK, "a time service synchronises it"

@@ -32,7 +32,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if not can_ask():
         raise bad_input(f"refusing without confirmation: {question}", "add --yes")
     if not click.confirm(question, err=True):
-        raise Failure(ExitCode.INTERRUPTED, "not confirmed", "nothing was changed")
+        raise Failure(ExitCode.INTERRUPTED, "not confirmed; nothing was changed")
 
 
 def confirm_first(question: str) -> Callable[[Decorated], Decorated]:

@@ -129,7 +129,7 @@ class Bundle:
     def add(self, name: str, content: bytes) -> None:
         """Add the end of a part; leave out one that contains a private key."""
         if NEVER in content:
-            self.missing[name] = "a private key is in it"
+            self.missing[name] = "it contains a private key"
         else:
             for secret in self._secrets:
                 content = content.replace(secret, REDACTED.encode())
@@ -141,7 +141,7 @@ class Bundle:
             self.add(name, read())
         except subprocess.CalledProcessError as error:
             said = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            self.missing[name] = said[:MESSAGE_CHARACTERS_MAX] or f"it ended with {error.returncode}"
+            self.missing[name] = said[:MESSAGE_CHARACTERS_MAX] or f"exit code {error.returncode}"
         except (OSError, subprocess.SubprocessError) as error:
             self.missing[name] = str(error)
 
@@ -157,32 +157,31 @@ class Bundle:
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="New file to write.  [default: forebay-debug-CLUSTER-TIME.tar.gz here]",
+    help="Write to this new file.  [default: forebay-debug-CLUSTER-TIME.tar.gz]",
 )
-@click.option("--job", "jobs", multiple=True, metavar="JOB", help="Include a job's history, with its file names.")
+@click.option(
+    "--job", "jobs", multiple=True, metavar="JOB", help="Include the history of this job, with file names; repeatable."
+)
 @click.option(
     "--log",
     "logs",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help=f"Include the end of a log, {PART_BYTES_MAX >> 20} MiB at most.",
+    help=f"Include the last {PART_BYTES_MAX >> 20} MiB of this log; repeatable.",
 )
 @JSON_OPTION
 def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as_json: bool) -> None:
     """Write diagnostics without secrets to one file.
 
-    What does not answer is named in it, so it is worth something of a cluster that is down, too. Run it on each machine
-    that something is wrong with, as the account that Forebay runs as there. Keys, scripts and environments are never in
-    it, nor values of [provider] environment; names of nodes, pools, files of --job and whoever is named in the
-    configuration are.
+    Run it on each machine with a problem, as the account that Forebay runs as. It works even if the cluster is down:
+    the file then names what is missing. The file never contains keys, scripts, job environments or values of [provider]
+    environment; it does contain names of nodes, pools, users in the configuration, and files of --job.
     """
     if len(logs) > LOGS_MAX:
-        raise bad_input(f"{len(logs)} logs are more than {LOGS_MAX}", "name those that matter")
+        raise bad_input(f"{len(logs)} logs are given", f"use at most {LOGS_MAX}", place="--log")
     for job in jobs:
         if _JOB.fullmatch(job) is None:
-            raise bad_input(
-                f"{job!r} is no job", "give an id such as 42, or 42_7 for a task of an array", place="--job"
-            )
+            raise bad_input(f"{job!r} is not a job", "give an ID such as 42, or 42_7 for an array task", place="--job")
     current = session()
     config = current.config()
     now = current.clock.now()
@@ -192,7 +191,7 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
         # Create the file before any request, so that an unwritable path fails at once.
         with new_private_file(output) as file:
             bundle = Bundle(value for _, value in config.provider.environment)
-            note("the cluster and its replicas are asked")
+            note("collecting from the cluster and its replicas")
             try:
                 current.ask(lambda client: _add_answers(bundle, client, config, jobs), on_a_loop=True)
             except Failure as failure:
@@ -200,7 +199,7 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
             except ConfigError as error:
                 # A replica's machine may have no certificate of a user.
                 bundle.missing["cluster"] = error.sentence
-            note("this machine is looked at")
+            note("collecting from this machine")
             _add_machine(bundle, config)
             bundle.add("machine/check.json", _json(run_checks(config, find_local_processes(config), current.clock)))
             for number, log in enumerate(logs, start=1):
@@ -215,10 +214,8 @@ def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as
         return
     gone = [part for part in answer.parts if part.size is None]
     for part in gone:
-        note(f"{part.name} is not in it: {part.missing}")
-    click.echo(
-        f"Wrote {plain(str(output))}: {len(answer.parts) - len(gone)} parts. Look at it before you give it away."
-    )
+        note(f"missing: {part.name}: {part.missing}")
+    click.echo(f"Wrote {plain(str(output))}: {len(answer.parts) - len(gone)} parts. Review it before you send it.")
 
 
 async def _add_answers(bundle: Bundle, client: Client, config: Config, jobs: tuple[str, ...]) -> None:
@@ -262,7 +259,7 @@ def _add_machine(bundle: Bundle, config: Config) -> None:
     bundle.add("machine/files.json", _json(rows))
     program = shutil.which("journalctl")
     if program is None:
-        bundle.missing["logs/journal.txt"] = "there is no journalctl here"
+        bundle.missing["logs/journal.txt"] = "journalctl is not installed"
         return
     command = [program, "--no-pager", "--output=short-iso", f"--unit={UNITS}", f"--lines={JOURNAL_LINES}"]
 
@@ -282,7 +279,7 @@ def _redact(file: Path) -> bytes:
     try:
         return redact(file.read_text(encoding="utf-8"), ("provider", "environment"), REDACTED).encode()
     except ValueError as error:
-        raise OSError(f"{error}: attach the file by hand, without its secrets") from error
+        raise OSError(f"{error}: attach the file by hand, without secrets") from error
 
 
 def _list_directory(directory: Path) -> Iterator[dict[str, Any]]:

@@ -30,15 +30,15 @@ class ExitCode(IntEnum):
 MEANINGS: Final = MappingProxyType(
     {
         ExitCode.OK: "done",
-        ExitCode.REFUSED: "the present state does not allow it, it has no effect yet, or the queue is full",
-        ExitCode.BAD_INPUT: "bad input: the command line, the configuration, the script or the request is wrong",
-        ExitCode.NOT_FOUND: "what was named does not exist",
-        ExitCode.UNREACHABLE: "no replica answered, or none could lead, within the deadline; nothing was changed",
-        ExitCode.OUTCOME_UNKNOWN: "sent, but no answer came within the deadline: it may or may not have happened",
-        ExitCode.PERMISSION_DENIED: "the certificate, or the file permissions, do not allow it",
-        ExitCode.VERIFICATION_FAILED: "a ledger, snapshot, digest or decision is not what it must be",
-        ExitCode.FAULT: "a fault of Forebay itself, please report it",
-        ExitCode.INTERRUPTED: "ended from the keyboard",
+        ExitCode.REFUSED: "rejected: the present state does not allow it, it has no effect yet, or a queue is full",
+        ExitCode.BAD_INPUT: "bad input: an error in the command line, the configuration, the script or the request",
+        ExitCode.NOT_FOUND: "the named object does not exist",
+        ExitCode.UNREACHABLE: "no replica answered, or there was no leader, within the deadline; nothing was changed",
+        ExitCode.OUTCOME_UNKNOWN: "no answer within the deadline: the change may or may not have happened",
+        ExitCode.PERMISSION_DENIED: "permission denied by the certificate's role or by file permissions",
+        ExitCode.VERIFICATION_FAILED: "verification failed: a ledger, snapshot, digest or decision differs",
+        ExitCode.FAULT: "internal error of Forebay; please report it",
+        ExitCode.INTERRUPTED: "interrupted from the keyboard, or not confirmed",
     }
 )
 """One phrase for each exit code, as shown in docs/reference/exit-codes.md."""
@@ -46,13 +46,13 @@ MEANINGS: Final = MappingProxyType(
 SERVE_MEANINGS: Final = MappingProxyType(
     {
         0: "stopped on request",
-        64: "wrong usage",
-        66: "its storage is refused: damaged, of another replica or cluster, or empty where it must not be",
-        69: "an address of it cannot be used",
-        70: "it stopped itself rather than guess on: what it said last on stderr is why",
-        76: "it met what only a later release knows: start the release that it names, on the same directory",
-        77: "it is no member any more: removed, replaced, or of an incarnation of the cluster that is over",
-        78: "the configuration or a certificate is refused",
+        64: "usage error",
+        66: "storage rejected: damaged, of another replica or cluster, or empty although it must not be",
+        69: "an address cannot be used",
+        70: "internal error: the last line on stderr has the cause",
+        76: "the ledger needs a later release: start the release that stderr names, on the same directory",
+        77: "no longer a member: removed, replaced, or of an earlier incarnation of the cluster",
+        78: "invalid configuration or certificate",
     }
 )
 """One phrase for each code with which the process of `forebay run replica` ends, numbered as in sysexits.h."""

@@ -158,7 +158,7 @@ def _config_failure(error: ConfigError) -> Failure:
     """Return the failure for an invalid configuration."""
     place = f"{error.place}, {error.key}" if error.key else error.place
     if isinstance(error.__cause__, PermissionError):
-        return Failure(ExitCode.PERMISSION_DENIED, error.sentence, "ask its owner for a copy", place=place)
+        return Failure(ExitCode.PERMISSION_DENIED, error.sentence, "ask the file's owner for access", place=place)
     return bad_input(error.sentence, error.remedy, place=place)
 
 
@@ -174,8 +174,8 @@ def _fault(error: BaseException) -> Failure:
         traceback.print_exception(error)
     return Failure(
         ExitCode.FAULT,
-        f"this is a fault of Forebay itself: {type(error).__name__}: {error}",
-        f"report it with what `{TRACEBACK_VARIABLE}=1` and the same command print",
+        f"internal error of Forebay: {type(error).__name__}: {error}",
+        f"report it with the output of the same command with {TRACEBACK_VARIABLE}=1",
     )
 
 

@@ -177,8 +177,8 @@ def failure_of(error: ApiError) -> Failure:
     if error.code == UNKNOWN_ROUTE:
         return Failure(
             exit_code_of(error),
-            "the replica that answered is of a release that does not know this command",
-            "`forebay cluster probe --json` shows the version of each; upgrade every replica first",
+            "the release of the replica that answered does not have this command",
+            "upgrade every replica first (`forebay cluster probe --json` shows their versions)",
             kind=error.code,
         )
     return Failure(exit_code_of(error), error.sentence, name_commands(error.remedy), place=error.place, kind=error.code)

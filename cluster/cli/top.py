@@ -69,16 +69,16 @@ class StyledLine(NamedTuple):
     default=2 * WATCH_PERIOD_S,
     metavar="SECONDS",
     show_default=True,
-    help="Refresh interval.",
+    help="Set the refresh interval.",
 )
 def top(every_s: float) -> None:
     """Watch the cluster full-screen; q quits.
 
-    Replicas, jobs, what needs somebody, pools and transfers, as `forebay status` has them. While nobody answers the
-    last picture stays, and says how old it is. A program asks `forebay status --json`.
+    Shows replicas, jobs, items that need attention, pools and transfers. If the cluster does not answer, the last view
+    stays with its age. In a program, use `forebay status --json`.
     """
     if not (is_terminal() and sys.stdin.isatty()):
-        raise bad_input("top needs a terminal", "use `forebay status`, with --json for a program")
+        raise bad_input("top needs a terminal", "use `forebay status`, in a program with --json")
     session().ask(lambda client: _draw(client, every_s), on_a_loop=True)
 
 
@@ -171,7 +171,7 @@ def picture(seen: Answers, height: int, trouble: str = "", old_s: float | None =
     rows = sorted(seen.transfers.transfers, key=lambda row: (_ORDER.get(row.state, 0), -row.rate_bytes_s, row.job_id))
     # The two answers are of different times.
     count = max(len(rows), moved.moving + moved.queued + moved.retrying + moved.failed)
-    below = [_transfer(row) for row in rows] if count else [StyledLine("Nothing is moved now.", "dim")]
+    below = [_transfer(row) for row in rows] if count else [StyledLine("No transfers.", "dim")]
     return [*lines, *_shorten_list(below, height - len(lines), count, "transfers")][:height]
 
 

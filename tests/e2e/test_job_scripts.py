@@ -32,9 +32,9 @@ PATHS: Final = ("/global/cfs/cdirs/m1234", "/scratch/k1234", "/lus/grand/project
 """Directories of the scripts' own sites."""
 
 REJECTED: Final = {
-    "08-nersc-four-nodes": "line 2, column 17: the job asks for 4 nodes",
-    "14-kaust-ranks-of-four-nodes": "line 3, column 12: the job asks for 4 nodes",
-    "22-tacc-hybrid-ten-nodes": "line 5, column 12: the job asks for 10 nodes",
+    "08-nersc-four-nodes": "line 2, column 17: the job requests 4 nodes",
+    "14-kaust-ranks-of-four-nodes": "line 3, column 12: the job requests 4 nodes",
+    "22-tacc-hybrid-ten-nodes": "line 5, column 12: the job requests 10 nodes",
 }
 """Scripts that need several nodes, and what is said of each."""
 

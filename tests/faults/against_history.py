@@ -30,8 +30,8 @@ COUNTED = {
 }
 CHECKS = {
     "acknowledged writes": "writes_lost",
-    "the states of the replicas": "states_agree",
-    "what happened meanwhile": "runs_again",
+    "replica states": "states_agree",
+    "events": "runs_again",
 }
 """Check -> a figure that is there exactly if it was made."""
 
@@ -105,8 +105,8 @@ def _of_events(drill: DrillView, history: History) -> list[str]:
         # Events between the check and the end of the drill are later than what it says.
         if figure in drill.figures and drill.figures[figure] > count
     ]
-    if f"{drill.target} was not DOWN" in drill.sentence and is_down:
-        found.append(f"{drill.target} was not DOWN, and the history has it as DOWN")
+    if f"{drill.target} did not go DOWN" in drill.sentence and is_down:
+        found.append(f"{drill.target} did not go DOWN, and the history has it as DOWN")
     return found
 
 

@@ -48,9 +48,7 @@ def said(verdict: str, sentence: str, **more: Any) -> DrillView:
     return replace(DRILL, verdict=verdict, sentence=sentence, **more)
 
 
-UNCHECKED = said(
-    "failed", "nothing that was checked is wrong; not checked: the states of the replicas (r3 did not say)"
-)
+UNCHECKED = said("failed", "the checks that were made found no fault; not checked: replica states (r3 did not say)")
 SWITCHOVER = {"scenario": "switchover", "target": "r2"}
 ALONE = replace(HISTORY, terms=(BEFORE,))
 
@@ -59,7 +57,7 @@ AGREE = {
     "a switchover": (said("passed", "r2 took over; writes", **SWITCHOVER), HISTORY),
     "a switchover that did not come": (said("failed", "r1 leads, not r2", **SWITCHOVER), ALONE),
     "a leader that came later": (
-        said("failed", "nobody else led while r1 could not; r2 led afterwards"),
+        said("failed", "no other replica led while r1 could not; r2 led afterwards"),
         replace(HISTORY, terms=(BEFORE, term(8, "r2", "2026-01-31T12:00:07Z", 0.4))),
     ),
     "a check that is missing": (replace(UNCHECKED, figures=without("states_agree").figures), HISTORY),
@@ -80,7 +78,7 @@ DISAGREE = {
     ),
     "a count": (figures(runs_again=1), HISTORY, "runs_again is 1, and the history has 0"),
     "a node that was DOWN": (
-        said("failed", "n1 was not DOWN", scenario="node-down", target="n1"),
+        said("failed", "n1 did not go DOWN", scenario="node-down", target="n1"),
         replace(HISTORY, rows=(event("node_went_down", node="n1"),)),
         "the history has it as DOWN",
     ),
@@ -90,7 +88,7 @@ DISAGREE = {
         "r2 did not take over, and a term of it follows",
     ),
     "a switchover that did not come": (said("passed", "r2 took over", **SWITCHOVER), ALONE, "no term of it follows"),
-    "somebody led": (said("failed", "nobody else led while r1 could not"), HISTORY, "nobody else led, and r2 led"),
+    "somebody led": (said("failed", "no other replica led while r1 could not"), HISTORY, "nobody else led, and r2 led"),
     "nobody led": (DRILL, ALONE, "no other replica has a term"),
     "a longer silence": (
         figures(write_stop_us=300_000),

@@ -110,7 +110,7 @@ _NOTES = (
     "script finds N in `$SLURM_NTASKS`.",
     "`--exclusive` requests all CPUs of the largest node of the partition, also with `=user` or `=mcs`.",
     "`--signal` without `B:` is sent to what the script has started, and with it to the script alone.",
-    "`--export=ALL` has no effect: a job has the variables that are named.",
+    "`--export=ALL` has no effect: a job gets only named variables.",
     f"Names of files may have {FILE_SYMBOLS}. A width such as `%4j` pads a number.",
     "Of several partitions, the first that accepts the job is used.",
     "Other forms: `--part` for `--partition` as in getopt, and `--requeue=expedite` for `--requeue`.",

@@ -14,8 +14,8 @@ from tests.repo.tree import modules, text_of
 CONVERTED = (
     "wal", "snapshots", "cluster/agent", "cluster/api", "cluster/audit", "cluster/client", "cluster/config",
     "cluster/consensus", "cluster/drill", "cluster/providers", "cluster/schemas", "cluster/security", "cluster/server",
-    "cluster/slurm", "cluster/system", "replica/decide", "replica/fold", "replica/messages", "replica/scheduler",
-    "replica/views",
+    "cluster/cli", "cluster/slurm", "cluster/system", "replica/decide", "replica/fold", "replica/messages",
+    "replica/scheduler", "replica/views",
 )  # fmt: skip
 """Packages that follow the rules; the others are converted one by one."""
 

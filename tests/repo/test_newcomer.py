@@ -13,7 +13,7 @@ from tests.packages.machine import Machine, StepFailed
 
 REPORT = {
     "Verdict": "passed",
-    "Came of it": "r1 leads; writes stopped for 134.0 ms, and none of 432 acknowledged ones is gone",
+    "Result": "r1 leads; writes stopped for 134.0 ms, and none of 432 acknowledged writes is lost",
     "Write stop": "134.0 ms",
     "User write stop": "134.0 ms",
     "Read stop": "140.1 ms",
@@ -36,7 +36,7 @@ class Answering(Terminal):
     def type(self, text: str) -> str:
         self.typed.append(text)
         if " plan " in text and self.typed.count(text) > 1:
-            return "plan 5f0c2a91: …\ncarry it out: forebay drill run switchover --target r1 --confirm 5f0c2a91\n"
+            return "plan 5f0c2a91: …\nto run it: forebay drill run switchover --target r1 --confirm 5f0c2a91\n"
         return "".join(f"{name:20} {value}\n" for name, value in self.report.items()) if " run " in text else ""
 
 
@@ -55,7 +55,7 @@ def test_a_first_drill_is_typed_as_its_plan_says_once_everything_holds() -> None
 
 def test_a_machine_that_is_slow_does_not_fail_a_first_drill() -> None:
     first_drill(
-        Answering({**REPORT, "Verdict": "failed", "Came of it": "writes stopped for 877.6 ms, and 500 ms is the goal"}),
+        Answering({**REPORT, "Verdict": "failed", "Result": "writes stopped for 877.6 ms, and the goal is 500 ms"}),
         Clock(),
     )
 
@@ -67,8 +67,8 @@ def test_a_machine_that_is_slow_does_not_fail_a_first_drill() -> None:
         {"Runs again": "2"},
         {"States agree": "0"},
         {"Writes acknowledged": "0"},
-        {"Verdict": "failed", "Came of it": "1 acknowledged writes are gone; writes stopped for 877.6 ms"},
-        {"Verdict": "aborted", "Came of it": "r2 does not answer any more"},
+        {"Verdict": "failed", "Result": "1 acknowledged writes are lost; writes stopped for 877.6 ms"},
+        {"Verdict": "aborted", "Result": "r2 does not answer any more"},
     ],
 )
 def test_a_first_drill_that_lost_something_or_was_aborted_fails(said: dict[str, str]) -> None:

@@ -27,12 +27,12 @@ _MOMENTS = "1207, 10:03, 2026-01-31T10:03:00"
 
 _OF = (
     click.option("--job", type=click.IntRange(min=1), metavar="JOB", help="Only of this job."),
-    click.option("--pool", metavar="NAME", help="Only changes of this pool; short for --of pool=NAME."),
+    click.option("--pool", metavar="NAME", help="Only changes of this pool, as --of pool=NAME."),
     click.option("--node", metavar="NAME", help="Only changes of this node."),
     click.option(
         "--of",
         metavar="KIND[=NAME]",
-        help=f"Only changes of this kind ({', '.join(ops.HISTORY_OF)}), or of one of them.",
+        help=f"Only changes of this kind ({', '.join(ops.HISTORY_OF)}) or object.",
     ),
 )
 
@@ -52,7 +52,7 @@ def _subject(pool: str | None, node: str | None, of: str | None) -> dict[str, st
     given = [("pool", pool), ("node", node)] if of is None else [("pool", pool), ("node", node), ("of", of)]
     named = [(option, value) for option, value in given if value is not None]
     if len(named) > 1:
-        raise bad_input(f"--{named[0][0]} and --{named[1][0]} are given at once", "give one of them")
+        raise bad_input(f"--{named[0][0]} and --{named[1][0]} exclude each other", "use one of them")
     if not named:
         return {}
     option, value = named[0]
@@ -90,11 +90,11 @@ def history(
 ) -> None:
     """Show events and rejected commands, optionally filtered.
 
-    What concerns one job or what is nobody's job (--of, --pool, --node, --kind refused) is found by an index at once;
-    everything else is looked for in the ledger from --from on. With --follow and --json there is an object a line.
+    Queries for one job, or with --of, --pool, --node or --kind refused, use an index; others scan the ledger from
+    --from on. With --follow and --json each event is a JSON object on its own line.
     """
     if follow and until is not None:
-        raise bad_input("--follow goes on with what happens, and --to says where to end", "give one of them")
+        raise bad_input("--follow and --to exclude each other", "use one of them")
     asked = {
         "job": job, "user": user, "account": account, "actor": actor, "kind": kind, "to": until,
         **_subject(pool, node, of),
@@ -176,11 +176,11 @@ class _JsonPrinter:
 
 @click.command("leaders")
 @click.option(
-    "--limit", type=click.IntRange(1, ops.LEADERS_LIMIT_MAX), metavar="N", help="Show the last so many terms."
+    "--limit", type=click.IntRange(1, ops.LEADERS_LIMIT_MAX), metavar="N", help="Show at most the last N terms."
 )
 @JSON_OPTION
 def leaders(limit: int | None, as_json: bool) -> None:
-    """List the leaders' terms, and the gaps between them."""
+    """List the leaders' terms and the time without a leader before each."""
     answer = session().read(ops.LIST_LEADERS, limit=limit)
     present(answer, as_json, lambda: terms_table(answer))
 
@@ -189,7 +189,7 @@ def leaders(limit: int | None, as_json: bool) -> None:
 @click.argument("since", metavar="A", callback=parse_past_time)
 @click.argument("until", metavar="[B]", required=False, callback=parse_past_time)
 @_subject_options
-@click.option("--limit", type=click.IntRange(1, ops.DIFF_LIMIT_MAX), metavar="N", help="Show at most so many changes.")
+@click.option("--limit", type=click.IntRange(1, ops.DIFF_LIMIT_MAX), metavar="N", help="Show at most N changes.")
 @JSON_OPTION
 def diff(
     since: str,
@@ -201,9 +201,9 @@ def diff(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """Show what changed between two moments, and by whom.
+    """Show the changes between two revisions or times.
 
-    A and B are revisions or times (1207, 10:03, 2026-01-31T10:03:00); B is now if left out.
+    A and B are revisions or times (1207, 10:03, 2026-01-31T10:03:00); B defaults to now.
     """
     named = _subject(pool, node, of)
     answer = session().read(ops.SHOW_DIFF, **{"from": since}, to=until, job=job, limit=limit, **named)

@@ -29,9 +29,9 @@ REVISION_MAX: Final = 2**63 - 1
 _DATA = click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="Replica's directory (./r1) or its wal directory; the replica may be running.",
+    help="Read this replica's directory (./r1) or its wal directory; the replica may be running.",
 )
-_NAME = click.option("--name", help="Replica of the configuration, instead of --data.")
+_NAME = click.option("--name", help="Read the directory of this replica of the configuration.")
 _RELEASE = click.option(
     "--release",
     type=click.Path(path_type=Path),
@@ -44,7 +44,7 @@ WINDOW_FORMS: Final = f"a revision, {PAST_FORMS}, or an age before the end (90m,
 
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 _ARCHIVE = click.option("--archive", type=_DIRECTORY, metavar="DIR", help="Read missing entries from this archive.")
-_KEYS: Final = "Keys of the replicas, as `forebay audit keys` prints them."
+_KEYS: Final = "Trust the replicas' keys in this file, from `forebay audit keys`."
 
 
 def start_audit(name: str, options: dict[str, Any]) -> None:
@@ -76,32 +76,30 @@ def decode_options(text: str) -> dict[str, Any]:
 @click.command("verify")
 @_DATA
 @_NAME
-@click.option("--cluster", metavar="ID", help="Fail unless it is the ledger of this cluster.")
+@click.option("--cluster", metavar="ID", help="Fail if the ledger is of another cluster.")
 @click.option(
     "--expect",
     metavar="DIGEST@INDEX",
-    help="Fail unless the ledger up to this entry has this digest or prefix.",
+    help="Fail unless the ledger up to this entry has this digest (or first digits).",
 )
 @click.option("--complete", is_flag=True, help="Fail if any entry is missing.")
-@click.option("--deep", is_flag=True, help="Also replay it, and compare everything that is derived from it.")
-@click.option("--archive", type=_DIRECTORY, metavar="DIR", help="Verify this archive, alone or together with --data.")
+@click.option("--deep", is_flag=True, help="Also replay the ledger and compare all derived data.")
+@click.option("--archive", type=_DIRECTORY, metavar="DIR", help="Verify this archive, alone or with --data.")
 @click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help=_KEYS)
 @JSON_OPTION
 def verify(**options: Any) -> None:
     """Verify the hash chain of a replica's ledger.
 
-    Every checksum, digest, index and term is checked, from the first entry held to the last one applied, and what
-    is recorded of revisions and gaps is derived again. A digest from elsewhere (--expect: of another replica, of a
-    note that was kept) shows what no ledger can show of itself: that it was not written anew.
+    Checks every checksum, digest, index, term and revision from the first entry present to the last one applied. Only
+    --expect, with a digest from another replica or a kept note, can show that the whole ledger was not rewritten.
 
-    With --deep all is folded once, each snapshot of the replica compared with the state at its entry, and each
-    digest of a state that the ledger records with the state that it is of. Behind history that is not held here the
-    next snapshot is taken as it is, and said to be. The index by job is made anew elsewhere, and compared with the
-    replica's up to where that has come; so is the tree, with the replica's tiles, and with what it has signed.
+    With --deep the ledger is replayed once. Each snapshot and recorded state digest is compared with the replayed
+    state; the index by job and the Merkle tree are rebuilt and compared with the replica's. After a gap the replay
+    continues from the next snapshot, and a note says so.
 
-    With --archive every byte of the segments is read: their SHA-256, the chain, revisions, and the root of each
-    checkpoint that they carry; with --keys its signatures, too. With a ledger behind it, the archive must lead to
-    the digests that the ledger has, and what it holds is not missing.
+    With --archive all segments are read: their SHA-256, the chain, revisions, and the root of each checkpoint, with
+    --keys also its signatures. Together with --data the archive must lead to the ledger's digests, and entries in the
+    archive do not count as missing.
     """
     start_audit("verify", options)
 
@@ -111,11 +109,11 @@ def verify(**options: Any) -> None:
 @_NAME
 @click.option("--at", type=click.IntRange(0, REVISION_MAX), metavar="REVISION", help="Stop at this revision.")
 @click.option("--from-snapshot", type=click.Path(path_type=Path), help="Start from this snapshot.")
-@click.option("--expect", metavar="DIGEST", help="Fail unless the state digest starts with these hex digits.")
+@click.option("--expect", metavar="DIGEST", help="Fail unless the state digest begins with these hex digits.")
 @click.option(
     "--processes",
     type=click.IntRange(1, 64),
-    help="Use at most so many processes.  [default: one for each core]",
+    help="Use at most this many processes.  [default: one for each core]",
 )
 @_ARCHIVE
 @_RELEASE
@@ -123,18 +121,17 @@ def verify(**options: Any) -> None:
 def replay(**options: Any) -> None:
     """Replay a ledger from the start, and print its digests.
 
-    The state digest must be the one that a live replica shows at the same revision (`forebay cluster probe
-    --digest`), whatever machine, release or PYTHONHASHSEED folds it.
+    A running replica shows the same state digest at the same revision (`forebay cluster probe --digest`).
 
-    The ledger records the digest of its state about once a minute of change. The replay holds its states against
-    them, and where one is another it says between which two revisions they differ first, and ends with 7. Of large
-    states not each is compared at first, but the last one always is.
+    The ledger records a digest of the state about once a minute if there are changes. The replay compares its states
+    with these digests. If one differs, it prints the two revisions between which the states first differ, and exits
+    with 7. Large states are compared less often; the last one is always compared.
 
-    A long ledger is folded in parts at once, which begin with states that the replica keeps beside it. Such a state
-    is believed once the part before has led to its digest; where it has not, all is folded again by one process.
+    Parts of a long ledger are replayed in parallel, starting from states that the replica keeps beside the ledger. The
+    replay of the part before verifies such a state; if it differs, one process replays the whole ledger.
 
-    With --release the other release folds it beside this one, and the states are compared on the way; where they
-    are not the same, the first entry that shows it is named, and the exit code is 7.
+    With --release the other release replays the ledger as well. If the states differ, the command prints the first
+    entry with a difference and exits with 7.
     """
     start_audit("replay", options)
 
@@ -150,12 +147,11 @@ def replay(**options: Any) -> None:
 def redecide(**options: Any) -> None:
     """Decide recorded commands again, and list differences.
 
-    Each command is made again from its events, and believed only if its digest is the recorded one. It is decided
-    on the state before it, at the time at which it was decided, by this release or by another one (--release); so
-    are passes of the scheduler. What follows goes on from what the ledger has, so that no difference breeds others.
+    Rebuilds each command from its events, checks it against the recorded digest, and decides it again, by this release
+    or another one (--release), on the state and at the time of the original decision. Scheduling cycles are decided
+    again as well. The next command starts from the recorded state, so one difference causes no others.
 
-    The exit code is 7 if something else would have happened, and 0 if only words, reasons or the order of events
-    differ.
+    The exit code is 7 if the outcome would have differed, and 0 if only texts, reasons or the order of events differ.
     """
     start_audit("redecide", options)
 
@@ -166,7 +162,7 @@ def redecide(**options: Any) -> None:
 @click.option(
     "--from", "first", type=click.IntRange(1, REVISION_MAX), default=1, help="First entry to print.  [default: 1]"
 )
-@click.option("--limit", type=click.IntRange(1, REVISION_MAX), help="Print at most so many entries.")
+@click.option("--limit", type=click.IntRange(1, REVISION_MAX), help="Print at most this many entries.")
 @click.option("--job", type=click.IntRange(1, REVISION_MAX), metavar="N", help="Only entries of this job.")
 @_ARCHIVE
 def dump(**options: Any) -> None:
@@ -177,19 +173,23 @@ def dump(**options: Any) -> None:
 @click.command("prove")
 @_DATA
 @_NAME
-@click.option("--job", metavar="JOB", required=True, help="Job to prove; with --data also one that is purged.")
+@click.option("--job", metavar="JOB", required=True, help="Prove this job; with --data it may be purged.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Write it to this file."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Write the proof to this file.",
 )
 @_ARCHIVE
 @JSON_OPTION
 def prove(**options: Any) -> None:
     """Write a proof of a job's history for a third party.
 
-    For somebody who trusts no replica: verify_proof.py checks it, alone, with the keys that `forebay audit
-    keys` prints. It holds the commands that concern the job whole: a pass of the scheduler also names the other
-    jobs that it was about. It shows that there are no others up to the last count that the checkpoint covers, a
-    minute or two ago. The cluster is asked, or a replica's directory is read.
+    The stand-alone program verify_proof.py checks the proof with the keys that `forebay audit keys` prints. The proof
+    contains every command about the job; a scheduling cycle in it also names other jobs. It shows that there are no
+    further commands up to a minute or two before the checkpoint. Without --data, --name or --archive the command gets
+    the proof from the cluster.
     """
     if options["data"] is None and options["name"] is None and options["archive"] is None:
         job = options["job"]
@@ -203,15 +203,13 @@ def prove(**options: Any) -> None:
 @click.argument("directory", metavar="DIR", type=_DIRECTORY)
 @_DATA
 @_NAME
-@click.option("--list", "listed", is_flag=True, help="List the archive's segments, and write nothing.")
+@click.option("--list", "listed", is_flag=True, help="List the archive's segments and write nothing.")
 @JSON_OPTION
 def archive(**options: Any) -> None:
     """Archive the ledger up to the last checkpoint.
 
-    DIR may be on another file system; each segment is written whole or not at all, and repeating the command goes
-    on where it ended. The replica may be running. What is written says what it is of, has the checkpoint that
-    covers it, and is verified without the replica (`forebay audit verify --archive`). With --list the segments of
-    DIR are listed, with --json all that they say of themselves.
+    DIR may be on another file system. Segments are written atomically, and repeating the command continues where it
+    stopped. The replica may be running. `forebay audit verify --archive` verifies an archive without the replica.
     """
     start_audit("archive", options)
 
@@ -228,34 +226,34 @@ def archive(**options: Any) -> None:
     multiple=True,
     required=True,
     metavar="DIR",
-    help="Archive that has the entries; give at least two, each is read.",
+    help="Verify that this archive has the entries; give at least two.",
 )
 @click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE", help=_KEYS)
-@click.option("--dry-run", is_flag=True, help="Check everything, show what would be removed, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @YES_OPTION
 @JSON_OPTION
 def prune(**options: Any) -> None:
     """Remove old entries that are archived elsewhere.
 
-    Never without: a checkpoint beyond them that a majority of the keys has signed and that is what the ledger's
-    tree comes to; a snapshot beyond them that a state digest in the ledger binds to it; two archives that have
-    them, read and verified now. What is missing is said, with what would be right. Whole tiles of 256 entries go;
-    the first 64 entries, leaves, digests at both ends and the index by job stay, so proofs and consistency go on.
+    Requires a later checkpoint signed by a majority of the keys, a later snapshot confirmed by a state digest in the
+    ledger, and two archives with the entries, which are verified now. The command names the requirements that are not
+    met. It removes whole tiles of 256 entries. The first 64 entries, tree leaves, digests at both ends and the index by
+    job stay, so proofs remain possible.
 
-    A replica that runs removes them itself, a little at a time; one that is stopped is opened here. What is begun
-    is finished whenever it is interrupted. The room in the data file is used again.
+    A running replica removes the entries itself, gradually. An interrupted removal is completed later. The space in
+    the data file is used again.
     """
     start_audit("prune", options)
 
 
 @click.command("retain")
-@click.option("--name", required=True, help="Replica whose ledger is archived.")
+@click.option("--name", required=True, help="Archive this replica's ledger.")
 @JSON_OPTION
 def retain(**options: Any) -> None:
     """Archive and prune according to [retention].
 
-    For a timer, once a day: archives to each directory, then removes what is older than keep_days, or more than
-    keep, as far as `forebay audit prune` may. Where nothing is to go, nothing does.
+    Run it from a timer, once a day. It archives to each directory, then removes entries older than keep_days or beyond
+    keep, as `forebay audit prune` does.
     """
     start_audit("retain", options)
 
@@ -263,25 +261,25 @@ def retain(**options: Any) -> None:
 @click.command("restore")
 @_DATA
 @_NAME
-@click.option("--archive", type=_DIRECTORY, required=True, metavar="DIR", help="Archive that has the missing part.")
+@click.option(
+    "--archive", type=_DIRECTORY, required=True, metavar="DIR", help="Read the missing part from this archive."
+)
 @JSON_OPTION
 def restore_ledger(**options: Any) -> None:
     """Restore the pruned part of a stopped replica's tree.
 
-    From the archive.
-
-    For a replica that has joined since, or lost its tree: without the leaves of old entries it can prove nothing
-    and sign no checkpoint. The entries themselves stay in the archive.
+    For a replica that joined after the pruning or lost its tree. Without the leaves of old entries it cannot sign
+    checkpoints or prove anything. The entries themselves stay in the archive.
     """
     start_audit("restore", options)
 
 
 @click.command("inspect")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--check", is_flag=True, help="Also load it, and check all invariants.")
+@click.option("--check", is_flag=True, help="Also load the backup and check all invariants.")
 @JSON_OPTION
 def inspect(**options: Any) -> None:
-    """Check a backup, and show what it has."""
+    """Verify a backup and show its contents."""
     start_audit("inspect", options)
 
 
@@ -289,7 +287,7 @@ def inspect(**options: Any) -> None:
 @_DATA
 @_NAME
 @click.option("-S", "--from", "first", metavar="TIME", help=f"Start of the period: {PAST_FORMS}.")
-@click.option("-E", "--to", "last", metavar="TIME", help="End of the period, likewise.")
+@click.option("-E", "--to", "last", metavar="TIME", help="End of the period, in the same forms.")
 @click.option("-u", "--user", help="Only jobs of this user.")
 @click.option("-A", "--account", help="Only jobs of this account.")
 @click.option("-s", "--state", metavar="STATE", help="Only jobs in this state at the end of the period.")
@@ -298,8 +296,8 @@ def inspect(**options: Any) -> None:
 def jobs(**options: Any) -> None:
     """List the jobs of a period, as accounting does.
 
-    As accounting has them, and as they were at the end of the window: also those that were purged since. Without
-    -S and -E the window is the whole ledger.
+    Shows the jobs as they were at the end of the period, including jobs purged since. The period defaults to the
+    whole ledger.
     """
     start_audit("jobs", options)
 
@@ -308,7 +306,7 @@ def jobs(**options: Any) -> None:
 @_DATA
 @_NAME
 @click.option("--from", "first", metavar="TIME", help=f"Start of the period: {PAST_FORMS}.  [default: of the ledger]")
-@click.option("--to", "last", metavar="TIME", help="End of the period, likewise.  [default: of the ledger]")
+@click.option("--to", "last", metavar="TIME", help="End of the period, in the same forms.  [default: of the ledger]")
 @click.option("--job", "jobs", type=click.IntRange(1), multiple=True, metavar="N", help="Draw this job; repeatable.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
 @_ARCHIVE
@@ -316,37 +314,34 @@ def jobs(**options: Any) -> None:
 def report(**options: Any) -> None:
     """Draw a period of the ledger as an HTML page.
 
-    Jobs' stages as bars, pending jobs by why they waited, what was held of each pool, leaders' terms, and what was
-    moved; the figures of each picture as a table. The page needs no network and no other file. With --json the same
-    figures are printed instead.
+    The page shows job stages, pending jobs by reason, pool usage, leaders' terms and transfers, each as a chart and a
+    table. It needs no network and no other file. With --json the figures are printed instead.
 
-    Unless jobs are named, those are drawn that waited longest. The newest snapshot before the window is where the
-    fold begins.
+    Without --job the jobs that waited longest are drawn.
     """
     start_audit("report", options)
 
 
 @click.command("recover")
-@click.option("--name", required=True, help="Surviving replica of this machine; it must not run.")
+@click.option("--name", required=True, help="Recover from this replica of this machine; it must be stopped.")
 @click.option("--confirm", metavar="ID", help="Run the plan with this ID.")
-@click.option("--yes", is_flag=True, help="Run without a confirmed plan.")
-@click.option("--by", metavar="OPERATOR", help="Operator to record in the ledger.  [default: this account]")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
+@click.option("--by", metavar="OPERATOR", help="Record this operator in the ledger.  [default: this account]")
 @click.option(
     "--leave-behind",
     multiple=True,
     metavar="NAME",
-    help="Give up the entries that only this replica has; repeatable.",
+    help="Recover without this replica, even if it has more entries; repeatable.",
 )
 @JSON_OPTION
 def recover(**options: Any) -> None:
     """Rebuild the cluster from one surviving replica.
 
-    It says what this replica has, up to which entry and time, and what may be lost; without --confirm or --yes
-    nothing is changed, unless somebody at the terminal says so. Then it is a cluster of one, a new incarnation of
-    the one that was: every other directory of that is refused from then on, and the others are added anew. All
-    that this replica ever acknowledged is kept, also what it did not know to be committed.
+    First prints the last entry and time that this replica has, and what may be lost. It changes nothing without
+    --confirm, --yes or a confirmation on the terminal. The result is a cluster of one replica and a new incarnation:
+    add the other replicas again, with empty directories. Every entry that this replica acknowledged is kept.
 
-    Refused where a replica answers that somebody leads, or that has more. Certificates, agents and clients go on.
+    Rejected if a replica that answers has a leader or more entries. Certificates, agents and clients keep working.
     """
     start_audit("recover", options)
 
@@ -355,14 +350,14 @@ def recover(**options: Any) -> None:
 @_DATA
 @_NAME
 @click.option("--from", "first", metavar="WHEN", help=f"Start of the period: {WINDOW_FORMS}.  [default: of the ledger]")
-@click.option("--to", "last", metavar="WHEN", help="End of the period, likewise.  [default: of the ledger]")
+@click.option("--to", "last", metavar="WHEN", help="End of the period, in the same forms.  [default: of the ledger]")
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change a key of the configuration (as `config set`), a pool (Pool=fast:+2TiB, fast:-2TiB, fast:8TiB), or "
-    "the nodes (Nodes=+16); repeatable.",
+    help="Change a configuration key, a pool (Pool=fast:+2TiB, fast:-2TiB, fast:8TiB) or the nodes (Nodes=+16); "
+    "repeatable.",
 )
 @click.option(
     "--policy",
@@ -381,28 +376,28 @@ def recover(**options: Any) -> None:
 def whatif(**options: Any) -> None:
     """Simulate a past period with a different configuration.
 
-    Everything that came from outside comes again when it came, everything that agents did takes as long as it took,
-    and all else is decided anew: once with nothing changed, which says how far the answer is to be trusted, and
-    once with the changes, which are made as commands where the window begins. What is assumed is printed with the
-    figures. Nothing is changed in the cluster or the replica's directory, which may be in use.
+    Submits and other requests arrive at their recorded times, and the agents' work takes as long as recorded; all else
+    is decided again. The period is simulated twice: without changes, which shows the error of the simulation, and with
+    the changes, applied at the start. The assumptions are printed with the figures. Neither the cluster nor the
+    replica's directory, which may be in use, is changed.
     """
     start_audit("whatif", options)
 
 
 @click.command("restore")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--name", required=True, help="Replica of this machine to create; it must have no data.")
+@click.option("--name", required=True, help="Create this replica of this machine; it must have no data.")
 @click.option("--confirm", metavar="ID", help="Run the plan with this ID.")
-@click.option("--yes", is_flag=True, help="Run without a confirmed plan.")
-@click.option("--by", metavar="OPERATOR", help="Operator to record in the ledger.  [default: this account]")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
+@click.option("--by", metavar="OPERATOR", help="Record this operator in the ledger.  [default: this account]")
 @JSON_OPTION
 def restore_backup(**options: Any) -> None:
     """Rebuild the cluster from a backup.
 
-    It says what the snapshot has, and of which time; without --confirm or --yes nothing is changed, unless
-    somebody at the terminal says so. Then it is a cluster of one, a new incarnation, whose history begins with the
-    snapshot; the others are added anew. It needs the configuration and certificates of the cluster that the
-    snapshot is of. Where a replica's directory is left, `forebay cluster recover` keeps more.
+    First prints the contents and time of the snapshot. It changes nothing without --confirm, --yes or a confirmation
+    on the terminal. The result is a cluster of one replica and a new incarnation, whose history begins with the
+    snapshot; add the other replicas again. It needs the configuration and certificates of the snapshot's cluster. If a
+    replica's directory is left, use `forebay cluster recover`, which keeps more.
     """
     start_audit("restore-backup", options)
 
@@ -420,4 +415,4 @@ def write_proof(output: Path, held: bytes, as_json: bool) -> None:
     write_whole(output, held)
     proof = ProofAnswer(path=str(output), records=len(json.loads(held)["records"]), size_bytes=len(held))
     present(proof, as_json, lambda: f"{plain(proof.path)}: {proof.records} records, {proof.size_bytes} bytes")
-    note(f"Next: give it away with {VERIFIER}; whoever checks it has the keys already (`forebay audit keys`).")
+    note(f"Next: send it with {VERIFIER} to an auditor who has the output of `forebay audit keys`.")

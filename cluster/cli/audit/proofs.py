@@ -67,8 +67,8 @@ class CheckpointOutput(msgspec.Struct, frozen=True, kw_only=True):
 def show_checkpoint(as_json: bool) -> None:
     """Print the last signed checkpoint of the ledger.
 
-    Keep it where nobody of the cluster can change it: `forebay audit consistency` shows later that nothing before it
-    was altered.
+    Keep it where the cluster's operators cannot change it. Later, `forebay audit consistency` proves that the entries
+    before it were not altered.
     """
 
     async def ask(client: Client) -> tuple[str, LogKeysAnswer]:
@@ -100,9 +100,9 @@ def show_checkpoint(as_json: bool) -> None:
     for one in shown.witnessed_by:
         note(f"Cosigned by the witness {plain(one.witness)} ({plain(one.key)}) at {format_time(one.at)}.")
     if not shown.witnesses_needed:
-        note("UNWITNESSED: no witness is configured, so nobody but the replicas says that nothing was altered.")
+        note("UNWITNESSED: no witness is configured, so only the replicas confirm that the ledger was not altered.")
     elif not shown.witnessed:
-        note(f"UNWITNESSED: {len(shown.witnessed_by)} have cosigned it, and {shown.witnesses_needed} are needed.")
+        note(f"UNWITNESSED: {len(shown.witnessed_by)} of {shown.witnesses_needed} required witnesses cosigned it.")
 
 
 @click.command("keys")
@@ -110,10 +110,8 @@ def show_checkpoint(as_json: bool) -> None:
 def show_keys(as_json: bool) -> None:
     """Print the keys that sign checkpoints.
 
-    For verify_proof.py and for witnesses.
-
-    Give them to auditors by another way than the proofs. Keys of witnesses follow, as the cluster has them: believe
-    them for what those say who run them.
+    verify_proof.py and witnesses need them. Send them to auditors by another way than the proofs. The keys of witnesses
+    follow; compare them with the keys that the witnesses' operators publish.
     """
 
     async def ask(client: Client) -> LogKeysAnswer:
@@ -147,13 +145,13 @@ class ConsistencyOutput(msgspec.Struct, frozen=True, kw_only=True):
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     metavar="NOTE",
-    help="Kept checkpoint to compare with.",
+    help="Compare with this kept checkpoint.",
 )
 @click.option(
     "--keys",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Keys of replicas and witnesses, as `audit keys` prints them.",
+    help="Trust the keys in this file, from `audit keys`.  [default: the cluster's]",
 )
 @click.option(
     "--witnesses",
@@ -161,16 +159,14 @@ class ConsistencyOutput(msgspec.Struct, frozen=True, kw_only=True):
     type=click.IntRange(0, WITNESSES_MAX),
     default=0,
     metavar="K",
-    help="Fail unless so many witnesses have cosigned the last checkpoint.",
+    help="Fail unless K witnesses have cosigned the last checkpoint.",
 )
 @JSON_OPTION
 def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None:
     """Verify that the ledger extends a kept checkpoint.
 
-    Nothing before it was altered or removed.
-
-    The signatures of both are verified by the keys that are given; without them the cluster is asked for its keys. The
-    exit code is 7 if the ledger does not go on from it.
+    This proves that no entry before the checkpoint was altered or removed. The signatures of the kept and the present
+    checkpoint are verified, too. The exit code is 7 if the ledger does not extend the kept checkpoint.
     """
     try:
         kept = old.read_bytes()
@@ -192,20 +188,23 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
         if len(cosigned) < least:
             raise Failure(
                 ExitCode.VERIFICATION_FAILED,
-                f"{len(cosigned)} witnesses whose keys are known have cosigned the present checkpoint, and {least} are "
-                "wanted",
-                "ask again in a minute; `forebay cluster probe` says why witnesses did not cosign",
+                f"the last checkpoint has {len(cosigned)} valid cosignatures, and --witnesses requires {least}",
+                "try again in a minute; `forebay cluster probe` shows why witnesses did not cosign",
             )
         recovered = before.origin != after.origin and after.origin.startswith(_base(before.origin) + "/")
         if before.origin != after.origin and not recovered:
-            raise bad_input(f"{old} is of {before.origin}, and the cluster is {after.origin}", "name another note")
+            raise bad_input(
+                f"{old} is a checkpoint of {before.origin}, and the cluster is {after.origin}",
+                "give a checkpoint of this cluster",
+                place="--from",
+            )
         if before.size > after.size:
-            lost = f"; it was recovered since, as {after.origin}, and what was signed beyond what was kept is lost"
+            lost = f"; the cluster was recovered since, as {after.origin}, and lost the entries after those it kept"
             raise Failure(
                 ExitCode.VERIFICATION_FAILED,
-                f"{before.size} entries were signed once, and the cluster has signed {after.size}"
+                f"the kept checkpoint covers {before.size} entries, and the cluster's last one {after.size}"
                 f"{lost if recovered else ''}",
-                "ask again in a minute; then somebody has set the ledger back",
+                "try again in a minute; if it stays so, the ledger was set back",
             )
         tiles: dict[Tile, bytes] = {}
         while True:
@@ -213,7 +212,7 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
                 read = nodes_in_tiles(after.size, tiles.__getitem__)
                 proof = consistency_proof(before.size, after.size, read)
                 if root_of(after.size, read) != after.root:
-                    raise ProofError("the tiles of the cluster are not those of its checkpoint")
+                    raise ProofError("the cluster's tiles do not match its checkpoint")
                 verify_consistency(before.size, after.size, before.root, after.root, proof)
                 return before, after, cosigned
             except KeyError as error:
@@ -226,8 +225,8 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
     except (ProofError, TileError) as error:
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
-            f"the ledger does not go on from {old}: {error}",
-            "keep the note and the directories of all replicas for an inquiry",
+            f"the ledger does not extend {old}: {error}",
+            "keep the checkpoint and the directories of all replicas as evidence",
         ) from error
     if as_json:
         witnesses = tuple(
@@ -238,12 +237,10 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
         )
         return
     since = "" if before.origin == after.origin else f" The cluster was recovered since, as {after.origin}."
-    came = after.size - before.size
-    click.echo(f"The first {before.size} entries are as they were signed; {came} came after them.{since}")
+    more = after.size - before.size
+    click.echo(f"The first {before.size} entries are unchanged; {more} entries follow.{since}")
     for one in cosigned:
-        click.echo(
-            f"A witness, {plain(one.key.name)}, cosigned the {after.size} entries at {format_time(_moment(one))}."
-        )
+        click.echo(f"Witness {plain(one.key.name)} cosigned the {after.size} entries at {format_time(_moment(one))}.")
 
 
 def _moment(one: VerifiedSignature) -> str | None:
@@ -260,11 +257,11 @@ def _read(held: str, keys: list[VerifierKey], what: str) -> tuple[Checkpoint, di
         parse_note(held.encode())
         text, verified = verify_note(held.encode(), keys)
         if not any(one.key.kind == NOTE_KEY for one in verified):
-            raise NoteError("no replica whose key is known has signed it")
+            raise NoteError("no replica with a known key has signed it")
         return parse_checkpoint(text), {one.key: one for one in verified}
     except NoteError as error:
         raise Failure(
-            ExitCode.VERIFICATION_FAILED, f"{what} is not believed: {error}", "see `forebay audit keys`"
+            ExitCode.VERIFICATION_FAILED, f"{what} is not valid: {error}", "compare the keys: forebay audit keys"
         ) from error
 
 

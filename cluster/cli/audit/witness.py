@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _DB = click.option(
-    "--db", type=_FILE, metavar="FILE", help="Database of cosigned checkpoints.  [default: the key's name and .db]"
+    "--db", type=_FILE, metavar="FILE", help="Use this database of cosigned checkpoints.  [default: KEY.db]"
 )
 
 
@@ -63,14 +63,20 @@ class WitnessKeyAnswer(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--key", type=_FILE, required=True, metavar="FILE", help="Cosign with this key.")
 @_DB
 @click.option(
-    "--listen", required=True, metavar="ADDRESS", help="Listen here: without TLS on loopback, else with --certificate."
+    "--listen", required=True, metavar="ADDRESS", help="Listen on this address; off loopback give --certificate."
 )
-@click.option("--log", "logs", multiple=True, metavar="ORIGIN=KEY,…", help="Ledger to cosign, with its replicas' keys.")
 @click.option(
-    "--keys", type=_FILE, multiple=True, metavar="FILE", help="As --log, from the output of `forebay audit keys`."
+    "--log", "logs", multiple=True, metavar="ORIGIN=KEY,…", help="Cosign this ledger; give its replicas' keys."
 )
-@click.option("--certificate", type=_FILE, metavar="PEM", help="Certificate to present to clients.")
-@click.option("--certificate-key", type=_FILE, metavar="PEM", help="Private key for --certificate.")
+@click.option(
+    "--keys",
+    type=_FILE,
+    multiple=True,
+    metavar="FILE",
+    help="Read ledger and keys from the output of `forebay audit keys`.",
+)
+@click.option("--certificate", type=_FILE, metavar="PEM", help="Present this certificate to clients.")
+@click.option("--certificate-key", type=_FILE, metavar="PEM", help="Use this private key for --certificate.")
 @LOG_FORMAT_OPTION
 def run(
     key: Path,
@@ -83,12 +89,12 @@ def run(
 ) -> None:
     """Run a transparency-log witness.
 
-    For a machine that the cluster's operators do not control. The witness cosigns a checkpoint if a majority of the
-    ledger's replicas have signed it and it extends what the witness cosigned before. It never cosigns a ledger that was
+    Run it on a machine that the cluster's operators do not control. The witness cosigns a checkpoint if a majority of
+    the ledger's replicas have signed it and it extends the last one it cosigned. It never cosigns a ledger that was
     rewritten or set back. The protocol is tlog-witness of C2SP.
     """
     if not logs and not keys:
-        raise bad_input("no ledger to cosign is named", "add --keys FILE, or --log ORIGIN=KEY")
+        raise bad_input("no ledger is given", "add --keys FILE or --log ORIGIN=KEY")
     words = [f"--key={key}", f"--db={_database(key, db)}", f"--listen={listen}"]
     words += [f"--log={one}" for one in logs] + [f"--keys={one}" for one in keys]
     words += [] if certificate is None else [f"--certificate={certificate}"]
@@ -98,22 +104,21 @@ def run(
 
 
 @click.command("key")
-@click.option("--key", type=_FILE, required=True, metavar="FILE", help="Write it to this new file.")
+@click.option("--key", type=_FILE, required=True, metavar="FILE", help="Write the key to this new file.")
 @_DB
-@click.option("--name", required=True, help="Name to cosign with, such as witness.example.org/forebay.")
+@click.option("--name", required=True, help="Cosign under this name, such as witness.example.org/forebay.")
 @JSON_OPTION
 def create_key(key: Path, db: Path | None, name: str, as_json: bool) -> None:
     """Create a witness's key and its empty database.
 
-    Prints what verifies its cosignatures.
-
-    The two belong together: a witness that has forgotten what it has cosigned needs another key.
+    Prints the verifier key, which clusters and auditors need. Keep key and database together: a witness that lost its
+    database needs another key.
     """
     from cluster.security.witness import CheckpointStore, WitnessError, make_key
 
     database = _database(key, db)
     if database.exists():
-        raise bad_input(f"{database} is there already", "name another file: a database is never overwritten")
+        raise bad_input(f"{database} exists already", "give another file with --db", place="--db")
     try:
         public = make_key(key, name)
         CheckpointStore.create(database, str(public))
@@ -121,13 +126,13 @@ def create_key(key: Path, db: Path | None, name: str, as_json: bool) -> None:
         raise bad_input(error.sentence, error.remedy) from error
     present(WitnessKeyAnswer(key=str(public)), as_json, lambda: str(public))
     note(
-        f"Next: forebay run witness --key {plain(str(key))} --listen ADDRESS --keys FILE; give the line above to the "
-        "clusters and their auditors."
+        f"Next: forebay run witness --key {plain(str(key))} --listen ADDRESS --keys FILE; send the line above to the "
+        "clusters' operators and auditors."
     )
 
 
 @click.command("list")
-@click.option("--key", type=_FILE, required=True, metavar="FILE", help="Key of the witness.")
+@click.option("--key", type=_FILE, required=True, metavar="FILE", help="Use the key of this witness.")
 @_DB
 @JSON_OPTION
 def list_logs(key: Path, db: Path | None, as_json: bool) -> None:
@@ -162,7 +167,7 @@ def list_logs(key: Path, db: Path | None, as_json: bool) -> None:
     rows = [(one.origin, one.size, one.root.hex()[:16], format_time(_moment(one.at_s))) for one in logs]
     show(table(("LOG", "ENTRIES", "ROOT", "COSIGNED"), rows, right=frozenset({"ENTRIES"})))
     for one in evidence:
-        note(f"REFUSED at {format_time(_moment(one.at_s))}: {plain(one.origin)}: {plain(one.why)}")
+        note(f"REJECTED at {format_time(_moment(one.at_s))}: {plain(one.origin)}: {plain(one.why)}")
         click.echo(one.note, nl=False)
 
 

@@ -28,9 +28,9 @@ def _limits(context: click.Context, parameter: click.Parameter, texts: tuple[str
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key or not value:
-            raise bad_input(f"{text!r} is no limit", "write it as LIMIT=VALUE", place=parameter.opts[0])
+            raise bad_input(f"{text!r} is not a limit", "write LIMIT=VALUE", place=parameter.opts[0])
         if key in found:
-            raise bad_input(f"{key} is set twice", "set each once", place=parameter.opts[0])
+            raise bad_input(f"{key} is given twice", "give each limit once", place=parameter.opts[0])
         found[key] = value
     return found
 
@@ -42,7 +42,7 @@ def _user_limits(
     for text in texts:
         user, colon, rest = text.partition(":")
         if not colon:
-            raise bad_input(f"{text!r} names no user", "write it as USER:LIMIT=VALUE", place=parameter.opts[0])
+            raise bad_input(f"{text!r} has no user", "write USER:LIMIT=VALUE", place=parameter.opts[0])
         found.setdefault(user, {}).update(_limits(context, parameter, (rest,)))
     return found
 
@@ -62,13 +62,14 @@ _LIMIT = click.option(
     multiple=True,
     callback=_limits,
     metavar="LIMIT=VALUE",
-    help="Limit such as MaxJobsPerUser=4 or GrpBB:bb/fast=10TiB; bb/native: all pools; -1: none; repeatable.",
+    help="Set a limit, such as MaxJobsPerUser=4 or GrpBB:bb/fast=10TiB (bb/native: all pools); -1 removes it; "
+    "repeatable.",
 )
 _ACCOUNTS = click.option(
     "--accounts",
     callback=parse_names,
     metavar="NAME,…",
-    help="Set the accounts whose jobs may use it, separated by commas.",
+    help="Set the accounts whose jobs may use it.",
 )
 
 
@@ -101,8 +102,8 @@ account_group = record_group(
 
 @account_group.command("set")
 @NAME
-@click.option("--parent", metavar="ACCOUNT", help="Parent account; empty for none.")
-@click.option("--users", callback=parse_names, metavar="NAME,…", help="Set the list of users, separated by commas.")
+@click.option("--parent", metavar="ACCOUNT", help="Set the parent account; empty for none.")
+@click.option("--users", callback=parse_names, metavar="NAME,…", help="Set the users of the account.")
 @_LIMIT
 @click.option(
     "--user-limit",
@@ -110,7 +111,7 @@ account_group = record_group(
     multiple=True,
     callback=_user_limits,
     metavar="USER:LIMIT=VALUE",
-    help="Limit of one user in this account; repeatable.",
+    help="Set a limit of one user in this account; repeatable.",
 )
 @JSON_OPTION
 def set_account(name: str, as_json: bool, **fields: Any) -> None:
@@ -139,7 +140,7 @@ def _qos_listing(qos: tuple[v.QosView, ...]) -> Listing:
         )
         for row in qos
     ]
-    heads = ("QOS", "PRIORITY", "LIMITS", "USERS", "ACCOUNTS", "DENIES")
+    heads = ("QOS", "PRIORITY", "LIMITS", "USERS", "ACCOUNTS", "DENY-ON-LIMIT")
     flexible = frozenset({"LIMITS", "USERS", "ACCOUNTS"})
     return table(heads, rows, right=frozenset({"PRIORITY"}), flexible=flexible)
 
@@ -155,19 +156,19 @@ qos_group = record_group(
 
 @qos_group.command("set")
 @NAME
-@click.option("--priority", type=click.IntRange(0), help="Add this to the priority of its jobs.")
+@click.option("--priority", type=click.IntRange(0), help="Add this to the priority of the QOS's jobs.")
 @_LIMIT
 @click.option(
     "--users",
     callback=parse_names,
     metavar="NAME,…",
-    help="Set the users who may use it, separated by commas; empty for all.",
+    help="Set the users who may use it; empty for all.",
 )
 @_ACCOUNTS
 @click.option(
     "--deny-on-limit/--no-deny-on-limit",
     default=None,
-    help="Reject at submit what exceeds a limit by itself.",
+    help="Reject a job at submit if it alone exceeds a limit.",
 )
 @JSON_OPTION
 def set_qos(name: str, as_json: bool, **fields: Any) -> None:
@@ -194,12 +195,12 @@ license_group = record_group(
 
 @license_group.command("set")
 @NAME
-@click.option("--total", type=click.IntRange(0), required=True, help="Number of licences.")
+@click.option("--total", type=click.IntRange(0), required=True, help="Set the number of licences.")
 @JSON_OPTION
 def set_license(name: str, as_json: bool, total: int) -> None:
-    """Set how many of a licence there are (operators).
+    """Create or change a licence (operators).
 
-    Running jobs keep theirs.
+    Running jobs keep their licences.
     """
     set_record(LICENSES, name, as_json, {"total": total}, _existing_fields("total"))
 
@@ -237,25 +238,22 @@ reservation_group = record_group(
 
 @reservation_group.command("set")
 @NAME
-@click.option(
-    "--start", metavar="TIME", help="Start, ISO 8601 with a zone, for example 2026-01-31T12:00:00Z.  [default: now]"
-)
-@click.option("--end", metavar="TIME", help="End, ISO 8601 with a zone.")
-@click.option(
-    "--users", callback=parse_names, metavar="NAME,…", help="Set the users who may use it, separated by commas."
-)
+@click.option("--start", metavar="TIME", help="Set the start, for example 2026-01-31T12:00:00Z.  [default: now]")
+@click.option("--end", metavar="TIME", help="Set the end, in the same form.")
+@click.option("--users", callback=parse_names, metavar="NAME,…", help="Set the users who may use it.")
 @_ACCOUNTS
 @click.option(
     "--burst-buffer",
     "burst_buffer",
     metavar="[plugin:][pool:]#[units]",
-    help="Space to reserve, for example fast:10TiB; more after commas.",
+    help="Reserve this space, for example fast:10TiB; separate several by commas.",
 )
 @JSON_OPTION
 def set_reservation(name: str, as_json: bool, **fields: Any) -> None:
     """Create or change a reservation (operators).
 
-    Its jobs may use its space and what is free for all; nobody else gets space that he would not give back in time.
+    Jobs in the reservation may use its space and other free space. Other jobs get that space only if they will free it
+    before the start.
     """
     set_record(
         RESERVATIONS, name, as_json, fields, _existing_fields("start", "end", "users", "accounts", "burst_buffer")
@@ -268,9 +266,9 @@ def set_reservation(name: str, as_json: bool, **fields: Any) -> None:
 @click.command("scheduling")
 @JSON_OPTION
 def show_scheduling(as_json: bool) -> None:
-    """Show scheduling rules and measured transfer rates.
+    """Show scheduling settings and measured transfer rates.
 
-    Change the rules with `forebay config set`.
+    Change the settings with `forebay config set`.
     """
     _print_scheduling(session().read(ops.SHOW_SCHEDULING_RULES), as_json)
 
@@ -291,8 +289,8 @@ def _print_scheduling(answer: v.SchedulingAnswer, as_json: bool) -> None:
 
 
 @click.command("list")
-@click.option("--account", metavar="NAME", help="Only of this account.")
-@click.option("--qos", metavar="NAME", help="Only of this QOS.")
+@click.option("--account", metavar="NAME", help="Only usage of this account.")
+@click.option("--qos", metavar="NAME", help="Only usage with this QOS.")
 @JSON_OPTION
 def list_usage(account: str | None, qos: str | None, as_json: bool) -> None:
     """List the used space-time of accounts and QOS."""
@@ -309,8 +307,8 @@ def list_usage(account: str | None, qos: str | None, as_json: bool) -> None:
 def reset_usage(account: str | None, qos: str | None, yes: bool, as_json: bool) -> None:
     """Reset the usage of an account or a QOS (operators)."""
     if (account is None) == (qos is None):
-        raise bad_input("it is not said whose usage", "name an account, or a QOS", place="--account")
-    confirm(f"Have what {account or qos} has used count as nothing from here on?", yes=yes)
+        raise bad_input("the account or QOS is missing", "use either --account or --qos", place="--account")
+    confirm(f"Reset the usage of {account or qos} to zero?", yes=yes)
     _print_usage(session().write(ops.RESET_USAGE, account=account, qos=qos), as_json)
 
 

@@ -61,17 +61,17 @@ class NodeBuffersAnswer(msgspec.Struct, frozen=True, kw_only=True):
     buffers: tuple[NodeBuffer, ...]
 
 
-_NODE = click.option("--name", metavar="NODE", help="Look at this agent; needed where a machine has several.")
+_NODE = click.option("--name", metavar="NODE", help="Use this node's agent; needed if a machine has several.")
 
 
 @click.command("buffers")
 @_NODE
 @JSON_OPTION
 def agent_buffers(name: str | None, as_json: bool) -> None:
-    """List the buffers on this node that its agent keeps.
+    """List the buffers on this node.
 
-    Run it on the node, as the agent's account. The STATE of a buffer that the cluster does not know, as after a backup
-    was restored, is UNKNOWN: the agent keeps it until you remove its directory.
+    Run it on the node, as the agent's account. A buffer that the cluster does not know, for example after a backup was
+    restored, has the STATE UNKNOWN; the agent keeps it until you remove its directory.
     """
     current = session()
     agent = _agent(current, name)
@@ -101,7 +101,7 @@ def agent_buffers(name: str | None, as_json: bool) -> None:
     present(answer, as_json, lambda: table(("BUFFER", "STATE", "PATH"), rows))
     unknown = sum(one.state == UNKNOWN for one in answer.buffers)
     if unknown and not as_json:
-        note(f"the cluster does not know {unknown} of them: copy what you need, then remove their directories")
+        note(f"{unknown} of these buffers are unknown to the cluster: save their data, then remove their directories")
 
 
 def _node_buffers(home: Path, jobs: list[int], named: list[str], states: dict[int | str, str]) -> Iterator[NodeBuffer]:
@@ -113,13 +113,15 @@ def _node_buffers(home: Path, jobs: list[int], named: list[str], states: dict[in
 
 @click.command("receipt")
 @_NODE
-@click.option("--job", type=click.IntRange(min=1), required=True, metavar="N", help="Job whose files are shown.")
-@click.option("--stage", type=click.Choice(STAGES), help="Only of this stage.")
-@click.option("--attempt", type=click.IntRange(min=1), metavar="A", help="Attempt to show.  [default: the last one]")
-@click.option("--digest", metavar="ALGORITHM:HEX", help="Expected digest of the lines.  [default: the ledger's]")
-@click.option("--recheck", is_flag=True, help="Read every destination again, and compare.")
-@click.option("--filesystem", type=Path, metavar="PATH", help="Look on the shared filesystem mounted here.")
-@click.option("--as-user", metavar="USER", help="Read the destinations as this user, on file servers that reject root.")
+@click.option("--job", type=click.IntRange(min=1), required=True, metavar="N", help="Show the files of this job.")
+@click.option("--stage", type=click.Choice(STAGES), help="Only this stage.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="A", help="Show this attempt.  [default: the last one]")
+@click.option("--digest", metavar="ALGORITHM:HEX", help="Compare with this digest.  [default: the ledger's]")
+@click.option("--recheck", is_flag=True, help="Read every destination again and compare.")
+@click.option(
+    "--filesystem", type=Path, metavar="PATH", help="Read the receipt on the shared filesystem mounted at PATH."
+)
+@click.option("--as-user", metavar="USER", help="Read the destinations as this user, if the file server rejects root.")
 @JSON_OPTION
 def agent_receipt(
     name: str | None,
@@ -134,20 +136,20 @@ def agent_receipt(
 ) -> None:
     """Print and verify the transfer receipt kept on this node.
 
-    It says what the agent did to every file, and proves that the ledger's receipt is of that.
+    The receipt has a line for every file that the agent moved. Its digest is compared with --digest or with the
+    ledger's receipt; without either, a note says so.
 
-    Run it on the node, as the agent's account: the lines never leave it. With --filesystem it is what movers did for a
-    buffer there, on any machine that mounts the shared filesystem, until the buffer is removed. Their digest is
-    compared with --digest, or else with the receipt of the ledger if a replica can be asked; if neither is there, a
-    remark says so. With --recheck each file that is not at its destination as it was put there is named. A digest or a
-    file that differs, or a damaged line, ends with exit code 7; a receipt that is not on this node with 3; one that may
-    not be read with 6.
+    Run it on the node, as the agent's account. With --filesystem it shows the receipt of a buffer on a shared
+    filesystem, on any machine that mounts it, until the buffer is removed. With --recheck it names each file that
+    differs at its destination.
+
+    Exit codes: 7 if a digest, file or line differs; 3 if the receipt is not on this node; 6 if it is not readable.
     """
     current = session()
     home = filesystem or _agent(current, name).directory
     given = _algorithm(digest)
     if as_user is not None and not recheck:
-        raise bad_input("--as-user says who reads the destinations, and nothing is to be read", "add --recheck")
+        raise bad_input("--as-user has no effect without --recheck", "add --recheck")
     try:
         cluster = current.config().cluster.name
         sources = node_sources(home, job) if filesystem is None else place_sources(filesystem, cluster, job)
@@ -159,11 +161,12 @@ def agent_receipt(
             if wanted and found != wanted:
                 raise Failure(
                     ExitCode.VERIFICATION_FAILED,
-                    f"the lines of {which.stage} attempt {which.attempt} of job {job} come to {found}, not to {wanted}",
-                    "they are damaged, or not what was reported: trust the receipt of the ledger, not these lines",
+                    f"the receipt of job {job}, {which.stage} attempt {which.attempt}, has the digest {found}, "
+                    f"not {wanted}",
+                    "the file is damaged or was changed: trust the receipt in the ledger instead",
                 )
             if not wanted:
-                note(f"The lines come to {found}, which was compared with nothing: give --digest.")
+                note(f"The digest {found} was not compared: no replica answered; use --digest.")
             differing = _differences(which, descriptor, algorithm, as_user) if recheck else []
             if as_json:
                 _show_json(which, descriptor, found, bool(wanted), differing, recheck)
@@ -174,17 +177,17 @@ def agent_receipt(
                 _show(descriptor)
     except FilesystemRefused as error:
         raise bad_input(
-            str(error), "name the directory that the place is mounted at: forebay pool filesystem list"
+            str(error), "give the mount point of the shared filesystem: forebay pool filesystem list"
         ) from error
     except (PermissionError, FileNotFoundError) as error:
         raise _unreadable(home, error) from error
     except ValueError as error:
-        raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "the file on this node cannot be believed") from error
+        raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "the file on this node is damaged") from error
     if differing:
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
-            f"{len(differing)} files are not at their destinations as they were put there",
-            "copy them again from where they came from, and look at what changed them",
+            f"{len(differing)} files differ at their destinations",
+            "find out who changed them, and copy them again from their source",
         )
 
 
@@ -195,8 +198,9 @@ def _agent(current: Session, name: str | None) -> AgentConfig:
     here = [agent for agent in config.agents if agent.directory.is_dir()]
     if len(here) != 1:
         raise bad_input(
-            f"{len(here)} agents of the configuration have their directory on this node",
-            f"say which one with --name: {', '.join(one.name for one in here or config.agents)}",
+            f"{len(here)} agents of the configuration have a directory on this machine",
+            f"choose one with --name: {', '.join(one.name for one in here or config.agents)}",
+            place="--name",
         )
     return here[0]
 
@@ -205,7 +209,7 @@ def _algorithm(digest: str | None) -> Algorithm | None:
     try:
         return algorithm_of(digest) if digest else None
     except ValueError as error:
-        raise bad_input(str(error), "forebay transfer receipt JOB shows it") from error
+        raise bad_input(str(error), "`forebay transfer receipt JOB` shows the digest") from error
 
 
 def _find_receipt(
@@ -219,9 +223,9 @@ def _find_receipt(
         number = f" of attempt {attempt}" if attempt else ""
         raise Failure(
             ExitCode.NOT_FOUND,
-            f"in {home} no receipt of job {job}{what}{number} is kept",
-            f"run it on the node that forebay transfer receipt {job} names, or give --filesystem PATH if the buffer "
-            "was in a shared filesystem. The oldest receipts are removed, those in a shared filesystem with the buffer",
+            f"{home} has no receipt of job {job}{what}{number}",
+            f"run this on the node that `forebay transfer receipt {job}` names, or add --filesystem PATH if the buffer "
+            "was on a shared filesystem; agents remove the oldest receipts, and movers those of removed buffers",
         )
     return found[-1]
 
@@ -231,7 +235,7 @@ def _ledger_digest(current: Session, which: StoredReceipt) -> str:
     try:
         answer = current.read(ops.LIST_RECEIPTS, id=which.job, stage=which.stage, attempt=which.attempt)
     except (ConfigError, Failure) as failure:
-        note(f"The ledger's receipt could not be asked for: {failure.sentence}.")
+        note(f"The ledger's receipt could not be read: {failure.sentence}.")
         return ""
     return answer.receipts[-1].digest if answer.receipts else ""
 
@@ -244,7 +248,7 @@ def _differences(
             become(account_for("switch", user), JobProcess())
         found = list(differences(which, descriptor, algorithm, _progress()))
     except AccountRefused as error:
-        raise bad_input(str(error), "name an ordinary user of this node") from error
+        raise bad_input(str(error), "give an ordinary user of this node", place="--as-user") from error
     except PathRefused as error:
         raise Failure(ExitCode.NOT_FOUND, str(error), "run this where the destination is mounted") from error
     if sys.stderr.isatty():
@@ -309,6 +313,6 @@ def _show_json(
 
 def _unreadable(home: Path, error: OSError) -> Failure:
     if isinstance(error, FileNotFoundError):
-        return Failure(ExitCode.NOT_FOUND, f"{error.filename or home} is not there", "run this on the agent's node")
-    remedy = "run this as the agent's account" if os.geteuid() else "look at the permissions of the directory"
-    return Failure(ExitCode.PERMISSION_DENIED, f"{error.filename or home} may not be read", remedy)
+        return Failure(ExitCode.NOT_FOUND, f"{error.filename or home} does not exist", "run this on the agent's node")
+    remedy = "run this as the agent's account" if os.geteuid() else "correct the permissions of the directory"
+    return Failure(ExitCode.PERMISSION_DENIED, f"{error.filename or home} is not readable", remedy)

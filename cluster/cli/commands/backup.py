@@ -25,7 +25,7 @@ from replica.values import plain
 
 
 @click.command("snapshot")
-@click.option("--name", help="Replica to use.  [default: the first that answers]")
+@click.option("--name", help="Use this replica.  [default: the first that answers]")
 @JSON_OPTION
 def snapshot(name: str | None, as_json: bool) -> None:
     """Have a replica write a snapshot now (operators)."""
@@ -55,22 +55,22 @@ class BackupAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command("create")
-@click.option("--name", help="Replica to fetch from.  [default: the first that answers]")
+@click.option("--name", help="Fetch from this replica.  [default: the first that answers]")
 @click.option(
     "--into",
     "directory",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="Directory for backups.",
+    help="Write the backup to this directory.",
 )
-@click.option("--keep", type=click.IntRange(1, FETCH_KEEP_MAX), help="Keep the newest so many, and remove older ones.")
+@click.option("--keep", type=click.IntRange(1, FETCH_KEEP_MAX), help="Keep the newest N backups and remove older ones.")
 @click.option("--save", "saves", is_flag=True, help="Have the replica write a new snapshot first.")
 @JSON_OPTION
 def create(name: str | None, directory: Path, keep: int | None, saves: bool, as_json: bool) -> None:
     """Fetch and verify a replica's newest snapshot (operators).
 
-    It has its name when it is whole, checked and on the disk, and not before; one that is there already is not fetched
-    again. With --keep older ones are removed then. `forebay backup restore` makes a cluster of one.
+    The backup gets its final name once it is complete, verified and synced. A snapshot that is already in the directory
+    is not fetched again. `forebay backup restore` rebuilds a cluster from a backup.
     """
     current = session()
     make_private_directory(directory)
@@ -121,13 +121,13 @@ async def newest_snapshot(
             last = error
             continue
         if found and _SNAPSHOT_NAME.fullmatch(found[0].name) is None:
-            sentence = f"{plain(found[0].name)} is no name of a snapshot"
-            raise Failure(ExitCode.VERIFICATION_FAILED, sentence, "ask another replica")
+            sentence = f"{replica.name} sent {plain(found[0].name)!r}, which is not the name of a snapshot"
+            raise Failure(ExitCode.VERIFICATION_FAILED, sentence, "fetch from another replica: --name NAME")
         if found:
             return replica, found[0]
     if last is not None:
         raise last
-    raise Failure(ExitCode.NOT_FOUND, "no replica has a snapshot yet", "have one written: --save")
+    raise Failure(ExitCode.NOT_FOUND, "no replica has a snapshot yet", "add --save to write one")
 
 
 async def receive_snapshot(client: Client, replica: ReplicaConfig, row: StoredSnapshotView, part: Path) -> None:
@@ -147,7 +147,7 @@ async def receive_snapshot(client: Client, replica: ReplicaConfig, row: StoredSn
             if file.tell() != row.size_bytes:
                 raise Failure(
                     ExitCode.VERIFICATION_FAILED,
-                    f"{replica.name} gave {file.tell()} bytes of {row.size_bytes}",
+                    f"{replica.name} sent {file.tell()} of {row.size_bytes} bytes",
                     "fetch it again, or from another replica",
                 )
             file.flush()
@@ -167,8 +167,8 @@ def _verify(part: Path) -> None:
     if checked.returncode != ExitCode.OK:
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
-            f"what was fetched is no sound snapshot: {checked.stderr.strip()}",
-            "fetch it from another replica",
+            f"the fetched snapshot is damaged: {checked.stderr.strip()}",
+            "fetch it from another replica: --name NAME",
         )
 
 

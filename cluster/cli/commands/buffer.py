@@ -18,14 +18,11 @@ from replica.values import plain
 
 @click.command("list")
 @click.option("--all", "everything", is_flag=True, help="Include deleted buffers.")
-@click.option("--parked", is_flag=True, help="Only retained buffers of external jobs, with unexported results.")
+@click.option("--parked", is_flag=True, help="Only retained buffers of external jobs with unexported results.")
 @AT_OPTION
 @JSON_OPTION
 def list_buffers(everything: bool, parked: bool, at: str | None, as_json: bool) -> None:
-    """List buffers, persistent ones first.
-
-    By default those that are not gone.
-    """
+    """List buffers, persistent ones first."""
     answer = session().read(ops.LIST_BUFFERS, live=not everything, parked=parked, at=at)
     present(answer, as_json, lambda: buffers_table(answer.buffers))
 
@@ -37,7 +34,7 @@ def list_buffers(everything: bool, parked: bool, at: str | None, as_json: bool) 
 def export(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
     """Stage out the results of jobs again.
 
-    For results that are retained, or that could not be staged out. The buffer is removed once they are out.
+    For results that are retained or could not be staged out. The buffer is removed afterwards.
     """
     change_each(job_ids, ops.EXPORT_BUFFER, as_json=as_json, partial=partial)
 
@@ -45,25 +42,24 @@ def export(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
 @click.command("clear")
 @click.argument("job_ids", metavar="[JOB…]", type=JOB_ID, nargs=-1)
 @click.option("--name", metavar="NAME", help="Clear the persistent buffer of this name.")
-@click.option("--discard", is_flag=True, help="Clear it even if the only copy of data is LOST.")
+@click.option("--discard", is_flag=True, help="Clear it even if that LOSES the only copy of data.")
 @YES_OPTION
 @JSON_OPTION
 def clear(job_ids: tuple[str, ...], name: str | None, discard: bool, yes: bool, as_json: bool) -> None:
-    """Drop buffers that cannot be removed, and free their space.
+    """Forget buffers that cannot be removed, and free their space.
 
-    For operators. Nothing is removed by it: see to what is left on the storage by hand.
-
-    Nothing is removed by it: see to what is left on the storage by hand.
+    For operators. It deletes no files: remove those left on the storage by hand.
     """
     if bool(job_ids) == (name is not None):
-        raise bad_input("it is not said which buffer", "name jobs, or a persistent buffer with --name")
+        raise bad_input("the buffer is missing", "give jobs, or a persistent buffer with --name")
     what = ", ".join(job_ids) if name is None else f"persistent buffer {name}"
-    confirm(f"Clear {what}, and {'LOSE what is there alone' if discard else 'free its space'}?", yes=yes)
+    subject = f"the buffer of {what}" if name is None else what
+    confirm(f"Clear {subject}, and {'LOSE its unexported data' if discard else 'free its space'}?", yes=yes)
     if name is None:
         change_each(job_ids, ops.CLEAR_BUFFER, as_json=as_json, discard=discard)
         return
     answer = session().write(ops.CLEAR_PERSISTENT_BUFFER, name=name, discard=discard)
-    present(answer, as_json, lambda: f"the persistent buffer {plain(answer.name)} is cleared")
+    present(answer, as_json, lambda: f"Cleared persistent buffer {plain(answer.name)}.")
 
 
 @click.command("burst")
@@ -73,7 +69,7 @@ def clear(job_ids: tuple[str, ...], name: str | None, discard: bool, yes: bool, 
 def burst(one_line: bool, at: str | None, as_json: bool) -> None:
     """Print pools and buffers as `scontrol show burst` does.
 
-    Times are local. A user's number is the one that the answering replica knows, else the one that this machine knows.
+    Times are local. A uid that the replica does not know is looked up on this machine.
     """
     answer = fill_uids(session().read(ops.SHOW_BURST, at=at))
     present(answer, as_json, lambda: burst_text(answer, one_line=one_line))
@@ -96,10 +92,10 @@ def fill_uids(answer: BurstAnswer) -> BurstAnswer:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @JSON_OPTION
 def bbstat(arguments: tuple[str, ...], as_json: bool) -> None:
-    """Print what the site's provider says of ARGUMENTS.
+    """Print the status of the site's provider.
 
-    With the lua provider they go to slurm_bb_get_status, with datawarp to dwstat. Words that begin with a dash and are
-    no option of this command are passed on too; after `--` all are.
+    ARGUMENTS are passed to slurm_bb_get_status (lua provider) or dwstat (datawarp), including unknown options, and all
+    words after `--`.
     """
     asked = msgspec.json.encode(arguments).decode()
     answer = session().ask(lambda client: client.call(ops.SHOW_PROVIDER_STATUS, arguments=asked))

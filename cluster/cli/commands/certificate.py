@@ -125,20 +125,27 @@ def list_certificates(as_json: bool) -> None:
         elif one.valid_until - now < EXPIRY_NOTICE_DAYS * _DAY:
             days = max(0, (one.valid_until - now) // _DAY)
             when = "has expired" if one.valid_until <= now else f"expires in {days} days"
-            note(f"forebay: warning: the certificate of {one.name} {when}: issue it again with --replace")
+            again = f"forebay cert issue {one.name} --role {one.role} --replace"
+            note(f"forebay: warning: the certificate of {one.name} {when}: {again}")
 
 
 @click.command("issue")
 @click.argument("name")
-@click.option("--role", type=click.Choice([role.value for role in Role]), required=True, help="Role of its holder.")
 @click.option(
-    "--host", "hosts", multiple=True, metavar="HOST", help="Address of a replica.  [default: the configured one]"
+    "--role", type=click.Choice([role.value for role in Role]), required=True, help="Set the role of the holder."
 )
-@click.option("--replace", is_flag=True, help="Issue another one; the old one stays valid.")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="HOST",
+    help="Set an address of a replica; repeatable.  [default: the configured ones]",
+)
+@click.option("--replace", is_flag=True, help="Replace an existing certificate; the old one stays valid.")
 @click.option(
     "--into",
     type=click.Path(path_type=Path),
-    help="Directory for the certificate and ca.pem.  [default: the tls directory]",
+    help="Write the certificate and ca.pem to this directory.  [default: the tls directory]",
 )
 @JSON_OPTION
 def issue_certificate(
@@ -146,8 +153,8 @@ def issue_certificate(
 ) -> None:
     """Issue a certificate (needs ca.key).
 
-    A person keeps a copy of forebay.toml with a tls directory of their own beside it, made with --into: ca.pem and
-    their own pair, whose key must belong to them.
+    A user needs a copy of forebay.toml, and beside it a tls directory (made with --into) with ca.pem, the certificate,
+    and its key, which must belong to that user.
     """
     current = session()
     config = current.config()
@@ -158,14 +165,14 @@ def issue_certificate(
         known = certificate_of(target, name) if (target / f"{name}.pem").exists() else None
         if known is not None and known.role and known.role != role:
             raise bad_input(
-                f"{name} is {_article(known.role)} already: {target / name}.pem",
+                f"{name} already has a certificate as {_article(known.role)}: {target / name}.pem",
                 "choose another name: a certificate keeps its role",
             )
         authority = load_authority(source)
         if authority.cluster_id != config.cluster.id:
             raise bad_input(
-                f"the authority in {source} is of cluster {authority.cluster_id}",
-                f"use the ca.key that was made with {config.file}",
+                f"the authority in {source} belongs to cluster {authority.cluster_id}",
+                f"use the ca.key that was created with {config.file}",
             )
         files = issue(
             authority, target, role=wanted, name=name, at=current.clock.now(), addresses=hosts, replace=replace
@@ -196,9 +203,8 @@ def issue_certificate(
 def renew(as_json: bool) -> None:
     """Create a new key for the authority (needs ca.key).
 
-    ca.pem then has the new certificate and the former one.
-
-    Give that ca.pem to every machine and person, then issue every certificate again, then retire the former one.
+    ca.pem then contains the new and the former certificate. Distribute it to every machine and user, then issue every
+    certificate again, then retire the former authority.
     """
     current = session()
     directory = current.config().tls.authority.parent
@@ -208,14 +214,14 @@ def renew(as_json: bool) -> None:
     present(
         AuthorityAnswer(authority=file, valid_until=until),
         as_json,
-        lambda: f"{plain(file)} has a new authority, valid until {format_time(until)[:10]}, and the former one.",
+        lambda: f"Added a new authority to {plain(file)}, valid until {format_time(until)[:10]}.",
     )
-    note(f"Next: give {AUTHORITY_NAME}.pem to everybody, and only then issue certificates again (--replace).")
+    note(f"Next: copy {AUTHORITY_NAME}.pem to every machine and user, then issue all certificates again (--replace).")
 
 
 @click.command("retire-authority")
 @JSON_OPTION
-@confirm_first("Believe no certificate of the former authority any more?")
+@confirm_first("Stop trusting all certificates of the former authority?")
 def retire(as_json: bool) -> None:
     """Stop trusting the former authority (needs ca.key).
 
@@ -224,10 +230,10 @@ def retire(as_json: bool) -> None:
     directory = session().config().tls.authority.parent
     gone = _run_on_authority(directory, lambda: retire_authorities(directory))
     file = str(directory / f"{AUTHORITY_NAME}.pem")
-    what = "the present authority alone" if gone else "one authority already"
-    present(AuthorityAnswer(authority=file, retired=gone), as_json, lambda: f"{plain(file)} has {what}.")
+    done = f"Removed the former authority from {plain(file)}." if gone else f"{plain(file)} has no former authority."
+    present(AuthorityAnswer(authority=file, retired=gone), as_json, lambda: done)
     if gone:
-        note(f"Next: give {AUTHORITY_NAME}.pem to everybody; certificates of the former one are refused then.")
+        note(f"Next: copy {AUTHORITY_NAME}.pem to every machine and user; they then reject the former certificates.")
 
 
 @click.command("revoke")
@@ -237,25 +243,22 @@ def retire(as_json: bool) -> None:
     type=click.Choice([role.value for role in Role]),
     default="user",
     show_default=True,
-    help="Role of the holder.",
+    help="Set the role of the holder.",
 )
-@click.option("--reason", default="", help="Reason to show.")
+@click.option("--reason", default="", help="Set the reason shown in the list.")
 @JSON_OPTION
 def revoke_certificate(certificate: str, role: str, reason: str, as_json: bool) -> None:
     """Revoke certificates (operators).
 
-    One certificate, or every one of a user, an agent or an operator, at every replica.
-
-    One that lies in a FILE, or is named by serial:NUMBER, is refused until it would have expired; whoever has another
-    may still come. A name is refused until `cert unrevoke`, whatever is issued for it. Their open connections
-    are closed within a second.
+    A FILE or serial:NUMBER revokes one certificate, until it would have expired. A name revokes all certificates of
+    that holder, including future ones, until `cert unrevoke`. All replicas close open connections within a second.
     """
     valid_until = None
     if certificate.endswith(".pem"):
         path = Path(certificate)
         found = certificate_of(path.parent, path.stem)
         if found.problem:
-            raise bad_input(found.problem, "name the file of one certificate")
+            raise bad_input(found.problem, "give the file of one certificate")
         certificate, valid_until = f"serial:{found.serial}", format_instant(found.valid_until)
     elif ":" not in certificate:
         certificate = f"{role}:{certificate}"
@@ -269,7 +272,7 @@ def revoke_certificate(certificate: str, role: str, reason: str, as_json: bool) 
 def unrevoke_certificate(certificate: str, as_json: bool) -> None:
     """Cancel a revocation (operators)."""
     answer = session().write(ops.UNREVOKE_CERTIFICATE, certificate=certificate)
-    present(answer, as_json, lambda: f"{plain(certificate)} is revoked no more.")
+    present(answer, as_json, lambda: f"Cancelled the revocation of {plain(certificate)}.")
 
 
 @click.command("revocations")
@@ -296,7 +299,7 @@ def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tup
     """
     if not is_name(name) or name == AUTHORITY_NAME:
         raise bad_input(
-            f"{name!r} cannot name a certificate", f"{NAME_RULE}, and {AUTHORITY_NAME!r} is the authority's own"
+            f"{name!r} is not a valid name", f"{NAME_RULE}; {AUTHORITY_NAME!r} is reserved for the authority"
         )
     replicas = {replica.name: replica for replica in config.replicas}
     agents = {agent.name for agent in config.agents}
@@ -304,7 +307,7 @@ def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tup
     roles = ((replicas, Role.REPLICA), (agents, Role.AGENT), (helpers, Role.HELPER))
     taken = {name: role for names, role in roles for name in names} | {OPERATOR_NAME: Role.OPERATOR}
     if taken.get(name, role) is not role:
-        raise bad_input(f"{name} is {_article(taken[name])} of {config.file}", "choose another name")
+        raise bad_input(f"{name} is {_article(taken[name])} in {config.file}", "choose another name")
     if role is Role.AGENT and name not in agents:
         note(f"forebay: warning: {config.file} has no agent {name!r} yet: add [[agent]] to it")
     if role is Role.HELPER and name not in helpers:
@@ -312,7 +315,7 @@ def _check(config: Config, role: Role, name: str, hosts: tuple[str, ...]) -> tup
     if role is not Role.REPLICA or hosts:
         return hosts
     if name not in replicas:
-        raise bad_input(f"{config.file} has no replica {name!r}", "say where it is reached with --host", place="--host")
+        raise bad_input(f"{config.file} has no replica {name!r}", "give its address with --host", place="--host")
     return tuple(replica_hosts(replicas[name].peer, replicas[name].api))
 
 
@@ -342,11 +345,11 @@ def _article(role: str) -> str:
 
 def _remedy(text: str) -> str:
     if "ask to replace it" in text:
-        return "give --replace to issue it again"
-    return text or "run it where ca.key is, as the user who owns it"
+        return "add --replace to issue it again"
+    return text or "run this on the machine with ca.key, as its owner"
 
 
 def _unreadable(directory: Path, error: OSError) -> Failure:
     code = ExitCode.PERMISSION_DENIED if isinstance(error, PermissionError) else ExitCode.NOT_FOUND
     place = error.filename or directory
-    return Failure(code, f"{place}: {error.strerror}", "run it as the user who owns the directory of certificates")
+    return Failure(code, f"{place}: {error.strerror}", "run this as the owner of the certificate directory")

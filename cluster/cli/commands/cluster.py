@@ -38,7 +38,7 @@ from replica.values import plain
 def status(as_json: bool) -> None:
     """Show whether the cluster needs attention.
 
-    The exit code is 0 only if nothing needs attention, and 1 otherwise. A browser shows more at /page of each replica.
+    The exit code is 0 if nothing needs attention, and 1 otherwise. The status page, /page at each replica, shows more.
     """
     current = session()
 
@@ -57,7 +57,7 @@ def status(as_json: bool) -> None:
 def show_feature_level(as_json: bool) -> None:
     """Show the feature level of each replica (operators).
 
-    What came with a level is not used before the cluster is at it, so replicas of two releases agree meanwhile.
+    The cluster uses the features of a level only after it was raised, so replicas of two releases can run together.
     """
     current = session()
     _show(_ask_feature_level(current, lambda client: client.call(ops.SHOW_FEATURE_LEVEL, stale=current.stale)), as_json)
@@ -69,8 +69,8 @@ def show_feature_level(as_json: bool) -> None:
 def raise_feature_level(level: int | None, as_json: bool) -> None:
     """Raise the feature level by one (operators).
 
-    Refused unless every replica says that it knows the level. It never goes down: an earlier release that meets the
-    level stops and names the release that it needs.
+    Rejected unless every replica's release knows the level. The level cannot be lowered: a replica of an earlier
+    release stops and names the release that it needs.
     """
 
     async def change(client: Client) -> FeatureLevelAnswer:
@@ -81,8 +81,8 @@ def raise_feature_level(level: int | None, as_json: bool) -> None:
             if wanted is None:
                 raise Failure(
                     ExitCode.REFUSED,
-                    f"the cluster has feature level {known.feature_level}, the highest that its leader knows",
-                    "nothing is left to raise; upgrade the replicas first if a later release is there",
+                    f"feature level {known.feature_level} is the highest that the leader's release knows",
+                    "upgrade the replicas first if there is a later release",
                 )
         request = FeatureLevelRequest(command_id=client.new_command_id(), level=wanted)
         return await client.call(ops.RAISE_FEATURE_LEVEL, request)
@@ -93,7 +93,7 @@ def raise_feature_level(level: int | None, as_json: bool) -> None:
 @click.command("clock")
 @JSON_OPTION
 def show_clock(as_json: bool) -> None:
-    """Show the cluster's time and each clock that is off."""
+    """Show the cluster's time, and replicas whose clock is off."""
     _show_clock(session().read(ops.SHOW_CLOCK), as_json)
 
 
@@ -103,10 +103,9 @@ def show_clock(as_json: bool) -> None:
 def set_clock(time: str | None, as_json: bool) -> None:
     """Set the cluster's time back (operators).
 
-    To TIME, or to what a majority's wall clocks say.
-
-    Only where it is ahead of them: where it is behind it follows by itself. What it had measured of jobs that are not
-    over, and what it was to do later, counts from then on at the latest; begin times and reservations stay as written.
+    TIME defaults to the latest wall clock of a majority. Use it only if the cluster's time is ahead; if it is behind,
+    it catches up by itself. Timers of unfinished jobs restart at the new time if they were later; begin times and
+    reservations do not change.
     """
 
     async def change(client: Client) -> ClockAnswer:
@@ -116,8 +115,8 @@ def set_clock(time: str | None, as_json: bool) -> None:
             if wanted is None:
                 raise Failure(
                     ExitCode.REFUSED,
-                    "the wall clocks of a majority of the replicas cannot be read",
-                    "see `forebay cluster members`",
+                    "no majority of the replicas reports a wall clock",
+                    "start more replicas (see `forebay cluster members`), or give TIME",
                 )
         return await client.call(ops.SET_CLOCK, SetClockRequest(command_id=client.new_command_id(), at=wanted))
 
@@ -133,7 +132,7 @@ def _show_clock(answer: ClockAnswer, as_json: bool) -> None:
         fields_table([("Time", answer.at), ("Earliest", answer.earliest), ("Latest", answer.latest), ("Ahead", ahead)])
     )
     for name in answer.off:
-        note(f"the wall clock of {plain(name)} is off from those of a majority: set it, and see to its time service")
+        note(f"the wall clock of {plain(name)} differs from a majority's: set it, and check its time service")
 
 
 def _ask_feature_level(current: Session, ask: Callable[[Client], Awaitable[FeatureLevelAnswer]]) -> FeatureLevelAnswer:
@@ -151,8 +150,8 @@ def _ask_feature_level(current: Session, ask: Callable[[Client], Awaitable[Featu
                 raise
             raise Failure(
                 ExitCode.REFUSED,
-                "the replica that answered is of a release that knows no feature levels, so the cluster is at level 1",
-                "`forebay cluster probe --json` shows the version of each; upgrade every replica first",
+                "the replica that answered has a release without feature levels, so the cluster is at level 1",
+                "upgrade every replica first (`forebay cluster probe --json` shows their versions)",
             ) from error
 
     return current.ask(perform)
@@ -164,22 +163,22 @@ def _show(answer: FeatureLevelAnswer, as_json: bool) -> None:
         return
     show(fields_table([("FeatureLevel", answer.feature_level), ("NeedsRelease", answer.release or None)]))
     rows = ((one.name, "yes" if one.votes else "no", one.known, one.version or None) for one in answer.members)
-    show(table(("REPLICA", "VOTES", "KNOWS", "VERSION"), rows, right=frozenset({"KNOWS"})))
+    show(table(("REPLICA", "VOTES", "KNOWN-LEVEL", "VERSION"), rows, right=frozenset({"KNOWN-LEVEL"})))
     if answer.next_level is None:
         return
     what = f"feature level {answer.next_level} (release {answer.next_release}: {answer.next_brings})"
     if answer.may_be_raised:
-        note(f"{what} may be turned on: forebay cluster raise-feature-level")
+        note(f"{what} is available: forebay cluster raise-feature-level")
     else:
-        note(f"{what} may not be turned on yet: upgrade every replica to a release that knows it first")
+        note(f"{what} is not available yet: upgrade every replica first")
 
 
 @click.command("list")
 @JSON_OPTION
 def list_sessions(as_json: bool) -> None:
-    """List sessions, yours or as an operator all.
+    """List client sessions; operators see all.
 
-    With the answers that are kept for them.
+    ANSWERS is the number of replies that are kept for retries.
     """
     answer = session().read(ops.LIST_SESSIONS)
     if as_json:
@@ -189,18 +188,18 @@ def list_sessions(as_json: bool) -> None:
         (row.session, row.actor, format_time(row.opened_at), format_time(row.used_at), row.acknowledged, row.answers)
         for row in answer.sessions
     ]
-    heads = ("SESSION", "OF", "OPENED", "USED", "ACKNOWLEDGED", "ANSWERS")
+    heads = ("SESSION", "CLIENT", "OPENED", "LAST-USED", "ACKNOWLEDGED", "ANSWERS")
     show(table(heads, rows, right=frozenset({"SESSION", "ACKNOWLEDGED", "ANSWERS"})))
 
 
 @click.command("close")
 @click.argument("number", metavar="SESSION", type=click.IntRange(min=1))
 @JSON_OPTION
-@confirm_first("Close session {number}, and forget the answers that its program waits for?")
+@confirm_first("Close session {number}, and discard its kept answers?")
 def close_session(number: int, as_json: bool) -> None:
     """Close a session.
 
-    Its program can then no longer ask for the answers that it still waits for.
+    Its program can then no longer retrieve outstanding answers.
     """
     answer = session().write(ops.CLOSE_SESSION, session=number)
     present(answer, as_json, lambda: f"Closed session {number}.")

@@ -67,7 +67,7 @@ def parse_settings(pairs: tuple[str, ...]) -> tuple[ConfSetting, ...]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise bad_input(f"{pair!r} has no =", "write Key=Value, for example StageInTimeout=600")
+            raise bad_input(f"{pair!r} has no equals sign", "write KEY=VALUE, for example StageInTimeout=600")
         found.append(_replace_ids(ConfSetting(key.strip(), value.strip())))
     return tuple(found)
 
@@ -85,7 +85,7 @@ class _Reader:
             place = f"{line.file} line {line.number}"
             if depth >= INCLUDES_MAX:
                 raise bad_input(
-                    f"more than {INCLUDES_MAX} files include each other", "let no file include itself", place=place
+                    f"more than {INCLUDES_MAX} levels of include", "check for a file that includes itself", place=place
                 )
             # As in Slurm, a relative name is relative to the including file.
             yield from self.lines(path.parent / included, depth=depth + 1, included_at=place)
@@ -95,21 +95,21 @@ class _Reader:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             with open(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise bad_input(f"{str(path)!r} is no regular file", "name a file", place=included_at)
+                    raise bad_input(f"{str(path)!r} is not a regular file", "give a file", place=included_at)
                 data = file.read(FILE_BYTES_MAX + 1)
         except OSError as error:
             code = ExitCode.NOT_FOUND if isinstance(error, FileNotFoundError) else ExitCode.BAD_INPUT
             sentence = f"{str(path)!r} cannot be read ({error.strerror})"
-            raise Failure(code, sentence, "correct the name, or its permissions", place=included_at) from error
+            raise Failure(code, sentence, "correct the path or the permissions", place=included_at) from error
         self._bytes += len(data)
         if self._bytes > FILE_BYTES_MAX:
-            sentence = f"the configuration is larger than {FILE_BYTES_MAX} bytes"
-            raise bad_input(sentence, "name a burst_buffer.conf", place=included_at or str(path))
+            sentence = f"the configuration has more than {FILE_BYTES_MAX} bytes"
+            raise bad_input(sentence, "give a burst_buffer.conf", place=included_at or str(path))
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
             line = data[: error.start].count(b"\n") + 1
-            sentence = "a byte is no UTF-8 text"
+            sentence = "the line is not UTF-8 text"
             raise bad_input(sentence, "save the file as UTF-8", place=f"{path} line {line}") from error
 
 
@@ -141,21 +141,21 @@ def _user_name(key: str, text: str) -> str:
     try:
         name = pwd.getpwuid(int(text)).pw_name
     except (KeyError, OverflowError):
-        note(f"forebay: warning: {key} has the id {text}, which no user of this machine has; it is kept as it is")
+        note(f"forebay: warning: {key}: no user of this machine has the ID {text}; it is kept unchanged")
         return text
-    note(f"forebay: {key}: the id {text} is user {name}")
+    note(f"forebay: {key}: ID {text} is replaced by user {name}")
     return name
 
 
 NOTHING = "(nothing)"
 
 _FILE = click.argument("file", type=click.Path(path_type=Path))
-_PARTIAL = click.option("--partial", is_flag=True, help="Keep the values of keys that the file does not have.")
+_PARTIAL = click.option("--partial", is_flag=True, help="Keep the values of keys that FILE does not have.")
 _EXPECT = click.option(
     "--expect-revision",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Reject the change if the configuration has changed since revision N.  [default: the present one]",
+    help="Reject the change if the configuration changed after revision N.  [default: the present revision]",
 )
 
 
@@ -164,14 +164,14 @@ _EXPECT = click.option(
     "--as",
     "form",
     type=click.Choice(["burst_buffer.conf"]),
-    help="Print it as a file for Slurm, without Forebay's own keys.",
+    help="Print a file for Slurm, without Forebay's own keys.",
 )
 @AT_OPTION
 @JSON_OPTION
 def show_configuration(form: str | None, at: str | None, as_json: bool) -> None:
-    """Print the configuration as a file that can be applied."""
+    """Print the configuration as a file for `config apply`."""
     if form is not None and as_json:
-        raise bad_input("--as and --json exclude each other", "choose one of them")
+        raise bad_input("--as and --json exclude each other", "use one of them")
     answer = session().read(ops.SHOW_CONFIGURATION, at=at)
     if as_json:
         show_json(answer)
@@ -193,29 +193,28 @@ def diff(file: Path, partial: bool, as_json: bool) -> None:
 
 @click.command("apply")
 @_FILE
-@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, without changing it.")
 @_PARTIAL
 @_EXPECT
 @JSON_OPTION
 def apply(file: Path, dry_run: bool, partial: bool, expect_revision: int | None, as_json: bool) -> None:
-    """Apply a burst_buffer.conf, in one entry (operators).
+    """Apply a burst_buffer.conf in one change (operators).
 
-    It may have Forebay's own keys.
-
-    A key of burst_buffer.conf that FILE does not have gets Slurm's default; one of Forebay's own stays as it is.
+    FILE may contain Forebay's own keys. Slurm's keys that are missing from FILE get Slurm's defaults; Forebay's own
+    keys keep their values.
     """
     _change(read_settings(file), partial, expect_revision, dry_run=dry_run, as_json=as_json)
 
 
 @click.command("set")
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
-@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, without changing it.")
 @_EXPECT
 @JSON_OPTION
 def set_keys(settings: tuple[str, ...], dry_run: bool, expect_revision: int | None, as_json: bool) -> None:
-    """Set keys, in one entry (operators).
+    """Set configuration keys in one change (operators).
 
-    Other keys stay as they are; KEY= alone sets a key's default.
+    Other keys keep their values; KEY= resets a key to its default.
     """
     _change(parse_settings(settings), True, expect_revision, dry_run=dry_run, as_json=as_json)
 
@@ -246,9 +245,9 @@ def _change(
     if as_json:
         return
     if dry_run:
-        note("nothing was changed: this was a dry run")
+        note("dry run: nothing was changed")
     elif answer.differences:
-        note("changed, all of it in one entry")
+        note("changed")
 
 
 def _print(answer: CompareAnswer, as_json: bool) -> None:

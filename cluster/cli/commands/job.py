@@ -35,7 +35,7 @@ LIMIT_MAX: Final = 1_000_000
 """Largest `queue --limit`, count: a hundred pages, and about a gigabyte of memory."""
 
 
-_FOLLOWING: Final = "programs follow with `forebay audit history --follow --json`"
+_FOLLOWING: Final = "in a program, use `forebay audit history --follow --json`"
 
 
 UNFINISHED: Final = tuple(state.name for state in JobState if state not in ENDED)
@@ -58,7 +58,7 @@ def parse_states(value: str | None, place: str = "--state") -> tuple[str, ...]:
             near = difflib.get_close_matches(word, JobState.__members__, n=1)
             remedy = f"did you mean {near[0]}? " if near else ""
             known = ", ".join(f"{state.name} ({state.code})" for state in JobState)
-            raise bad_input(f"{part!r} is not a job state", f"{remedy}known are {known}", place=place)
+            raise bad_input(f"{part!r} is not a job state", f"{remedy}the states are {known}", place=place)
         found.append(word)
     return tuple(dict.fromkeys(found))
 
@@ -75,12 +75,18 @@ def parse_states(value: str | None, place: str = "--state") -> tuple[str, ...]:
     "--format",
     "layout",
     metavar="FORMAT",
-    help=f"Print squeue's columns, for example '%i %T %R'; {STANDARD_COLUMNS}: its standard ones.",
+    help=f"Print columns of squeue, for example '%i %T %R', or {STANDARD_COLUMNS} for its default.",
 )
 @click.option("--noheader", is_flag=True, help="Print no heading.")
-@click.option("--start", "expected", is_flag=True, help="Show when pending jobs should start, the oldest 100 at most.")
 @click.option(
-    "--limit", type=click.IntRange(1, LIMIT_MAX), default=LIMIT, show_default=True, help="Show the newest so many."
+    "--start", "expected", is_flag=True, help="Show expected start times of pending jobs, the oldest 100 at most."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, LIMIT_MAX),
+    default=LIMIT,
+    show_default=True,
+    help="Show at most the newest N jobs.",
 )
 @click.option("--watch", is_flag=True, help="Repeat every second, until Ctrl-C.")
 @AT_OPTION
@@ -91,11 +97,11 @@ def queue(
 ) -> None:  # fmt: skip
     """List jobs, by default those that have not ended.
 
-    Jobs that failed are first. Pending tasks of an array that wait for the same share a line. Each line shows a job's
-    burst buffer as well; -o prints squeue's columns instead, with a line for each task.
+    Failed jobs are first. Pending tasks of an array with the same reason share a line. With -o the columns are
+    squeue's, with one line for each task.
     """
     if everything and wanted is not None:
-        raise bad_input("--all and --state contradict each other", "give one of them")
+        raise bad_input("--all and --state exclude each other", "use one of them")
     everything = everything or (wanted or "").strip().lower() == "all"
     _check_watch(watch, as_json, at)
     columns = _columns(layout, expected=expected)
@@ -131,9 +137,9 @@ def queue(
     else:
         text.show(text.jobs_table(text.failures_first(answer.jobs), now))
         if not answer.jobs and not everything and text.is_terminal():
-            text.note("No unfinished jobs; --all shows those that have ended too.")
+            text.note("No unfinished jobs; --all includes jobs that have ended.")
     if answer.truncated:
-        text.note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit, --state or --user.")
+        text.note(f"Only the newest {len(answer.jobs)} jobs are shown: use --limit, --state or --user.")
 
 
 def _columns(layout: str | None, *, expected: bool) -> tuple[Column, ...] | None:
@@ -147,9 +153,9 @@ def _columns(layout: str | None, *, expected: bool) -> tuple[Column, ...] | None
 
 def _check_watch(watch: bool, as_json: bool, at: str | None) -> None:
     if watch and as_json:
-        raise bad_input("--watch and --json contradict each other", _FOLLOWING)
+        raise bad_input("--watch and --json exclude each other", _FOLLOWING)
     if watch and at is not None:
-        raise bad_input("--watch and --at contradict each other", "the past does not change: leave --watch out")
+        raise bad_input("--watch and --at exclude each other", "remove --watch: the past does not change")
 
 
 def squeue_lines(
@@ -217,7 +223,7 @@ async def _watch(ask: Callable[[], Awaitable[JobsAnswer]]) -> None:
 
     console = text.stdout_console()
     if not console.is_terminal:
-        raise bad_input("--watch needs a terminal", f"leave it out; {_FOLLOWING}")
+        raise bad_input("--watch needs a terminal", f"remove it; {_FOLLOWING}")
     clock = session().clock
     from rich.live import Live
 
@@ -249,7 +255,7 @@ def show_job(job_id: str, at: str | None, as_json: bool) -> None:
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
 @JSON_OPTION
 def history(job_id: str, as_json: bool) -> None:
-    """Show a job's timeline, and where its time went."""
+    """Show a job's timeline, and its time in each state."""
     current = session()
     answer = current.read(ops.SHOW_JOB_HISTORY, id=job_id)
     text.present(answer, as_json, lambda: text.timeline(answer, current.clock.now()))
@@ -260,7 +266,7 @@ def history(job_id: str, as_json: bool) -> None:
 @AT_OPTION
 @JSON_OPTION
 def why(job_id: str, at: str | None, as_json: bool) -> None:
-    """Explain why a job waits, now or at a past moment."""
+    """Explain why a job waits, or waited at a past time."""
     view = session().read(ops.EXPLAIN_JOB, id=job_id, at=at)
     text.present(view, as_json, lambda: text.why_text(view))
 
@@ -269,7 +275,7 @@ def why(job_id: str, at: str | None, as_json: bool) -> None:
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
 @JSON_OPTION
 def estimate(job_id: int, as_json: bool) -> None:
-    """Estimate when a pending job starts, and what it waits for."""
+    """Estimate the start of a pending job, with the steps before it."""
     answer = session().read(ops.ESTIMATE_JOB, id=job_id)
     lines = [
         f"JobId={answer.job_id} JobState={plain(answer.state)} Priority={answer.priority} "

@@ -70,19 +70,21 @@ requeue = _change(
 
 @click.command("cancel")
 @JOBS
-@click.option("--hurry", is_flag=True, help="Skip stage-out: results that were not exported are LOST.")
+@click.option("--hurry", is_flag=True, help="Skip stage-out; unexported results are LOST.")
 @JSON_OPTION
 def cancel(job_ids: tuple[str, ...], hurry: bool, as_json: bool) -> None:
     """Cancel jobs.
 
-    A running job's results are still staged out, unless --hurry is given.
+    Results of a running job are still staged out, unless --hurry is given.
     """
     change_each(job_ids, ops.CANCEL_JOB, CancelCommand, as_json=as_json, hurry=hurry)
 
 
 @click.command("release")
 @JOBS
-@click.option("--partial", is_flag=True, help="After a failed stage-out: give up missing results, and export the rest.")
+@click.option(
+    "--partial", is_flag=True, help="Give up results that are missing after a failed stage-out, and export the rest."
+)
 @JSON_OPTION
 def release(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
     """Release held jobs, and retry their failed operations."""
@@ -100,7 +102,7 @@ def update(job_ids: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """
     settings, context = typed_settings(given), Context(Path.cwd(), session().clock.now())
     if not settings:
-        raise bad_input("it is not said what to change", "name an option, for example --time-limit 2:00:00")
+        raise bad_input("no change is given", "use an option, for example --time-limit 2:00:00")
     fields: dict[str, Any] = {}
     for row in JOB_FIELDS:
         if row.field in settings:
@@ -161,8 +163,8 @@ _OVER: Final = frozenset(state.name for state in ENDED)
 def _node_down_failure(job: JobView) -> Failure:
     return Failure(
         ExitCode.REFUSED,
-        f"job {job_label(job)} is on node {job.node}, which is DOWN: the change is recorded, and has no effect yet",
-        f"it takes effect when the node returns, or is declared lost by an operator: forebay node lost {job.node}",
+        f"job {job_label(job)} is on node {job.node}, which is DOWN: the change is recorded but not in effect yet",
+        f"wait until the node returns, or have an operator declare it lost: forebay node lost {job.node}",
     )
 
 

@@ -61,22 +61,25 @@ class InitAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command("init")
 @click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--cluster-name", "name", default=_STANDARD.name, show_default=True, help="Set the cluster's name.")
 @click.option(
-    "--cluster-name", "name", default=_STANDARD.name, show_default=True, help="Name to show; the ID is generated."
+    "--replicas", type=int, default=_STANDARD.replicas, show_default=True, help="Set the number of replicas: 1, 3 or 5."
 )
+@click.option("--agents", type=int, default=_STANDARD.agents, show_default=True, help="Set the number of nodes.")
 @click.option(
-    "--replicas", type=int, default=_STANDARD.replicas, show_default=True, help="Number of replicas: 1, 3 or 5."
-)
-@click.option("--agents", type=int, default=_STANDARD.agents, show_default=True, help="Number of nodes with an agent.")
-@click.option(
-    "--cpus", "cpus_per_agent", type=int, default=_STANDARD.cpus_per_agent, show_default=True, help="CPUs of each node."
+    "--cpus",
+    "cpus_per_agent",
+    type=int,
+    default=_STANDARD.cpus_per_agent,
+    show_default=True,
+    help="Set the CPUs of each node.",
 )
 @click.option(
     "--host",
     "hosts",
     multiple=True,
     metavar="HOST|NAME=HOST,…",
-    help="Address of all replicas; repeated, of each in turn; or by name: r1=10.0.0.1,r2=10.0.0.2,r3=10.0.0.3."
+    help="Set the address of all replicas, of each replica (repeated), or by name: r1=10.0.0.1,r2=10.0.0.2."
     "  [default: 127.0.0.1]",
 )
 @click.option(
@@ -84,14 +87,14 @@ class InitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     "nodes",
     multiple=True,
     metavar="NAME=HOST,…",
-    help="Nodes with an agent, for replicas that are named with their hosts.",
+    help="Set the nodes and their hosts; requires --host with names.",
 )
 @click.option(
     "--base-port",
     type=int,
     default=_STANDARD.base_port,
     show_default=True,
-    help="First peer port; API ports are 10 higher.",
+    help="Set the first peer port; API ports are 10 higher.",
 )
 @click.option(
     "--pool",
@@ -105,33 +108,33 @@ class InitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     "sources",
     multiple=True,
     metavar="DIR",
-    help="Let jobs stage in from this directory; %u is the user; repeatable.",
+    help="Allow stage-in from this directory; %u is the user; repeatable.",
 )
 @click.option(
     "--destination-root",
     "destinations",
     multiple=True,
     metavar="DIR",
-    help="Let jobs stage out to this directory; repeatable.",
+    help="Allow stage-out to this directory; repeatable.",
 )
 @click.option(
     "--accounts",
     type=click.Choice(["own", "switch", "own-as-root"]),
     help="Run jobs as the agent's account (own) or as their users (switch).  [default: switch for root and services]",
 )
-@click.option("--allow-root", is_flag=True, help="Let the user root submit jobs.")
+@click.option("--allow-root", is_flag=True, help="Allow root to submit jobs.")
 @click.option("--user", "users", multiple=True, metavar="NAME", help="Also issue a certificate for this user.")
 @click.option(
     "--data-directory",
     "data",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Directory for the data of replicas and agents.  [default: DIRECTORY]",
+    help="Keep the data of replicas and agents in this directory.  [default: DIRECTORY]",
 )
 @click.option(
     "--replica-account",
     metavar="ACCOUNT",
-    help="Give the replicas' keys and directories to this account; on named hosts NEXT starts the packages' services."
+    help="Make this account the owner of the replicas' keys and directories, for the packages' services."
     "  [default: you]",
 )
 @JSON_OPTION
@@ -150,9 +153,9 @@ def init(
 ) -> None:
     """Create a cluster's forebay.toml and certificates.
 
-    Where replicas are named with their hosts, there is one bundle for each host in DIRECTORY/hosts: all that it needs,
-    and no key of another; ca.key stays in DIRECTORY. Nothing that is there is overwritten. Staging roots are relative
-    to the present directory, and none means that jobs may stage nothing.
+    If --host names the replicas, DIRECTORY/hosts has a bundle for each host, with its own keys only; ca.key stays in
+    DIRECTORY. Existing files are not overwritten. Staging roots are relative to the current directory; without them
+    jobs cannot stage data.
     """
     here, is_root = Path.cwd(), os.geteuid() == 0
     are_named = any("=" in host for host in hosts)
@@ -189,29 +192,28 @@ def init(
     )
     present(founded, as_json, lambda: "\n".join((wrote, *founded.next)))
     if founding.named and not founding.nodes:
-        note("forebay: warning: there are no nodes: see --node")
+        note("forebay: warning: the cluster has no nodes: use --node")
     if is_root and founding.accounts == "own":
-        note("forebay: warning: agents with accounts = 'own' do not start as root: see --accounts")
+        note("forebay: warning: agents with accounts = 'own' do not start as root: use --accounts")
     if founding.accounts == "switch" and not founding.named:
         for name in founding.users:
             if not _is_account(name):
                 note(
-                    f"forebay: warning: this machine has no account {name}: its jobs run as it, and cannot until it has"
+                    f"forebay: warning: user {name} has no account on this machine: create it before {name}'s jobs run"
                 )
         closed = _closed_to_others(founding.data or directory)
         if closed is not None:
-            note(f"forebay: warning: jobs cannot pass {closed} on the way to their buffers: see its mode (chmod o+x)")
+            note(f"forebay: warning: jobs cannot reach their buffers through {closed}: chmod o+x {closed}")
     if not founding.allow_root and is_root:
-        note(
-            "forebay: warning: you are root, and root may not submit jobs to this cluster: see --allow-root and --user"
-        )
+        note("forebay: warning: root may not submit jobs to this cluster: use --allow-root, or --user for a user")
     for root in () if founding.named else dict.fromkeys((*founding.source_roots, *founding.destination_roots)):
         # The part of the root from %u on depends on the job's user.
         known = Path(str(root).partition("%u")[0])
         if not known.is_dir():
-            note(f"forebay: warning: the staging root {known} is no directory yet: make it before jobs use it")
+            note(f"forebay: warning: staging root {known} does not exist: create it before jobs use it")
     if not sources or not destinations:
-        note(f"forebay: warning: jobs may not stage {_missing(sources, destinations)} yet: add roots to [staging]")
+        missing = _missing(sources, destinations)
+        note(f"forebay: warning: jobs cannot stage {missing}: use --source-root and --destination-root, or [staging]")
 
 
 def _next_lines(config: Config, founding: Founding) -> Iterator[str]:
@@ -240,7 +242,7 @@ def _parse_hosts(option: str, given: tuple[str, ...]) -> tuple[tuple[str, str], 
     for one in (part for text in given for part in text.split(",")):
         name, equals, host = one.partition("=")
         if not equals or not name or not host:
-            raise bad_input(f"{option}: {one!r} is no name with its host", f"write {option} r1=10.0.0.1,r2=10.0.0.2")
+            raise bad_input(f"{one!r} is not NAME=HOST", f"write {option} r1=10.0.0.1,r2=10.0.0.2", place=option)
         pairs.append((name, host))
     return tuple(pairs)
 
@@ -273,7 +275,7 @@ def _owner(account: str) -> FileOwner:
     except KeyError:
         raise bad_input(
             f"this machine has no account {account!r}",
-            "make it first, or leave the option out",
+            "create it first, or remove the option",
             place="--replica-account",
         ) from None
     return FileOwner(found.pw_uid, found.pw_gid)
@@ -295,10 +297,9 @@ def _count(config: Config) -> str:
 def up() -> None:
     """Run all processes of a one-machine cluster.
 
-    Every replica and agent of the configuration becomes a child process with its name before each line of its output;
-    with --log-format json each line is an object, which has that name.
-    What ends is not restarted, but for what a drill has killed. For trying things out: in production each process is a
-    service of its own.
+    Starts every replica and agent of the configuration as a child process and prints their output, each line with the
+    process's name. A process that ends is not restarted, except after a drill. Use it for trials; in production each
+    process is a service of its own.
     """
     current = session()
     config = current.config()
@@ -320,7 +321,7 @@ def up() -> None:
         for line in _next_commands(config, answer.leader):
             say(line)
 
-    say(f"Cluster {config.cluster.name} of {config.file}: {_count(config)}. Ctrl-C ends it.")
+    say(f"Starting cluster {config.cluster.name} of {config.file}: {_count(config)}. Ctrl-C stops it.")
     try:
         asked = run_to_end(run(replicas, agents, helpers, say=say, announce=announce))
     except OSError as error:
@@ -330,8 +331,8 @@ def up() -> None:
     if not asked:
         raise Failure(
             ExitCode.REFUSED,
-            "all processes have ended by themselves",
-            "read what they said above: ports in use, or directories of another cluster, are the usual causes",
+            "all processes have ended",
+            "see their messages above; usual causes are ports in use, or directories of another cluster",
         )
     say("All processes have ended.")
 
@@ -351,14 +352,14 @@ async def _wait_for_gateway(config: Config) -> None:
 def _next_commands(config: Config, leader: str | None) -> list[str]:
     first_agent = config.agents[0].name if config.agents else None
     lines = [
-        f"Ready: {leader or 'somebody'} leads. To talk to it from another terminal:",
+        f"Ready: the leader is {leader}. In another terminal:" if leader else "Ready. In another terminal:",
         f"  export FOREBAY_CONFIG={config.file}",
         "  forebay cluster members",
         "  forebay submit SCRIPT && forebay queue",
-        f"In a browser that has a certificate (docs/operate/status-page.md): {config.replicas[0].api.url}/page",
+        f"Status page, for a browser with a certificate: {config.replicas[0].api.url}/page",
     ]
     if first_agent is None:
         lines.append(
-            f"There are no agents: jobs wait. Add [[agent]] to {config.file}, and start `forebay cluster up` again."
+            f"The cluster has no agents, so jobs wait: add [[agent]] to {config.file} and restart `forebay cluster up`."
         )
     return lines

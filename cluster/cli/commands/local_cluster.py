@@ -173,7 +173,7 @@ async def _ignoring_failures(announce: Callable[[], Awaitable[None]], say: Print
     try:
         await announce()
     except Exception as error:  # the cluster runs without the announcement
-        say(f"(cannot tell how the cluster is: {error})")
+        say(f"(the cluster's state is unknown: {error})")
 
 
 async def _start(child: Child, given: tuple[int, ...] = ()) -> Running:
@@ -216,7 +216,7 @@ async def _watch(running: Running, width: int, stop: asyncio.Event, say: Print) 
     if stop.is_set():
         return
     how = f"with signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
-    say(f"{child.name:<{width}} | ended {how}; start it again with: forebay run {child.kind} --name {child.name}")
+    say(f"{child.name:<{width}} | ended {how}; to restart it: forebay run {child.kind} --name {child.name}")
 
 
 async def _show(running: Running, width: int, say: Print) -> None:

@@ -97,7 +97,7 @@ def compare(answers: Iterable[ReplicaStatus]) -> Comparison:
         return Comparison(agreement=Agreement.SAME, sentence=f"{names} hold the same state {where}")
     return Comparison(
         agreement=Agreement.UNKNOWN,
-        sentence="no two replicas gave a digest of the same state; ask again, or when fewer commands come in",
+        sentence="no two replicas have a digest of the same state; try again, or when there are fewer commands",
     )
 
 
@@ -125,7 +125,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
 def list_members(as_json: bool) -> None:
     """List the replicas: role, term, commit index, lag.
 
-    Who is a member and how far behind is what the leader says; the rest of each is what it says of itself.
+    Membership and lag are as the leader sees them; each replica reports the other columns itself.
     """
     current = session()
 
@@ -161,16 +161,14 @@ async def _add_own_report(client: Client, member: MemberView) -> MemberView:
 
 @click.command("add")
 @NAME
-@click.option("--peer", required=True, metavar="HOST:PORT", help="Address for the other replicas.")
-@click.option("--api", required=True, metavar="HOST:PORT", help="Address for clients and agents.")
+@click.option("--peer", required=True, metavar="HOST:PORT", help="Set the address for other replicas.")
+@click.option("--api", required=True, metavar="HOST:PORT", help="Set the address for clients and agents.")
 @JSON_OPTION
 def add(name: str, peer: str, api: str, as_json: bool) -> None:
     """Add a replica (operators).
 
-    It learns first, and votes once it has caught up. Then write it into its copy of the configuration, with `joins
-    = true`, and start it.
-
-    Then write it into its copy of the configuration, with `joins = true`, and start it.
+    The new replica votes once it has caught up. After this command, add the replica to the configuration on its
+    machine, with `joins = true`, and start it.
     """
     places = [str(_address("--peer", peer)), str(_address("--api", api))]
     answer = session().write(ops.ADD_MEMBER, name=name, peer=places[0], api=places[1])
@@ -180,53 +178,50 @@ def add(name: str, peer: str, api: str, as_json: bool) -> None:
 @click.command("remove")
 @NAME
 @JSON_OPTION
-@confirm_first("Take the replica {name} out of the cluster for good?")
+@confirm_first("Remove replica {name} from the cluster for good?")
 def remove(name: str, as_json: bool) -> None:
     """Remove a replica for good (operators).
 
     A leader transfers its leadership first. The removed replica stops by itself.
     """
     answer = session().write(ops.REMOVE_MEMBER, name=name)
-    _show_members(answer, as_json, f"{name} stops by itself; what is in its directory is of no use any more")
+    _show_members(answer, as_json, f"{name} stops by itself; its directory can be deleted")
 
 
 @click.command("replace")
 @NAME
 @JSON_OPTION
-@confirm_first("Give up the data of the replica {name}, which rejoins with a new ID?")
+@confirm_first("Give up the data of replica {name}, which rejoins with a new ID?")
 def replace(name: str, as_json: bool) -> None:
     """Let a replica that lost its data rejoin (operators).
 
-    It gets a new id, so nobody counts on what it promised before; it votes again once it has caught up.
+    The replica gets a new ID, so votes and entries that it lost do not count. It votes again once it has caught up.
     """
     answer = session().write(ops.REPLACE_MEMBER, name=name)
-    _show_members(
-        answer, as_json, f"move away what is left of its directory, and start it: {start_command('replica', name)}"
-    )
+    _show_members(answer, as_json, f"move its old directory away, then start it: {start_command('replica', name)}")
 
 
 @click.command("update")
 @NAME
-@click.option("--peer", "--raft", metavar="HOST:PORT", help="Address for the other replicas.  [default: unchanged]")
-@click.option("--api", metavar="HOST:PORT", help="Address for clients and agents.  [default: unchanged]")
+@click.option("--peer", "--raft", metavar="HOST:PORT", help="Change the address for other replicas.")
+@click.option("--api", metavar="HOST:PORT", help="Change the address for clients and agents.")
 @JSON_OPTION
 def update(name: str, peer: str | None, api: str | None, as_json: bool) -> None:
     """Change a replica's addresses (operators).
 
-    Its ID, data and vote stay. It may be up or down.
-
-    Its certificate must name the new host first: `forebay cert issue NAME --role replica --host HOST --replace`.
+    The replica keeps its ID, data and vote, and may be up or down. First issue a certificate for the new host:
+    `forebay cert issue NAME --role replica --host HOST --replace`.
     """
     given = {"--peer": peer, "--api": api}
     if not any(given.values()):
-        raise bad_input("no address is given", "give --peer, --api or both: what is left out stays")
+        raise bad_input("no address is given", "use --peer, --api or both")
     places = {option[2:]: str(_address(option, text)) for option, text in given.items() if text is not None}
     answer = session().write(ops.UPDATE_MEMBER, name=name, **places)
     _show_members(
         answer,
         as_json,
-        f"write it into forebay.toml, too: of {name}'s machine, then start {name} again; of the others, which look "
-        "there first, then `systemctl reload forebay-controller@REPLICA` or SIGHUP",
+        f"change forebay.toml as well: on {name}'s machine, then restart {name}; on the other machines, then "
+        "`systemctl reload forebay-controller@REPLICA` or SIGHUP",
     )
 
 
@@ -236,7 +231,7 @@ def update(name: str, peer: str | None, api: str | None, as_json: bool) -> None:
 def transfer(name: str | None, as_json: bool) -> None:
     """Transfer the leadership (operators).
 
-    To NAME, or to the replica that is furthest.
+    The target is NAME, or the replica that is least behind.
     """
     answer = session().write(ops.TRANSFER_LEADERSHIP, name=name)
     present(answer, as_json, lambda: plain(f"{answer.leader or 'another replica'} leads in term {answer.term}"))

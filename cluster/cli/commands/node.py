@@ -53,16 +53,16 @@ partition_group = record_group(
 
 @partition_group.command("set")
 @NAME
-@click.option("--nodes", metavar="LIST", help="Nodes, for example n[1-4],n7; ALL for every node.  [default: ALL]")
+@click.option("--nodes", metavar="LIST", help="Set the nodes, for example n[1-4],n7, or ALL.  [default: ALL]")
 @click.option(
     "--state",
     type=click.Choice(["UP", "DOWN", "DRAIN", "INACTIVE"], case_sensitive=False),
-    help="UP; DOWN starts no jobs, DRAIN takes no new ones, INACTIVE neither.  [default: UP]",
+    help="Set the state: DOWN starts no jobs, DRAIN accepts none, INACTIVE neither.  [default: UP]",
 )
 @click.option("--default/--no-default", "default", default=None, help="Use it for jobs that name no partition.")
-@click.option("--max-time", metavar="TIME", help="Longest time limit, for example 2-12, or UNLIMITED.")
-@click.option("--min-nodes", type=click.IntRange(0, NODES_MAX), help="Minimum nodes of a job.")
-@click.option("--max-nodes", metavar="N", help="Maximum nodes of a job, or UNLIMITED.")
+@click.option("--max-time", metavar="TIME", help="Set the longest time limit, for example 2-12, or UNLIMITED.")
+@click.option("--min-nodes", type=click.IntRange(0, NODES_MAX), help="Set the minimum number of nodes of a job.")
+@click.option("--max-nodes", metavar="N", help="Set the maximum number of nodes of a job, or UNLIMITED.")
 @click.option("--users", callback=parse_names, metavar="NAME,…", help="Set the users who may use it; empty for all.")
 @click.option(
     "--accounts", callback=parse_names, metavar="NAME,…", help="Set the accounts whose jobs may use it; empty for all."
@@ -95,7 +95,8 @@ def set_partition(
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 9:
-        raise bad_input(f"{text[:24]!r} is no number of nodes", f"write a number, or {UNLIMITED}", place="--max-nodes")
+        sentence = f"{text[:24]!r} is not a number of nodes"
+        raise bad_input(sentence, f"write a number, or {UNLIMITED}", place="--max-nodes")
     return int(text)
 
 
@@ -122,9 +123,9 @@ def show_node(name: str, at: str | None, as_json: bool) -> None:
 @NAME
 @JSON_OPTION
 def admit(name: str, as_json: bool) -> None:
-    """Admit a node that is not in the founding forebay.toml.
+    """Allow the agent of a new node to register (operators).
 
-    For operators. Its agent may register then.
+    Nodes that were in forebay.toml when the cluster was created need no admission.
     """
     answer = session().write(ops.ADMIT_NODE, name=name)
     present(answer, as_json, lambda: f"Node {plain(answer.node)} may register: start its agent.")
@@ -132,15 +133,15 @@ def admit(name: str, as_json: bool) -> None:
 
 @click.command("drain")
 @NAME
-@click.option("--reason", required=True, metavar="TEXT", help="Reason to show.")
+@click.option("--reason", required=True, metavar="TEXT", help="Set the reason shown for the node.")
 @JSON_OPTION
 def drain(name: str, reason: str, as_json: bool) -> None:
     """Start no new work on a node (operators).
 
-    Work that it has goes on.
+    Running jobs and transfers continue.
     """
     if not reason.strip():
-        raise bad_input("the reason is empty", 'say why, for example --reason "new disks"', place="--reason")
+        raise bad_input("the reason is empty", 'give one, for example --reason "new disks"', place="--reason")
     node = session().write(ops.DRAIN_NODE, name=name, reason=reason)
     present(node, as_json, lambda: _state_line(node) + f" Reason={plain(node.reason)}")
 
@@ -156,19 +157,18 @@ def resume(name: str, as_json: bool) -> None:
 
 @click.command("lost")
 @NAME
-@click.option("--reason", default="", metavar="TEXT", help="Reason to show.")
-@click.option("--dry-run", is_flag=True, help="Show what would happen to its jobs, and change nothing.")
+@click.option("--reason", default="", metavar="TEXT", help="Set the reason shown for the node.")
+@click.option("--dry-run", is_flag=True, help="Show the effect on its jobs, without changing anything.")
 @YES_OPTION
 @JSON_OPTION
 def declare_lost(name: str, reason: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Declare a DOWN node lost, and give up its data (operators).
 
-    Jobs that ran on it end as NODE_FAIL or are requeued, jobs that waited are staged on another node, and their space
-    is free. Results that were not exported from it are LOST. Switch the node off first: what runs there cannot be
-    stopped.
+    Its running jobs end as NODE_FAIL or are requeued, pending jobs are staged on another node, and their space becomes
+    free. Unexported results on the node are LOST. Switch the node off first, because processes on it cannot be stopped.
     """
     if not dry_run:
-        confirm(f"Give up what is on node {name}, and LOSE results there (--dry-run lists them)?", yes=yes)
+        confirm(f"Give up the data on node {name}, and LOSE its results (--dry-run lists them)?", yes=yes)
     _print_losses(session().write(ops.LOSE_NODE, name=name, reason=reason, dry_run=dry_run), as_json)
 
 
@@ -180,8 +180,8 @@ def _print_losses(answer: NodeLostAnswer, as_json: bool) -> None:
     heads = ("JOBID", "USER", "NAME", "STATE", "THEN", "LOST-RESULTS")
     present(answer, as_json, lambda: table(heads, rows, right=frozenset({"JOBID"}), flexible=frozenset(heads[-1:])))
     for buffer in () if as_json else answer.persistent:
-        remedy = f"forebay buffer clear --name {buffer} --discard forgets it"
-        note(f"persistent buffer {buffer} is on node {answer.node}, and stays in the list: {remedy}")
+        remedy = f"to remove it: forebay buffer clear --name {buffer} --discard"
+        note(f"persistent buffer {buffer} on node {answer.node} stays listed; {remedy}")
 
 
 _LOSSES: Final = {

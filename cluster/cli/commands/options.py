@@ -30,7 +30,7 @@ def _log_as(context: click.Context, parameter: click.Parameter, form: str | None
 
 LOG_FORMAT_OPTION = click.option(
     "--log-format", type=click.Choice(FORMATS), callback=_log_as, expose_value=False,
-    help=f"Log format.  [default: ${FORMAT_VARIABLE}, or journald as a service of systemd, or text]",
+    help=f"Set the log format.  [default: ${FORMAT_VARIABLE}, or journald in a systemd service, or text]",
 )  # fmt: skip
 """Log format of the process that this one becomes, and of its children."""
 
@@ -84,7 +84,7 @@ class JobReference(click.ParamType):  # type: ignore[type-arg]
         except ArrayError as fault:
             self.fail(str(fault), parameter, context)
         if not 1 <= job_id <= JOB_ID_MAX:
-            self.fail(f"{value!r} names no job; numbers of jobs begin at 1", parameter, context)
+            self.fail(f"{value!r} is not a job; job IDs begin at 1", parameter, context)
         return format_reference(job_id, tasks)
 
 
@@ -179,8 +179,8 @@ def find_record(rows: Sequence[Any], name: str, word: str) -> Any:
         if row.name == name:
             return row
     known = ", ".join(row.name for row in rows[:20])
-    remedy = f"use one of: {known}" if known else f"leave it out: there is no {word} at all"
-    raise Failure(ExitCode.NOT_FOUND, f"there is no {word} {name!r}", remedy)
+    remedy = f"use one of: {known}" if known else f"the cluster has no {word}"
+    raise Failure(ExitCode.NOT_FOUND, f"{word} {name!r} does not exist", remedy)
 
 
 def set_record(
@@ -201,7 +201,7 @@ def set_record(
                 fields[field] = _merge_limits(fields.get(field, {}), value) if isinstance(value, dict) else value
         if missing := [field for field in kind.needed if field not in fields]:
             option = f"--{missing[0].replace('_', '-')}"
-            raise bad_input(f"there is no {kind.word} {name!r} yet", f"say what it is to be: {option}", place=option)
+            raise bad_input(f"{kind.word} {name!r} does not exist yet", f"add {option} to create it", place=option)
         request = kind.changed.request(command_id=client.new_command_id(), **fields)
         return await client.call(kind.changed, request, name=name)
 

@@ -33,16 +33,16 @@ def list_pools(at: str | None, as_json: bool) -> None:
 @click.argument("name", required=False)
 @JSON_OPTION
 def show_pool_use(name: str | None, as_json: bool) -> None:
-    """Show how full pools were in the last day.
+    """Show the usage of pools in the last day.
 
-    As far back as the replica that answers has followed.
+    The history begins when the replica that answers was started, if that was later.
     """
     answer = session().read(ops.LIST_POOL_USE, name=name)
     if name is not None and not answer.pools:
-        sentence = f"nothing is known of a pool {name!r} in the last day"
-        raise Failure(ExitCode.NOT_FOUND, sentence, "correct the name")
+        sentence = f"pool {name!r} did not exist in the last day"
+        raise Failure(ExitCode.NOT_FOUND, sentence, "`forebay pool list` shows the pools")
     if answer.truncated:
-        note(f"There are more than these {len(answer.pools)} pools: name one.")
+        note(f"Only {len(answer.pools)} pools are shown: give the name of a pool.")
     present(answer, as_json, lambda: _use_table(answer.pools))
 
 
@@ -87,13 +87,12 @@ def remarks(pool: PoolView) -> list[str]:
     found: list[str] = []
     if pool.overcommitted_bytes:
         over = format_amount(pool.overcommitted_bytes, unit)
-        found.append(f"{over} more is held than is in service: nothing is free before that is given back")
+        found.append(f"{over} more is in use than in service: nothing is free until jobs give that back")
     rest = pool.quantity_bytes % pool.granularity_bytes
     if rest:
         found.append(
-            f"{format_amount(pool.quantity_bytes, unit)} is no multiple of "
-            f"{format_amount(pool.granularity_bytes, unit)}: the last {format_amount(rest, unit)} cannot be given to "
-            "anybody"
+            f"{format_amount(pool.quantity_bytes, unit)} is not a multiple of the granularity "
+            f"{format_amount(pool.granularity_bytes, unit)}: the last {format_amount(rest, unit)} cannot be used"
         )
     return found
 
@@ -106,16 +105,22 @@ def show_pool(name: str, at: str | None, as_json: bool) -> None:
     """Show a pool in full."""
     pool = next((row for row in session().read(ops.LIST_POOLS, at=at).pools if row.name == name), None)
     if pool is None:
-        raise Failure(ExitCode.NOT_FOUND, f"there is no pool {name!r}", "`forebay pool list` shows the pools")
+        raise Failure(ExitCode.NOT_FOUND, f"pool {name!r} does not exist", "`forebay pool list` shows the pools")
     _show(pool, as_json)
 
 
 @click.command("create")
 @NAME
-@click.option("--quantity", required=True, metavar="SIZE", help="Total capacity, for example 96GiB, or 40N of nodes.")
+@click.option(
+    "--quantity", required=True, metavar="SIZE", help="Set the total capacity, for example 96GiB, or 40N for nodes."
+)
 @click.option("--granularity", metavar="SIZE", help="Round requests up to this.  [default: Granularity]")
 @click.option(
-    "--unit", type=click.Choice(UNIT_WORDS), default="bytes", show_default=True, help="Unit of the pool's quantities."
+    "--unit",
+    type=click.Choice(UNIT_WORDS),
+    default="bytes",
+    show_default=True,
+    help="Set the unit of the pool's quantities.",
 )
 @_DEFAULT
 @click.option("--filesystem", metavar="NAME", help="Keep buffers on this shared filesystem, which all nodes mount.")
@@ -140,15 +145,19 @@ def create_pool(
 
 @click.command("set")
 @NAME
-@click.option("--quantity", metavar="SIZE", help="Total capacity, for example 96GiB; may be less than is in use.")
+@click.option(
+    "--quantity", metavar="SIZE", help="Set the total capacity, for example 96GiB; less than is in use is allowed."
+)
 @click.option("--granularity", metavar="SIZE", help="Round new requests up to this.")
-@click.option("--out-of-service", metavar="SIZE", help="Capacity to withhold from new buffers; 0 for none.")
+@click.option("--out-of-service", metavar="SIZE", help="Withhold this capacity from new buffers; 0 for none.")
 @click.option("--default/--no-default", "is_default", default=None, help="Use it for requests that name no pool.")
-@click.option("--unit", type=click.Choice(UNIT_WORDS), help="Unit of the pool's quantities; only while it is unused.")
+@click.option(
+    "--unit", type=click.Choice(UNIT_WORDS), help="Set the unit of the pool's quantities; the pool must be unused."
+)
 @click.option(
     "--filesystem",
     metavar="NAME",
-    help='Keep buffers on this shared filesystem, or with "" on single nodes; only while the pool is unused.',
+    help='Keep buffers on this shared filesystem, or with "" on nodes; the pool must be unused.',
 )
 @JSON_OPTION
 def set_pool(
@@ -157,8 +166,7 @@ def set_pool(
 ) -> None:  # fmt: skip
     """Change a pool's capacity and properties (operators).
 
-    Options that are not given stay as they are. A pool that shrinks below what is in use has nothing free, and buffers
-    keep their space.
+    Other properties do not change. Buffers keep their space even if the pool becomes smaller than what is in use.
     """
     given = {
         "quantity": quantity, "granularity": granularity, "out_of_service": out_of_service, "default": is_default,
@@ -166,7 +174,7 @@ def set_pool(
     }  # fmt: skip
     changes = {field: value for field, value in given.items() if value is not None}
     if not changes:
-        raise bad_input("nothing to change is named", "name an option, for example --quantity 2TiB")
+        raise bad_input("no change is given", "use an option, for example --quantity 2TiB")
     _change(name, as_json, **changes)
 
 
@@ -175,9 +183,9 @@ def set_pool(
 @click.argument("size", default=ALL)
 @JSON_OPTION
 def drain_pool(name: str, size: str, as_json: bool) -> None:
-    """Withhold SIZE of a pool, or all of it, from new buffers.
+    """Withhold SIZE of a pool, or all, from new buffers (operators).
 
-    For operators. Buffers keep their space.
+    Existing buffers keep their space.
     """
     _change(name, as_json, out_of_service=size)
 
@@ -193,7 +201,7 @@ def resume_pool(name: str, as_json: bool) -> None:
 @click.command("delete")
 @NAME
 @JSON_OPTION
-@confirm_first("Delete the pool {name}?")
+@confirm_first("Delete pool {name}?")
 def delete_pool(name: str, as_json: bool) -> None:
     """Delete a pool that is not in use (operators)."""
     answer = session().write(ops.REMOVE_POOL, name=name)
@@ -256,7 +264,7 @@ def add_filesystem(name: str, path: str, as_json: bool) -> None:
 @click.command("delete")
 @NAME
 @JSON_OPTION
-@confirm_first("Delete the shared filesystem {name}?")
+@confirm_first("Delete shared filesystem {name}?")
 def delete_filesystem(name: str, as_json: bool) -> None:
     """Delete a shared filesystem that no pool uses (operators).
 
@@ -271,17 +279,15 @@ def delete_filesystem(name: str, as_json: bool) -> None:
 def mark_filesystem(path: Path, as_json: bool) -> None:
     """Mark the shared filesystem mounted at PATH.
 
-    Do this once, on a machine that has it mounted. Where the mark is not found, nothing is written: the filesystem
-    is not mounted there.
-
-    Where that file is not found nothing is written: the file system is not mounted there.
+    Do this once, on a machine that mounts it. Agents write nothing on a machine where they do not find the mark,
+    because the filesystem is not mounted there.
     """
     from cluster.agent.files import FilesystemRefused, filesystems
 
     try:
         marked = MarkedFilesystem(path=str(path), identity=filesystems.mark(str(path)))
     except FilesystemRefused as error:
-        raise Failure(ExitCode.REFUSED, str(error), "then mark it again") from error
+        raise Failure(ExitCode.REFUSED, str(error), "correct that, then mark it again") from error
     except OSError as error:
         raise Failure(ExitCode.REFUSED, f"{path} cannot be marked: {error.strerror}", "mark it as its owner") from error
     present(marked, as_json, lambda: f"{plain(marked.path)} is shared filesystem {marked.identity}")

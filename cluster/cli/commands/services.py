@@ -18,24 +18,22 @@ _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, readable=False)
 
 
 @click.command("replica")
-@click.option("--name", required=True, help="Replica to run.")
-@click.option(
-    "--first-start", is_flag=True, help="Start empty: the replica has never run, and `cluster init` was not run here."
-)
+@click.option("--name", required=True, help="Run this replica.")
+@click.option("--first-start", is_flag=True, help="Start without data: the replica has never run before.")
 @click.option("--join", is_flag=True, help="Join as an added or replaced member; no effect on a replica with data.")
 @click.option(
     "--found-without",
     multiple=True,
     metavar="NAME",
-    help="Found the cluster without this replica, which never ran; repeatable.",
+    help="Create the cluster without this replica, which has never run; repeatable.",
 )
 @LOG_FORMAT_OPTION
 def replica(name: str, first_start: bool, join: bool, found_without: tuple[str, ...]) -> None:
     """Run a replica.
 
-    A replica without data is refused, unless `forebay cluster init` made its directory or --first-start says that it
-    has never run: one that lost its data has forgotten votes and entries that the others count on. Where another
-    founder has a history it is refused too, and to found the cluster takes the word of every founder that it is new.
+    A replica without data starts only if `forebay cluster init` created its directory, or with --first-start. A replica
+    that lost its data must not start this way: it has forgotten votes and entries that the others rely on (see
+    `forebay cluster replace`). A new cluster starts once every founding replica has confirmed that it has no history.
     """
     config = session().config()
     for one in (name, *found_without):
@@ -47,8 +45,8 @@ def replica(name: str, first_start: bool, join: bool, found_without: tuple[str, 
 
 
 @click.command("agent")
-@click.option("--name", required=True, metavar="NODE", help="Run the agent of this node of the configuration.")
-@click.option("--mover", is_flag=True, help="Only move data for the shared filesystems mounted here; run no scripts.")
+@click.option("--name", required=True, metavar="NODE", help="Run the agent of this node.")
+@click.option("--mover", is_flag=True, help="Only move data for shared filesystems mounted here; run no scripts.")
 @LOG_FORMAT_OPTION
 def agent(name: str, mover: bool) -> None:
     """Run a node's agent."""
@@ -60,15 +58,13 @@ def agent(name: str, mover: bool) -> None:
 
 
 @click.command("gateway")
-@click.option("--name", required=True, help="Name of its certificate, of the role gateway.")
+@click.option("--name", required=True, help="Use this certificate, which has the role gateway.")
 @LOG_FORMAT_OPTION
 def gateway(name: str) -> None:
     """Run a login node's gateway.
 
-    Users on that machine need no certificate.
-
-    It listens at [access] socket, takes each caller for the account that the kernel says it is, and speaks to the
-    replicas in its name.
+    With a gateway, users of the machine need no certificate. It listens on the [access] socket, gets each caller's
+    account from the kernel, and forwards requests in that user's name.
     """
     current = session()
     file = current.config_file()
@@ -79,28 +75,27 @@ def gateway(name: str) -> None:
 
 @click.command("bridge")
 @LOG_FORMAT_OPTION
-@click.option("--name", required=True, help="Name of its certificate, of the role scheduler.")
-@click.option("--state", type=_DIRECTORY, required=True, help="StateSaveLocation of slurm.conf.")
-@click.option("--run", type=_DIRECTORY, default=RUN, show_default=True, help="Directory for its files and socket.")
+@click.option("--name", required=True, help="Use this certificate, which has the role scheduler.")
+@click.option("--state", type=_DIRECTORY, required=True, help="Read slurmctld's StateSaveLocation here.")
+@click.option("--run", type=_DIRECTORY, default=RUN, show_default=True, help="Keep files and the socket here.")
 @click.option(
     "--metrics",
     type=click.Path(path_type=Path),
     metavar="FILE.prom",
-    help="Write counters for Prometheus there.",
+    help="Write counters for Prometheus to this file.",
 )
 @click.option(
     "--when-away",
     type=click.Choice(["refuse", "accept"]),
     default="refuse",
     show_default=True,
-    help="Refuse or accept jobs with a buffer while no bridge runs.",
+    help="Reject (refuse) or accept jobs with a buffer while no bridge runs.",
 )
 def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: str) -> None:
     """Run the bridge between a slurmctld and the cluster.
 
-    One on each host of a slurmctld, as SlurmUser. It ends with 78 where starting it again does not help: the
-    configuration or the certificate is refused, or another cluster has external jobs under this name. 1: it cannot
-    write.
+    Run it on each host of a slurmctld, as SlurmUser. It exits with 78 if a restart does not help: invalid configuration
+    or certificate, or external jobs of another cluster under this name; and with 1 if it cannot write.
     """
     words = ["--name", name, "--state", str(state), "--run", str(run), "--when-away", when_away]
     if metrics is not None:
@@ -111,13 +106,13 @@ def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: s
 
 
 @click.command("helper")
-@click.option("--name", required=True, help="Helper to run.")
+@click.option("--name", required=True, help="Run this helper.")
 @LOG_FORMAT_OPTION
 def helper(name: str) -> None:
     """Run this machine's helper for drills.
 
-    It does to the replicas and agents of its machine what [drill] allows, for as long as who carries a drill out is
-    there, and undoes it. Between drills it waits for a connection, and does nothing.
+    The helper injects the faults that [drill] allows into replicas and agents of its machine, and undoes them when the
+    drill ends or its coordinator disappears. Between drills it only waits for connections.
     """
     config = session().config()
     config.helper(name)  # reject an unknown name before another program starts

@@ -43,7 +43,7 @@ class InstallAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command("install")
 @click.option(
-    "--plugin", type=click.Choice(["lua", "datawarp"]), default="lua", show_default=True, help="Slurm plugin to use."
+    "--plugin", type=click.Choice(["lua", "datawarp"]), default="lua", show_default=True, help="Use this Slurm plugin."
 )
 @click.option(
     "--conf-dir",
@@ -51,25 +51,23 @@ class InstallAnswer(msgspec.Struct, frozen=True, kw_only=True):
     type=_DIRECTORY,
     required=True,
     metavar="DIR",
-    help="Directory of slurm.conf, for example /etc/slurm.",
+    help="Use the slurm.conf in this directory, for example /etc/slurm.",
 )
-@click.option("--check", is_flag=True, help="Change nothing; list what is wrong, and exit with 1 if anything is.")
+@click.option("--check", is_flag=True, help="Only list faults of the installation; exit with 1 if there are any.")
 @click.option("--remove", "removes", is_flag=True, help="Remove the files that were installed.")
-@click.option("--name", help="Name of the scheduler's certificate.  [default: ClusterName of slurm.conf]")
+@click.option("--name", help="Use this scheduler certificate.  [default: ClusterName of slurm.conf]")
 @click.option(
     "--program-dir", "programs", type=_DIRECTORY, default=Path("/usr/libexec/forebay"), show_default=True,
-    metavar="DIR", help="Directory for the programs that Slurm calls.",
+    metavar="DIR", help="Install the programs that Slurm calls here.",
 )  # fmt: skip
 @click.option(
     "--unit-dir", "units", type=_DIRECTORY, default=Path("/etc/systemd/system"), show_default=True, metavar="DIR",
-    help="Directory for the bridge's unit file.",
+    help="Install the bridge's unit file here.",
 )  # fmt: skip
-@click.option(
-    "--run", type=_DIRECTORY, default=RUN, show_default=True, help="Directory for the bridge's files and socket."
-)
+@click.option("--run", type=_DIRECTORY, default=RUN, show_default=True, help="Keep the bridge's files and socket here.")
 @click.option(
     "--setup-wait", "setup_wait_s", type=click.IntRange(0), default=DEFAULT_SITE.external_job_setup_wait_s,
-    show_default=True, metavar="SECONDS", help="ExternalJobSetupWait of the site's configuration, if it was changed.",
+    show_default=True, metavar="SECONDS", help="Set this if the site's configuration changes ExternalJobSetupWait.",
 )  # fmt: skip
 @JSON_OPTION
 def install(
@@ -78,15 +76,15 @@ def install(
 ) -> None:  # fmt: skip
     """Write the script, configuration and unit for slurmctld.
 
-    What somebody else wrote is never changed: the lines to add to it are printed. Slurm and the bridge are never
-    started or stopped: what to type is printed.
+    Existing files of the site are not changed; the command prints the lines to add to them, and the commands that
+    restart Slurm and the bridge.
     """
     from cluster.slurm.checks import NoSlurm, read_slurm_conf
     from cluster.slurm.install import InstallRefused, Layout, known_plugin
     from cluster.slurm.install import install as write
 
     if check and removes:
-        raise bad_input("--check and --remove are two things", "give one of them")
+        raise bad_input("--check and --remove exclude each other", "use one of them")
     conf = Path(os.path.abspath(conf))
     try:
         slurm = read_slurm_conf(conf)
@@ -106,7 +104,7 @@ def install(
         if check:
             found = _findings(layout, slurm, setup_wait_s)
             lines = [plain(line) for line in found]
-            lines = lines or [f"All is well: slurmctld uses Forebay by burst_buffer/{plugin}."]
+            lines = lines or [f"No faults found: slurmctld uses Forebay through burst_buffer/{plugin}."]
             present(InstallAnswer(to_do=tuple(found)), as_json, lambda: "\n".join(lines))
             if found:
                 sys.exit(int(ExitCode.REFUSED))
@@ -121,7 +119,7 @@ def install(
         raise Failure(ExitCode.REFUSED, plain(sentence or remedy), plain(remedy) if sentence else "") from error
     except OSError as error:
         what = f"{error.filename}: " if error.filename else ""
-        remedy = "see to that, and do it again; nothing is half done"
+        remedy = "correct this and run the command again; it left no partial files"
         raise Failure(ExitCode.REFUSED, f"{what}{error.strerror or error}", remedy) from error
     left = _findings(layout, slurm, setup_wait_s)
     if as_json:
@@ -154,7 +152,7 @@ def _remove(conf: Path, slurm: SlurmSettings, as_json: bool) -> None:
     for path in removed.gone:
         click.echo(f"Removed {path}")
     for path in removed.kept:
-        note(f"forebay: kept {path}: it was changed since Forebay wrote it; remove it by hand if nobody wants it")
+        note(f"forebay: kept {path}, which was changed after Forebay wrote it; remove it by hand if it is not needed")
     if not removed.gone and not removed.kept:
         click.echo("There is nothing to remove.")
         return
@@ -192,7 +190,7 @@ def _forebay() -> tuple[Path, ...]:
 
     command = Path(sys.executable).with_name("forebay")
     if not command.exists():
-        raise bad_input(f"there is no {command}", "install Forebay as a package: pip install forebay")
+        raise bad_input(f"{command} does not exist", "install Forebay as a package: pip install forebay")
     return (command, Path(sys.executable), Path(cluster.__path__[0]))
 
 
@@ -200,12 +198,16 @@ def _forebay() -> tuple[Path, ...]:
 @click.option("--all", "everything", is_flag=True, help="Include jobs that have ended.")
 @click.option("--user", "owner", metavar="NAME", help="Only jobs of this user.")
 @click.option(
-    "--limit", type=click.IntRange(1, LIMIT_MAX), default=LIMIT, show_default=True, help="Show the newest so many."
+    "--limit",
+    type=click.IntRange(1, LIMIT_MAX),
+    default=LIMIT,
+    show_default=True,
+    help="Show at most the newest N jobs.",
 )
 @AT_OPTION
 @JSON_OPTION
 def jobs(everything: bool, owner: str | None, limit: int, at: str | None, as_json: bool) -> None:
-    """List external jobs, which a Slurm schedules."""
+    """List external jobs (jobs that Slurm schedules)."""
     current = session()
     states = () if everything else UNFINISHED
     answer = current.ask(
@@ -213,7 +215,7 @@ def jobs(everything: bool, owner: str | None, limit: int, at: str | None, as_jso
     )
     present(answer, as_json, lambda: external_jobs_table(answer.jobs, answer_time(answer, current.clock.now())))
     if answer.truncated:
-        note(f"There are more than these {len(answer.jobs)} jobs: name a larger --limit or a --user.")
+        note(f"Only the newest {len(answer.jobs)} jobs are shown: use --limit or --user.")
 
 
 @click.command("schedulers")
@@ -231,11 +233,11 @@ def list_schedulers(as_json: bool) -> None:
 @click.command("release")
 @click.argument("name")
 @JSON_OPTION
-@confirm_first("Let the next cluster that comes under the name {name} have it?")
+@confirm_first("Let another Slurm cluster take the scheduler name {name}?")
 def release_scheduler(name: str, as_json: bool) -> None:
     """Let another cluster use a scheduler's name (operators).
 
-    The cluster that has it is no more, or has another name.
+    Use it if the Slurm cluster with this name was removed or renamed.
     """
     answer = session().write(ops.RELEASE_SCHEDULER, name=name)
-    present(answer, as_json, lambda: f"Released {plain(name)}: the next cluster that comes under that name has it.")
+    present(answer, as_json, lambda: f"Released {plain(name)}: the next Slurm cluster may take the name.")

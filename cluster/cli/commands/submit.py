@@ -133,17 +133,14 @@ def submit(
 ) -> None:  # fmt: skip
     """Submit batch scripts.
 
-    The script - is standard input.
+    #SBATCH lines at the top of a script set options by Slurm's names (--job-name, --time, --cpus-per-task, …); the
+    command line takes precedence. One warning lists options of sbatch without effect here, such as --mem. #DW and #BB
+    lines (#BB_LUA with a Lua provider) are the burst-buffer request. The command prints `Submitted batch job ID`. For
+    a rejected request it prints every place and cause, and last `Burst Buffer request invalid`.
 
-    #SBATCH lines at the top of the script are read for the same options by Slurm's names (--job-name, --time,
-    --cpus-per-task, …). The command line wins. Options of sbatch without effect here, such as --mem, give one warning
-    that lists them. #DW and #BB lines (#BB_LUA where the site has a Lua script) are the burst-buffer request. Prints
-    `Submitted batch job ID`. A refused request prints every place and cause, and last `Burst Buffer request invalid`.
-
-    Standard input is a script, which begins with #!, or a list of scripts, one a line. Several scripts are submitted
-    together, each as a job of its own with the same options; none is an argument of another. Nothing is sent where one
-    of them cannot be read or is no batch script. What the controller refuses is named and stops none of the others; the
-    exit code is that of the first refusal.
+    The script - is standard input: a script, which begins with #!, or a list of scripts, one for each line. Several
+    scripts become one job each, with the same options. Nothing is submitted if one of them is not readable or no batch
+    script. The controller's rejection of one script does not stop the others; the exit code is that of the first one.
     """
     if command_id is not None:
         _check_command_id(command_id)
@@ -152,9 +149,10 @@ def submit(
     arguments: tuple[str, ...] = meta[_ARGUMENTS]
     found = _wrap_command(wrap, scripts, arguments) if wrap is not None else list(_read_scripts(scripts))
     if not found:
-        raise bad_input("no script is named", "name one, or - for standard input, or --wrap COMMAND")
+        raise bad_input("no script is given", "give a script, - for standard input, or --wrap COMMAND")
     if command_id is not None and len(found) > 1:
-        raise bad_input("an id is that of one script", "repeat each script with its own id", place="--command-id")
+        remedy = "submit each script with its own ID"
+        raise bad_input("--command-id allows only one script", remedy, place="--command-id")
     made = list[_Script]()
     for name, data in found:
         try:
@@ -171,7 +169,7 @@ def submit(
             )
         except Failure as error:
             if made and not data.startswith(b"#!"):
-                error.remedy += f"; arguments of a script stand after it and {ARGUMENTS_FOLLOW}"
+                error.remedy += f"; to pass arguments to a script, write them after {ARGUMENTS_FOLLOW}"
             raise
         made.append(_Script(name, prepared))
     for script in made:
@@ -180,7 +178,7 @@ def submit(
     waits = waits or any(script.prepared.waits for script in made)
     parsable = parsable or any(script.prepared.parsable for script in made)
     if waits and as_json:
-        raise bad_input("--wait ends with the job's exit code, and --json says how it began", "give one of them")
+        raise bad_input("--wait and --json exclude each other", "use one of them")
     line = "{}" if parsable else "Submitted batch job {}"
     if len(made) == 1:
         jobs: tuple[int, ...] = (_submit_one(current, made[0].prepared, owner, command_id, None if as_json else line),)
@@ -201,7 +199,7 @@ def submit(
 def _wrap_command(command: str, scripts: tuple[str, ...], arguments: tuple[str, ...]) -> list[tuple[str, bytes]]:
     """Return a script that runs the command of --wrap, and its name."""
     if scripts or arguments:
-        raise bad_input("--wrap is the script, and has no arguments", "name a script, or give --wrap", place="--wrap")
+        raise bad_input("--wrap allows no script or arguments", "use either a script or --wrap", place="--wrap")
     return [(WRAP_NAME, f"#!/bin/sh\n# Made by forebay submit --wrap.\n\n{command}\n".encode(errors="surrogateescape"))]
 
 
@@ -285,7 +283,7 @@ def _for_one_command(error: ApiError, command_id: str) -> ApiError:
 
 def _not_sent(error: ApiError) -> ApiError:
     """Return the error of a command that was not sent, because an earlier request failed as a whole."""
-    sentence = "it was not sent, since the request before it failed"
+    sentence = "the script was not submitted, because an earlier request failed"
     return ApiError(error.status, error.code, sentence, remedy="submit it again")
 
 
@@ -304,13 +302,13 @@ def _check_command_id(command_id: str) -> None:
         instant_of(command_id)
     except ValueError as error:
         sentence, _, remedy = str(error).partition(": ")
-        raise bad_input(sentence, remedy or "use the id that the error message named", place="--command-id") from None
+        raise bad_input(sentence, remedy or "use the ID from the error message", place="--command-id") from None
 
 
 def _read_scripts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield each script's name and content; replace `-` by the scripts listed on standard input, if it is a list."""
     if names.count(STANDARD_INPUT) > 1:
-        raise bad_input("standard input can be read once", f"name {STANDARD_INPUT} once")
+        raise bad_input("standard input is given twice", f"use {STANDARD_INPUT} once")
     count = 0
     for name in names:
         listed: Sequence[str] = (name,)
@@ -323,7 +321,7 @@ def _read_scripts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         for one in listed:
             count += 1
             if count > SCRIPTS_MAX:
-                raise bad_input(f"there are more than {SCRIPTS_MAX} scripts", "submit them in several commands")
+                raise bad_input(f"more than {SCRIPTS_MAX} scripts are given", "submit them in several commands")
             yield one, read_bounded(Path(one), SUBMITTED_SCRIPT_BYTES_MAX, "the script", "")
 
 
@@ -347,9 +345,7 @@ def _failure(error: ApiError, prepared: PreparedSubmit) -> Failure:
     code = exit_code_of(error)
     remedy = error.remedy
     if code is ExitCode.OUTCOME_UNKNOWN and error.command_id is not None:
-        remedy = (
-            f"repeat the same submit with --command-id {error.command_id}: if it did happen, it happens no second time"
-        )
+        remedy = f"repeat the same submit with --command-id {error.command_id}: it takes effect at most once"
     concerned = error.code in REQUEST_CODES or error.place.startswith(REQUEST_PLACES)
     invalid = concerned and code in (ExitCode.BAD_INPUT, ExitCode.REFUSED, ExitCode.PERMISSION_DENIED)
     last = INVALID_REQUEST_LINE if invalid else ""

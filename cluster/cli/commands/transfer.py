@@ -35,13 +35,13 @@ _WATCH = click.option("--watch", is_flag=True, help="Repeat every second, until 
 
 
 @click.command("list")
-@click.option("--user", "owner", metavar="NAME", help="Only the transfers of one user.")
+@click.option("--user", "owner", metavar="NAME", help="Only transfers of this user.")
 @_WATCH
 @JSON_OPTION
 def list_transfers(owner: str | None, watch: bool, as_json: bool) -> None:
     """List active, queued and failed transfers.
 
-    Figures are as the agents reported them last.
+    The figures are from the agents' last reports.
     """
 
     async def ask(client: Client) -> list[TransferView]:
@@ -79,37 +79,37 @@ def show_transfer(job_id: str, watch: bool, as_json: bool) -> None:
 
 @click.command("receipt")
 @click.argument("job_id", metavar="JOB", type=JOB_ID)
-@click.option("--stage", type=click.Choice(STAGES), help="Only of this stage.")
-@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only of this attempt.")
+@click.option("--stage", type=click.Choice(STAGES), help="Only receipts of this stage.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only receipts of this attempt.")
 @JSON_OPTION
 def receipt(job_id: str, stage: str | None, attempt: int | None, as_json: bool) -> None:
     """Print a job's transfer receipts from the ledger.
 
-    Also of jobs that left the list long ago.
+    Receipts of purged jobs are included.
     """
     answer = session().read(ops.LIST_RECEIPTS, id=job_id, stage=stage, attempt=attempt)
     if not answer.receipts:
         what = f" of {stage}" if stage else ""
         number = f" of attempt {attempt}" if attempt else ""
-        where = "" if answer.complete else "; this replica does not hold the beginning of it: ask another one"
+        where = "" if answer.complete else "; the replica that answered lacks the beginning of the job's history"
         raise Failure(
             ExitCode.NOT_FOUND,
             f"job {job_id} has no receipt{what}{number}{where}",
-            f"forebay transfer show {job_id} shows what is known",
+            f"see `forebay transfer show {job_id}`",
         )
     if as_json:
         show_json(answer)
         return
     click.echo("\n\n".join(receipt_text(row) for row in answer.receipts))
     if not answer.complete:
-        note("There may be earlier receipts: this replica does not hold the beginning of the job. Ask another one.")
+        note("Earlier receipts may be missing: the replica that answered lacks the beginning of the job's history.")
 
 
 def _check_watch(as_json: bool) -> None:
     if as_json:
-        raise bad_input("--watch and --json contradict each other", "programs ask again and again, without --watch")
+        raise bad_input("--watch and --json exclude each other", "in a program, repeat the command without --watch")
     if not is_terminal():
-        raise bad_input("--watch needs a terminal", "leave it out: programs ask again and again")
+        raise bad_input("--watch needs a terminal", "in a program, repeat the command without --watch")
 
 
 async def _draw(ask: Callable[[], Awaitable[Iterable[TransferView]]]) -> None:

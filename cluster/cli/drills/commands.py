@@ -36,22 +36,24 @@ HOLD_S_MAX: Final = 100
 
 _SCENARIO = click.argument("scenario", type=click.Choice([*SCENARIOS, *NOT_DONE]))
 _TARGET = click.option(
-    "--target", metavar="NAME", help="Replica or agent.  [default: the leader, the best follower, or the busiest agent]"
+    "--target",
+    metavar="NAME",
+    help="Target this replica or agent.  [default: the leader, the best follower, or the busiest agent]",
 )
 _HOLD = click.option(
-    "--hold-s", type=click.IntRange(1, HOLD_S_MAX), help=f"Duration of the fault.  [default: {HOLD_S}]"
+    "--hold-s", type=click.IntRange(1, HOLD_S_MAX), help=f"Hold the fault for this long.  [default: {HOLD_S}]"
 )
 _SPARE = click.option("--spare-jobs", is_flag=True, help="Run only while nothing is staged out.")
 _FORCE = click.option("--force", "forced", multiple=True, metavar="NAME", help="Skip this precondition.")
 _PATH: Final = click.Path(path_type=Path)
 _RELEASE = click.option(
-    "--release", type=_PATH, metavar="TREE", help="Release to upgrade to, for an upgrade drill.  [default: this one]"
+    "--release", type=_PATH, metavar="TREE", help="Upgrade to this release, in an upgrade drill.  [default: this one]"
 )
 _BACKUP = click.option(
-    "--backup", type=_PATH, metavar="FILE", help="Backup to use for a drill on a copy.  [default: a new one]"
+    "--backup", type=_PATH, metavar="FILE", help="Use this backup for a drill on a copy.  [default: a new one]"
 )
 _SCRATCH = click.option(
-    "--scratch", type=_PATH, metavar="DIR", help="Directory for a drill on a copy.  [default: that for temporary files]"
+    "--scratch", type=_PATH, metavar="DIR", help="Make the copy in this directory.  [default: for temporary files]"
 )
 _DRILL = click.argument("number", metavar="DRILL", type=click.IntRange(min=1))
 
@@ -69,9 +71,10 @@ _DRILL = click.argument("number", metavar="DRILL", type=click.IntRange(min=1))
 def plan(as_json: bool, **asked: Any) -> None:
     """Show what a drill would do and check its preconditions.
 
-    switchover hands the leadership over. leader-kill, leader-hang, follower-stop, agent-kill and node-down signal a
-    replica or an agent, the partitions cut a replica off, disk-full fills its file system, slow-disk has its disk do
-    ten writes a second: a helper on its machine does that, where that machine's configuration allows it.
+    switchover transfers the leadership. leader-kill, leader-hang, follower-stop, agent-kill and node-down signal a
+    replica or an agent. The partition scenarios isolate a replica, disk-full fills its file system, and slow-disk
+    limits its disk to ten writes a second. A helper on the target's machine injects these faults, if that machine's
+    configuration allows them. restore, majority-lost and upgrade run on a copy of the cluster's state, on this machine.
     """
 
     async def ask(client: Client) -> Plan:
@@ -86,7 +89,7 @@ def plan(as_json: bool, **asked: Any) -> None:
     else:
         _show_plan(made)
         if not made.refused:
-            note(f"carry it out: {_run_command(made, _drill_request(asked))} --confirm {made.id}")
+            note(f"to run it: {_run_command(made, _drill_request(asked))} --confirm {made.id}")
 
 
 @click.command("run")
@@ -102,18 +105,18 @@ def plan(as_json: bool, **asked: Any) -> None:
 @click.option(
     "--goal-ms",
     type=click.IntRange(min=1),
-    help="Longest stop of writes.  [default: 500; on a copy 60000, in an upgrade 2000]",
+    help="Fail if writes stop for longer.  [default: 500; on a copy 60000, in an upgrade 2000]",
 )
 @click.option(
     "--abort-after-s", type=click.FloatRange(0.1, 30), default=ABORT_AFTER_S, show_default=True,
-    help="Abort if no write is acknowledged for so long.",
+    help="Abort if no write is acknowledged for this long.",
 )  # fmt: skip
 @click.option(
     "--abort-if-slower", "slower_max", type=click.IntRange(0, 1_000), default=SLOWER_MAX, show_default=True,
-    metavar="TIMES", help="Abort if writes take so many times as long as before; 0: never.",
+    metavar="TIMES", help="Abort if writes become this many times slower; 0: never.",
 )  # fmt: skip
 @click.option(
-    "--automatic", is_flag=True, help="Run from a timer, without --confirm, if [drill] automatic names the scenario."
+    "--automatic", is_flag=True, help="Run without --confirm, from a timer, if [drill] automatic names the scenario."
 )
 @JSON_OPTION
 def run(
@@ -127,10 +130,11 @@ def run(
 ) -> None:
     """Run a drill whose plan was confirmed.
 
-    A client beside the cluster sends a write and a read every 10 ms, first without a fault. Ctrl-C and SIGTERM abort.
+    A client outside the cluster sends a write every 10 ms and a read every 20 ms, first without a fault. Ctrl-C and
+    SIGTERM abort the drill.
     """
     if automatic and (confirm is not None or asked["forced"]):
-        raise bad_input("--automatic goes without --confirm and --force", "leave them out, or it")
+        raise bad_input("--automatic excludes --confirm and --force", "remove them, or --automatic")
 
     async def perform(client: Client) -> DrillAnswer:
         import asyncio
@@ -165,13 +169,13 @@ def run(
     try:
         ended = session().ask(perform, on_a_loop=True)
     except CancelledError:
-        raise Failure(ExitCode.INTERRUPTED, "it was ended by SIGTERM", "see: forebay drill list") from None
+        raise Failure(ExitCode.INTERRUPTED, "drill aborted by SIGTERM", "see `forebay drill list`") from None
     present(ended, as_json, lambda: fields_table(_fields(ended)))
     if ended.verdict != "passed":
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
             f"drill {ended.drill} {ended.verdict}: {ended.sentence}",
-            f"forebay drill show {ended.drill}; what happened meanwhile: forebay audit leaders",
+            f"see `forebay drill show {ended.drill}` and `forebay audit leaders`",
         )
 
 
@@ -182,12 +186,12 @@ def _drill_request(asked: dict[str, Any]) -> DrillRequest:
     why = NOT_DONE.get(asked["scenario"])
     if why is not None:
         raise Failure(
-            ExitCode.REFUSED, f"{asked['scenario']} cannot be done: {why}", f"use one of: {', '.join(SCENARIOS)}"
+            ExitCode.REFUSED, f"{asked['scenario']} is not possible: {why}", f"use one of: {', '.join(SCENARIOS)}"
         )
     on_copy = tuple(one.name for one in KNOWN.values() if one.on_copy)
     for name, scenarios in (("release", ("upgrade",)), ("backup", on_copy), ("scratch", on_copy)):
         if asked[name] is not None and asked["scenario"] not in scenarios:
-            raise bad_input(f"--{name} is for {', '.join(scenarios)}", "leave it out")
+            raise bad_input(f"--{name} is only for {', '.join(scenarios)}", "remove it", place=f"--{name}")
     paths = {name: path.absolute() for name, path in asked.items() if isinstance(path, Path)}
     return DrillRequest(**(asked | paths))
 
@@ -203,8 +207,8 @@ def _coordinator(client: Client) -> Coordinator:
     replicas = {replica.name: replica.api for replica in config.replicas}
     identity = current.identity
     if identity is None:
-        remedy = "give --identity with the name of an operator's certificate, or of one with the role drill"
-        raise bad_input("helpers of machines are spoken to with a certificate", remedy)
+        remedy = "use --identity with the name of a certificate with the role operator or drill"
+        raise bad_input("a drill needs a certificate", remedy, place="--identity")
     machines = Machines(config, identity, current.clock)
     alarm = None
     if config.drill.prometheus:
@@ -247,8 +251,8 @@ def _refuse_unmet(made: Plan) -> None:
     first = made.refused[0]
     remedy = first.remedy
     if first.may_be_forced:
-        remedy += f"; or go on all the same: --force {first.name}"
-    raise Failure(ExitCode.REFUSED, f"the precondition {first.name} does not hold: {first.figure}", remedy)
+        remedy += f"; or skip it: --force {first.name}"
+    raise Failure(ExitCode.REFUSED, f"precondition {first.name} does not hold: {first.figure}", remedy)
 
 
 def _refuse_early(scenario: str, drills: Iterable[DrillView]) -> None:
@@ -262,19 +266,19 @@ def _refuse_early(scenario: str, drills: Iterable[DrillView]) -> None:
 def _check_confirmation(made: Plan, wanted: DrillRequest, confirm: str | None) -> None:
     again = f"{_run_command(made, wanted)} --confirm {made.id}"
     if confirm is None:
-        raise bad_input("a drill is confirmed by the id of its plan", again)
+        raise bad_input("the plan is not confirmed", again, place="--confirm")
     if confirm != made.id:
         raise Failure(
             ExitCode.REFUSED,
-            f"plan {confirm[:16]!r} is not what would be done now, which is plan {made.id}",
-            f"the cluster has changed, or it was asked for otherwise; look, then: {again}",
+            f"plan {confirm[:16]!r} is outdated: the cluster or the options have changed; the plan is now {made.id}",
+            f"check the new plan, then: {again}",
         )
 
 
 @click.command("list")
 @JSON_OPTION
 def list_drills(as_json: bool) -> None:
-    """List the last drills, the newest first, and the locks."""
+    """List the last drills, newest first, and the locks."""
     answer = session().read(ops.LIST_DRILLS)
     if as_json:
         show_json(answer)
@@ -283,10 +287,10 @@ def list_drills(as_json: bool) -> None:
         (one.drill, format_time(one.began), one.scenario, one.target, one.by, one.verdict, _stop_ms(one))
         for one in answer.drills
     ]
-    heads = ("DRILL", "BEGAN", "SCENARIO", "TARGET", "BY", "VERDICT", "WRITES STOPPED")
-    show(table(heads, rows, right=frozenset({"DRILL", "WRITES STOPPED"})))
+    heads = ("DRILL", "BEGAN", "SCENARIO", "TARGET", "BY", "VERDICT", "WRITE-STOP")
+    show(table(heads, rows, right=frozenset({"DRILL", "WRITE-STOP"})))
     for lock in answer.locks:
-        note(f"{plain(lock.by)} wants no drills since {format_time(lock.since)}: {plain(lock.reason)}")
+        note(f"drills are locked by {plain(lock.by)} since {format_time(lock.since)}: {plain(lock.reason)}")
 
 
 @click.command("show")
@@ -302,7 +306,7 @@ def list_drills(as_json: bool) -> None:
 def show_drill(number: int, page: Path | None, as_json: bool) -> None:
     """Show a drill's verdict and figures.
 
-    With --html who led and when writes stopped are drawn, and what happened meanwhile is told.
+    The page of --html shows leaders and write stops over time, and the events during the drill.
     """
     current = session()
 
@@ -325,7 +329,7 @@ def show_drill(number: int, page: Path | None, as_json: bool) -> None:
     earlier_us = earlier_stops_us(before, answer.scenario)
     if earlier_us:
         stops = ", ".join(map(_ms, earlier_us))
-        note(f"in the ones before it writes stopped for {stops}, the newest first")
+        note(f"write stops of earlier drills, newest first: {stops}")
 
 
 def _write_page(output: Path, drill: DrillAnswer, before: tuple[DrillView, ...]) -> None:
@@ -334,7 +338,7 @@ def _write_page(output: Path, drill: DrillAnswer, before: tuple[DrillView, ...])
     from cluster.cli.files import write_whole
 
     if drill.ended is None:
-        raise Failure(ExitCode.REFUSED, f"drill {drill.drill} is {drill.verdict}", "come again once it has ended")
+        raise Failure(ExitCode.REFUSED, f"drill {drill.drill} has not ended yet", "try again after its end")
 
     async def ask(client: Client) -> str:
         window: dict[str, Any] = {"from": drill.began, "to": drill.ended}
@@ -343,7 +347,7 @@ def _write_page(output: Path, drill: DrillAnswer, before: tuple[DrillView, ...])
         return render_page(drill, before, terms, story, f"forebay drill show {drill.drill} --html {output.name}")
 
     write_whole(output, session().ask(ask).encode(), "--html")
-    note(f"{plain(str(output))}: drill {drill.drill}")
+    note(f"Wrote {plain(str(output))}.")
 
 
 @click.command("confirm")
@@ -352,33 +356,33 @@ def _write_page(output: Path, drill: DrillAnswer, before: tuple[DrillView, ...])
 def confirm(number: int, as_json: bool) -> None:
     """Approve a waiting drill as the second operator.
 
-    For sites with `require_second`.
+    Needed if [drill] has `require_second`.
     """
     answer = session().write(ops.CONFIRM_DRILL, drill=number)
-    present(answer, as_json, lambda: f"Drill {number} goes on: {plain(answer.scenario)} of {plain(answer.target)}.")
+    present(answer, as_json, lambda: f"Approved drill {number}: {plain(answer.scenario)} of {plain(answer.target)}.")
 
 
 @click.command("abort")
 @_DRILL
-@click.option("--reason", required=True, help="Reason to record.")
+@click.option("--reason", required=True, help="Record this reason.")
 @JSON_OPTION
 def abort(number: int, reason: str, as_json: bool) -> None:
     """Abort the running drill."""
     answer = session().write(ops.ABORT_DRILL, drill=number, reason=reason)
-    present(answer, as_json, lambda: f"Drill {number} is to end: {plain(answer.abort)}")
+    present(answer, as_json, lambda: f"Aborting drill {number}: {plain(answer.abort)}")
 
 
 @click.command("lock")
-@click.option("--reason", required=True, help="Reason shown to rejected users.")
+@click.option("--reason", required=True, help="Set the reason shown to other operators.")
 @JSON_OPTION
 def lock(reason: str, as_json: bool) -> None:
     """Forbid drills until they are unlocked.
 
-    One that is under way is aborted.
+    A running drill is aborted.
     """
     answer = session().write(ops.LOCK_DRILLS, reason=reason)
-    taken_back = ", ".join(f"forebay drill unlock {plain(shlex.quote(one.by))}" for one in answer.locks)
-    present(answer, as_json, lambda: f"No drill begins until this is taken back: {taken_back}")
+    unlock = ", ".join(f"forebay drill unlock {plain(shlex.quote(one.by))}" for one in answer.locks)
+    present(answer, as_json, lambda: f"Drills are locked. To unlock them: {unlock}")
 
 
 @click.command("unlock")
@@ -388,7 +392,8 @@ def unlock(name: str, as_json: bool) -> None:
     """Remove an operator's lock."""
     answer = session().write(ops.UNLOCK_DRILLS, name=name)
     left = ", ".join(one.by for one in answer.locks)
-    present(answer, as_json, lambda: f"Drills may begin{f' once these allow it: {plain(left)}' if left else ''}.")
+    locked = f"Removed the lock of {plain(name)}; drills are still locked by {plain(left)}."
+    present(answer, as_json, lambda: locked if left else "Drills are unlocked.")
 
 
 def _stop_ms(one: DrillView) -> str:
@@ -407,9 +412,9 @@ def _fields(one: DrillView) -> Iterable[tuple[str, str | int | None]]:
     yield "Began", format_time(one.began)
     yield "Ended", format_time(one.ended)
     yield "Verdict", one.verdict
-    yield "Came of it", one.sentence
+    yield "Result", one.sentence
     if one.abort:
-        yield "To end", one.abort
+        yield "Aborted by", one.abort
     if one.forced:
         yield "Forced", ", ".join(one.forced)
     for name, value in sorted(one.figures.items()):

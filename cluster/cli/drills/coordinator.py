@@ -86,9 +86,9 @@ _AGAIN: Final = {
 
 
 WRITES: Final = "acknowledged writes"
-STATES: Final = "the states of the replicas"
-EVENTS: Final = "what happened meanwhile"
-LEADERS: Final = "who led"
+STATES: Final = "replica states"
+EVENTS: Final = "events"
+LEADERS: Final = "leaders"
 CHECKS: Final = (WRITES, STATES, EVENTS, LEADERS)
 """Checks after every fault in the cluster, in their order."""
 
@@ -243,7 +243,7 @@ class Coordinator:
         )
         drill = self._drill = await self._client.call(ops.START_DRILL, request)
         self._began_s = self._clock.monotonic_s()
-        self._tell(f"drill {drill.drill} began: {plan.scenario} of {plan.target}")
+        self._tell(f"drill {drill.drill} started: {plan.scenario} of {plan.target}")
         verdict, sentence = "aborted", "interrupted by Ctrl-C or SIGTERM"
         alive = asyncio.create_task(self._keep_alive(drill.drill))
         try:
@@ -256,15 +256,15 @@ class Coordinator:
         except CopyFailed as error:
             verdict, sentence = "failed", str(error)
         except HelperRefused as error:
-            sentence = f"its helper: {error}"
+            sentence = f"the helper failed: {error}"
         except MeasurementFailed as error:
             sentence = str(error)
         except TimeoutError:
-            sentence = "it was not over in its time"
+            sentence = "the drill exceeded its time limit"
         except ApiError as error:
-            sentence = f"it could not go on: {error}"
+            sentence = f"the cluster did not answer: {error}"
         except (Failure, OSError) as error:
-            sentence = f"no copy could be made: {error}"
+            sentence = f"the copy could not be made: {error}"
         finally:
             alive.cancel()
             ending = asyncio.ensure_future(self._end(drill.drill, verdict, sentence))
@@ -287,17 +287,17 @@ class Coordinator:
         Raises:
             DrillAborted: if none approved in time, or the drill was aborted.
         """
-        self._tell(f"another operator has to agree within {SECOND_S} s: forebay drill confirm {drill}")
+        self._tell(f"waiting {SECOND_S} s for a second operator: forebay drill confirm {drill}")
         until_s = self._clock.monotonic_s() + SECOND_S
         while self._clock.monotonic_s() < until_s:
             known = await self._client.call(ops.SHOW_DRILL, drill=drill)
             if known.abort:
                 raise DrillAborted(known.abort)
             if known.second:
-                self._tell(f"{known.second} agreed")
+                self._tell(f"{known.second} approved the drill")
                 return
             await asyncio.sleep(1.0)
-        raise DrillAborted(f"no other operator agreed within {SECOND_S} s")
+        raise DrillAborted(f"no second operator approved the drill within {SECOND_S} s")
 
     async def _end(self, drill: int, verdict: str, sentence: str) -> DrillAnswer:
         """Record the end of the drill with all figures and missing checks."""
@@ -338,7 +338,7 @@ class Coordinator:
         try:
             async with probes.running(), self._stops.run_watches(self._stops.watch(probes, goals)):
                 began_s = self._clock.monotonic_s()
-                self._tell(f"for {CONTROL_S:g} s nothing is done, to see what is normal")
+                self._tell(f"measuring for {CONTROL_S:g} s without a fault")
                 await self._watch_conditions(CONTROL_S)
                 fault_s = self._clock.monotonic_s()
                 self._unchecked = dict.fromkeys(CHECKS, "")
@@ -358,12 +358,12 @@ class Coordinator:
         await self._check_all(plan, scenario, seen, probes)
         faults = [*self._faults, *_goal_missed(self._figures, plan)]
         if faults or self._unchecked:
-            return "failed", "; ".join(faults) or "nothing that was checked is wrong"
+            return "failed", "; ".join(faults) or "the checks that were made found no fault"
         what = f"{plan.target} is back" if scenario.needed_capability else f"{plan.target} took over"
         return (
             "passed",
             f"{what}; writes stopped for {self._figures['write_stop_us'] / 1000:.1f} ms, and none of "
-            f"{self._figures['writes_acknowledged']} acknowledged ones is gone",
+            f"{self._figures['writes_acknowledged']} acknowledged writes is lost",
         )
 
     # ---- checks: the clients' observations, compared with the cluster and its history
@@ -371,8 +371,8 @@ class Coordinator:
     async def _check_all(self, plan: Plan, scenario: Scenario, seen: FaultRecord, probes: Probes) -> None:
         """Run every check, even if others fail."""
         if scenario.needed_capability and seen.back_us is None:
-            self._faults.append(f"{plan.target} was not seen to be back within {BACK_S:g} s")
-        self._tell("every acknowledged write is asked for again, and all states are compared")
+            self._faults.append(f"{plan.target} was not back within {BACK_S:g} s")
+        self._tell("checking every acknowledged write and the replicas' states")
         await self._check(WRITES, self._check_writes([*probes.writes, *probes.user_writes]))
         await self._check(STATES, self._check_states())
         await self._check(EVENTS, self._check_events(plan, scenario, seen))
@@ -391,7 +391,7 @@ class Coordinator:
         gone = find_lost(writes, again.revisions, again.unanswered)
         self._figures["writes_lost"] = len(gone)
         if gone:
-            self._faults.append(f"{len(gone)} acknowledged writes are gone")
+            self._faults.append(f"{len(gone)} acknowledged writes are lost")
         again.require_all()
 
     async def _check_states(self) -> None:
@@ -411,11 +411,11 @@ class Coordinator:
                 counts[_AGAIN[row.event]] += 1
         self._figures |= counts
         if scenario.needed_capability and counts["runs_again"]:
-            self._faults.append(f"{counts['runs_again']} jobs began to run again")
+            self._faults.append(f"{counts['runs_again']} jobs were rerun")
         if scenario.needed_capability and counts["nodes_lost"]:
-            self._faults.append(f"{counts['nodes_lost']} other nodes were lost")
+            self._faults.append(f"{counts['nodes_lost']} other nodes went DOWN")
         if scenario.name == "node-down" and not seen.was_down:
-            self._faults.append(f"{plan.target} was not DOWN")
+            self._faults.append(f"{plan.target} did not go DOWN")
 
     async def _check_leaders(self, plan: Plan, scenario: Scenario, seen: FaultRecord) -> None:
         """Check that the leadership moved if it had to; use the history if this client did not see it."""
@@ -434,7 +434,7 @@ class Coordinator:
         until = parse_instant(self._drill.began) + round((seen.undone_s - self._began_s) * MICROSECONDS_PER_SECOND)
         if not any(one.from_at is not None and parse_instant(one.from_at) <= until for one in others):
             later = f"; {others[0].leader} led afterwards" if others else ""
-            self._faults.append(f"nobody else led while {plan.target} could not{later}")
+            self._faults.append(f"no other replica led while {plan.target} could not{later}")
 
     async def _exercise_copy(self, plan: Plan, goals: Goals) -> tuple[str, str]:
         """Make a copy, exercise it, and remove it.
@@ -466,7 +466,7 @@ class Coordinator:
         self._unchecked = outcome.unchecked
         faults = [*outcome.faults, *_goal_missed(self._figures, plan)]
         if faults or self._unchecked:
-            return "failed", "; ".join(faults) or "nothing that was checked is wrong"
+            return "failed", "; ".join(faults) or "the checks that were made found no fault"
         return "passed", outcome.sentence
 
     async def _inject_fault(self, plan: Plan, scenario: Scenario, seen: FaultRecord) -> None:
@@ -508,7 +508,7 @@ class Coordinator:
                 await asyncio.sleep(RENEW_EVERY_S)
                 await channel.ask(RenewRequest(drill))
         except HelperRefused as error:
-            self._stops.stop(f"the fault ended before its time: {error}")
+            self._stops.stop(f"the fault ended early: {error}")
 
     async def _observe_leaders(self, plan: Plan, seen: FaultRecord) -> None:
         """Record the leader during the fault; ask the other replicas, because a hung leader does not answer."""
@@ -568,13 +568,13 @@ class Coordinator:
         Raises:
             DrillAborted: if a stop condition holds.
         """
-        self._tell(f"{plan.target} is to take the leadership over from {plan.leader}")
+        self._tell(f"transferring the leadership from {plan.leader} to {plan.target}")
         asked_s = self._clock.monotonic_s()
         try:
             led = await self._wait_for_successor(plan.target)
         except ApiError as error:
             seen.refusal = str(error)
-            self._tell(f"the request failed, and {plan.target} is watched: {error}")
+            self._tell(f"the transfer request failed ({error}); watching {plan.target}")
             await self._observe_takeover(plan.target, seen)
             return
         if led == plan.target:
@@ -649,7 +649,7 @@ def _goal_missed(figures: dict[str, int], plan: Plan) -> list[str]:
     if took_ms <= goal_ms:
         return []
     planned = "" if plan.stops_writes else ", though the plan expects no stop"
-    return [f"writes stopped for {took_ms:.1f} ms, and {goal_ms:g} ms is the goal{planned}"]
+    return [f"writes stopped for {took_ms:.1f} ms, and the goal is {goal_ms:g} ms{planned}"]
 
 
 def _measurements(probes: Probes, began_s: float, fault_s: float | None, over_s: float) -> dict[str, int]:

@@ -55,7 +55,7 @@ class Resent(msgspec.Struct, frozen=True):
         """
         if self.unanswered:
             why = next(iter(self.unanswered.values()))
-            raise CheckImpossible(f"{len(self.unanswered)} of them had no answer when they were sent again: {why}")
+            raise CheckImpossible(f"{len(self.unanswered)} writes had no answer when they were resent: {why}")
 
 
 async def resend_writes(client: Client, drill: int, writes: Iterable[Probe]) -> Resent:
@@ -96,10 +96,10 @@ async def find_disagreement(client: Client, replicas: dict[str, Address], clock:
             states = {**await _digests_at(client, replicas, revision)}
         if len(states) == len(replicas):
             agree = len({(state.revision, state.state_digest) for state in states.values()}) == 1
-            return "" if agree else "not all replicas hold the same state"
+            return "" if agree else "the replicas' states differ"
         if clock.monotonic_s() > until_s:
             silent = ", ".join(sorted(replicas.keys() - states.keys()))
-            raise CheckImpossible(f"{silent or 'a replica'} did not say within {AGREE_S:g} s which state is held there")
+            raise CheckImpossible(f"{silent or 'a replica'} did not report its state within {AGREE_S:g} s")
         await asyncio.sleep(LOOK_S)
 
 
@@ -135,7 +135,7 @@ async def terms_since(client: Client, clock: Clock, term: int) -> tuple[LeaderTe
         if terms and terms[-1].last_index >= committed:
             return tuple(one for one in terms if one.term > term)
         if clock.monotonic_s() > until_s:
-            raise CheckImpossible(f"no history reached entry {committed} within {AGREE_S:g} s")
+            raise CheckImpossible(f"the history did not reach entry {committed} within {AGREE_S:g} s")
         await asyncio.sleep(LOOK_S)
 
 

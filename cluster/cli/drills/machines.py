@@ -73,8 +73,8 @@ class Machines:
         """
         helper = self._config.helper_of(target)
         if helper is None:
-            remedy = "add [[helper]] with it among its targets to forebay.toml, and run it on that machine"
-            raise HelperRefused(f"no helper is for {target}", remedy)
+            remedy = "add a [[helper]] with this target to forebay.toml, and run it on the target's machine"
+            raise HelperRefused(f"{target} has no helper", remedy)
         return await HelperChannel.open(helper.name, helper.address, self._tls, self._config.cluster.id)
 
     async def look(self, scenario: str, target: str) -> tuple[HelperAnswer | str, float]:
@@ -126,8 +126,8 @@ class Alarm:
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError):
             found = None
         if found is None:
-            return f"Prometheus does not say whether {self._stop_when}"
-        return f"Prometheus says that {self._stop_when}" if found else ""
+            return f"Prometheus did not answer the query {self._stop_when}"
+        return f"the Prometheus query {self._stop_when} has results" if found else ""
 
 
 def _query_result(answer: Any) -> bool | None:

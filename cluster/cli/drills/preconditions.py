@@ -224,7 +224,7 @@ def _check_all(
 
 
 def _steps(found: ClusterFacts, scenario: Scenario, target: str, hold_s: int, earlier: tuple[int, ...]) -> str:
-    who, leader = target or "nobody", found.members.leader or "nobody"
+    who, leader = target or "no target", found.members.leader or "no leader"
     kind = "agents" if scenario.targets_agent else "replicas"
     if scenario.on_copy:
         return _copy_steps(found, scenario, who, hold_s)
@@ -232,11 +232,11 @@ def _steps(found: ClusterFacts, scenario: Scenario, target: str, hold_s: int, ea
     if not hold_s:
         return f"{who} {scenario.does} from {leader}; writes stop {_expected_stop(earlier)}. N{scenario.means[1:]}."
     if scenario.stops_writes(leads=target == found.members.leader):
-        writes = f"writes stop {_expected_stop(earlier, 'until another one leads')}"
+        writes = f"writes stop {_expected_stop(earlier, 'until another replica leads')}"
     else:
-        writes = "writes go on"
+        writes = "writes continue"
     if scenario.keeps_waiting:
-        writes += f", but a program that has sent {who} a request waits up to {ATTEMPT_S:g} s before it asks another"
+        writes += f", but a client with a request to {who} waits up to {ATTEMPT_S:g} s before it tries another"
     jobs = next((one.jobs for one in found.nodes if one.name == target), ())
     of_jobs = f"; {len(jobs)} jobs are on it" if scenario.targets_agent else ""
     return f"{who}, 1 of {count} {kind}, {scenario.fault_for(hold_s)}{of_jobs}; {writes}; {scenario.means}."
@@ -246,8 +246,8 @@ def _copy_steps(found: ClusterFacts, scenario: Scenario, who: str, hold_s: int) 
     assert found.room is not None
     does = scenario.does + (f", {hold_s} s behind" if hold_s else "")
     return (
-        f"{who} gives a snapshot; {COPIES} replicas of its state run on this machine for some minutes, in "
-        f"{found.room.directory}, where nobody of the cluster reaches them; {does}. {scenario.means.capitalize()}."
+        f"{who} provides a snapshot; {COPIES} replicas of its state run on this machine for some minutes, in "
+        f"{found.room.directory}, isolated from the cluster; {does}. {scenario.means.capitalize()}."
     )
 
 
@@ -267,20 +267,20 @@ def manual_reason(scenario: str, allowed: Collection[str], drills: Iterable[Dril
     `allowed` has the scenarios that this machine's configuration allows to a timer; `drills` are newest first.
     """
     if scenario not in allowed:
-        remedy = f'name it in this machine\'s forebay.toml: [drill] automatic = ["{scenario}"]'
-        return f"{scenario} is not carried out automatically here", remedy
+        remedy = f'add it to forebay.toml of this machine: [drill] automatic = ["{scenario}"]'
+        return f"{scenario} is not enabled for --automatic on this machine", remedy
     last = [one for one in drills if one.scenario == scenario and one.verdict != "under way"][:BY_HAND]
     passed = sum(one.verdict == "passed" for one in last)
     if passed == BY_HAND:
         return None
-    remedy = f"carry it out by hand until the last {BY_HAND} of its kind were: forebay drill plan {scenario}"
-    return f"of the last {BY_HAND} drills {scenario} {passed} were passed", remedy
+    remedy = f"run it by hand until the last {BY_HAND} have passed: forebay drill plan {scenario}"
+    return f"{passed} of the last {BY_HAND} {scenario} drills have passed", remedy
 
 
-def _expected_stop(earlier: tuple[int, ...], unknown: str = "for some tens of milliseconds") -> str:
+def _expected_stop(earlier: tuple[int, ...], unknown: str = "for tens of milliseconds") -> str:
     if not earlier:
         return unknown
-    return f"for some {sorted(earlier)[len(earlier) // 2] / 1000:.0f} ms, as in the last {len(earlier)} of these drills"
+    return f"for about {sorted(earlier)[len(earlier) // 2] / 1000:.0f} ms, as in the last {len(earlier)} such drills"
 
 
 def _cluster(found: ClusterFacts) -> str:
@@ -303,7 +303,7 @@ def _members(found: ClusterFacts, target: str) -> Precondition:
         name="members",
         holds=target in answer and bool(found.members.leader),
         figure=f"{len(answer)} of {len(voters)} answer" + ("" if target in answer else f"; not {target or 'one'}"),
-        remedy="name one that answers: forebay cluster probe",
+        remedy="target a member that answers: forebay cluster probe",
         may_be_forced=False,
     )
 
@@ -316,24 +316,23 @@ def _of_copy(found: ClusterFacts, wanted: DrillRequest) -> Iterable[Precondition
     yield Precondition(
         name="room",
         holds=not room.fault and room.free_bytes >= room.needed_bytes,
-        figure=f"{room.directory}: "
-        + (room.fault or f"{room.free_bytes // MIB} MiB are free, and {needed} may be needed"),
-        remedy="name a directory with more room, of this account: --scratch DIR",
+        figure=f"{room.directory}: " + (room.fault or f"{room.free_bytes // MIB} MiB free, up to {needed} needed"),
+        remedy="use a directory with more space that this account can write: --scratch DIR",
         may_be_forced=not room.fault,
     )
     yield Precondition(
         name="memory",
         holds=room.memory_bytes >= room.needed_memory_bytes,
-        figure=f"{room.memory_bytes // MIB} MiB are free, and {room.needed_memory_bytes // MIB} MiB may be needed",
-        remedy="use another machine with an operator's certificate",
+        figure=f"{room.memory_bytes // MIB} MiB free, up to {room.needed_memory_bytes // MIB} MiB needed",
+        remedy="use another machine that has an operator's certificate",
     )
     if wanted.backup is not None:
         fault = backup_fault(wanted.backup)
         yield Precondition(
             name="backup",
             holds=not fault,
-            figure=f"{wanted.backup}: {fault or 'it is there'}",
-            remedy="name a file that `forebay backup create` has written",
+            figure=f"{wanted.backup}: {fault or 'found'}",
+            remedy="use a file that `forebay backup create` has written",
             may_be_forced=False,
         )
     if wanted.scenario == "upgrade":
@@ -341,8 +340,8 @@ def _of_copy(found: ClusterFacts, wanted: DrillRequest) -> Iterable[Precondition
         yield Precondition(
             name="release",
             holds=not fault,
-            figure=fault or (f"{wanted.release}" if wanted.release else "this one, again"),
-            remedy="name the directory of a checkout or of an unpacked release",
+            figure=fault or (f"{wanted.release}" if wanted.release else "the running release"),
+            remedy="use the directory of a checkout or of an unpacked release",
             may_be_forced=False,
         )
 
@@ -355,7 +354,7 @@ def _majority(found: ClusterFacts) -> Precondition:
         name="members",
         holds=len(voters) >= MEMBERS_LEAST and not lost and bool(found.members.leader),
         figure=f"{len(answer)} of {len(voters)} answer" + (f"; not {lost}" if lost else ""),
-        remedy="have at least three members, all of them up: forebay cluster probe",
+        remedy="start all members, of which there must be at least three: forebay cluster probe",
         may_be_forced=False,
     )
 
@@ -367,14 +366,14 @@ def _target(found: ClusterFacts, scenario: Scenario, target: str) -> Preconditio
     voters = [one.name for one in found.members.members if one.votes]
     fit = {"leader": [leader or ""], "follower": [one for one in voters if one != leader]}.get(scenario.of, voters)
     if row is None:
-        figure = f"there is no member {target}" if target else "nobody could be it"
+        figure = f"{target} is not a member" if target else "no member qualifies"
     elif not row.votes:
         figure = f"{target} does not vote yet"
     elif target not in fit:
-        figure = f"{target} leads already" if target == leader else f"{target} does not lead, {leader or 'nobody'} does"
+        figure = f"{target} is the leader" if target == leader else f"{target} is not the leader"
     else:
         figure = f"{target}, a {row.role}"
-    remedy = f"name one of: {', '.join(fit) or 'none'}"
+    remedy = f"use one of: {', '.join(fit) or 'none'}"
     holds = row is not None and row.votes and target in fit
     return Precondition(name="target", holds=holds, figure=figure, remedy=remedy, may_be_forced=False)
 
@@ -383,10 +382,10 @@ def _agent_target(found: ClusterFacts, target: str) -> Precondition:
     row = next((one for one in found.nodes if one.name == target), None)
     up = [one.name for one in found.nodes if one.state == "UP"]
     if row is None:
-        figure = f"there is no node {target}" if target else "no node is UP"
+        figure = f"{target} is not a node" if target else "no node is UP"
     else:
         figure = f"{target}, {row.state}, with {len(row.jobs)} jobs"
-    remedy = f"name one of: {', '.join(up[:COMPARED]) or 'none'}"
+    remedy = f"use one of: {', '.join(up[:COMPARED]) or 'none'}"
     return Precondition(name="target", holds=target in up, figure=figure, remedy=remedy, may_be_forced=False)
 
 
@@ -397,8 +396,8 @@ def _quorum(found: ClusterFacts, scenario: Scenario, target: str) -> Preconditio
     return Precondition(
         name="quorum",
         holds=len(left) >= least,
-        figure=f"{len(left)} of {len(voters)} are left, and {least} have to be",
-        remedy="have all members up first: without a majority nothing is decided",
+        figure=f"{len(left)} of {len(voters)} would be left, and {least} are needed",
+        remedy="start all members first: without a majority the cluster stops",
         may_be_forced=False,
     )
 
@@ -414,8 +413,8 @@ def _helper(found: ClusterFacts, target: str) -> Precondition:
     return Precondition(
         name="helper",
         holds=off_s <= HELPER_CLOCK_S_MAX,
-        figure=f"allows it; its clock is off by {off_s:.1f} s; {starts} starts {target} again",
-        remedy=f"set its clock right: at most {HELPER_CLOCK_S_MAX:g} s",
+        figure=f"allows it; clock offset {off_s:.1f} s; {starts} restarts {target}",
+        remedy=f"correct its clock: at most {HELPER_CLOCK_S_MAX:g} s off",
     )
 
 
@@ -425,7 +424,7 @@ def _duration(hold_s: int) -> Precondition:
         name="duration",
         holds=hold_s <= most,
         figure=f"{hold_s} s",
-        remedy=f"no fault is held for longer than {most} s: a node that is DOWN only after that cannot be drilled",
+        remedy=f"use at most {most} s; node-down needs a node_down_s below that",
         may_be_forced=False,
     )
 
@@ -438,7 +437,7 @@ def _certificates(found: ClusterFacts) -> Precondition:
             f"{name} for {left_s / 86_400:.1f} days" for name, left_s in sorted(soon.items())
         )
     else:
-        figure = f"valid for {min(known.values()) / 86_400:.0f} days at least" if known else "none was shown"
+        figure = f"valid for at least {min(known.values()) / 86_400:.0f} days" if known else "no replica showed one"
     return Precondition(
         name="certificates",
         holds=bool(known) and not soon,
@@ -451,7 +450,7 @@ def _reissue_commands(found: ClusterFacts, names: Iterable[str]) -> str:
     """Return commands that reissue certificates, for the replicas among `names`."""
     replicas = {one.name for one in found.members.members}
     again = [f"forebay cert issue {name} --role replica --replace" for name in sorted(names) if name in replicas]
-    return "issue them again first" + (f": {'; '.join(again)}" if again else "")
+    return "reissue them first" + (f": {'; '.join(again)}" if again else "")
 
 
 def _snapshots(found: ClusterFacts) -> Precondition:
@@ -459,11 +458,11 @@ def _snapshots(found: ClusterFacts) -> Precondition:
     most = SNAPSHOT_PERIODS_MAX * found.site.snapshot_every_entries
     late = sorted(name for name, entries in since.items() if entries > most)
     figure = (
-        f"{', '.join(late)}: more than {most} entries since the last one"
+        f"{', '.join(late)}: more than {most} entries since the last snapshot"
         if late
-        else (f"at most {max(since.values(), default=0)} entries since the last one")
+        else (f"at most {max(since.values(), default=0)} entries since the last snapshot")
     )
-    remedy = "have one made: forebay cluster snapshot; or see the log of the replica"
+    remedy = "write one (forebay cluster snapshot), or see the replica's log"
     return Precondition(name="snapshots", holds=not late, figure=figure, remedy=remedy)
 
 
@@ -472,17 +471,17 @@ def _jobs(found: ClusterFacts, spare: bool) -> Precondition:
     return Precondition(
         name="jobs",
         holds=not (spare and count),
-        figure=f"{count} are being staged out",
-        remedy="wait until they are: forebay transfer list; or plan it without --spare-jobs",
+        figure=f"{count} jobs are being staged out",
+        remedy="wait until they have finished (forebay transfer list), or remove --spare-jobs",
     )
 
 
 def _site(found: ClusterFacts) -> Precondition:
     site = found.site
     figure = (
-        f"there are none {site.never}" if site.never else f"{site.halt} is there" if site.halt else "none against it"
+        f"no drills {site.never}" if site.never else f"{site.halt} exists" if site.halt else "drills are allowed now"
     )
-    remedy = "come again outside of these hours" if site.never else "take the file away"
+    remedy = "try again outside of these hours" if site.never else "remove the file"
     return Precondition(name="site", holds=not (site.never or site.halt), figure=figure, remedy=remedy)
 
 
@@ -495,13 +494,13 @@ def _check_members(found: ClusterFacts) -> Iterable[Precondition]:
         name="lag",
         holds=most <= LAG_ENTRIES_MAX,
         figure=f"at most {most} entries behind the leader",
-        remedy=f"wait until nobody is more than {LAG_ENTRIES_MAX} behind: forebay cluster members",
+        remedy=f"wait until no member is more than {LAG_ENTRIES_MAX} behind: forebay cluster members",
     )
     for name, unwell, remedy in (
         (
             "ready",
             {one: status.not_ready for one, status in statuses.items() if not status.ready},
-            "wait, or see its log",
+            "wait, or see the replica's log",
         ),
         (
             "term",
@@ -510,12 +509,12 @@ def _check_members(found: ClusterFacts) -> Iterable[Precondition]:
                 for one, status in statuses.items()
                 if (status.term, status.leader) != (found.members.term, found.members.leader)
             },
-            "wait until all know who leads",
+            "wait until all agree on the leader",
         ),
         (
             "clocks",
-            {one: "has a wall clock that is off" for one, status in statuses.items() if status.clock_off},
-            "set it right: forebay cluster clock",
+            {one: "has a wrong wall clock" for one, status in statuses.items() if status.clock_off},
+            "correct the clock: forebay cluster clock",
         ),
         (
             "ledgers",
@@ -524,13 +523,11 @@ def _check_members(found: ClusterFacts) -> Iterable[Precondition]:
                 for one, status in statuses.items()
                 if status.damaged_entries
             },
-            "wait until its peers have given them again, or see its log",
+            "wait until its peers have repaired them, or see the replica's log",
         ),
     ):
-        said = "; ".join(f"{one} {why or 'is not'}" for one, why in sorted(unwell.items()))
-        yield Precondition(
-            name=name, holds=not unwell, figure=said or f"all {len(statuses)} that answer are well", remedy=remedy
-        )
+        said = "; ".join(f"{one} {why or 'is not ready'}" for one, why in sorted(unwell.items()))
+        yield Precondition(name=name, holds=not unwell, figure=said or f"{len(statuses)} replicas ok", remedy=remedy)
 
 
 def _agreement(found: ClusterFacts) -> Precondition:
@@ -541,12 +538,12 @@ def _agreement(found: ClusterFacts) -> Precondition:
     if odd or differ:
         figure = f"{', '.join(odd) or 'replicas'} differ" + (f" after entry {differ[0]}" if differ else "")
     else:
-        figure = f"the same state after entry {compared}" if compared else "nothing was compared yet"
+        figure = f"same state after entry {compared}" if compared else "not compared yet"
     return Precondition(
         name="digests",
         holds=not odd and not differ and bool(compared),
         figure=figure,
-        remedy="compare them: forebay cluster probe --digest; they do by themselves every minute",
+        remedy="wait a minute, or compare them now: forebay cluster probe --digest",
     )
 
 
@@ -554,11 +551,12 @@ def _other_drills(drills: DrillsAnswer) -> Precondition:
     under_way = next((one for one in drills.drills if one.verdict == "under way"), None)
     if drills.locks:
         lock = drills.locks[0]
-        figure, remedy = f"{lock.by} wants none: {lock.reason}", f"ask {lock.by}; then: forebay drill unlock {lock.by}"
+        figure = f"locked by {lock.by}: {lock.reason}"
+        remedy = f"ask {lock.by}, then: forebay drill unlock {lock.by}"
     elif under_way is not None:
-        figure = f"drill {under_way.drill} is under way until {under_way.until}"
-        remedy = f"wait for its end, or end it: forebay drill abort {under_way.drill} --reason TEXT"
+        figure = f"drill {under_way.drill} is running until {under_way.until}"
+        remedy = f"wait for its end, or abort it: forebay drill abort {under_way.drill} --reason TEXT"
     else:
-        figure, remedy = "no other one", ""
+        figure, remedy = "no other drill, no lock", ""
     holds = not drills.locks and under_way is None
     return Precondition(name="drills", holds=holds, figure=figure, remedy=remedy, may_be_forced=False)

@@ -80,9 +80,9 @@ def prober_starter(config: Path, identity: str, replicas: dict[str, Address]) ->
             )
             begin.cancel()
             if not begun.is_set():
-                raise MeasurementFailed("the process that measures writes does not begin")
+                raise MeasurementFailed("the measuring process did not start")
             read = reading
-            yield lambda: "the process that measures writes has ended" if read.done() else ""
+            yield lambda: "the measuring process has ended" if read.done() else ""
         finally:
             process.stdin.close()
             if reading is not None:

@@ -41,7 +41,7 @@ def render_page(
     title = f"Forebay: drill {drill.drill}, {drill.scenario} of {drill.target}, {moment(began)} UTC"
     facts = (
         ("Verdict", f"{drill.verdict}: {drill.sentence}"),
-        ("By", drill.by + (f", and {drill.second} agreed" if drill.second else "")),
+        ("By", drill.by + (f", approved by {drill.second}" if drill.second else "")),
         ("Plan", drill.plan),
         ("Preconditions overridden", ", ".join(drill.forced) or "none"),
         ("Ended", f"{moment(ended)} UTC"),
@@ -86,7 +86,7 @@ def _timeline(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: ChartF
         if term.from_at is not None and since <= frame.to_us and until >= frame.from_us
     ]
     drawn += [
-        ChartBar(2, since, until, _TERMS[place % 2], f"{term.leader or 'somebody'} led term {term.term}")
+        ChartBar(2, since, until, _TERMS[place % 2], f"{term.leader or 'an unknown replica'} led term {term.term}")
         for place, (since, until, term) in enumerate(seen)
     ]
     legend = ((_FAULT, "the fault"), (_CONTROL, "control"), (_ANSWERED, "writes"), (_STOPPED, "none acknowledged"))

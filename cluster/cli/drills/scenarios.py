@@ -63,17 +63,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def targets_agent(self) -> bool:
-        """Whether its target is an agent."""
+        """True if the target is an agent."""
         return self.of == "agent"
 
 
-_ELECTED: Final = "the others elect another leader; no script and no transfer ends"
-_NO_VOTE: Final = "the others go on without it; no script and no transfer ends"
+_ELECTED: Final = "the others elect a new leader; scripts and transfers continue"
+_NO_VOTE: Final = "the others continue without it; scripts and transfers continue"
 
-_UNTOUCHED: Final = (
-    "the cluster itself is asked for nothing else but how it stands; no agent, no job and no mail of it has to do with "
-    "the copy"
-)
+_UNTOUCHED: Final = "the cluster itself only answers status requests; its agents, jobs and mail are not affected"
 
 SCENARIOS: Final = {
     one.name: one
@@ -81,20 +78,20 @@ SCENARIOS: Final = {
         Scenario(
             name="switchover",
             of="follower",
-            does="takes the leadership over",
-            means="no process ends: scripts and transfers go on, agents report to who leads then",
+            does="takes over the leadership",
+            means="no process ends; scripts and transfers continue, and agents report to the new leader",
         ),
         Scenario(
             name="leader-kill",
             of="leader",
-            does="is killed (SIGKILL), and runs again after {hold_s} s at the latest",
+            does="is killed (SIGKILL) and restarted after at most {hold_s} s",
             means=_ELECTED,
             takes_over=True,
         ),
         Scenario(
             name="leader-hang",
             of="leader",
-            does="stands still (SIGSTOP) for {hold_s} s, and goes on",
+            does="is stopped (SIGSTOP) for {hold_s} s and continues",
             means=_ELECTED,
             takes_over=True,
             keeps_waiting=True,
@@ -102,27 +99,27 @@ SCENARIOS: Final = {
         Scenario(
             name="follower-stop",
             of="follower",
-            does="stands still (SIGSTOP) for {hold_s} s, and goes on",
+            does="is stopped (SIGSTOP) for {hold_s} s and continues",
             means=_NO_VOTE,
             keeps_waiting=True,
         ),
         Scenario(
             name="agent-kill",
             of="agent",
-            does="is killed (SIGKILL), and runs again after {hold_s} s at the latest",
-            means="scripts go on and are found again; what it was moving begins again as a new attempt",
+            does="is killed (SIGKILL) and restarted after at most {hold_s} s",
+            means="scripts continue and are found again; its transfers restart as new attempts",
         ),
         Scenario(
             name="node-down",
             of="agent",
-            does="stands still (SIGSTOP) for {hold_s} s, until its node is DOWN, and goes on",
-            means="scripts go on; the node gets nothing new while it is DOWN, and is UP again afterwards",
+            does="is stopped (SIGSTOP) for {hold_s} s, until its node is DOWN, and continues",
+            means="scripts continue; the node gets no new work while it is DOWN, and is UP again afterwards",
         ),
         Scenario(
             name="partition",
             of="member",
-            does="reaches no replica and no client for {hold_s} s, and none of them reaches it",
-            means="the others go on, with another leader where it led; agents that poll it poll another",
+            does="cannot exchange data with replicas and clients for {hold_s} s",
+            means="the others continue, with a new leader if it led; its agents poll another replica",
             takes_over=True,
             keeps_waiting=True,
         ),
@@ -130,35 +127,35 @@ SCENARIOS: Final = {
             name="partition-in",
             of="member",
             does="receives nothing from the other replicas for {hold_s} s",
-            means="the others go on, with another leader where it led",
+            means="the others continue, with a new leader if it led",
             takes_over=True,
             keeps_waiting=True,
         ),
         Scenario(
             name="partition-out",
             of="member",
-            does="reaches none of the other replicas for {hold_s} s",
-            means="the others go on, with another leader where it led",
+            does="cannot send to the other replicas for {hold_s} s",
+            means="the others continue, with a new leader if it led",
             takes_over=True,
             keeps_waiting=True,
         ),
         Scenario(
             name="disk-full",
             of="member",
-            does="has no space left on its own file system for {hold_s} s",
-            means="it stops at the first write that fails, and is started again; the others go on, with another "
-            "leader where it led",
+            does="has no free space on its file system for {hold_s} s",
+            means="it stops at the first failed write and is restarted; the others continue, with a new leader if it "
+            "led",
         ),
         Scenario(
             name="slow-disk",
             of="follower",
-            does="has a disk that does ten writes a second, for {hold_s} s",
-            means="the others commit without it; it follows behind, and catches up",
+            does="has a disk limited to ten writes a second for {hold_s} s",
+            means="the others commit without it; it lags and catches up afterwards",
         ),
         Scenario(
             name="restore",
             of="member",
-            does="everything is lost but that snapshot, which is restored; two more replicas join",
+            does="the snapshot is restored after a total loss; two more replicas join",
             means=_UNTOUCHED,
             on_copy=True,
             goal_ms=COPY_GOAL_MS,
@@ -166,7 +163,7 @@ SCENARIOS: Final = {
         Scenario(
             name="majority-lost",
             of="member",
-            does="two of its three replicas are killed and their disks lost, and what the third has left is recovered",
+            does="two of the three replicas and their disks are lost, and the cluster is recovered from the third",
             means=_UNTOUCHED,
             on_copy=True,
             goal_ms=COPY_GOAL_MS,
@@ -174,7 +171,7 @@ SCENARIOS: Final = {
         Scenario(
             name="upgrade",
             of="member",
-            does="its replicas are replaced by another release, one after the other, while it works",
+            does="the replicas are upgraded to another release one at a time, under load",
             means=_UNTOUCHED,
             on_copy=True,
             goal_ms=UPGRADE_GOAL_MS,

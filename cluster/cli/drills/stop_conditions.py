@@ -122,8 +122,8 @@ class StopConditions:
         # The target may change between the requests and the answers, so both sets are excluded.
         spared = self.spared
         statuses = await self.statuses()
-        find_silent = sorted(set(self._replicas) - spared - self.spared - set(statuses))
-        return f"{', '.join(find_silent)} did not answer for {self.status_s:g} s" if find_silent else ""
+        silent = sorted(set(self._replicas) - spared - self.spared - set(statuses))
+        return f"{', '.join(silent)} did not answer within {self.status_s:g} s" if silent else ""
 
     async def watch(self, probes: Probes, goals: Goals) -> None:
         """Evaluate the local conditions ten times a second."""
@@ -167,13 +167,13 @@ class StopConditions:
         try:
             await watch
         except Exception as error:
-            self.stop(f"what would stop it cannot be looked at ({type(error).__name__}: {error})")
+            self.stop(f"a stop condition could not be evaluated ({type(error).__name__}: {error})")
 
 
 async def _lock(stops: StopConditions) -> str:
     with contextlib.suppress(ApiError):
         for lock in (await stops.client.call(ops.LIST_DRILLS, deadline_s=STATUS_S)).locks[:1]:
-            return f"{lock.by} wants no drills: {lock.reason}"
+            return f"drills are locked by {lock.by}: {lock.reason}"
     return ""
 
 
@@ -182,13 +182,13 @@ async def _node_down(stops: StopConditions) -> str:
     with contextlib.suppress(ApiError):
         nodes = (await stops.client.call(ops.LIST_NODES, deadline_s=STATUS_S)).nodes
         down = sorted({one.name for one in nodes if one.state == "DOWN"} & stops.up - spared - stops.spared)
-        return f"{', '.join(down)} is DOWN, and is not the target" if down else ""
+        return f"{', '.join(down)} went DOWN and is not the target" if down else ""
     return ""
 
 
 async def _differing_state(stops: StopConditions) -> str:
     odd = sorted(name for name, one in (await stops.digests()).items() if one.verdict in ("disputed", "odd"))
-    return f"{', '.join(odd)} hold another state than the others" if odd else ""
+    return f"{', '.join(odd)} differ in state from the other replicas" if odd else ""
 
 
 async def _alarm(stops: StopConditions) -> str:
@@ -215,19 +215,19 @@ def _writes_slower(seen: Observations) -> str:
     taken_us = latency_us(last, now_s - 2 * CALM_S, now_s - CALM_S, 0.99)
     if taken_us <= max(slower_max * normal_us, SLOW_US_LEAST):
         return ""
-    return f"of 100 writes one takes {taken_us / 1000:.0f} ms, before it were {normal_us / 1000:.0f} ms"
+    return f"the p99 write latency is {taken_us / 1000:.0f} ms, and was {normal_us / 1000:.0f} ms before the fault"
 
 
 def _halt_reason(halt: str) -> str:
-    return f"{halt} is there" if halt else ""
+    return f"{halt} exists" if halt else ""
 
 
 OF_WRITES: Final[dict[str, Callable[[Observations], str]]] = {
-    "somebody aborts it": lambda seen: seen.probes.abort,
-    "a write is refused": lambda seen: f"a write was refused: {seen.probes.refusal}" if seen.probes.refusal else "",
-    "nobody measures": lambda seen: seen.probes.unmeasured(),
+    "aborted by an operator": lambda seen: seen.probes.abort,
+    "a write is rejected": lambda seen: f"a write was rejected: {seen.probes.refusal}" if seen.probes.refusal else "",
+    "measurement failed": lambda seen: seen.probes.unmeasured(),
     "writes stop": _writes_stopped,
-    "the file is there": lambda seen: _halt_reason(seen.halt),
+    "the halt file exists": lambda seen: _halt_reason(seen.halt),
     "writes are slower": _writes_slower,
 }
 """Local conditions of a drill on the cluster, by name."""
@@ -242,9 +242,9 @@ OF_MEMBERS: Final[dict[str, Callable[[StopConditions], Awaitable[str]]]] = {
 """Conditions of every drill that need requests to the cluster, by name."""
 
 OF_COPIES: Final[dict[str, Callable[[Exercise, str, str], str]]] = {
-    "somebody aborts it": lambda exercise, abort, halt: abort,
-    "the file is there": lambda exercise, abort, halt: _halt_reason(halt),
-    "a copy has no room": lambda exercise, abort, halt: exercise.room_fault(),
+    "aborted by an operator": lambda exercise, abort, halt: abort,
+    "the halt file exists": lambda exercise, abort, halt: _halt_reason(halt),
+    "too little disk space": lambda exercise, abort, halt: exercise.room_fault(),
 }
 """Conditions of a drill on a copy, by name: functions of the exercise, an operator's abort, and the halt file."""
 

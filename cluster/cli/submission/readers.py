@@ -90,7 +90,7 @@ def split_names(text: str) -> tuple[str, ...]:
     """
     parts = tuple(part.strip() for part in text.split(","))
     if not all(parts):
-        raise ValueError(f"{text[:48]!r} has an empty part; separate the names with one comma each")
+        raise ValueError(f"{text[:48]!r} has an empty name; separate names with single commas")
     return parts
 
 
@@ -103,14 +103,12 @@ def parse_nodes(text: str) -> int:
     least, dash, most = text.partition("-")
     for part in (least, most) if dash else (least,):
         if not (part.isascii() and part.isdigit()) or len(part) > 9:
-            raise ValueError(
-                f"the number of nodes {text[:24]!r} cannot be used; write 1, or 0 for persistent buffers only"
-            )
+            raise ValueError(f"the number of nodes {text[:24]!r} is invalid; write 1, or 0 for persistent buffers only")
     first, last = int(least), int(most) if dash else int(least)
     if last < first:
-        raise ValueError(f"the number of nodes {text[:24]!r} ends before it starts; write --nodes=1")
+        raise ValueError(f"the maximum of nodes in {text[:24]!r} is below the minimum; write --nodes=1")
     if first > 1:
-        raise ValueError(f"the job asks for {first} nodes; a job of Forebay runs on one: write --nodes=1")
+        raise ValueError(f"the job requests {first} nodes, and jobs run on one; write --nodes=1")
     return min(last, 1)
 
 
@@ -122,7 +120,7 @@ def parse_nice(text: str) -> int:
     """
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 10 or int(digits) > NICE_MAX:
-        raise ValueError(f"the adjustment {text[:24]!r} cannot be used; write a whole number up to {NICE_MAX}")
+        raise ValueError(f"the adjustment {text[:24]!r} is invalid; write a whole number up to {NICE_MAX}")
     return int(text)
 
 
@@ -133,7 +131,7 @@ def parse_count(text: str, what: str, least: int, most: int) -> int:
         ValueError: sentence and remedy, if the text is invalid.
     """
     if not (text.isascii() and text.isdigit()) or len(text) > JOB_ID_DIGITS_MAX or not least <= int(text) <= most:
-        raise ValueError(f"{what} {text[:24]!r} cannot be used; write a whole number from {least} to {most}")
+        raise ValueError(f"{what} {text[:24]!r} is invalid; write a whole number from {least} to {most}")
     return int(text)
 
 
@@ -145,7 +143,7 @@ def parse_dependencies(text: str) -> tuple[str, ...]:
     """
     form = f"write KIND:JOB[:JOB…][,KIND:JOB…] with the kinds {', '.join(_DEPENDENCY_WORDS)}, or singleton"
     if "?" in text and "," in text:
-        raise ValueError(f"{text!r} has both , and ?; write , where all must hold, or ? where one is enough")
+        raise ValueError(f"{text!r} has both , and ?; use , if all must hold, or ? if one suffices")
     found: list[str] = []
     for part in text.split("?" if is_any(text) else ","):
         word, *jobs = part.split(":")
@@ -157,14 +155,14 @@ def parse_dependencies(text: str) -> tuple[str, ...]:
         if word not in _DEPENDENCY_WORDS:
             raise ValueError(f"{part!r} does not begin with a kind of dependency; {form}")
         if not jobs:
-            raise ValueError(f"{part!r} names no job; write {word}:42")
+            raise ValueError(f"{part!r} has no job; write {word}:42")
         for job in jobs:
             if _JOB.fullmatch(job) is None or int(job.partition("_")[0]) == 0:
-                raise ValueError(f"{job!r} in {part!r} is not a job id; write {word}:42")
+                raise ValueError(f"{job!r} in {part!r} is not a job ID; write {word}:42")
             if (condition := f"{word}:{_plain(job)}") not in found:
                 found.append(condition)
     if len(found) > DEPENDENCIES_MAX:
-        raise ValueError(f"there are {len(found)} dependencies; a job can wait for at most {DEPENDENCIES_MAX}")
+        raise ValueError(f"the job has {len(found)} dependencies; use at most {DEPENDENCIES_MAX}")
     return tuple(found)
 
 
@@ -208,19 +206,19 @@ def read_bounded(path: Path, most_bytes: int, what: str, place: str) -> bytes:
     except OSError as error:
         raise _unreadable(path, what, place, error) from error
     if len(data) > most_bytes:
-        raise bad_input(f"{what} {path} has more than {most_bytes} bytes", "name the right file", place=place)
+        raise bad_input(f"{what} {path} has more than {most_bytes} bytes", "give another file", place=place)
     return data
 
 
 def _unreadable(path: Path, what: str, place: str, error: OSError) -> Failure:
     return bad_input(
-        f"{what} {path} cannot be read ({error.strerror})", "name a file that exists and that you may read", place=place
+        f"{what} {path} cannot be read ({error.strerror})", "correct the path or its permissions", place=place
     )
 
 
 def _exclusive(text: str) -> bool:
     if text not in ("yes", "no", *SHARERS):
-        raise ValueError(f"{text[:24]!r} cannot be used; write --exclusive alone: the job then has a node for itself")
+        raise ValueError(f"{text[:24]!r} is invalid; write --exclusive alone, which gives the job a whole node")
     return text != "no"
 
 

@@ -87,7 +87,7 @@ def prepare(
     options = read_options(script, label)
     faults = list(options.faults)
     if not all(map(_is_text, arguments)):
-        faults.append(bad_input("an argument of the script is not UTF-8 text", "give it text", place="--"))
+        faults.append(bad_input("an argument of the script is not UTF-8 text", "use UTF-8 text", place="--"))
     from_script, typed = dict(options.settings), typed_settings(given)
     notes, unheeded = list(options.warnings), [*options.ignored, *ignored]
     chosen = from_script | typed
@@ -188,7 +188,7 @@ def pack_script(script: str, label: str) -> str:
     if not rest or len(head.encode()) > PACKED_HEAD_BYTES_MAX:
         raise bad_input(
             f"the comment lines at the top of the script have more than {PACKED_HEAD_BYTES_MAX} bytes",
-            "begin them with '# ', or write them below the first command",
+            "begin them with '# ', or move them below the first command",
             place=label,
         )
     import base64
@@ -198,7 +198,7 @@ def pack_script(script: str, label: str) -> str:
     if len(found.encode()) > PACKED_SCRIPT_BYTES_MAX:
         raise bad_input(
             f"the script has more than {SCRIPT_BYTES_MAX} bytes, and more than {PACKED_SCRIPT_BYTES_MAX} compressed",
-            "keep data and programs in files of their own and let the script call them",
+            "move data and programs to files that the script uses",
             place=label,
         )
     return found
@@ -299,8 +299,8 @@ def parse_exports(
     size_bytes = sum(len(name.encode()) + len(value.encode()) for name, value in found.items())
     if len(found) > ENVIRONMENT_VARIABLES_MAX or size_bytes > ENVIRONMENT_BYTES_MAX:
         raise bad_input(
-            f"the exported variables are {len(found)} with {size_bytes} bytes",
-            f"export at most {ENVIRONMENT_VARIABLES_MAX} with {ENVIRONMENT_BYTES_MAX} bytes, the rest in a file",
+            f"{len(found)} variables with {size_bytes} bytes are exported",
+            f"export at most {ENVIRONMENT_VARIABLES_MAX} with {ENVIRONMENT_BYTES_MAX} bytes; put the rest in a file",
             place="--export",
         )
     return found
@@ -318,7 +318,7 @@ def _script_exports(written: Setting, environment: Mapping[str, str], notes: lis
         if "=" in text or text in environment:
             found |= _read_variable(text, environment, written.place)
         else:
-            notes.append(f"{written.place}: the variable {text[:48]} is not set here, and is not exported")
+            notes.append(f"{written.place}: the variable {text[:48]} is not set here, so it is not exported")
     return found
 
 
@@ -338,5 +338,5 @@ def _read_variable(text: str, environment: Mapping[str, str], place: str) -> dic
             raise bad_input(f"the variable {name} is not set here", f"write --export {name}=VALUE", place=place)
         value = environment[name]
     if not _is_text(value):
-        raise bad_input(f"the value of {name} is not UTF-8", "export text only", place=place)
+        raise bad_input(f"the value of {name} is not UTF-8 text", "export UTF-8 text only", place=place)
     return {name: value}

@@ -67,7 +67,7 @@ class IgnoredOption(NamedTuple):
 
     def rejection(self) -> Failure:
         """Return the failure for a site that does not accept such options."""
-        return bad_input(f"{self.written} has no effect here: {self.reason}", self.remedy, place=self.place)
+        return bad_input(f"{self.written} has no effect: {self.reason}", self.remedy, place=self.place)
 
 
 def ignore_value(long: str, value: str, place: str) -> IgnoredOption:
@@ -95,7 +95,7 @@ def check_script(data: bytes, name: str) -> str:
     if len(data) > SUBMITTED_SCRIPT_BYTES_MAX:
         raise bad_input(
             f"the script has more than {SUBMITTED_SCRIPT_BYTES_MAX} bytes",
-            "keep data and programs in files of their own and let the script call them",
+            "move data and programs to files that the script uses",
             place=name,
         )
     try:
@@ -104,19 +104,19 @@ def check_script(data: bytes, name: str) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         raise bad_input(
             "the script is not UTF-8 text",
-            "convert it, or submit a script that runs the program",
+            "convert it to UTF-8, or submit a script that runs the program",
             place=f"{name} line {line}",
         ) from None
     for forbidden, sentence, remedy in (
         ("\0", "the script has a zero byte", "submit a text file, not a program"),
-        ("\r\n", "the line ends as on Windows (CR LF)", f"convert the script: sed -i 's/\\r$//' {name}"),
+        ("\r\n", "the line has a Windows line end (CR LF)", f"convert the script: sed -i 's/\\r$//' {name}"),
     ):
         offset = text.find(forbidden)
         if offset >= 0:
             raise bad_input(sentence, remedy, place=f"{name} line {text.count(chr(10), 0, offset) + 1}")
     if not text.startswith("#!"):
         raise bad_input(
-            "this does not look like a batch script: it does not begin with #!",
+            "the file is not a batch script: it does not begin with #!",
             "make the first line name the interpreter, for example #!/bin/sh",
             place=f"{name} line 1, column 1",
         )
@@ -135,13 +135,13 @@ def read_options(script: str, name: str) -> ScriptOptions:
             if at_top and line.strip() and not line.lstrip().startswith("#"):
                 at_top = False
             elif at_top and line.startswith(FOREIGN_MARKS):
-                warnings.append(f"{name} line {number}: {line.split()[0]} is not read; write {MARK}")
+                warnings.append(f"{name} line {number}: {line.split()[0]} lines are ignored; write {MARK}")
             continue
         rest = line[len(MARK) : len(MARK) + 1]
         if rest and not rest.isspace() and rest != "-":
             continue
         if not at_top:
-            warnings.append(f"{name} line {number}: {MARK} after the first command is not read; move it to the top")
+            warnings.append(f"{name} line {number}: {MARK} after the first command is ignored; move it to the top")
             continue
         for one in _read_line(line, f"{name} line {number}"):
             match one:
@@ -218,7 +218,7 @@ def _read_line(line: str, place: str) -> Iterator[Found]:
         return
     if words and words[0].text.lower() in _COMPONENTS:
         yield bad_input(
-            f"{words[0].text} begins another component of a heterogeneous job, and a job runs on one node",
+            f"{words[0].text} begins a component of a heterogeneous job, and jobs run on one node",
             "submit each component as a job",
             place=f"{place}, column {words[0].column}",
         )
@@ -301,9 +301,7 @@ def _with_value(option: Option, written: str, value: Word, place: str, column: i
 def _treat(option: Option, written: str, setting: Setting, place: str) -> Found:
     if option.treatment is Treatment.IGNORED:
         if option.long == "--nodelist" and _names_several(setting.value):
-            raise bad_input(
-                f"{written} names several nodes, and a job of Forebay runs on one", option.remedy, place=setting.place
-            )
+            raise bad_input(f"{written} names several nodes, and jobs run on one", option.remedy, place=setting.place)
         return IgnoredOption(option.long, place, option.reason, option.remedy)
     if option.treatment is Treatment.REJECTED:
         raise rejection(option, written, place)
@@ -363,7 +361,7 @@ def _names_several(text: str) -> bool:
 
 def rejection(option: Option, written: str, place: str) -> Failure:
     """Return the failure for a rejected option."""
-    return bad_input(f"{written} cannot be had: {option.reason}", option.remedy, place=place)
+    return bad_input(f"{written} is not supported: {option.reason}", option.remedy, place=place)
 
 
 def _find_option(name: str, place: str) -> Option:
@@ -378,17 +376,17 @@ def _find_option(name: str, place: str) -> Option:
     if not found:
         raise _unknown(name, place)
     listed = ", ".join(option.long for option in found)
-    raise bad_input(f"{_quote(name)} may mean {listed}", "write the whole name", place=place)
+    raise bad_input(f"{_quote(name)} is ambiguous: {listed}", "write the whole name", place=place)
 
 
 def _unknown(written: str, place: str) -> Failure:
     near = difflib.get_close_matches(written, LONG, n=1)
     remedy = f"did you mean {near[0]}? " if near else ""
     remedy += (
-        "remove it, or write ##SBATCH to keep the line as a comment; Forebay knows the options in "
-        "docs/reference/sbatch-options.md"
+        "remove it, or write ##SBATCH to make the line a comment; docs/reference/sbatch-options.md lists the "
+        "supported options"
     )
-    return bad_input(f"Forebay does not know the option {_quote(written)}", remedy, place=place)
+    return bad_input(f"option {_quote(written)} is unknown", remedy, place=place)
 
 
 def _quote(text: str) -> str:

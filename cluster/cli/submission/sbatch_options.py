@@ -60,21 +60,19 @@ PARSABLE: Final = "parsable"
 UNNAMED_FIELDS: Final = (TASKS_PER_NODE, CPUS_LEAST)
 """Fields besides JOB_FIELDS that a script may set; `forebay submit --help` does not list them."""
 
-_LEAVE_OUT: Final = "leave it out"
-_NO_MEMORY: Final = "jobs have no memory limit: a job has what its node has free"
-_NO_DEVICES: Final = "Forebay allocates CPUs, burst buffers and licences, and no devices"
-_DEVICES: Final = (
-    "leave it out, or have an operator define a licence for them: forebay policy license set gpu --total N"
-)
+_LEAVE_OUT: Final = "remove it"
+_NO_MEMORY: Final = "jobs have no memory limit"
+_NO_DEVICES: Final = "Forebay allocates CPUs, burst buffers and licences, but no devices"
+_DEVICES: Final = "remove it, or have an operator define a licence: forebay policy license set gpu --total N"
 _FEATURES: Final = "nodes have no features or topology: Forebay chooses the node"
-_PARTITION: Final = "leave it out, or name a partition of such nodes with --partition"
-_LAYOUT: Final = "the CPUs of a job are on one node, and its script binds them"
-_LAYOUT_REMEDY: Final = "leave it out, and bind the processes in the script, for example with taskset"
-_ACCOUNTING: Final = "Forebay collects no such figures"
+_PARTITION: Final = "remove it, or select a partition of such nodes with --partition"
+_LAYOUT: Final = "a job's CPUs are on one node and are not bound"
+_LAYOUT_REMEDY: Final = "remove it, and bind processes in the script, for example with taskset"
+_ACCOUNTING: Final = "Forebay does not collect these figures"
 _CONTAINER: Final = "it decides which files the script sees, and Forebay starts no containers"
-_CONTAINER_REMEDY: Final = "leave it out, and start the container in the script"
-_TYPED: Final = "it is not about the job but about the command sbatch"
-_ENVIRONMENT: Final = "a job has the variables of its submit and the limits of its node"
+_CONTAINER_REMEDY: Final = "remove it, and start the container in the script"
+_TYPED: Final = "it concerns the command sbatch, not the job"
+_ENVIRONMENT: Final = "a job has the variables given at submit and the limits of its node"
 
 
 def _job_fields() -> Iterator[Option]:
@@ -173,20 +171,18 @@ def _options() -> Iterator[Option]:
         "it decides which group owns what the job writes", "use newgrp or sg in the script", "gid="
     )
     yield from _rejected_options("the security context is that of the node's agent", _LEAVE_OUT, "context=")
-    yield from _rejected_options("the script would not run", "submit the script without it", "test-only", "external")
-    yield from _rejected_options(
-        "the script is what runs", "leave it out, and give it to forebay submit instead of a script", "wrap="
-    )
+    yield from _rejected_options("the script would not run", _LEAVE_OUT, "test-only", "external")
+    yield from _rejected_options("a script cannot replace itself", "remove it, or use `forebay submit --wrap`", "wrap=")
     yield from _rejected_options(_TYPED, _LEAVE_OUT, "help/h", "usage", "version/V", "autocomplete=")
 
 
 VALUES_WITHOUT_EFFECT: Final = {
-    "--export": ("a job has the variables that are named", "name them, for example --export=HOME,CASE=7"),
-    "--licenses": ("each licence of the site is counted by its name alone", "leave it out, or name one of the site"),
-    "--mail-type": ("no mail of that type is sent", _LEAVE_OUT),
-    "--mail-user": ("it is no mail address", "write an address, or leave it out"),
+    "--export": ("a job gets only named variables", "name them, for example --export=HOME,CASE=7"),
+    "--licenses": ("licences are counted by name alone", "remove it, or name a licence of the site"),
+    "--mail-type": ("Forebay sends no mail of that type", _LEAVE_OUT),
+    "--mail-user": ("it is not a mail address", "write an address, or remove it"),
     "--ntasks-per-node": ("all tasks run on the one node of the job", _LEAVE_OUT),
-    "--requeue": ("a requeued job waits as others do", "write --requeue alone"),
+    "--requeue": ("a requeued job has no priority over others", "write --requeue alone"),
 }
 """Option -> reason that some of its values have no effect, and the remedy if the site rejects them."""
 

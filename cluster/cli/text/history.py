@@ -20,7 +20,7 @@ def event_line(row: StoryRow) -> str:
     """Format an event as one line: time, revision, actor, job with its user, and sentence."""
     job = f"job {row.job_id}" if row.job_id is not None else ""
     whose = f"{job} ({row.user})" if job and row.user else job
-    refused = f"refused {row.command}: " if row.event == "rejected" else ""
+    refused = f"rejected {row.command}: " if row.event == "rejected" else ""
     remedy = f"; {row.remedy}" if row.remedy else ""
     return plain(
         f"{format_time(row.at)}  {row.revision:>8}  {row.actor:<16}  {whose:<18}  {refused}{row.sentence}{remedy}"
@@ -40,8 +40,8 @@ def terms_table(answer: LeadersAnswer) -> Listing:
         )
         for term in answer.terms
     ]
-    columns = ("TERM", "LEADER", "FROM", "TO", "ENTRIES", "SILENT_S")
-    return table(columns, rows, right=frozenset({"TERM", "ENTRIES", "SILENT_S"}))
+    columns = ("TERM", "LEADER", "FROM", "TO", "ENTRIES", "GAP_S")
+    return table(columns, rows, right=frozenset({"TERM", "ENTRIES", "GAP_S"}))
 
 
 def changes_text(answer: DiffAnswer) -> str:
@@ -67,10 +67,10 @@ def _lines(answer: DiffAnswer) -> Iterator[str]:
                 yield f"   {field}: {_value(field, before)} -> {_value(field, after)}"
     if answer.more:
         yield ""
-        yield "there are more: ask for one job or one kind of thing, or with a larger --limit"
+        yield "more changes are not shown: use --job, --of or a larger --limit"
 
 
-_WORDS = {"new": "is new", "gone": "is gone", "changed": "changed"}
+_WORDS = {"new": "created", "gone": "deleted", "changed": "changed"}
 
 
 def _changed_by(change: ChangeView) -> str:
@@ -81,7 +81,7 @@ def _changed_by(change: ChangeView) -> str:
 
 def _value(field: str, value: Any) -> str:
     if value in (None, "", []):
-        return "nothing"
+        return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if field.endswith("_bytes") and isinstance(value, int):

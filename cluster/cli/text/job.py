@@ -213,9 +213,8 @@ def _archived(history: HistoryAnswer) -> str:
     assert archived is not None
     commands = "1 command" if archived.commands == 1 else f"{archived.commands} commands"
     return (
-        f"{commands}, of revisions {archived.first_revision} to {archived.last_revision}, were pruned, and are in the "
-        f"archive: {', '.join(map(plain, archived.segments))}. See `forebay audit dump --job {history.job_id} "
-        "--archive DIR`."
+        f"{commands} of revisions {archived.first_revision} to {archived.last_revision} were pruned and are archived "
+        f"in {', '.join(map(plain, archived.segments))}: see `forebay audit dump --job {history.job_id} --archive DIR`."
     )
 
 
@@ -227,8 +226,8 @@ def timeline(history: HistoryAnswer, now: Instant) -> RenderableType:
     rows, called = history.rows, plain(history.task or str(history.job_id))
     parts: list[RenderableType] = []
     if not rows:
-        gone = "" if history.archived is None else f" any more. {_archived(history)}"
-        return Text(f"Job {called}: this replica holds nothing of its history{gone}")
+        gone = "" if history.archived is None else f". {_archived(history)}"
+        return Text(f"Job {called}: the replica that answered has no history of this job{gone}")
     first, last = parse_instant(rows[0].at), parse_instant(rows[-1].at)
     events = "1 event" if len(rows) == 1 else f"{len(rows)} events"
     parts.append(
@@ -243,24 +242,24 @@ def timeline(history: HistoryAnswer, now: Instant) -> RenderableType:
     elif not history.complete:
         parts.append(
             Text(
-                "The beginning is missing: this replica was caught up by a snapshot. Ask another replica for it.",
+                "The beginning is missing: the replica that answered caught up from a snapshot. Try another replica.",
                 style="yellow",
             )
         )
     parts.append(Text())
     parts.append(
         table(
-            ("TIME (UTC)", "AFTER", "", "REVISION", "STATE", "WHAT HAPPENED", "BY"),
+            ("TIME (UTC)", "AFTER", "", "REVISION", "STATE", "EVENT", "BY"),
             _event_rows(rows, first),
             right=frozenset({"AFTER", "REVISION"}),
-            flexible=frozenset({"WHAT HAPPENED", "STATE"}),
+            flexible=frozenset({"EVENT", "STATE"}),
         )
     )
     bars = list(_bars(spans(rows), now))
     if bars:
         parts += [
             Text(),
-            Text("Where the time went", style="bold"),
+            Text("Time in each state", style="bold"),
             table(("STATE", "DURATION", "SHARE", ""), bars, right=frozenset({"DURATION", "SHARE"})),
         ]
     return Group(*parts)
@@ -308,7 +307,7 @@ def why_text(why: WhyView) -> str:
     if why.blockers:
         jobs = "job" if len(why.blockers) == 1 else "jobs"
         names = [plain(name) for name in why.blocking] or map(str, why.blockers)
-        lines.append(f"It waits for {jobs} {', '.join(names)}.")
+        lines.append(f"Waiting for {jobs} {', '.join(names)}.")
     if why.remedy:
         lines.append(f"What to do: {plain(why.remedy)}")
     return "\n".join(lines)

@@ -54,14 +54,14 @@ _ASKING: Final = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 _PLAIN_TERMINALS: Final = ("dumb", "unknown")
 
 
-class Styled(msgspec.Struct, frozen=True):
+class StyledText(msgspec.Struct, frozen=True):
     """Cell with a style, words of `_SGR`; `text` has no control characters."""
 
     text: str
     style: str
 
 
-Cell: TypeAlias = "str | int | None | Styled | Text"
+Cell: TypeAlias = "str | int | None | StyledText | Text"
 
 
 def stdout_console() -> Console:
@@ -177,7 +177,7 @@ class Listing:
     def __init__(
         self,
         columns: tuple[str, ...],
-        rows: list[tuple[str | Styled | Text, ...]],
+        rows: list[tuple[str | StyledText | Text, ...]],
         right: frozenset[str],
         flexible: frozenset[str],
         header: bool,
@@ -211,7 +211,7 @@ class Listing:
         return True
 
     def _is_simple(self) -> bool:
-        return all(isinstance(cell, str | Styled) for row in self.rows for cell in row)
+        return all(isinstance(cell, str | StyledText) for row in self.rows for cell in row)
 
     def text(self, *, styled: bool = False, room: int = 0) -> str:
         """Return all lines, with escape sequences for styles if `styled`.
@@ -222,7 +222,7 @@ class Listing:
             return used.text(styled=styled, room=room if used.width > room else 0)
         lines: list[tuple[Any, ...]] = [*self.rows]
         if self._header:
-            lines.insert(0, tuple(Styled(column, "bold") for column in self.columns))
+            lines.insert(0, tuple(StyledText(column, "bold") for column in self.columns))
         groups, widths = self._lay_out(room) if room else ([range(len(self.columns))], self._widths)
         made = []
         for row in lines:
@@ -232,7 +232,7 @@ class Listing:
                     cell, width = row[number], widths[number]
                     text = _shorten(_text_in(cell), width)
                     blanks = " " * (width - _width(text))
-                    shown = _apply_style(text, cell.style) if styled and isinstance(cell, Styled) else text
+                    shown = _apply_style(text, cell.style) if styled and isinstance(cell, StyledText) else text
                     padded.append(blanks + shown if self.columns[number] in self._right else shown + blanks)
                 indent = " " * (INDENT if group[0] else 0)
                 made.append(indent + (" " * GAP).join(padded).rstrip() + "\n")
@@ -293,7 +293,7 @@ class Listing:
                     Text(cell)
                     if isinstance(cell, str)
                     else Text(cell.text, cell.style)
-                    if isinstance(cell, Styled)
+                    if isinstance(cell, StyledText)
                     else cell
                     for cell in row
                 )
@@ -301,8 +301,8 @@ class Listing:
         return made
 
 
-def _text_in(cell: str | Styled | Text) -> str:
-    return cell if isinstance(cell, str) else cell.text if isinstance(cell, Styled) else cell.plain
+def _text_in(cell: str | StyledText | Text) -> str:
+    return cell if isinstance(cell, str) else cell.text if isinstance(cell, StyledText) else cell.plain
 
 
 def _width(text: str) -> int:

@@ -147,10 +147,10 @@ def read_format(text: str) -> tuple[Column, ...]:
             continue
         if letter not in FIELDS:
             raise bad_input(
-                f"the format has %{letter}, which is not known", f"use {', '.join(sorted(FIELDS))}", place="--format"
+                f"the format has the unknown letter %{letter}", f"use {', '.join(sorted(FIELDS))}", place="--format"
             )
         if width > WIDTH_MAX:
-            raise bad_input(f"a column is {width} wide", f"use at most {WIDTH_MAX}", place="--format")
+            raise bad_input(f"the column width {width} is too large", f"use at most {WIDTH_MAX}", place="--format")
         columns.append(Column(before, FIELDS[letter], width, bool(found["right"])))
         before = ""
     before += _literal(text[end:])
@@ -159,7 +159,9 @@ def read_format(text: str) -> tuple[Column, ...]:
 
 def _literal(text: str) -> str:
     if "%" in text:
-        raise bad_input(f"the format has a % alone in {text[:20]!r}", "write %% for one, or %i", place="--format")
+        raise bad_input(
+            f"the format has a single % in {text[:20]!r}", "write %%, or a field such as %i", place="--format"
+        )
     return text
 
 

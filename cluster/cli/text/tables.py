@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from cluster.cli.text.output import NOTHING, Listing, Styled, readable_size, size, table, text_of
+from cluster.cli.text.output import NOTHING, Listing, StyledText, readable_size, size, table, text_of
 from cluster.cli.text.times import format_elapsed
 from cluster.schemas import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
 from cluster.system import SLOW_SYNC_S, parse_instant
@@ -107,8 +107,8 @@ def jobs_table(jobs: Iterable[JobView], now: Instant) -> Listing:
     )
 
 
-def _styled(code: str) -> Styled:
-    return Styled(plain(code), _STATE_STYLES.get(code, ""))
+def _styled(code: str) -> StyledText:
+    return StyledText(plain(code), _STATE_STYLES.get(code, ""))
 
 
 def unit_in(pool: PoolView) -> PoolUnit:
@@ -246,7 +246,7 @@ def members_table(members: Iterable[MemberView]) -> Listing:
         (
             (
                 member.name,
-                Styled(plain(member.role), "bold green" if member.role == "leader" else ""),
+                StyledText(plain(member.role), "bold green" if member.role == "leader" else ""),
                 _reachable(member),
                 member.term,
                 member.commit_index,
@@ -274,11 +274,11 @@ def _offset(seconds: float | None) -> str | None:
 def _reachable(member: MemberView) -> str:
     word = "yes" if member.reachable else "no"
     if member.forgot:
-        return f"{word} (lost its data: cluster replace {member.name})"
+        return f"{word} (data lost: cluster replace {member.name})"
     if member.clock_off:
-        return f"{word} (its clock is off: set it)"
+        return f"{word} (clock is off: set it)"
     if member.sync_s is not None and member.sync_s >= SLOW_SYNC_S:
-        return f"{word} (its disk is slow: {1000 * member.sync_s:.0f} ms a sync)"
+        return f"{word} (slow disk: {1000 * member.sync_s:.0f} ms per fsync)"
     return f"{word} (sending snapshot)" if member.sending_snapshot else word
 
 

@@ -50,7 +50,7 @@ def parse_duration(text: str, *, as_sbatch: bool = False) -> int:
     """
     if text.upper() in ("UNLIMITED", "INFINITE"):
         raise ValueError(
-            f"a job needs a time limit, {text!r} is none; the longest is {format_duration(TIME_LIMIT_S_MAX)}"
+            f"{text!r} is not allowed: a job needs a time limit; write at most {format_duration(TIME_LIMIT_S_MAX)}"
         )
     found = _DURATION.fullmatch(text)
     if found is None:
@@ -129,9 +129,9 @@ def parse_begin(text: str, now: Instant, zone: datetime.tzinfo | None = None) ->
     try:
         instant = _instant(_parse_time(text, _utc(now), zone))
     except OverflowError:
-        raise ValueError(f"{text!r} is too far away; write one of {BEGIN_FORMS}") from None
+        raise ValueError(f"{text!r} is too far in the future; write one of {BEGIN_FORMS}") from None
     if instant <= NEVER:
-        raise ValueError(f"{text!r} lies before 1970; write one of {BEGIN_FORMS}")
+        raise ValueError(f"{text!r} is before 1970; write one of {BEGIN_FORMS}")
     return format_instant(instant)
 
 
@@ -152,9 +152,9 @@ def parse_past(text: str, now: Instant, zone: datetime.tzinfo | None = None) -> 
         else:
             instant = parse_instant(text)  # the form of answers, to the microsecond
     except (OverflowError, ValueError) as error:
-        raise ValueError(f"{text!r} is not a moment; write {PAST_FORMS}") from error
+        raise ValueError(f"{text!r} is not a time; write {PAST_FORMS}") from error
     if instant > now:
-        raise ValueError(f"{text!r} has not come yet; write {PAST_FORMS}")
+        raise ValueError(f"{text!r} is in the future; write {PAST_FORMS}")
     return format_instant(instant) or ""
 
 
@@ -201,7 +201,7 @@ def _of_date(text: str, found: re.Match[str], zone: datetime.tzinfo | None) -> d
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not a date that exists; write it as 2026-01-31T16:00:00") from None
+        raise ValueError(f"{text!r} is not a valid date; write for example 2026-01-31T16:00:00") from None
     return moment if found["zone"] else _aware(moment, zone)
 
 

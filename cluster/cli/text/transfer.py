@@ -67,7 +67,7 @@ def left_words(row: TransferView) -> str:
     """Return the time left at the present rate, `-` if it is unknown."""
     if row.time_left_s is None or row.paused:
         return NOTHING
-    return "ages" if row.time_left_s > _LONGEST_S else format_elapsed(round(row.time_left_s))
+    return ">1000 days" if row.time_left_s > _LONGEST_S else format_elapsed(round(row.time_left_s))
 
 
 def _total(number: int) -> str:
@@ -89,7 +89,7 @@ def draw_transfers(transfers: Iterable[TransferView]) -> RenderableType:
         lines.append(Text(", ".join(_head(row)), style=style))
         lines.append(Text(f"  {bar(row)}"))
         lines.extend(Text(f"  {remark}", style="dim") for remark in (_remark(row), _file(row)) if remark)
-    return Group(*lines) if lines else Text("Nothing is moved now.")
+    return Group(*lines) if lines else Text("No transfers.")
 
 
 def bar(row: TransferView) -> str:
@@ -123,13 +123,13 @@ def _remark(row: TransferView) -> str:
     words = []
     if row.resumed_bytes or row.resumed_files:
         files = "1 file" if row.resumed_files == 1 else f"{row.resumed_files} files"
-        words.append(f"{readable_size(row.resumed_bytes)} in {files} by an earlier attempt")
+        words.append(f"{readable_size(row.resumed_bytes)} in {files} from an earlier attempt")
     if row.retries:
-        words.append(f"{row.retries} moved again")
+        words.append(f"{row.retries} {'file' if row.retries == 1 else 'files'} transferred again")
     if row.paused:
-        words.append("paused by the site: a rate is 0")
+        words.append("paused: a rate limit is 0")
     elif row.waiting:
-        words.append("held back by a rate")
+        words.append("throttled by a rate limit")
     return "; ".join(words)
 
 

@@ -92,7 +92,7 @@ def test_a_replica_is_reached_where_the_configuration_says_unless_told_otherwise
         ("operator", "user", ["--replace"], "operator is an operator of"),
         ("alice", "operator", ["--replace"], "alice is a user already"),
         ("ca", "user", [], "the authority's own"),
-        ("../x", "user", [], "cannot name a certificate"),
+        ("../x", "user", [], "is not a valid name"),
         ("dora", "user", ["--host", "x"], "serves nobody"),
     ],
 )
@@ -129,7 +129,7 @@ def test_the_authority_of_another_cluster_issues_nothing_for_this_one(founded: C
     other = create_site(tmp_path / "other", Founding(replicas=1, agents=0), clock=SystemClock())
     (other.file.parent / "forebay.toml").write_text(founded.file.read_text())
     result = issued(Config.load(other.file), "heidi", "user")
-    assert result.exit_code == ExitCode.BAD_INPUT and "is of cluster" in result.stderr
+    assert result.exit_code == ExitCode.BAD_INPUT and "belongs to cluster" in result.stderr
 
 
 def test_every_role_can_be_issued() -> None:

@@ -46,7 +46,7 @@ def test_a_bundle_is_ready_as_it_is_and_only_what_is_its_own_is_looked_at(config
     # The others do not run yet, which is no failure.
     assert found["r1", "reaches r2"][0] == "note"
     table = forebay(config, "cluster", "check")
-    assert table.exit_code == ExitCode.OK and "names in it" in table.stdout
+    assert table.exit_code == ExitCode.OK and "certificate hosts" in table.stdout
 
 
 def test_a_replica_that_runs_here_fails_no_check(config: Config) -> None:
@@ -67,8 +67,8 @@ def test_a_replica_that_runs_here_fails_no_check(config: Config) -> None:
         answering.join()
     assert code == ExitCode.OK
     assert (found["r1", "api port"], found["r1", "peer port"]) == (
-        ("ok", f"r1 runs and uses {row.api}"),
-        ("ok", f"r1 runs and uses {row.peer}"),
+        ("ok", f"{row.api} is used by r1, which is running"),
+        ("ok", f"{row.peer} is used by r1, which is running"),
     )
 
 
@@ -134,7 +134,7 @@ def test_each_thing_that_a_start_would_fail_at_fails(config: Config, monkeypatch
     moved = text.replace(f'"{row.peer}"', f'"127.0.0.9:{row.peer.port}"')
     config.file.write_text(moved)
     _, found = checked(config, "--name", "r1")
-    verdict, sentence = found["r1", "names in it"]
+    verdict, sentence = found["r1", "certificate hosts"]
     assert verdict == "FAIL" and "it lacks 127.0.0.9" in sentence and "--host 127.0.0.9 --replace" in sentence
     config.file.write_text(text.replace(f'"{row.peer}"', f'"192.0.2.1:{row.peer.port}"'))
     assert checked(config, "--name", "r1")[1]["r1", "peer port"][0] == "FAIL"

@@ -216,9 +216,7 @@ WANTED = {
 def test_a_bad_script_is_refused_before_anything_is_sent(double: Double) -> None:
     result = forebay(double.config, "submit", "-", stdin=b"#!/bin/sh\n#SBATCH --spread-jobs\n")
     assert result.exit_code == ExitCode.BAD_INPUT
-    assert result.stderr.startswith(
-        "forebay: script line 2, column 9: Forebay does not know the option '--spread-jobs'\n"
-    )
+    assert result.stderr.startswith("forebay: script line 2, column 9: option '--spread-jobs' is unknown\n")
     assert double.asked == []
 
 
@@ -528,7 +526,7 @@ def test_why_asks_about_the_past_and_explains_with_figures(double: Double) -> No
     assert result.stdout.splitlines() == [
         "Job 42: JobState=PENDING, Reason=BurstBufferResources, BurstBufferState=pending",
         "At revision 77 (2026-01-31T09:00:00Z): 16MiB of pool fast are asked for, 8MiB are free",
-        "It waits for jobs 7, 8.",
+        "Waiting for jobs 7, 8.",
         "What to do: wait",
     ]
 

@@ -75,7 +75,7 @@ def test_no_key_gets_into_it_by_any_way_and_a_log_is_cut_at_its_beginning(double
     log = tmp_path / "a.log"
     log.write_bytes(b"old" + b"x" * PART_BYTES_MAX + b"new")
     found, rows = written(double, tmp_path, "--log", str(key), "--log", str(log))
-    assert rows["logs/1-r1.key"] == {"name": "logs/1-r1.key", "size": None, "missing": "a private key is in it"}
+    assert rows["logs/1-r1.key"] == {"name": "logs/1-r1.key", "size": None, "missing": "it contains a private key"}
     tail = found["logs/2-a.log"]
     assert len(tail) == PART_BYTES_MAX and tail.endswith(b"new") and not tail.startswith(b"old")
     secret = b"".join(key.read_bytes().splitlines()[1:-1])[:40]
@@ -136,7 +136,7 @@ def test_a_machine_where_nobody_may_ask_the_cluster_says_so_and_has_all_else(dou
     [
         ("echo 'r1 elected'", b"r1 elected\n", ""),
         ("echo first >&2; echo 'you may not' >&2; exit 1", None, "you may not"),
-        ("exit 3", None, "it ended with 3"),
+        ("exit 3", None, "exit code 3"),
         ("exec sleep 60", None, "timed out"),
     ],
 )

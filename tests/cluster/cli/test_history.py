@@ -132,7 +132,7 @@ def test_a_difference_says_of_each_thing_what_it_was_and_who_changed_it(double: 
         "",
         "job 3 is gone",
         "",
-        "there are more: ask for one job or one kind of thing, or with a larger --limit",
+        "more changes are not shown: use --job, --of or a larger --limit",
     ]
 
 

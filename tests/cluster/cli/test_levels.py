@@ -56,7 +56,7 @@ def test_a_raise_where_nothing_is_left_is_refused_before_it_is_sent(double: Doub
     double.answer("GET", PATH, RAISED)
     result = forebay(double.config, "cluster", "raise-feature-level")
     assert result.exit_code == ExitCode.REFUSED
-    assert "the cluster has feature level 2, the highest that its leader knows" in result.stderr
+    assert "feature level 2 is the highest that the leader's release knows" in result.stderr
     assert [asked.method for asked in double.asked] == ["GET"]
 
 

@@ -56,9 +56,7 @@ def test_init_writes_a_configuration_that_loads_and_keys_that_are_private(tmp_pa
         "--source-root", str(tmp_path), "--destination-root", "out", "--user", "alice",
         "--base-port", "17401", "--allow-root",
     )  # fmt: skip
-    missing = (
-        f"forebay: warning: the staging root {Path.cwd() / 'out'} is no directory yet: make it before jobs use it\n"
-    )
+    missing = f"forebay: warning: staging root {Path.cwd() / 'out'} does not exist: create it before jobs use it\n"
     assert result.exit_code == 0
     assert missing in result.stderr
     config = Config.load(tmp_path / "c" / "forebay.toml")
@@ -259,7 +257,7 @@ def test_what_ends_by_itself_is_reported_and_the_rest_goes_on() -> None:
 
     dies = child("r1", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert asyncio.run(run([dies, child("r2", MASKED + WAITS)], [], say=say, announce=announce))
-    assert "r1 | ended with signal 9 (SIGKILL); start it again with: forebay run replica --name r1" in lines
+    assert "r1 | ended with signal 9 (SIGKILL); to restart it: forebay run replica --name r1" in lines
     assert not any(line.startswith("r2 | ended with") for line in lines)
 
 
@@ -270,7 +268,7 @@ def test_it_ends_by_itself_when_everything_has_ended() -> None:
         await asyncio.Event().wait()
 
     assert not asyncio.run(run([child("r1", "raise SystemExit(3)")], [], say=lines.append, announce=announce))
-    assert lines[-1] == "r1 | ended with exit code 3; start it again with: forebay run replica --name r1"
+    assert lines[-1] == "r1 | ended with exit code 3; to restart it: forebay run replica --name r1"
 
 
 def test_a_child_that_does_not_end_is_killed_by_its_pid() -> None:

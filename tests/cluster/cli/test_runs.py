@@ -92,7 +92,7 @@ def test_tasks_are_listed_and_explained_by_what_people_call_them(double: Double)
     )  # fmt: skip
     double.answer("GET", r"/v1/jobs/12/why", why)
     said = forebay(double.config, "job", "why", "12").stdout
-    assert said.startswith("Job 10_3: ") and "It waits for jobs 10_1, 10_2." in said
+    assert said.startswith("Job 10_3: ") and "Waiting for jobs 10_1, 10_2." in said
 
 
 def test_a_job_that_waits_is_shown_with_when_it_should_start_as_scontrol_does(double: Double) -> None:

@@ -129,7 +129,7 @@ def test_options_follow_the_mark_without_a_blank_as_in_sbatch() -> None:
 @pytest.mark.parametrize("line", ["#PBS -o out", "#BSUB -J x", "#COBALT -n 2", "#$ -cwd"])
 def test_lines_for_other_batch_systems_are_warned_of(line: str) -> None:
     found = options(line, "#SBATCH -t 1")
-    assert found.warnings == (f"job.sh line 2: {line.split()[0]} is not read; write #SBATCH",)
+    assert found.warnings == (f"job.sh line 2: {line.split()[0]} lines are ignored; write #SBATCH",)
 
 
 @pytest.mark.parametrize("word", ["hetjob", "packjob"])
@@ -212,7 +212,7 @@ def test_only_lines_before_the_first_command_are_read_and_later_ones_are_warned_
     script = "#!/bin/sh\n\n# text\n#SBATCH -t 1\n   \n  # indented\n#SBATCH -J a\necho\n#SBATCH -J b\n"
     found = read_options(script, "job.sh")
     assert {field: setting.value for field, setting in found.settings.items()} == {"time_limit_s": "1", "name": "a"}
-    assert found.warnings == ("job.sh line 9: #SBATCH after the first command is not read; move it to the top",)
+    assert found.warnings == ("job.sh line 9: #SBATCH after the first command is ignored; move it to the top",)
 
 
 @pytest.mark.parametrize(
@@ -226,13 +226,13 @@ def test_what_is_a_comment_asks_for_nothing(line: str) -> None:
     ("line", "place", "word", "remedy"),
     [
         ("#SBATCH --tiem=1", "line 2, column 9", "--tiem", "--time"),
-        ("#SBATCH -t 1 --wrap=x", "line 2, column 14", "--wrap cannot be had: the script is", "forebay submit"),
+        ("#SBATCH -t 1 --wrap=x", "line 2, column 14", "--wrap is not supported: a script", "forebay submit"),
         ("#SBATCH -Hw", "line 2, column 11", "needs a value", "--nodelist=VALUE"),
         ("#SBATCH --gpu=1", "line 2, column 9", "'--gpu' may mean --gpus, ", "whole name"),
         ("#SBATCH -HZ", "line 2, column 11", "-Z", "Forebay knows"),
         ("#SBATCH -w n[1-2]", "line 2, column 12", "-w names several nodes", "--partition"),
         ("#SBATCH --nodelist=n1,n2", "line 2, column 20", "--nodelist names several nodes", "--partition"),
-        ("#SBATCH -F hosts", "line 2, column 9", "-F cannot be had", "--partition"),
+        ("#SBATCH -F hosts", "line 2, column 9", "-F is not supported", "--partition"),
         ("#SBATCH --requeue=yes", "line 2, column 18", "--requeue takes no value", "write --requeue alone"),
         ("#SBATCH --time", "line 2, column 9", "--time", "--time=VALUE"),
         ("#SBATCH --time=", "line 2, column 16", "empty", "--time=VALUE"),

@@ -152,7 +152,7 @@ def test_more_scripts_than_a_request_takes_go_in_several_until_nobody_answers(
     assert [line for line in result.stderr.splitlines() if line.startswith("forebay")] == [
         f"forebay: {scripts[0]}: you may not",
         f"forebay: {scripts[1]}: you may not",
-        f"forebay: {scripts[2]}: it was not sent, since the request before it failed",
+        f"forebay: {scripts[2]}: the script was not submitted, because an earlier request failed",
     ]
 
 
@@ -162,7 +162,7 @@ def test_an_id_to_repeat_belongs_to_one_script_and_standard_input_is_read_once(
     identified = forebay(double.config, "submit", *scripts, "--command-id", "017f22e279b07cc398c4dc0c0c07398f")
     twice = forebay(double.config, "submit", "-", "-", stdin=SCRIPT.encode())
     assert (identified.exit_code, twice.exit_code) == (ExitCode.BAD_INPUT, ExitCode.BAD_INPUT)
-    assert "--command-id: an id is that of one script" in identified.stderr
+    assert "--command-id: --command-id allows only one script" in identified.stderr
     assert "read once" in twice.stderr
     assert double.asked == []
 

@@ -58,12 +58,12 @@ def test_a_module_that_was_deferred_is_the_real_one_as_soon_as_something_of_it_i
         "import sys, importlib\n"
         "import cluster.cli.startup as startup\n"
         f"sys.modules.pop({name!r}, None)\n"
-        "startup.defer()\n"
+        "startup.defer_imports()\n"
         f"stand_in = importlib.import_module({name!r})\n"
-        "assert isinstance(stand_in, startup._StandIn)\n"
+        "assert isinstance(stand_in, startup._LazyModule)\n"
         f"found = stand_in.{attribute}\n"
         f"real = importlib.import_module({name!r})\n"
-        "assert not isinstance(real, startup._StandIn)\n"
+        "assert not isinstance(real, startup._LazyModule)\n"
         f"assert found is real.{attribute}\n"
         "print(real.__name__)\n"
     )
@@ -72,9 +72,9 @@ def test_a_module_that_was_deferred_is_the_real_one_as_soon_as_something_of_it_i
 
 def test_a_name_that_a_module_does_not_have_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError):
-        _ = startup._StandIn("fnmatch").no_such_name
+        _ = startup._LazyModule("fnmatch").no_such_name
     with pytest.raises(AttributeError):
-        _ = startup._StandIn("fnmatch").__path__
+        _ = startup._LazyModule("fnmatch").__path__
 
 
 def test_threads_that_look_at_once_load_a_module_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_threads_that_look_at_once_load_a_module_once(monkeypatch: pytest.Monkey
             module.value = 7  # type: ignore[attr-defined]
 
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    stand_in = startup._StandIn(name)
+    stand_in = startup._LazyModule(name)
     monkeypatch.setitem(sys.modules, name, stand_in)
 
     def look() -> None:

@@ -40,7 +40,7 @@ def test_a_word_that_is_no_script_is_refused_with_where_arguments_stand(
     (tmp_path / "input.txt").write_text("1 2 3\n")
     result = forebay(double.config, "submit", script, str(tmp_path / "input.txt"))
     assert (result.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
-    assert "arguments of a script stand after it and --" in result.stderr
+    assert "to pass arguments to a script, write them after --" in result.stderr
 
 
 def test_a_command_of_the_command_line_is_a_script_of_its_own(double: Double) -> None:
@@ -91,7 +91,7 @@ def test_an_option_of_sbatch_that_is_rejected_is_so_on_the_command_line_as_in_a_
     of_script = forebay(double.config, "submit", script)
     for one in (result, of_script):
         assert (one.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
-        assert f"{name} cannot be had: {option.reason}" in one.stderr
+        assert f"{name} is not supported: {option.reason}" in one.stderr
         assert f"what to do: {option.remedy}" in one.stderr
 
 
@@ -118,7 +118,7 @@ def test_a_site_that_accepts_no_such_option_has_each_named_with_its_place(double
     result = forebay(double.config, "submit", script)
     assert result.exit_code == ExitCode.BAD_INPUT
     lines = [line for line in result.stderr.splitlines() if line.startswith("forebay: ")]
-    assert [line.partition(" has no effect here: ")[0] for line in lines] == [
+    assert [line.partition(" has no effect: ")[0] for line in lines] == [
         f"forebay: {script} line 2, column 14: --mem",
         f"forebay: {script} line 3, column 9: --gres",
     ]
@@ -237,7 +237,7 @@ def test_a_site_that_rejects_values_without_effect_has_each_with_its_reason(doub
     )
     result = forebay(double.config, "submit", script)
     for long, (reason, remedy) in VALUES_WITHOUT_EFFECT.items():
-        assert re.search(rf"{script} line [23], column [0-9]+: {long}\S* has no effect here: {reason}", result.stderr)
+        assert re.search(rf"{script} line [23], column [0-9]+: {long}\S* has no effect: {reason}", result.stderr)
         assert f"what to do: {remedy}" in result.stderr
 
 

@@ -77,7 +77,7 @@ def test_everything_that_matters_is_on_it() -> None:
         assert part in text, part
     assert "NO ANSWER" not in text
     idle = "\n".join(line.text for line in picture(seen(), 40))
-    assert "No action needed." in idle and "Nothing is moved now." in idle
+    assert "No action needed." in idle and "No transfers." in idle
 
 
 def test_what_waits_for_somebody_comes_before_what_gets_on() -> None:

@@ -69,9 +69,9 @@ def imported(words: list[str], **environment: str) -> frozenset[str]:
     """Return the modules that are loaded when the command has ended."""
     program = (
         "import atexit, sys\n"
-        "from cluster.cli.startup import _StandIn\n"
+        "from cluster.cli.startup import _LazyModule\n"
         "def loaded():\n"
-        "    return sorted(name for name, module in sys.modules.items() if not isinstance(module, _StandIn))\n"
+        "    return sorted(name for name, module in sys.modules.items() if not isinstance(module, _LazyModule))\n"
         "atexit.register(lambda: print(*loaded(), file=sys.stderr))\n"
         f"sys.argv[1:] = {words!r}\n"
         "from cluster.cli import main\n"

@@ -107,7 +107,7 @@ class Exercise:
         except OSError as error:
             return f"{self._given.base}: {error.strerror}"
         least = FLOOR_BYTES >> 20
-        return f"less than {least} MiB are left in {self._given.base}" if left < FLOOR_BYTES else ""
+        return f"{self._given.base} has less than {least} MiB free" if left < FLOOR_BYTES else ""
 
     async def run(self) -> Outcome:
         """Run the exercise, and remove the copy.
@@ -121,7 +121,7 @@ class Exercise:
         base = self._given.base
         removed = await asyncio.to_thread(remove_left_over, base)
         if removed:
-            self._tell(f"{removed} directories that drills before have left in {base} are removed")
+            self._tell(f"removed {removed} directories that earlier drills left in {base}")
         with private_directory(base) as (directory, lock):
             async with open_copy(directory, lock, self._original, self._identity, self._clock) as copy:
                 file = await self._fetch_snapshot(directory)
@@ -142,7 +142,7 @@ class Exercise:
         _, row = await newest_snapshot(self._client, (replica,), saves=True)
         await receive_snapshot(self._client, replica, row, file)
         self.figures |= {"snapshot_bytes": row.size_bytes, "fetched_us": self._since_us(began_s)}
-        self._tell(f"a snapshot of {row.size_bytes} bytes is fetched from {replica.name}")
+        self._tell(f"fetched a snapshot of {row.size_bytes} bytes from {replica.name}")
         return file
 
     async def _compare_snapshot(self, copy: Copy, file: Path) -> list[str]:
@@ -152,7 +152,7 @@ class Exercise:
         self.figures |= {"snapshot_bytes": checked["size_bytes"], "checked_us": self._since_us(began_s)}
         revision, replicas = checked["revision"], {one.name: one.api for one in self._original.replicas}
         if checked["cluster_id"] != self._original.cluster.id:
-            return [f"the snapshot is of the cluster {plain(checked['cluster_id'])}"]
+            return [f"the snapshot belongs to cluster {plain(checked['cluster_id'])}"]
         statuses = await ask_each(replicas, lambda at: self._client.call(ops.SHOW_STATUS, replica=at))
         digests = await ask_each(
             replicas,
@@ -171,24 +171,24 @@ class Exercise:
             "states_compared": len(same),
         }
         self._tell(
-            f"the snapshot holds everything up to revision {revision}, {checked['at']}: the cluster is "
-            f"{self.figures['behind_revisions']} revisions and {behind_us / MICROSECONDS_PER_SECOND:.1f} s further; "
-            f"{len(same)} of {len(replicas)} replicas had that state"
+            f"the snapshot contains revision {revision} of {checked['at']}: the cluster is "
+            f"{self.figures['behind_revisions']} revisions and {behind_us / MICROSECONDS_PER_SECOND:.1f} s ahead; "
+            f"{len(same)} of {len(replicas)} replicas had the same state"
         )
         if other:
-            return [f"{', '.join(other)} had another state at revision {revision}"]
+            return [f"{', '.join(other)} had a different state at revision {revision}"]
         # For an old backup, the replicas may have pruned that history.
         if not same and self._given.backup is None:
-            self._unchecked["the snapshot's state"] = f"no replica says which state it had at revision {revision}"
+            self._unchecked["snapshot state"] = f"no replica reported its state at revision {revision}"
         return []
 
     # ---- the exercises
 
     async def _restore(self, copy: Copy, file: Path) -> Outcome:
         lost_s = self._clock.monotonic_s()
-        self._tell("from now on it is as if everything were lost")
+        self._tell("simulating the loss of all replicas")
         write_s, read_s = await self._start_restored(copy, file)
-        self._tell(f"{NAMES[0]} has acknowledged a write after {write_s - lost_s:.2f} s")
+        self._tell(f"{NAMES[0]} acknowledged a write after {write_s - lost_s:.2f} s")
         async with self._probe(copy) as probes:
             await copy.join_replicas(NAMES[1:])
             self.figures["stands_loss_us"] = self._since_us(lost_s)
@@ -206,8 +206,8 @@ class Exercise:
         faults += await self._fold_ledger(copy, NAMES[0], file)
         behind = f"{self.figures['behind_revisions']} revisions, {self.figures['behind_us'] / 1e6:.1f} s"
         sentence = (
-            f"everything up to revision {self.figures['held_revision']} was there, and a write was acknowledged, "
-            f"{self.figures['write_stop_us'] / 1e6:.1f} s after all was lost; lost is what came later, by now {behind}"
+            f"the copy had everything up to revision {self.figures['held_revision']} and acknowledged a write "
+            f"{self.figures['write_stop_us'] / 1e6:.1f} s after the loss; later changes are lost, by now {behind}"
         )
         return Outcome(faults=faults, figures=self.figures, sentence=sentence)
 
@@ -220,7 +220,7 @@ class Exercise:
             began_s = self._clock.monotonic_s()
             await asyncio.sleep(CONTROL_S)
             if self._given.away_s:
-                self._tell(f"{left} is away for {self._given.away_s} s, and the others go on")
+                self._tell(f"{left} is stopped for {self._given.away_s} s; the others continue")
                 copy.signal(left, signal.SIGSTOP)
                 await self._write_without(copy, probes, self._given.away_s)
             lost_s = self._clock.monotonic_s()
@@ -228,7 +228,7 @@ class Exercise:
             killed_s = self._clock.monotonic_s()
             for name in gone:
                 await asyncio.to_thread(copy.remove_data, name)
-            self._tell(f"{' and '.join(gone)} and their disks are lost, and {left} is recovered")
+            self._tell(f"{' and '.join(gone)} and their disks are lost; recovering {left}")
             plan = await copy.audit("cluster", "recover", "--name", left)
             self.figures["planned_us"] = self._since_us(lost_s)
             await copy.audit("cluster", "recover", "--name", left, "--confirm", plan["plan"], "--by", self._identity)
@@ -256,9 +256,9 @@ class Exercise:
         }
         faults = await self._check_kept(copy, probes, again, lost)
         sentence = (
-            f"{left} led alone {self.figures['write_stop_us'] / 1e6:.1f} s after the others were lost; it was said "
-            f"that what came after revision {plan['lost_after_revision']} may be lost: {len(lost.said)} of "
-            f"{self.figures['writes_acknowledged']} acknowledged writes are, and none of those before"
+            f"{left} led alone {self.figures['write_stop_us'] / 1e6:.1f} s after the others were lost; the recovery "
+            f"plan announced that changes after revision {plan['lost_after_revision']} may be lost: {len(lost.said)} "
+            f"of {self.figures['writes_acknowledged']} acknowledged writes are, and no earlier one"
         )
         return Outcome(faults=faults, figures=self.figures, sentence=sentence)
 
@@ -276,7 +276,7 @@ class Exercise:
                     heir = next(one for one in NAMES if one != name)
                     request = TransferRequest(command_id=copy.client.new_command_id(), name=heir)
                     await copy.client.call(ops.TRANSFER_LEADERSHIP, request)
-                self._tell(f"{name} is stopped, and started with the release in {release}")
+                self._tell(f"restarting {name} with the release in {release}")
                 await copy.stop(name)
                 await copy.start(name, release=release)
                 await copy.wait_ready(name)
@@ -290,9 +290,10 @@ class Exercise:
         faults = await self._check_kept(copy, probes, await self._resend(copy, probes))
         faults += await self._fold_ledger(copy, NAMES[0], file, release)
         sentence = (
-            f"{len(NAMES)} replicas went from {before.version} to {after.version}, one after the other; writes stopped "
-            f"for {self.figures['write_stop_us'] / 1000:.1f} ms, none of {self.figures['writes_acknowledged']} "
-            f"acknowledged ones is gone, and both releases fold the ledger to the same states"
+            f"{len(NAMES)} replicas were upgraded from {before.version} to {after.version}, one at a time; writes "
+            f"stopped for {self.figures['write_stop_us'] / 1000:.1f} ms, none of "
+            f"{self.figures['writes_acknowledged']} acknowledged writes is lost, and both releases replay the ledger "
+            "to the same states"
         )
         return Outcome(faults=faults, figures=self.figures, sentence=sentence)
 
@@ -339,7 +340,7 @@ class Exercise:
                 begun = await copy.client.ask_once(ops.START_DRILL, request, replica=at, timeout_s=STATUS_S)
             except ApiError as error:
                 if not await self._clear_drills(copy):
-                    raise CopyFailed(f"the copy refused a write: {error}") from error
+                    raise CopyFailed(f"the copy rejected a write: {error}") from error
                 first_s.append(self._clock.monotonic_s())
                 # The same command ID would be rejected again, because a retry gets the first answer.
                 request = self._begin_request(copy)
@@ -366,7 +367,9 @@ class Exercise:
             await client.call(ops.UNLOCK_DRILLS, name=lock.by)
         for number in open_ones:
             end = EndDrillRequest(
-                command_id=client.new_command_id(), verdict="aborted", sentence="a copy was made of it"
+                command_id=client.new_command_id(),
+                verdict="aborted",
+                sentence="the cluster was copied during the drill",
             )
             with contextlib.suppress(ApiError):
                 await client.call(ops.END_DRILL, end, drill=number)
@@ -390,7 +393,7 @@ class Exercise:
             if probes.unmeasured():
                 raise MeasurementFailed(probes.unmeasured())
         if probes.refusal:
-            raise CopyFailed(f"the copy refused a write: {probes.refusal}")
+            raise CopyFailed(f"the copy rejected a write: {probes.refusal}")
 
     async def _wait_for_write(self, probes: Probes, copy: Copy, since_s: float) -> None:
         """Wait until a write sent after `since_s` is acknowledged.
@@ -462,7 +465,7 @@ class Exercise:
         }
 
     async def _resend(self, copy: Copy, probes: Probes) -> Resent:
-        self._tell("every acknowledged write is asked for again, and all states are compared")
+        self._tell("checking every acknowledged write and the replicas' states")
         return await resend_writes(copy.client, self._drill, (*probes.writes, *probes.user_writes))
 
     async def _check_kept(
@@ -474,11 +477,11 @@ class Exercise:
         differ = ""
         with self._record_unchecked("acknowledged writes"):
             again.require_all()
-        with self._record_unchecked("the states of the replicas"):
+        with self._record_unchecked("replica states"):
             differ = await find_disagreement(copy.client, copy.replicas, self._clock)
             self.figures["states_agree"] = int(not differ)
         return [
-            *([f"{len(found.unsaid)} acknowledged writes are gone and were not said to be"] if found.unsaid else ()),
+            *([f"{len(found.unsaid)} acknowledged writes are lost without notice"] if found.unsaid else ()),
             *([f"of the copy: {differ}"] if differ else ()),
         ]
 
@@ -501,7 +504,7 @@ class Exercise:
             self.figures["folds_agree"] = 0
             return [str(error)]
         self.figures["folded_us"] = self._since_us(began_s)
-        with self._record_unchecked(f"the fold of the ledger of {name}"):
+        with self._record_unchecked(f"replay of the ledger of {name}"):
             held = await copy.client.call(
                 ops.SHOW_STATE_DIGEST,
                 at=str(replayed["revision"]),
@@ -512,7 +515,7 @@ class Exercise:
             agree = held.state_digest == replayed["state_digest"]
             self.figures["folds_agree"] = int(agree)
             if not agree:
-                return [f"the ledger of {name} folds to another state at revision {replayed['revision']}"]
+                return [f"the ledger of {name} replays to a different state at revision {replayed['revision']}"]
         return []
 
     def _since_us(self, moment_s: float) -> int:

@@ -136,7 +136,9 @@ class Copy:
             await _kill(process)
         if process.returncode:
             said = " / ".join(err.decode(errors="replace").split("\n")).strip(" /")
-            raise CopyFailed(f"`forebay {' '.join(words[:2])}` ended with {process.returncode}: {plain(said)}")
+            raise CopyFailed(
+                f"`forebay {' '.join(words[:2])}` failed with exit code {process.returncode}: {plain(said)}"
+            )
         found: dict[str, Any] = msgspec.json.decode(out)
         return found
 
@@ -204,7 +206,7 @@ class Copy:
         finally:
             await _kill(process)
         if code:
-            raise CopyFailed(f"{name} was asked to stop and ended with {code}: {self._last_log_line(name)}")
+            raise CopyFailed(f"{name} stopped with exit code {code}: {self._last_log_line(name)}")
 
     def check(self) -> None:
         """Check that all started replicas run.
@@ -214,13 +216,13 @@ class Copy:
         """
         for name, process in self._running.items():
             if process.returncode is not None:
-                raise CopyFailed(f"{name} ended with {process.returncode}: {self._last_log_line(name)}")
+                raise CopyFailed(f"{name} ended with exit code {process.returncode}: {self._last_log_line(name)}")
 
     def _last_log_line(self, name: str) -> str:
         with (self._directory / "logs" / name).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - WORDS_BYTES))
             lines = log.read().decode("utf-8", "replace").strip().splitlines()
-        return plain(lines[-1]) if lines else "it said nothing"
+        return plain(lines[-1]) if lines else "its log is empty"
 
     async def close(self) -> None:
         """Kill all processes and close the client."""
@@ -243,7 +245,7 @@ class Copy:
                 if found is not None:
                     return found
             await asyncio.sleep(LOOK_S)
-        raise CopyFailed(f"{what} did not come to be within {READY_S:g} s")
+        raise CopyFailed(f"{what} did not happen within {READY_S:g} s")
 
     async def wait_ready(self, name: str) -> StatusView:
         """Wait until a replica is ready, and return its status.

@@ -59,7 +59,7 @@ def measure_resources(directory: Path, snapshot_bytes: int, meminfo: Path = _MEM
     try:
         free = free_bytes(directory)
         if not os.access(directory, os.W_OK | os.X_OK):
-            fault = "this account may not write there"
+            fault = "not writable for this account"
     except OSError as error:
         fault = error.strerror or str(error)
     return Resources(
@@ -84,7 +84,7 @@ def backup_fault(file: Path) -> str:
     """Return the reason that a backup cannot be read, or an empty string."""
     try:
         with file.open("rb") as opened:
-            return "" if opened.read(1) else "it is empty"
+            return "" if opened.read(1) else "the file is empty"
     except OSError as error:
         return error.strerror or str(error)
 
@@ -92,8 +92,8 @@ def backup_fault(file: Path) -> str:
 def release_fault(tree: Path) -> str:
     """Return the reason that a directory is no startable release, judged by its files, or an empty string."""
     if not tree.is_dir():
-        return f"{tree} is no directory"
+        return f"{tree} is not a directory"
     for name in ("cluster/serve.py", "cluster/audit/worker.py"):
         if not (tree / name).is_file():
-            return f"{tree} holds no release of Forebay that can be started: there is no {name} in it"
+            return f"{tree} is not a release of Forebay: {name} is missing"
     return ""

@@ -47,4 +47,6 @@ def test_a_drill_has_to_end_where_anything_comes_of_the_query_or_nobody_answers_
 
 @story
 async def test_a_prometheus_that_is_away_has_not_said_that_all_is_well() -> None:
-    assert await Alarm(f"http://127.0.0.1:{free_port()}", "up == 0").ask() == "Prometheus does not say whether up == 0"
+    assert (
+        await Alarm(f"http://127.0.0.1:{free_port()}", "up == 0").ask() == "Prometheus did not answer the query up == 0"
+    )

@@ -315,7 +315,7 @@ async def test_an_acknowledged_write_that_is_gone_fails_it(cluster: ClusterDoubl
 
     cluster.on_transfer = forget
     found = await ended(cluster)
-    assert found.verdict == "failed" and "acknowledged writes are gone" in found.sentence
+    assert found.verdict == "failed" and "acknowledged writes are lost" in found.sentence
     assert found.figures["writes_lost"] > 0
 
 
@@ -330,34 +330,34 @@ async def test_states_that_differ_and_another_leader_fail_it(cluster: ClusterDou
     cluster.on_transfer = other
     found = await ended(cluster)
     assert found.verdict == "failed"
-    assert found.sentence == "not all replicas hold the same state; r3 leads, not r2"
+    assert found.sentence == "the replicas' states differ; r3 leads, not r2"
 
 
 REFUSED = ApiError(409, "wrong_state", "drill 3 is aborted", outcome="rejected")
 
 STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], str]] = {
     "writes stop": (lambda cluster, _: setattr(cluster, "silent", True), "no write was acknowledged for 0.4 s"),
-    "writes are slower": (lambda cluster, _: setattr(cluster, "takes_s", 0.2), "of 100 writes one takes "),
-    "a write is refused": (
+    "writes are slower": (lambda cluster, _: setattr(cluster, "takes_s", 0.2), "the p99 write latency is "),
+    "a write is rejected": (
         lambda cluster, _: setattr(cluster, "refusal", REFUSED),
-        "a write was refused: drill 3 is aborted",
+        "a write was rejected: drill 3 is aborted",
     ),
-    "nobody measures": (lambda cluster, _: setattr(cluster, "unmeasured", "it has ended"), "it has ended"),
-    "somebody aborts it": (
+    "measurement failed": (lambda cluster, _: setattr(cluster, "unmeasured", "it has ended"), "it has ended"),
+    "aborted by an operator": (
         lambda cluster, _: setattr(cluster, "abort", "eve: the phone rings"),
         "eve: the phone rings",
     ),
-    "the file is there": (
+    "the halt file exists": (
         lambda _, machines: setattr(machines, "halt_file", "/etc/drill.halt"),
-        "/etc/drill.halt is there",
+        "/etc/drill.halt exists",
     ),
     "drills are locked": (
         lambda cluster, _: setattr(cluster, "locks", (DrillLockView(by="eve", reason="an audit", since=None),)),
-        "eve wants no drills: an audit",
+        "drills are locked by eve: an audit",
     ),
-    "a member is silent": (lambda cluster, _: cluster.dead.add("r3"), "r3 did not answer for "),
-    "a node is down": (lambda cluster, _: cluster.nodes.update(n2="DOWN"), "n2 is DOWN, and is not the target"),
-    "states differ": (lambda cluster, _: setattr(cluster, "odd", True), " hold another state than the others"),
+    "a member is silent": (lambda cluster, _: cluster.dead.add("r3"), "r3 did not answer within "),
+    "a node is down": (lambda cluster, _: cluster.nodes.update(n2="DOWN"), "n2 went DOWN and is not the target"),
+    "states differ": (lambda cluster, _: setattr(cluster, "odd", True), " differ in state from the other replicas"),
     "the site's query": (lambda cluster, _: setattr(cluster, "alarm", "Prometheus says so"), "Prometheus says so"),
 }
 """What has each condition hold, and what it says."""
@@ -510,21 +510,21 @@ async def test_a_leader_that_hangs_with_every_question_to_it_keeps_nobody_from_s
 
 
 FAILS: dict[str, tuple[Callable[[ClusterDouble], None], Plan, str]] = {
-    "nobody else led": (lambda cluster: None, HANG, "nobody else led while r1 could not"),
+    "nobody else led": (lambda cluster: None, HANG, "no other replica led while r1 could not"),
     "its node was not down": (
         lambda cluster: None,
         replace(HANG, scenario="node-down", target="n1"),
-        "n1 was not DOWN",
+        "n1 did not go DOWN",
     ),
     "another node was lost": (
         lambda cluster: setattr(cluster, "events", ("node_went_down",)),
         replace(HANG, scenario="agent-kill", target="n2"),
-        "1 other nodes were lost",
+        "1 other nodes went DOWN",
     ),
     "a script ran again": (
         lambda cluster: setattr(cluster, "events", ("run_requeued",)),
         replace(HANG, scenario="agent-kill", target="n1"),
-        "1 jobs began to run again",
+        "1 jobs were rerun",
     ),
 }  # fmt: skip
 
@@ -542,7 +542,7 @@ HELPER_STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], s
     **STOPS,
     "the lease ends": (
         lambda cluster, machines: setattr(machines, "refuses", RenewRequest),
-        "the fault ended before its time: it does not; so",
+        "the fault ended early: it does not; so",
     ),
 }
 
@@ -577,7 +577,7 @@ async def test_a_helper_that_refuses_ends_the_drill_and_says_why(cluster: Cluste
     machines = MachinesDouble(cluster)
     machines.refuses = BeginRequest
     found = await held(cluster, machines)
-    assert (found.verdict, found.sentence) == ("aborted", f"its helper: it does not; so{NOTHING_CHECKED}")
+    assert (found.verdict, found.sentence) == ("aborted", f"the helper failed: it does not; so{NOTHING_CHECKED}")
 
 
 @story
@@ -691,7 +691,7 @@ def test_who_led_meanwhile_is_said_by_the_history_where_the_client_saw_nobody(
     found = asyncio.run(held(cluster, machines))
     assert found.verdict == verdict, found.sentence
     if verdict == "failed":
-        assert found.sentence == "nobody else led while r1 could not; r3 led afterwards"
+        assert found.sentence == "no other replica led while r1 could not; r3 led afterwards"
 
 
 @story
@@ -706,7 +706,7 @@ async def test_a_stop_of_writes_that_the_plan_did_not_expect_is_said_to_be_one(c
     plan = replace(HANG, scenario="follower-stop", target="r2", stops_writes=False)
     found = await held(cluster, MachinesDouble(cluster), plan, Goals(write_stop_us=1, abort_after_us=30_000_000))
     assert found.verdict == "failed" and "1 is the goal" not in found.sentence
-    assert found.sentence.endswith("0.001 ms is the goal, though the plan expects no stop")
+    assert found.sentence.endswith("and the goal is 0.001 ms, though the plan expects no stop")
 
 
 @story
@@ -769,7 +769,7 @@ async def test_a_target_that_does_not_come_back_fails_it(
     machines.on_begin = lambda: setattr(cluster, "leader", "r3")
     machines.on_end = lambda: setattr(cluster, "not_ready", "r1")
     found = await held(cluster, machines)
-    assert found.verdict == "failed" and "r1 was not seen to be back within 0.2 s" in found.sentence
+    assert found.verdict == "failed" and "r1 was not back within 0.2 s" in found.sentence
 
 
 @story
@@ -821,7 +821,7 @@ async def test_where_two_have_to_agree_nothing_is_done_before_the_other_does(
     machines = MachinesDouble(cluster)
     monkeypatch.setattr(module, "SECOND_S", 0)
     await carried_out_by(cluster, machines, require_second=True).run(HANG, GOALS)
-    assert cluster.ended is not None and cluster.ended.sentence == "no other operator agreed within 0 s"
+    assert cluster.ended is not None and cluster.ended.sentence == "no second operator approved the drill within 0 s"
     assert machines.asked == []
     monkeypatch.setattr(module, "ALIVE_EVERY_S", 0.0)
     monkeypatch.setattr(module, "SECOND_S", 1)
@@ -857,7 +857,7 @@ def slow(writes: list[Probe], normal_us: int = 4_000) -> str:
 
 
 def test_writes_that_take_ten_times_as_long_once_they_go_on_again_end_it() -> None:
-    assert slow(answered(0.3, 100.0)) == "of 100 writes one takes 300 ms, before it were 4 ms"
+    assert slow(answered(0.3, 100.0)) == "the p99 write latency is 300 ms, and was 4 ms before the fault"
     assert slow(answered(0.09, 100.0)) == "", "that is never slow"
     assert slow(answered(0.3, 100.0), normal_us=40_000) == "", "it was slow before"
     assert slow(answered(0.3, 100.0), normal_us=0) == "", "nobody knows yet what is normal"
@@ -921,17 +921,17 @@ OUTCOMES: dict[str, tuple[Outcome | Exception, str, str, int]] = {
     "too long": (
         Outcome(faults=[], figures={"write_stop_us": 61_000_000}, sentence="s"),
         "failed",
-        "writes stopped for 61000.0 ms, and 60000 ms is the goal",
+        "writes stopped for 61000.0 ms, and the goal is 60000 ms",
         61_000_000,
     ),
     "a copy that fails": (CopyFailed("copy1 ended with 70: so"), "failed", "copy1 ended with 70: so", 0),
     "no snapshot": (
         Failure(ExitCode.NOT_FOUND, "r2 gave 0 bytes of 9"),
         "aborted",
-        "no copy could be made: r2 gave 0 bytes of 9",
+        "the copy could not be made: r2 sent 0 of 9 bytes",
         0,
     ),
-    "no room": (OSError(28, "No space left"), "aborted", "no copy could be made: [Errno 28] No space left", 0),
+    "no room": (OSError(28, "No space left"), "aborted", "the copy could not be made: [Errno 28] No space left", 0),
     "no prober": (MeasurementFailed("it has ended"), "aborted", "it has ended", 0),
 }
 
@@ -955,7 +955,7 @@ def test_what_comes_of_a_copy_is_the_verdict_and_its_figures_are_kept(cluster: C
 
 
 COPY_STOPS = {name: STOPS[name] for name in OF_MEMBERS | OF_COPIES if name in STOPS} | {
-    "a copy has no room": (None, "full")
+    "too little disk space": (None, "full")
 }
 
 
@@ -989,7 +989,7 @@ def test_each_stop_condition_ends_a_copy_as_aborted_and_nothing_is_left(cluster:
 def test_a_copy_that_is_not_over_in_its_time_is_ended(cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "END_S", 2 * (DRILL_S_MAX - 0.2))
     found = asyncio.run(exercised(cluster, ExerciseDouble()))
-    assert (found.verdict, found.sentence) == ("aborted", "it was not over in its time")
+    assert (found.verdict, found.sentence) == ("aborted", "the drill exceeded its time limit")
 
 
 @story

@@ -81,7 +81,7 @@ def test_replicas_with_the_same_states_agree_whether_or_not_they_are_met_at_the_
     stand = sorted(name for name in steps if not steps[name] and any(steps.values()))
     found = asked(steps)
     if stand:
-        silent = f"{', '.join(stand)} did not say within {final_checks.AGREE_S:g} s which state is held there"
+        silent = f"{', '.join(stand)} did not report its state within {final_checks.AGREE_S:g} s"
         assert found in ("", f"not checked: {silent}")
     else:
         assert found == ""
@@ -95,7 +95,7 @@ def test_a_replica_with_another_state_never_agrees(steps: dict[str, int], odd: s
 @pytest.mark.parametrize("step", [0, 1])
 def test_who_does_not_answer_is_named_and_called_nothing_else(step: int) -> None:
     found = asked(dict.fromkeys(REPLICAS, step), silent="r2")
-    assert found == f"not checked: r2 did not say within {final_checks.AGREE_S:g} s which state is held there"
+    assert found == f"not checked: r2 did not report its state within {final_checks.AGREE_S:g} s"
 
 
 class Histories:

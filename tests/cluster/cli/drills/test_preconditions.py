@@ -96,8 +96,8 @@ UNMET: dict[str, tuple[ClusterFacts, str | None, str]] = {
     "one does not answer": (without("r3"), "r2", "members: 2 of 3 answer; not r3"),
     "nobody leads": (replace(WELL, members=replace(WELL.members, leader=None)), "r2", "members: 3 of 3 answer"),
     "two vote": (of_members(r3={"votes": False}), "r2", "members: 2 of 2 answer"),
-    "no such member": (WELL, "r9", "target: there is no member r9"),
-    "it leads": (WELL, "r1", "target: r1 leads already"),
+    "no such member": (WELL, "r9", "target: r9 is not a member"),
+    "it leads": (WELL, "r1", "target: r1 is the leader"),
     "it learns": (of_members(r3={"votes": False}), "r3", "target: r3 does not vote yet"),
     "far behind": (of_members(r3={"lag_entries": 101}), "r2", "lag: at most 101 entries behind the leader"),
     "not ready": (
@@ -106,70 +106,70 @@ UNMET: dict[str, tuple[ClusterFacts, str | None, str]] = {
         "ready: r3 it reads its snapshot",
     ),
     "another term": (status("r3", term=6), "r2", "term: r3 has term 6 and leader r1"),
-    "a clock": (status("r2", clock_off=True), "r2", "clocks: r2 has a wall clock that is off"),
+    "a clock": (status("r2", clock_off=True), "r2", "clocks: r2 has a wrong wall clock"),
     "damage": (status("r2", damaged_entries=3), "r2", "ledgers: r2 has 3 damaged entries"),
     "odd": (digests("r2", verdict="odd"), "r2", "digests: r2 differ"),
     "different": (digests("r2", digests={5: "e"}), "r2", "digests: replicas differ after entry 5"),
-    "not compared": (digests("r2", digests={}), "r2", "digests: nothing was compared yet"),
+    "not compared": (digests("r2", digests={}), "r2", "digests: not compared yet"),
     "another one": (
         replace(WELL, drills=replace(WELL.drills, drills=(drill(3, verdict="under way"), drill(2)))),
         "r2",
-        "drills: drill 3 is under way until 10:03",
+        "drills: drill 3 is running until 10:03",
     ),
     "locked": (
         replace(WELL, drills=replace(WELL.drills, locks=(DrillLockView(by="eve", reason="no", since=None),))),
         "r2",
-        "drills: eve wants none: no",
+        "drills: locked by eve: no",
     ),
-    "the site's hours": (site(never="Mon-Fri 08:00-18:00"), "r2", "site: there are none Mon-Fri 08:00-18:00"),
-    "a file against it": (site(halt="/etc/drill.halt"), "r2", "site: /etc/drill.halt is there"),
+    "the site's hours": (site(never="Mon-Fri 08:00-18:00"), "r2", "site: no drills Mon-Fri 08:00-18:00"),
+    "a file against it": (site(halt="/etc/drill.halt"), "r2", "site: /etc/drill.halt exists"),
     "a certificate ends": (
         replace(WELL, certificates_s={"r1": 86_400.0, "r2": 8 * 86_400.0}),
         "r2",
         "certificates: valid: r1 for 1.0 days",
     ),
-    "no certificate": (replace(WELL, certificates_s={}), "r2", "certificates: none was shown"),
+    "no certificate": (replace(WELL, certificates_s={}), "r2", "certificates: no replica showed one"),
     "an old snapshot": (
         status("r3", applied_index=30_000, snapshot_index=9_999),
         "r2",
-        "snapshots: r3: more than 20000 entries since the last one",
+        "snapshots: r3: more than 20000 entries since the last snapshot",
     ),
 }
 OF_MACHINES: dict[str, tuple[str, ClusterFacts, str | None, str]] = {
     "it follows": ("leader-hang", WELL, "r2", "target: r2 does not lead, r1 does"),
-    "it leads": ("follower-stop", WELL, "r1", "target: r1 leads already"),
-    "no agent": ("agent-kill", WELL, "n9", "target: there is no node n9"),
-    "a replica for an agent": ("agent-kill", WELL, "r1", "target: there is no node r1"),
-    "an agent for a replica": ("leader-kill", WELL, "n1", "target: there is no member n1"),
+    "it leads": ("follower-stop", WELL, "r1", "target: r1 is the leader"),
+    "no agent": ("agent-kill", WELL, "n9", "target: n9 is not a node"),
+    "a replica for an agent": ("agent-kill", WELL, "r1", "target: r1 is not a node"),
+    "an agent for a replica": ("leader-kill", WELL, "n1", "target: n1 is not a member"),
     "its node is DOWN": ("node-down", node("n1", state="DOWN"), "n1", "target: n1, DOWN, with 1 jobs"),
     "no node": ("agent-kill", replace(WELL, nodes=()), None, "target: no node is UP"),
-    "the last majority": ("leader-kill", without("r2"), "r1", "quorum: 1 of 3 are left, and 2 have to be"),
+    "the last majority": ("leader-kill", without("r2"), "r1", "quorum: 1 of 3 would be left, and 2 are needed"),
     "no helper": ("leader-hang", replace(WELL, helper="h1 is away; start it"), "r1", "helper: h1 is away"),
     "its clock": (
         "leader-hang",
         replace(WELL, helper_clock_s=-6.0),
         "r1",
-        "helper: allows it; its clock is off by 6.0 s; its service manager starts r1 again",
+        "helper: allows it; clock offset 6.0 s; its service manager restarts r1",
     ),
     "too long": ("node-down", site(node_down_s=300), "n1", "duration: 305 s"),
 }
 TREE = Path(__file__).parents[4]
 OF_COPIES: dict[str, tuple[str, ClusterFacts, str | None, str, dict[str, object]]] = {
     "who gives the snapshot is away": ("restore", without("r3"), "r3", "members: 2 of 3 answer; not r3", {}),
-    "no such member": ("upgrade", WELL, "r9", "target: there is no member r9", {}),
+    "no such member": ("upgrade", WELL, "r9", "target: r9 is not a member", {}),
     "locked": (
         "restore",
         replace(WELL, drills=replace(WELL.drills, locks=(DrillLockView(by="eve", reason="no", since=None),))),
         "r2",
-        "drills: eve wants none: no",
+        "drills: locked by eve: no",
         {},
     ),
-    "a file against it": ("restore", site(halt="/etc/drill.halt"), "r2", "site: /etc/drill.halt is there", {}),
+    "a file against it": ("restore", site(halt="/etc/drill.halt"), "r2", "site: /etc/drill.halt exists", {}),
     "no room": (
         "restore",
         room(free_bytes=100 * MIB),
         "r2",
-        "room: /tmp: 100 MiB are free, and 365MiB may be needed",
+        "room: /tmp: 100 MiB free, up to 365MiB needed",
         {},
     ),
     "no directory": ("restore", room(fault="No such file"), "r2", "room: /tmp: No such file", {}),
@@ -177,7 +177,7 @@ OF_COPIES: dict[str, tuple[str, ClusterFacts, str | None, str, dict[str, object]
         "majority-lost",
         room(memory_bytes=100 * MIB),
         "r2",
-        "memory: 100 MiB are free, and 624 MiB may be needed",
+        "memory: 100 MiB free, up to 624 MiB needed",
         {},
     ),
     "no backup": (
@@ -187,12 +187,18 @@ OF_COPIES: dict[str, tuple[str, ClusterFacts, str | None, str, dict[str, object]
         "backup: /proc/nowhere/x.fbs: No such file or directory",
         {"backup": Path("/proc/nowhere/x.fbs")},
     ),
-    "no release": ("upgrade", WELL, "r2", "release: /proc/nowhere is no directory", {"release": Path("/proc/nowhere")}),
+    "no release": (
+        "upgrade",
+        WELL,
+        "r2",
+        "release: /proc/nowhere is not a directory",
+        {"release": Path("/proc/nowhere")},
+    ),
     "a tree without a release": (
         "upgrade",
         WELL,
         "r2",
-        f"release: {TREE / 'docs'} holds no release of Forebay that can be started: there is no cluster/serve.py in it",
+        f"release: {TREE / 'docs'} is not a release of Forebay: cluster/serve.py is missing",
         {"release": TREE / "docs"},
     ),
     "a certificate ends": (
@@ -220,7 +226,7 @@ def test_a_copy_asks_neither_for_all_members_nor_for_a_helper_nor_for_states_tha
     found = replace(without("r3"), helper="h1 is away; so", digests={})
     made = plan(found, None, scenario="restore")
     assert made.refused == () and made.target == "r2"
-    assert made.will_happen.startswith("r2 gives a snapshot; 3 replicas of its state run on this machine")
+    assert made.will_happen.startswith("r2 provides a snapshot; 3 replicas of its state run on this machine")
     alone = replace(WELL, members=replace(WELL.members, members=WELL.members.members[:1]))
     assert plan(alone, None, scenario="restore").target == "r1", "who leads gives it where nobody follows"
     lost = plan(WELL, None, scenario="majority-lost", hold_s=4)
@@ -242,7 +248,7 @@ def test_a_well_cluster_has_a_plan_that_nothing_refuses() -> None:
     made = plan(WELL, None)
     assert made.refused == () and made.target == "r2" and len(made.preconditions) == 13
     assert all(one.holds and one.figure for one in made.preconditions)
-    assert "r2 takes the leadership over from r1" in made.will_happen
+    assert "r2 takes over the leadership from r1" in made.will_happen
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -295,7 +301,7 @@ def test_a_plan_says_what_earlier_ones_took() -> None:
     took = tuple(drill(number, figures={"write_stop_us": 1000 * number}) for number in range(9, 2, -1))
     made = plan(replace(WELL, drills=replace(WELL.drills, drills=took)), "r2")
     assert made.earlier_us == (9000, 8000, 7000, 6000, 5000)
-    assert "for some 7 ms, as in the last 5 of these drills" in made.will_happen
+    assert "for about 7 ms, as in the last 5 such drills" in made.will_happen
 
 
 def test_every_scenario_that_the_cluster_knows_can_be_planned_and_says_what_it_does_to_whom() -> None:
@@ -319,12 +325,12 @@ def test_a_plan_says_that_writes_go_on_exactly_where_the_drill_expects_no_stop(s
     made = plan(WELL, target, scenario=scenario)
     if not next(one for one in made.preconditions if one.name == "target").holds:
         return
-    assert ("writes go on" in made.will_happen) != made.stops_writes
+    assert ("writes continue" in made.will_happen) != made.stops_writes
     assert ("writes stop " in made.will_happen) == made.stops_writes
     assert made.stops_writes == (target == made.leader), "a follower and an agent are not needed for a write"
     # A fault that leaves requests without an answer is what a user's program notices where writes go on.
     waits = any(word in scenario for word in ("hang", "stop", "partition"))
-    assert (f"a program that has sent {target} a request waits up to 5 s" in made.will_happen) == waits
+    assert (f"a client with a request to {target} waits up to 5 s" in made.will_happen) == waits
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -343,7 +349,7 @@ def test_the_remedy_for_certificates_names_those_that_end_and_no_placeholder() -
     soon = replace(WELL, certificates_s={"r1": 86_400.0, "r3": 1.0, "ann": 1.0, "r2": 9e6})
     (refused,) = plan(soon, "r2").refused
     assert refused.remedy == (
-        "issue them again first: forebay cert issue r1 --role replica --replace; "
+        "reissue them first: forebay cert issue r1 --role replica --replace; "
         "forebay cert issue r3 --role replica --replace"
     )
 

@@ -17,7 +17,7 @@ def said(answer: Callable[[], None]) -> str:
             os.close(reads)
             real = os.sched_setscheduler
             os.sched_setscheduler = lambda *asked: answer() or real(*asked)  # type: ignore[func-returns-value]
-            prober._come_first()
+            prober._raise_priority()
             os.write(writes, f"{os.sched_getscheduler(0)} {os.getpriority(os.PRIO_PROCESS, 0)}".encode())
         finally:
             os._exit(0)
@@ -64,5 +64,5 @@ def test_it_measures_all_the_same_where_it_may_do_nothing_of_this(monkeypatch: p
 
     monkeypatch.setattr(os, "sched_setscheduler", no)
     monkeypatch.setattr(os, "setpriority", no)
-    prober._come_first()
+    prober._raise_priority()
     assert len(asked) == 2

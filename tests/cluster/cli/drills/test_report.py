@@ -118,7 +118,7 @@ RESTORED = replace(
     DRILL,
     scenario="restore",
     verdict="failed",
-    sentence="r3 had another state at revision 7",
+    sentence="r3 had a different state at revision 7",
     second="",
     forced=(),
     figures={
