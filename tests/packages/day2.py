@@ -35,7 +35,7 @@ FETCHED: Final = "python3"
 
 
 class Unable(Exception):
-    """These machines is not supported here; the message says why."""
+    """These machines cannot be had here; the message says why."""
 
 
 def base_of(tarball: Path, debs: Path, work: Path) -> Path:

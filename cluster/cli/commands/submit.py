@@ -152,7 +152,7 @@ def submit(
         raise bad_input("no script is given", "give a script, - for standard input, or --wrap COMMAND")
     if command_id is not None and len(found) > 1:
         remedy = "submit each script with its own ID"
-        raise bad_input("--command-id allows only one script", remedy, place="--command-id")
+        raise bad_input("several scripts are given", remedy, place="--command-id")
     made = list[_Script]()
     for name, data in found:
         try:
@@ -199,7 +199,7 @@ def submit(
 def _wrap_command(command: str, scripts: tuple[str, ...], arguments: tuple[str, ...]) -> list[tuple[str, bytes]]:
     """Return a script that runs the command of --wrap, and its name."""
     if scripts or arguments:
-        raise bad_input("--wrap allows no script or arguments", "use either a script or --wrap", place="--wrap")
+        raise bad_input("a script or arguments are given as well", "use either --wrap or a script", place="--wrap")
     return [(WRAP_NAME, f"#!/bin/sh\n# Made by forebay submit --wrap.\n\n{command}\n".encode(errors="surrogateescape"))]
 
 

@@ -191,7 +191,7 @@ def _drill_request(asked: dict[str, Any]) -> DrillRequest:
     on_copy = tuple(one.name for one in KNOWN.values() if one.on_copy)
     for name, scenarios in (("release", ("upgrade",)), ("backup", on_copy), ("scratch", on_copy)):
         if asked[name] is not None and asked["scenario"] not in scenarios:
-            raise bad_input(f"--{name} is only for {', '.join(scenarios)}", "remove it", place=f"--{name}")
+            raise bad_input(f"the option is only for {', '.join(scenarios)}", "remove it", place=f"--{name}")
     paths = {name: path.absolute() for name, path in asked.items() if isinstance(path, Path)}
     return DrillRequest(**(asked | paths))
 

@@ -238,7 +238,7 @@ def test_the_spans_of_a_history_fill_it_without_overlap() -> None:
     assert spans(HISTORY.rows[:-1])[-1].until is None
 
 
-@pytest.mark.parametrize(("reachable", "shown"), [(True, "yes (lost its data: "), (False, "no (lost its data: ")])
+@pytest.mark.parametrize(("reachable", "shown"), [(True, "yes (data lost: "), (False, "no (data lost: ")])
 def test_a_replica_that_lost_its_data_is_listed_with_the_command_that_brings_it_back(
     reachable: bool, shown: str
 ) -> None:

@@ -162,7 +162,7 @@ def test_an_id_to_repeat_belongs_to_one_script_and_standard_input_is_read_once(
     identified = forebay(double.config, "submit", *scripts, "--command-id", "017f22e279b07cc398c4dc0c0c07398f")
     twice = forebay(double.config, "submit", "-", "-", stdin=SCRIPT.encode())
     assert (identified.exit_code, twice.exit_code) == (ExitCode.BAD_INPUT, ExitCode.BAD_INPUT)
-    assert "--command-id: --command-id allows only one script" in identified.stderr
+    assert "--command-id: several scripts are given" in identified.stderr
     assert "read once" in twice.stderr
     assert double.asked == []
 

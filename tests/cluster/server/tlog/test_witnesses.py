@@ -182,8 +182,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Watching:
 @pytest.mark.campaign(3)
 def test_with_one_witness_dead_what_is_published_is_cosigned_and_said_to_be(seen: Watching) -> None:
     assert "Cosigned by the witness w1 (w1.example) at 20" in seen.checkpoint and "UNWITNESSED" not in seen.checkpoint
-    assert all("A witness, w1.example, cosigned the" in said for said in seen.consistency[:2])
-    assert "1 witnesses whose keys are known" in seen.consistency[2] and "2 are wanted" in seen.consistency[2]
+    assert all("Witness w1.example cosigned the" in said for said in seen.consistency[:2])
+    assert "1 valid cosignatures, and --witnesses requires 2" in seen.consistency[2]
     assert "has no cosignature of the witness w2: Cannot connect to host" in seen.status
     assert "THE LEDGER" not in seen.status
 
