@@ -1,8 +1,7 @@
-"""Who may have how much: accounts with their users, QOS, licences, and the limits that each of them sets.
+"""Accounts, QOS, licences, limits, scheduling rules, and certificate revocations.
 
-A limit is a kind, what it counts, and a value. The kinds and the reasons that they give are Slurm's, byte for byte; an
-account has those of Slurm's associations, a QOS its own. Source: SPUR.md, and Slurm's manual pages of sacctmgr.
-At the end: whose certificates are not good any more.
+A limit has a kind, a resource and a value. Kinds and reasons are Slurm's, byte for byte: accounts have those of Slurm's
+associations, QOS their own. Sources: SPUR.md; sacctmgr(1).
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from replica.values import (
 
 
 class LimitKind(IntEnum):
-    """What is limited; the numbers are wire numbers (law 12)."""
+    """Kinds of limits. The numbers are wire numbers (law 12)."""
 
     GRP_BB = 1
-    """Space held by all together."""
+    """Space held by all jobs together."""
     GRP_BB_MINUTES = 2
-    """Space times the time that it was held, ever (`replica.model.usage`); from feature level 4 on."""
+    """Accumulated space times holding time (`replica.model.usage`); from feature level 4 on."""
     GRP_BB_RUN_MINUTES = 3
-    """Space held by all together, times the time limits of the jobs that hold it."""
+    """Space held by all jobs together, times their time limits."""
     MAX_BB_PER_JOB = 4
     MAX_BB_PER_NODE = 5
     MAX_BB_PER_USER = 6
     MIN_BB = 7
-    """The least that a job must ask for."""
+    """Minimum request of a job."""
     MAX_BB_PER_ACCOUNT = 8
     MAX_BB_MINUTES_PER_JOB = 9
     MAX_JOBS_PER_USER = 10
@@ -58,12 +57,12 @@ class LimitKind(IntEnum):
 
     @property
     def word(self) -> str:
-        """As people write it, for example `MaxBBPerJob`."""
+        """Return the limit's name in configuration, for example `MaxBBPerJob`."""
         return _WORDS[self]
 
     @property
     def counts_space(self) -> bool:
-        """Return whether its value is a size (or a size times minutes), and may be of one pool."""
+        """Return whether the limit counts space (or space times minutes) and can apply to a single pool."""
         return self not in _COUNTS
 
 
@@ -107,7 +106,7 @@ QOS_REASONS: Mapping[LimitKind, str] = MappingProxyType(
         LimitKind.GRP_CPUS: "QOSGrpCpuLimit",
     }
 )
-"""The limits that a QOS may set, with the reason of a job that one of them keeps back."""
+"""Limits that a QOS may set, each with the reason shown for a job that exceeds it."""
 
 ACCOUNT_REASONS: Mapping[LimitKind, str] = MappingProxyType(
     {
@@ -121,15 +120,17 @@ ACCOUNT_REASONS: Mapping[LimitKind, str] = MappingProxyType(
         LimitKind.GRP_NODES: "AssocGrpNodeLimit",
     }
 )
-"""The limits that an account, or one user in it, may set (Slurm: an association)."""
+"""Limits that an account, or one user in it, may set (Slurm: an association), with the reasons shown."""
 
 TRES_PREFIX = "bb/"
-"""What stands before the name in a limit of burst-buffer space, as in Slurm: `bb/NAME`."""
+"""Prefix of the resource name in a limit on space, as in Slurm: `bb/NAME`."""
 
 
 class Limit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Limit. `tres` is the NAME of `bb/NAME`: a pool, or a provider's name for all pools together; empty for
-    what is no space. `value` counts bytes (units of the pool where it counts those), times minutes where the kind does.
+    """A limit on a resource.
+
+    `tres` is the NAME of `bb/NAME`: a pool, or a provider's name for all pools together; empty if the limit does not
+    count space. `value` is in bytes or units of the pool, times minutes for kinds that count minutes.
     """
 
     kind: LimitKind
@@ -137,28 +138,28 @@ class Limit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     value: int
 
     def applies_to(self, pool: str) -> bool:
-        """Return whether space of the pool counts for it."""
+        """Return whether space of the pool counts towards the limit."""
         return self.tres == pool or self.tres in PROVIDERS
 
 
 class AccountUser(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A user in an account. A limit here is for this user in this account, and goes before the account's own."""
+    """A user in an account. The limits apply to this user in this account, and override those of the account."""
 
     user: str
     limits: tuple[Limit, ...] = ()
 
 
 class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Account. What its users have counts for it and for its parents, up to the one without a parent."""
+    """An account. Usage of its users counts towards its limits and those of all its ancestors."""
 
     name: str
     parent: str = ""
     members: tuple[AccountUser, ...] = ()
-    """By name: `sort_members` sees to it for whatever is in a State."""
+    """Sorted by name (`sort_members`) in every State."""
     limits: tuple[Limit, ...] = ()
 
     def member(self, user: str) -> AccountUser | None:
-        """Return the user as a member, or None."""
+        """Return a member of the account, or None."""
         # Asked several times for each candidate of a pass, of an account that may have thousands.
         place = bisect_left(self.members, user, key=attrgetter("user"))
         found = self.members[place] if place < len(self.members) else None
@@ -166,12 +167,12 @@ class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def sort_members(account: Account) -> Account:
-    """Return the account with its members in the order in which `Account.member` looks for them."""
+    """Return the account with its members in the order that `Account.member` searches."""
     return msgspec.structs.replace(account, members=tuple(sorted(account.members, key=attrgetter("user"))))
 
 
 class Qos(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Quality of service."""
+    """A quality of service."""
 
     name: str
     priority: int = 0
@@ -179,47 +180,47 @@ class Qos(msgspec.Struct, frozen=True, array_like=True, gc=False):
     limits: tuple[Limit, ...] = ()
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
-    """Who may use it; where both are empty, everybody."""
+    """Users and accounts that may use the QOS; all may if both are empty."""
     deny_on_limit: bool = False
-    """Whether a job that a limit for each job forbids is refused at submit instead of waiting (Flags=DenyOnLimit)."""
+    """Whether a job that exceeds a per-job limit is rejected at submit instead of waiting (Flags=DenyOnLimit)."""
 
     def admits(self, user: str, account: str) -> bool:
-        """Return whether a job of the user in the account may use it."""
+        """Return whether a job of the user in the account may use the QOS."""
         return not (self.users or self.accounts) or user in self.users or account in self.accounts
 
 
 class License(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A licence that jobs take while they run; `total` is how many there are."""
+    """A licence that jobs hold while they run. `total` is the number of licences."""
 
     name: str
     total: int
 
 
 class SchedulingRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a site says about priority, accounts and revocation."""
+    """The site's settings for priority, accounts and revocation."""
 
     size_points_per_gib: int = 0
-    """Added to the priority for each whole GiB of a request; negative: small requests go first."""
+    """Priority points for each whole GiB of a request; negative values prefer small requests."""
     default_account: str = ""
-    """For jobs that name none and whose user is a member of it."""
+    """Account of jobs that name none and whose user is a member of it."""
     default_qos: str = ""
-    """For jobs that name none and may use it."""
+    """QOS of jobs that name none and may use it."""
     accounts_required: bool = False
     """Whether a job must have an account (Slurm: AccountingStorageEnforce=associations)."""
     revocations_max: int = 1
-    """How often the staged buffer of one job may be taken back for others, in its whole life; 0: never."""
+    """Number of times that the staged buffer of one job may be revoked for other jobs; 0: never."""
     revoke_after_s: int = 300
-    """How long a staged job must have waited before its buffer may be taken back, seconds."""
+    """Time a staged job must have waited before its buffer may be revoked, seconds."""
 
 
 DEFAULT_SCHEDULING_RULES = SchedulingRules()
-"""The rules of a cluster where nobody set any."""
+"""Scheduling rules of a cluster without configuration."""
 
 Accounts = immutables.Map[str, Account]
 
 
 def ancestors(accounts: Accounts, name: str) -> Iterator[Account]:
-    """Yield the account and its parents, from below; what is not there ends it."""
+    """Yield the account and its ancestors, nearest first, up to the first that does not exist."""
     for _ in range(ACCOUNT_DEPTH_MAX):
         account = accounts.get(name)
         if account is None:
@@ -229,8 +230,10 @@ def ancestors(accounts: Accounts, name: str) -> Iterator[Account]:
 
 
 def individual_limits(accounts: Accounts, name: str, user: str) -> tuple[Limit, ...]:
-    """Return the limits that count for each job, or each user, of an account: of each kind and `bb/NAME` the nearest,
-    first the user's own, then the account's, then those of its parents.
+    """Return the limits that apply to each job or each user of an account.
+
+    For each kind and resource the nearest limit applies: the user's own, then the account's, then those of its
+    ancestors.
     """
     found: dict[tuple[LimitKind, str], Limit] = {}
     for number, account in enumerate(ancestors(accounts, name)):
@@ -253,7 +256,7 @@ _GROUP = frozenset(
 
 
 def is_group_limit(limit: Limit) -> bool:
-    """Return whether the limit is for all jobs together."""
+    """Return whether the limit applies to all jobs together."""
     return limit.kind in _GROUP
 
 
@@ -265,13 +268,13 @@ def _invalid(place: str, sentence: str, remedy: str) -> Refusal:
 
 
 def check_name(name: str, place: str) -> Refusal | None:
-    """Return why a name cannot be used, or None."""
+    """Return a rejection if the name is invalid, or None."""
     fault = name_fault(name)
     return None if fault is None else _invalid(place, f"the name {fault}", "choose another name")
 
 
 def check_limits(limits: tuple[Limit, ...], known: Mapping[LimitKind, str], place: str) -> Refusal | None:
-    """Return why limits cannot be used, or None. `known`: the kinds that there are here."""
+    """Return a rejection if the limits are invalid, or None. `known` has the kinds that are supported here."""
     if len(limits) > LIMITS_PER_RECORD_MAX:
         return _invalid(place, f"there are {len(limits)} limits", f"set at most {LIMITS_PER_RECORD_MAX}")
     seen: set[tuple[LimitKind, str]] = set()
@@ -303,7 +306,7 @@ def _check_names(names: Iterable[str], place: str) -> Refusal | None:
 
 
 def check_account(accounts: Accounts, account: Account) -> Refusal | None:
-    """Return why the account cannot be made or become this, or None."""
+    """Return a rejection if the account is invalid or its parent does not fit, or None."""
     refusal = (
         check_name(account.name, "account.name")
         or _check_names((member.user for member in account.members), "account.users")
@@ -338,7 +341,7 @@ def _depth_below(accounts: Accounts, name: str) -> int:
 
 
 def check_qos(qos: Qos) -> Refusal | None:
-    """Return why the QOS cannot be used, or None."""
+    """Return a rejection if the QOS is invalid, or None."""
     refusal = (
         check_name(qos.name, "qos.name")
         or check_limits(qos.limits, QOS_REASONS, "qos.limits")
@@ -351,7 +354,7 @@ def check_qos(qos: Qos) -> Refusal | None:
 
 
 def check_license(license: License) -> Refusal | None:
-    """Return why the licence cannot be used, or None."""
+    """Return a rejection if the licence is invalid, or None."""
     refusal = check_name(license.name, "license.name")
     if refusal is None and not 0 <= license.total <= SIZE_BYTES_MAX:
         refusal = _invalid("license.total", f"total is {license.total}", f"use a number from 0 to {SIZE_BYTES_MAX}")
@@ -366,7 +369,7 @@ _RULE_BOUNDS: dict[str, tuple[int, int]] = {
 
 
 def check_rules(rules: SchedulingRules) -> Refusal | None:
-    """Return why the rules cannot be used, or None."""
+    """Return a rejection if the rules are out of range, or None."""
     for field, (least, most) in _RULE_BOUNDS.items():
         value = getattr(rules, field)
         if not least <= value <= most:
@@ -379,7 +382,10 @@ def check_rules(rules: SchedulingRules) -> Refusal | None:
 
 
 def check_licenses_and_nice(licenses: tuple[tuple[str, int], ...], nice: int) -> Refusal | None:
-    """Return why a job may not ask for these licences with this nice value, or None; what there is is not asked."""
+    """Return a rejection if a job's licences or nice value are invalid, or None.
+
+    The function does not check whether the licences exist.
+    """
     if abs(nice) > NICE_MAX:
         return _invalid("nice", f"nice is {nice}", f"use a number from {-NICE_MAX} to {NICE_MAX}")
     if len(licenses) > LICENSES_PER_JOB_MAX:
@@ -405,19 +411,19 @@ _DIGITS: Final = re.compile(r"[1-9a-f][0-9a-f]{0,39}", re.ASCII)
 
 
 class Revocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Certificate, or all of one holder: `serial:1f2e…` or `user:alan`."""
+    """A revoked certificate, or all certificates of one holder: `serial:1f2e…` or `user:alan`."""
 
     certificate: str
     reason: str = ""
     by: str = ""
-    """The operator who asked for it."""
+    """The operator who revoked it."""
     at: Instant = NEVER
     until: Instant = NEVER
-    """When the certificate expires, so that nobody need remember it; NEVER: until it is taken off the list."""
+    """Expiry of the certificate, after which the record is deleted; NEVER: until an operator lifts the revocation."""
 
 
 def certificate_fault(certificate: str) -> str | None:
-    """Return what is wrong with the words for a certificate or its holder, to follow `the certificate`, or None."""
+    """Return the fault of a certificate reference, to follow `the certificate `, or None if it is valid."""
     kind, colon, rest = certificate.partition(":")
     if not colon or kind not in (SERIAL, *HOLDERS):
         return f"{certificate!r:.80} is neither serial:NUMBER nor {', '.join(f'{holder}:NAME' for holder in HOLDERS)}"

@@ -1,9 +1,9 @@
-"""Job arrays: `--array=1-10:2%3`, and how many tasks of one may go at once.
+"""Job arrays: `--array=1-10:2%3`, and limits on concurrent tasks.
 
-Each task is a job of its own with a buffer of its own, shown as `JOB_TASK` (Slurm). The tasks of an array have numbers
-in a row, beginning with the array's own. `%N` is a throttle: at most so many tasks are between getting their space (or
-their CPUs, without a buffer) and the end of their script. Besides, at most `array_stage_count` tasks of an array that
-have not started hold space (Slurm's bb_array_stage_cnt), so that an array does not fill a pool ahead of everybody else.
+Each task is a job with its own buffer, displayed as `JOB_TASK` (Slurm). The tasks have consecutive job IDs, starting
+with the array's. `%N` is a throttle: at most N tasks are between receiving their space (or their CPUs, without a
+buffer) and the end of their script. In addition, at most `array_stage_count` tasks that have not started hold space
+(Slurm's bb_array_stage_cnt), so that an array does not fill a pool ahead of other jobs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from replica.values import ARRAY_SIZE_MAX, Reason, Verdict
 
 
 class ArrayError(ValueError):
-    """An array that cannot be: its words say why."""
+    """An invalid array specification or task reference."""
 
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
 
 
 def parse_tasks(text: str) -> tuple[int, ...]:
-    """Return the tasks that `1,3-7:2` names, ascending; ArrayError for what names none, too many or one twice."""
+    """Return the task numbers in `1,3-7:2`, ascending.
+
+    Raises:
+        ArrayError: the text names no task, too many tasks, or a task twice.
+    """
     tasks: set[int] = set()
     for part in text.split(","):
         found = _RANGE.fullmatch(part.strip())
@@ -47,7 +51,11 @@ def parse_tasks(text: str) -> tuple[int, ...]:
 
 
 def parse_array(text: str) -> tuple[tuple[int, ...], int]:
-    """Return the tasks and the throttle (0: none) of `--array=1-10:2%3`; ArrayError for what is no array."""
+    """Return the tasks and the throttle (0: none) of `--array=1-10:2%3`.
+
+    Raises:
+        ArrayError: the text is not an array specification.
+    """
     ranges, percent, throttle = text.strip().partition("%")
     tasks = parse_tasks(ranges)
     if not percent:
@@ -58,7 +66,7 @@ def parse_array(text: str) -> tuple[tuple[int, ...], int]:
 
 
 def format_tasks(tasks: Iterable[int]) -> str:
-    """Return ascending tasks as people read them: `1-3,7`."""
+    """Format ascending task numbers, for example `1-3,7`."""
     parts: list[str] = []
     first = last = -1
     for task in tasks:
@@ -85,17 +93,17 @@ def is_staged_ahead(job: Job, buffer: Buffer | None) -> bool:
 
 
 def is_active(job: Job, buffer: Buffer | None) -> bool:
-    """Return whether the job counts against the throttle of its array."""
+    """Return whether the job counts towards the throttle of its array."""
     return job.state in _STARTED or is_staged_ahead(job, buffer)
 
 
 def waits_for_array(job: Job, buffer: Buffer | None) -> bool:
-    """Return whether a pending job that no earlier gate keeps back would become active: it needs room in its array."""
+    """Return whether a pending job needs a free slot of its array to become active."""
     return job.state is JobState.PENDING and (buffer is None or buffer.state is BufferState.PENDING)
 
 
 class ArrayUse:
-    """How many tasks of one array are active, and how many of those have not started."""
+    """Number of active tasks of one array, and of those among them that have not started."""
 
     __slots__ = ("active", "ahead")
 
@@ -109,7 +117,7 @@ class ArrayUse:
         self.ahead += is_staged_ahead(job, buffer)
 
     def free_slots(self, request: JobRequest, stage_count: int) -> int:
-        """Return how many waiting tasks may be looked at by the next pass; they are the first ones in its order."""
+        """Return the number of waiting tasks that the next scheduling cycle may consider, in its order."""
         throttle = _throttle(request)
         room = throttle - self.active if throttle else ARRAY_SIZE_MAX
         if request.buffer is not None:
@@ -117,7 +125,7 @@ class ArrayUse:
         return max(0, room)
 
     def verdict(self, request: JobRequest, stage_count: int, before: int) -> Verdict | None:
-        """Return why a waiting task is kept back that has so many waiting ones `before` it, or None."""
+        """Return the verdict on a waiting task behind `before` other waiting tasks; None if it may become active."""
         throttle = _throttle(request)
         if throttle and self.active + before >= throttle:
             figures: tuple[tuple[str, str], ...] = (
@@ -139,18 +147,22 @@ def _throttle(request: JobRequest) -> int:
 
 
 def has_array_limits(request: JobRequest) -> bool:
-    """Return whether anything limits how many tasks of the job's array may go at once."""
+    """Return whether the number of concurrent tasks of the job's array is limited."""
     return request.array is not None and (request.array.throttle > 0 or request.buffer is not None)
 
 
 Tasks = tuple[int, ...] | None
-"""Tasks of an array, ascending; None: what the number alone says, an array as a whole or one job."""
+"""Task numbers of an array, ascending; None: the ID alone, which means a single job or a whole array."""
 
 _REFERENCE = re.compile(r"(\d{1,18})(?:_(?:(\d{1,9})|\[([\d,:-]{1,4096})\]))?", re.ASCII)
 
 
 def parse_reference(text: str) -> tuple[int, Tasks]:
-    """Return the job and the tasks that `1`, `1_3` or `1_[2-4]` names; ArrayError for anything else."""
+    """Return the job ID and the tasks in `1`, `1_3` or `1_[2-4]`.
+
+    Raises:
+        ArrayError: the text is not a job reference.
+    """
     found = _REFERENCE.fullmatch(text)
     if found is None:
         raise ArrayError(f"{text!r} names no job; write for example 12, or 12_3 or 12_[1-4] for tasks of an array")
@@ -160,7 +172,7 @@ def parse_reference(text: str) -> tuple[int, Tasks]:
 
 
 def format_reference(job: int, tasks: Tasks) -> str:
-    """Return what `parse_reference` reads."""
+    """Format a job reference as `parse_reference` reads it."""
     if tasks is None:
         return str(job)
     return f"{job}_{tasks[0]}" if len(tasks) == 1 else f"{job}_[{format_tasks(tasks)}]"

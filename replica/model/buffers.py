@@ -62,18 +62,18 @@ class BufferState(IntEnum):
 
     @property
     def word(self) -> str:
-        """The state as Slurm spells it, for example `staging-in`."""
+        """Return the state as Slurm spells it, for example `staging-in`."""
         return self.name.lower().replace("_", "-")
 
 
 class BufferInput(IntEnum):
-    """What can happen to a buffer."""
+    """Inputs of the buffer state machine."""
 
     ALLOCATED = 1
-    """A scheduling pass gave it space."""
+    """A scheduling cycle allocated its space."""
     STAGED_IN = 2
     STAGE_FAILED = 3
-    """The operation of its present state failed; it stays where it is."""
+    """The operation of its present state failed; the state does not change."""
     STAGE_RETRIED = 4
     """The operation of its present state is ordered again, as a new attempt."""
     RUN_ORDERED = 5
@@ -94,12 +94,11 @@ class BufferInput(IntEnum):
     DELETION_STARTED = 19
     DELETED = 20
     RESTARTED = 21
-    """The operation of its present state begins again, staging-out from post-run on (restart-policy slurm)."""
+    """The operation of its present state restarts, staging-out from post-run on (restart-policy slurm)."""
     CLEARED = 22
-    """An operator gave up on removing it."""
+    """An operator ended the attempts to remove it."""
     TAKEN_UP = 23
-    """The scheduler of an external job that lingers has set it up again: what is there is compared, and copied where it
-    differs."""
+    """The scheduler set up a lingering external job again: existing data is compared, and copied where it differs."""
 
 
 _S, _I = BufferState, BufferInput
@@ -166,14 +165,17 @@ TRANSITIONS: Mapping[tuple[BufferState, BufferInput], BufferState] = MappingProx
 )
 
 HOLDING: frozenset[BufferState] = frozenset(BufferState) - {_S.PENDING, _S.COMPLETE, _S.DELETED}
-"""The states in which a buffer's space is not free."""
+"""States in which a buffer occupies space."""
 
 BEFORE_RUN: frozenset[BufferState] = frozenset({_S.PENDING, _S.STAGING_IN, _S.STAGED_IN})
-"""The states in which the job is still PENDING."""
+"""States in which the job is still PENDING."""
 
 
 class IllegalTransition(Exception):
-    """An input that the state has no row for: refused when deciding, fatal when it is found in a ledger."""
+    """An input without a transition from the present state.
+
+    Decisions reject it; in a ledger it is fatal.
+    """
 
     def __init__(self, state: BufferState, buffer_input: BufferInput) -> None:
         super().__init__(f"a buffer that is {state.word} cannot take {buffer_input.name}")
@@ -182,7 +184,11 @@ class IllegalTransition(Exception):
 
 
 def next_state(state: BufferState, buffer_input: BufferInput) -> BufferState:
-    """Return the state after `buffer_input`; raises IllegalTransition where the table has no row."""
+    """Return the state that follows an input.
+
+    Raises:
+        IllegalTransition: the transition table has no row for the pair.
+    """
     following = TRANSITIONS.get((state, buffer_input))
     if following is None:
         raise IllegalTransition(state, buffer_input)
@@ -190,14 +196,14 @@ def next_state(state: BufferState, buffer_input: BufferInput) -> BufferState:
 
 
 class TransferKind(IntEnum):
-    """What one transfer moves (DataWarp's `type=`)."""
+    """Kinds of transferred objects (DataWarp's `type=`)."""
 
     FILE = 1
     DIRECTORY = 2
 
 
 class Access(IntEnum):
-    """How the nodes of a job see a buffer (DataWarp's `access_mode=`)."""
+    """Access modes of a buffer on the nodes of a job (DataWarp's `access_mode=`)."""
 
     STRIPED = 1
     PRIVATE = 2
@@ -205,9 +211,7 @@ class Access(IntEnum):
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A `stage_in` or `stage_out`: `outside` is an absolute path, `inside` starts with one of the buffer's
-    variables.
-    """
+    """A `stage_in` or `stage_out`. `outside` is an absolute path; `inside` starts with a variable of the buffer."""
 
     kind: TransferKind
     outside: str
@@ -215,14 +219,14 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Buffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The buffer of one job, whose request says what it was asked for. Times are Instants, sizes bytes."""
+    """The buffer of one job. Times are Instants, sizes bytes."""
 
     job: int
     state: BufferState
     pool: str
-    """The pool that was decided on at submit; empty where no capacity was asked for."""
+    """The pool chosen at submit; empty if the job requested no capacity."""
     granted_bytes: int
-    """The capacity, rounded up to the pool's granularity at submit: what is held while the state is in HOLDING."""
+    """Capacity, rounded up to the pool's granularity at submit; held while the state is in HOLDING."""
     node: str = ""
     created_at: Instant = NEVER
     changed_at: Instant = NEVER
@@ -231,19 +235,23 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     staged_out_bytes: int = 0
     staged_out_files: int = 0
     hurry: bool = False
-    """Whether teardown skips stage-out because an operator or the user said so."""
+    """Whether teardown skips stage-out by request of an operator or the user."""
     epoch: int = 0
-    """In a shared filesystem: the attempt that the space was given as. It is in the directory's name, so that whoever
-    comes late with an operation of an earlier life of the buffer never finds a later one.
+    """In a shared filesystem: the attempt that allocated the space.
+
+    The directory's name contains it, so that a late operation of an earlier life of the buffer never reaches a later
+    one.
     """
     filesystems: tuple[str, ...] = ()
-    """Of a job that works with persistent buffers in shared filesystems: all shared filesystems that its operations
-    need, first the one that the job's own buffer lies in. Empty: only that of its pool, if that has one.
+    """All shared filesystems that the job's operations need, that of its own buffer first.
+
+    Set for jobs that use persistent buffers in shared filesystems; empty: only the filesystem of its pool, if it has
+    one.
     """
 
     @property
     def held_bytes(self) -> int:
-        """What this buffer takes from its pool now, bytes."""
+        """Return the space that the buffer occupies in its pool, bytes."""
         return self.granted_bytes if self.state in HOLDING else 0
 
 
@@ -273,39 +281,42 @@ def persistent_variable(name: str) -> str:
 
 
 PERSISTENT_STATES = frozenset({BufferState.ALLOCATING, BufferState.ALLOCATED, BufferState.DELETING})
-"""The states of a persistent buffer that is there; a deleted one has no record any more."""
+"""States of an existing persistent buffer; a deleted one has no record."""
 
 
 class PersistentBuffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Persistent buffer: it holds its space from allocating to deleted (law 8), whatever jobs do. Times are
-    Instants, sizes bytes (units of the pool where it counts those).
+    """A persistent buffer, which holds its space from allocating to deleted (law 8).
+
+    Times are Instants; sizes are in bytes or units of the pool.
     """
 
     name: str
     user: str
-    """Who owns it: the user of the job that made it."""
+    """The owner: the user of the job that created it."""
     gid: int
     pool: str
     granted_bytes: int
     access: tuple[Access, ...]
     type: str
     state: BufferState
-    """ALLOCATING, ALLOCATED or DELETING; a deleted one has no record any more."""
+    """ALLOCATING, ALLOCATED or DELETING; a deleted buffer has no record."""
     node: str
-    """Whose storage holds it; empty where it lies in a shared filesystem."""
+    """The node whose storage holds it; empty if it lies in a shared filesystem."""
     job: int
-    """The job that creates it, or has it deleted, while that is under way; afterwards the one that made it."""
+    """The job that is creating or deleting it; afterwards the job that created it."""
     created_at: Instant = NEVER
     changed_at: Instant = NEVER
     hurry: bool = False
     filesystem: str = ""
-    """The shared filesystem that it lies in; then it has no `node`, and the jobs that use it may run on any."""
+    """The shared filesystem that holds it. If set, `node` is empty, and jobs that use it may run on any node."""
     directory: str = ""
-    """Where it lies below the path of its shared filesystem: `CLUSTER/NAME.JOB.EPOCH`, of the job that made it and the
-    attempt that its space was given as. One that is made again under its name never lies where an earlier one did.
+    """Directory below the path of its shared filesystem: `CLUSTER/NAME.JOB.EPOCH`.
+
+    JOB created it, and EPOCH is the attempt that allocated its space, so a buffer created again never reuses a
+    directory.
     """
 
     @property
     def held_bytes(self) -> int:
-        """What it takes from its pool now, bytes."""
+        """Return the space that the buffer occupies in its pool, bytes."""
         return self.granted_bytes if self.state in HOLDING else 0

@@ -1,9 +1,9 @@
-"""The site's configuration: what burst_buffer.conf says, what it cannot say, and what providers need.
+"""Site configuration: the settings of burst_buffer.conf, Forebay's own, and those of providers.
 
-One truth for each setting: `Site` holds all but how data is moved (`TransferRules`) and which pool is the default
-(`Pool.is_default`). `replica.grammar.settings` has the key of each field, `replica.grammar.burst_buffer_conf` reads
-them from a file, and `replica.decide.configuration` changes them together. Replicated state, changed by
-events only (law 3).
+Each setting has one source of truth. `Site` holds all settings except those for moving data (`TransferRules`) and the
+default pool (`Pool.is_default`). `replica.grammar.settings` has the key of each field,
+`replica.grammar.burst_buffer_conf` reads them from a file, and `replica.decide.configuration` changes them together.
+The configuration is replicated state, changed by events only (law 3).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from replica.values import (
 )
 
 FLAGS = ("DisablePersistent", "EmulateCray", "EnablePersistent", "PrivateData", "SetExecHost", "TeardownFailure")
-"""The flags of burst_buffer.conf, in the order in which `show burst` lists them."""
+"""Flags of burst_buffer.conf, in the order of `show burst`."""
 
 UNKNOWN_OPTIONS = ("warn", "reject")
-"""What becomes of a submit with options of sbatch that have no effect here."""
+"""Treatment of submits with sbatch options that have no effect here."""
 
 RESTART_POLICIES = ("forebay", "slurm")
-"""What a new leader does with operations: nothing (forebay), or start them again as Slurm does (SEMANTICS.md)."""
+"""Treatment of running operations by a new leader: keep (forebay), or restart as Slurm does (SEMANTICS.md)."""
 
 SECONDS_MAX = 2_073_600
 """Largest timeout of a provider, seconds: Slurm's lua plugin takes no more (24 days)."""
@@ -46,14 +46,13 @@ class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stage_out_timeout_s: int = 86_400
     other_timeout_s: int = 300
     stage_retries: int = 3
-    """Automatic retries of a failed stage-in, stage-out or teardown before the job is held (Slurm: none, or for
-    ever).
+    """Automatic retries of a failed stage-in, stage-out or teardown before the job is held (Slurm: none or unlimited).
     """
     retry_backoff_s: int = 2
     """Wait before the first retry, seconds; doubled each time up to `retry_backoff_max_s`."""
     retry_backoff_max_s: int = 300
     max_passes: int = 10
-    """How often smaller requests may pass the first one that does not fit (SPUR.md, 3)."""
+    """Number of times that smaller requests may overtake the first one that does not fit (SPUR.md, 3)."""
     staged_hold_time_s: int = 0
     """A held job's staged buffer is torn down after this many seconds; 0 never."""
     finished_jobs_kept: int = 10_000
@@ -61,32 +60,32 @@ class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
     allow_root: bool = False
     """Whether the user root may submit (Slurm: `User root can not allocate burst buffers`)."""
     operations_per_stage_max: int = 128
-    """Stage-ins, stage-outs and teardowns at once, each (Slurm's documented limit per stage)."""
+    """Concurrent stage-ins, stage-outs and teardowns, each (Slurm's documented limit per stage)."""
     sources: tuple[str, ...] = ()
-    """Directories that jobs may stage in from; `%u` is the job's user. None: nothing may."""
+    """Directories that jobs may stage in from; `%u` is the job's user. Empty: stage-in is not allowed."""
     destinations: tuple[str, ...] = ()
-    """Directories that jobs may stage out to and have as working directory; `%u` is the job's user."""
+    """Directories that jobs may stage out to and use as working directory; `%u` is the job's user."""
     provider: str = "native"
-    """Who performs operations: one of PROVIDERS (BurstBufferType=burst_buffer/NAME)."""
+    """Provider that performs operations: one of PROVIDERS (BurstBufferType=burst_buffer/NAME)."""
     allow_users: tuple[str, ...] = ()
-    """Users (names or ids) who alone may ask for a buffer; empty: all."""
+    """Users (names or IDs) that may request a buffer; empty: all users."""
     deny_users: tuple[str, ...] = ()
-    """Users (names or ids) who may not ask for a buffer."""
+    """Users (names or IDs) that may not request a buffer."""
     directive: str = "BB_LUA"
-    """The word after `#` in scripts of the lua provider."""
+    """Directive word after `#` in scripts of the lua provider."""
     flags: tuple[str, ...] = ("DisablePersistent",)
-    """Some of FLAGS, in their order."""
+    """A subset of FLAGS, in their order."""
     get_sys_state: str = ""
-    """The program that tells the state of the system; empty: the provider's own (`get_sys_state_of`)."""
+    """Program that reports the system's state; empty: the provider's own (`get_sys_state_of`)."""
     get_sys_status: str = ""
-    """The program behind `forebay slurm bbstat`; empty: the provider's own (`get_sys_status_of`)."""
+    """Program behind `forebay slurm bbstat`; empty: the provider's own (`get_sys_status_of`)."""
     validate_timeout_s: int = 5
     poll_interval_s: int = 15
-    """Seconds between two questions to an operation that said it is busy."""
+    """Time between two polls of an operation that reported that it is busy, seconds."""
     granularity: int = 1
-    """Granularity of a pool that comes without one, in its units."""
+    """Granularity of pools that are reported without one, in units of the pool."""
     pools: str = ""
-    """`Pools=` as it was written; without effect, as in Slurm: pools come from the provider or from commands."""
+    """Value of `Pools=`, kept without effect as in Slurm: pools come from the provider or from commands."""
     create_buffer: str = ""
     destroy_buffer: str = ""
     start_stage_in: str = ""
@@ -95,52 +94,50 @@ class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop_stage_out: str = ""
     """The six programs of the generic provider."""
     default_pool: str = ""
-    """The pool that becomes the default one as soon as it is there (DefaultPool= of a provider that tells which pools
-    there are). Empty: none is awaited. Which one *is* the default, Pool.is_default alone says.
+    """Pool that becomes the default when the provider reports it (DefaultPool=); empty: none is awaited.
+
+    Only Pool.is_default says which pool is the default.
     """
     lua_script: str = ""
-    """Path of the site's burst_buffer.lua; empty: beside the configuration of whoever runs it."""
+    """Path of the site's burst_buffer.lua; empty: beside the configuration of the process that runs it."""
     pre_run_requeues: int = 0
-    """How often a job whose pre-run failed is requeued by itself before it is held; 0: held at once, as documented."""
+    """Automatic requeues of a job after a failed pre-run before it is held; 0: held at once, as documented."""
     restart_policy: str = "forebay"
     """One of RESTART_POLICIES."""
     hold_oversized: bool = False
-    """Whether a request for more than its pool has in all waits (as Slurm's does for some pools) instead of being
-    refused.
+    """Whether a request that exceeds its pool's total waits (as Slurm's does for some pools) instead of being rejected.
     """
     array_stage_count: int = 10
-    """Tasks of one array that stage at a time (bb_array_stage_cnt)."""
+    """Tasks of one array that stage concurrently (bb_array_stage_cnt)."""
     requeue_on_node_fail: bool = False
-    """Whether a job whose node failed under it waits again by itself, unless it was submitted with --no-requeue."""
+    """Whether jobs of a failed node are requeued, unless submitted with --no-requeue."""
     revision: int = 0
-    """The revision at which this record or the rules of transfers were changed last, 0 for never: what
-    `--expect-revision` is compared with. Set by `fold`, never by a command.
+    """Revision of the last change to this record or the transfer rules, 0 for never; compared with `--expect-revision`.
+
+    Set by `fold`, never by a command.
     """
     external_job_setup_wait_s: int = 20
-    """How long the setup of an external job waits for space, seconds; 0: not at all. Other schedulers wait for its
-    end.
-    """
+    """Time the setup of an external job waits for space, seconds; 0: no wait. Other schedulers wait for its end."""
     external_job_linger_s: int = 300
-    """How long the data of an external job is kept that was torn down before it ran, seconds; 0: not at all. Slurm
-    tears all staged data down when it starts, and sets it up again a minute and a half later.
+    """Retention of an external job's data after a teardown before its run, seconds; 0: none.
+
+    When Slurm starts, it tears down all staged data, and sets it up again a minute and a half later.
     """
     unknown_sbatch_options: str = "warn"
     """One of UNKNOWN_OPTIONS."""
     node_down_restage_s: int = 300
-    """How long a node may be down until jobs that have not started are staged again on another one, seconds; 0: they
-    wait for the node.
-    """
+    """Time until jobs that have not started leave a node that is down, seconds; 0: they wait for the node."""
 
 
 DEFAULT_SITE = Site()
-"""The configuration of a cluster where nobody configured anything."""
+"""Configuration of a cluster without settings."""
 
 FOUNDING_FIELDS = Site.__struct_fields__[: Site.__struct_fields__.index("provider")]
-"""The fields that forebay.toml founds a cluster with, in [policy] and [staging]."""
+"""Fields that forebay.toml sets when a cluster is founded, in [policy] and [staging]."""
 
 
 class HasSite(Protocol):
-    """Whatever has the site's configuration: a State, a StateBuilder, Facts."""
+    """An object with the site's configuration: a State, a StateBuilder, Facts."""
 
     @property
     def site(self) -> Site: ...
@@ -155,18 +152,19 @@ def tears_down_on_failure(site: Site) -> bool:
 
 
 def has_private_data(site: Site) -> bool:
-    """Return whether users see only what is their own (Flags=PrivateData)."""
+    """Return whether users see only their own data (Flags=PrivateData)."""
     return "PrivateData" in site.flags
 
 
 def allows_user_persistent(site: Site) -> bool:
-    """Return whether others than operators may create and destroy persistent buffers (Flags=EnablePersistent)."""
+    """Return whether users may create and destroy persistent buffers (Flags=EnablePersistent)."""
     return "EnablePersistent" in site.flags
 
 
 def check_persistent_allowed(site: Site, *, is_operator: bool, place: str = "") -> Refusal | None:
-    """Return why somebody may not create or destroy persistent buffers at all, or None. Who owns which is not asked
-    here. The sentence is Slurm's.
+    """Return a rejection if the requester may not create or destroy persistent buffers at all, or None.
+
+    Ownership is not checked here. The sentence is Slurm's.
     """
     if is_operator or allows_user_persistent(site):
         return None
@@ -180,9 +178,9 @@ def check_persistent_allowed(site: Site, *, is_operator: bool, place: str = "") 
 
 
 def check_user_lists(site: Site, user: str, uid: int | None = None) -> Refusal | None:
-    """Return why the user may not ask for a buffer, or None. `uid` where it is known: a list may name ids, too.
+    """Return a rejection if AllowUsers or DenyUsers excludes the user from buffers, or None.
 
-    The sentences are Slurm's. Jobs without a buffer are not asked.
+    With `uid`, IDs in the lists are compared too. The sentences are Slurm's. Jobs without a buffer are not checked.
     """
     known = {user} if uid is None else {user, str(uid)}
     if site.allow_users and known.isdisjoint(site.allow_users):
@@ -203,12 +201,12 @@ def check_user_lists(site: Site, user: str, uid: int | None = None) -> Refusal |
 
 
 def format_flags(site: Site) -> str:
-    """Return the flags as `show burst` prints them after `Flags=`; empty where there are none."""
+    """Format the flags as `show burst` does after `Flags=`; empty without flags."""
     return ",".join(site.flags)
 
 
 def provision_of(state: HasSite) -> Provision | None:
-    """Return the cluster's provider; None where its own agents move the data."""
+    """Return the cluster's provider; None if its own agents move the data."""
     site = state.site
     if site.provider == NATIVE:
         return None
@@ -217,12 +215,12 @@ def provision_of(state: HasSite) -> Provision | None:
 
 
 def get_sys_state_of(site: Site) -> str:
-    """Return the program that tells the state of the system, empty for none: as `show burst` prints it."""
+    """Return the program that reports the system's state as `show burst` prints it, empty for none."""
     return site.get_sys_state or provider_facts(site.provider).get_sys_state
 
 
 def get_sys_status_of(site: Site) -> str:
-    """Return the program behind `bbstat`, empty for none: as `show burst` prints it."""
+    """Return the program behind `bbstat` as `show burst` prints it, empty for none."""
     return site.get_sys_status or provider_facts(site.provider).get_sys_status
 
 
@@ -259,11 +257,11 @@ _PROGRAMS = (
     "stop_stage_out",
     "lua_script",
 )
-"""Fields that name a program by its absolute path: it runs on other machines, in no particular directory."""
+"""Fields that hold the absolute path of a program, which runs on other machines in any directory."""
 
 
 def check_site(site: Site) -> Refusal | None:
-    """Return why the configuration cannot be used, or None; `place` is `site.FIELD`."""
+    """Return a rejection if the configuration is invalid, or None; its `place` is `site.FIELD`."""
     for field, (least, most) in _NUMBERS.items():
         value = getattr(site, field)
         if not least <= value <= most:
@@ -313,13 +311,13 @@ def _check_words(site: Site) -> Refusal | None:
 
 
 def sort_flags(flags: Iterable[str]) -> tuple[str, ...]:
-    """Return the flags once each, in the order of FLAGS; unknown ones are left out."""
+    """Return each known flag once, in the order of FLAGS."""
     given = set(flags)
     return tuple(flag for flag in FLAGS if flag in given)
 
 
 def program_fault(path: str) -> str | None:
-    """Return what is wrong with the path of a program, in words that follow its field's name, or None."""
+    """Return the fault of a program's path, to follow its field's name, or None if it is valid."""
     if not path:
         return None
     if not path.startswith("/"):

@@ -1,8 +1,8 @@
-"""Drills: faults that operators cause on purpose in the running cluster, and what was measured of each.
+"""Drills: faults that operators inject on purpose into a running cluster, with their measurements.
 
-A drill is an event when it begins and when it ends, so that histories, metrics and auditors tell an exercise from an
-accident. What is done to whom is the business of the client that carries it out (`cluster/cli/drills`); replicas know
-that there is one, one at a time, and until when it may last.
+Events record the beginning and the end of a drill, so that histories, metrics and auditors can tell exercises from
+accidents. The coordinating client (`cluster/cli/drills`) injects the fault. Replicas know only that a drill runs and
+its deadline; one runs at a time.
 """
 
 from __future__ import annotations
@@ -30,83 +30,84 @@ SCENARIOS = (
     "majority-lost",
     "upgrade",
 )
-"""What a drill may be. Of the first a replica is the cause; the last three are done to a copy, for which the target
-gives the state; the others need a helper on the target's host."""
+"""Scenarios of drills. A replica performs the first itself; the last three run on a copy made from the target's state;
+the others need a helper on the target's host.
+"""
 
 
 class DrillVerdict(IntEnum):
-    """How a drill ended; the numbers are wire numbers (law 12)."""
+    """Results of drills. The numbers are wire numbers (law 12)."""
 
     UNDER_WAY = 1
     PASSED = 2
-    """All that was measured is within the goals."""
+    """All measurements met the goals."""
     FAILED = 3
     ABORTED = 4
-    """A stop condition, or somebody, ended it before its time."""
+    """A stop condition or an operator ended it early."""
     LOST = 5
-    """Who carried it out was not heard of again."""
+    """Its coordinator stopped renewing the lease."""
 
     @property
     def word(self) -> str:
-        """As in listings, for example `under way`."""
+        """Return the verdict as listings show it, for example `under way`."""
         return self.name.lower().replace("_", " ")
 
 
 class Drill(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Drill."""
+    """A drill and its result."""
 
     id: int
     scenario: str
     target: str
-    """The replica or agent that it was done to, or the replica that was to lead."""
+    """The replica or agent under test, or the replica that was to become leader."""
     by: str
-    """Who carried it out."""
+    """The operator who ran it."""
     lasts_s: int
-    """After so many seconds it is over, whatever is heard of it."""
+    """Maximum duration, seconds."""
     forced: tuple[str, ...] = ()
-    """The preconditions that did not hold and were overridden."""
+    """Preconditions that did not hold and were overridden."""
     at: Instant = NEVER
     verdict: DrillVerdict = DrillVerdict.UNDER_WAY
     abort: str = ""
-    """Why somebody wants it to end before its time."""
+    """Reason of a request to end it early."""
     sentence: str = ""
-    """What came of it."""
+    """Summary of the result."""
     figures: tuple[tuple[str, int], ...] = ()
-    """What was measured, by name; the name ends with the unit."""
+    """Measurements by name; the name ends with the unit."""
     ended_at: Instant = NEVER
     plan: str = ""
-    """Id of the plan that was confirmed: helpers do nothing for another one."""
+    """ID of the confirmed plan; helpers reject any other."""
     second: str = ""
-    """The other operator who agreed to it; none: nobody did."""
+    """Second operator who approved it; empty: none."""
     lease_s: int = 0
-    """After so many seconds without a word of who carries it out it is over; 0: only after its time."""
+    """Time without renewal after which it ends, seconds; 0: only `lasts_s` counts."""
     renewed_at: Instant = NEVER
-    """When that was heard last, after its beginning."""
+    """Last renewal of the lease after the beginning."""
 
     @property
     def hard_deadline(self) -> Instant:
-        """When it is over whatever is heard of it."""
+        """Return the time at which it ends regardless of renewals."""
         return Instant(self.at + self.lasts_s * MICROSECONDS_PER_SECOND)
 
     @property
     def deadline(self) -> Instant:
-        """When it is over unless something is heard of it."""
+        """Return the time at which it ends without a further renewal."""
         if not self.lease_s:
             return self.hard_deadline
         return min(self.hard_deadline, Instant(max(self.at, self.renewed_at) + self.lease_s * MICROSECONDS_PER_SECOND))
 
     def needs_renewal(self, at: Instant) -> bool:
-        """Return whether a word of who carries it out is worth an event: a third of its lease is over."""
+        """Return whether a third of the lease has passed, so that a renewal is worth an event."""
         since = at - max(self.at, self.renewed_at)
         return self.lease_s > 0 and 3 * since >= self.lease_s * MICROSECONDS_PER_SECOND
 
     def is_under_way(self, at: Instant) -> bool:
-        """Return whether it may still be carried out."""
+        """Return whether it may still run."""
         return self.verdict is DrillVerdict.UNDER_WAY and at < self.deadline
 
 
 def latest_completed(drills: Iterable[Drill]) -> dict[str, Drill]:
-    """Return by its scenario the last drill of each that came to its end: it was passed or failed."""
+    """Return the latest drill of each scenario that passed or failed, by scenario."""
     found: dict[str, Drill] = {}
     for drill in drills:
         if drill.verdict in (DrillVerdict.PASSED, DrillVerdict.FAILED):
@@ -117,7 +118,7 @@ def latest_completed(drills: Iterable[Drill]) -> dict[str, Drill]:
 
 
 class DrillLock(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An operator's word that there shall be no drill."""
+    """An operator's ban on drills."""
 
     by: str
     reason: str

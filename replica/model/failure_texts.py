@@ -1,4 +1,4 @@
-"""The texts of failed operations, byte for byte as Slurm spells them: the reason that is shown, and the SystemComment.
+"""Texts of failed operations, byte for byte as Slurm spells them: reasons and SystemComments.
 
 Sources: SEMANTICS.md, "When something fails"; transcripts of a real Slurm.
 """
@@ -27,21 +27,21 @@ OPERATIONS: dict[Stage, tuple[str, ...]] = {
     Stage.STAGE_OUT: ("data_out",),
     Stage.TEARDOWN: ("teardown",),
 }
-"""The operations of each stage, in their order."""
+"""Operations of each stage, in order."""
 
 
 def operation_of(stage: Stage, operation: str) -> str:
-    """Return the operation of a stage that a report names; the stage's main one where it names none or a wrong one."""
+    """Return the operation named by a report if it belongs to the stage, else the stage's main operation."""
     return operation if operation in OPERATIONS[stage] else _DEFAULT_OPERATION[stage]
 
 
 def plugin_name(provider: str) -> str:
-    """Return how Slurm names the plugin of a provider in reasons."""
+    """Return the name of a provider's plugin as Slurm's reasons spell it."""
     return f"burst_buffer/{provider}"
 
 
 def failure_reason(provider: str, operation: str, message: str) -> str:
-    """Return the reason of a job whose operation failed: each plugin of Slurm names its functions in its own way."""
+    """Return the reason of a job after a failed operation. Each plugin of Slurm names its functions differently."""
     if operation == "create_persistent":
         return CREATE_ERROR
     if operation == "pre_run":
@@ -52,8 +52,9 @@ def failure_reason(provider: str, operation: str, message: str) -> str:
 
 
 def failure_comment(provider: str, operation: str, message: str) -> str:
-    """Return the SystemComment of a failed operation: short, and where it follows the run as the reason, but for
-    datawarp (transcripts). `fold` puts the time before it.
+    """Return the SystemComment of a failed operation; `fold` prefixes the time.
+
+    It is short; after the run, all providers except datawarp use the reason's text (transcripts).
     """
     long = operation in ("post_run", "data_out") and provider_facts(provider).long_comments
     word = _word(provider, operation) if long else operation
@@ -69,12 +70,12 @@ def _word(provider: str, operation: str) -> str:
 
 
 def duplicate_name_comment(provider: str) -> str:
-    """Return the SystemComment of a job that creates a persistent buffer whose name is another user's."""
+    """Return the SystemComment of a job that creates a persistent buffer under a name of another user."""
     return f"{plugin_name(provider)}: create_persistent: Duplicate buffer name"
 
 
 def different_buffer_comment(provider: str, name: str, difference: str) -> str:
-    """Return the SystemComment of a job that creates a persistent buffer which exists and is not the same."""
+    """Return the SystemComment of a job that creates a persistent buffer which exists with other properties."""
     return f"{plugin_name(provider)}: create_persistent: buffer {name} exists: {difference}"
 
 

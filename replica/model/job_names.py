@@ -1,6 +1,6 @@
-"""Jobs of one user with one name that are not over: what `--dependency=singleton` asks about, and how it is kept.
+"""Unfinished jobs of a user by job name, for `--dependency=singleton`.
 
-Most names belong to one job: such a group is the number of that job alone, and takes no memory of its own.
+Most names belong to one job. Such a group is the job's ID alone, without a record.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import msgspec
 
 
 class NamedJobs(msgspec.Struct, frozen=True, gc=False):
-    """The jobs of a name that belongs to more than one."""
+    """Jobs that share a name."""
 
     first: int
-    """The smallest number among them."""
+    """The smallest job ID among them."""
     jobs: immutables.Map[int, bool]
 
 
 NameGroup = int | NamedJobs
-"""The job of a name, or its jobs."""
+"""The ID of the only job of a name, or its jobs."""
 
 ByName = immutables.Map[str, immutables.Map[str, NameGroup]]
-"""User -> job name -> the jobs."""
+"""User -> job name -> jobs."""
 
 _NO_NAMES: immutables.Map[str, NameGroup] = immutables.Map()
 
@@ -34,12 +34,12 @@ def first_job(group: NameGroup) -> int:
 
 
 def group_members(group: NameGroup) -> Iterator[int]:
-    """Yield the jobs of a group, in no order."""
+    """Yield the jobs of a group, in no particular order."""
     return iter((group,) if isinstance(group, int) else group.jobs)
 
 
 def add_job(names: immutables.Map[str, NameGroup] | None, name: str, job_id: int) -> immutables.Map[str, NameGroup]:
-    """Return the groups of a user with one job more, which must not be there."""
+    """Return a user's groups with a job added, which must not be among them."""
     names = _NO_NAMES if names is None else names
     group = names.get(name)
     if group is None:
@@ -50,7 +50,7 @@ def add_job(names: immutables.Map[str, NameGroup] | None, name: str, job_id: int
 
 
 def remove_job(names: immutables.Map[str, NameGroup], name: str, job_id: int) -> immutables.Map[str, NameGroup]:
-    """Return the groups of a user with one job less, which must be there."""
+    """Return a user's groups with a job removed, which must be among them."""
     group = names[name]
     if isinstance(group, int):
         return names.delete(name)
@@ -63,8 +63,8 @@ def remove_job(names: immutables.Map[str, NameGroup], name: str, job_id: int) ->
 def _first(jobs: immutables.Map[int, bool], after: int) -> int:
     """Return the smallest job; all are greater than `after`.
 
-    Numbers are tried one by one for as long as that is not more work than looking at all. The first job of a group
-    only ever goes up, so all those trials together are no more than there are numbers.
+    IDs are tried in sequence as long as that is cheaper than a search of all. The first job of a group only grows, so
+    all attempts together are bounded by the range of IDs.
     """
     for job_id in range(after + 1, after + 1 + len(jobs)):
         if job_id in jobs:

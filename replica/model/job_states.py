@@ -1,4 +1,4 @@
-"""States of jobs, as Slurm names them: all that most of those who show jobs need to know of them."""
+"""Job states, as Slurm names them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class JobState(IntEnum):
-    """Slurm's job states, as far as Forebay enters them; the numbers are wire numbers (law 12)."""
+    """Slurm's job states that Forebay uses. The numbers are wire numbers (law 12)."""
 
     PENDING = 1
     CONFIGURING = 2
@@ -21,7 +21,7 @@ class JobState(IntEnum):
 
     @property
     def code(self) -> str:
-        """The two letters of squeue."""
+        """Return the two-letter code of squeue."""
         return _CODES[self]
 
 
@@ -41,4 +41,4 @@ _CODES = {
 ENDED: frozenset[JobState] = frozenset(
     {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT, JobState.NODE_FAIL}
 )
-"""States in which the result of the job is known. Its buffer may still be in teardown."""
+"""States in which the job's result is known. Its buffer may still be in teardown."""

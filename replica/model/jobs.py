@@ -1,4 +1,4 @@
-"""Jobs: where each stands, and what became of it. What was asked of it is a JobRequest."""
+"""Jobs: their state and results. The request of a job is a JobRequest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replica.values import MICROSECONDS_PER_SECOND, NAME_CHARACTERS_MAX, NEVER, 
 
 
 class Hold(IntEnum):
-    """Who holds a pending job back."""
+    """Origins of a hold on a pending job."""
 
     NONE = 0
     USER = 1
@@ -24,83 +24,84 @@ class Hold(IntEnum):
 
 
 class Interruptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What has kept a job from going straight to its end. Times are Instants, durations microseconds."""
+    """Failures, requeues, revocations and suspensions of a job. Times are Instants, durations microseconds."""
 
     held_because: str = ""
-    """The reason that is shown while the job is held by the system, in Slurm's form; it outlives the teardown."""
+    """Reason shown during a hold by the system, in Slurm's form; kept through the teardown."""
     operation: str = ""
     """The operation that failed last, for example `setup`."""
     pre_run_failures: int = 0
-    """Failures of pre-run since somebody released the job last."""
+    """Failures of pre-run since the last release."""
     requeues: int = 0
-    """How often the job was requeued (SLURM_RESTART_COUNT)."""
+    """Number of requeues (SLURM_RESTART_COUNT)."""
     requeueing: bool = False
-    """The present run is being ended, or its results staged out, and the job waits again afterwards."""
+    """Whether the present run ends or stages out before the job waits again."""
     revocations: int = 0
-    """How often its staged buffer was taken back for another job."""
+    """Number of revocations of its staged buffer for other jobs."""
     suspended_at: Instant = NEVER
     suspended_us: int = 0
-    """When the job was suspended, NEVER if it is not; and for how long in all before: its time limit stands still."""
+    """Start of the present suspension (`suspended_at`, NEVER if none) and total of finished ones (`suspended_us`). The
+    time limit does not run during suspensions.
+    """
     partial: bool = False
-    """Whether somebody said that results which are not there are given up, and the others staged out."""
+    """Whether missing results are given up and the others staged out, on request."""
 
 
 NO_INTERRUPTIONS = Interruptions()
-"""The interruptions of a job that had none: its record has None instead."""
+"""Interruptions of a job without any, whose record has None instead."""
 
 
 class ExternalJobStep(IntEnum):
-    """How far the scheduler of an external job has come; where its buffer stands, the buffer's state says. Wire
-    numbers.
-    """
+    """Progress of an external job's scheduler; the buffer's state says what the buffer does. Wire numbers."""
 
     SET_UP = 1
-    """Its space is wanted or held, and no stage-in was asked for since."""
+    """Space is requested or held; stage-in has not been requested since."""
     STAGED = 2
-    """Its stage-in was asked for, and perhaps what follows."""
+    """Stage-in has been requested, and perhaps later operations."""
     LINGERING = 3
-    """Its scheduler has torn it down before it ran: the data is kept for a while, its space is anybody's."""
+    """Torn down by its scheduler before the run: the data is kept for a while, and any job may take the space."""
     PARKED = 4
-    """Its scheduler has torn it down, and there are results that nobody has exported."""
+    """Torn down by its scheduler with unexported results."""
 
 
 class ExternalJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What is peculiar to an external job: a buffer whose job belongs to another scheduler."""
+    """The part of a job's record that only external jobs have. Another scheduler schedules an external job."""
 
     scheduler: str
     job: str
-    """Its number there, as text (`external_job_id_fault`)."""
+    """Its job ID at that scheduler, as text (`external_job_id_fault`)."""
     epoch: int
-    """From 1: how often that number has been set up. What lingers and is taken up is in its next epoch, so that a call
-    which comes late from the one before finds nothing.
+    """Number of setups of that ID, from 1.
+
+    A lingering job that is set up again gets the next epoch, so that late calls of the previous one find nothing.
     """
     digest: bytes
-    """Digest of what its setup asked for: tells a repeat from another job with the same number."""
+    """Digest of the setup request, to tell a repetition from another job with the same ID."""
     uid: int
     step: ExternalJobStep = ExternalJobStep.SET_UP
     since: Instant = NEVER
-    """When it asked for space, or began to linger."""
+    """Time of the request for space, or of the beginning of lingering."""
 
     @property
     def name(self) -> str:
-        """Name shown to users: `slurm:42`."""
+        """Return the name shown to users: `slurm:42`."""
         return external_job_name(self.scheduler, self.job)
 
 
 EXTERNAL_JOB_ID_CHARACTERS_MAX = 40
-"""The number of a job at another scheduler, characters: `12345678_1000` with room to spare; part of a file name."""
+"""Maximum length of a job ID of another scheduler, characters: more than `12345678_1000`; part of a file name."""
 
 _EXTERNAL_JOB_ID = Pattern(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 _SCHEDULER = Pattern(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 
 
 def external_job_name(scheduler: str, job: str) -> str:
-    """Return the name of an external job, which is its key in the state: `slurm:42`. Neither part has a colon."""
+    """Return the name of an external job, its key in the state: `slurm:42`. Neither part has a colon."""
     return f"{scheduler}:{job}"
 
 
 def external_job_id_fault(job: str) -> str | None:
-    """Return what is wrong with the number of a job at another scheduler, in words that follow `the job `, or None."""
+    """Return the fault of an external job ID, to follow `the job `, or None if it is valid."""
     if len(job) <= EXTERNAL_JOB_ID_CHARACTERS_MAX and _EXTERNAL_JOB_ID.fullmatch(job):
         return None
     return (
@@ -110,104 +111,100 @@ def external_job_id_fault(job: str) -> str | None:
 
 
 def scheduler_fault(name: str) -> str | None:
-    """Return what is wrong with the name of a scheduler, in words that follow `the scheduler `, or None."""
+    """Return the fault of a scheduler's name, to follow `the scheduler `, or None if it is valid."""
     if len(name) <= NAME_CHARACTERS_MAX and _SCHEDULER.fullmatch(name):
         return None
     return f"{name[:48]!r} has not 1 to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' or '-'"
 
 
 class ExternalJobEpochs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The jobs here of one job of another scheduler, one for each epoch of it that is still in the state."""
+    """Jobs in the state that belong to one external job, one for each epoch."""
 
     name: str
     job: int
-    """The job of the last epoch; it may be purged already. One that is taken up is that of several epochs."""
+    """Job of the last epoch, which may have been purged. A job set up again serves several epochs."""
     epoch: int
-    """The last epoch, from 1."""
+    """Last epoch, from 1."""
     jobs: int
-    """Jobs of any epoch that are in the state, count: with the last one of them this record goes."""
+    """Number of its jobs in the state; this record is deleted with the last one."""
 
 
 class Scheduler(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Another scheduler that has external jobs here, bound to its name at first contact."""
+    """Another scheduler with external jobs, bound to its name at first contact."""
 
     name: str
     cluster: str
-    """What its instances have in common and no other scheduler has, whatever its name."""
+    """Identifier that all its instances share and no other scheduler has."""
     address: str
-    """From where it came first, for people."""
+    """Address of its first contact, for display."""
     at: Instant = NEVER
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Job. Times are Instants; NEVER where it has not happened."""
+    """A job. Times are Instants, NEVER before the event."""
 
     id: int
     request: JobRequest
     state: JobState
     hold: Hold = Hold.NONE
     message: str = ""
-    """What the last failed operation said, shown as the reason while the job is held or stuck in stage-out."""
+    """Message of the last failed operation, shown as the reason while the job is held or stuck in stage-out."""
     comment: str = ""
-    """The last thing that went wrong, kept to the end: `SystemComment`."""
+    """History of failures, kept to the end: `SystemComment`."""
     node: str = ""
     attempt: int = 0
-    """The number of the last order given for this job; every order has its own, and a report of an older one is
-    refused (law 7).
-    """
+    """Number of the last order for this job. Each order has its own; reports of older orders are rejected (law 7)."""
     failures: int = 0
-    """Failures of the present operation since it last made progress."""
+    """Failures of the present operation since its last progress."""
     retry_at: Instant = NEVER
-    """When the failed operation is to be ordered again; NEVER: when somebody releases the job."""
+    """Time of the next attempt of a failed operation; NEVER: after a release."""
     stuck: bool = False
-    """The present operation failed and no retry is planned."""
+    """Whether the present operation failed without a planned retry."""
     order_at: Instant = NEVER
-    """When the present operation was ordered: its timeout counts from here."""
+    """Time at which the present operation was ordered; its timeout counts from here."""
     cancelled: bool = False
     hurry: bool = False
     result: JobState = JobState.PENDING
-    """What the job will be once stage-out is over; PENDING while the script has not ended."""
+    """State after stage-out; PENDING until the script has ended."""
     passed: int = 0
-    """How often a smaller request was let past this job (SPUR.md, 3)."""
+    """Number of smaller requests that overtook this job (SPUR.md, 3)."""
     promised_at: Instant = NEVER
-    """When it was expected to get its space as it was first passed: after this, only counted passes are allowed."""
+    """Start expected when the job was first overtaken; after it, only counted passes are allowed."""
     late: bool = False
     """Whether it can no longer end before its deadline."""
     submitted_at: Instant = NEVER
     eligible_at: Instant = NEVER
-    """When its begin time had come; NEVER before."""
+    """Time at which its begin time had passed."""
     held_at: Instant = NEVER
     started_at: Instant = NEVER
     ended_at: Instant = NEVER
     exit_code: int = 0
     signal: int = 0
     interruptions: Interruptions | None = None
-    """None, which most have: NO_INTERRUPTIONS."""
+    """None, as for most jobs, means NO_INTERRUPTIONS."""
     mover: str = ""
-    """The mover that stages for the job and removes its buffer, where that lies in a shared filesystem; empty:
-    `node` does it.
-    """
+    """Mover that stages for the job and removes its buffer in a shared filesystem; empty: `node` does both."""
     external_job: ExternalJob | None = None
-    """None: the job is Forebay's own."""
+    """None unless another scheduler has the job."""
 
     @property
     def display_name(self) -> str:
-        """Name shown to users: `42`, an external job `slurm:42`."""
+        """Return the name shown to users: `42`, or `slurm:42` for an external job."""
         return str(self.id) if self.external_job is None else self.external_job.name
 
     @property
     def staged_by(self) -> str:
-        """The node whose agent moves the job's data and removes its buffer."""
+        """Return the node whose agent moves the job's data and removes its buffer."""
         return self.mover or self.node
 
     @property
     def effective_interruptions(self) -> Interruptions:
-        """The interruptions, NO_INTERRUPTIONS where there were none."""
+        """Return the interruptions, NO_INTERRUPTIONS if there are none."""
         return NO_INTERRUPTIONS if self.interruptions is None else self.interruptions
 
 
 def update_interruptions(job: Job, **changes: Any) -> Interruptions | None:
-    """Return a job's interruptions with these fields changed, as its record keeps them."""
+    """Return a job's interruptions with fields replaced, in the form that its record stores."""
     after = msgspec.structs.replace(job.effective_interruptions, **changes)
     return None if after == NO_INTERRUPTIONS else after
 
@@ -216,16 +213,16 @@ def update_interruptions(job: Job, **changes: Any) -> Interruptions | None:
 
 
 COMMENT_CHARACTERS_MAX = 1024
-"""All of a job's SystemComment, characters: Slurm stops there, too. The last lines are kept."""
+"""Maximum length of a SystemComment, characters, as in Slurm. The last lines are kept."""
 
 _DAY_S = 86_400
 _DAYS_OF_400_YEARS = 146_097
 _MONTHS = (31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 31, 29)
-"""Days of the months from March on, so that the day of a leap year is the last one."""
+"""Days of the months from March on, so that a leap year's extra day is the last."""
 
 
 def append_comment(before: str, text: str, at: Instant) -> str:
-    """Return a job's comment with one more line; unchanged where it says the same of the same second already."""
+    """Return a job's comment with a line added, unless the last line has the same time and text."""
     if not text:
         return before
     line = f"{format_comment_time(at)} {text}"[:COMMENT_CHARACTERS_MAX]
@@ -239,7 +236,7 @@ def append_comment(before: str, text: str, at: Instant) -> str:
 
 
 def format_comment_time(at: Instant) -> str:
-    """Return an instant to the second in UTC, as Slurm stamps comments: `11/20/26 22:14:57`."""
+    """Format an instant to the second in UTC, as Slurm stamps comments: `11/20/26 22:14:57`."""
     days, second = divmod(at // MICROSECONDS_PER_SECOND, _DAY_S)
     year, month, day = civil_date(days)
     clock = f"{second // 3600:02d}:{second % 3600 // 60:02d}:{second % 60:02d}"

@@ -1,4 +1,4 @@
-"""Nodes: compute or storage hosts, each with one agent; and when the cluster that they belong to was begun again."""
+"""Nodes (hosts with an agent), buffers abandoned on them, and recoveries of the cluster."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ from replica.values import NEVER, Instant
 
 
 class NodeState(IntEnum):
-    """Return whether a node gets new work; the numbers are wire numbers (law 12)."""
+    """States of a node. The numbers are wire numbers (law 12)."""
 
     UP = 1
     DOWN = 2
-    """Its agent has not been heard of for the liveness time of the leader. It keeps what it holds and gets nothing
-    new.
-    """
+    """Its agent has been silent for the leader's liveness time. The node keeps what it holds and gets no new work."""
     DRAINED = 3
     """An operator keeps new work away."""
 
 
 PROCESS_CONTROLS: Final = ("", "cgroup", "listing")
-"""How an agent ends all processes of a job: as one cgroup, or as many as it finds by listing; empty: not known."""
+"""Methods by which an agent ends all processes of a job: a cgroup, or a process listing; empty: unknown."""
 
 CAPACITY_CONTROLS: Final = ("", "image", "project_quota", "subvolume_quota", "watch")
-"""What holds a buffer of an agent to its capacity while a job writes: the file system, which refuses what is more, or
-a watch, which ends the job soon after; empty: not known."""
+"""Methods that enforce a buffer's capacity: the filesystem rejects excess writes, or a watch ends the job soon after;
+empty: unknown.
+"""
 
 
 class AdmittedNode(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A name under which an agent may register: a certificate alone makes no node."""
+    """A name under which an agent may register. A certificate alone does not admit a node."""
 
     name: str
     by: str = ""
-    """The operator who admitted it; empty: the cluster was founded with it."""
+    """Operator who admitted it; empty: the cluster was founded with it."""
     at: Instant = NEVER
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Node. `instance` changes with every start of its agent, `storage_id` only when its disk is another one."""
+    """A node. `instance` changes with every start of its agent, `storage_id` only with its disk."""
 
     name: str
     cpus: int
@@ -50,24 +49,25 @@ class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
     down: bool = False
     drained: bool = False
     reason: str = ""
-    """Why it is drained or down, in words."""
+    """Reason for being drained or down."""
     buffers: str = ""
-    """The directory on the node that jobs' own buffers lie in, each under its job's number; empty where its agent says
-    none."""
+    """Directory of the jobs' own buffers on the node, one subdirectory for each job ID; empty if its agent reports
+    none.
+    """
     process_control: str = ""
     """One of PROCESS_CONTROLS."""
     capacity_control: str = ""
     """One of CAPACITY_CONTROLS."""
     filesystems: tuple[str, ...] = ()
-    """The shared filesystems that it stages for, in ascending order; empty but for a mover."""
+    """Shared filesystems that it stages for, ascending; empty except for movers."""
     down_at: Instant = NEVER
-    """When it was marked down; NEVER while it is not."""
+    """Time at which it was marked down; NEVER while it is up."""
     lost: bool = False
-    """Whether an operator declared it lost while it was down: what is on it is given up."""
+    """Whether an operator declared it lost while it was down, which gives up everything on it."""
 
     @property
     def is_mover(self) -> bool:
-        """Return whether its agent stages for shared filesystems, and runs no scripts."""
+        """Return whether its agent stages for shared filesystems and runs no scripts."""
         return bool(self.filesystems)
 
     @property
@@ -77,59 +77,60 @@ class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def state(self) -> NodeState:
-        """DOWN before DRAINED before UP: the most severe is shown."""
+        """Return the most severe state that applies: DOWN, DRAINED, UP."""
         if self.down:
             return NodeState.DOWN
         return NodeState.DRAINED if self.drained else NodeState.UP
 
 
 class AbandonedBuffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The buffer of a job that was given up on a node that did not answer: its agent removes it when it returns."""
+    """A buffer given up on an unresponsive node. The node's agent removes it when it returns."""
 
     job: int
     attempt: int
-    """The attempt of the teardown."""
+    """Attempt of the teardown."""
     user: str
     persistent: tuple[str, ...] = ()
-    """Persistent buffers that the job was creating or destroying there, which are to be removed, too."""
+    """Persistent buffers that the job was creating or destroying there, which are also removed."""
 
 
 class AbandonedBuffers(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was given up on one node, in the order in which that was decided."""
+    """Buffers given up on one node, in the order of the decisions."""
 
     node: str
     buffers: tuple[AbandonedBuffer, ...]
 
     def find(self, job: int, attempt: int) -> AbandonedBuffer | None:
-        """Return the buffer that was given up with this teardown attempt; None if there is none."""
+        """Return the buffer given up with this teardown attempt, or None."""
         return next((one for one in self.buffers if (one.job, one.attempt) == (job, attempt)), None)
 
 
 class Recovery(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The beginning of an incarnation of the cluster: what one replica, or a snapshot, had left when a majority of the
-    members was lost. The first incarnation began with the cluster, and has none.
+    """The beginning of an incarnation of the cluster, from one replica or a snapshot after the loss of a majority.
+
+    The first incarnation began with the cluster and has no record.
     """
 
     incarnation: int
-    """Its number, from 2 on."""
+    """Number of the incarnation, from 2."""
     mark: str
-    """Hexadecimal digits drawn for it: two that were begun apart have one number, and different marks."""
+    """Random hexadecimal digits, which distinguish two incarnations begun separately with the same number."""
     by: str
     """The operator."""
     replica: str
-    """The member whose data is the beginning."""
+    """The member whose data it starts from."""
     members: tuple[str, ...] = ()
-    """The members of the incarnation before, by id."""
+    """IDs of the previous incarnation's members."""
     kept_index: int = 0
-    """The last entry that is kept; what came after it is lost."""
+    """Last entry kept; later ones are lost."""
     known_index: int = 0
-    """The last entry that was known to be committed where it is kept."""
+    """Last entry known to be committed on the surviving replica."""
     kept_at: Instant = NEVER
-    """The time of the last batch that is kept."""
+    """Time of the last batch kept."""
     first_job: int = 0
-    """The first job number that is given out from now on."""
+    """First job ID assigned from now on."""
     last_job: int = 0
-    """The last job number that the kept history has given out; those between may be of lost jobs."""
+    """Last job ID assigned in the kept history. IDs in between may be those of lost jobs."""
     is_snapshot: bool = False
-    """Whether a snapshot was restored: history before it is not held."""
+    """Whether it starts from a snapshot, without the history before it."""
     at: Instant = NEVER

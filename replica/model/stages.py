@@ -1,4 +1,4 @@
-"""The operations that agents perform for buffers."""
+"""Stages: the operations that agents perform for buffers, and the slots they occupy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replica.values import NEVER, Instant
 
 
 class Stage(IntEnum):
-    """An operation that an agent performs for a buffer; the numbers are wire numbers."""
+    """An operation of an agent on a buffer. The numbers are wire numbers."""
 
     STAGE_IN = 1
     RUN = 2
@@ -24,7 +24,7 @@ class Stage(IntEnum):
 
     @property
     def word(self) -> str:
-        """As in orders and reports, for example `stage_in`."""
+        """Return the stage as in orders and reports, for example `stage_in`."""
         return self.name.lower()
 
 
@@ -37,11 +37,13 @@ _TURN_OF = {
 }
 
 QUEUED_STAGES = (Stage.TEARDOWN, Stage.STAGE_OUT, Stage.STAGE_IN)
-"""Stages whose operations may be queued, in the order in which a pass gives slots: what gives space back goes first."""
+"""Stages whose operations may be queued, in the order in which a scheduling cycle assigns slots: those that release
+space go first.
+"""
 
 
 _NOTHING_ORDERED = (ExternalJobStep.SET_UP, ExternalJobStep.LINGERING)
-"""Steps of an external job at which nothing is done for it but removing it."""
+"""Steps of an external job in which only its removal is ordered."""
 
 
 def is_ordered(job: Job, buffer: Buffer) -> bool:
@@ -58,14 +60,14 @@ def is_ordered(job: Job, buffer: Buffer) -> bool:
 
 
 def occupied_slot(job: Job, buffer: Buffer | None) -> Stage | None:
-    """Return the stage that the job takes a slot of, or None. Pre-run counts as RUN."""
+    """Return the stage whose slot the job occupies, or None. Pre-run counts as RUN."""
     if buffer is None or job.stuck or job.order_at == NEVER:
         return None
     return _TURN_OF.get(buffer.state) if job.external_job is None or is_ordered(job, buffer) else None
 
 
 def awaited_slot(job: Job, buffer: Buffer | None) -> Stage | None:
-    """Return the stage that the job waits for a slot of, or None."""
+    """Return the stage for whose slot the job waits, or None."""
     if buffer is None or job.stuck or job.order_at != NEVER or job.retry_at != NEVER:
         return None
     stage = _TURN_OF.get(buffer.state) if job.external_job is None or is_ordered(job, buffer) else None
@@ -73,17 +75,18 @@ def awaited_slot(job: Job, buffer: Buffer | None) -> Stage | None:
 
 
 def queue_position(job: Job, buffer: Buffer) -> tuple[Instant, int]:
-    """Return where the job stands among those that wait for a slot of the same stage: who came first."""
+    """Return the job's sort key among jobs that wait for a slot of the same stage: by arrival."""
     return buffer.changed_at, job.id
 
 
 _MEASURED = ("eligible_at", "held_at", "started_at", "order_at", "retry_at", "promised_at")
-"""What of a job the clock measures from, or is to do itself; not what people wrote, nor what has been."""
+"""Job fields that timers and measurements start from. Times set by users or in the past are not among them."""
 
 
 def clamp_times(job: Job, buffer: Buffer | None, at: Instant) -> tuple[Job, Buffer | None]:
-    """Return a job that is not over, and its buffer, with nothing measured from later than `at`: the very same ones
-    where nothing was.
+    """Return an unfinished job and its buffer with all timers and measurements starting at `at` or earlier.
+
+    Unchanged objects are returned as they are.
     """
     changes: dict[str, Any] = {name: at for name in _MEASURED if getattr(job, name) > at}
     if job.interruptions is not None and job.interruptions.suspended_at > at:
@@ -112,7 +115,7 @@ _ON_A_NODE = (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED)
 
 
 def stage_of(job: Job, buffer: Buffer | None) -> Stage | None:
-    """Return the operation that the job's agent has to do now, or None."""
+    """Return the operation that the job's agent performs now, or None."""
     if buffer is None:
         return Stage.RUN if job.state in _ON_A_NODE else None
     return _STAGE_OF.get(buffer.state) if job.external_job is None or is_ordered(job, buffer) else None
@@ -128,7 +131,7 @@ _ON_THE_NODE = (
 
 
 def agent_of(job: Job, buffer: Buffer | None) -> str:
-    """Return the node whose agent performs the present operation of a job, and reports on it; empty: there is none."""
+    """Return the node whose agent performs and reports the job's present operation; empty if there is none."""
     if not job.mover or buffer is None or buffer.state in _ON_THE_NODE:
         return job.node
     return job.mover
@@ -138,9 +141,9 @@ TRANSFERS = (Stage.STAGE_IN, Stage.STAGE_OUT)
 """Stages that move data."""
 
 MovingKey = tuple[str, str]
-"""(user, node); an empty one stands for all of them."""
+"""(user, node) under which transfers are counted; an empty part stands for all."""
 
 
 def moving_keys(user: str, node: str) -> tuple[MovingKey, ...]:
-    """Return the keys under which a transfer counts."""
+    """Return the keys under which a transfer is counted."""
     return (user, node), (user, ""), ("", node), ("", "")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from replica.messages.commands import Actor, ActorRole
 from replica.messages.entries import CachedReply
-from replica.state import receipts as layered
+from replica.state import single_replies as layered
 from replica.state.single_replies import SingleReplies
 from replica.values.errors import LedgerViolation
 from replica.values.units import Revision
