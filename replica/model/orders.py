@@ -1,4 +1,4 @@
-"""orders."""
+"""Orders: the operations that agents request from the leader, as JSON objects."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from replica.values import NEVER, Instant
 
 
 class OrderFilesystem(msgspec.Struct, frozen=True, kw_only=False):
-    """Where the buffer of an order lies that is in a shared filesystem (JSON object)."""
+    """The location of an order's buffer in a shared filesystem (JSON object)."""
 
     name: str
     path: str
     identity: str
-    """What the shared filesystem's own file says: an agent that does not find it there has not mounted the shared
+    """Content of the shared filesystem's identity file. An agent that does not find it there has not mounted the
     filesystem.
     """
     directory: str
-    """The buffer, below `path`."""
+    """The buffer's directory below `path`."""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Status of an order's job, for the scripts of a provider (JSON object). NEVER: it has not happened."""
+    """Status of an order's job, for a provider's scripts (JSON object). Times are NEVER before the event."""
 
     state: str = "PENDING"
     result: str = "PENDING"
-    """State that the job will have after its stage-out; PENDING before the script has ended."""
+    """State of the job after its stage-out; PENDING before the script has ended."""
     buffer_state: str = "pending"
     priority: int = DEFAULT_PRIORITY
     restarts: int = 0
     dependency: str = ""
-    """Conditions that are not met yet, for example `afterok:12,singleton`."""
+    """Unmet conditions, for example `afterok:12,singleton`."""
     output: str = ""
     error: str = ""
     """Files for standard output and error; an empty `error` means the file of standard output."""
     comment: str = ""
-    """What went wrong in the job's life, one line for each failure."""
+    """History of the job's failures, one per line."""
     tres: str = ""
-    """What the job counts for, for example `cpu=1,node=1,bb/lua=3G`."""
+    """Resources of the job, for example `cpu=1,node=1,bb/lua=3G`."""
     exit_code: int = 0
     signal: int = 0
     submitted_at: Instant = NEVER
@@ -62,11 +62,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_STATUS = JobStatus()
-"""Status of a job that nothing is known of."""
+"""Status of a job without information."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Thing to do, as agents read it (JSON object). Durations are seconds, sizes bytes."""
+    """An operation for an agent (JSON object). Durations are seconds, sizes bytes."""
 
     job: int
     attempt: int
@@ -76,19 +76,19 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     workdir: str
     capacity_bytes: int = 0
-    """What the buffer may hold; 0: no capacity was asked for."""
+    """Capacity of the buffer; 0: none was requested."""
     has_buffer: bool = False
     access: tuple[str, ...] = ()
-    """striped, private, ldbalance: which DW_JOB_* variables the job has."""
+    """striped, private, ldbalance: determines the job's DW_JOB_* variables."""
     transfers: tuple[Transfer, ...] = ()
     """For stage_in and stage_out: (kind, outside path, inside path such as $DW_JOB_STRIPED/data)."""
     roots: tuple[str, ...] = ()
-    """Directories that the outside paths must lie beneath, already expanded for the user."""
+    """Directories that the outside paths must lie below, expanded for the user."""
     timeout_s: int = 0
-    """stage_in, post_run, stage_out, teardown: how long the operation may take."""
+    """stage_in, post_run, stage_out, teardown: time limit of the operation."""
     script: str = ""
     output: str = ""
-    """run: the file for standard output and error, absolute."""
+    """run: the file for standard output, absolute."""
     error: str = ""
     """run: the file for standard error, absolute; empty: that of standard output."""
     input: str = ""
@@ -97,68 +97,72 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: int = 0
     cpus: int = 1
     cancel: bool = False
-    """run: the script is to be ended, result CANCELLED."""
+    """run: end the script with the result CANCELLED."""
     suspend: bool = False
-    """run: the script is to stand still, and its time limit with it."""
+    """run: stop the script and its time limit."""
     started: bool = False
-    """run: the controller knows that the script was started; an agent with no record of it must report NODE_FAIL,
+    """run: the controller knows that the script was started. An agent without a record of it must report NODE_FAIL, and
     never start it.
     """
     hurry: bool = False
     creates: tuple[CreatePersistent, ...] = ()
-    """stage_in: persistent buffers to make first; their capacity is what they were granted, their pool is named."""
+    """stage_in: persistent buffers to create first, with their granted capacity and pool."""
     destroys: tuple[DestroyPersistent, ...] = ()
-    """stage_in, teardown: persistent buffers to remove first."""
+    """stage_in, teardown: persistent buffers to delete first."""
     uses: tuple[str, ...] = ()
-    """Persistent buffers that the job works with."""
+    """Persistent buffers that the job uses."""
     provision: Provision | None = None
-    """Who performs the operations; None: the agent itself. The fields below are for providers."""
+    """Provider that performs the operations; None: the agent itself. Most of the fields below are for providers."""
     directives: str = ""
-    """The directives as they count: where some came by --bb or --bbf, they are not in the script."""
+    """Effective directives; those from --bb or --bbf are not in the script."""
     pool: str = ""
     pool_is_bytes: bool = True
     gid: int = 0
-    """The group that the job asked for; 0: its user's own."""
+    """Group that the job requested; 0: the user's own."""
     options: JobOptions | None = None
     array: ArrayTask | None = None
-    """These two for scripts as well, which are told."""
+    """`options` and `array` are for scripts, too, which receive them as variables."""
     special: SpecialTransfers | None = None
-    """stage_in, stage_out with the native provider: what is to be moved beside `transfers`, and how."""
+    """stage_in, stage_out with the native provider: transfers besides `transfers`, and special options."""
     rules: TransferRules | None = None
-    """stage_in, stage_out with the native provider, from feature level 4 on: how to move data. None: as before."""
+    """stage_in, stage_out with the native provider, from feature level 4 on: transfer rules. None: the rules before
+    that level.
+    """
     shares: RateShares | None = None
-    """With `rules`: how fast it may go here and now."""
+    """With `rules`: present rate limits on this node."""
     filesystem: OrderFilesystem | None = None
-    """Where the buffer lies that all nodes see; None: in the directory of the agent itself."""
+    """Shared filesystem of the buffer; None: it lies in the agent's own directory."""
     partial: bool = False
-    """stage_out: sources that are not there are left out and said in the receipt, since the script did not succeed or
-    somebody said so; otherwise they fail it when everything else is at its destination.
+    """stage_out: missing sources are listed in the receipt and tolerated, because the script failed or a user accepted
+    it.
+
+    Otherwise they fail the stage-out after everything else has been copied.
     """
     persistent: tuple[tuple[str, OrderFilesystem], ...] = ()
-    """Where those of the persistent buffers in `creates`, `destroys` and `uses` lie that are in a shared filesystem."""
+    """Location of each persistent buffer in `creates`, `destroys` and `uses` that lies in a shared filesystem."""
     status: JobStatus | None = None
-    """With `provision`: where the job stands."""
+    """With `provision`: status of the job."""
 
 
 # ---- what the agent moves beside files and directories: lists, Spur's commands, and what is special about one transfer
 
 
 class SpecialTransfers(msgspec.Struct, frozen=True, kw_only=True):
-    """What one order has beside its `transfers` (JSON object)."""
+    """Transfers of an order besides files and directories, and options of single transfers (JSON object)."""
 
     lists: tuple[ListTransfer, ...] = ()
-    """Transfers of what a file lists."""
+    """Transfers of the files that a list names."""
     list_roots: tuple[str, ...] = ()
-    """Directories that those files, and what they name outside, must lie beneath."""
+    """Directories that list files, and the outside paths they name, must lie below."""
     commands: tuple[str, ...] = ()
-    """What the job's user has a shell do after the transfers."""
+    """Shell commands of the user, run after the transfers."""
     environment: tuple[tuple[str, str], ...] = ()
-    """With `commands`: what the job brought."""
+    """With `commands`: the job's environment."""
     choices: tuple[TransferChoice, ...] = ()
-    """What is special about each of the order's transfers; empty: nothing about any."""
+    """Options of each of the order's transfers; empty if none has any."""
     list_choices: tuple[TransferChoice, ...] = ()
     granted: tuple[tuple[str, int], ...] = ()
-    """What each persistent buffer that the job works with may hold, bytes, where its pool counts those."""
+    """Capacity of each persistent buffer that the job uses, bytes, for pools that count bytes."""
 
 
 NO_SPECIAL_TRANSFERS = SpecialTransfers()

@@ -1,10 +1,9 @@
-"""Partitions: which nodes a job may run on, for whom, and for how long.
+"""Partitions: the nodes that a job may run on, with the users, limits and state of each set.
 
-A partition is a gate, and a set of nodes. Its record alone says whether the gate is open (`partition_gate`); where a
-job is placed is asked at its turn in a pass (`replica.scheduler.admission`). A node may be in several partitions. As
-long as a site has no partition at all, the name that a job brings is kept with it and means nothing; a job that names
-none, where no partition is the default, may run on any node. Source: Slurm's manual page of slurm.conf, its reasons
-byte for byte.
+A partition is a gate and a set of nodes. Its record alone decides the gate (`partition_gate`); placement is decided at
+the job's turn in a scheduling cycle (`replica.scheduler.admission`). A node may be in several partitions. If a site has
+no partitions, a job's partition name is stored without effect. A job without a partition, where none is the default,
+may run on any node. Source: slurm.conf(5); reasons are Slurm's, byte for byte.
 """
 
 from __future__ import annotations
@@ -30,52 +29,52 @@ from replica.values import (
 
 
 class PartitionState(IntEnum):
-    """What a partition does with jobs; the numbers are wire numbers (law 12)."""
+    """States of a partition. The numbers are wire numbers (law 12)."""
 
     UP = 1
     DOWN = 2
-    """Takes new jobs, and lets none start."""
+    """Accepts new jobs and starts none."""
     DRAIN = 3
-    """Takes no new jobs; those that wait may start."""
+    """Accepts no new jobs; waiting ones may start."""
     INACTIVE = 4
-    """Takes no new jobs, and lets none start."""
+    """Accepts no new jobs and starts none."""
 
     @property
     def takes_jobs(self) -> bool:
-        """Return whether jobs may be submitted to it."""
+        """Return whether jobs may be submitted to the partition."""
         return self in (PartitionState.UP, PartitionState.DOWN)
 
     @property
     def starts_jobs(self) -> bool:
-        """Return whether jobs of it may get space and CPUs."""
+        """Return whether the partition's jobs may get space and CPUs."""
         return self in (PartitionState.UP, PartitionState.DRAIN)
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Partition. What its users hold or run already is never taken from them by a change of it."""
+    """A partition. A change never takes space or CPUs from jobs that have them."""
 
     name: str
     nodes: tuple[str, ...] = ()
-    """Its nodes in ascending order; none are meant where `every_node` is set. They need not be there yet."""
+    """Its nodes, ascending, which need not exist yet; empty if `every_node` is set."""
     every_node: bool = False
     state: PartitionState = PartitionState.UP
     is_default: bool = False
-    """Whether it is for jobs that name none."""
+    """Whether it is the partition of jobs that name none."""
     max_time_s: int = 0
-    """The longest time limit of a job, seconds; 0: any."""
+    """Maximum time limit of a job, seconds; 0: unlimited."""
     min_nodes: int = 0
     max_nodes: int | None = None
-    """The fewest and the most nodes of one job; None: any number."""
+    """`min_nodes` and `max_nodes` limit the nodes of one job; None: unlimited."""
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
-    """Who may use it: these users, and jobs of these accounts; empty: everybody. Both must hold, as in Slurm."""
+    """Users and accounts that may use the partition; an empty list allows all. Both must match, as in Slurm."""
 
     def admits(self, user: str, account: str) -> bool:
-        """Return whether a job of the user in the account may use it."""
+        """Return whether a job of the user in the account may use the partition."""
         return (not self.users or user in self.users) and (not self.accounts or account in self.accounts)
 
     def has(self, node: str) -> bool:
-        """Return whether the node is one of its nodes."""
+        """Return whether the node is in the partition."""
         if self.every_node:
             return True
         place = bisect_left(self.nodes, node)
@@ -86,13 +85,13 @@ Partitions = immutables.Map[str, Partition]
 
 
 def node_set_name(partitions: Partitions, partition: str) -> str:
-    """Return by what name the nodes are kept that a job of a partition may run on; empty: all there are."""
+    """Return the name under which the scheduler keeps the nodes of a partition; empty: all nodes."""
     found = partitions.get(partition) if partition else None
     return "" if not partitions or not partition or (found is not None and found.every_node) else partition
 
 
 def is_node_in(partitions: Partitions, place: str, node: str) -> bool:
-    """Return whether a node is among those of a `node_set_name`."""
+    """Return whether a node is in the set with a `node_set_name`."""
     if not place:
         return True
     found = partitions.get(place)
@@ -100,22 +99,25 @@ def is_node_in(partitions: Partitions, place: str, node: str) -> bool:
 
 
 class NodeSetWaiters:
-    """Who waits, in one pass, for CPUs of any node of his partition: nobody behind him gets CPUs of those nodes."""
+    """Jobs that wait for CPUs of any node of a partition in one scheduling cycle.
+
+    Lower-priority jobs get no CPUs of those nodes.
+    """
 
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
         self._waiting: dict[str, int] = {}
 
     def wait(self, place: str, job: int) -> None:
-        """Note that a job waits for the nodes of a `node_set_name`; the first one counts."""
+        """Record a job that waits for a node set; only the first counts."""
         self._waiting.setdefault(place, job)
 
     def first_in(self, place: str) -> int:
-        """Return who waits for all nodes of a `node_set_name`, 0 for nobody."""
+        """Return the first job that waits for the whole node set, 0 for none."""
         return (self._waiting.get("") or self._waiting.get(place, 0)) if self._waiting else 0
 
     def first_for(self, node: str) -> int:
-        """Return who waits for CPUs of the node among others, 0 for nobody."""
+        """Return the first job that waits for a node set with this node, 0 for none."""
         for place, job in self._waiting.items():
             if is_node_in(self._partitions, place, node):
                 return job
@@ -123,7 +125,7 @@ class NodeSetWaiters:
 
 
 def partition_gate(partitions: Partitions, request: JobRequest) -> Verdict | None:
-    """Return why the partition keeps a pending job back, or None: one job and the records alone say it."""
+    """Return the verdict of the partition on a pending job, from its record alone; None: it may proceed."""
     options = request.effective_options
     name = options.partition
     if not partitions or not name:
@@ -152,8 +154,9 @@ def partition_gate(partitions: Partitions, request: JobRequest) -> Verdict | Non
 
 
 def choose_partition(partitions: Partitions, partition: str, user: str, account: str) -> str | Refusal:
-    """Return the partition that a job is submitted to, or why it may not be; empty: it names none, and there is no
-    default one. What exceeds its limits is not refused, but waits (Slurm: EnforcePartLimits=NO).
+    """Return the partition of a submitted job, or a rejection; empty without a named or default partition.
+
+    Jobs that exceed the partition's limits wait and are not rejected (Slurm: EnforcePartLimits=NO).
     """
     if not partitions:
         return partition
@@ -181,7 +184,7 @@ def choose_partition(partitions: Partitions, partition: str, user: str, account:
 
 
 def check_partition(partition: Partition) -> Refusal | None:
-    """Return why the partition cannot be made or become this, or None."""
+    """Return a rejection if the partition is invalid, or None."""
     refusal = check_name(partition.name, "partition.name")
     if refusal is not None:
         return refusal

@@ -1,7 +1,8 @@
-"""Pools: named capacity with a granularity. Free capacity is derived, never stored (law 8). Shared filesystems: file
-systems that all nodes mount, and that pools may have their buffers in; movers stage for them. Rates: how long transfers
-of a pool take here, measured: sums over recorded stage-ins, stage-outs and teardowns, halved now and then, so that what
-was measured long ago fades. All figures are integers, the same on every replica.
+"""Pools, shared filesystems, and statistics of operation times.
+
+A pool is named capacity with a granularity; free capacity is derived, never stored (law 8). A shared filesystem is
+mounted on all nodes and may hold the buffers of pools; movers stage for it. Statistics are integer sums over recorded
+operations, equal on all replicas. They are halved at MEASURED_MAX operations, so that old ones lose weight.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class PoolUnit(IntEnum):
-    """What a pool's quantity, granularity and requests count; the numbers are wire numbers (law 12)."""
+    """Units of a pool's quantity, granularity and requests. The numbers are wire numbers (law 12)."""
 
     BYTES = 1
     NODES = 2
@@ -35,14 +36,12 @@ class PoolUnit(IntEnum):
 
     @property
     def word(self) -> str:
-        """As in commands and answers: bytes, nodes or count."""
+        """Return the unit as in commands and replies: bytes, nodes or count."""
         return self.name.lower()
 
 
 class Pool(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Pool. `quantity_bytes` is what it has in all, `out_of_service_bytes` what an operator has taken away for
-    now.
-    """
+    """A pool. `quantity_bytes` is its total, `out_of_service_bytes` the part that an operator has taken out of service."""
 
     name: str
     quantity_bytes: int
@@ -50,23 +49,21 @@ class Pool(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_default: bool = False
     out_of_service_bytes: int = 0
     unit: PoolUnit = PoolUnit.BYTES
-    """What the numbers count; those of a pool of nodes or of units are so many of them, whatever they are called."""
+    """Unit of the numbers, in spite of the suffix `_bytes`."""
     is_reported: bool = False
-    """Whether the site's provider has told of it: once it no longer does, the pool has nothing left."""
+    """Whether the site's provider has reported the pool. Once it stops doing so, the pool's quantity is 0."""
     filesystem: str = ""
-    """The shared filesystem that its buffers lie in, on a file system that all nodes mount; empty: in the directory of
-    the agent of the node that each is on.
-    """
+    """Shared filesystem of its buffers; empty: each lies in the agent's directory on one node."""
 
     @property
     def usable_bytes(self) -> int:
-        """The most that one request could ever get: whole grains of what is in service."""
+        """Return the largest possible allocation: the capacity in service in whole grains."""
         in_service = max(0, self.quantity_bytes - self.out_of_service_bytes)
         return in_service // self.granularity_bytes * self.granularity_bytes
 
 
 def free_bytes(pool: Pool, held_bytes: int) -> int:
-    """Return total - held - out of service, and 0 where the pool shrank below what is in use."""
+    """Return total - held - out of service, at least 0 (a shrunken pool may hold more than it has)."""
     return max(0, pool.usable_bytes - held_bytes)
 
 
@@ -74,7 +71,7 @@ def free_bytes(pool: Pool, held_bytes: int) -> int:
 
 
 def pool_unit(pools: immutables.Map[str, Pool], name: str) -> PoolUnit:
-    """Return what the numbers of a pool count; bytes for one that is not there."""
+    """Return the unit of a pool; bytes if the pool does not exist."""
     pool = pools.get(name)
     return PoolUnit.BYTES if pool is None else pool.unit
 
@@ -86,14 +83,17 @@ _NODE_SUFFIX = Pattern(r"[0-9.]+(N|node|nodes)", re.IGNORECASE)
 
 
 def parse_unit(word: str) -> PoolUnit | None:
-    """Return the unit that `word` names, without regard to case; None if none does."""
+    """Return the unit named by `word`, case-insensitive, or None."""
     return next((unit for unit in PoolUnit if unit.word == word.lower()), None)
 
 
 def parse_amount(text: str, unit: PoolUnit) -> int:
-    """Return how many units of a pool `text` says: exactly for counts and nodes, rounded up to a byte for bytes.
+    """Return the amount in `text`, in units of the pool; bytes are rounded up.
 
-    Without a suffix it is units of the pool. `N` is for pools of nodes only. SizeError as `parse_size`.
+    Without a suffix the number counts units of the pool. `N` is for pools of nodes only.
+
+    Raises:
+        SizeError: the text is not a valid amount, as in `parse_size`.
     """
     if unit is PoolUnit.NODES:
         return _parse_nodes(text)
@@ -124,14 +124,14 @@ def _parse_nodes(text: str) -> int:
 
 
 def format_amount(amount: int, unit: PoolUnit = PoolUnit.BYTES) -> str:
-    """Return an amount of a pool for people, without loss: `96GiB`, `4N`, `1000`."""
+    """Format an amount of a pool without loss, for example `96GiB`, `4N` or `1000`."""
     if unit is PoolUnit.BYTES:
         return format_size(amount)
     return f"{amount}N" if unit is PoolUnit.NODES else str(amount)
 
 
 def format_slurm_amount(amount: int, unit: PoolUnit = PoolUnit.BYTES) -> str:
-    """Return an amount of a pool as `scontrol show burst` prints it: plain counts have the suffixes of sizes, too."""
+    """Format an amount of a pool as `scontrol show burst` does, where plain counts have size suffixes, too."""
     return f"{amount}N" if unit is PoolUnit.NODES else format_slurm_size(amount)
 
 
@@ -139,36 +139,36 @@ def format_slurm_amount(amount: int, unit: PoolUnit = PoolUnit.BYTES) -> str:
 
 
 class SharedFilesystem(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Shared filesystem. It is found below `path` on every node that runs jobs and on every mover."""
+    """A shared filesystem. It is mounted at `path` on every node that runs jobs and on every mover."""
 
     name: str
     path: str
-    """Absolute, without `.`, `..` or a slash too many; never below, above or that of another shared filesystem."""
+    """Absolute and normalised; never below, above or equal to that of another shared filesystem."""
     identity: str = ""
-    """What stands in the file that the first mover found or made there; empty: no mover has come. A machine that finds
-    something else there, or nothing, has not mounted it."""
+    """Content of the identity file that the first mover found or created; empty: no mover has registered.
+
+    A machine where the file is missing or different has not mounted the filesystem.
+    """
     movers: tuple[str, ...] = ()
-    """Nodes whose agents stage for it, in ascending order, whether they are up or not."""
+    """Nodes whose agents stage for it, ascending, whether up or not."""
 
 
 class ObservedFilesystem(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A shared filesystem as the agent of a mover has found it on its machine."""
+    """A shared filesystem as a mover's agent found it on its machine."""
 
     name: str
     identity: str
 
 
 def are_nested(one: str, other: str) -> bool:
-    """Return whether two paths of shared filesystems are the same, or one is below the other."""
+    """Return whether two paths are equal or one lies below the other."""
     return one == other or one.startswith(other + "/") or other.startswith(one + "/")
 
 
 def pool_filesystem(
     pools: immutables.Map[str, Pool], filesystems: immutables.Map[str, SharedFilesystem], pool: str
 ) -> SharedFilesystem | None:
-    """Return the shared filesystem that the buffers of a pool lie in; None: each lies in the directory of one node's
-    agent.
-    """
+    """Return the shared filesystem of a pool's buffers; None: each lies in the agent's directory on one node."""
     found = pools.get(pool) if filesystems and pool else None
     return None if found is None or not found.filesystem else filesystems.get(found.filesystem)
 
@@ -176,23 +176,23 @@ def pool_filesystem(
 # ---- how long transfers take
 
 MEASURED_MAX = 256
-"""Operations summed up before all sums are halved, count: the last few hundred decide."""
+"""Operations summed before all sums are halved, count: the last few hundred dominate."""
 
 DRAIN_TIME_S = 60
-"""What stage-out and teardown are expected to take until some were measured, seconds."""
+"""Assumed time of stage-out and teardown before any were measured, seconds."""
 
 
 class OperationStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Sums over one kind of operation."""
+    """Sums over operations of one kind."""
 
     count: int = 0
     duration_us: int = 0
     moved_bytes: int = 0
     granted_bytes: int = 0
-    """The capacity of the buffers: tells how long one will take whose data nobody has counted yet."""
+    """Capacity of the buffers, used to estimate operations whose data has not been counted."""
 
     def with_operation(self, duration_us: int, moved_bytes: int, granted_bytes: int) -> OperationStatistics:
-        """Return the sums with one operation more."""
+        """Return the sums with one more operation."""
         half = 2 if self.count >= MEASURED_MAX else 1
         return OperationStatistics(
             self.count // half + 1,
@@ -203,23 +203,23 @@ class OperationStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False
 
     @property
     def mean_us(self) -> int:
-        """How long one took on average, µs; 0 where none was measured."""
+        """Return the mean duration, µs; 0 without operations."""
         return self.duration_us // self.count if self.count else 0
 
     @property
     def bytes_per_s(self) -> int:
-        """The rate; 0 where nothing was measured."""
+        """Return the mean rate; 0 without operations."""
         return self.moved_bytes * MICROSECONDS_PER_SECOND // self.duration_us if self.duration_us else 0
 
     def expected_us(self, granted_bytes: int) -> int:
-        """Return how long it should take for a buffer of this capacity, µs: in proportion to those measured."""
+        """Return the expected duration for a buffer of this capacity, µs, in proportion to past operations."""
         if self.granted_bytes and granted_bytes:
             return granted_bytes * self.duration_us // self.granted_bytes
         return self.mean_us
 
 
 class Rates(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was measured of one pool (of buffers without a pool, under the empty name)."""
+    """Statistics of one pool's operations (of buffers without a pool, under the empty name)."""
 
     pool: str
     stage_in: OperationStatistics = OperationStatistics()
@@ -228,12 +228,12 @@ class Rates(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def drain_us(self) -> int:
-        """How long stage-out and teardown take together, on average, µs."""
+        """Return the mean time of stage-out and teardown together, µs."""
         if not self.stage_out.count and not self.teardown.count:
             return DRAIN_TIME_S * MICROSECONDS_PER_SECOND
         return self.stage_out.mean_us + self.teardown.mean_us
 
 
 def rates_of(rates: Rates | None, pool: str) -> Rates:
-    """Return the rates, or those of a pool of which nothing was measured."""
+    """Return the statistics, or empty ones for the pool."""
     return Rates(pool) if rates is None else rates

@@ -1,6 +1,7 @@
-"""Providers of a cluster's operations: what replicas know of each, a row a provider, and what its workers are told.
+"""Properties of providers that replicas need, and the settings that provider workers receive.
 
-How a provider is called is in the module of its name in `cluster.providers`: those two are what a new one takes."""
+A new provider takes a row here and a module of its name in `cluster.providers`, which calls it.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +10,34 @@ from collections.abc import Mapping
 import msgspec
 
 NATIVE = "native"
-"""The provider that is Forebay's own agents."""
+"""The native provider: Forebay's own agents."""
 
 
 class ProviderFacts(msgspec.Struct, frozen=True, gc=False):
-    """What decisions, texts and the grammar of requests depend on."""
+    """Properties of a provider that affect decisions, texts and the grammar of requests."""
 
     site_directive: bool = False
-    """Whether its directives begin with the site's own word (`#BB_LUA`), and most of each is for the site to read."""
+    """Whether directives begin with the site's own word (`#BB_LUA`) and are mostly read by the site's script."""
     short_bb: bool = True
-    """Whether `#BB capacity=…` of the older guide is read."""
+    """Whether `#BB capacity=…` of the older guide is supported."""
     names_pools: bool = False
-    """Whether it tells which pools there are, so that the default pool may be named before it is there."""
+    """Whether it reports pools, so that the default pool may be named before it exists."""
     first_pool_is_default: bool = False
-    """Whether the first pool that it tells of is the default where nobody named another."""
+    """Whether the first reported pool is the default if none is configured."""
     needs_pool: bool = False
-    """Whether it is told the default pool for a job that asked for none and reserves nothing."""
+    """Whether it receives the default pool for jobs that name none and reserve nothing."""
     shows_allocated: bool = False
     """Whether `show burst` lists its buffers as allocated from the reservation to the end, as Slurm's plugin does."""
     get_sys_state: str = ""
     get_sys_status: str = ""
-    """Where Slurm's plugin looks for its two programs when burst_buffer.conf does not say."""
+    """Default paths of the two programs in Slurm's plugin, if burst_buffer.conf sets none."""
     status_command: str = "the status command"
-    """What answers `bbstat`, as a failure names it."""
+    """Name of the command behind `bbstat`, for error messages."""
     function_prefix: str = "slurm_bb_"
     bare_functions: tuple[str, ...] = ("teardown",)
-    """How reasons name an operation: with the prefix, but for these."""
+    """Operations that reasons name without `function_prefix`."""
     long_comments: bool = True
-    """Whether the SystemComment of an operation after the run names it as the reason does (transcripts)."""
+    """Whether the SystemComment of an operation after the run uses the reason's name for it (transcripts)."""
 
 
 PROVIDER_FACTS: Mapping[str, ProviderFacts] = {
@@ -57,18 +58,18 @@ PROVIDER_FACTS: Mapping[str, ProviderFacts] = {
     ),
     "generic": ProviderFacts(first_pool_is_default=True),
 }
-"""What may perform a cluster's operations, one for the whole cluster (Slurm: BurstBufferType)."""
+"""Providers; a cluster has one (Slurm: BurstBufferType)."""
 
 PROVIDERS = tuple(PROVIDER_FACTS)
 
 
 def provider_facts(name: str) -> ProviderFacts:
-    """Return the row of a provider; that of one with no peculiarities where the name is unknown."""
+    """Return the properties of a provider; those of the native one if the name is unknown."""
     return PROVIDER_FACTS.get(name, PROVIDER_FACTS[NATIVE])
 
 
 class Provision(msgspec.Struct, frozen=True, kw_only=True):
-    """Who performs operations and how long each may take (JSON object in orders). Durations are seconds."""
+    """A provider with its programs and time limits (JSON object in orders). Durations are seconds."""
 
     provider: str
     """One of PROVIDERS, but not NATIVE."""

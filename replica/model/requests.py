@@ -1,4 +1,4 @@
-"""What was asked of a job: its request, with that for burst buffers in it, and what may change while it waits."""
+"""Requests of jobs, including their buffer requests, and changes to waiting jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replica.values import NEVER, Instant, Pattern, expand_symbols
 
 
 class DependencyKind(IntEnum):
-    """What a job waits for in another job."""
+    """Kinds of dependencies on another job."""
 
     AFTER = 1
     AFTER_ANY = 2
@@ -29,34 +29,34 @@ class DependencyKind(IntEnum):
 
     @property
     def word(self) -> str:
-        """As in `--dependency`, for example `afterok`."""
+        """Return the kind as in `--dependency`, for example `afterok`."""
         return self.name.removeprefix("ALL_").lower().replace("_", "")
 
     @property
     def is_for_array(self) -> bool:
-        """Return whether it is about all tasks of an array."""
+        """Return whether the dependency is on all tasks of an array."""
         return self > 10
 
     @property
     def for_job(self) -> DependencyKind:
-        """The same kind about one job."""
+        """Return the same kind for a single job."""
         return DependencyKind(self - 10) if self > 10 else self
 
     @property
     def for_array(self) -> DependencyKind:
-        """The same kind about all tasks of an array."""
+        """Return the same kind for all tasks of an array."""
         return self if self > 10 else DependencyKind(self + 10)
 
 
 class Dependency(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Condition on one other job; all of a job's dependencies must hold."""
+    """A condition on one other job."""
 
     kind: DependencyKind
     job: int
 
 
 class CreatePersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A `create_persistent`. `capacity_bytes` counts units where the pool does; `pool` empty: the default pool."""
+    """A `create_persistent`. `capacity_bytes` is in the unit of `units`; an empty `pool` is the default pool."""
 
     name: str
     capacity_bytes: int
@@ -64,15 +64,15 @@ class CreatePersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     access: tuple[Access, ...] = ()
     type: str = ""
     place: str = ""
-    """Where in what the user wrote it stands, for example `line 3, column 1`."""
+    """Place of the directive in the request, for example `line 3, column 1`."""
     units: str = "bytes"
     """As in BufferRequest."""
     access_text: str = ""
-    """The access as it was written, with the options of its modes: for a provider that is told it."""
+    """The access modes as written, with their options, for providers that receive them."""
 
 
 class DestroyPersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A `destroy_persistent`; `hurry`: without its stage-out."""
+    """A `destroy_persistent`; `hurry` skips its stage-out."""
 
     name: str
     hurry: bool = False
@@ -80,7 +80,7 @@ class DestroyPersistent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ListTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A `stage_in` or `stage_out` (`outgoing`) with `type=list`: `source` is the file that lists what to move."""
+    """A `stage_in` or `stage_out` (`outgoing`) with `type=list`. `source` is the file that lists the paths to move."""
 
     outgoing: bool
     source: str
@@ -89,7 +89,7 @@ class ListTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BufferRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a job asked of burst buffers. `capacity_bytes` 0: nothing is reserved, data is staged all the same."""
+    """Buffer request of a job. With `capacity_bytes` 0 nothing is reserved, but data is staged."""
 
     pool: str
     """Empty: the default pool."""
@@ -99,30 +99,31 @@ class BufferRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stage_in: tuple[Transfer, ...]
     stage_out: tuple[Transfer, ...]
     text: str
-    """The directives as the user wrote them, one a line: what `BurstBuffer=` shows."""
+    """The directives as written, one per line; shown by `BurstBuffer=`."""
     places: tuple[str, ...] = ()
-    """Where in what was written each thing stands: pool, capacity, each stage_in, each stage_out, and swap if any."""
+    """Places in the request of: pool, capacity, each stage_in, each stage_out, and swap if any."""
     directives_kind: str = ""
-    """dw, bb, lua, spur, or empty where nothing was written."""
+    """dw, bb, lua, spur, or empty without directives."""
     creates: tuple[CreatePersistent, ...] = ()
     destroys: tuple[DestroyPersistent, ...] = ()
     uses: tuple[str, ...] = ()
-    """Names of persistent buffers that the job works with (`persistentdw name=`)."""
+    """Names of persistent buffers that the job uses (`persistentdw name=`)."""
     swap_bytes: int = 0
-    """Swap for each node, bytes."""
+    """Swap of each node, bytes."""
     options: tuple[str, ...] = ()
-    """Options that are not known here, as they were written: they go to the provider."""
+    """Unknown options as written, passed on to the provider."""
     stage_in_command: str = ""
     stage_out_command: str = ""
     """Spur's commands, run instead of transfers."""
     lists: tuple[ListTransfer, ...] = ()
     units: str = "bytes"
-    """What capacity counts: bytes, or count for units of the pool. While it is not decided, `bare`: a number without a
-    suffix, which is one or the other by its pool."""
+    """Unit of the capacity: bytes, count (units of the pool), or bare: a number without a suffix before the pool is
+    known.
+    """
 
 
 class JobOptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What few jobs ask for; every field has the value of a job that did not ask."""
+    """Options that few jobs set. Each default is the value for jobs without the option."""
 
     nodes: int = 1
     """0: the job runs no script, and only creates or destroys persistent buffers (`-N0`)."""
@@ -133,7 +134,7 @@ class JobOptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     nice: int = 0
     singleton: bool = False
     any_of: bool = False
-    """Whether one of its dependencies is enough (`?`); otherwise all must hold."""
+    """Whether one of its dependencies suffices (`?`); otherwise all must hold."""
     requeue: bool = True
     mail_types: tuple[str, ...] = ()
     mail_user: str = ""
@@ -142,34 +143,35 @@ class JobOptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     gid: int = 0
     groups: tuple[int, ...] = ()
     by_operator: bool = False
-    """Whether an operator submitted a job that destroys persistent buffers: then it may destroy other users'. Decided
-    from who asks, never taken from what is asked.
+    """Whether an operator submitted a job that destroys persistent buffers, which may then be those of other users.
+
+    Set from the requester's role, never from the request.
     """
     error: str = ""
-    """Where standard error goes, as it was asked for (`error_path`); empty: where standard output goes."""
+    """File for standard error as requested (`error_path`); empty: that of standard output."""
     open_mode: str = ""
-    """`append` or `truncate`: what becomes of what its output files hold before it begins; empty: truncate."""
+    """`append` or `truncate` existing output files; empty: truncate."""
     arguments: tuple[str, ...] = ()
-    """Of its script, in their order."""
+    """Arguments of its script, in order."""
     tasks: int = 1
-    """Tasks that the script will start, count: they share its CPUs (`--ntasks`)."""
+    """Tasks that the script will start, count; they share its CPUs (`--ntasks`)."""
     exclusive: bool = False
-    """Whether the job asked for all CPUs of its node; how many that are is decided at submit."""
+    """Whether the job requests all CPUs of its node; their number is decided at submit."""
     input: str = ""
-    """The file for standard input, as it was asked for (`input_path`); empty: none."""
+    """File for standard input as requested (`input_path`); empty: none."""
     signal: str = ""
-    """The signal that the job gets before its time limit, such as `B:USR1@120` (`parse_signal`); empty: none."""
+    """Signal before the time limit, such as `B:USR1@120` (`parse_signal`); empty: none."""
 
 
 OPEN_MODES = ("append", "truncate")
-"""What `open_mode` may say."""
+"""Values of `open_mode`."""
 
 NO_OPTIONS = JobOptions()
-"""The options of a job that asked for none of them: its request has None instead."""
+"""Default options; a request with these stores None instead."""
 
 
 class ArrayTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The array that a job is a task of, the task's number, and how many tasks may be active at once (0: all)."""
+    """Array and task number of a job, and the maximum of active tasks (0: unlimited)."""
 
     job: int
     task: int
@@ -177,11 +179,11 @@ class ArrayTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 DEFAULT_PRIORITY = 1
-"""The priority of a job that asks for none: what its user may lower, and an operator raise."""
+"""Priority of jobs that request none; users may lower it, operators raise it."""
 
 
 class JobRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was asked of a job, as it was decided. Durations are whole seconds."""
+    """Request of a job, as decided. Durations are whole seconds."""
 
     name: str
     user: str
@@ -194,18 +196,18 @@ class JobRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     deadline: Instant = NEVER
     dependencies: tuple[Dependency, ...] = ()
     output: str = ""
-    """Where standard output and error go, relative to `workdir`; empty: `forebay-%j.out`."""
+    """File for standard output and error, relative to `workdir`; empty: `forebay-%j.out`."""
     environment: tuple[tuple[str, str], ...] = ()
     buffer: BufferRequest | None = None
-    """None: the job works without a burst buffer."""
+    """None: the job uses no burst buffer."""
     array: ArrayTask | None = None
-    """None: the job is no task of an array."""
+    """None: the job is not a task of an array."""
     options: JobOptions | None = None
-    """None, which most have: NO_OPTIONS."""
+    """None, as for most jobs, means NO_OPTIONS."""
 
     @property
     def effective_options(self) -> JobOptions:
-        """The options, NO_OPTIONS where there are none."""
+        """Return the options, NO_OPTIONS if there are none."""
         return NO_OPTIONS if self.options is None else self.options
 
 
@@ -215,9 +217,12 @@ def with_options(request: JobRequest, options: JobOptions) -> JobRequest:
 
 
 def expand_job_symbols(text: str, request: JobRequest, job_id: int | str, node: str | None = None) -> str:
-    """Return `text` with the job's symbols replaced; UnknownSymbol for one that means nothing here.
+    """Return `text` with the job's symbols replaced.
 
-    With `node`, the symbols are those of a file name, and `%N` is the node.
+    With `node`, the symbols are those of file names, and `%N` is the node.
+
+    Raises:
+        UnknownSymbol: the text has a symbol that does not exist here.
     """
     array = request.array
     return expand_symbols(
@@ -233,7 +238,7 @@ def expand_job_symbols(text: str, request: JobRequest, job_id: int | str, node: 
 
 
 def format_dependencies(request: JobRequest, dependencies: Iterable[Dependency]) -> str:
-    """Return these conditions of a job as in `--dependency`, and `singleton` if it asked for that."""
+    """Format conditions of a job as in `--dependency`, with `singleton` if it requested that."""
     words = [f"{one.kind.word}:{one.job}" for one in dependencies]
     return ("?" if request.effective_options.any_of else ",").join(
         [*words, "singleton"] if request.effective_options.singleton else words
@@ -241,18 +246,21 @@ def format_dependencies(request: JobRequest, dependencies: Iterable[Dependency])
 
 
 NODE_SYMBOL = "%N"
-"""The node in the name of a file, while it is not known which one that is. Nothing else stands for itself there."""
+"""Symbol of the node in a file name, kept while the node is unknown. No other symbol stays unexpanded."""
 
 
 def output_path(request: JobRequest, node: str) -> str:
-    """Return the path of the file for standard output; `node` empty: the job has none yet."""
+    """Return the path of the file for standard output; `node` is empty while the job has none."""
     return request.output.replace(NODE_SYMBOL, node) if node else request.output
 
 
 def error_path(request: JobRequest, job_id: int, node: str) -> str:
-    """Return the absolute path of the file for standard error; empty: it goes where standard output goes.
+    """Return the absolute path of the file for standard error; empty: that of standard output.
 
-    UnknownSymbol for one that means nothing here. `node` empty: the job has none yet.
+    `node` is empty while the job has none.
+
+    Raises:
+        UnknownSymbol: the path has a symbol that does not exist here.
     """
     return _path(request.effective_options.error, request, job_id, node)
 
@@ -276,27 +284,31 @@ SIGNAL_NAMES = {
     "HUP": 1, "INT": 2, "QUIT": 3, "ABRT": 6, "KILL": 9, "USR1": 10, "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14,
     "TERM": 15, "CHLD": 17, "CONT": 18, "STOP": 19, "TSTP": 20, "TTIN": 21, "TTOU": 22, "URG": 23, "XCPU": 24,
 }  # fmt: skip
-"""Signals by name, as Linux numbers them."""
+"""Linux signal numbers by name."""
 
 SIGNAL_NUMBER_MAX = 64
 SIGNAL_BEFORE_S_MAX = 65_535
 SIGNAL_BEFORE_S_DEFAULT = 60
-"""The largest signal, and seconds before the time limit at which it is sent: the most, and the default (sbatch)."""
+"""Largest signal number; largest and default number of seconds before the time limit (sbatch)."""
 
 _SIGNAL = Pattern(r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z0-9]{1,6})(?:@([0-9]{1,5}))?", re.ASCII)
 
 
 class WarningSignal(msgspec.Struct, frozen=True):
-    """A signal that a job gets before its time limit."""
+    """A signal sent to a job before its time limit."""
 
     number: int
     before_s: int
     to_script: bool
-    """Whether the script's own process gets it; otherwise, the processes that the script has started."""
+    """Whether the script's own process gets it; otherwise the processes that the script has started."""
 
 
 def parse_signal(text: str) -> WarningSignal:
-    """Return what `--signal=[{R|B}:]SIGNAL[@SECONDS]` says; ValueError is a sentence with the remedy."""
+    """Return the signal in `--signal=[{R|B}:]SIGNAL[@SECONDS]`.
+
+    Raises:
+        ValueError: the text is not a signal; the message includes the remedy.
+    """
     found = _SIGNAL.fullmatch(text.upper())
     number = 0 if found is None else int(found[2]) if found[2].isdigit() else SIGNAL_NAMES.get(found[2], 0)
     if found is None or not 1 <= number <= SIGNAL_NUMBER_MAX:
@@ -317,7 +329,7 @@ def persistent_names(request: BufferRequest | None) -> frozenset[str]:
 
 
 def destinations_of(request: JobRequest) -> tuple[str, ...]:
-    """Return the paths outside that a job stages out to, each once."""
+    """Return the outside paths that a job stages out to, without duplicates."""
     asked = request.buffer
     if asked is None or not (asked.stage_out or asked.lists):
         return ()
@@ -329,7 +341,7 @@ def destinations_of(request: JobRequest) -> tuple[str, ...]:
 
 
 def _plain(path: str) -> str:
-    """Return an absolute path without what means nothing in it."""
+    """Return an absolute path without redundant slashes."""
     if path.startswith("/") and "//" not in path and not path.endswith("/"):
         return path
     return "/" + "/".join(part for part in path.split("/") if part)
@@ -339,14 +351,14 @@ def _plain(path: str) -> str:
 
 
 class JobChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What of a waiting job is to be as it is here; None: it stays as it is. Durations are whole seconds."""
+    """A change to a waiting job; fields with None stay as they are. Durations are whole seconds."""
 
     name: str | None = None
     time_limit_s: int | None = None
     priority: int | None = None
     begin_at: Instant | None = None
     deadline: Instant | None = None
-    """NEVER: none any more."""
+    """NEVER removes the deadline."""
     dependencies: tuple[Dependency, ...] | None = None
     singleton: bool | None = None
     any_of: bool | None = None
@@ -356,7 +368,7 @@ class JobChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     licenses: tuple[tuple[str, int], ...] | None = None
     reservation: str | None = None
     partition: str | None = None
-    """Empty, as for the four before it: none any more."""
+    """An empty text removes it, as for the four fields before it."""
     comment: str | None = None
     requeue: bool | None = None
     mail_types: tuple[str, ...] | None = None
@@ -367,11 +379,11 @@ NO_CHANGE = JobChange()
 
 _OF_REQUEST = tuple(field for field in JobChange.__struct_fields__ if field in JobRequest.__struct_fields__)
 _OF_OPTIONS = tuple(field for field in JobChange.__struct_fields__ if field in JobOptions.__struct_fields__)
-"""Fields of a change that are fields of JobRequest, and of JobOptions: each is in one of both."""
+"""Fields of a change that belong to JobRequest, and those that belong to JobOptions."""
 
 
 def apply_change(request: JobRequest, change: JobChange) -> JobRequest:
-    """Return the request with what the change is about as it is there."""
+    """Return the request with the change applied."""
     own, options = _named(change, _OF_REQUEST), _named(change, _OF_OPTIONS)
     if own:
         request = msgspec.structs.replace(request, **own)
@@ -379,7 +391,7 @@ def apply_change(request: JobRequest, change: JobChange) -> JobRequest:
 
 
 def effective_change(request: JobRequest, change: JobChange) -> JobChange:
-    """Return what of the change is not so already."""
+    """Return the fields the change would modify."""
     same = [field for field in _OF_REQUEST if getattr(change, field) == getattr(request, field)]
     same += [field for field in _OF_OPTIONS if getattr(change, field) == getattr(request.effective_options, field)]
     return msgspec.structs.replace(change, **dict.fromkeys(same))
@@ -391,7 +403,7 @@ def _named(change: JobChange, fields: tuple[str, ...]) -> dict[str, object]:
 
 
 class AfterTask(msgspec.Struct, frozen=True, array_like=True):
-    """A dependency on one task of an array, as it is asked for: `afterok:1_3`."""
+    """A requested dependency on one task of an array: `afterok:1_3`."""
 
     kind: DependencyKind
     array: int

@@ -1,8 +1,8 @@
-"""Reservations of burst-buffer space: so much of some pools, for a time, for some users and accounts.
+"""Reservations of burst-buffer space in some pools, for a period, for some users and accounts.
 
-While one is active, its jobs may use its space and what is free for all; others may use what is free besides the part
-of it that its jobs do not hold yet. Before it begins, nobody else gets space that he would not have given back by then.
-Source: SEMANTICS.md, Scheduling (`BurstBuffer=[plugin:][pool:]#[units]`).
+While a reservation is active, its jobs may use its space and all free space; other jobs may use free space except the
+part that its jobs do not hold yet. Before it begins, other jobs get only space that they would release by then. Source:
+SEMANTICS.md, Scheduling (`BurstBuffer=[plugin:][pool:]#[units]`).
 """
 
 from __future__ import annotations
@@ -17,47 +17,47 @@ from replica.values import ACCOUNT_USERS_MAX, POOLS_MAX, SIZE_BYTES_MAX, Instant
 
 
 class ReservedSpace(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """So many bytes of one pool (units where the pool counts those)."""
+    """Reserved space of one pool, in bytes or units of the pool."""
 
     pool: str
     size_bytes: int
 
 
 class Reservation(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Reservation. Times are Instants; from `start_at` on, up to but not including `end_at`."""
+    """A reservation, from `start_at` up to but not including `end_at`. Times are Instants."""
 
     name: str
     start_at: Instant
     end_at: Instant
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
-    """Who may use it: these users, and jobs of these accounts."""
+    """Users and accounts that may use it."""
     space: tuple[ReservedSpace, ...] = ()
     active: bool = False
-    """Whether it has begun: an event, so that a reason is a function of a State."""
+    """Whether it has begun; set by an event, so that reasons are a function of the State."""
 
     def admits(self, user: str, account: str) -> bool:
-        """Return whether a job of the user in the account may use it."""
+        """Return whether a job of the user in the account may use the reservation."""
         return user in self.users or (bool(account) and account in self.accounts)
 
     def size_in(self, pool: str) -> int:
-        """Return what it reserves of a pool, bytes."""
+        """Return the reserved space of a pool, bytes."""
         return sum(space.size_bytes for space in self.space if space.pool == pool)
 
 
 Reservations = immutables.Map[str, Reservation]
 
 HeldSpace = Callable[[str, str], int]
-"""(reservation, pool) -> what its jobs hold there now, bytes."""
+"""(reservation, pool) -> space held by the reservation's jobs, bytes."""
 
 
 def unused_space(reservation: Reservation, pool: str, held: HeldSpace) -> int:
-    """Return what of its space its jobs do not hold yet, bytes."""
+    """Return the reserved space that the reservation's jobs do not hold yet, bytes."""
     return max(0, reservation.size_in(pool) - held(reservation.name, pool))
 
 
 def check_reservation(reservation: Reservation, pools: immutables.Map[str, object], at: Instant) -> Refusal | None:
-    """Return why the reservation cannot be made at `at`, or None."""
+    """Return a rejection if the reservation cannot be created at `at`, or None."""
     refusal = check_name(reservation.name, "reservation.name")
     if refusal is not None:
         return refusal

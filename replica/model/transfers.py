@@ -1,8 +1,7 @@
-"""Moving data, as the replicas agree on it: the rules that agents move by, and the receipt for what was moved.
+"""Replicated state of transfers: rules, checkpoints and receipts, from feature level 4 on.
 
-Both came with feature level 4. What a transfer is doing at the moment is soft state of the leader and never in here;
-what it had done is: a checkpoint every minute at most, and a receipt at its end. The per-file lines stay on the disk of
-the agent; the receipt has the digest over them.
+The momentary progress of a transfer is soft state of the leader. Replicated are a checkpoint, at most once a minute,
+and a receipt at the end. Per-file lines stay on the agent's disk; the receipt has their digest.
 """
 
 from __future__ import annotations
@@ -24,27 +23,29 @@ from replica.values import (
 )
 
 VERIFY_LEVELS = ("none", "size", "digest", "read_back")
-"""What is compared before a file counts as moved: nothing, size and time, the digest of what was written, and that of
-what storage gives back. Each has all that the one before it has."""
+"""Levels of verification of a copied file: none; size and time; the digest of the data written; the digest of the data
+read back. Each includes the previous ones.
+"""
 
 ALGORITHMS = ("xxh3-128", "blake3")
-"""Digests of files: a fast one against accidents, and one for receipts that must stand up to tampering."""
+"""Digest algorithms for files: a fast one against accidents, and a cryptographic one against tampering."""
 
 TIMEOUTS = ("progress", "fixed")
-"""When a transfer is late: when it makes no progress for a time, or when StageInTimeout or StageOutTimeout is over."""
+"""Kinds of timeouts: without progress for a time, or after StageInTimeout or StageOutTimeout."""
 
 BACKENDS = ("native", "rsync", "rclone", "template", "command")
-"""What may move data: Forebay itself, the two programs, the site's command template, the job's own command
-(`stage_in:COMMAND`)."""
+"""Programs that move data: Forebay itself, rsync, rclone, the site's command template, the job's own command
+(`stage_in:COMMAND`).
+"""
 
 CONCURRENT_MAX = 1_000_000
-"""The largest number that a limit on transfers at once may have, count: more than there can be jobs under way."""
+"""Largest limit on concurrent transfers, count: more than the possible number of active jobs."""
 
 LEFT_OUT_NAMED_MAX = 16
-"""Things left out that a receipt names, count: enough to see what kind they are; the agent's receipt file has all."""
+"""Skipped objects named in a receipt, count: enough to see their kind; the agent's receipt file names all."""
 
 LEFT_OUT_CHARACTERS_MAX = 255
-"""A name, or a reason, of what was left out, characters: the end of a path says most."""
+"""Name or reason of a skipped object, characters; the end of a path is kept."""
 
 WORD_CHARACTERS_MAX = 64
 """A backend, level or algorithm in a receipt, characters."""
@@ -53,85 +54,86 @@ DIGEST_CHARACTERS_MAX = 160
 """A digest in a receipt, characters: `blake3:` and 64 digits, or a site's own of 512 bits."""
 
 RECEIPTS_PER_JOB_MAX = 8
-"""Receipts of one job kept in the state, count: its stage-in, its stage-out and what it needed to repeat. The ledger
-has all."""
+"""Receipts of one job kept in the state, count: its stage-in, its stage-out, and retries. The ledger has all."""
 
 
 class LeftOut(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Thing that was not moved: `path` with bytes that are no UTF-8 escaped, as Python's `backslashreplace`."""
+    """A skipped object. In `path`, bytes that are not UTF-8 are escaped as by Python's `backslashreplace`."""
 
     path: str
     reason: str
 
 
 class TransferReceipt(msgspec.Struct, frozen=True, array_like=True):
-    """What one attempt of a transfer did, as its agent says it. Counts are of this transfer whole, so what an earlier
-    attempt had moved is in them, and again in the `resumed` ones. Times are Instants of the agent's clock.
+    """Receipt of one transfer attempt, as reported by its agent.
+
+    Counts cover the whole transfer, including work of earlier attempts, which the `resumed` fields count again. Times
+    are Instants of the agent's clock.
     """
 
     stage: Stage
     attempt: int
     complete: bool = True
-    """Whether everything is where it should be; what failed has a receipt, too."""
+    """Whether all data is at its destination; failed attempts have receipts, too."""
     backends: tuple[str, ...] = ("native",)
-    """What moved the data: some of BACKENDS."""
+    """Backends that moved the data: some of BACKENDS."""
     files: int = 0
     directories: int = 0
     links: int = 0
-    """Symbolic links that were made again."""
+    """Symbolic links recreated."""
     size_bytes: int = 0
-    """Bytes of the files, holes included."""
+    """Total size of the files, including holes."""
     written_bytes: int = 0
-    """Bytes that were written or shared by reflink: less than `size_bytes` where files are sparse."""
+    """Bytes written or shared by reflink; less than `size_bytes` for sparse files."""
     resumed_files: int = 0
     resumed_bytes: int = 0
-    """What an earlier attempt had moved, so that this one did not have to."""
+    """Files and bytes that an earlier attempt had moved."""
     retries: int = 0
-    """Files or chunks that were moved again because they changed or did not compare."""
+    """Files or chunks moved again because they changed or did not verify."""
     removed_files: int = 0
     """Source files deleted after their copies were durable (move)."""
     left_out: int = 0
-    """Things that were refused or not there at the end: devices, sockets, and what was not exported."""
+    """Skipped objects: devices, sockets, missing sources and unexported files."""
     left_out_first: tuple[LeftOut, ...] = ()
     stripped: int = 0
-    """Files whose set-id bits were taken away."""
+    """Files whose set-ID bits were removed."""
     dangling: int = 0
-    """Of `links`, those that lead to nothing at the destination, as far as can be known."""
+    """Links, among `links`, without a target at the destination, as far as can be known."""
     verify: str = "digest"
     algorithm: str = "xxh3-128"
     digest: str = ""
     """Digest over the per-file receipt lines, `ALGORITHM:HEX`."""
     manifest_digest: str = ""
-    """Digest over the manifest: what there was at the source."""
+    """Digest of the manifest, which lists the source."""
     started_at: Instant = NEVER
     ended_at: Instant = NEVER
 
 
 class TransferCheckpoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How much of a transfer is durable; where exactly it goes on stands on the agent's disk."""
+    """Durable progress of a transfer; the exact position is on the agent's disk."""
 
     stage: Stage
     attempt: int
     files: int = 0
     size_bytes: int = 0
     files_total: int = 0
-    """0 while it is not known."""
+    """0 while unknown."""
     total_bytes: int = 0
     manifest_digest: str = ""
     at: Instant = NEVER
-    """When it was folded; set by `fold`, whatever the agent says."""
+    """Time of folding; set by `fold`."""
 
 
 class JobTransfers(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of the transfers of one job, oldest first; the ledger has every receipt and checkpoint."""
+    """Recent receipts of one job, oldest first, and its checkpoint; the ledger has all of them."""
 
     receipts: tuple[TransferReceipt, ...] = ()
     checkpoint: TransferCheckpoint | None = None
-    """The newest one of the transfer that is under way."""
+    """Latest checkpoint of the active transfer."""
 
 
 class TransferRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How agents move data. Rates are bytes per second: None is without limit, 0 pauses."""
+    """Rules for moving data. Rates are bytes per second: None is unlimited, 0 pauses."""
 
     transfer_bytes_s: int | None = None
     """For each transfer: one stage of one job."""
@@ -142,55 +144,57 @@ class TransferRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cluster_bytes_s: int | None = None
     """For all transfers together."""
     user_at_once: int | None = None
-    """Transfers under way, of one user: None is without limit, 0 lets none begin."""
+    """Active transfers of one user: None is unlimited, 0 lets none begin."""
     node_at_once: int | None = None
     cluster_at_once: int | None = None
-    """Likewise of one node, and of all; those of a stage are counted by `Site.operations_per_stage_max`."""
+    """Active transfers of one node, and of all; `Site.operations_per_stage_max` limits each stage."""
     verify: str = "digest"
     """One of VERIFY_LEVELS."""
     algorithm: str = "xxh3-128"
     """One of ALGORITHMS."""
     timeouts: str = "progress"
-    """One of TIMEOUTS. Others than the native provider always have fixed ones, as in Slurm."""
+    """One of TIMEOUTS. Providers other than native always use fixed timeouts, as in Slurm."""
     stall_s: int = 600
-    """Progress timeouts: how long a transfer may stand still, seconds. A pause by a rate of 0 does not count."""
+    """With progress timeouts: maximum time without progress, seconds. A pause by a rate of 0 does not count."""
     hard_cap_s: int = 30 * 86_400
-    """Progress timeouts: how long a transfer may take however well it goes on, seconds."""
+    """With progress timeouts: maximum duration of a transfer, seconds."""
     replace: bool = True
-    """Whether a file that exists at the destination is replaced; otherwise the transfer fails and names it."""
+    """Whether existing files at the destination are replaced; otherwise the transfer fails and names them."""
     backends: tuple[str, ...] = ("native", "command")
-    """Some of BACKENDS that may be used; the first one (but `command`) is used where a request names none."""
+    """Permitted backends, some of BACKENDS; the first (except `command`) is the default."""
     template: str = ""
-    """The site's command line for the backend `template` (replica.model.transfers); an absolute path begins it."""
+    """The site's command line for the backend `template`, which starts with an absolute path."""
     outside_links: bool = True
-    """Whether symbolic links that lead out of what is staged may be made again as they are."""
+    """Whether symbolic links that lead out of the staged tree may be recreated unchanged."""
 
 
 DEFAULT_TRANSFER_RULES = TransferRules()
-"""The rules of a cluster where nobody set any."""
+"""Transfer rules of a cluster without configuration."""
 
 
 class RateShares(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a node may do at the moment, bytes per second: None is without limit, 0 pauses. An agent keeps a bucket for
-    each: one per transfer, one per user, one for the node.
+    """Present rate limits of a node, bytes per second: None is unlimited, 0 pauses.
+
+    An agent keeps a token bucket for each: one per transfer, one per user, one for the node.
     """
 
     transfer_bytes_s: int | None = None
     """This transfer."""
     user_bytes_s: int | None = None
-    """All transfers of this user on this node together: the node's share of what the user may have."""
+    """All transfers of this user on this node together: the node's share of the user's rate."""
     node_bytes_s: int | None = None
     """All transfers of this node together: the smaller of the node's limit and its share of the cluster's."""
 
 
 CHECKPOINT_PERIOD_S = 30
 CHECKPOINT_BYTES = 64 * 1024**3
-"""A checkpoint is written down if the last one of the same attempt is so many seconds old, or so many bytes behind:
-agents say one every minute at most, and the ledger is no place for more."""
+"""A checkpoint is recorded if the last one of the attempt is this many seconds old, or this many bytes behind. Agents
+report at most one a minute; more would swell the ledger.
+"""
 
 
 def is_checkpoint_due(former: TransferCheckpoint | None, checkpoint: TransferCheckpoint, at: Instant) -> bool:
-    """Return whether a checkpoint that is said at `at` is to be written down after the `former` one."""
+    """Return whether a checkpoint reported at `at` is to be recorded after the `former` one."""
     if former is None or (former.stage, former.attempt) != (checkpoint.stage, checkpoint.attempt):
         return True
     grown = checkpoint.size_bytes - former.size_bytes
@@ -198,7 +202,7 @@ def is_checkpoint_due(former: TransferCheckpoint | None, checkpoint: TransferChe
 
 
 def clip_receipt(receipt: TransferReceipt, stage: Stage, attempt: int) -> TransferReceipt:
-    """Return the receipt of the attempt within all bounds: it is never refused, since the operation has ended."""
+    """Return the attempt's receipt cut to all bounds. A receipt is never rejected, since the operation has ended."""
     return replace(
         receipt,
         stage=stage,
@@ -219,7 +223,7 @@ def clip_receipt(receipt: TransferReceipt, stage: Stage, attempt: int) -> Transf
 
 
 def clip_checkpoint(checkpoint: TransferCheckpoint, stage: Stage, attempt: int) -> TransferCheckpoint:
-    """Return the checkpoint of the attempt within all bounds, without a time."""
+    """Return the attempt's checkpoint cut to all bounds, without a time."""
     return TransferCheckpoint(
         stage=stage,
         attempt=attempt,
@@ -248,17 +252,17 @@ _COUNTS = (
 
 
 def clip_count(number: int, least: int = 0) -> int:
-    """Return a number within what the ledger can hold."""
+    """Return a number clipped to the range of the ledger."""
     return max(least, min(number, SIZE_BYTES_MAX))
 
 
 def _clip(text: str, characters_max: int) -> str:
-    """Return the text that fits, and that every peer can encode."""
+    """Return the text cut to length and escaped so that every peer can encode it."""
     return text[:characters_max].encode("utf-8", "backslashreplace").decode("utf-8")[:characters_max]
 
 
 def _end(path: str, characters_max: int) -> str:
-    """Return the end of a path, which says more than its beginning."""
+    """Return the end of a path, which is more specific than its beginning."""
     path = path.encode("utf-8", "backslashreplace").decode("utf-8")
     return path if len(path) <= characters_max else "…" + path[1 - characters_max :]
 
@@ -273,7 +277,7 @@ _CHOICES = {"verify": VERIFY_LEVELS, "algorithm": ALGORITHMS, "timeouts": TIMEOU
 
 
 def check_transfer_rules(rules: TransferRules) -> Refusal | None:
-    """Return why the rules cannot be used, or None; `place` is `transfers.FIELD`."""
+    """Return a rejection if the rules are invalid, or None; its `place` is `transfers.FIELD`."""
     for field, (least, most) in _TIMES.items():
         value = getattr(rules, field)
         if not least <= value <= most:
@@ -313,25 +317,26 @@ def _invalid(field: str, sentence: str, remedy: str) -> Refusal:
 
 
 CHOOSABLE = tuple(backend for backend in BACKENDS if backend != "command")
-"""What `backend=` may say; a command is written as `stage_in:COMMAND`."""
+"""Values of `backend=`; a command is written as `stage_in:COMMAND`."""
 
 LINKS = ("keep", "asis", "follow", "skip", "fail")
-"""What `links=` may say of symbolic links in a tree: made again where they stay inside of it, made again whatever they
-say, replaced by what they lead to, left out, or a failure of the transfer. Where nothing is said, links inside of it
-count as `keep`, and others as `asis` if the site allows that."""
+"""Values of `links=`, the treatment of symbolic links in a tree: recreate those that stay inside, recreate all
+unchanged, copy their targets, skip them, or fail the transfer. By default links that stay inside are treated as
+`keep`, and others as `asis` if the site allows that.
+"""
 
 CHOICE_KEYS = ("backend", "move", "links", "acls")
 
 
 class TransferChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What is special about one transfer."""
+    """Options of one transfer."""
 
     backend: str = ""
-    """One of CHOOSABLE; empty: the first that the site's rules name."""
+    """One of CHOOSABLE; empty: the site's default."""
     move: bool = False
     """Whether the source is deleted once its copy is durable."""
     links: str = ""
-    """One of LINKS; empty: `keep`, and `asis` for links that lead out of the tree where the site allows that."""
+    """One of LINKS; empty: `keep`, and `asis` for links that lead out of the tree if the site allows that."""
     acls: bool = False
     """Whether POSIX access control lists are copied."""
 
@@ -340,12 +345,12 @@ NO_CHOICE = TransferChoice()
 
 
 def choice_prefix(stage: str, index: int, *, listed: bool) -> str:
-    """Return what stands before the option of a transfer, for example `stage_out:list2`."""
+    """Return the prefix of a transfer's options, for example `stage_out:list2`."""
     return f"{stage}:{'list' if listed else ''}{index}"
 
 
 def transfer_choices(request: BufferRequest, stage: str, count: int, *, listed: bool) -> tuple[TransferChoice, ...]:
-    """Return the choice for each of the `count` transfers of a stage; empty where there is none at all."""
+    """Return the options of each of the `count` transfers of a stage; empty if none has any."""
     if not any(option.startswith(stage + ":") for option in request.options):
         return ()
     chosen: dict[str, dict[str, str]] = {}
@@ -364,7 +369,7 @@ def transfer_choices(request: BufferRequest, stage: str, count: int, *, listed: 
 
 
 def default_backend(backends: tuple[str, ...]) -> str:
-    """Return what moves the data of a transfer that names nothing: the first that the rules allow and that can."""
+    """Return the backend of transfers that name none: the first permitted one except `command`."""
     return next((backend for backend in backends if backend in CHOOSABLE), "native")
 
 
@@ -379,9 +384,12 @@ _QUOTED = Pattern(r"""'([^']*)'|"([^"]*)\"""")
 
 
 def template_words(template: str) -> list[str]:
-    """Return the words of the command line, in which both places stand; ValueError where quotes do not match.
+    """Split a command line into words, and append missing placeholders.
 
-    Blanks separate words; what is between two quotes, single or double, is taken as it is.
+    Blanks separate words; text between single or double quotes is taken literally.
+
+    Raises:
+        ValueError: quotes do not match.
     """
     if _WORD.sub("", template).strip():
         raise ValueError(template)
@@ -390,7 +398,7 @@ def template_words(template: str) -> list[str]:
 
 
 def template_fault(template: str) -> str | None:
-    """Return what is wrong with the command line, in words that follow `the command line `, None if nothing is."""
+    """Return the fault of a command line, to follow `the command line `, or None if it is valid."""
     try:
         words = template_words(template)
     except ValueError:

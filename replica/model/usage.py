@@ -1,8 +1,8 @@
-"""What counts against limits, licences and reservations: a derived index, kept up to date by `fold`, never walked.
+"""Usage that counts towards limits, licences and reservations: an index derived by `fold`.
 
-A job counts as submitted until it is over; its nodes, CPUs and licences count while it runs, from the order to run to
-the end of post-run; its space counts while its buffer holds it. Staging takes space and nothing else (SPUR.md, 4).
-A suspended job goes on counting, but the CPUs of its node are for others meanwhile (`takes_cpus`).
+A job counts as submitted until it has finished. Its nodes, CPUs and licences count from the run order to the end of
+post-run, its space while its buffer holds it. Staging takes only space (SPUR.md, 4). A suspended job keeps counting,
+but its CPUs are free for others meanwhile (`takes_cpus`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from replica.model.requests import JobRequest
 from replica.values import CONSUMED_MAX, MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
 
 UsageKey = tuple[str, str, str, str, str]
-"""What is counted, of whom (a: account, q: QOS, qa: account in a QOS, l: licence, r: reservation), its name, the user
-(or the account, for qa), and the pool; empty: of all users, in all pools.
+"""(resource, holder kind, holder name, user, pool).
+
+The holder kind is a (account), q (QOS), qa (account in a QOS), l (licence) or r (reservation); for qa the user field
+has the account. An empty user or pool stands for all.
 """
 
 SECONDS_PER_MINUTE = 60
@@ -29,7 +31,7 @@ _ON_CPUS = frozenset({JobState.CONFIGURING, JobState.RUNNING})
 
 
 class SchedulingClass(NamedTuple):
-    """On whose behalf a job is there: all jobs of one class have the same limits. Made by `scheduling_class_of`."""
+    """Jobs to which the same limits apply; returned by `scheduling_class_of`."""
 
     user: str
     account: str
@@ -41,12 +43,12 @@ class SchedulingClass(NamedTuple):
 
     @property
     def limits_runs(self) -> bool:
-        """Return whether a limit or a licence may keep those of this class from running, and not those behind them."""
+        """Return whether a limit or licence may block jobs of this class but not those behind them."""
         return bool(self.account or self.qos or self.licenses)
 
 
 def scheduling_class_of(request: JobRequest) -> SchedulingClass | None:
-    """Return the job's scheduling class; None for one without account, QOS, licences, reservation and partition."""
+    """Return the job's scheduling class; None without account, QOS, licences, reservation and partition."""
     options = request.options
     if options is None:
         return None
@@ -57,16 +59,16 @@ def scheduling_class_of(request: JobRequest) -> SchedulingClass | None:
 
 
 def takes_cpus(job: Job, buffer: Buffer | None) -> bool:
-    """Return whether the job takes CPUs of its node: from the order to run to the end of post-run, unless suspended.
+    """Return whether the job occupies CPUs of its node: from the run order to the end of post-run, unless suspended.
 
-    As in Slurm, a resumed job takes them again at once, even if other jobs use them by then.
+    As in Slurm, a resumed job takes them at once, even if other jobs use them by then.
     """
     on_node = job.state in _ON_CPUS or (buffer is not None and buffer.state is BufferState.POST_RUN)
     return on_node and job.external_job is None
 
 
 def is_running(job: Job, buffer: Buffer | None) -> bool:
-    """Return whether the job counts as one that runs: it does while it is suspended, too."""
+    """Return whether the job counts as running, which includes suspension."""
     return (job.state is JobState.SUSPENDED and job.external_job is None) or takes_cpus(job, buffer)
 
 
@@ -76,13 +78,13 @@ def minutes_of(time_limit_s: int) -> int:
 
 
 def submitted_usage(scheduling_class: SchedulingClass) -> Iterator[tuple[UsageKey, int]]:
-    """Yield what a job counts for as long as it is not over."""
+    """Yield the usage of a job until it has finished."""
     if scheduling_class.qos:
         yield ("submitted", "q", scheduling_class.qos, scheduling_class.user, ""), 1
 
 
 def running_usage(scheduling_class: SchedulingClass, cpus: int) -> Iterator[tuple[UsageKey, int]]:
-    """Yield what a job counts for while it runs."""
+    """Yield the usage of a running job."""
     user, account, qos, nodes = (
         scheduling_class.user,
         scheduling_class.account,
@@ -104,7 +106,7 @@ def running_usage(scheduling_class: SchedulingClass, cpus: int) -> Iterator[tupl
 def holding_usage(
     scheduling_class: SchedulingClass, pool: str, size_bytes: int, time_limit_s: int
 ) -> Iterator[tuple[UsageKey, int]]:
-    """Yield what a job counts for while it holds space."""
+    """Yield the usage of a job that holds space."""
     user, account, qos = scheduling_class.user, scheduling_class.account, scheduling_class.qos
     if scheduling_class.reservation:
         yield ("bb", "r", scheduling_class.reservation, "", pool), size_bytes
@@ -125,7 +127,7 @@ def holding_usage(
 
 
 def usage_of(job: Job, buffer: Buffer | None) -> dict[UsageKey, int]:
-    """Return what one job counts for now."""
+    """Return the present usage of a job."""
     scheduling_class = scheduling_class_of(job.request)
     found: dict[UsageKey, int] = {}
     if scheduling_class is None:
@@ -148,22 +150,21 @@ def usage_of(job: Job, buffer: Buffer | None) -> dict[UsageKey, int]:
 
 
 Consumed = immutables.Map[str, int]
-"""What is named by `consumption_key` -> bytes (units of the pool) times minutes; SIZE_BYTES_MAX is as good
-as for ever.
-"""
+"""`consumption_key` -> bytes (or units of the pool) times minutes, capped at SIZE_BYTES_MAX."""
 
 MICROSECONDS_PER_MINUTE = SECONDS_PER_MINUTE * MICROSECONDS_PER_SECOND
 
 
 def consumption_key(whose: str, name: str, user: str, pool: str) -> str:
-    """Return the key of what an account (`a`), or a QOS (`q`), used; empty: of all users, in all pools. No name has a
-    slash.
+    """Return the key of the consumption of an account (`a`) or a QOS (`q`).
+
+    An empty user or pool stands for all. Names contain no slash.
     """
     return f"{whose}/{name}/{user}/{pool}"
 
 
 def consumption_keys(scheduling_class: SchedulingClass, pool: str) -> Iterator[str]:
-    """Yield what a buffer of a job counts for."""
+    """Yield the keys under which a job's buffer is recorded."""
     for name in (pool, ""):
         if scheduling_class.account:
             yield consumption_key("a", scheduling_class.account, "", name)
@@ -173,7 +174,7 @@ def consumption_keys(scheduling_class: SchedulingClass, pool: str) -> Iterator[s
 
 
 def record_consumption(consumed: Consumed, scheduling_class: SchedulingClass, buffer: Buffer, at: int) -> Consumed:
-    """Return the records after a buffer that was held until `at` has given back its space."""
+    """Return the records with the consumption of a buffer added that released its space at `at`."""
     held_us = max(0, at - buffer.created_at)
     minutes = buffer.held_bytes * held_us // MICROSECONDS_PER_MINUTE
     if not minutes:
@@ -186,7 +187,7 @@ def record_consumption(consumed: Consumed, scheduling_class: SchedulingClass, bu
 
 
 def remove_consumption(consumed: Consumed, whose: str, name: str) -> Consumed:
-    """Return the records without those of one account or QOS."""
+    """Return the records without those of an account or QOS."""
     prefix = f"{whose}/{name}/"
     for key in [key for key in consumed if key.startswith(prefix)]:
         consumed = consumed.delete(key)
