@@ -41,7 +41,7 @@ class PoolUnit(IntEnum):
 
 
 class Pool(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A pool. `quantity_bytes` is its total, `out_of_service_bytes` the part that an operator has taken out of service."""
+    """A pool. `quantity_bytes` is its total, `out_of_service_bytes` the part that an operator took out of service."""
 
     name: str
     quantity_bytes: int
