@@ -1,13 +1,13 @@
-"""The grammar of burst-buffer requests, one module a kind of text; `replica.grammar.directives` is its public face.
+"""Grammar of burst-buffer requests and of burst_buffer.conf.
 
 Theory of operation
 ===================
 
-`lines` finds the directives of a text: comment lines at the top whose first word is a known kind, continued lines
-joined. `words` says where each word stands. `dw`, `bb` and `lua` read one kind of directive each, `slurm` those of a
-job that Slurm schedules, `short` and `spur` the two forms of `--bb` that are no directives; each of them tells `asked`
-what it found. `asked` puts one job's directives together and refuses what contradicts itself. `printing` writes a
-request back. Nothing here knows pools, users or job numbers: those are checked when the job is decided on.
+`lexer` finds the directives of a text: comment lines at the top whose first word is a known kind, with continuation
+lines joined. Each word keeps its place. `dw`, `bb` and `lua` read one kind of directive each, `slurm` those of jobs
+that Slurm schedules, `spur` and `bb` the two forms of `--bb` without directives. All of them add to a `RequestBuilder`
+(`request`), which assembles the job's buffer request and rejects contradictions. `directives` is the entry point.
+Pools, users and job IDs are unknown here; they are checked when the job is decided.
 """
 
 from typing import TYPE_CHECKING

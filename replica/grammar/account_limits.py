@@ -1,4 +1,4 @@
-"""Limits and reserved space as people write them: `MaxBBPerUser:bb/fast=1TiB`, `[plugin:][pool:]#[units]`."""
+"""Text form of limits and reserved space: `MaxBBPerUser:bb/fast=1TiB`, `[plugin:][pool:]#[units]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class LimitTextError(ValueError):
-    """Invalid text, with the cause in `sentence` and a `remedy`."""
+    """Invalid text of a limit or reservation, with the cause in `sentence` and a `remedy`."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
         super().__init__(sentence)
@@ -24,7 +24,11 @@ class LimitTextError(ValueError):
 
 
 def parse_limits(texts: Mapping[str, str]) -> tuple[Limit, ...]:
-    """Return the limits of a mapping such as {"MaxBBPerUser:bb/fast": "1TiB"}, in canonical order. LimitTextError."""
+    """Return the limits of a mapping such as {"MaxBBPerUser:bb/fast": "1TiB"}, in canonical order.
+
+    Raises:
+        LimitTextError: a limit is unknown or its value invalid.
+    """
     if len(texts) > LIMITS_PER_RECORD_MAX:
         raise LimitTextError(f"there are {len(texts)} limits", f"set at most {LIMITS_PER_RECORD_MAX}")
     return tuple(sorted((_limit(key, value) for key, value in texts.items()), key=lambda one: (one.kind, one.tres)))
@@ -51,7 +55,11 @@ def _limit(key: str, value: str) -> Limit:
 
 
 def parse_space(text: str, what: str) -> int:
-    """Return a size, which may be 0; LimitTextError."""
+    """Return a size, which may be 0.
+
+    Raises:
+        LimitTextError: the text is not a size.
+    """
     if text.strip("0") == "" and text:
         return 0
     try:
@@ -61,7 +69,7 @@ def parse_space(text: str, what: str) -> int:
 
 
 def format_limits(limits: Iterable[Limit]) -> dict[str, str]:
-    """Return what `parse_limits` reads."""
+    """Format limits as `parse_limits` reads them."""
     return {
         f"{limit.kind.word}:{TRES_PREFIX}{limit.tres}" if limit.tres else limit.kind.word: (
             format_size(limit.value) if limit.kind.counts_space and limit.value else str(limit.value)
@@ -71,7 +79,11 @@ def format_limits(limits: Iterable[Limit]) -> dict[str, str]:
 
 
 def parse_reserved(text: str, pools: immutables.Map[str, Pool], provider: str) -> tuple[ReservedSpace, ...]:
-    """Return the space that `[plugin:][pool:]#[units]`, more of them after commas, says; LimitTextError."""
+    """Return the space in `[plugin:][pool:]#[units]`, a list separated by commas.
+
+    Raises:
+        LimitTextError: an item names no pool, another provider, or an invalid size.
+    """
     items = [item.strip() for item in text.split(",")]
     if len(items) > POOLS_MAX:
         raise LimitTextError(f"there are {len(items)} pools", f"list at most {POOLS_MAX}")
@@ -94,5 +106,5 @@ def parse_reserved(text: str, pools: immutables.Map[str, Pool], provider: str) -
 
 
 def format_reserved(space: Iterable[ReservedSpace]) -> str:
-    """Return what `parse_reserved` reads."""
+    """Format reserved space as `parse_reserved` reads it."""
     return ",".join(f"{one.pool}:{format_size(one.size_bytes)}" for one in space)

@@ -21,7 +21,11 @@ VERBS = ("create_persistent", "destroy_persistent")
 
 
 def read_bb(directive: Directive, builder: RequestBuilder) -> None:
-    """Read one `#BB` directive. Raises DirectiveRejected with line and column."""
+    """Read one `#BB` directive.
+
+    Raises:
+        DirectiveRejected: the directive is invalid; with line and column.
+    """
     verb, rest = directive.words[0], directive.words[1:]
     if "=" in verb.text and builder.facts.short_bb:
         read_short(directive.words, builder)
@@ -83,14 +87,18 @@ def _read_destroy(verb: DirectiveWord, rest: tuple[DirectiveWord, ...], builder:
     builder.pass_on(verb.text, options.others)
 
 
-# ---- the short form of `--bb`: `access= capacity= swap= type= pool=`, which stands for `#DW` directives
+# ---- the short form of `--bb`, equivalent to `#DW` directives: `access= capacity= swap= type= pool=`
 
 
 KEYS = ("capacity", "pool", "access", "type", "swap")
 
 
 def read_short(words: tuple[DirectiveWord, ...], builder: RequestBuilder) -> None:
-    """Read the short form. Raises DirectiveRejected with the column; its grammar is closed, so options are not kept."""
+    """Read the short form of `--bb`. Unknown options are rejected, because its grammar is closed.
+
+    Raises:
+        DirectiveRejected: the text is invalid; with the column.
+    """
     for word in words:
         if word.text in ("create_persistent", "destroy_persistent"):
             raise word.rejection(
@@ -113,7 +121,7 @@ def read_short(words: tuple[DirectiveWord, ...], builder: RequestBuilder) -> Non
 
 
 def _as_dw_directives(options: Options) -> list[str]:
-    """Return the directives that the short form stands for, as Slurm writes them."""
+    """Return the directives equivalent to the short form, as Slurm writes them."""
     texts = {key: value.text for key, value in options.known.items()}
     pool = f" pool={texts['pool']}" if "pool" in texts else ""
     lines = []
@@ -127,13 +135,13 @@ def _as_dw_directives(options: Options) -> list[str]:
 
 
 def format_quantity(quantity: Quantity) -> str:
-    """Return a capacity as a directive writes it; what had no suffix keeps none."""
+    """Format a capacity for a directive; a number without a suffix keeps none."""
     if quantity.unit == "bytes":
         return format_bytes(quantity.value)
     return f"{quantity.value}{'N' if quantity.unit == 'nodes' else ''}"
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Return a size with a suffix, always: without one a swap would be read as GiB, and a capacity as units."""
+    """Format a size, always with a suffix: a bare number would mean GiB for swap, and units for a capacity."""
     text = format_size(size_bytes)
     return f"{size_bytes // 1000}.{size_bytes % 1000:03}KB" if text.isdigit() else text

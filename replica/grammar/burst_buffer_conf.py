@@ -39,12 +39,12 @@ class ConfSetting(msgspec.Struct, frozen=True):
     """First column of the value, in characters from 1."""
 
     def place(self, offset: int = 0) -> str:
-        """Return the place of a character of the value, for people."""
+        """Return the place of a character of the value, for messages."""
         return format_place(self.file, self.line, self.column + offset) if self.line else self.key
 
 
 class ConfFault(msgspec.Struct, frozen=True):
-    """A mistake in a file."""
+    """A fault in a file."""
 
     place: str
     sentence: str
@@ -55,14 +55,14 @@ class ConfFault(msgspec.Struct, frozen=True):
 
 
 class ConfContents(msgspec.Struct, frozen=True):
-    """Result of parsing a file; usable only without faults."""
+    """Settings and faults of a file; the settings are usable only without faults."""
 
     settings: tuple[ConfSetting, ...]
     faults: tuple[ConfFault, ...]
 
 
 def format_place(file: str, line: int, column: int) -> str:
-    """Return a place in a file, for people."""
+    """Format a place in a file, for messages."""
     return f"{file} line {line}, column {column}"
 
 
@@ -72,13 +72,13 @@ def split_lines(text: str, file: str) -> list[ConfLine]:
 
 
 def included_file(line: ConfLine) -> str | None:
-    """Return the file that the line includes, as it is written; None for any other line."""
+    """Return the file that the line includes, as written; None for any other line."""
     found = _INCLUDE.match("".join(character for character, _ in _without_comment(line.text)))
     return found.group("file").strip('"') if found else None
 
 
 def parse_lines(lines: Iterable[ConfLine]) -> ConfContents:
-    """Return the settings of a file, and everything that is wrong in it."""
+    """Return the settings and faults of a file."""
     settings: dict[str, ConfSetting] = {}
     faults: list[ConfFault] = []
     for joined in _logical_lines(lines):
@@ -89,12 +89,12 @@ def parse_lines(lines: Iterable[ConfLine]) -> ConfContents:
 
 
 def parse_text(text: str, file: str = "burst_buffer.conf") -> ConfContents:
-    """Return the settings of one file's text that includes no other."""
+    """Return the settings and faults of a text without includes."""
     return parse_lines(split_lines(text, file))
 
 
 class _LogicalLine:
-    """Lines that continue each other as one text, which knows where each character came from."""
+    """Continued lines joined into one text, with the origin of each character."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -121,7 +121,7 @@ class _LogicalLine:
 
 
 def _without_comment(text: str) -> list[tuple[str, int]]:
-    """Return the characters before the comment, each with its column; an escaped # has lost its backslash."""
+    """Return the characters before the comment, each with its column; escaped # are unescaped."""
     kept: list[tuple[str, int]] = []
     index = 0
     while index < len(text) and text[index] != "#":
@@ -208,7 +208,7 @@ def _syntax_fault(joined: _LogicalLine, position: int) -> ConfFault:
 
 
 class SettingError(Exception):
-    """A setting that cannot be used; the place, the sentence and what would be right."""
+    """A setting that cannot be used, with its fault."""
 
     def __init__(self, fault: ConfFault) -> None:
         super().__init__(str(fault))
@@ -218,9 +218,12 @@ class SettingError(Exception):
 def parse_settings(
     settings: Iterable[ConfSetting], default_of: Callable[[SettingKey], object] | None = None
 ) -> Mapping[str, tuple[SettingKey, object, ConfSetting]]:
-    """Return key name -> its key, its value and the setting; SettingError for the first that cannot be used.
+    """Return key name -> (key, value, setting).
 
-    `default_of` gives the value of a key that is written without one; without it that is a fault.
+    `default_of` gives the value of a key that is written without one; otherwise that is an error.
+
+    Raises:
+        SettingError: a key is unknown, written twice, or has an invalid value.
     """
     found: dict[str, tuple[SettingKey, object, ConfSetting]] = {}
     for setting in settings:

@@ -52,8 +52,8 @@ def find_overlap(
         return None
     copies = [_copy(transfer, place, outgoing=outgoing) for transfer, place in transfers]
     copies += [_list_copy(listed) for listed in lists if listed.outgoing and outgoing]
-    # In this order what lies in a directory follows it, so each copy is compared with few others, however many there
-    # are. Directories within each other copy alike, or have been rejected: the innermost stands for all.
+    # In this order the contents of a directory follow it, so each copy is compared with few others. Nested
+    # directories copy the same files, or have been rejected, so the innermost represents all of them.
     rows = sorted(enumerate(copies), key=lambda row: (row[1].destination, row[1].is_file, not row[1].source))
     above: list[tuple[int, TransferPaths]] = []
     before: tuple[int, TransferPaths] | None = None
@@ -126,13 +126,13 @@ def _overlap(one: TransferPaths, other: TransferPaths, *, outgoing: bool) -> boo
     if one.is_file and other.is_file:
         return one.destination == other.destination and one.source != other.source
     if not outgoing or not (one.source or other.source):
-        # Files of two lists are known when the lists are read: the agent compares them.
+        # The files of two lists are unknown until the agent reads and compares them.
         return False
     upper, lower = sorted((one, other), key=lambda copy: (len(copy.destination), copy.is_file))
     if upper.is_file or lower.destination[: len(upper.destination)] != upper.destination:
         return False
     if not upper.source:
-        # A list puts files, not trees, into its directory. The agent compares them with other files.
+        # A list copies files, not trees, into its directory. The agent compares them with other files.
         return lower.destination == upper.destination
     # Both copy the same files to the same places.
     return not lower.source or lower.source != upper.source + lower.destination[len(upper.destination) :]

@@ -1,9 +1,8 @@
-"""The grammar of burst-buffer requests: directives of a script, `--bb` and `--bbf`. The public face of `grammar`.
+"""Parser of a job's burst-buffer request: directives of a script, `--bb` and `--bbf`.
 
-Sources: the burst buffer guides, SEMANTICS.md, SPUR.md. What is understood is parsed exactly; what is not is refused
-with line and column or, where it is an option that somebody else may know, kept with a warning; nothing is ignored
-silently. A request is read here without knowing pools, users or job numbers: those are checked when the job is decided
-on.
+Known directives are parsed exactly. Others are rejected with line and column; options that another program may know are
+kept with a warning. Nothing is ignored silently. Pools, users and job IDs are unknown here; they are checked when the
+job is decided. Sources: the burst buffer guides, SEMANTICS.md, SPUR.md.
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ DIRECTIVE_DEFAULT = "BB_LUA"
 
 
 REQUESTS_REMEMBERED = 256
-"""Requests that were read lately and need not be read again, count: those who submit in a loop submit the same one."""
+"""Cached requests, count: programs that submit in a loop submit the same one."""
 
 REMEMBERED_CHARACTERS_MAX = 8_192
-"""Characters of a request that is remembered: all of them take some 8 MiB at most, with what was read."""
+"""Maximum length of a cached request, characters: the cache takes at most some 8 MiB, with the results."""
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
@@ -71,9 +70,12 @@ class ParsedRequest(msgspec.Struct, frozen=True):
 def read_request(
     script: str, bb: str = "", bbf: str = "", *, provider: str = NATIVE, directive: str = DIRECTIVE_DEFAULT
 ) -> ParsedRequest:
-    """Return what script, `--bb` and the text of a `--bbf` file together ask for.
+    """Return the request in a script, `--bb` and the text of a `--bbf` file together.
 
-    `provider` and `directive` are the site's. Raises DirectiveRejected with the place and the remedy.
+    `provider` and `directive` are the site's.
+
+    Raises:
+        DirectiveRejected: the request is invalid; with the place and the remedy.
     """
     if len(script) + len(bb) + len(bbf) > REMEMBERED_CHARACTERS_MAX:
         return _read_request(script, bb, bbf, provider, directive)
@@ -100,10 +102,12 @@ _read_request_cached = lru_cache(REQUESTS_REMEMBERED)(_read_request)
 
 
 def read_external_job_request(script: str, *, directive: str = DIRECTIVE_DEFAULT) -> ParsedRequest:
-    """Return what a job asks for that Slurm schedules, whose directives begin with `#` and `directive`.
+    """Return the request of a job that Slurm schedules, whose directives begin with `#` and `directive`.
 
-    After that word stands what `#DW` reads (`jobdw`, `stage_in`, `stage_out`), or `pool=` and `capacity=` alone. Raises
-    DirectiveRejected with the place and the remedy.
+    The word is followed by what `#DW` accepts (`jobdw`, `stage_in`, `stage_out`), or by `pool=` and `capacity=` alone.
+
+    Raises:
+        DirectiveRejected: the request is invalid; with the place and the remedy.
     """
     if len(script) > REMEMBERED_CHARACTERS_MAX:
         return _read_external_job_request(script, directive)
@@ -120,9 +124,10 @@ _read_external_job_request_cached = lru_cache(REQUESTS_REMEMBERED)(_read_externa
 
 
 def parse_request(script: str, bb: str = "", bbf: str = "") -> BufferRequest | None:
-    """Return what the three together ask for on a native cluster, or None where none of them asks for anything.
+    """Return the request of the three sources on a native cluster, or None if they request no buffer.
 
-    Raises DirectiveRejected with the place and the remedy.
+    Raises:
+        DirectiveRejected: the request is invalid; with the place and the remedy.
     """
     return read_request(script, bb, bbf).request
 
@@ -152,7 +157,11 @@ def _read_file(text: str, kinds: DirectiveKinds, builder: RequestBuilder) -> Non
 
 
 def _read(found: list[Directive], builder: RequestBuilder) -> None:
-    """Read directives, each also where another one is refused; DirectiveRejected."""
+    """Read all directives, and reject the invalid ones together.
+
+    Raises:
+        DirectiveRejected: a directive is invalid.
+    """
     refusals: list[Refusal] = []
     for directive in found:
         collect_rejections(partial(_read_one, directive, builder), refusals)
@@ -177,7 +186,7 @@ def _read_one(directive: Directive, builder: RequestBuilder) -> None:
 
 
 def _read_command_line(text: str, kinds: DirectiveKinds, builder: RequestBuilder) -> None:
-    """Read `--bb`: the lines of a script, or one of the two short forms."""
+    """Read `--bb`: directives, or one of the two short forms."""
     check_length(text, "--bb")
     start = DirectiveWord(text, "--bb", 1, 1)
     if text.startswith("#"):

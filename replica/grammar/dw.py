@@ -1,7 +1,7 @@
 """`#DW` directives: jobdw, swap, persistentdw, stage_in, stage_out.
 
-What DataWarp's own tools read (transfers) is passed on to them as it is; Forebay's agents must understand it, so for
-the provider native it is read to the last character.
+With other providers, transfers are passed on unread to DataWarp's own tools. With the provider native they are parsed
+completely, because Forebay's agents execute them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ BARE_SWAP_BYTES = 1024**3
 
 
 def read_dw(directive: Directive, builder: RequestBuilder) -> None:
-    """Read one `#DW` directive. Raises DirectiveRejected with line and column."""
+    """Read one `#DW` directive.
+
+    Raises:
+        DirectiveRejected: the directive is invalid; with line and column.
+    """
     verb, rest = directive.words[0], directive.words[1:]
     builder.lines.append(directive.text)
     if verb.text == "jobdw":
@@ -62,7 +66,7 @@ def read_dw(directive: Directive, builder: RequestBuilder) -> None:
 
 
 def read_space(verb: DirectiveWord, options: Options, builder: RequestBuilder, access_key: str) -> None:
-    """Read the options of what asks for a job's own buffer; `verb` is where it starts."""
+    """Read the options of a request for a job's own buffer; `verb` is its first word."""
     builder.begin_space(verb)
     known = options.known
     if "capacity" not in known:
@@ -75,7 +79,7 @@ def read_space(verb: DirectiveWord, options: Options, builder: RequestBuilder, a
     if access_key in known:
         builder.access = builder.access_modes(known[access_key])
     if "pfs" in known:
-        # DataWarp's alone: no field of a request, but never lost on the way to it.
+        # Only DataWarp reads this option: it is passed on, and no field of the request has it.
         builder.options.append(("jobdw", known["pfs"].word.text))
         if builder.native:
             builder.warnings.add(known["pfs"].word.place(), "pfs= has no effect with the provider native")
@@ -91,7 +95,7 @@ def _read_swap(verb: DirectiveWord, rest: tuple[DirectiveWord, ...], builder: Re
 
 
 def set_swap(verb: DirectiveWord, size: OptionValue, pool: OptionValue | None, builder: RequestBuilder) -> None:
-    """Note the swap that each node of the job gets."""
+    """Set the swap of each node of the job."""
     builder.begin_swap(verb)
     quantity = read_capacity(size, BARE_SWAP_BYTES)
     if quantity.unit == "nodes":
@@ -139,7 +143,7 @@ CHOICES = {"backend": CHOOSABLE, "move": ("yes", "no"), "links": LINKS, "acls": 
 
 
 def _read_choices(stage: str, known: dict[str, OptionValue], builder: RequestBuilder) -> None:
-    """Read what is special about this one transfer."""
+    """Read the options of a single transfer."""
     for key in CHOICE_KEYS:
         if key not in known:
             continue
@@ -169,7 +173,7 @@ def _read_choices(stage: str, known: dict[str, OptionValue], builder: RequestBui
 def _read_list(
     stage: str, verb: DirectiveWord, source: OptionValue, destination: OptionValue, builder: RequestBuilder
 ) -> None:
-    """A list is a file outside; what it names goes below the destination."""
+    """Read a transfer of a list, which is a file outside. Files that it names go below the destination."""
     check_outside(source.word, source.as_path, source.offset)
     if stage == "stage_out":
         check_outside(destination.word, destination.as_path, destination.offset)

@@ -1,8 +1,8 @@
-"""Which lines of a text are directives: comment lines at the top whose first word is a known kind.
+"""Lexer of directives: comment lines at the top of a text whose first word is a known kind.
 
-The scan is Slurm's: it ends at the first line that does not begin with `#`, blank lines are skipped, upper and lower
-case differ. The directive of a Lua script is a prefix, as in Slurm: with `Directive=CONDUIT`, `#CONDUIT_PRE cp` is a
-directive. `#DW` and `#BB` must be whole words; what looks like one is a comment of which the submitter is warned.
+The scan is Slurm's: it ends at the first line that does not begin with `#`, skips blank lines, and is case-sensitive.
+The directive of a Lua script is a prefix, as in Slurm: with `Directive=CONDUIT`, `#CONDUIT_PRE cp` is a directive.
+`#DW` and `#BB` must be whole words; similar words are comments, and the submitter is warned.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from replica.values import (
 )
 
 SCRIPT = "script"
-"""The source of what stands in a batch script, as places name it."""
+"""Source name of a batch script in places."""
 
 WARNINGS_MAX = 16
-"""Warnings about one request, count: who has more of them reads the first ones anyway."""
+"""Warnings about one request, count: the first ones suffice to correct it."""
 
 
 class Directive(msgspec.Struct, frozen=True):
-    """A directive with its continuation lines joined: the word that names its kind, and the words after it."""
+    """A directive with its continuation lines joined: the word of its kind, and the words after it."""
 
     at: DirectiveWord
     words: tuple[DirectiveWord, ...]
@@ -40,40 +40,42 @@ class Directive(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """The kind, for example `#DW`."""
+        """Return the kind, for example `#DW`."""
         return self.at.text
 
 
 class DirectiveKinds(msgspec.Struct, frozen=True):
-    """The kinds of directive that a provider reads (`known`), and those it does not.
+    """The kinds of directives that a provider reads (`known`), and other kinds.
 
-    A line of a kind in `refused` is refused; one of a kind in `foreign` is a comment that the submitter is warned of.
+    Lines of a kind in `refused` are rejected. Lines of a kind in `foreign` are comments, and the submitter is warned.
     """
 
     known: tuple[str, ...]
     foreign: tuple[str, ...] = ()
     refused: Mapping[str, str] = {}
-    """Kind -> what to do instead."""
+    """Kind -> remedy."""
     by_prefix: bool = False
-    """Any line that begins with a kind is a directive, as in Slurm's lua plugin."""
+    """Whether every line that begins with a kind is a directive, as in Slurm's lua plugin."""
     by_beginning: bool = False
-    """Whether somebody else reads the text too, who takes a kind's word as a mere beginning: such words are refused."""
+    """Whether another program also reads the text and treats a kind as a prefix: words that begin with one are
+    rejected.
+    """
 
     def kind_of(self, line: str, head: str) -> str:
-        """Return the kind that a line is a directive of; `head`, its first word, where it is none."""
+        """Return the kind of a directive line; `head`, its first word, for other lines."""
         if self.by_prefix:
             return next((kind for kind in self.known if line.startswith(kind)), head)
         return head
 
 
 class RequestWarnings:
-    """Warnings for the submitter; bounded."""
+    """Warnings for the submitter, limited to WARNINGS_MAX."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def add(self, place: str, sentence: str) -> None:
-        """Add one, unless there are WARNINGS_MAX of them."""
+        """Add a warning, up to the limit."""
         if len(self.lines) < WARNINGS_MAX:
             self.lines.append(f"{place}: {sentence}")
 
@@ -84,12 +86,16 @@ class _Open(msgspec.Struct):
     at: DirectiveWord
     words: list[DirectiveWord]
     texts: list[str]
-    """Text that each line contributes."""
+    """Text of each line."""
     backslash: DirectiveWord
 
 
 def find_directives(text: str, source: str, kinds: DirectiveKinds, warnings: RequestWarnings) -> list[Directive]:
-    """Return the directives at the top of a text. Raises DirectiveRejected with line and column."""
+    """Return the directives at the top of a text.
+
+    Raises:
+        DirectiveRejected: a directive is malformed; with line and column.
+    """
     if source != SCRIPT:
         check_length(text, source)
     found: list[Directive] = []
@@ -130,7 +136,7 @@ def find_directives(text: str, source: str, kinds: DirectiveKinds, warnings: Req
 
 
 def _read_line(line: str, at: DirectiveWord, pending: _Open | None, found: list[Directive]) -> _Open | None:
-    """Read one line of a directive; return what is still open after it, or put the directive into `found`."""
+    """Read one line of a directive; return the directive if it continues, else append it to `found`."""
     bad = control_offset(line)
     if bad is not None:
         raise DirectiveWord(line, at.source, at.line, 1).rejection(
@@ -187,9 +193,9 @@ def _check_comment(head: DirectiveWord, kinds: DirectiveKinds, warnings: Request
 def _warn_of_late_directives(
     text: str, number: int, source: str, kinds: DirectiveKinds, warnings: RequestWarnings
 ) -> None:
-    """Warn of the first directive that is not read: it follows the first command, or is indented, as line `number` is.
+    """Warn of the first directive that is not read: after the first command, or indented, as line `number` is.
 
-    To Slurm, too, an indented line is a command, and ends the directives.
+    To Slurm, too, an indented line is a command and ends the directives.
     """
     if not any(kind in text for kind in kinds.known):
         return
@@ -208,7 +214,11 @@ _LATE = "after the first command is not read; move it up"
 
 
 def check_length(text: str, source: str) -> None:
-    """Raise DirectiveRejected where the text of `--bb` or of a file is too long."""
+    """Check the length of the text of `--bb` or of a file.
+
+    Raises:
+        DirectiveRejected: the text is too long.
+    """
     if len(text.encode("utf-8", "surrogatepass")) > DIRECTIVE_TEXT_BYTES_MAX:
         raise DirectiveRejected(
             Refusal(
@@ -220,11 +230,11 @@ def check_length(text: str, source: str) -> None:
         )
 
 
-# ---- where each word of a request stands, and what is said of one that cannot be accepted
+# ---- words with their places, and rejections
 
 
 SHOWN_CHARACTERS = 48
-"""Characters of what the user wrote that a message repeats: enough to find it, short enough for one line."""
+"""Characters of user input that a message repeats: enough to find it, short enough for one line."""
 
 
 _CONTROL = re.compile(
@@ -234,7 +244,7 @@ _WORD = re.compile(r"[^ \t]+")
 
 
 class DirectiveRejected(Exception):
-    """A request that cannot be accepted; `refusal.place` is the line and column."""
+    """A rejected request; `refusal.place` is the line and column."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(f"{refusal.place}: {refusal.sentence}; {refusal.remedy}")
@@ -244,11 +254,11 @@ class DirectiveRejected(Exception):
 
 
 REJECTIONS_MAX = 64
-"""Refusals of one request, count: a screen or two."""
+"""Mistakes reported for one request, count: a screen or two."""
 
 
 def collect_rejections(read: Callable[[], None], refusals: list[Refusal]) -> None:
-    """Read something, and keep what is refused instead of raising it."""
+    """Run `read`, and append its rejections to a list instead of raising them."""
     try:
         read()
     except DirectiveRejected as error:
@@ -256,7 +266,11 @@ def collect_rejections(read: Callable[[], None], refusals: list[Refusal]) -> Non
 
 
 def raise_collected(refusals: list[Refusal]) -> None:
-    """Raise DirectiveRejected with all of these; nothing if there is none."""
+    """Raise all collected rejections together, if any.
+
+    Raises:
+        DirectiveRejected: the list is not empty.
+    """
     if refusals:
         error = DirectiveRejected(refusals[0])
         error.others = tuple(refusals[1:REJECTIONS_MAX])
@@ -283,7 +297,7 @@ class DirectiveWord(msgspec.Struct, frozen=True):
 
 
 def quoted_text(text: str) -> str:
-    """Return what the user wrote as a message repeats it: quoted, control characters visible, cut where it is long."""
+    """Return user input for a message: quoted, with escaped control characters, and cut to length."""
     return repr(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…")
 
 
@@ -296,25 +310,26 @@ def ends_in_backslash(text: str) -> bool:
 
 
 def split_words(line: str, source: str, number: int, start: int = 0) -> list[DirectiveWord]:
-    """Return the words of a line from the offset `start` on: what lies between blanks and tabs."""
+    """Return the words of a line from the offset `start` on, separated by blanks and tabs."""
     return [DirectiveWord(found[0], source, number, found.start() + 1) for found in _WORD.finditer(line, start)]
 
 
 def control_offset(line: str) -> int | None:
-    """Return the offset of the first character that a directive may not hold, or None: those that move a terminal's
-    cursor, end a line for some reader, or cannot be written as UTF-8.
+    """Return the offset of the first forbidden character, or None.
+
+    Forbidden are characters that control a terminal, end a line for some reader, or have no UTF-8 form.
     """
     if line.isprintable():
-        return None  # as most are, which is asked in a fraction of the time
+        return None  # most lines: this check is much faster than the search
     found = _CONTROL.search(line)
     return None if found is None else found.start()
 
 
-# ---- scripts that are too long for the ledger as they are
+# ---- packed scripts, which are too long for the ledger as they are
 #
-# The comment lines at the top stay as they are, with every directive at its line and column. Then comes a line with
-# PACKED_MARK, and the rest in one line of base85. The client packs a script, and the agent that runs it unpacks it:
-# everything between them sees text.
+# The comment lines at the top stay unchanged, with every directive at its line and column. A line with PACKED_MARK
+# follows, and the rest in one line of base85. The client packs a script, and the agent that runs it unpacks it.
+# All programs between them see text.
 
 
 PACKED_MARK = "\n: This script is packed. Run it with an agent of Forebay that unpacks it.\n"
@@ -324,9 +339,9 @@ _BASE85 = re.compile(r"[0-9A-Za-z!#$%&()*+;<=>?@^_`{|}~-]*\n?")
 
 
 def split_packed(script: str) -> tuple[str, str] | None:
-    """Return the head of a packed script, which ends with a newline, and its rest in base85; None if it is none.
+    """Return the head of a packed script, ending in a newline, and its rest in base85; None if it is not packed.
 
-    Base85 has no character that JSON escapes, so a packed script is not longer where it is sent.
+    Base85 has no character that JSON escapes, so a packed script does not grow on the wire.
     """
     at = script.find(PACKED_MARK, 0, PACKED_HEAD_BYTES_MAX + len(PACKED_MARK))
     if at < 0:
@@ -336,5 +351,5 @@ def split_packed(script: str) -> tuple[str, str] | None:
 
 
 def script_bytes_max(script: str) -> int:
-    """Return how many bytes a script may have that comes in this form."""
+    """Return the maximum size of a script in its present form, bytes."""
     return PACKED_SCRIPT_BYTES_MAX if PACKED_MARK in script and split_packed(script) is not None else SCRIPT_BYTES_MAX

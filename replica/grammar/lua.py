@@ -1,4 +1,4 @@
-"""The directives of a site's Lua script: `pool=` and `capacity=` are read, anything else is the site's."""
+"""Directives of a site's Lua script: `pool=` and `capacity=` are read; everything else is for the script."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from replica.values import SIZE_BYTES_MAX, Quantity, RefusalCode
 
 
 def read_lua(directive: Directive, builder: RequestBuilder) -> None:
-    """Read one directive of the site. Capacities of several lines add up, if they are of one pool (Slurm charges all of
-    them to the last one). Raises DirectiveRejected with line and column.
+    """Read one directive of the site.
+
+    Capacities of several lines add up if they are of one pool (Slurm charges all of them to the last pool).
+
+    Raises:
+        DirectiveRejected: the directive is invalid; with line and column.
     """
     builder.kind = "lua"
     builder.lines.append(directive.text)

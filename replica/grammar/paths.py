@@ -1,6 +1,4 @@
-"""Paths of transfers, one side outside, absolute, the other on the buffer, below one of its variables; of shared
-filesystems.
-"""
+"""Paths of transfers (outside: absolute; inside: below a variable of a buffer) and of shared filesystems."""
 
 from __future__ import annotations
 
@@ -24,17 +22,17 @@ INSIDE_VARIABLES = {
     "DW_JOB_LDBALANCE": Access.LDBALANCE,
     WHOLE_BUFFER: None,
 }
-"""Variables that a path on the buffer may start with, and the access mode that each needs."""
+"""Variables that may start a path on the buffer, with the access mode that each requires."""
 
 PATH_CHARACTERS_ANY = PATH_BYTES_MAX // 4
-"""So many characters are no more than PATH_BYTES_MAX bytes, whatever they are."""
+"""Number of characters that never exceed PATH_BYTES_MAX bytes."""
 
 
 def split_inside(path: str) -> tuple[str, str]:
-    """Return the variable and the relative rest of a path on a buffer: `$DW_JOB_STRIPED/a/b` is (`DW_JOB_STRIPED`,
-    `a/b`).
+    """Split a path on a buffer into variable and relative rest: `$DW_JOB_STRIPED/a/b` gives (`DW_JOB_STRIPED`, `a/b`).
 
-    Raises ValueError where the path starts neither with one of INSIDE_VARIABLES nor with that of a persistent buffer.
+    Raises:
+        ValueError: the path starts neither with one of INSIDE_VARIABLES nor with that of a persistent buffer.
     """
     head, _, rest = path.partition("/")
     variable = head[2:-1] if head.startswith("${") and head.endswith("}") else head[1:]
@@ -49,7 +47,7 @@ def _persistent_suffix(variable: str) -> str:
 
 
 def path_fault(path: str) -> str | None:
-    """Return what is wrong with an absolute path, in words that follow `the path `, or None."""
+    """Return the fault of an absolute path, to follow `the path `, or None if it is valid."""
     if not path.startswith("/"):
         return f"{quoted_text(path)} is not absolute"
     if len(path) > PATH_CHARACTERS_ANY and len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX:
@@ -62,7 +60,11 @@ def path_fault(path: str) -> str | None:
 
 
 def check_outside(word: DirectiveWord, path: str, offset: int) -> None:
-    """Raise DirectiveRejected unless the path is absolute (`%d/` is the working directory) and has no `..`."""
+    """Check that the path is absolute (`%d/` is the working directory) and has no `..`.
+
+    Raises:
+        DirectiveRejected: the path is relative, too long, or contains `..` or a control character.
+    """
     path = path.removeprefix("\\\\")
     if path.startswith("%d/"):
         path = "/" + path
@@ -74,9 +76,12 @@ def check_outside(word: DirectiveWord, path: str, offset: int) -> None:
 
 
 def check_inside(word: DirectiveWord, path: str, offset: int, *, is_file: bool = False) -> None:
-    """Raise DirectiveRejected unless the path lies in one of the buffers.
+    """Check that the path lies in a buffer.
 
     The root of a buffer stands for its contents, so it cannot be the source of a transfer of one file (`is_file`).
+
+    Raises:
+        DirectiveRejected: the path is not on a buffer.
     """
     try:
         variable, rest = split_inside(path.removeprefix("\\\\"))
@@ -113,9 +118,12 @@ def check_access(
     *,
     has_space: bool = True,
 ) -> None:
-    """Raise DirectiveRejected where the path's variable needs something the job did not request.
+    """Check that the job requested what the path's variable requires.
 
     That is an access mode, a buffer of the job's own (`has_space`), or a persistent buffer (`uses` has their names).
+
+    Raises:
+        DirectiveRejected: the job did not request it.
     """
     variable, _ = split_inside(path.removeprefix("\\\\"))
     name = _persistent_suffix(variable)
@@ -133,12 +141,12 @@ def check_access(
             f"add {needed.name.lower()} to access_mode= of {directive} jobdw",
         )
     if not has_space:
-        # Space outside any pool would be held against no capacity.
+        # Space outside any pool would not be charged to any capacity.
         raise word.rejection(f"the job has no buffer for ${variable}", f"add {directive} jobdw capacity=10GiB")
 
 
 def check_filesystem(filesystems: Mapping[str, SharedFilesystem], name: str, path: str) -> Refusal | None:
-    """Return why there cannot be a shared filesystem of this name and path beside `filesystems`, or None."""
+    """Return a rejection if a shared filesystem of this name and path cannot be added, or None."""
     fault = name_fault(name)
     if fault is not None:
         return Refusal(

@@ -1,4 +1,4 @@
-"""Build a job's buffer request from its directives, and reject contradictions where they occur."""
+"""Builder of a job's buffer request from its directives; rejects contradictions with their place."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from replica.values import PERSISTENT_PER_JOB_MAX, SIZE_BYTES_MAX, TRANSFERS_PER
 
 STAGES = ("stage_in", "stage_out")
 _ORDER_OF_OPTIONS = ("jobdw", "swap", "persistentdw", *STAGES, "create_persistent", "destroy_persistent")
-"""In which order options that are passed on are kept, by the directive they belong to."""
+"""Order of options that are passed on, by their directive."""
 
 OPTION_NAMES = ("capacity", "pool", "type", "access_mode", "access", "name", "source", "destination")
-"""Options that unknown ones are compared with."""
+"""Known options, for suggestions."""
 
 SUGGESTIONS_MAX = 8
-"""Unknown words of a request that get a suggestion, count: a comparison takes 50 µs, and there may be 16,384 words."""
+"""Unknown words of a request that get a suggestion, count: a comparison takes 50 µs, and 16,384 words are possible."""
 
 
 class _Move(NamedTuple):
@@ -39,17 +39,17 @@ class _Move(NamedTuple):
 
 
 class RequestBuilder:
-    """Collects what one job asks for; `provider` is the site's."""
+    """Collects the directives of one job into a request; `provider` is the site's."""
 
     def __init__(self, provider: str, warnings: RequestWarnings) -> None:
         self.provider = provider
         self.facts = provider_facts(provider)
         self.warnings = warnings
         self._unknown = 0
-        """Words that are not known, count."""
+        """Number of unknown words."""
         self.kind = ""
         self.word = "#DW"
-        """Directive word shown in remedies."""
+        """Directive word used in remedies."""
         self.lines: list[str] = []
         self.capacity: Quantity | None = None
         self.capacity_at: DirectiveWord | None = None
@@ -70,7 +70,7 @@ class RequestBuilder:
         self.creates: dict[str, tuple[CreatePersistent, DirectiveWord]] = {}
         self.destroys: dict[str, tuple[DestroyPersistent, DirectiveWord]] = {}
         self.options: list[tuple[str, str]] = []
-        """Verb and option."""
+        """(directive, option)."""
 
     @property
     def native(self) -> bool:
@@ -78,7 +78,11 @@ class RequestBuilder:
         return self.provider == NATIVE
 
     def begin_space(self, at: DirectiveWord) -> None:
-        """Note that capacity for the job itself is asked for; refuse a second time."""
+        """Record the request for the job's own capacity.
+
+        Raises:
+            DirectiveRejected: capacity was requested before.
+        """
         if self.space_at is not None:
             raise at.rejection(
                 f"capacity is asked for a second time (first at {self.space_at.place()})",
@@ -87,7 +91,11 @@ class RequestBuilder:
         self.space_at = at
 
     def begin_swap(self, at: DirectiveWord) -> None:
-        """Note that swap is asked for; refuse a second time."""
+        """Record the request for swap.
+
+        Raises:
+            DirectiveRejected: swap was requested before.
+        """
         if self.swap_at is not None:
             raise at.rejection(
                 f"swap is asked for a second time (first at {self.swap_at.place()})", "write one swap for the whole job"
@@ -97,17 +105,17 @@ class RequestBuilder:
     def move(
         self, stage: str, verb: DirectiveWord, transfer: Transfer, outside: DirectiveWord, inside: DirectiveWord
     ) -> None:
-        """Add one transfer of a file or a directory."""
+        """Add a transfer of a file or a directory."""
         self._bound_moves(stage, verb)
         self.moves[stage].append(_Move(transfer, outside, inside))
 
     def move_list(self, stage: str, verb: DirectiveWord, transfer: ListTransfer) -> None:
-        """Add one transfer of what a file lists."""
+        """Add a transfer of the files in a list."""
         self._bound_moves(stage, verb)
         self.lists.append(transfer)
 
     def choose(self, stage: str, text: str, *, listed: bool) -> None:
-        """Keep an option of the transfer that was added last to the stage."""
+        """Add an option to the last transfer of the stage."""
         lists = [transfer for transfer in self.lists if transfer.outgoing == (stage == "stage_out")]
         index = len(lists if listed else self.moves[stage]) - 1
         self.options.append((choice_prefix(stage, index, listed=listed), text))
@@ -122,7 +130,7 @@ class RequestBuilder:
             )
 
     def use(self, name: str, at: DirectiveWord) -> None:
-        """Add a persistent buffer that the job works with."""
+        """Add a persistent buffer that the job uses."""
         self._once(name, at, self.uses, "used")
         for other, word in self.uses.items():
             if persistent_variable(other) == persistent_variable(name):
@@ -134,12 +142,12 @@ class RequestBuilder:
         self.uses[name] = at
 
     def create(self, record: CreatePersistent, at: DirectiveWord) -> None:
-        """Add a persistent buffer that the job makes."""
+        """Add a persistent buffer that the job creates."""
         self._once(record.name, at, {name: word for name, (_, word) in self.creates.items()}, "created")
         self.creates[record.name] = (record, at)
 
     def destroy(self, record: DestroyPersistent, at: DirectiveWord) -> None:
-        """Add a persistent buffer that the job removes."""
+        """Add a persistent buffer that the job destroys."""
         self._once(record.name, at, {name: word for name, (_, word) in self.destroys.items()}, "destroyed")
         self.destroys[record.name] = (record, at)
 
@@ -166,7 +174,7 @@ class RequestBuilder:
         return found.modes
 
     def pass_on(self, verb: str, words: tuple[DirectiveWord, ...]) -> None:
-        """Keep the options of a directive that are not known here, and warn of them."""
+        """Keep unknown options of a directive for the provider, and warn of them."""
         for word in words:
             self.options.append((verb, word.text))
             key, equals, _ = word.text.partition("=")
@@ -178,7 +186,11 @@ class RequestBuilder:
             self.warnings.add(word.place(), f"the {what} is not known here; it is kept and passed on{hint}")
 
     def finish(self) -> BufferRequest:
-        """Return the request; raises DirectiveRejected for what contradicts itself."""
+        """Return the request.
+
+        Raises:
+            DirectiveRejected: directives contradict each other.
+        """
         access = self.access or (Access.STRIPED,)
         for moves in self.moves.values():
             for move in moves:

@@ -1,7 +1,7 @@
-"""The keys of the configuration: what each is called, which record holds it, how its value is read and written.
+"""Configuration keys: name, record and field, value format and description of each.
 
-Slurm's keys are those of burst_buffer.conf, every one that its plugins know, the dead ones of the generic plugin
-included. Forebay's own keys say what burst_buffer.conf cannot. Names are without regard to case.
+Slurm's keys are those of burst_buffer.conf, including the unused ones of the generic plugin. Forebay's own keys cover
+further settings. Names are case-insensitive.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DIGITS_MAX = 18
 
 
 class SettingOwner(StrEnum):
-    """Which record holds a key's value."""
+    """Records that hold settings."""
 
     SITE = "site"
     FLAG = "flag"
@@ -88,7 +88,7 @@ class SettingKey(msgspec.Struct, frozen=True):
 
 
 class ValueFormatError(ValueError):
-    """A value that cannot be read: `offset` is where in it, counted in characters from 0."""
+    """An invalid value; `offset` is the position of the fault, counted in characters from 0."""
 
     def __init__(self, sentence: str, remedy: str, offset: int = 0) -> None:
         super().__init__(sentence)
@@ -365,7 +365,7 @@ KEYS: tuple[SettingKey, ...] = (
         "SizePointsPerGiB", "size_points_per_gib", ValueKind.POINTS, "priority points for each GiB of a request"
     ),
 )
-"""Every key, Slurm's first, each part by name."""
+"""All keys: Slurm's first, then Forebay's own, grouped by record."""
 
 _BY_NAME = {key.name.lower(): key for key in KEYS}
 
@@ -380,16 +380,16 @@ _ELSEWHERE = {
     "restart_policy": "write RestartPolicy=slurm",
     "mailprog": "which program sends mail is said in forebay.toml, [mail]",
 }
-"""Keys of other releases or other files, and what says the same here."""
+"""Keys of other releases or files, with their equivalents."""
 
 
 def find_key(name: str) -> SettingKey | None:
-    """Return the key of this name, without regard to case; None if there is none."""
+    """Return the key of this name, case-insensitive, or None."""
     return _BY_NAME.get(name.lower())
 
 
 def unknown_key_remedy(name: str) -> str:
-    """Return what would be right instead of a key that is unknown."""
+    """Return the remedy for an unknown key."""
     elsewhere = _ELSEWHERE.get(name.lower())
     if elsewhere is not None:
         return elsewhere
@@ -403,7 +403,11 @@ def unknown_key_remedy(name: str) -> str:
 
 
 def parse_value(key: SettingKey, text: str) -> Any:
-    """Return the value that `text` says for `key`; ValueFormatError if it says none. Records check bounds."""
+    """Return the value of a key's text. Records check bounds.
+
+    Raises:
+        ValueFormatError: the text is not a value of the key.
+    """
     if not text:
         raise ValueFormatError(
             f"{key.name} has no value", f"write {key.kind.value}, or apply a file that leaves it out"
@@ -455,7 +459,7 @@ def parse_value(key: SettingKey, text: str) -> Any:
 
 
 def format_value(key: SettingKey, value: Any) -> str:
-    """Return a value as it is written in a file; "" where it is not written at all (nothing was said)."""
+    """Format a value as files write it; "" for an unset one."""
     match key.kind:
         case ValueKind.SIZE:
             return format_slurm_size(value)

@@ -1,8 +1,8 @@
-"""The directives of a job that Slurm schedules: after Slurm's own word (`#BB_LUA`) stands what `#DW` reads elsewhere.
+"""Directives of jobs that Slurm schedules: Slurm's own word (`#BB_LUA`), followed by the syntax of `#DW`.
 
-Slurm reads `pool=` and `capacity=` of such a line itself, and counts by them, in its own way: the first place in the
-line where the letters stand, whole numbers only, any word that begins like its own. Where it would read something else
-than Forebay does, the request is refused. Source: SLURM-OBSERVED.md, 4.
+Slurm reads `pool=` and `capacity=` of such a line itself and charges by them. It takes the first occurrence of the
+letters in the line, whole numbers only, and accepts words that begin like its own. Requests that Slurm and Forebay
+would read differently are rejected. Source: SLURM-OBSERVED.md, 4.
 """
 
 from __future__ import annotations
@@ -42,13 +42,17 @@ _TAB_AFTER: Final = re.compile(r"(?:^|[ \t])(pool|capacity)=[^ \t]*\t")
 
 
 def external_job_kinds(directive: str) -> DirectiveKinds:
-    """Return the kinds of directive that a job of Slurm may have; `directive` is the one of burst_buffer.conf."""
+    """Return the kinds of directives of a job of Slurm; `directive` is that of burst_buffer.conf."""
     site = "#" + directive
     return DirectiveKinds((site,), tuple(kind for kind in _DIRECTIVES if kind != site), by_beginning=True)
 
 
 def read_external_job(script: str, directive: str, builder: RequestBuilder) -> None:
-    """Read all directives of a script. Raises DirectiveRejected with line and column."""
+    """Read all directives of a script.
+
+    Raises:
+        DirectiveRejected: a directive is invalid; with line and column.
+    """
     kinds = external_job_kinds(directive)
     builder.word = kinds.known[0]
     found = find_directives(script, SCRIPT, kinds, builder.warnings)
@@ -78,7 +82,11 @@ def _space_options(words: tuple[DirectiveWord, ...]) -> Options:
 
 
 def _check_counted(directive: Directive) -> None:
-    """Raise DirectiveRejected where Slurm would read another pool or capacity in a line than Forebay."""
+    """Check that Slurm reads the same pool and capacity in a line as Forebay.
+
+    Raises:
+        DirectiveRejected: it would not.
+    """
     words = directive.words
     asks = bool(words) and (words[0].text == "jobdw" or "=" in words[0].text)
     comment = next((index for index, word in enumerate(words) if word.text.startswith("#")), len(words))
@@ -97,7 +105,11 @@ def _check_counted(directive: Directive) -> None:
 
 
 def _check_whole(builder: RequestBuilder, found: list[Directive]) -> None:
-    """Raise DirectiveRejected for what a job whose nodes are not known, and which Slurm counts, cannot have."""
+    """Check the request against limits of external jobs: nodes are unknown, and Slurm charges the capacity.
+
+    Raises:
+        DirectiveRejected: the request exceeds them.
+    """
     if not found:
         return
     if builder.capacity_at is None or builder.capacity is None:
@@ -136,9 +148,9 @@ def _check_whole(builder: RequestBuilder, found: list[Directive]) -> None:
 
 
 def external_job_tables() -> dict[str, object]:
-    """Return what a check of such requests in another language needs to know: words, keys, suffixes, bounds.
+    """Return the words, keys, suffixes and bounds that the same check in another language needs.
 
-    `cluster/slurm/burst_buffer.lua` is that check; a test holds the two to each other.
+    `cluster/slurm/burst_buffer.lua` is that check; a test compares both.
     """
     return {
         "verbs": list(EXTERNAL_JOB_VERBS),

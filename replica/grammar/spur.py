@@ -1,7 +1,6 @@
-"""Spur's form of `--bb`: directives separated by `;`: `capacity=N`, `stage_in:<command>`, `stage_out:<command>`.
+"""Spur's form of `--bb`, separated by `;`: `capacity=N`, `stage_in:<command>`, `stage_out:<command>`.
 
-Source: SPUR.md. Capacities add up, and are GiB where no unit is written. Commands are kept as they were written, one a
-line where there are several.
+Capacities add up, in GiB unless a unit is written. Commands are kept as written, one per line. Source: SPUR.md.
 """
 
 from __future__ import annotations
@@ -18,12 +17,16 @@ _FORM = "write capacity=10GiB, stage_in:COMMAND and stage_out:COMMAND, separated
 
 
 def is_spur(text: str) -> bool:
-    """Return whether a text of `--bb` is in Spur's form rather than in Slurm's short one."""
+    """Return whether a text of `--bb` is in Spur's form, not in Slurm's short one."""
     return not text.startswith("#") and (";" in text or text.lstrip(" \t").startswith(("stage_in:", "stage_out:")))
 
 
 def read_spur(text: str, builder: RequestBuilder) -> None:
-    """Read a text of `--bb` in Spur's form. Raises DirectiveRejected with the column."""
+    """Read a text of `--bb` in Spur's form.
+
+    Raises:
+        DirectiveRejected: the text is invalid; with the column.
+    """
     bad = control_offset(text)
     if bad is not None:
         raise DirectiveWord(text, "--bb", 1, 1).rejection(

@@ -1,4 +1,4 @@
-"""The `key=value` words of a directive, and the values that several directives share."""
+"""Parser of `key=value` words, and of values that several directives share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOP = "\\\\"
 
 
 class OptionValue(msgspec.Struct, frozen=True):
-    """The value of one option; `literal`: the line's symbols were stopped before it."""
+    """Value of an option; `literal` means that symbols were disabled earlier in the line."""
 
     word: DirectiveWord
     text: str
@@ -26,7 +26,7 @@ class OptionValue(msgspec.Struct, frozen=True):
 
     @property
     def as_path(self) -> str:
-        """The text, with the symbol before it that keeps its own symbols from being replaced, where that is so."""
+        """Return the text, prefixed with STOP if symbols are disabled."""
         return STOP + self.text if self.literal and not self.text.startswith(STOP) else self.text
 
     def rejection(
@@ -37,16 +37,17 @@ class OptionValue(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """The options of one directive: those it knows by key, and the others as they were written."""
+    """Options of one directive: known ones by key, others as written."""
 
     known: dict[str, OptionValue]
     others: tuple[DirectiveWord, ...] = ()
 
 
 def strip_comment(words: tuple[DirectiveWord, ...]) -> tuple[DirectiveWord, ...]:
-    """Return the words before a comment, which a word that begins with `#` starts.
+    """Return the words before a comment, which starts at a word that begins with `#`.
 
-    Raises DirectiveRejected for one that the directive is continued after: as one line, all of that would be a comment.
+    Raises:
+        DirectiveRejected: the directive continues on the line after the comment.
     """
     for index, word in enumerate(words):
         if word.text.startswith("#"):
@@ -62,10 +63,12 @@ def strip_comment(words: tuple[DirectiveWord, ...]) -> tuple[DirectiveWord, ...]
 def read_options(
     words: Iterable[DirectiveWord], known: tuple[str, ...], *, keep_others: bool = True, keep_bare: bool = False
 ) -> Options:
-    """Return the options that these words are.
+    """Return the options in these words.
 
-    An unknown key is kept in `others`, or refused where these are not kept; so is a word without a key (`keep_bare`).
-    Raises DirectiveRejected for a word that is no option, a key that is written twice, an empty value.
+    An unknown key is kept in `others`, or rejected without `keep_others`; so is a word without a key (`keep_bare`).
+
+    Raises:
+        DirectiveRejected: a word is not an option, a key is written twice, or a value is empty.
     """
     found: dict[str, OptionValue] = {}
     others: list[DirectiveWord] = []
@@ -100,10 +103,10 @@ def read_options(
 
 
 SUGGESTED_CHARACTERS_MAX = 32
-"""Characters of an unknown word that is compared with the known ones: no name is longer."""
+"""Maximum length of an unknown word that gets a suggestion, characters: no name is longer."""
 
 SUGGESTED_WORDS_MAX = 8
-"""Unknown words that are compared with `capacity`, count: who misspells it writes few others."""
+"""Unknown words compared with `capacity`, count: a request with that misspelling has few others."""
 
 
 def did_you_mean(word: str, known: Iterable[str], suffix: str = "") -> str:
@@ -115,7 +118,7 @@ def did_you_mean(word: str, known: Iterable[str], suffix: str = "") -> str:
 
 
 def missing_capacity(verb: DirectiveWord, options: Options) -> DirectiveRejected:
-    """Return the refusal of a request without a capacity: at a misspelt `capacity=` if there is one."""
+    """Return the rejection of a request without a capacity: at a misspelt `capacity=` if there is one."""
     for word in options.others[:SUGGESTED_WORDS_MAX]:
         key = word.text.partition("=")[0]
         if did_you_mean(key, ("capacity",)):
@@ -132,7 +135,7 @@ def _written(known: tuple[str, ...]) -> str:
 
 
 def read_capacity(value: OptionValue, bare: int = 1) -> Quantity:
-    """Return a capacity; a number without a suffix is multiplied with `bare`."""
+    """Return a capacity; a number without a suffix is multiplied by `bare`."""
     try:
         return parse_quantity(value.text, bare)
     except SizeError as error:
@@ -148,7 +151,7 @@ def read_pool(value: OptionValue) -> str:
 
 
 def read_persistent_name(value: OptionValue) -> str:
-    """Return the name of a persistent buffer; names that start with a digit are those of jobs' own buffers."""
+    """Return the name of a persistent buffer. Names that start with a digit are reserved for jobs' own buffers."""
     if "0" <= value.text[0] <= "9":
         raise value.rejection(
             f"the name {quoted_text(value.text)} of a persistent buffer starts with a digit", "start it with a letter"
@@ -164,7 +167,7 @@ _ACCESS_MODE = re.compile(r"([^(),]*)(\(([^()]*)\))?(,|$)")
 
 
 class AccessModes(msgspec.Struct, frozen=True):
-    """The access modes of a value; `has_options`: some have what only DataWarp's own tools read."""
+    """Access modes of a value; `has_options` marks options that only DataWarp's own tools read."""
 
     modes: tuple[Access, ...]
     has_options: bool = False
@@ -206,7 +209,7 @@ _NATIVE_TYPES = {
     "cache": ("has no transparent cache", "write type=scratch"),
     "swap": ("has it as a directive of its own", "write #DW swap with a size"),
 }
-"""Types that DataWarp has and the provider native has not: why, and what to write."""
+"""Types of DataWarp that the provider native does not support: reason and remedy."""
 
 
 def read_type(value: OptionValue, native: bool) -> str:

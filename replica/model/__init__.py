@@ -1,4 +1,4 @@
-"""What there is: jobs, buffers, pools, nodes, accounts, configuration, transfers, one noun a module."""
+"""Records of the replicated state, one noun per module: jobs, buffers, pools, nodes, accounts, transfers and others."""
 
 from typing import TYPE_CHECKING
 

@@ -160,7 +160,7 @@ class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def member(self, user: str) -> AccountUser | None:
         """Return a member of the account, or None."""
-        # Asked several times for each candidate of a pass, of an account that may have thousands.
+        # Called several times for each candidate of a scheduling cycle; an account may have thousands of members.
         place = bisect_left(self.members, user, key=attrgetter("user"))
         found = self.members[place] if place < len(self.members) else None
         return found if found is not None and found.user == user else None
@@ -260,7 +260,7 @@ def is_group_limit(limit: Limit) -> bool:
     return limit.kind in _GROUP
 
 
-# What a record may hold -----------------------------------------------------------------------------------------------
+# Validation of records --------------------------------------------------------------------------------------------------
 
 
 def _invalid(place: str, sentence: str, remedy: str) -> Refusal:
@@ -401,7 +401,7 @@ def check_licenses_and_nice(licenses: tuple[tuple[str, int], ...], nice: int) ->
     return None
 
 
-# ---- certificates that are not good any more although they are valid
+# ---- revoked certificates
 
 SERIAL: Final = "serial"
 HOLDERS: Final = ("replica", "agent", "operator", "user", "scheduler", "gateway")

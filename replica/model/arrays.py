@@ -81,7 +81,7 @@ def format_tasks(tasks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
-# How many at once ----------------------------------------------------------------------------------------------------
+# Concurrent tasks -----------------------------------------------------------------------------------------------------
 
 _WITH_SPACE = (BufferState.STAGING_IN, BufferState.STAGED_IN)
 _STARTED = (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED)

@@ -4,28 +4,28 @@ Theory of operation
 ===================
 
 A *buffer* is the space, and the data in it, that one job (or one persistent name) has on the burst buffer. It is in
-exactly one of the sixteen states that Slurm's documentation names. What can happen to it is an *input*; the table
-below gives the next state for each pair that is legal, and everything that is not in the table is illegal: `decide`
-refuses it by name, and a ledger that contains it is broken (fail stop).
+exactly one of the sixteen states that Slurm's documentation names. An *input* changes the state; the table below has
+the next state for each legal pair of state and input. All other pairs are illegal: `decide` rejects them by name, and
+a ledger that contains one is broken (fail stop).
 
 A buffer of a job goes through five phases, in this order, each entered by an event and left by the report of the
 agent that did the work:
 
-1. It *waits* (`pending`): no space, no data. It leaves when a scheduling pass gives it space.
+1. It *waits* (`pending`): no space, no data, until a scheduling cycle allocates its space.
 2. It is *filled* (`staging-in`, then `staged-in`): space is held, the agent creates the directories and copies data
-   in. A failure leaves it in `staging-in`, with its space, so that somebody can look; a retry is a new attempt.
+   in. A failure leaves it in `staging-in`, with its space, for inspection; a retry is a new attempt.
 3. It is *used* (`pre-run`, `running`, `suspended`): a node is allocated; the script reads and writes it.
-   An allocation that is taken back before the script ran goes through `alloc-revoke`.
-4. It is *drained* (`post-run`, then `staging-out`): the script has ended, however it did; results are copied out. A
-   failure leaves it in `staging-out`, because it holds the only copy.
-5. It is *given back* (`teardown`, `teardown-fail`, `complete`): the data is removed, and only then is the space free.
+   An allocation that is revoked before the script ran goes through `alloc-revoke`.
+4. It is *drained* (`post-run`, then `staging-out`): the script has ended; results are copied out. A failure
+   leaves it in `staging-out`, because it holds the only copy.
+5. It is *released* (`teardown`, `teardown-fail`, `complete`): the data is removed, and then the space is free.
 
-A persistent buffer has its own four states (`allocating`, `allocated`, `deleting`, `deleted`) and holds its space from
-the first to the last whatever jobs do.
+A persistent buffer has its own four states (`allocating`, `allocated`, `deleting`, `deleted`) and holds its space in
+all but the last.
 
 Space is held in every state but `pending`, `complete` and `deleted`: see `HOLDING`. Free capacity is derived from
 that set and nothing else (law 8). No input leads from a state in which the script may have run back to one in which
-it may run again, except REQUEUED, which starts a new life from `complete`, after the old one has given back its space.
+it may run again, except REQUEUED, which starts a new life from `complete`, after the old one has released its space.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ _S, _I = BufferState, BufferInput
 
 TRANSITIONS: Mapping[tuple[BufferState, BufferInput], BufferState] = MappingProxyType(
     {
-        # 1. waits
+        # 1. waiting
         (_S.PENDING, _I.ALLOCATED): _S.STAGING_IN,
         (_S.PENDING, _I.ABANDONED): _S.COMPLETE,
         (_S.PENDING, _I.CREATION_STARTED): _S.ALLOCATING,
-        # 2. is filled
+        # 2. staging in
         (_S.STAGING_IN, _I.STAGED_IN): _S.STAGED_IN,
         (_S.STAGING_IN, _I.STAGE_FAILED): _S.STAGING_IN,
         (_S.STAGING_IN, _I.STAGE_RETRIED): _S.STAGING_IN,
@@ -120,7 +120,7 @@ TRANSITIONS: Mapping[tuple[BufferState, BufferInput], BufferState] = MappingProx
         (_S.STAGED_IN, _I.RUN_ORDERED): _S.PRE_RUN,
         (_S.STAGED_IN, _I.ALLOCATION_REVOKED): _S.ALLOC_REVOKE,
         (_S.STAGED_IN, _I.TEARDOWN_STARTED): _S.TEARDOWN,
-        # 3. is used
+        # 3. in use
         (_S.PRE_RUN, _I.RUN_STARTED): _S.RUNNING,
         (_S.PRE_RUN, _I.RUN_ENDED): _S.POST_RUN,
         (_S.PRE_RUN, _I.ALLOCATION_REVOKED): _S.ALLOC_REVOKE,
@@ -132,7 +132,7 @@ TRANSITIONS: Mapping[tuple[BufferState, BufferInput], BufferState] = MappingProx
         (_S.SUSPENDED, _I.RESUMED): _S.RUNNING,
         (_S.SUSPENDED, _I.RUN_ENDED): _S.POST_RUN,
         (_S.SUSPENDED, _I.TEARDOWN_STARTED): _S.TEARDOWN,
-        # 4. is drained
+        # 4. draining
         (_S.POST_RUN, _I.STAGE_FAILED): _S.POST_RUN,
         (_S.POST_RUN, _I.STAGE_RETRIED): _S.POST_RUN,
         (_S.POST_RUN, _I.STAGE_OUT_STARTED): _S.STAGING_OUT,
@@ -140,14 +140,14 @@ TRANSITIONS: Mapping[tuple[BufferState, BufferInput], BufferState] = MappingProx
         (_S.STAGING_OUT, _I.STAGE_FAILED): _S.STAGING_OUT,
         (_S.STAGING_OUT, _I.STAGE_RETRIED): _S.STAGING_OUT,
         (_S.STAGING_OUT, _I.TEARDOWN_STARTED): _S.TEARDOWN,
-        # 5. is given back
+        # 5. releasing
         (_S.TEARDOWN, _I.STAGE_RETRIED): _S.TEARDOWN,
         (_S.TEARDOWN, _I.TORN_DOWN): _S.COMPLETE,
         (_S.TEARDOWN, _I.TEARDOWN_FAILED): _S.TEARDOWN_FAIL,
         (_S.TEARDOWN_FAIL, _I.STAGE_RETRIED): _S.TEARDOWN,
         (_S.COMPLETE, _I.REQUEUED): _S.PENDING,
         (_S.TEARDOWN_FAIL, _I.CLEARED): _S.COMPLETE,
-        # a new leader starts operations again, where the site wants that
+        # restarts by a new leader (restart-policy slurm)
         (_S.PRE_RUN, _I.RESTARTED): _S.PRE_RUN,
         (_S.POST_RUN, _I.RESTARTED): _S.POST_RUN,
         (_S.STAGING_OUT, _I.RESTARTED): _S.POST_RUN,
@@ -255,7 +255,7 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.granted_bytes if self.state in HOLDING else 0
 
 
-# ---- persistent buffers: space with a name, unique in the cluster, that outlives the jobs that make, use and remove it
+# ---- persistent buffers: named space, unique in the cluster, that outlives the jobs that create, use and delete it
 
 
 WHOLE_BUFFER = "FOREBAY_JOB_DIR"

@@ -209,7 +209,7 @@ def update_interruptions(job: Job, **changes: Any) -> Interruptions | None:
     return None if after == NO_INTERRUPTIONS else after
 
 
-# ---- systemComment: what went wrong in a job's life, a line each with the time, as Slurm keeps it
+# ---- SystemComment: failures in a job's life, one per line with the time, as Slurm records them
 
 
 COMMENT_CHARACTERS_MAX = 1024
@@ -245,7 +245,7 @@ def format_comment_time(at: Instant) -> str:
 
 def civil_date(days: int) -> tuple[int, int, int]:
     """Return year, month and day of the Gregorian calendar for days since 1970-01-01."""
-    # Counted from 1600-03-01, where a period of 400 years begins, each year with its leap day last.
+    # Counting starts at 1600-03-01, the beginning of a 400-year period, with leap days at the end of years.
     periods, rest = divmod(days + 135_080, _DAYS_OF_400_YEARS)
     centuries = min(rest // 36_524, 3)
     rest -= centuries * 36_524

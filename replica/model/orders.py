@@ -144,7 +144,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """With `provision`: status of the job."""
 
 
-# ---- what the agent moves beside files and directories: lists, Spur's commands, and what is special about one transfer
+# ---- transfers besides files and directories: lists, Spur's commands, and options of single transfers
 
 
 class SpecialTransfers(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ def free_bytes(pool: Pool, held_bytes: int) -> int:
     return max(0, pool.usable_bytes - held_bytes)
 
 
-# ---- what the numbers of a pool count: bytes, nodes, or nothing in particular (SEMANTICS.md, Pools)
+# ---- units of pools: bytes, nodes, or plain counts (SEMANTICS.md, Pools)
 
 
 def pool_unit(pools: immutables.Map[str, Pool], name: str) -> PoolUnit:
@@ -173,7 +173,7 @@ def pool_filesystem(
     return None if found is None or not found.filesystem else filesystems.get(found.filesystem)
 
 
-# ---- how long transfers take
+# ---- operation times
 
 MEASURED_MAX = 256
 """Operations summed before all sums are halved, count: the last few hundred dominate."""

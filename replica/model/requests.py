@@ -20,7 +20,7 @@ class DependencyKind(IntEnum):
     AFTER_OK = 3
     AFTER_NOT_OK = 4
     AFTER_BURST_BUFFER = 5
-    # The same for a whole array (feature level 3): `job` is the array, whose first task has the same number.
+    # The same for a whole array (feature level 3): `job` is the array's ID, which is that of its first task.
     ALL_AFTER = 11
     ALL_AFTER_ANY = 12
     ALL_AFTER_OK = 13
@@ -347,7 +347,7 @@ def _plain(path: str) -> str:
     return "/" + "/".join(part for part in path.split("/") if part)
 
 
-# ---- what may change of a job while it waits
+# ---- changes to waiting jobs
 
 
 class JobChange(msgspec.Struct, frozen=True, array_like=True, gc=False):

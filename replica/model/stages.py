@@ -53,7 +53,7 @@ def is_ordered(job: Job, buffer: Buffer) -> bool:
     """
     external_job = job.external_job
     if external_job is None:
-        return True  # as most are: callers look first
+        return True  # most jobs: callers check this first
     if buffer.state in (BufferState.STAGING_IN, BufferState.STAGED_IN):
         return external_job.step not in _NOTHING_ORDERED
     return buffer.state in (BufferState.STAGING_OUT, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)

@@ -313,7 +313,7 @@ def _invalid(field: str, sentence: str, remedy: str) -> Refusal:
     return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, f"transfers.{field}")
 
 
-# ---- what a job chose for single transfers: who moves the data, and whether the source goes when the copy is there
+# ---- options of single transfers: backend, deletion of the source, links, access control lists
 
 
 CHOOSABLE = tuple(backend for backend in BACKENDS if backend != "command")
@@ -373,7 +373,7 @@ def default_backend(backends: tuple[str, ...]) -> str:
     return next((backend for backend in backends if backend in CHOOSABLE), "native")
 
 
-# ---- the site's command line for moving data (`TransferTemplate`): a program, and words in which paths stand
+# ---- the site's command line for moving data (`TransferTemplate`): a program, and words with placeholders
 
 
 PLACEHOLDERS = ("{source}", "{destination}")

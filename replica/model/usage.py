@@ -133,7 +133,7 @@ def usage_of(job: Job, buffer: Buffer | None) -> dict[UsageKey, int]:
     if scheduling_class is None:
         return found
     if job.external_job is not None:
-        # Only its space is Forebay's to count; where it lingers, that is anybody's.
+        # Only its space counts here, and not while it lingers, because any job may take it then.
         if buffer is not None and buffer.held_bytes and job.external_job.step is not ExternalJobStep.LINGERING:
             found.update(holding_usage(scheduling_class, buffer.pool, buffer.held_bytes, job.request.time_limit_s))
         return {key: amount for key, amount in found.items() if amount}
@@ -146,7 +146,7 @@ def usage_of(job: Job, buffer: Buffer | None) -> dict[UsageKey, int]:
     return {key: amount for key, amount in found.items() if amount}
 
 
-# ---- what accounts, their users and QOS have used of burst buffers: space times the time that it was held
+# ---- consumption of accounts, their users and QOS: space times holding time
 
 
 Consumed = immutables.Map[str, int]

@@ -32,23 +32,23 @@ class ExternalJobPhase(StrEnum):
     """Phases of an external job, spelled as in the API."""
 
     NONE = "none"
-    """There is no external job of that name, or not of that epoch."""
+    """No external job has that name, or that epoch."""
     WAITING = "waiting"
     """Its setup waits for space."""
     SET_UP = "set-up"
-    """It has its space; nothing is there, or only what lingered."""
+    """Space is held; the buffer is empty, or has the data of a lingering epoch."""
     STAGING_IN = "staging-in"
     STAGE_IN_FAILED = "stage-in-failed"
-    """Until its scheduler asks for it again."""
+    """Until its scheduler requests it again."""
     STAGED_IN = "staged-in"
     RUNNING = "running"
     POST_RUN = "post-run"
-    """Its run has ended, and its stage-out was not asked for."""
+    """The run has ended, and stage-out has not been requested."""
     STAGING_OUT = "staging-out"
     STAGE_OUT_FAILED = "stage-out-failed"
     LINGERING = "lingering"
     PARKED = "parked"
-    """Torn down with results that are not exported, or are being exported."""
+    """Torn down with results that are not exported yet."""
     TEARDOWN = "teardown"
     TEARDOWN_FAILED = "teardown-failed"
     OVER = "over"
@@ -82,7 +82,7 @@ _FAILED = {
 
 
 def external_job_phase(job: Job, buffer: Buffer) -> ExternalJobPhase:
-    """Return where an external job stands."""
+    """Return the phase of an external job."""
     external_job = job.external_job
     assert external_job is not None
     phase = _STEPS.get((buffer.state, external_job.step)) or _PHASES[buffer.state]
@@ -90,18 +90,18 @@ def external_job_phase(job: Job, buffer: Buffer) -> ExternalJobPhase:
 
 
 class ExternalJobLookup(NamedTuple):
-    """An external job by its name: its last epoch, and where that stands."""
+    """Result of a lookup by name: the last epoch of an external job, with its phase."""
 
     name: str
     phase: ExternalJobPhase
     job: Job | None
     buffer: Buffer | None
     epoch: int
-    """The last epoch that there was, 0 for none."""
+    """The last epoch, 0 for none."""
 
 
 def find_external_job(state: Facts, name: str, epoch: int = 0) -> ExternalJobLookup:
-    """Return the last epoch of an external job; the phase is NONE where there is none, or another `epoch` is meant."""
+    """Return the last epoch of an external job; the phase is NONE if there is none or `epoch` differs."""
     known = state.external_jobs.get(name)
     if known is None:
         return ExternalJobLookup(name, ExternalJobPhase.NONE, None, None, 0)
@@ -123,14 +123,14 @@ def is_lingering(job: Job, buffer: Buffer) -> bool:
 
 
 def setup_fails_at(state: Facts, job: Job, buffer: Buffer) -> Instant:
-    """Return when the setup of an external job that waits for space has waited for long enough; NEVER for any other."""
+    """Return the time at which the setup of a waiting external job fails; NEVER for all other jobs."""
     if job.external_job is None or buffer.state is not BufferState.PENDING:
         return NEVER
     return Instant(job.external_job.since + seconds(state.site.external_job_setup_wait_s))
 
 
 def lingers_until(state: Facts, job: Job) -> Instant:
-    """Return until when the data of an external job is kept that lingers; NEVER for any other."""
+    """Return the end of the retention of a lingering external job; NEVER for all other jobs."""
     if (
         job.external_job is None
         or job.external_job.step is not ExternalJobStep.LINGERING
@@ -141,12 +141,12 @@ def lingers_until(state: Facts, job: Job) -> Instant:
 
 
 def external_job_due_at(state: Facts, job: Job, buffer: Buffer) -> Instant:
-    """Return when something happens to an external job by time alone, beside what happens to every operation; NEVER."""
+    """Return the time of the next timer of an external job, besides those of all operations; NEVER for none."""
     return setup_fails_at(state, job, buffer) or lingers_until(state, job)
 
 
 def external_job_due_events(state: Facts, job: Job, buffer: Buffer, at: Instant) -> tuple[e.Event, ...]:
-    """Return what happens to an external job at `at` by time alone."""
+    """Return the events of an external job's timers that are due at `at`."""
     fails_at, until = setup_fails_at(state, job, buffer), lingers_until(state, job)
     if fails_at != NEVER and fails_at <= at:
         return (e.ExternalJobSetupFailed(job.id, no_space_message(state, buffer)),)
@@ -156,18 +156,18 @@ def external_job_due_events(state: Facts, job: Job, buffer: Buffer, at: Instant)
 
 
 def give_up_events(job: Job, reason: str) -> tuple[e.TeardownStarted]:
-    """Return what removes an external job that lingers."""
+    """Return the events that remove a lingering external job."""
     return (e.TeardownStarted(job.id, job.attempt + 1, JobState.CANCELLED, True, reason),)
 
 
 HOLDERS_LOOKED_AT_MAX = 1_000
-"""Holders of a pool among which the largest are looked for to be named, count: less than a millisecond."""
+"""Holders of a pool examined to name the largest, count: less than a millisecond."""
 
 _HOLDERS_NAMED = 3
 
 
 def persistent_obstacle(state: Facts, job: Job) -> str:
-    """Return which persistent buffer keeps an external job back, in words; empty if none does."""
+    """Return a message on the persistent buffer that blocks an external job; empty if none does."""
     asked = job.request.buffer
     for name in () if asked is None else asked.uses:
         known = state.persistent.get(name)
@@ -181,7 +181,7 @@ def persistent_obstacle(state: Facts, job: Job) -> str:
 
 
 def no_space_message(state: Facts, buffer: Buffer) -> str:
-    """Return the sentence on an external job that got no space: who has it, or which persistent buffer kept it back."""
+    """Return the message on an external job that got no space: the pool's usage, or the blocking persistent buffer."""
     missing = persistent_obstacle(state, state.jobs[buffer.job])
     if missing:
         return missing
@@ -193,7 +193,7 @@ def no_space_message(state: Facts, buffer: Buffer) -> str:
 
 
 def persistent_wait_message(state: Facts, asked: BufferRequest) -> str:
-    """Return the sentence on what makes or removes a persistent buffer and waits: who has the space, or who uses it."""
+    """Return the message on a pending creation or deletion of persistent buffers: the pool's usage, or the users."""
     for create in asked.creates:
         pool = state.pools.get(create.pool)
         if pool is None:

@@ -1,10 +1,10 @@
-"""Jobs of a node that does not answer: lost by an operator's declaration, or down for too long.
+"""Jobs on unresponsive nodes: lost by an operator's declaration, or down for too long.
 
 A node that is down may still be running. A started job is therefore given up only when an operator declares the node
 lost; a job that has not started leaves the node after NodeDownRestageTime. Each call returns the next step of one job:
 end its run or revoke its staging, give up its results, abandon its buffer. An abandoned buffer releases its space at
-once, and is remembered (`State.abandoned`) until the agent returns and removes it: obsolete orders are fenced by their
-attempts as always.
+once, and is recorded (`State.abandoned`) until the agent returns and removes it. Attempt numbers fence obsolete orders
+as always.
 
 Source: SEMANTICS.md, "When something fails".
 """
@@ -42,15 +42,15 @@ class Loss(StrEnum):
     REQUEUED = "requeued"
     """Its run ends, and it waits for another one."""
     ENDED = "ended"
-    """Its run ends: NODE_FAIL, or CANCELLED where that was asked for."""
+    """Its run ends: NODE_FAIL, or CANCELLED on request."""
     RESULTS_LOST = "results_lost"
     """Its run had ended, and its results were not exported."""
     REMOVED = "removed"
-    """Only its buffer was left to be removed."""
+    """Only the removal of its buffer was left."""
 
 
 def lost_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
-    """Return from when on what a job has on its node is given up; NEVER while it is not."""
+    """Return the time from which a job's data on its node is given up; NEVER if it is not."""
     node = state.nodes.get(job.node)
     if node is None or not node.down or agent_of(job, buffer) != job.node or job.external_job is not None:
         return NEVER
@@ -58,7 +58,7 @@ def lost_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
         return NEVER
     provided = state.site.provider != NATIVE
     if node.lost:
-        # What a site's program could not remove is for an operator to look at.
+        # Data that a site's program could not remove needs an operator.
         left = buffer is not None and buffer.state is BufferState.TEARDOWN_FAIL and provided
         return NEVER if left else _AT_ONCE
     limit_s = state.site.node_down_restage_s
@@ -68,7 +68,7 @@ def lost_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
 
 
 def lost_events(state: Facts, job: Job, buffer: Buffer | None) -> tuple[e.Event, ...]:
-    """Return the next step of giving up what a job has on its node, from the time that `lost_at` says."""
+    """Return the events of the next step of giving up a job's data on its node, after `lost_at`."""
     node = state.nodes[job.node]
     reason = f"node {node.name} was lost" if node.lost else f"node {node.name} was down for too long"
     if buffer is None or buffer.state in _WITH_A_SCRIPT:
@@ -77,7 +77,7 @@ def lost_events(state: Facts, job: Job, buffer: Buffer | None) -> tuple[e.Event,
         return revocation_events(state, job, reason)
     if buffer.state in _RAN:
         if job.mover:
-            # The results lie in a shared filesystem: a mover exports them.
+            # The results lie in a shared filesystem, so a mover exports them.
             return success_events(state, job, buffer, Stage.POST_RUN, 0, 0, "")
         result, why = final_state(job), reason
         if loses_results(job, buffer):
@@ -94,7 +94,7 @@ def lost_events(state: Facts, job: Job, buffer: Buffer | None) -> tuple[e.Event,
 
 
 def loss_of(state: Facts, job: Job, buffer: Buffer | None) -> Loss:
-    """Return what becomes of a job of a node that is being lost, before anything has."""
+    """Return the expected fate of a job if its node is declared lost."""
     if buffer is not None and buffer.state in _STAGED:
         return Loss.STAGED_AGAIN
     if buffer is None or buffer.state in _WITH_A_SCRIPT:
@@ -110,6 +110,6 @@ def _waits_again(events: tuple[e.Event, ...]) -> bool:
 
 
 def loses_results(job: Job, buffer: Buffer | None) -> bool:
-    """Return whether a job has results on its node alone that are still to be exported."""
+    """Return whether unexported results of a job exist only on its node."""
     ran = buffer is not None and buffer.state in (*_RAN, *_WITH_A_SCRIPT)
     return ran and has_results(job) and not job.mover and not job.hurry

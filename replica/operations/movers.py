@@ -1,8 +1,7 @@
-"""Movers: choose the agent that stages for a job whose buffer lies in a shared filesystem, and take over from a failed
-one.
+"""Movers: choice of the agent that stages for a job in a shared filesystem, and takeover from failed ones.
 
 Any mover of a shared filesystem can continue the work of another, because both the data and the records of its
-transfers lie there. Concurrent writes are not excluded here: the filesystem fences an earlier attempt from a later one
+transfers lie there. Concurrent writes are not excluded here: the filesystem fences earlier attempts from later ones
 (`cluster.agent.transfer.fence`), so a mover may be replaced without proof that it has stopped.
 """
 
@@ -27,29 +26,28 @@ _STAGED_BY_MOVERS = (BufferState.STAGING_IN, BufferState.STAGING_OUT, BufferStat
 
 
 def filesystem_of_pool(state: Facts, pool: str) -> SharedFilesystem | None:
-    """Return the shared filesystem that buffers of a pool lie in; None: each is on one node, or the site's own
-    programs make it.
-    """
+    """Return the shared filesystem of a pool's buffers; None: each is on one node, or the site's programs create it."""
     return pool_filesystem(state.pools, state.filesystems, pool) if state.site.provider == NATIVE else None
 
 
 def directory_in_filesystem(state: Facts, buffer: Buffer) -> str:
-    """Return where a buffer lies below the path of its shared filesystem: `CLUSTER/JOB.EPOCH`."""
+    """Return the directory of a buffer below the path of its shared filesystem: `CLUSTER/JOB.EPOCH`."""
     return f"{state.name}/{buffer.job}.{buffer.epoch}"
 
 
 def persistent_directory(state: Facts, name: str, job: int, attempt: int) -> str:
-    """Return where a persistent buffer lies below the path of its shared filesystem: `CLUSTER/NAME.JOB.EPOCH`.
+    """Return the directory of a persistent buffer below its shared filesystem: `CLUSTER/NAME.JOB.EPOCH`.
 
-    No name begins with a digit, so it is never the buffer of a job; what follows the name is a job and an attempt of
-    it, so it is never another persistent buffer either, nor an earlier one of this name.
+    Names never begin with a digit, so it differs from all job buffers. JOB and EPOCH (an attempt) distinguish it from
+    all other persistent buffers, including earlier ones of this name.
     """
     return f"{state.name}/{name}.{job}.{attempt}"
 
 
 def filesystems_of(state: Facts, buffer: Buffer) -> tuple[SharedFilesystem, ...]:
-    """Return the shared filesystems that the operations of a job need, first the one that its own buffer lies in; empty
-    where they are done on its node, or one of them is no more.
+    """Return the shared filesystems that a job's operations need, that of its own buffer first.
+
+    Empty if the operations are done on its node, or if one of the filesystems no longer exists.
     """
     if buffer.filesystems:
         found = tuple(state.filesystems[name] for name in buffer.filesystems if name in state.filesystems)
@@ -64,9 +62,10 @@ def choose_mover(
     begun: Mapping[MovingKey, int] = _NONE_BEGUN,
     also: Sequence[SharedFilesystem] = (),
 ) -> str:
-    """Return the mover of a shared filesystem, and of all shared filesystems in `also`, that is up and has the fewest
-    transfers, by name where several have; empty if none is up. `begun` counts transfers that began and that the State
-    does not count yet.
+    """Return the mover of a shared filesystem that is up and has the fewest transfers, the first by name among equals.
+
+    It must also be a mover of all in `also`. Empty if none is up. `begun` counts transfers that the State does not
+    count yet.
     """
     best: tuple[int, str] | None = None
     for name in filesystem.movers:
@@ -79,11 +78,10 @@ def choose_mover(
 
 
 def choose_external_job_mover(state: Facts, job: Job, filesystems: Sequence[SharedFilesystem]) -> str:
-    """Return the mover that is to stage for an external job: the one that did so before while it is up, else as
-    `choose_mover`.
+    """Return the mover for an external job: its previous one if that is up, else as `choose_mover`.
 
-    Where none is up, one that another takes over from as soon as it is; empty: no mover stages for all of the shared
-    filesystems.
+    If none is up, one of them is returned anyway, and another takes over once it is up. Empty: no mover serves all of
+    the shared filesystems.
     """
     node = state.nodes.get(job.mover)
     if node is not None and node.is_up and all(job.mover in filesystem.movers for filesystem in filesystems):
@@ -94,7 +92,7 @@ def choose_external_job_mover(state: Facts, job: Job, filesystems: Sequence[Shar
 
 
 def stage_out_event(state: Facts, job: Job, buffer: Buffer, attempt: int) -> e.StageOutStarted:
-    """Return that the results of a job are staged out from now on, by whichever mover has the fewest transfers."""
+    """Return the event that starts stage-out, by the mover with the fewest transfers."""
     filesystems = filesystems_of(state, buffer) if job.mover else ()
     return e.StageOutStarted(
         job.id, attempt, choose_mover(state, filesystems[0], also=filesystems[1:]) or job.mover if filesystems else ""
@@ -102,7 +100,10 @@ def stage_out_event(state: Facts, job: Job, buffer: Buffer, attempt: int) -> e.S
 
 
 def takeover_event(state: Facts, job: Job, buffer: Buffer) -> e.MoverChanged | None:
-    """Return that another mover has the job's operation from now on, where its own is not up and another is."""
+    """Return the event that gives a job's operation to another mover, or None.
+
+    A takeover needs a mover that is not up or no longer serves the filesystem, and another that can.
+    """
     if not job.mover or job.stuck or buffer.state not in _STAGED_BY_MOVERS:
         return None
     node, filesystems = state.nodes.get(job.mover), filesystems_of(state, buffer)
@@ -120,9 +121,7 @@ def takeover_event(state: Facts, job: Job, buffer: Buffer) -> e.MoverChanged | N
 
 
 def jobs_of_peer_movers(state: State, node: str) -> Iterator[int]:
-    """Yield the jobs of all movers of the shared filesystems that a node is a mover of: it may take over from them, or
-    they from it.
-    """
+    """Yield the jobs of all movers of a node's shared filesystems, among which takeovers are possible."""
     for filesystem in state.filesystems.values():
         if node in filesystem.movers:
             for mover in filesystem.movers:

@@ -35,7 +35,7 @@ PROVIDER_SLACK_S = 60
 
 
 def timeout_s(site: Site, stage: Stage) -> int:
-    """Return how long an operation may take, seconds."""
+    """Return the time limit of an operation, seconds."""
     if stage is Stage.STAGE_IN:
         return site.stage_in_timeout_s
     if stage is Stage.STAGE_OUT:
@@ -44,7 +44,7 @@ def timeout_s(site: Site, stage: Stage) -> int:
 
 
 def active_stage(job: Job, buffer: Buffer | None) -> Stage | None:
-    """Return the operation that is ordered now.
+    """Return the operation that is ordered at present.
 
     None while a failed one waits for a retry or release, or a new one for its slot.
     """
@@ -54,17 +54,17 @@ def active_stage(job: Job, buffer: Buffer | None) -> Stage | None:
 
 
 def waiting_stage(job: Job, buffer: Buffer) -> Stage | None:
-    """Return the operation that failed and is to be ordered again, or None."""
+    """Return the failed operation that is to be ordered again, or None."""
     if not job.stuck and not job.retry_at:
         return None
     return Stage.TEARDOWN if buffer.state is BufferState.TEARDOWN_FAIL else stage_of(job, buffer)
 
 
 def timeout_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
-    """Return when the ordered operation is over its time, or NEVER: a script's own limit is kept by its agent.
+    """Return the time at which the ordered operation times out, or NEVER: agents enforce the limits of scripts.
 
-    A provider's agent keeps the time of each operation of the stage, and names the one that took too long; so does one
-    that moves data with progress timeouts. The leader only ends what an agent that hangs did not.
+    A provider's agent limits each operation of the stage and names the slow one; so does an agent with progress
+    timeouts. The leader only ends operations of agents that hang.
     """
     stage = active_stage(job, buffer)
     if stage is None or stage is Stage.RUN or job.order_at == NEVER:
@@ -78,7 +78,7 @@ def timeout_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
 
 
 def timeout_message(state: Facts, stage: Stage) -> str:
-    """Return the message on an operation that is over its time, in Slurm's words where the time is one of Slurm's."""
+    """Return the message on a timed-out operation, in Slurm's words for Slurm's limits."""
     most_s = longest_transfer_s(state, stage)
     if most_s:
         return f"it took longer than TransferTimeMax allows, {most_s} s"
@@ -86,10 +86,9 @@ def timeout_message(state: Facts, stage: Stage) -> str:
 
 
 def provided_limit_s(site: Site, stage: Stage) -> int:
-    """Return how long all operations of a stage may take together where a provider performs them, seconds.
+    """Return the time limit of all operations of a stage together with a provider, seconds.
 
-    Stage-in: creating and destroying, setup and paths have the time of other operations each, data-in and real-size
-    that of stage-in.
+    Stage-in: create, destroy, setup and paths have OtherTimeout each, data-in and real-size StageInTimeout.
     """
     own_s = timeout_s(site, stage)
     if stage is Stage.STAGE_IN:
@@ -109,10 +108,10 @@ def failure_events(
     final: bool = False,
     operation: str = "",
 ) -> tuple[e.Event, ...]:
-    """Return what follows from a failed operation: a retry with back-off while there are retries left, then a hold.
-    A `final` failure is not retried.
+    """Return the events that follow a failed operation: a retry with back-off while retries are left, then a hold.
 
-    A failed stage-out never leads to teardown by itself, and a failed teardown keeps its space counted.
+    A `final` failure is not retried. A failed stage-out never leads to teardown by itself, and a failed teardown keeps
+    its space counted.
     """
     site = state.site
     if job.failures < site.stage_retries and not final:
@@ -121,7 +120,7 @@ def failure_events(
     failure = _failure(state, job, stage, operation, message, NEVER)
     events: list[e.Event] = [failure]
     if stage is Stage.STAGE_IN and job.external_job is None:
-        # The job of an external job is held, and its buffer torn down, by its own scheduler.
+        # The scheduler of an external job holds it and tears down its buffer.
         if tears_down_on_failure(state.site):
             why = failure.reason
             events += (
@@ -142,8 +141,9 @@ def _failure(state: Facts, job: Job, stage: Stage, operation: str, message: str,
 
 
 def pre_run_failure_events(state: Facts, job: Job, message: str) -> tuple[e.Event, ...]:
-    """Return what follows when the operation before the script failed: the buffer is torn down, and the job is held
-    with the reason, or waits again by itself as often as the site allows that.
+    """Return the events that follow a failed pre-run: teardown, and a hold with the reason.
+
+    The job waits again without a hold as often as the site allows.
     """
     provider = state.site.provider
     reason, comment = failure_reason(provider, "pre_run", message), failure_comment(provider, "pre_run", message)
@@ -160,7 +160,7 @@ def pre_run_failure_events(state: Facts, job: Job, message: str) -> tuple[e.Even
 
 
 def own_persistent(state: Facts, job: Job, wanted: BufferState) -> list[str]:
-    """Return the persistent buffers that the job is creating or destroying and that are `wanted`."""
+    """Return the persistent buffers in state `wanted` that the job is creating or destroying."""
     asked = job.request.buffer
     if asked is None:
         return []
@@ -174,8 +174,9 @@ def _persistent_deletions(state: Facts, job: Job) -> tuple[e.PersistentDeleted, 
 
 
 def persistent_change_events(state: Facts, job: Job, stage: Stage, name: str) -> tuple[e.Event, ...]:
-    """Return what follows when one persistent buffer of a job's order is there or gone, before the rest of the order
-    is done; nothing where that is known, or the buffer is none that the job creates or destroys now.
+    """Return the events for one persistent buffer of an order that was created or deleted before the rest is done.
+
+    Empty if that is known, or if the job does not create or destroy the buffer.
     """
     if stage is Stage.STAGE_IN and name in own_persistent(state, job, BufferState.ALLOCATING):
         return (e.PersistentCreated(name, job.id),)
@@ -185,13 +186,15 @@ def persistent_change_events(state: Facts, job: Job, stage: Stage, name: str) ->
 
 
 def rollback_events(state: Facts, job: Job) -> tuple[e.Event, ...]:
-    """Return what becomes of the persistent buffers that a job has not finished creating: its teardown removes them."""
+    """Return the events that delete the persistent buffers a job has not finished creating; its teardown
+    removes them.
+    """
     names = own_persistent(state, job, BufferState.ALLOCATING)
     return tuple(e.PersistentDeletionStarted(name, job.id, True) for name in names)
 
 
 def revocation_events(state: Facts, job: Job, reason: str) -> tuple[e.Event, ...]:
-    """Return the events that take back the buffer of a job that is being or was staged in; the job waits again."""
+    """Return the events that revoke the buffer of a job in or after stage-in; the job waits again."""
     return (
         e.AllocationRevoked(job.id, job.attempt, reason),
         *rollback_events(state, job),
@@ -200,20 +203,20 @@ def revocation_events(state: Facts, job: Job, reason: str) -> tuple[e.Event, ...
 
 
 def final_state(job: Job) -> JobState:
-    """Return what a job will be once its results are out; one that was requeued and then cancelled is CANCELLED."""
+    """Return the state of a job after its results are out; CANCELLED if it was requeued and then cancelled."""
     return JobState.CANCELLED if job.cancelled and job.result is JobState.PENDING else job.result
 
 
 def success_events(
     state: Facts, job: Job, buffer: Buffer, stage: Stage, files: int, size_bytes: int, digest: str
 ) -> tuple[e.Event, ...]:
-    """Return what follows from an operation that succeeded."""
+    """Return the events that follow a successful operation."""
     if stage is Stage.STAGE_IN:
         events: list[e.Event] = [e.StagedIn(job.id, files, size_bytes, digest)]
         events.extend(e.PersistentCreated(name, job.id) for name in own_persistent(state, job, BufferState.ALLOCATING))
         events.extend(_persistent_deletions(state, job))
         if not job.request.effective_options.nodes:
-            # It has nothing to run (-N0): what it was submitted for is done.
+            # The job has no script (-N0) and has now done its work.
             events.append(e.TeardownStarted(job.id, job.attempt + 1, JobState.COMPLETED, True))
         return tuple(events)
     if stage is Stage.POST_RUN:
@@ -229,8 +232,10 @@ def success_events(
 
 
 def removal_events(state: Facts, job: Job) -> tuple[e.Event, ...]:
-    """Return what follows when a buffer is gone: persistent ones that were being removed are, too, and a job that has
-    not run, or was requeued, waits for a new one, unless cancelled.
+    """Return the events that follow the removal of a buffer.
+
+    Persistent buffers under deletion are deleted, and a job that has not run, or was requeued, waits for a new buffer
+    unless cancelled.
     """
     events: list[e.Event] = []
     events.extend(_persistent_deletions(state, job))
@@ -244,7 +249,7 @@ def removal_events(state: Facts, job: Job) -> tuple[e.Event, ...]:
 
 
 def _is_requeued(state: Facts, job: Job, result: JobState) -> bool:
-    """Return whether a job is requeued after its script: by request, or after a node failure if the site requeues such
+    """Return whether a job is requeued after its script: on request, or after a node failure if the site requeues such
     jobs.
     """
     if job.effective_interruptions.requeueing:
@@ -256,7 +261,7 @@ def _is_requeued(state: Facts, job: Job, result: JobState) -> bool:
 def script_end_events(
     state: Facts, job: Job, buffer: Buffer | None, result: JobState, exit_code: int, signal: int, message: str
 ) -> tuple[e.Event, ...]:
-    """Return what follows when the script has ended, however it did."""
+    """Return the events that follow the end of the script, whatever its result."""
     if job.cancelled:
         result = JobState.CANCELLED
         if buffer is not None and job.state is JobState.CONFIGURING:
@@ -277,7 +282,7 @@ def script_end_events(
 def _requeue_events(
     state: Facts, job: Job, buffer: Buffer | None, result: JobState, message: str
 ) -> tuple[e.Event, ...]:
-    """Return what follows when the run of a requeued job has ended: as always up to the teardown, then it waits."""
+    """Return the events that follow the run of a requeued job: as usual up to the teardown, then it waits."""
     asked = job.effective_interruptions.requeueing
     events: list[e.Event] = [] if asked else [e.RequeueRequested(job.id, f"requeued after {result.name}")]
     if buffer is not None and job.state is JobState.CONFIGURING:

@@ -25,18 +25,18 @@ from replica.values import SKIPPED_MAX, Instant, Steps, run_to_end
 
 
 class OperationSlots(dict[int, int]):
-    """Stage -> how many slots of it are taken. `begun` counts the transfers that began in this pass or decision."""
+    """Stage -> number of occupied slots. `begun` counts the transfers that began in this cycle or decision."""
 
     def __init__(self, taken: Mapping[int, int] | None = None) -> None:
         super().__init__(taken or {})
         self.begun: dict[MovingKey, int] = {}
 
     def free(self, state: Facts, stage: Stage) -> int:
-        """Return how many slots of a stage are left."""
+        """Return the number of free slots of a stage."""
         return state.site.operations_per_stage_max - self.get(stage, 0)
 
     def take(self, stage: Stage, user: str, node: str) -> None:
-        """Count one more that has its slot."""
+        """Count one more occupied slot."""
         self[stage] = self.get(stage, 0) + 1
         if stage in TRANSFERS:
             for key in moving_keys(user, node):
@@ -44,17 +44,16 @@ class OperationSlots(dict[int, int]):
 
 
 def assign_slots(state: Facts, slots: OperationSlots, events: Iterable[e.Event]) -> tuple[e.Event, ...]:
-    """Return `events` with an OperationQueued for each operation in them that has to wait for its slot.
+    """Return `events` with an OperationQueued after each operation that has to wait for its slot.
 
-    `slots` says how many slots of each stage are taken, and counts those that are taken here. A stage-in begins with
-    its space, which is given only while its stage has a slot left; it is queued where a limit on transfers at once is
-    reached.
+    `slots` has the occupied slots of each stage, and is updated. A stage-in begins with its space, which is allocated
+    only while its stage has a free slot; it is queued if a limit on concurrent transfers is reached.
     """
     return run_to_end(assign_slots_in_steps(state, slots, events))
 
 
 def assign_slots_in_steps(state: Facts, slots: OperationSlots, events: Iterable[e.Event]) -> Steps[tuple[e.Event, ...]]:
-    """Do what `assign_slots` does, a step for each operation."""
+    """Run `assign_slots` with a step for each operation."""
     found: list[e.Event] = []
     for event in events:
         found.append(event)
@@ -88,7 +87,7 @@ def grant_slots(
     may: Callable[[int], bool],
     room: int,
 ) -> Iterator[e.OperationOrdered]:
-    """Yield the jobs that receive slots of a stage, at most `room`; `waiting` maps users to their jobs in queue order.
+    """Yield the orders of jobs that receive slots of a stage, at most `room`; `waiting` maps users to their queues.
 
     Transfers go to the user with the fewest running ones, then by arrival; other operations go by arrival. `may` tests
     whether a job can receive a slot in this scheduling cycle.
@@ -100,14 +99,14 @@ def grant_slots(
         first = next(queue, None)
         if first is not None:
             queues.append((load_of(state, slots.begun, user) if moves else 0, first, user, queue))
-    # No two places are equal, so nothing after them is ever compared.
+    # Queue positions are unique, so later fields are never compared.
     heapify(queues)
     skipped: dict[str, int] = {}
     while queues and room > 0 and (free := slots.free(state, stage)) > 0:
         _, (_, job_id), user, queue = queues[0]
         node = state.jobs[job_id].staged_by
         if moves and not may_begin(state, slots.begun, free, user, node):
-            # Another one of this user may be on a node that has room; with a limit on users or on all there is none.
+            # Another transfer of the user may be on a node with a free slot, unless a user or cluster limit is reached.
             skipped[user] = skipped.get(user, 0) + 1
             following = next(queue, None) if skipped[user] < SKIPPED_MAX else None
         else:
@@ -125,11 +124,11 @@ def grant_slots(
 SLOT_EVENTS = frozenset(
     {e.BufferAllocated, e.ExternalJobStageInOrdered, e.StageOutStarted, e.TeardownStarted, e.StageRetried}
 )
-"""Kinds of events that may begin an operation which needs a slot."""
+"""Events that may begin an operation which needs a slot."""
 
 
 def _started_stage(state: Facts, event: e.Event) -> Stage | None:
-    """Return the stage that the event begins an operation of, None for an event that does not, or keeps its slot."""
+    """Return the stage whose operation the event begins; None if it begins none, or if the operation keeps its slot."""
     if isinstance(event, e.BufferAllocated | e.ExternalJobStageInOrdered):
         return Stage.STAGE_IN
     if isinstance(event, e.StageOutStarted):

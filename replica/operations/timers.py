@@ -22,7 +22,7 @@ from replica.values import NEVER, Instant, seconds
 
 
 def reservations_due(state: Facts, at: Instant) -> tuple[e.Event, ...]:
-    """Return the reservations that end or begin at `at` by time alone, by name: a pass does nothing else then."""
+    """Return the events of reservations that end or begin by `at`, by name."""
     found: list[e.Event] = []
     for name in sorted(state.reservations):
         reservation = state.reservations[name]
@@ -34,7 +34,7 @@ def reservations_due(state: Facts, at: Instant) -> tuple[e.Event, ...]:
 
 
 def reservation_instants(state: Facts) -> Iterator[Instant]:
-    """Yield when each reservation begins, or ends if it has begun."""
+    """Yield the next time at which each reservation begins or ends."""
     for reservation in state.reservations.values():
         yield reservation.end_at if reservation.active else reservation.start_at
 
@@ -44,7 +44,7 @@ _REVOCABLE = (BufferState.STAGING_IN, BufferState.STAGED_IN)
 
 
 def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
-    """Return the instant from which `due_events` gives events, if nothing else changes; NEVER if there is none."""
+    """Return the earliest time at which `due_events` returns events, if nothing else changes; NEVER for none."""
     due: list[int] = []
     if job.state is JobState.PENDING:
         if job.eligible_at == NEVER:
@@ -68,7 +68,7 @@ def due_at(state: Facts, job: Job, buffer: Buffer | None) -> Instant:
 
 
 def due_events(state: Facts, job: Job, buffer: Buffer | None, at: Instant) -> tuple[e.Event, ...]:
-    """Return what happens to the job at `at` by time alone: the first thing that is due, or nothing."""
+    """Return the events of the job's first timer that is due at `at`, or none."""
     if job.state is JobState.PENDING:
         if job.eligible_at == NEVER and job.request.begin_at <= at:
             return (e.JobBecameEligible(job.id),)
@@ -110,8 +110,8 @@ def _is_down(state: Facts, job: Job, buffer: Buffer) -> bool:
 
 
 def _revocation_due(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant, str]:
-    """Return from when on a pending job's buffer is to be taken back, and why; NEVER if it is not."""
-    # What an external job has, its scheduler gives back.
+    """Return the time from which a pending job's buffer is to be revoked, with the reason; NEVER if it is not."""
+    # The scheduler of an external job releases its buffer.
     if job.state is not JobState.PENDING or buffer.state not in _REVOCABLE or job.external_job is not None:
         return NEVER, ""
     node = state.nodes.get(job.node)

@@ -1,8 +1,8 @@
-"""Transfer limits: the rules that hold, who has how many under way, and what share of a rate each node has.
+"""Transfer limits: the active rules, counts of running transfers, and each node's share of a rate.
 
-`State.moving` counts transfers (stage-ins and stage-outs that have their slot) by (user, node), where an empty part
-stands for all. It is derived, so shares are a function of the State: each agent gets its own with its orders, and
-a change when its orders are next asked for.
+`State.moving` counts transfers (stage-ins and stage-outs with a slot) by (user, node); an empty part stands for all. It
+is derived, so shares are a function of the State. Agents receive their shares with their orders, and changes at their
+next request for orders.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from replica.state import Facts, State
 
 
 def active_rules(state: Facts) -> TransferRules | None:
-    """Return the rules that transfers follow; None where Forebay does not move the data."""
+    """Return the rules that transfers follow; None if Forebay does not move the data."""
     if state.site.provider != NATIVE:
         return None
     return state.transfer_rules
 
 
 def longest_transfer_s(state: Facts, stage: Stage) -> int:
-    """Return how long a transfer may take at the most where it is late by its progress, seconds; 0 where it is not."""
+    """Return the maximum duration of a transfer with progress timeouts, seconds; 0 without them."""
     if stage not in TRANSFERS:
         return 0
     rules = active_rules(state)
@@ -39,9 +39,9 @@ def longest_transfer_s(state: Facts, stage: Stage) -> int:
 def may_begin(state: Facts, begun: Mapping[MovingKey, int], free: int, user: str, node: str) -> bool:
     """Return whether one more transfer of the user may begin on the node.
 
-    `begun` counts those that the State does not count yet; `free` slots of its stage are left. A user who has more
-    transfers under way than slots are free waits, so that one user takes half of the slots and leaves the others one
-    each: a slot cannot be taken back from a transfer that has it.
+    `begun` counts transfers that the State does not count yet; `free` slots of the stage are left. A user with more
+    transfers than free slots waits, so that one user takes half of the slots and leaves the others one each: slots
+    cannot be revoked.
     """
     if load_of(state, begun, user) > free:
         return False
@@ -53,7 +53,7 @@ def may_begin(state: Facts, begun: Mapping[MovingKey, int], free: int, user: str
 
 
 def load_of(state: Facts, begun: Mapping[MovingKey, int], user: str) -> int:
-    """Return how many transfers of the user are under way, with those that `begun` counts."""
+    """Return the number of the user's running transfers, including those in `begun`."""
     return state.moving.get((user, ""), 0) + begun.get((user, ""), 0)
 
 
@@ -63,9 +63,10 @@ def has_shares(rules: TransferRules) -> bool:
 
 
 def node_bytes_s(state: State, rules: TransferRules, node: str) -> int | None:
-    """Return what all transfers of a node may do together, bytes per second: the smaller of the node's limit and its
-    share of the cluster's. The cluster's is shared evenly by the users who move data, and what a user has of it by the
-    nodes where that user's transfers are, by their number.
+    """Return the rate limit of all transfers of a node together, bytes per second.
+
+    That is the smaller of the node's limit and its share of the cluster's. Users with transfers share the cluster's
+    rate evenly, and the nodes share a user's part by their numbers of the user's transfers.
     """
     if not rules.cluster_bytes_s:
         return _smaller(rules.node_bytes_s, rules.cluster_bytes_s)
@@ -75,14 +76,15 @@ def node_bytes_s(state: State, rules: TransferRules, node: str) -> int | None:
             users.add(user)
         elif user and on == node:
             weight += Fraction(count, state.moving[user, ""])
-    # Never 0, which would be a pause: even one byte a second is a rate.
+    # Never 0, which would pause the transfers.
     share = max(1, int(rules.cluster_bytes_s * weight / len(users))) if weight else rules.cluster_bytes_s
     return _smaller(rules.node_bytes_s, share)
 
 
 def user_bytes_s(state: State, rules: TransferRules, user: str, node: str) -> int | None:
-    """Return what all transfers of a user on a node may do together, bytes per second: the user's rate, shared by the
-    nodes where the user's transfers are, by their number.
+    """Return the rate limit of all transfers of a user on a node together, bytes per second.
+
+    Nodes share the user's rate by their numbers of the user's transfers.
     """
     here, everywhere = state.moving.get((user, node), 0), state.moving.get((user, ""), 0)
     if not rules.user_bytes_s or not here:
@@ -91,7 +93,7 @@ def user_bytes_s(state: State, rules: TransferRules, user: str, node: str) -> in
 
 
 def rate_shares(state: State, rules: TransferRules, user: str, node: str, of_node: int | None) -> RateShares:
-    """Return what one transfer may do; `of_node` is `node_bytes_s` of its node."""
+    """Return the rate limits of one transfer; `of_node` is `node_bytes_s` of its node."""
     return RateShares(rules.transfer_bytes_s, user_bytes_s(state, rules, user, node), of_node)
 
 

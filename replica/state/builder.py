@@ -165,14 +165,22 @@ class StateBuilder:
         return self.sessions.find(session, sequence)
 
     def job(self, job_id: int) -> Job:
-        """Return a job that an event names."""
+        """Return a job that an event names.
+
+        Raises:
+            LedgerViolation: the job does not exist.
+        """
         try:
             return self.jobs[job_id]
         except KeyError:
             raise LedgerViolation(f"an event names job {job_id}, which does not exist") from None
 
     def node(self, name: str) -> Node:
-        """Return a node that an event names."""
+        """Return a node that an event names.
+
+        Raises:
+            LedgerViolation: the node does not exist.
+        """
         try:
             return self.nodes[name]
         except KeyError:
@@ -290,7 +298,11 @@ class StateBuilder:
             self.consumed = usage.record_consumption(self.consumed, scheduling_class, given_back, self.at)
 
     def hold(self, pool: str, difference_bytes: int) -> None:
-        """Change the held space of a pool by a difference."""
+        """Change the held space of a pool by a difference.
+
+        Raises:
+            LedgerViolation: the pool would hold less than 0.
+        """
         held = self.held_bytes.get(pool, 0) + difference_bytes
         if held < 0:
             raise LedgerViolation(f"pool {pool!r} would hold {held} bytes")
@@ -300,7 +312,7 @@ class StateBuilder:
             del self.held_bytes[pool]
 
     def change(self, job_id: int, buffer_input: BufferInput | None, **changes: Any) -> None:
-        """Change fields of a job; with `buffer_input`, move its buffer through the transition table."""
+        """Change fields of a job; with `buffer_input`, apply the input to its buffer."""
         job = replace(self.job(job_id), **changes)
         if buffer_input is None and _DERIVED_FROM.isdisjoint(changes):
             self.jobs[job_id] = job  # no derived map depends on these fields
@@ -320,7 +332,11 @@ class StateBuilder:
             move_between_groups(self.using, buffer.job, name if was else "", name if uses else "")
 
     def transition(self, buffer: Buffer, buffer_input: BufferInput) -> Buffer:
-        """Return the buffer after a transition."""
+        """Return the buffer after an input.
+
+        Raises:
+            LedgerViolation: the transition table has no row for it.
+        """
         try:
             return replace(buffer, state=next_state(buffer.state, buffer_input), changed_at=Instant(self.at))
         except IllegalTransition as error:
@@ -338,7 +354,7 @@ class StateBuilder:
                 del self.use[key]
 
     def settle(self, command_id: bytes, receipt: CachedReply) -> None:
-        """Cache the reply to a command (law 6), and delete those that its program has acknowledged."""
+        """Cache the reply to a command (law 6), and delete the replies that its program has acknowledged."""
         forgotten = 0
         if is_in_session(command_id):
             forgotten = self._settle_in_session(command_id, receipt)
@@ -375,7 +391,11 @@ class StateBuilder:
         return forgotten
 
     def end_session(self, number: int) -> None:
-        """Delete a session and its cached replies."""
+        """Delete a session and its cached replies.
+
+        Raises:
+            LedgerViolation: the session is not open.
+        """
         session = self.sessions.end(number)
         if session is None:
             raise LedgerViolation(f"session {number} was ended, and is not open")
@@ -388,7 +408,7 @@ class StateBuilder:
             self._count_kept(actor, -count)
         self.oldest_receipt = max(self.oldest_receipt, through + 1)
         self.receipts_horizon_ms = max(self.receipts_horizon_ms, client_ms(dropped.greatest_id))
-        # Of the second in the midst of which a portion ends, what is left begins behind it.
+        # Receipts of the second in which the deleted range ends start after that range.
         seconds = self.receipt_seconds if len(self.receipts) else ()
         nexts = [first for _, first in seconds[1:]]
         self.receipt_seconds = tuple(
@@ -398,7 +418,10 @@ class StateBuilder:
         )
 
     def set_back_replies(self, at: Instant) -> None:
-        """Have what was settled later by the clock count from `at`: it would be kept for as much longer."""
+        """Limit the settlement times of cached replies to `at`, after the clock was set back.
+
+        Later times would extend their retention.
+        """
         second = at // MICROSECONDS_PER_SECOND
         self.receipt_seconds = tuple((min(second, settled), first) for settled, first in self.receipt_seconds)
         self.sessions.set_back(at)
@@ -414,8 +437,7 @@ class StateBuilder:
 
 
 class _LazyField:
-    """A field of a builder, taken from its base when it is looked at first, and an attribute like any other from
-    then."""
+    """A field of a builder, which is copied from the base at its first access and then a plain attribute."""
 
     def __init__(self, name: str, take: Callable[[Any], Any]) -> None:
         self._name = name
@@ -443,5 +465,7 @@ StateBuilder.sessions = _LazyField("sessions", lambda base: SessionsBuilder(base
 
 Facts = State | StateBuilder
 """Input of most decisions: a State, or a StateBuilder, so that a batch is decided without building a State for each
-command. A builder's large maps support lookup but not iteration.
+command.
+
+A builder's large maps support lookup but not iteration.
 """

@@ -1,4 +1,4 @@
-"""The derived maps of a State: computed here from nothing, kept up to date by `fold`, compared by `invariants`."""
+"""Derived maps of a State: computed from scratch here, updated by `fold`, compared by `invariants`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ from replica.state.state import State
 
 
 def is_finished(job: Job, buffer: Buffer | None) -> bool:
-    """Return whether the job is over and holds nothing."""
+    """Return whether the job has finished and its buffer holds nothing."""
     return job.state in ENDED and (buffer is None or buffer.state is BufferState.COMPLETE)
 
 
 def held_bytes(state: State) -> dict[str, int]:
-    """Return pool -> bytes held, summed over all buffers, of jobs and persistent ones; a pool that holds nothing is
-    left out.
-    """
+    """Return pool -> bytes held by job buffers and persistent buffers; pools without held space are left out."""
     held: dict[str, int] = {}
     for buffer in state.buffers.values():
         if buffer.held_bytes:
@@ -54,9 +52,9 @@ def _group(jobs: dict[int, bool]) -> NameGroup:
 def move_between_groups(
     groups: immutables.MapMutation[str, immutables.Map[int, bool]], job_id: int, before: str, after: str
 ) -> None:
-    """Have the job stand under `after` instead of `before` in a derived map from a name to the jobs under it.
+    """Move a job from one name to another in a derived map from names to jobs.
 
-    "" is nowhere; a name without jobs has no entry.
+    "" stands for no name; names without jobs have no entry.
     """
     if before == after:
         return
@@ -78,7 +76,7 @@ def _map_of_maps(groups: dict[str, dict[int, bool]]) -> immutables.Map[str, immu
 
 
 def derive(state: State) -> State:
-    """Return the state with its derived maps computed from nothing."""
+    """Return the state with its derived maps computed from scratch."""
     unfinished: dict[int, bool] = {}
     finished: dict[int, bool] = {}
     for job in state.jobs.values():

@@ -20,30 +20,30 @@ from replica.values import Instant, Revision, seconds
 _ENCODER = msgspec.msgpack.Encoder()
 
 CHECKPOINT_ENTRIES: Final = 4096
-"""Entries after which states are digested at the latest, count: under full load a few times a minute."""
+"""Maximum entries between digested states, count: under full load a few times a minute."""
 
 CHECKPOINT_S: Final = 60
-"""Whole seconds of the leader's clock that make a checkpoint when they pass."""
+"""Period of the leader's clock after which a state is digested, whole seconds."""
 
 STATES_HELD_MAX: Final = 8
-"""States held for a record that may come, count: those of four checkpoints. A record comes some seconds behind; under
-full load so much has changed between two checkpoints that their states share little."""
+"""States held for future digest records, count: those of four checkpoints. A record follows some seconds later; under
+full load the states of two checkpoints share little memory.
+"""
 
 RECORDS_PER_EVENT: Final = 1
-"""Records of a state that are digested for each command and each event that is folded, at most: a record takes 0.7 us
-and a command with its event 15, so that comparing takes a tenth of the time of folding, however large the state is."""
+"""Maximum records of a digested state per folded command and event. A record takes 0.7 us and a command with its event
+15, so that comparing takes a tenth of the time of folding, for states of any size.
+"""
 
 RECORDS_ALWAYS: Final = 1_000
-"""Records of a state that is digested however little was folded, count: they take less than a millisecond."""
+"""Records up to which a state is always digested, count: they take less than a millisecond."""
 
 _RECORDING: Final = "record_state_digest"
-"""The command that records a digest, as it is named in an entry."""
+"""Name of the command that records a digest, as in entries."""
 
 
 def state_records(state: State) -> Iterator[tuple[str, object]]:
-    """Yield (section, record) in canonical order: the scalars, then the maps of TABLES. Derived maps are left
-    out.
-    """
+    """Yield (section, record) in canonical order: the scalars, then the maps of TABLES, without derived maps."""
     yield (
         "state",
         (
@@ -78,7 +78,7 @@ def state_digest(state: State) -> bytes:
 
 
 def table_digests(state: State) -> dict[str, bytes]:
-    """Return SHA-256 over the canonical records of each table that holds some, 32 bytes each."""
+    """Return SHA-256 over the canonical records of each nonempty table, 32 bytes each."""
     digests: dict[str, Any] = {}
     for section, record in state_records(state):
         if section not in digests:
@@ -88,7 +88,7 @@ def table_digests(state: State) -> dict[str, bytes]:
 
 
 def is_checkpoint(index: int, before: Instant, after: Instant) -> bool:
-    """Return whether the state after entry `index` is to be digested: by every replica, or by none."""
+    """Return whether all replicas digest the state after entry `index`; otherwise none does."""
     return index % CHECKPOINT_ENTRIES == 0 or _passes_a_minute(before, after)
 
 
@@ -98,7 +98,10 @@ def _passes_a_minute(before: Instant, after: Instant) -> bool:
 
 
 def recorded_digests(batch: Batch) -> Iterator[StateDigested]:
-    """Yield the digests that a batch records. Asked of each batch: most entries are told by their command."""
+    """Yield the digests that a batch records.
+
+    The entries' commands are compared first, because this runs for each batch.
+    """
     for entry in batch.entries:
         if entry.command == _RECORDING:
             yield from _recorded_by(entry)
@@ -109,9 +112,9 @@ def _recorded_by(entry: Entry) -> Iterator[StateDigested]:
 
 
 class StateDigestMismatch(Exception):
-    """A state is not the one whose digest the ledger records: `index` is the entry that does.
+    """A state whose digest differs from the one that entry `index` records.
 
-    States differ first between `after`, the last revision at which they were compared, and `revision`.
+    The states first differ between `after`, the last revision compared, and `revision`.
     """
 
     def __init__(self, index: int, after: Revision, recorded: StateDigested, digest: bytes) -> None:
@@ -130,19 +133,18 @@ class _PendingComparison(NamedTuple):
 
 
 class DigestChecker:
-    """The digests that a ledger records, held against the states that it leads to.
+    """Compares states of a replay with the digests recorded in the ledger.
 
-    A leader records the digest of a checkpoint, or of a state after which nothing came for a minute: the states before
-    and after an entry that is a checkpoint are held until then. Not every one is digested where states are large, but
-    the last one always is.
+    A leader records the digest of a checkpoint, or of a state that did not change for a minute. The states before and
+    after each checkpoint entry are held until then. Large states are not all digested, but the last one always is.
     """
 
     def __init__(self, start: State, *, every: bool = False) -> None:
-        """Begin with `start`; `every`: compare each digest, whatever that costs."""
+        """Begin with `start`; `every` compares each digest at any cost."""
         self.recorded = self.compared = 0
-        """Number of digests recorded in the ledger, and number of those that were compared."""
+        """Numbers of digests recorded in the ledger, and of those compared."""
         self.agreed = start.revision
-        """The last revision whose state was found to be the recorded one; at first where the fold begins."""
+        """Last revision whose state matched its recorded digest; at first where the fold begins."""
         self._every = every
         self._held: dict[int, State] = {start.revision: start}
         self._waiting: _PendingComparison | None = None
@@ -153,16 +155,20 @@ class DigestChecker:
 
     @property
     def awaits_record(self) -> bool:
-        """Return whether the ledger may still record the digest of a folded state."""
+        """Return whether the ledger may still record the digest of a held state."""
         return bool(self._held)
 
     def stop_holding(self, last: State) -> None:
-        """Compare only states before `last`, from which another reader continues."""
+        """Hold no states from `last` on, from which another reader continues."""
         self._holds = False
         self._held.pop(last.revision, None)
 
     def observe(self, index: int, before: State, batch: Batch | None, after: State) -> None:
-        """Take an entry that was folded; `batch` is None where it settled nothing. Raises StateDigestMismatch."""
+        """Process a folded entry; `batch` is None if it settled nothing.
+
+        Raises:
+            StateDigestMismatch: a state differs from its recorded digest.
+        """
         is_held = is_checkpoint(index, before.at, after.at)
         if is_held:
             self._hold(before)
@@ -172,7 +178,11 @@ class DigestChecker:
             self._hold(after)
 
     def observe_batch(self, index: int, batch: Batch) -> None:
-        """Take an entry that was folded and is no checkpoint. Raises StateDigestMismatch."""
+        """Process the batch of a folded entry that is not a checkpoint.
+
+        Raises:
+            StateDigestMismatch: a state differs from its recorded digest.
+        """
         for entry in batch.entries:
             self._folded += 1 + len(entry.events)
             if entry.command == _RECORDING:
@@ -187,23 +197,27 @@ class DigestChecker:
             del self._held[next(iter(self._held))]
 
     def branch(self) -> DigestChecker:
-        """Return another one that goes on from here by itself."""
+        """Return an independent copy that continues from here."""
         other = copy.copy(self)
         other._held = dict(self._held)
         return other
 
     def finish(self) -> None:
-        """Compare the last digest, if it was not. Raises StateDigestMismatch."""
+        """Compare the last digest, if it was not compared.
+
+        Raises:
+            StateDigestMismatch: the state differs from its recorded digest.
+        """
         if self._waiting is not None:
             self._compare(self._waiting)
 
     def _take(self, index: int, recorded: StateDigested) -> None:
         self.recorded += 1
         state = self._held.get(recorded.revision)
-        if state is None:  # from before the start, or from a clock that stood still
+        if state is None:  # older than the start, or the clock stood still
             return
         for revision in [revision for revision in self._held if revision < recorded.revision]:
-            del self._held[revision]  # records come in the order of revisions
+            del self._held[revision]  # records arrive in the order of revisions
         self._waiting = _PendingComparison(index, recorded, state)
         records = sum(len(getattr(state, row.field)) for row in TABLES)
         if self._every or records <= max(RECORDS_ALWAYS, RECORDS_PER_EVENT * self._folded):

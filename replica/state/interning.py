@@ -1,7 +1,6 @@
-"""Sharing equal values between jobs: 100,000 jobs have few users, directories, requests and scripts between them.
+"""Interning of equal values: 100,000 jobs share few users, directories, requests and scripts.
 
-Values are frozen, so whether two jobs have one or two equal ones shows in nothing but memory. What was seen lately is
-remembered, and no more of it than a constant says.
+Values are frozen, so interning affects only memory. Caches of bounded size hold recent values.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from replica.messages import CachedReply
 from replica.model import Buffer, BufferRequest, Job, JobRequest, Transfer
 
 TEXTS_REMEMBERED = 4_096
-"""Short texts (users, directories, names), count: a megabyte at most, more than a site has users at work."""
+"""Cached short texts (users, directories, names), count: a megabyte at most; more than a site's active users."""
 
 SCRIPTS_REMEMBERED = 64
-"""Scripts, count: 16 MiB at most; those who submit thousands submit the same one."""
+"""Cached scripts, count: 16 MiB at most. Users who submit thousands of jobs submit the same script."""
 
 RECORDS_REMEMBERED = 2_048
-"""Requests for buffers, options and environments, count: a few megabytes at most."""
+"""Cached buffer requests, options and environments, count: a few megabytes at most."""
 
 
 @lru_cache(TEXTS_REMEMBERED)
@@ -40,7 +39,7 @@ def _record(record: Any) -> Any:
 
 
 def intern_request(request: JobRequest) -> JobRequest:
-    """Return an equal request that shares with others what they have in common."""
+    """Return an equal request made of interned values."""
     return replace(
         request,
         name=_text(request.name),
@@ -55,7 +54,7 @@ def intern_request(request: JobRequest) -> JobRequest:
 
 @lru_cache(RECORDS_REMEMBERED)
 def intern_buffer_request(request: BufferRequest) -> BufferRequest:
-    """Return an equal request, one that was seen before if there was one."""
+    """Return an equal buffer request, the cached one if there is one."""
     return replace(
         request,
         pool=_text(request.pool),
@@ -68,12 +67,12 @@ def intern_buffer_request(request: BufferRequest) -> BufferRequest:
 
 
 def _transfers(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
-    """Return equal transfers; most differ in the path outside alone."""
+    """Return equal transfers with interned inside paths; outside paths mostly differ."""
     return tuple(replace(transfer, inside=_text(transfer.inside)) for transfer in transfers)
 
 
 def intern_job(job: Job) -> Job:
-    """Return an equal job as `fold` makes it: sharing with others, and within itself what happened at one time."""
+    """Return an equal job made of interned values, whose equal times are one object, as `fold` makes it."""
     submitted_at = job.submitted_at
     return replace(
         job,
@@ -88,7 +87,7 @@ def intern_job(job: Job) -> Job:
 
 
 def intern_buffer(buffer: Buffer, job: Job | None) -> Buffer:
-    """Return an equal buffer that shares with others, and with its job, what they have in common."""
+    """Return an equal buffer that shares values with its job and with other buffers."""
     created_at = buffer.created_at
     if job is not None and job.submitted_at == created_at:
         created_at = job.submitted_at
@@ -103,5 +102,5 @@ def intern_buffer(buffer: Buffer, job: Job | None) -> Buffer:
 
 
 def intern_receipt(receipt: CachedReply) -> CachedReply:
-    """Return an equal receipt that shares its actor with the others of that actor."""
+    """Return an equal receipt with an interned actor."""
     return replace(receipt, actor=_record(receipt.actor))

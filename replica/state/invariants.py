@@ -18,7 +18,7 @@ _OVER = frozenset({BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL, BufferState.
 
 
 def find_violations(state: State) -> list[str]:
-    """Return one sentence for each invariant that does not hold; empty when all do."""
+    """Return one sentence for each invariant that does not hold."""
     faults: list[str] = []
     derived = derive(state)
     if dict(derived.held_bytes) != {pool: held for pool, held in state.held_bytes.items() if held}:

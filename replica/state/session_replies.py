@@ -24,7 +24,11 @@ class SessionReplies:
     __slots__ = ("_of", "_total")
 
     def __init__(self, answers: Iterable[tuple[bytes, CachedReply]] = ()) -> None:
-        """Hold (key, receipt) pairs. Raises ValueError if a key is not that of a command in a session."""
+        """Build the map from (key, receipt) pairs.
+
+        Raises:
+            ValueError: a key is not that of a command in a session.
+        """
         of: dict[int, dict[int, CachedReply]] = {}
         for key, receipt in answers:
             session, sequence = decode_reply_key(key)
@@ -33,7 +37,7 @@ class SessionReplies:
         self._total = sum(map(len, of.values()))
 
     def find(self, session: int, sequence: int) -> CachedReply | None:
-        """Return the cached reply to a command of a session, if any."""
+        """Return the cached reply to a command of a session, or None."""
         own = self._of.get(session)
         return None if own is None else own.get(sequence)
 
@@ -76,7 +80,7 @@ class SessionReplies:
         return dict(self._of.get(session, ()))
 
     def with_changes(self, own: dict[int, dict[int, CachedReply]], ended: list[int], total: int) -> SessionReplies:
-        """Return a copy with the replies of some sessions replaced and of ended ones removed.
+        """Return a copy with the replies of some sessions replaced and those of ended sessions removed.
 
         `total` is the new count.
         """
@@ -118,7 +122,7 @@ class SessionDraft:
 
     @property
     def answers(self) -> int:
-        """Number of cached replies."""
+        """Return the number of cached replies."""
         return len(self.own)
 
     def finish(self) -> Session:
@@ -141,21 +145,21 @@ class SessionsBuilder:
         self._total = len(answers)
 
     def get(self, number: int) -> Session | SessionDraft | None:
-        """Return an open session."""
+        """Return an open session, or None."""
         return self._drafts.get(number) or self._sessions.get(number)
 
     def find(self, number: int, sequence: int) -> CachedReply | None:
-        """Return the cached reply to a command of a session, if any."""
+        """Return the cached reply to a command of a session, or None."""
         draft = self._drafts.get(number)
         return self._answers.find(number, sequence) if draft is None else draft.own.get(sequence)
 
     @property
     def answers(self) -> int:
-        """Number of cached replies of all sessions."""
+        """Return the number of cached replies of all sessions."""
         return self._total
 
     def change(self, number: int) -> SessionDraft | None:
-        """Return an open session for modification."""
+        """Return an open session for modification, or None."""
         draft = self._drafts.get(number)
         if draft is None and (session := self._sessions.get(number)) is not None:
             draft = self._drafts[number] = SessionDraft(session, self._answers.copy_of(number))

@@ -1,9 +1,8 @@
-"""The first answer to each recent single command, by its id, in the order of their revisions (law 6).
+"""Cached replies to single commands, by command ID, in the order of their revisions (law 6).
 
-Ids are as good as random, so a persistent tree of them would copy a path of nodes for each command and share hardly
-anything between States. Here they lie in layers, each a plain dict that is never changed once it is in a State: a batch
-adds one, small neighbours are merged, full ones are shared by all States. Looking an id up asks each layer: about a
-dozen.
+IDs are practically random, so a persistent tree would copy a path of nodes for each command and share little between
+States. The replies lie in layers instead, each a plain dict that never changes once it is in a State. A batch adds a
+layer, small neighbours are merged, and full layers are shared by all States. A lookup tries each layer, about a dozen.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from replica.messages import Actor, CachedReply
 from replica.values import LedgerViolation
 
 LAYER_FULL = 16_384
-"""Receipts from which on a layer is left alone, count: merging two smaller ones takes a millisecond, and at most 32
-full ones hold all that is kept."""
+"""Receipts above which a layer is not merged, count: merging two smaller ones takes a millisecond, and at most 32 full
+layers hold all receipts.
+"""
 
 T = TypeVar("T")
 
 
 class _Layer(NamedTuple):
-    """Receipts of consecutive settled commands. Not changed any more."""
+    """Receipts of consecutive settled commands. Immutable."""
 
     by_id: dict[bytes, CachedReply]
     ids: list[bytes]
@@ -38,12 +38,16 @@ class DropSummary(NamedTuple):
 
 
 class SingleReplies:
-    """The kept receipts: a map from command id, which is walked in the order of revisions. Immutable."""
+    """Cached replies: an immutable map from command ID, iterated in the order of revisions."""
 
     __slots__ = ("_first", "_layers", "_newest_first", "_skipped", "_total")
 
     def __init__(self, receipts: Iterable[tuple[bytes, CachedReply]] = ()) -> None:
-        """Hold `receipts`, (id, receipt) with rising revisions. LedgerViolation if they are not, or an id repeats."""
+        """Build the map from (ID, receipt) pairs with rising revisions.
+
+        Raises:
+            LedgerViolation: revisions do not rise, or an ID repeats.
+        """
         self._set((), 0, 0, 0)
         builder = SingleRepliesBuilder(self)
         for command_id, receipt in receipts:
@@ -57,7 +61,7 @@ class SingleReplies:
         self._skipped = skipped
         """Number of deleted entries at the front of the first layer."""
         self._first = first
-        """No receipt that is kept has a smaller revision."""
+        """Lower bound of the revisions of kept receipts."""
         self._total = total
 
     @overload
@@ -65,7 +69,7 @@ class SingleReplies:
     @overload
     def get(self, key: bytes, default: CachedReply | T, /) -> CachedReply | T: ...
     def get(self, key: bytes, default: CachedReply | T | None = None, /) -> CachedReply | T | None:
-        """Return the receipt of a command id, or `default`."""
+        """Return the receipt of a command ID, or `default`."""
         for by_id in self._newest_first:
             found = by_id.get(key)
             if found is not None:
@@ -88,7 +92,7 @@ class SingleReplies:
         return (command_id for command_id, _ in self.items())
 
     def items(self) -> Iterator[tuple[bytes, CachedReply]]:
-        """Walk over (id, receipt), the oldest first."""
+        """Yield (ID, receipt), oldest first."""
         skipped = self._skipped
         for layer in self._layers:
             for position in range(skipped, len(layer.ids)):
@@ -97,7 +101,7 @@ class SingleReplies:
             skipped = 0
 
     def mutate(self) -> SingleRepliesBuilder:
-        """Return a builder of the next ones."""
+        """Return a builder of the next map."""
         return SingleRepliesBuilder(self)
 
     def __eq__(self, other: object) -> bool:
@@ -112,7 +116,7 @@ class SingleReplies:
 
 
 class SingleRepliesBuilder:
-    """Receipts being added to and dropped from: what a StateBuilder of the state holds."""
+    """Cached replies under modification, part of a StateBuilder."""
 
     __slots__ = ("_absent", "_added", "_base", "_first", "_ids", "_layer", "_newest", "_skipped", "_total")
 
@@ -120,12 +124,12 @@ class SingleRepliesBuilder:
         self._base = base
         self._added: dict[bytes, CachedReply] = {}
         self._absent = b""
-        """The id that was last found to have no receipt in the base: it is asked for, and then added."""
+        """The ID last found missing in the base, because a lookup usually precedes its addition."""
         self._ids: list[bytes] = []
         self._first = base._first
         self._total = base._total
         self._layer = 0
-        """The layer of the oldest receipt that is kept; one beyond the base's is what was added."""
+        """The layer of the oldest kept receipt; one beyond the base's is that of the additions."""
         self._skipped = base._skipped
         newest = base._layers[-1] if base._layers else None
         self._newest = newest.by_id[newest.ids[-1]].revision if newest else 0
@@ -135,7 +139,7 @@ class SingleRepliesBuilder:
     @overload
     def get(self, key: bytes, default: CachedReply | T, /) -> CachedReply | T: ...
     def get(self, key: bytes, default: CachedReply | T | None = None, /) -> CachedReply | T | None:
-        """Return the receipt of a command id, or `default`."""
+        """Return the receipt of a command ID, or `default`."""
         found = self._added.get(key)
         if found is None:
             for by_id in self._base._newest_first:
@@ -166,7 +170,11 @@ class SingleRepliesBuilder:
         return self._total
 
     def add(self, command_id: bytes, receipt: CachedReply) -> None:
-        """Keep a receipt. LedgerViolation if the id has one that is kept, or a newer receipt is there."""
+        """Add a receipt.
+
+        Raises:
+            LedgerViolation: the ID has a kept receipt, or the revision does not rise.
+        """
         added = self._added
         if command_id in added:
             raise LedgerViolation(f"command {command_id.hex()} was settled twice")
@@ -184,7 +192,7 @@ class SingleRepliesBuilder:
         self._total += 1
 
     def drop_through(self, revision: int) -> DropSummary:
-        """Drop the receipts up to a revision; say what went."""
+        """Delete the receipts up to a revision; return a summary."""
         greatest, of = b"", Counter[Actor]()
         for by_id, ids in (*self._base._layers[self._layer :], _Layer(self._added, self._ids)):
             place = self._skipped
@@ -201,14 +209,14 @@ class SingleRepliesBuilder:
         return DropSummary(greatest, of)
 
     def finish(self) -> SingleReplies:
-        """Return the next Receipts; the builder must not be used afterwards."""
+        """Return the new map; the builder must not be used afterwards."""
         layers = [*self._base._layers[self._layer :]]
         if self._ids:
             layers.append(_Layer(self._added, self._ids))
         while len(layers) > 1 and _is_to_be_merged(layers[-2], layers[-1]):
             newer = layers.pop()
             older = layers.pop()
-            # An id that was dropped and came again is in both: the newer one counts, and has its own place.
+            # An ID that was deleted and settled again is in both layers: the newer receipt counts, at its own position.
             layers.append(_Layer(older.by_id | newer.by_id, older.ids + newer.ids))
         skipped = self._skipped
         while layers and skipped >= len(layers[0].ids):
@@ -219,5 +227,5 @@ class SingleRepliesBuilder:
 
 
 def _is_to_be_merged(older: _Layer, newer: _Layer) -> bool:
-    # Sizes at least double from layer to layer, so that there are few, and each receipt is copied a few times only.
+    # Sizes at least double from layer to layer, so that layers are few and each receipt is copied only a few times.
     return len(older.ids) < LAYER_FULL and len(older.ids) <= 2 * len(newer.ids)

@@ -76,11 +76,10 @@ from replica.values import (
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the replicas agree on at one revision. Each map that is not derived has a row in
-    TABLES.
+    """The replicated state at one revision. Each map that is not derived has a row in TABLES.
 
-    The maps from `kept` on are derived from the others: kept up to date by `fold`, left out of snapshots and digests,
-    computed again on loading, and compared by `replica.state.invariants`.
+    The maps from `kept` on are derived from the others: updated by `fold`, left out of snapshots and digests, computed
+    again on loading, and compared by `replica.state.invariants`.
     """
 
     cluster_id: str = ""
@@ -91,30 +90,30 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     site: Site = DEFAULT_SITE
     """Site configuration (`replica.model.configuration`)."""
     scheduling_rules: SchedulingRules = DEFAULT_SCHEDULING_RULES
-    """The site's rules of scheduling."""
+    """Scheduling rules of the site."""
     transfer_rules: TransferRules = DEFAULT_TRANSFER_RULES
     """Transfer settings."""
     next_job: int = 1
     pools: immutables.Map[str, Pool] = immutables.Map()
     filesystems: immutables.Map[str, SharedFilesystem] = immutables.Map()
-    """File systems that all nodes mount."""
+    """Shared filesystems by name."""
     nodes: immutables.Map[str, Node] = immutables.Map()
     jobs: immutables.Map[int, Job] = immutables.Map()
     buffers: immutables.Map[int, Buffer] = immutables.Map()
     receipts: SingleReplies = SingleReplies()
-    """Answers to single commands."""
+    """Cached replies to single commands."""
     receipt_seconds: tuple[tuple[int, Revision], ...] = ()
     """Seconds since 1970 in which single commands were settled, each with the revision of the first of them."""
     oldest_receipt: int = 1
-    """No receipt has a smaller revision."""
+    """Lower bound of the revisions in `receipts`."""
     sessions: immutables.Map[int, Session] = immutables.Map()
     """Sessions of programs by number."""
     answers: SessionReplies = SessionReplies()
-    """Answers to the commands of sessions, by `replica.values.reply_key`."""
+    """Cached replies to the commands of sessions, by `replica.values.reply_key`."""
     clock_set_back: int = 0
-    """Revision at which an operator set the clock back for the first time; 0: the time only grew so far."""
+    """Revision at which an operator first set the clock back; 0: never."""
     receipts_horizon_ms: int = 0
-    """The latest client time among the dropped receipts: an unknown id that is not newer may be one of them."""
+    """Latest client time among the deleted receipts; an unknown ID that is not newer may be one of them."""
 
     persistent: immutables.Map[str, PersistentBuffer] = immutables.Map()
     """Persistent buffers by name, from allocating to deleted."""
@@ -124,80 +123,81 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     reservations: immutables.Map[str, Reservation] = immutables.Map()
     """Reservations that have not ended."""
     rates: immutables.Map[str, Rates] = immutables.Map()
-    """Pool -> what was measured of its transfers."""
+    """Pool -> statistics of its operations."""
     mails: immutables.Map[str, Mail] = immutables.Map()
-    """Mails that are owed (`replica.model.mail`), by their key."""
+    """Unsent mail by key (`replica.model.mail`)."""
     partitions: immutables.Map[str, Partition] = immutables.Map()
     consumed: Consumed = immutables.Map()
     """Burst-buffer usage of accounts, their users, and QOS (`replica.model.usage`)."""
     transfers: immutables.Map[int, JobTransfers] = immutables.Map()
-    """Receipts and the newest checkpoint of the jobs that have any."""
+    """Job -> its transfer receipts and newest checkpoint, for jobs that have any."""
     revocations: immutables.Map[str, Revocation] = immutables.Map()
-    """Certificates and holders that are refused."""
+    """Revoked certificates and holders."""
     admitted: immutables.Map[str, AdmittedNode] = immutables.Map()
     """Names under which agents may register."""
     abandoned: immutables.Map[str, AbandonedBuffers] = immutables.Map()
-    """Node -> buffers that were given up there, until its agent has removed them."""
+    """Node -> buffers abandoned there, until its agent has removed them."""
     external_jobs: immutables.Map[str, ExternalJobEpochs] = immutables.Map()
-    """Jobs of other schedulers by name (`slurm:42`) -> the jobs here that are theirs."""
+    """External jobs by name (`slurm:42`) -> their jobs here."""
     schedulers: immutables.Map[str, Scheduler] = immutables.Map()
     """Other schedulers by name."""
     drills: immutables.Map[int, Drill] = immutables.Map()
-    """Drills by number, the last ones."""
+    """Recent drills by ID."""
     drill_locks: immutables.Map[str, DrillLock] = immutables.Map()
-    """Operators who want no drills, by name."""
+    """Operators who ban drills, by name."""
     recoveries: immutables.Map[int, Recovery] = immutables.Map()
-    """The last incarnations of the cluster but the first, by number."""
+    """Recent incarnations of the cluster except the first, by number."""
 
     kept: immutables.Map[Actor, int] = immutables.Map()
-    """Derived: actor -> how many answers are kept for it, in sessions or not."""
+    """Derived: actor -> number of its cached replies, in sessions or not."""
     using: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
-    """Derived: name of a persistent buffer -> the jobs that work with it now, from stage-in to the end of teardown."""
+    """Derived: persistent buffer -> jobs that use it, from stage-in to the end of teardown."""
     held_bytes: immutables.Map[str, int] = immutables.Map()
     """Derived: pool -> bytes held by buffers."""
     unfinished: immutables.Map[int, bool] = immutables.Map()
-    """Derived: jobs that are not over or whose buffer is not complete."""
+    """Derived: jobs that have not finished or whose buffer is not complete."""
     finished: immutables.Map[int, bool] = immutables.Map()
-    """Derived: the other jobs."""
+    """Derived: all other jobs."""
     on_node: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
-    """Derived: node -> the jobs of `unfinished` that have something there, or whose mover it is."""
+    """Derived: node -> jobs of `unfinished` that are on it or whose mover it is."""
     holders: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
-    """Derived: pool -> the jobs whose buffer holds a part of it."""
+    """Derived: pool -> jobs whose buffers hold space of it."""
     operations: immutables.Map[int, int] = immutables.Map()
-    """Derived: stage -> how many slots of it are taken (`replica.operations.slots`); RUN: pre-runs."""
+    """Derived: stage -> number of occupied slots (`replica.operations.slots`); RUN: pre-runs."""
     arrays: immutables.Map[int, immutables.Map[int, int]] = immutables.Map()
-    """Derived: array -> task -> job, of the tasks that are in `jobs`."""
+    """Derived: array -> task -> job, for tasks in `jobs`."""
     named: immutables.Map[str, immutables.Map[str, NameGroup]] = immutables.Map()
-    """Derived: user -> job name -> the jobs of `unfinished` that are not over (`singleton`)."""
+    """Derived: user -> job name -> jobs without a result (`singleton`)."""
     use: immutables.Map[UsageKey, int] = immutables.Map()
-    """Derived: what counts against limits, licences and reservations (`replica.model.usage`)."""
+    """Derived: usage that counts towards limits, licences and reservations (`replica.model.usage`)."""
     destinations: immutables.Map[str, immutables.Map[int, bool]] = immutables.Map()
-    """Derived: path outside -> the jobs of `unfinished` that stage out to it."""
+    """Derived: outside path -> jobs of `unfinished` that stage out to it."""
     moving: immutables.Map[tuple[str, str], int] = immutables.Map()
-    """Derived: (user, node) -> transfers under way (`replica.operations.transfer_limits`); an empty part stands for
-    all."""
+    """Derived: (user, node) -> active transfers (`replica.operations.transfer_limits`); an empty part stands
+    for all.
+    """
 
     @property
     def replies_kept(self) -> int:
-        """Answers that are kept of single commands and in sessions, count."""
+        """Return the number of cached replies to single commands and in sessions."""
         return len(self.receipts) + len(self.answers)
 
     def session_reply(self, session: int, sequence: int) -> CachedReply | None:
-        """Return the answer to a command of a session, if it is kept."""
+        """Return the cached reply to a command of a session, or None."""
         return self.answers.find(session, sequence)
 
 
 EMPTY = State()
 
 
-# ---- the maps of a State, each in one row: digest, snapshot and invariants go through them
+# ---- table of the maps of a State, used by digest, snapshot and invariants
 
 
 CommandId = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Metadata of a map of the State. `section` is its number in snapshots: append only, never reused (law 12)."""
+    """Properties of a map of the State. `section` is its number in snapshots: append only, never reused (law 12)."""
 
     field: str
     section: int
@@ -205,25 +205,25 @@ class Table(msgspec.Struct, frozen=True):
     record: type
     records_max: int
     own_key: str = ""
-    """The attribute of a record that is its key: the record then stands alone, else a pair of key and record."""
+    """Attribute of a record that is its key; such records are written alone, others as pairs of key and record."""
     of_job: bool = False
-    """The keys are IDs of jobs, which must exist in the state."""
+    """Whether the keys are IDs of jobs, which must exist in the state."""
 
     def pair(self, written: Any) -> tuple[Any, Any]:
-        """Return key and record of what stands in a section."""
+        """Return the key and record of a written row."""
         if self.own_key:
             return getattr(written, self.own_key), written
         key, record = written
         return key, record
 
     def rows(self, state: State) -> Iterator[Any]:
-        """Yield what stands in a section, in the order of keys; receipts in the order of their revisions."""
+        """Yield the rows to write, in the order of keys; receipts in the order of their revisions."""
         records = getattr(state, self.field)
         pairs = records.items() if self.field == "receipts" else ((key, records[key]) for key in sorted(records))
         return (record for _, record in pairs) if self.own_key else iter(pairs)
 
     def find_misplaced(self, state: State) -> Iterator[str]:
-        """Yield a sentence for each record under a key that is not its own, or of a job that does not exist."""
+        """Yield a sentence for each record under a wrong key, or of a job that does not exist."""
         records = getattr(state, self.field)
         if self.own_key:
             own_key = attrgetter(self.own_key)
@@ -264,8 +264,8 @@ TABLES: tuple[Table, ...] = (
     Table("recoveries", 91, int, Recovery, RECOVERIES_KEPT, "incarnation"),
     Table("admitted", 93, str, AdmittedNode, NODES_MAX, "name"),
 )
-"""Every map that is not derived, in the order in which they stand in digests and snapshots; numbers are never reused.
+"""All maps that are not derived, in the order of digests and snapshots; numbers are never reused.
 
-To add one: its field in State with its row here, and its annotation in StateBuilder. It is empty below the feature
-level that its events came with, and then leaves no trace in digests and snapshots.
+A new map takes a field in State, a row here, and an annotation in StateBuilder. It is empty below the feature level of
+its events, and then leaves no trace in digests and snapshots.
 """

@@ -1,4 +1,4 @@
-"""Values that every record is made of: numbers and units, names, bounds, refusals."""
+"""Basic values: units, names, bounds, command IDs, rejections and verdicts."""
 
 from replica.values.command_ids import (
     SEQUENCE_MAX,

@@ -8,7 +8,7 @@ SCRIPT_BYTES_MAX = 256 * 1024
 """
 
 SUBMITTED_SCRIPT_BYTES_MAX = 4 * 1024 * 1024
-"""A batch script as people submit it, bytes: Slurm's default. One longer than SCRIPT_BYTES_MAX is packed."""
+"""A batch script as submitted, bytes: Slurm's default. Scripts above SCRIPT_BYTES_MAX are packed."""
 
 PACKED_SCRIPT_BYTES_MAX = 576 * 1024
 """A packed script, bytes: its entry stays below BATCH_BYTES_MAX with an environment and directives of full length."""
@@ -20,7 +20,7 @@ DIRECTIVE_TEXT_BYTES_MAX = 64 * 1024
 """The text of `--bb` or a `--bbf` file, bytes: thousands of directives, far more than any job stages."""
 
 DISCLOSURE_KEY_BYTES = 32
-"""The secret that proofs of a ledger are salted with, bytes: as long as the hashes that it is used in."""
+"""Salt of a ledger's proofs, bytes: as long as the hashes that include it."""
 
 DIRECTIVES_MAX = 1024
 """Directives in one job: one per transfer plus a few."""
@@ -35,7 +35,7 @@ PATH_BYTES_MAX = 4095
 """A path, bytes: PATH_MAX of Linux without its terminating zero."""
 
 NAME_CHARACTERS_MAX = 64
-"""Names of pools, nodes, users and replicas, characters: what a table column and a file name still hold."""
+"""Names of pools, nodes, users and replicas, characters: they fit into table columns and file names."""
 
 JOB_NAME_CHARACTERS_MAX = 255
 """The name of a job, characters: workflow managers build names from those of their processes and samples. A file name
@@ -57,7 +57,7 @@ DEPENDENCIES_MAX = 64
 """Jobs that one job may wait for."""
 
 WHOLE_ARRAYS_MAX = 8
-"""Whole arrays that one job may wait for, of these: to look at all tasks of one takes a millisecond."""
+"""Whole arrays among the dependencies of one job: a check of all tasks of one takes a millisecond."""
 
 RECEIPTS_KEPT_S = 600
 """Retention of the cached reply to a single command, seconds of the replicated clock: twice as long as the API accepts
@@ -108,8 +108,9 @@ SESSIONS_EXPIRED_MAX = 256
 
 COMMANDS_PER_BATCH_MAX = 512
 """Commands in one Raft entry, count: while one is written and sent, the next is decided. Measured with 1,000 clients:
-larger ones leave the leader waiting for the disk, smaller ones cost more syncs and messages than they save. Tasks of an
-array, and events of a command, count one by one; a single command may have more of them."""
+larger entries leave the leader waiting for the disk, smaller ones cost more syncs and messages than they save. Array
+tasks, and events of a command, count one by one; a single command may exceed the bound.
+"""
 
 BATCH_BYTES_MAX = 1024 * 1024
 """A batch, bytes: entries are kept under 1 MiB so that one never stalls heartbeats (hazard H26)."""
@@ -125,81 +126,82 @@ PRIORITY_MAX = 2**32 - 1
 
 POOLS_MAX = 256
 NODES_MAX = 10_000
-"""Pools and nodes known to a cluster, count: explaining why jobs wait looks at each."""
+"""Pools and nodes of a cluster, count: explaining why jobs wait examines each."""
 
 FILESYSTEMS_MAX = 16
 MOVERS_PER_FILESYSTEM_MAX = 64
-"""Shared filesystems of a cluster and movers of one, count: each of a shared filesystem's movers is looked at
-whenever one is chosen.
-"""
+"""Shared filesystems of a cluster and movers of one, count: each choice of a mover examines all of its filesystem's."""
 
 EVENTS_PER_CYCLE_MAX = 64
-"""Events of one scheduling pass, count: finding and folding them takes some milliseconds, in which the leader does
-nothing else. What is left over is done by the next pass, which follows at once."""
+"""Events of one scheduling cycle, count: finding and folding them takes some milliseconds, in which the leader does
+nothing else. The next cycle follows at once and does the rest.
+"""
 
 JOBS_UNFINISHED_MAX = 100_000
-"""Jobs that are not over, count; a further submit is refused. The first release is measured up to this."""
+"""Unfinished jobs, count; further submits are rejected. The first release is measured up to this."""
 
 JOBS_IN_STATE_MAX = JOBS_UNFINISHED_MAX + 1_000_000
-"""Jobs in one state, count: those not over, and the most finished ones that a policy may keep."""
+"""Jobs in one state, count: the unfinished ones, and the maximum of finished ones that a site may keep."""
 
 PERSISTENT_BUFFERS_MAX = 10_000
-"""Persistent buffers, count: as many as there may be nodes; a site has a few for each project."""
+"""Persistent buffers, count: the maximum number of nodes; sites have a few for each project."""
 
 PERSISTENT_PER_JOB_MAX = 64
 """Persistent buffers that one job creates, destroys or uses, count of each."""
 
 ARRAY_SIZE_MAX = 1_001
-"""Numbers that a task of an array may have, count, from 0 on: Slurm's MaxArraySize. One entry makes all its tasks."""
+"""Task numbers of an array, count, from 0: Slurm's MaxArraySize. One entry creates all its tasks."""
 
 ARRAY_ENTRY_BYTES_MAX = BATCH_BYTES_MAX // 2
-"""The event that makes an array, bytes: what its tasks do not share, such as paths with %a, is written for each."""
+"""The event that creates an array, bytes: values that tasks do not share, such as paths with %a, are written for each.
+"""
 
 RESTARTED_MAX = 128
 """Jobs whose operations one command restarts, count: three events each stay well below BATCH_BYTES_MAX."""
 
 CANDIDATES_BEHIND_MAX = 500
-"""Candidates behind the first in line for a pool that one pass looks at, count: whether one of them fits and may pass
-is asked one by one, and with a long queue those far behind would be asked in vain (Slurm's bf_max_job_test)."""
+"""Candidates behind the first in line for a pool that one scheduling cycle examines, count: each is checked by itself,
+and those far behind in a long queue seldom fit (Slurm's bf_max_job_test).
+"""
 
 SITE_USERS_MAX = 1_000
-"""Users in AllowUsers or DenyUsers, count: more are a group, which the site's accounts say better."""
+"""Users in AllowUsers or DenyUsers, count: larger groups are better expressed by accounts."""
 
 ACCOUNTS_MAX = 4_096
 QOS_MAX = 256
 LICENSES_MAX = 256
 RESERVATIONS_MAX = 256
-"""Accounts, QOS, licences and reservations, count: each is looked at where group limits or space are summed up."""
+"""Accounts, QOS, licences and reservations, count: sums of group limits or space examine each."""
 
 REVOCATIONS_MAX = 4_096
-"""Revoked certificates, count: those of a large site's users over some years; what has expired is dropped."""
+"""Revoked certificates, count: those of a large site's users over some years; expired ones are deleted."""
 
 REVOCATIONS_DROPPED_MAX = 256
-"""Expired revocations that one command drops, count: its event stays small."""
+"""Expired revocations that one command deletes, count: its event stays small."""
 
 SCHEDULERS_MAX = 64
 """Other schedulers that have external jobs, count: a center has a few clusters."""
 
 DRILLS_KEPT = 256
-"""Drills that are remembered, count: some years of monthly ones of each kind; all are in the ledger."""
+"""Drills in the state, count: some years of monthly ones of each kind; the ledger has all."""
 
 RECOVERIES_KEPT = 64
-"""Incarnations of a cluster that are remembered, count: each one is a lost majority; all are in the ledger."""
+"""Incarnations of a cluster in the state, count: each is a lost majority; the ledger has all."""
 
 MEMBERS_MAX = 13
-"""Members of one configuration, count: nine that vote, four that learn (`wal.configuration`)."""
+"""Members of one configuration, count: nine voters and four learners (`wal.configuration`)."""
 
 DRILL_S_MAX = 600
 """Duration of one drill, seconds."""
 
 DRILL_LEASE_S_LEAST = 5
-"""The shortest lease of a drill, seconds: a take-over in the midst of it must not end it."""
+"""Minimum lease of a drill, seconds: a change of leader must not end the drill."""
 
 DRILL_FIGURES_MAX = 64
 """Measured figures of one drill, count."""
 
 DRILL_LOCKS_MAX = 64
-"""Operators who want no drills, count."""
+"""Operators who ban drills, count."""
 
 ACCOUNT_DEPTH_MAX = 16
 """Levels of accounts, count: a site has organisation, department, group and project."""
@@ -211,26 +213,28 @@ LIMITS_PER_RECORD_MAX = 64
 """Limits of one account, user or QOS, count: every kind for some pools."""
 
 LICENSES_PER_JOB_MAX = 32
-"""Licences that one job asks for, count."""
+"""Licences of one job, count."""
 
 NICE_MAX = 2**31 - 3
 """The largest nice value, as in Slurm."""
 
 SKIPPED_MAX = 500
-"""Candidates of one queue that a limit or a coming reservation keeps back, which one pass checks, count: those
-behind them would be asked in vain, too, most of the time (compare CANDIDATES_BEHIND_MAX)."""
+"""Blocked candidates of one queue that one scheduling cycle checks, count: limits or an upcoming reservation usually
+block those behind them, too (compare CANDIDATES_BEHIND_MAX).
+"""
 
 REVOKED_PER_CYCLE_MAX = 32
-"""Buffers that one pass takes back for the first in line for a pool, count: taking back more is no quick help."""
+"""Buffers that one scheduling cycle revokes for the first in line for a pool, count: revoking more does not help soon.
+"""
 
 SETTINGS_MAX = 256
-"""Settings in one change of the configuration, count: several times as many as there are keys."""
+"""Settings in one change of the configuration, count: several times the number of keys."""
 
 SETTING_CHARACTERS_MAX = 64 * 1024
 """Length of a configuration value, characters: SITE_USERS_MAX names of full length."""
 
 MAIL_USER_CHARACTERS_MAX = 254
-"""An address of mail, characters: what SMTP takes (RFC 5321)."""
+"""A mail address, characters: the limit of SMTP (RFC 5321)."""
 
 MAILBOX_CHARACTERS_MAX = 64
 """Local part of a mail address, characters (RFC 5321)."""
@@ -239,17 +243,18 @@ MAILS_OWED_MAX = 10_000
 """Unsent mails, count: enough for a mailer outage of hours. Further mails are dropped."""
 
 PARTITIONS_MAX = 256
-"""Partitions, count: a scheduling pass has a line for each, and a site has a dozen."""
+"""Partitions, count: a scheduling cycle has a queue for each, and a site has a dozen."""
 
 PARTITION_NODES_CHARACTERS_MAX = 256 * 1024
-"""The names of one partition's nodes, users or accounts, characters: all there may be with short names, and well below
-BATCH_BYTES_MAX."""
+"""Names of one partition's nodes, users or accounts, characters: the maximum number with short names, well below
+BATCH_BYTES_MAX.
+"""
 
 CONSUMED_MAX = 1_000_000
-"""Records of what was used of burst buffers, count: what accounts, their users and QOS used of each pool."""
+"""Records of burst-buffer consumption, count: of accounts, their users and QOS in each pool."""
 
 DEPENDENCY_CHAIN_MAX = 1_000
-"""Jobs that are looked at for a circle when the dependencies of a waiting job change, count."""
+"""Jobs examined for a dependency cycle when the dependencies of a waiting job change, count."""
 
 MAILS_SETTLED_MAX = 256
 """Mails that one command settles, count: a batch stays small."""

@@ -1,4 +1,4 @@
-"""Names: what users, pools, nodes and jobs may be called."""
+"""Names of users, pools, nodes and jobs: validation, symbols, node lists, and unprintable characters."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from replica.values.limits import (
 from replica.values.patterns import Pattern
 
 _CONTROL = Pattern(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Control characters (C0, DEL, C1), the separators of lines and paragraphs, and Unicode's Bidi_Control: each of them
-lets a text look like another one, or begins a command to a terminal."""
+"""Control characters (C0, DEL, C1), line and paragraph separators, and Unicode's Bidi_Control. Each can make a text
+look like another one, or start a terminal command.
+"""
 
 _SYMBOL = Pattern(r"%([0-9]*)(.?)", re.DOTALL)
 _NAME = Pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -25,7 +26,7 @@ _DOMAIN = Pattern(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z
 
 
 def name_fault(name: str) -> str | None:
-    """Return what is wrong with a name, in words that follow `the … name `, or None."""
+    """Return the fault of a name, to follow `the … name `, or None if it is valid."""
     if not name:
         return "is empty"
     if len(name) > NAME_CHARACTERS_MAX:
@@ -36,7 +37,7 @@ def name_fault(name: str) -> str | None:
 
 
 def job_name_fault(name: str) -> str | None:
-    """Return what is wrong with the name of a job, in words that follow `the name `, or None.
+    """Return the fault of a job's name, to follow `the name `, or None if it is valid.
 
     Wider than `name_fault`: workflow managers submit names such as `nf-align_(sample 1)`.
     """
@@ -50,7 +51,7 @@ def job_name_fault(name: str) -> str | None:
 
 
 def is_mail_address(text: str) -> bool:
-    """Return whether a text is a mail address or user name that every mail program reads alike.
+    """Return whether a text is a mail address or user name that all mail programs read alike.
 
     The rule is narrower than RFC 5321's dot-atom: the local part contains no character that a mail program or a shell
     interprets, because GNU mailutils runs the command after a `|`.
@@ -71,13 +72,13 @@ class UnknownSymbol(ValueError):
 
 
 SYMBOLS = "%% %A %d %j %u %x, and %a in an array"
-"""The symbols of paths in directives, for messages."""
+"""Symbols of paths in directives, for messages."""
 
 FILE_SYMBOLS = "%% %A %J %N %d %j %n %s %t %u %x, and %a and %b in an array"
-"""The symbols of the files for a script's input and output, for messages."""
+"""Symbols of a script's input and output files, for messages."""
 
 SYMBOL_WIDTH_MAX = 10
-"""Digits to which a number in a file name is padded, count: as in sbatch, which takes a larger width as this one."""
+"""Maximum width of a padded number in a file name, digits; larger widths are reduced to it, as in sbatch."""
 
 
 def expand_symbols(
@@ -91,11 +92,14 @@ def expand_symbols(
     array_task: int = 0,
     node: str | None = None,
 ) -> str:
-    """Return `text` with Slurm's symbols replaced: those of SYMBOLS; `\\\\` stops it and is removed.
+    """Return `text` with Slurm's symbols (SYMBOLS) replaced; `\\\\` stops the replacement and is removed.
 
-    With `node`, the node that the job runs on, those of FILE_SYMBOLS, and a width pads a number: `%4j`. `array_job` 0:
-    the job is no task of an array, `%a` means nothing and `%A` the job. Raises UnknownSymbol. Sources: the burst
-    buffer guide, Symbol Replacement; sbatch(1), filename pattern.
+    With `node`, the job's node, those of FILE_SYMBOLS are replaced, and a width pads a number: `%4j`. With `array_job`
+    0 the job is not in an array: `%a` does not exist and `%A` is the job. Sources: the burst buffer guide, Symbol
+    Replacement; sbatch(1), filename pattern.
+
+    Raises:
+        UnknownSymbol: the text has a symbol that does not exist here.
     """
     if "%" not in text and "\\\\" not in text:
         return text
@@ -121,19 +125,19 @@ def expand_symbols(
 _NUMERIC_SYMBOLS = frozenset("AJabjnt")
 
 
-# ---- texts that come from other people, such that neither a terminal, nor a log, nor a mail takes orders from them
+# ---- untrusted texts, made harmless to terminals, logs and mail
 
 
 def has_control_character(text: str) -> bool:
     """Return whether a text contains a line break, a terminal control character or a bidirectional control
     character.
     """
-    # Most texts are printable, which is asked in a fraction of the time.
+    # Most texts are printable, and that check is much faster than the search.
     return not text.isprintable() and _CONTROL.search(text) is not None
 
 
 def plain(text: str) -> str:
-    """Return the text on one line, each character that is not printable as an escape, such as `\\x1b`."""
+    """Return the text on one line with unprintable characters escaped, such as `\\x1b`."""
     if text.isprintable():
         return text
     return "".join(
@@ -142,11 +146,11 @@ def plain(text: str) -> str:
     )
 
 
-# ---- lists of nodes as people write them, in the field's form: `n[1-4,7],login`, and `ALL`
+# ---- node lists in the usual form: `n[1-4,7],login`, and `ALL`
 
 
 EVERY_NODE = "ALL"
-"""In place of names: every node that there is, and any that comes."""
+"""Replaces a node list: all present and future nodes."""
 
 _ITEM = Pattern(r"([^\[\],\s]*)(?:\[([0-9,-]{1,4096})\])?([^\[\],\s]*)", re.ASCII)
 _RANGE = Pattern(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
@@ -154,11 +158,15 @@ _NUMBERED = Pattern(r"(.*?)([0-9]{1,9})", re.ASCII)
 
 
 class NodeListError(ValueError):
-    """A list of nodes that cannot be read: its words say why; after `; ` what would be right."""
+    """An invalid node list; the message has the cause, and after `; ` the remedy."""
 
 
 def parse_nodes(text: str) -> tuple[str, ...]:
-    """Return the names that `n[01-03],m` lists, ascending, each once; NodeListError."""
+    """Return the names in a list such as `n[01-03],m`, ascending and without duplicates.
+
+    Raises:
+        NodeListError: the list is invalid or too long.
+    """
     names: set[str] = set()
     for count, name in enumerate(name for item in _split_items(text) for name in _expand_item(item)):
         if count >= NODES_MAX:
@@ -172,7 +180,7 @@ def parse_nodes(text: str) -> tuple[str, ...]:
 
 
 def _split_items(text: str) -> Iterator[str]:
-    """Yield what stands between the commas that are not in brackets."""
+    """Yield the parts between commas outside brackets."""
     depth, start = 0, 0
     for place, character in enumerate(text):
         depth += (character == "[") - (character == "]")
@@ -201,7 +209,7 @@ def _expand_item(item: str) -> Iterator[str]:
 
 
 def format_nodes(names: Iterable[str]) -> str:
-    """Return what `parse_nodes` reads, neighbours with numbers at their ends in brackets."""
+    """Format a node list as `parse_nodes` reads it, with ranges in brackets."""
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for name in names:
@@ -209,7 +217,7 @@ def format_nodes(names: Iterable[str]) -> str:
         if found is None:
             plain.append(name)
         else:
-            # Numbers without leading zeros have any width: they are one group.
+            # Numbers without leading zeros form one group, whatever their width.
             width = len(found[2]) if found[2].startswith("0") and len(found[2]) > 1 else 0
             groups.setdefault((found[1], width), []).append(int(found[2]))
     for (before, width), numbers in groups.items():
@@ -222,7 +230,7 @@ def format_nodes(names: Iterable[str]) -> str:
 def _ranges(numbers: list[int], width: int) -> Iterator[str]:
     first = last = numbers[0]
     for number in [*numbers[1:], -1]:
-        # A range is written with the width of its first number, so 09 and 10 stand in one and 9 and 10 do, too.
+        # A range has the width of its first number, so 09 and 10 can share one, and so can 9 and 10.
         if number == last + 1 and (not width or len(str(number)) <= width):
             last = number
             continue

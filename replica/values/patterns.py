@@ -1,4 +1,4 @@
-"""Regular expressions that are compiled when they are used first: of those that it loads, a command uses few."""
+"""Lazily compiled regular expressions: a command-line program loads many and uses few."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Pattern:
-    """A regular expression, with the methods of `re.Pattern` that are declared here."""
+    """A regular expression with the methods of `re.Pattern` that are declared here."""
 
     fullmatch: Callable[[str], re.Match[str] | None]
     match: Callable[[str], re.Match[str] | None]
@@ -22,7 +22,7 @@ class Pattern:
         self._flags = flags
 
     def __getattr__(self, name: str) -> Any:
-        """Return a method of the compiled expression, which is there without asking from then on."""
+        """Return a method of the compiled expression, and store it for direct access."""
         if name not in Pattern.__annotations__:
             raise AttributeError(name)
         found = getattr(re.compile(self._text, self._flags), name)

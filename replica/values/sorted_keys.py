@@ -1,6 +1,6 @@
-"""Keys kept in their order while they come and go: a list of short sorted lists.
+"""Sorted set of keys with fast insertion and deletion: a list of short sorted lists.
 
-One list would do, but for 100,000 keys each change moves half a megabyte; here it moves one short list.
+With a single list of 100,000 keys, each change would move half a megabyte; here it moves one short list.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any, Generic, TypeVar
 K = TypeVar("K", bound=Any)
 
 CHUNK_KEYS_MAX = 512
-"""Keys in one short list, count: at twice that many, finding and moving still cost about the same."""
+"""Keys in one short list, count: even at twice that many, finding and moving cost about the same."""
 
 
 class SortedKeys(Generic[K]):
-    """A set whose keys come in ascending order. It must not be changed while it is walked over."""
+    """A set that iterates in ascending order. It must not change during iteration."""
 
     __slots__ = ("_chunks", "_greatest")
 
     def __init__(self, keys: Sequence[K] = ()) -> None:
-        """Make the set of `keys`, which must be in ascending order and different from each other."""
+        """Create the set from `keys`, which must be ascending and distinct."""
         starts = range(0, len(keys), CHUNK_KEYS_MAX)
         self._chunks: list[list[K]] = [list(keys[start : start + CHUNK_KEYS_MAX]) for start in starts]
         self._greatest: list[K] = [chunk[-1] for chunk in self._chunks]
@@ -36,7 +36,11 @@ class SortedKeys(Generic[K]):
 
     @property
     def first(self) -> K:
-        """The smallest key; IndexError if there is none."""
+        """Return the smallest key.
+
+        Raises:
+            IndexError: the set is empty.
+        """
         return self._chunks[0][0]
 
     def first_after(self, key: K) -> K | None:
@@ -48,13 +52,13 @@ class SortedKeys(Generic[K]):
         return chunk[bisect_right(chunk, key)]
 
     def rank(self, key: K) -> int:
-        """Return how many keys are smaller than `key`."""
+        """Return the number of keys smaller than `key`."""
         index = bisect_left(self._greatest, key)
         before = sum(map(len, self._chunks[:index]))
         return before if index == len(self._chunks) else before + bisect_left(self._chunks[index], key)
 
     def add(self, key: K) -> None:
-        """Add a key; it must not be there."""
+        """Add a key that is not in the set."""
         if not self._chunks:
             self._chunks.append([key])
             self._greatest.append(key)
@@ -63,7 +67,7 @@ class SortedKeys(Generic[K]):
         chunk = self._chunks[index]
         insort(chunk, key)
         if len(chunk) > CHUNK_KEYS_MAX:
-            # Keys mostly come in ascending order: then the last chunk stays full instead of half full.
+            # Keys mostly arrive in ascending order: the last chunk then stays full instead of half full.
             at = CHUNK_KEYS_MAX if chunk[-1] is key else CHUNK_KEYS_MAX // 2
             self._chunks.insert(index + 1, chunk[at:])
             self._greatest.insert(index, chunk[at - 1])
@@ -72,7 +76,7 @@ class SortedKeys(Generic[K]):
         self._greatest[index] = self._chunks[index][-1]
 
     def discard(self, key: K) -> None:
-        """Remove a key if it is there."""
+        """Remove a key if the set has it."""
         index = bisect_left(self._greatest, key)
         if index == len(self._chunks):
             return

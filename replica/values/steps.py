@@ -1,4 +1,4 @@
-"""Work that can be done in pieces: a generator that yields what it has done, in steps, and returns what came out."""
+"""Interruptible work: generators that yield the number of steps done and return a result."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 Steps = Generator[int, None, T]
-"""Work in steps of some 20 us each: yields how many it has done since it yielded last."""
+"""A generator of work in steps of some 20 us: yields the number of steps since the last yield."""
 
 
 class StepRunner(Generic[T]):
-    """Work under way: `advance` it until it is done, then `result` is there."""
+    """Runs a generator in portions. `result` is set once `advance` returns True."""
 
     def __init__(self, steps: Steps[T]) -> None:
-        """Take over the work; nothing of it is done yet."""
+        """Take over a generator without starting it."""
         self._steps = steps
         self.result: T
 
     def advance(self, steps_max: int) -> bool:
-        """Do about so many steps more; return whether that was the last of it. Raises what the work raises."""
+        """Do about `steps_max` more steps; return whether the work is done.
+
+        Exceptions of the work propagate.
+        """
         left = steps_max
         try:
             while left > 0:
@@ -32,7 +35,7 @@ class StepRunner(Generic[T]):
 
 
 def run_to_end(steps: Steps[T]) -> T:
-    """Do all of it at once, and return what came out."""
+    """Run a generator to its end, and return its result."""
     while True:
         try:
             next(steps)

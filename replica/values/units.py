@@ -1,6 +1,6 @@
-"""Sizes and instants: exact, without floating point.
+"""Sizes, quantities and instants, in exact integers.
 
-Sources: the burst buffer guide (suffixes), SEMANTICS.md (what Forebay accepts and refuses).
+Sources: the burst buffer guide (suffixes), SEMANTICS.md (accepted and rejected forms).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Revision = NewType("Revision", int)
 """Number of settled commands; identifies a moment in history."""
 
 NEVER = Instant(0)
-"""The instant that stands for "has not happened"."""
+"""Stands for "has not happened"."""
 
 MICROSECONDS_PER_SECOND = 1_000_000
 
@@ -33,7 +33,7 @@ for _letter, _power in _BINARY_POWER.items():
     SIZE_MULTIPLIERS[_letter + "B"] = 1000**_power
 
 SIZE_DIGITS_MAX = 40
-"""Digits of a size, count: more than any has, and few enough to be multiplied at once."""
+"""Digits of a size, count: more than any valid size has, and cheap to multiply."""
 
 _WRITTEN_CHARACTERS = 48
 """Characters of a size that a message repeats."""
@@ -44,7 +44,7 @@ SUFFIXES = "K KiB M MiB G GiB T TiB P PiB (powers of 1024), KB MB GB TB PB (powe
 
 
 class SizeError(ValueError):
-    """A size that cannot be read; `offset` is where in the text, counted in characters from 0."""
+    """An invalid size; `offset` is the position of the fault, counted in characters from 0."""
 
     def __init__(self, sentence: str, offset: int, remedy: str) -> None:
         super().__init__(sentence)
@@ -54,7 +54,7 @@ class SizeError(ValueError):
 
 
 class Quantity(msgspec.Struct, frozen=True):
-    """A capacity as it was written: bytes, nodes (`2N`), or `bare`: a number without a suffix, units of its pool."""
+    """A capacity as written. `unit` is bytes, nodes (`2N`), or `bare`: no suffix, hence units of the pool."""
 
     value: int
     unit: str
@@ -65,10 +65,12 @@ NODE_SUFFIXES = ("N", "NODE", "NODES")
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that `text` says, rounded up to a whole byte.
+    """Return the bytes in `text`, rounded up to a whole byte.
 
-    Decimals are exact (`1.5TB` is 1,500,000,000,000). Raises SizeError for an empty number, a sign, an unknown
-    suffix, zero, or more than SIZE_BYTES_MAX.
+    Decimals are exact (`1.5TB` is 1,500,000,000,000).
+
+    Raises:
+        SizeError: the number is empty, signed, zero or above SIZE_BYTES_MAX, or the suffix is unknown.
     """
     quantity = parse_quantity(text)
     if quantity.unit == "nodes":
@@ -83,9 +85,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_quantity(text: str, bare: int = 1) -> Quantity:
-    """Return what `text` says, in bytes rounded up, in nodes, or without a unit; `bare` multiplies what has no suffix.
+    """Return the quantity in `text`: in bytes rounded up, in nodes, or without a unit, then multiplied by `bare`.
 
-    Raises SizeError as parse_size does, and for a fraction of a node.
+    Raises:
+        SizeError: as in `parse_size`, and for a fraction of a node.
     """
     if not text:
         raise SizeError("the size is empty", 0, "write a number, for example 10GiB")
@@ -124,7 +127,7 @@ def parse_quantity(text: str, bare: int = 1) -> Quantity:
             0,
             f"the largest size is {SIZE_BYTES_MAX} bytes",
         )
-    # Rounded up in whole numbers: exact without a Fraction, which takes longer than all the rest.
+    # Integer division rounds up exactly, without a Fraction, which would dominate the cost.
     value = -(-int(whole + decimals) * multiplier // 10 ** len(decimals))
     if value == 0:
         raise SizeError(f"the size {written!r} is zero", 0, "ask for at least one byte")
@@ -134,9 +137,7 @@ def parse_quantity(text: str, bare: int = 1) -> Quantity:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return the size with the largest suffix that loses nothing: 1073741824 is `1GiB`, 1000000 is `1MB`, 1025 is
-    `1025`.
-    """
+    """Format a size with the largest suffix that loses nothing: 1073741824 is `1GiB`, 1025 is `1025`."""
     if size_bytes == 0:
         return "0"
     for letter in reversed(_BINARY_POWER):
@@ -149,9 +150,11 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_slurm_size(size: int) -> str:
-    """Return a size as `scontrol show burst` prints it: the largest suffix that divides it, PiB before PB before TiB
-    and so on, so 1000000 is `1MB`, 1024000000 is `1024MB`, and 0 and 1023 have none. (`format_size` prefers powers of
-    1024.) Source: the guide's sample output and the transcripts.
+    """Format a size as `scontrol show burst` does.
+
+    The suffix is the largest that divides it, PiB before PB before TiB and so on: 1000000 is `1MB`, 1024000000 is
+    `1024MB`, and 0 and 1023 have none. (`format_size` prefers powers of 1024.) Source: the guide's sample output and
+    the transcripts.
     """
     if size == 0:
         return "0"
@@ -180,10 +183,10 @@ _JOBS_PER_SECOND = 1_000
 
 
 def first_job_id_at(at: Instant) -> int:
-    """Return the least job number of an incarnation of a cluster that begins at this time.
+    """Return the lowest job ID of an incarnation of the cluster that begins at this time.
 
-    Numbers of a lost part of the history, and of other incarnations of which nothing is known here, are lower, as long
-    as fewer than 1,000 jobs are submitted a second on average. So no number is given out twice, and what agents hold
-    under a lost number stays apart from every later job's.
+    IDs of a lost part of the history, and of unknown incarnations, are lower as long as fewer than 1,000 jobs are
+    submitted a second on average. No ID is assigned twice, and data of lost jobs on agents never mixes with that of
+    later jobs.
     """
     return (at - seconds(_JOB_NUMBERS_SINCE)) * _JOBS_PER_SECOND // MICROSECONDS_PER_SECOND

@@ -8,9 +8,7 @@ import msgspec
 
 
 class Reason(StrEnum):
-    """Slurm's names for the reasons that Forebay reports for waiting jobs, byte for byte. The reasons of limits are in
-    `replica.model.accounts`.
-    """
+    """Reasons of waiting jobs, byte for byte as in Slurm. Those of limits are in `replica.model.accounts`."""
 
     NONE = "None"
     PRIORITY = "Priority"
