@@ -260,7 +260,7 @@ def is_group_limit(limit: Limit) -> bool:
     return limit.kind in _GROUP
 
 
-# Validation of records --------------------------------------------------------------------------------------------------
+# Validation of records -----------------------------------------------------------------------------------------------
 
 
 def _invalid(place: str, sentence: str, remedy: str) -> Refusal:

@@ -143,7 +143,7 @@ class HasSite(Protocol):
     def site(self) -> Site: ...
 
 
-# Queries ----------------------------------------------------------------------------------------------------------
+# Queries -------------------------------------------------------------------------------------------------------
 
 
 def tears_down_on_failure(site: Site) -> bool:
@@ -224,7 +224,7 @@ def get_sys_status_of(site: Site) -> str:
     return site.get_sys_status or provider_facts(site.provider).get_sys_status
 
 
-# Validation of records --------------------------------------------------------------------------------------------------
+# Validation of records -----------------------------------------------------------------------------------------------
 
 _NUMBERS: dict[str, tuple[int, int]] = {
     "stage_in_timeout_s": (1, TIME_LIMIT_S_MAX),

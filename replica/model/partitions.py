@@ -180,7 +180,7 @@ def choose_partition(partitions: Partitions, partition: str, user: str, account:
     return partition
 
 
-# Validation of records --------------------------------------------------------------------------------------------------
+# Validation of records -----------------------------------------------------------------------------------------------
 
 
 def check_partition(partition: Partition) -> Refusal | None:
