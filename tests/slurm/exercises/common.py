@@ -20,6 +20,11 @@ Told = Callable[[Site, Client, int, int], Awaitable[Figures]]
 
 SETTLED: Final = ("none", "over")
 
+GONE_S: Final = 420.0
+"""Seconds for buffers that never ran to be gone: they linger (ExternalJobLinger, 300 s), as after a restart of
+slurmctld.
+"""
+
 REGISTERS_S: Final = 60.0
 """Seconds within which an agent that was started registers."""
 

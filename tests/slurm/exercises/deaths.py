@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from cluster.client import Client
 from tests.slurm.controllers import TwoControllers
-from tests.slurm.exercises.common import Figures, Jobs, all_well, exported, many, nothing_left, require
+from tests.slurm.exercises.common import GONE_S, Figures, Jobs, all_well, exported, many, nothing_left, require
 from tests.slurm.plain import PlainSite
 from tests.slurm.site import RunFailed, Site
 from tests.slurm.slurm import Submitted
@@ -208,7 +208,7 @@ async def _slurmctld_ends(site: Site, client: Client, rounds: int, seed: int, wa
             print(f"round {number + 1}: {way} in {moment}; so far with {way}: {shown}", flush=True)
     finally:
         await asyncio.to_thread(plain.stop)
-    await nothing_left(site, client)
+    await nothing_left(site, client, GONE_S)
     stuck, stuck_beside = (_stuck(one.held for one in found.values()) for found in (ends, beside))
     unlike = set(stuck) - set(stuck_beside) - SEEN_BESIDE
     require(not unlike, f"nothing beside it is ever stuck so: {unlike}; {ends}, beside it {beside}")

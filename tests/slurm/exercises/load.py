@@ -17,7 +17,7 @@ from typing import Final
 from cluster.client import Client
 from tests.benchmarks.processes import tree, tree_cpu_s
 from tests.faults.local_cluster import REPLICAS, RunFailed
-from tests.slurm.exercises.common import Figures, Jobs, all_well, exported, many, nothing_left, refusal, require
+from tests.slurm.exercises.common import GONE_S, Figures, Jobs, all_well, exported, many, nothing_left, refusal, require
 from tests.slurm.plain import PlainSite
 from tests.slurm.site import MOVERS, Site
 from tests.slurm.slurm import Submitted
@@ -36,11 +36,6 @@ Latencies = dict[str, list[float]]
 
 STAGE_INS: Final = 128
 """What Slurm 22.05 has staged in at a time."""
-
-GONE_S: Final = 420.0
-"""Seconds for buffers that never ran to be gone: they linger (ExternalJobLinger, 300 s), as after a restart of
-slurmctld.
-"""
 
 PASSES_S: Final = 3.0
 """Seconds between two passes of an idle slurmctld. A tiny job waits for two of them, so jobs begin at random times."""
