@@ -106,3 +106,9 @@ def test_metrics_that_pages_name_exist() -> None:
         if f'"{name}"' not in code and f'"{name}_total"' not in code
     ]
     assert missing == []
+
+
+def test_the_page_on_monitoring_names_each_alert() -> None:
+    rules = re.findall(r"- alert: (\w+)", text_of(Path("packaging/monitoring/forebay.rules.yml")))
+    named = re.findall(r"`(Forebay[A-Z]\w+)`", text_of(Path("docs/operate/monitoring.md")))
+    assert sorted(named) == sorted(rules)
