@@ -66,8 +66,8 @@ def exit_codes() -> str:
     return (
         f"## Commands\n\n| code | meaning |\n|---|---|\n{rows}\n\n"
         "## Replicas\n\n"
-        "`forebay run replica` becomes the process of the replica once it has read the configuration, and ends\n"
-        "with its own code:\n\n"
+        "`forebay run replica` becomes the process of the replica once it has read the configuration, and\n"
+        "ends with its own code:\n\n"
         f"| code | meaning |\n|---|---|\n{serve}\n"
     )
 
@@ -118,7 +118,7 @@ _NOTES = (
 
 
 def _filled(text: str) -> str:
-    lines = textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.fill(text, 99, break_long_words=False, break_on_hyphens=False)
     # A line of prose that begins like a list or a heading is none.
     return re.sub(r"(?m)^([-+*#])", r"\\\1", lines)
 

@@ -57,7 +57,7 @@ def measure(path: Path) -> Measures:
         elif token.type == "paragraph_open" and token.map:
             opening = token
             start, end = token.map
-            if end - start > PARAGRAPH_MAX:
+            if end - start > PARAGRAPH_MAX and start + 1 not in generated:
                 found.paragraphs.append(f"{start + 1}: {end - start} lines")
         elif token.type == "inline":
             start = (token.map or (opening.map if opening and opening.map else [0, 0]))[0] + 1

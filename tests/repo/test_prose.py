@@ -14,8 +14,8 @@ from tests.repo.tree import ROOT, modules, repository_files, text_of
 
 TOP = tuple(Path(name) for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"))
 PAGES = [path for path in repository_files() if path.parts[0] == "docs" and path.suffix == ".md"]
-UNCONVERTED = ("docs/use", "docs/slurm", "docs/audit", "docs/reference", "docs/explain")
-"""Directories whose pages do not follow the rules yet; only ever fewer."""
+UNCONVERTED = tuple(f"docs/reference/{name}.md" for name in ("buffer-states", "lua-provider", "plugin-api"))
+"""Pages that do not follow the rules yet; only ever fewer."""
 
 CONVERTED = [path for path in (*TOP, *PAGES) if not str(path).startswith(UNCONVERTED)]
 PAGE_LINES_MAX = 150

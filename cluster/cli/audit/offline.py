@@ -349,7 +349,7 @@ def recover(**options: Any) -> None:
 @click.command("whatif")
 @_DATA
 @_NAME
-@click.option("--from", "first", metavar="WHEN", help=f"Start of the period: {WINDOW_FORMS}.  [default: of the ledger]")
+@click.option("--from", "first", metavar="WHEN", help=f"First moment: {WINDOW_FORMS}.  [default: of the ledger]")
 @click.option("--to", "last", metavar="WHEN", help="End of the period, in the same forms.  [default: of the ledger]")
 @click.option(
     "--set",
