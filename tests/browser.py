@@ -11,7 +11,7 @@ import base64
 import json
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,17 @@ PATIENCE_S = 60.0
 """Seconds that the browser may take to do something: a bound against hanging."""
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+
+QUALITY = 60
+"""Of pictures in WebP, of 100."""
+
+SCREENS: Mapping[str, Mapping[str, Any]] = {
+    "desk": {"width": 1400, "height": 900},
+    "desk-dark": {"width": 1400, "height": 900, "dark": True},
+    "phone": {"width": 390, "height": 844},
+    "phone-dark": {"width": 390, "height": 844, "dark": True},
+}
+"""What people look with."""
 
 TAB, ENTER = "Tab", "Enter"
 
@@ -149,10 +160,19 @@ class Browser:
         """Say whether pages may run scripts."""
         await self.send("Emulation.setScriptExecutionDisabled", value=not run)
 
-    async def picture(self, file: Path) -> None:
-        """Write the whole page, however long it is, as a picture."""
-        answer = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    async def picture(self, file: Path, *, first_screen: bool = False) -> None:
+        """Write the whole page, however long it is, or its first screen, as a picture in the format of its suffix."""
+        kind: dict[str, Any] = {"format": file.suffix[1:]} | ({"quality": QUALITY} if file.suffix == ".webp" else {})
+        answer = await self.send("Page.captureScreenshot", captureBeyondViewport=not first_screen, **kind)
         file.write_bytes(base64.b64decode(answer["data"]))
+
+    async def pictures(self, url: str, directory: Path, name: str, screens: Mapping[str, Mapping[str, Any]]) -> None:
+        """Open a page, and write it as it is on each of these screens; nothing may be wider than a screen."""
+        for screen, size in screens.items():
+            await self.look(**size)
+            await self.open(url)
+            await self.picture(directory / f"{name}-{screen}.png")
+            assert await self.run("document.documentElement.scrollWidth <= innerWidth"), (name, screen)
 
 
 @asynccontextmanager

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from cluster.api import request_decoding
-from cluster.api.privacy import may_see, owns, redact_job
-from cluster.api.render import capacity_controls, holders, job_view, left_out, node_view, pool_view
+from cluster.api.privacy import may_see, owns, redact_job, visible_reason
+from cluster.api.render import JobVerdicts, capacity_controls, holders, job_view, left_out, node_view, pool_view
 from cluster.api.service import ApiCall, ApiService, CommandBody, Reply, Route, encode_view, handles, is_long
 from cluster.api.transfers import with_transfers
 from cluster.api.web import Problem, Redirect, bad_request, no_leader, rejection_problem, unknown_job
@@ -19,6 +20,7 @@ from cluster.providers import CALLS_MAX
 from cluster.schemas import (
     ApiOperation,
     BulkAnswer,
+    CollapsedTasksView,
     Command,
     CommandResult,
     JobsAnswer,
@@ -34,7 +36,7 @@ from cluster.system import format_instant
 from cluster.system.eventloop import RECORDS_PER_SLICE, SlicedWork, iterate_paced
 from replica.decide import job_of_task, jobs_of_tasks
 from replica.messages import commands as c
-from replica.model import JobState, Tasks
+from replica.model import Job, JobState, Tasks, format_reference
 from replica.state import State
 from replica.values import NEVER, Instant, Refusal
 from replica.views import buffer_path, persistent_notes, shared_destinations
@@ -46,6 +48,9 @@ PARTS_PER_COMMAND = 128
 
 CHARACTERS_PER_PART = 4
 """Characters of a script full of directives that cost one slice part."""
+
+REASONS_OF_ROW_MAX = 5
+"""Most frequent reasons listed for the tasks of one row, count."""
 
 _WORDS = frozenset(state.name for state in JobState)
 
@@ -93,42 +98,144 @@ def _shared_destinations(call: ApiCall[Any], state: State, job_id: int) -> tuple
     return tuple(found)
 
 
+class _JobFilter(NamedTuple):
+    """Filter of a job list, over fields that private data leaves visible."""
+
+    states: frozenset[str]
+    """Names of job states; empty: any."""
+    user: str | None
+    name: str
+    """Part of the name in lower case; empty: any."""
+    only_external_jobs: bool
+
+    @classmethod
+    def of(cls, call: ApiCall[None]) -> _JobFilter:
+        """Return the filter of a query; Problem 400 for an unknown state."""
+        query = call.query
+        states = frozenset(word.upper() for word in query.get("state", "").split(",") if word)
+        unknown = sorted(states - _WORDS)
+        if unknown:
+            raise bad_request(
+                f"the job state {unknown[0]!r} is unknown", f"use {', '.join(sorted(_WORDS))}", "query state"
+            )
+        only_external_jobs = query.get("external_jobs") == "yes"
+        return cls(states, query.get("user"), query.get("name", "").casefold(), only_external_jobs)
+
+    def matches(self, job: Job) -> bool:
+        """Return True if the job is to be listed."""
+        return (
+            (not self.states or job.state.name in self.states)
+            and (self.user is None or job.request.user == self.user)
+            and (not self.name or self.name in job.request.name.casefold())
+            and (job.external_job is not None or not self.only_external_jobs)
+        )
+
+
+class _JobRows:
+    """Matching jobs as rows: one a job, or with `collapse` one for all tasks of an array in one state."""
+
+    def __init__(self, *, collapse: bool) -> None:
+        self._collapse = collapse
+        self._groups: dict[tuple[int, JobState], list[int]] = {}
+        self.count = 0
+        """Jobs of all rows, count."""
+        self.ids: list[int] = []
+        """Job ID of each row, for an array its smallest one; complete after `merge`."""
+        self.tasks: dict[int, list[int]] = {}
+        """Job ID of a row -> its jobs, for rows with more than one."""
+
+    def add(self, job: Job) -> None:
+        """Add a job."""
+        self.count += 1
+        array = job.request.array if self._collapse else None
+        if array is None:
+            self.ids.append(job.id)
+        else:
+            self._groups.setdefault((array.job, job.state), []).append(job.id)
+
+    async def merge(self, work: SlicedWork) -> None:
+        """Add the rows of the arrays."""
+        for group in self._groups.values():
+            await work.take(0, parts=len(group))
+            group.sort()
+            self.ids.append(group[0])
+            if len(group) > 1:
+                self.tasks[group[0]] = group
+
+
 @handles(ops.LIST_JOBS)
 async def list_jobs(call: ApiCall[None]) -> Reply[JobsAnswer]:
     expected = call.query.get("expected") == "yes"
     most = ops.EXPECTED_LISTED_MAX if expected else ops.JOBS_LISTED_MAX
     limit = call.integer("limit", min(most, ops.JOBS_LISTED), least=1, most=most)
-    wanted = frozenset(word.upper() for word in call.query.get("state", "").split(",") if word)
-    unknown = sorted(wanted - _WORDS)
-    if unknown:
-        raise bad_request(f"the job state {unknown[0]!r} is unknown", f"use {', '.join(sorted(_WORDS))}", "query state")
-    user = call.query.get("user")
-    only_external_jobs = call.query.get("external_jobs") == "yes"
+    wanted = _JobFilter.of(call)
     after = call.integer("after", 0, least=0, most=JOB_ID_MAX) if "after" in call.query else None
+    before = call.integer("before", 0, least=0, most=JOB_ID_MAX) if "before" in call.query else None
+    if after is not None and before is not None:
+        raise bad_request("after and before exclude each other", "give one of them", "query before")
     named = request_decoding.job_reference(call.query["job"], "query job") if "job" in call.query else None
     state, work = await call.state(), call.work
     listed: Iterable[int] = state.jobs if named is None else _named_jobs(state, *named)
-    found: list[int] = []
-    rows: list[JobView] = []
-    async for job_id in iterate_paced(listed, work, parts=1):
+    matching = _JobRows(collapse=call.query.get("collapse") == "yes")
+    async for job_id in iterate_paced(listed, work, parts=2):
         job = state.jobs[job_id]
-        matches = (not wanted or job.state.name in wanted) and (user is None or job.request.user == user)
-        matches = matches and (job.external_job is not None or not only_external_jobs)
-        if matches and (after is None or job_id > after):
-            found.append(job_id)
-    truncated = len(found) > limit
-    shown_ids = list(islice(await work.sort(found, reverse=after is None), limit))
-    known = await call.service.verdicts.verdicts_of(state, shown_ids, work, reasons=True)
-    async for job_id in iterate_paced(shown_ids if after is not None else reversed(shown_ids), work):
+        if wanted.matches(job):
+            matching.add(job)
+    await matching.merge(work)
+    rest = [
+        job_id
+        async for job_id in iterate_paced(matching.ids, work, parts=1)
+        if (after is None or job_id > after) and (before is None or job_id < before)
+    ]
+    shown_ids = list(islice(await work.sort(rest, reverse=after is None), limit))
+    skipped = len(matching.ids) - len(rest)
+    if after is None and before is None:
+        shown_ids.reverse()
+        skipped = len(rest) - len(shown_ids)
+    tasks = [task for job_id in shown_ids for task in matching.tasks.get(job_id, (job_id,))]
+    known = await call.service.verdicts.verdicts_of(state, tasks, work, reasons=True)
+    rows: list[JobView] = []
+    async for job_id in iterate_paced(shown_ids, work):
         view = redact_job(call, state, job_view(state, job_id, known))
         job = state.jobs[job_id]
         if expected and job.state is JobState.PENDING and job.external_job is None and may_see(call, state, job_id):
             view = await _with_expected_start(call, state, view)
         rows.append(encode_view(view))
     answer = JobsAnswer(
-        revision=state.revision, jobs=tuple(rows), truncated=truncated, at=format_instant(call.service.then or NEVER)
+        revision=state.revision,
+        jobs=tuple(rows),
+        truncated=len(rest) > limit,
+        at=format_instant(call.service.then or NEVER),
+        matching=len(matching.ids),
+        matching_jobs=matching.count,
+        skipped=skipped,
+        collapsed={
+            str(job_id): await _collapsed_view(call, state, matching.tasks[job_id], known)
+            for job_id in shown_ids
+            if job_id in matching.tasks
+        },
     )
     return Reply(state.revision, answer)
+
+
+async def _collapsed_view(
+    call: ApiCall[None], state: State, tasks: list[int], known: JobVerdicts
+) -> CollapsedTasksView:
+    """Return the row of several tasks of an array."""
+    numbers: list[int] = []
+    reasons: Counter[str] = Counter()
+    array_id = 0
+    async for job_id in iterate_paced(tasks, call.work, parts=8):
+        array = state.jobs[job_id].request.array
+        assert array is not None  # only tasks of an array share a row
+        array_id = array.job
+        numbers.append(array.task)
+        reasons[visible_reason(call, state, job_id, known.reason(job_id))] += 1
+    return CollapsedTasksView(
+        reference=format_reference(array_id, tuple(sorted(numbers))),
+        count=len(tasks),
+        reasons=dict(reasons.most_common(REASONS_OF_ROW_MAX)),
+    )
 
 
 def _named_jobs(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:

@@ -62,18 +62,27 @@ async def list_nodes(call: ApiCall[None]) -> Reply[NodesAnswer]:
     after = call.query.get("after", "")
     state, work, liveness = await call.state(), call.work, _liveness(call)
     rows: list[NodeView] = []
-    truncated = False
+    matching = skipped = 0
     for name in await work.sort(state.nodes):
-        if name <= after or (wanted and node_word(state, name) not in wanted):
+        if wanted and node_word(state, name) not in wanted:
             await work.take(0, parts=1)
             continue
-        if len(rows) == limit:
-            truncated = True
-            break
+        matching += 1
+        if name <= after or len(rows) == limit:
+            skipped += name <= after
+            await work.take(0, parts=1)
+            continue
         # Its CPUs in use are summed over its jobs.
         await work.take(0, parts=PARTS_PER_NODE + 2 * len(state.on_node.get(name, ())))
         rows.append(encode_view(node_view(state, name, liveness)))
-    return Reply(state.revision, NodesAnswer(revision=state.revision, nodes=tuple(rows), truncated=truncated))
+    answer = NodesAnswer(
+        revision=state.revision,
+        nodes=tuple(rows),
+        truncated=matching > skipped + len(rows),
+        matching=matching,
+        skipped=skipped,
+    )
+    return Reply(state.revision, answer)
 
 
 @handles(ops.ADMIT_NODE)

@@ -119,16 +119,20 @@ def hidden_job(job_id: int) -> Problem:
     return permission_denied(f"job {job_id} is private to its user", remedy, "job id")
 
 
+def visible_reason(call: ApiCall[Any], state: State, job_id: int, reason: str) -> str:
+    """Return a job's reason; PRIVATE_WORD for a hidden operation's message, because it can name files."""
+    job = state.jobs[job_id]
+    is_message = reason in (job.message, job.effective_interruptions.held_because)
+    return PRIVATE_WORD if is_message and not may_see(call, state, job_id) else reason
+
+
 def redact_job(call: ApiCall[Any], state: State, view: JobView) -> JobView:
     """Return the view with fields hidden from the caller replaced."""
     if may_see(call, state, view.job_id):
         return view
-    changed = dict(HIDDEN)
+    changed = {**HIDDEN, "reason": visible_reason(call, state, view.job_id, view.reason)}
     if not view.system_comment:
         del changed["system_comment"]  # no operation failed, which the job's state says, too
-    job = state.jobs[view.job_id]
-    if view.reason in (job.message, job.effective_interruptions.held_because):
-        changed["reason"] = PRIVATE_WORD  # an operation's message, which can name files
     if view.details is not None:
         changed["details"] = msgspec.structs.replace(view.details, **HIDDEN_DETAILS)
     return msgspec.structs.replace(view, **changed)

@@ -57,7 +57,9 @@ async def list_transfers(call: ApiCall[None]) -> Reply[TransfersAnswer]:
     said = _reported_transfers(call, state)
     transfers = frozenset(await _transferring(call, state, work))
     rest = [row.job for row in said.values() if row.job not in transfers and may_see(call, state, row.job)]
-    listed = await work.sort(job for job in (*transfers, *rest) if job > after)
+    everything = (*transfers, *rest)
+    later = [job async for job in iterate_paced(everything, work, parts=1) if job > after]
+    listed = await work.sort(later)
     rows: list[TransferView] = []
     seen = list(islice(listed, limit + 1))
     async for job_id in iterate_paced(seen[:limit], work):
@@ -66,7 +68,13 @@ async def list_transfers(call: ApiCall[None]) -> Reply[TransfersAnswer]:
         else:
             # Progress of other operations, such as a removal.
             rows.append(encode_view(_said_view(call, state, said[job_id])))
-    answer = TransfersAnswer(revision=state.revision, transfers=tuple(rows), truncated=len(seen) > limit)
+    answer = TransfersAnswer(
+        revision=state.revision,
+        transfers=tuple(rows),
+        truncated=len(seen) > limit,
+        matching=len(everything),
+        skipped=len(everything) - len(later),
+    )
     return Reply(state.revision, answer)
 
 

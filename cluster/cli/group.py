@@ -59,6 +59,11 @@ class ForebayGroup(CommandGroup):
         with _detect_closed_output():
             return super().invoke(ctx)
 
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the description without a blank line above, so that the help fits on a screen of 40 lines."""
+        with formatter.indentation():
+            formatter.write_text(self.help or "")
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by section, without importing them."""
         width = max(len(name) for section in TREE.values() for name in section)

@@ -35,6 +35,7 @@ TREE: Final[Mapping[str, Mapping[str, Leaf | Branch]]] = MappingProxyType(
             "queue": Leaf("List jobs, by default those that have not ended.", "commands.job:queue"),
             "cancel": Leaf("Cancel jobs.", "commands.job_changes:cancel"),
             "status": Leaf("Show whether the cluster needs attention.", "commands.cluster:status"),
+            "page": Leaf("Open the status page in a browser.", "page:page"),
             "top": Leaf("Watch the cluster full-screen; q quits.", "top:top"),
             "job": Branch(
                 "Show, explain, change, hold and requeue jobs.",

@@ -46,6 +46,7 @@ from cluster.system import Address, Clock, SystemClock
 
 if TYPE_CHECKING:
     from cluster.client.exchange import Exchange
+    from cluster.client.page_proxy import PageProxy
     from cluster.config import AccessConfig
     from cluster.schemas import (
         BulkAnswer,
@@ -306,6 +307,13 @@ class Client:
         exchange = cast("Exchange", self._exchange)
         stream = EventStream(exchange, self._endpoints, self._clock, from_revision=from_revision, give_up_s=give_up_s)
         return stream.read()
+
+    def page_proxy(self, port: int = 0) -> PageProxy:
+        """Return a loopback proxy of the status page with this client's access; port 0: a free one."""
+        from cluster.client.page_proxy import PageProxy
+
+        # Only an event loop can serve.
+        return PageProxy(cast("Exchange", self._exchange), self._endpoints, port)
 
     # Operations of agents
 

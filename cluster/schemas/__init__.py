@@ -14,7 +14,16 @@ if TYPE_CHECKING:
         ReportsRequest,
         StageWord,
     )
-    from cluster.schemas.base import BODY_BYTES_MAX, USER_HEADER, Answer, Command, Json, made_of, shared_fields
+    from cluster.schemas.base import (
+        BODY_BYTES_MAX,
+        NUMBER_MAX,
+        USER_HEADER,
+        Answer,
+        Command,
+        Json,
+        made_of,
+        shared_fields,
+    )
     from cluster.schemas.burst import (
         NO_VALUE,
         BurstAnswer,
@@ -70,6 +79,7 @@ if TYPE_CHECKING:
         BuffersAnswer,
         BufferView,
         BulkAnswer,
+        CollapsedTasksView,
         CommandResult,
         DigestsAnswer,
         ErrorAnswer,
@@ -175,7 +185,7 @@ else:
         """
         agents: PROGRESS_ROWS_MAX OperationProgress OperationReport PollRequest RegisterRequest ReportsRequest
         agents: StageWord
-        base: BODY_BYTES_MAX USER_HEADER Answer Command Json made_of shared_fields
+        base: BODY_BYTES_MAX NUMBER_MAX USER_HEADER Answer Command Json made_of shared_fields
         burst: NO_VALUE BurstAnswer BurstBufferView BurstPoolView BurstUseView ProviderStatus Zone burst_lines
         burst: burst_text local_time owner
         channel_frames: ANSWER_BYTES_MAX CHANNEL_VERSION FRAME_BYTES_MAX LENGTH NOT_LEADER OUTSTANDING_MAX
@@ -185,8 +195,8 @@ else:
         configuration: CompareAnswer UnitWord
         job_fields: IF_DEFINED IGNORED_OPTIONS_MAX JOB_FIELDS NO_DETAILS OPTION_SHOWN_MAX JobDetailsView
         job_fields: JobField Reads SubmitRequest UpdateRequest
-        jobs: AdmittedAnswer ArchivedView BufferView BuffersAnswer BulkAnswer CommandResult DigestsAnswer
-        jobs: ErrorAnswer ErrorView HistoryAnswer HistoryRow JobView JobsAnswer LostJobView MemberView
+        jobs: AdmittedAnswer ArchivedView BufferView BuffersAnswer BulkAnswer CollapsedTasksView CommandResult
+        jobs: DigestsAnswer ErrorAnswer ErrorView HistoryAnswer HistoryRow JobView JobsAnswer LostJobView MemberView
         jobs: MembersAnswer NodeLostAnswer NodeView NodesAnswer OtherError FilesystemView FilesystemsAnswer PollAnswer
         jobs: PoolView PoolsAnswer RegisterAnswer ReportResult ReportsAnswer StateDigestAnswer StatusView
         jobs: TransferAnswer WhyView

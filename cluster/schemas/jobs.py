@@ -112,13 +112,34 @@ class JobView(View, frozen=True, kw_only=True):
     revision: int
 
 
+class CollapsedTasksView(View, frozen=True, kw_only=True):
+    """Tasks of an array that share a row of a list."""
+
+    reference: str
+    """The tasks, for example `17_[3-9,12]`."""
+    count: int
+    reasons: dict[str, int]
+    """Reason -> tasks, the most frequent ones."""
+
+
 class JobsAnswer(Answer, frozen=True, kw_only=True):
-    """Response of GET /v1/jobs. `truncated`: more jobs match than `limit`; continue with `after` set to the last ID."""
+    """Response of GET /v1/jobs.
+
+    `truncated`: more rows match than `limit`; continue with `after` (or `before`) set to the last ID.
+    """
 
     jobs: tuple[JobView, ...]
     truncated: bool = False
     at: str | None = None
     """Time of the state shown; None for the current state."""
+    matching: int | None = None
+    """Rows that match, listed or not."""
+    matching_jobs: int | None = None
+    """Jobs that match; more than rows if arrays are collapsed."""
+    skipped: int = 0
+    """Matching rows before the first listed one."""
+    collapsed: dict[str, CollapsedTasksView] = {}
+    """ID of a listed job -> the tasks of its array that the row stands for, if there are several."""
 
 
 class HistoryRow(View, frozen=True, kw_only=True):
@@ -359,6 +380,10 @@ class NodesAnswer(Answer, frozen=True, kw_only=True):
 
     nodes: tuple[NodeView, ...]
     truncated: bool = False
+    matching: int | None = None
+    """Nodes that match, listed or not."""
+    skipped: int = 0
+    """Matching nodes before the first listed one."""
 
 
 # Replicas

@@ -232,9 +232,12 @@ LIST_JOBS = _get("list_jobs", "/v1/jobs", PEOPLE, lambda: j.JobsAnswer,
     {
         "state": "comma-separated job states",
         "user": "only jobs of this user",
+        "name": "only jobs whose name contains this text, in upper or lower case",
         "external_jobs": "`yes`: only external jobs, which other schedulers manage",
         "job": "only this job, array task or tasks: `12`, `12_3`, `12_[1-4]`; the ID of an array selects all its tasks",
         "after": "only jobs with a larger ID, the smallest first; use it to read all jobs page by page",
+        "before": "only jobs with a smaller ID, the largest first",
+        "collapse": "`yes`: one row for all tasks of an array in the same state",
         "expected": f"`yes`: include expected starts of pending jobs; the limit is then {EXPECTED_LISTED_MAX} jobs",
         "limit": f"number of jobs (default {JOBS_LISTED}, maximum {JOBS_LISTED_MAX})",
     }, then=True)

@@ -58,6 +58,10 @@ class TransfersAnswer(Answer, frozen=True, kw_only=True):
 
     transfers: tuple[TransferView, ...]
     truncated: bool = False
+    matching: int | None = None
+    """Transfers, listed or not."""
+    skipped: int = 0
+    """Transfers before the first listed one."""
 
 
 class LeftOutView(View, frozen=True, kw_only=True):

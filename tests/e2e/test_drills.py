@@ -107,7 +107,7 @@ def test_a_switchover_is_planned_confirmed_measured_and_told_and_no_job_notices_
     story = operator.types("audit", "history").stdout
     assert f"began drill 1: switchover of {made['target']}" in story and "drill 1 passed: " in story
     shown = operator.types("drill", "show", "1", identity=USER)
-    assert shown.returncode == 0 and "Write stop" in shown.stdout
+    assert shown.returncode == 0 and "Writes stopped" in shown.stdout
     assert operator.types("drill", "lock", "--reason", "x", identity=USER).returncode == 6
     page = cluster.work / "page.html"
     assert operator.types("drill", "show", "1", "--html", str(page)).returncode == 0

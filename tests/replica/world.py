@@ -74,10 +74,11 @@ class World:
         level: int = features.FEATURE_LEVEL_KNOWN,
         timeouts: str = "progress",
         cluster_id: str = "id",
+        start: Instant = START,
         **policy: Any,
     ):
         self.state: State = EMPTY
-        self.at = START
+        self.at = start
         self.counter = 0
         self.ledger: list[Batch] = []
         self.reasons: list[tuple[int, dict[int, str]]] = []

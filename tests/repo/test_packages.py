@@ -259,7 +259,7 @@ def test_the_document_has_whole_statements_for_each_way_that_is_typed() -> None:
     assert one[0].startswith("cd ") and "grep 42" in one[-1], "the first job is a user's"
     loops = [typed.text for typed in blocks["three machines"] if typed.text.startswith("for ")]
     assert len(loops) == 2 and all(text.endswith("\ndone") for text in loops)
-    assert {"Write stop", "Writes lost"} <= set(sampled("first drill"))
+    assert {"Writes stopped", "Acknowledged writes lost"} <= set(sampled("first drill"))
 
 
 def test_the_head_of_the_image_s_definition_has_what_its_check_types() -> None:

@@ -1,4 +1,4 @@
-"""Formatting and templates of the status page: sizes, times, durations, labels.
+"""Formatting and templates of the status page: sizes, times, durations, labels, charts.
 
 Templates are loaded from this package only and escape everything. An undefined name is an error, not an empty text.
 """
@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cluster.schemas import EXPIRY_NOTICE_DAYS, HistoryRow, JobView, PoolUseAnswer, PoolUseView, days_left
-from cluster.schemas.page import ChartBar, ChartFrame, Layer, area_strip, bar_strip
+from cluster.schemas import (
+    EXPIRY_NOTICE_DAYS,
+    HistoryRow,
+    JobView,
+    NeedView,
+    PoolUseAnswer,
+    PoolUseView,
+    days_left,
+)
+from cluster.schemas.page import ChartBar, ChartFrame, Layer, areas, bar_strip
 from cluster.system import SLOW_SYNC_S, parse_instant
 from replica.values import MICROSECONDS_PER_SECOND, Instant
 
@@ -20,41 +28,52 @@ if TYPE_CHECKING:
 
 POLICY: Final = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
+    "form-action 'self'; frame-ancestors 'none'"
 )
-"""Content security policy: no foreign sources, no inline code, and connections only to this server."""
+"""Content security policy: no foreign sources, no inline code, and connections and forms only to this server."""
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 _SPANS_S: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
-STAYS: Final[Mapping[str, str]] = {
-    "PENDING": "waits",
-    "CONFIGURING": "moves",
-    "RUNNING": "runs",
-    "SUSPENDED": "stands",
-    "STAGE_OUT": "moves",
-    "COMPLETED": "over",
+BAR_CLASSES: Final[Mapping[str, str]] = {
+    "PENDING": "pending",
+    "CONFIGURING": "staging",
+    "RUNNING": "running",
+    "SUSPENDED": "suspended",
+    "STAGE_OUT": "staging",
+    "COMPLETED": "finished",
     "FAILED": "failed",
-    "CANCELLED": "over",
+    "CANCELLED": "finished",
     "TIMEOUT": "failed",
     "NODE_FAIL": "failed",
 }
 """Job state -> class of its bar."""
 
+STATE_SIGNS: Final[Mapping[str, str]] = {
+    "RUNNING": "good",
+    "COMPLETED": "good",
+    "PENDING": "idle",
+    "CONFIGURING": "idle",
+    "STAGE_OUT": "idle",
+    "SUSPENDED": "warn",
+    "CANCELLED": "warn",
+}
+"""Job state -> sign beside it; `bad` for all others."""
+
 _OVER: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 
-_STAGING: Final = ("staging-in", "staging-out", "teardown")
+_STAGING_WORDS: Final = ("staging-in", "staging-out", "teardown")
 _FAILED: Final = ("teardown-fail",)
 _STAGE_FAILED: Final = "stage_failed"
 
 KEYS: Final = (
-    ("waits", "waits"),
-    ("moves", "data is moved"),
-    ("runs", "runs"),
-    ("stands", "suspended"),
+    ("pending", "pending"),
+    ("staging", "staging"),
+    ("running", "running"),
+    ("suspended", "suspended"),
     ("failed", "failed"),
-    ("over", "over"),
+    ("finished", "finished"),
 )
 """Bar classes and their meaning."""
 
@@ -96,6 +115,32 @@ def format_span(seconds: float | None) -> str:
     return " ".join(parts[:2])
 
 
+def format_ago(iso: str | None, now: Instant) -> str:
+    """Format a time relative to `now`: `3 min ago`, `in 2 h 5 min`, `now`; a dash for none."""
+    if iso is None:
+        return "–"
+    away_s = (now - parse_instant(iso)) / MICROSECONDS_PER_SECOND
+    if abs(away_s) < 1:
+        return "now"
+    shown = format_span(float(int(abs(away_s)))).replace(".0 s", " s")
+    return f"{shown} ago" if away_s > 0 else f"in {shown}"
+
+
+def format_after(iso: str, first: str) -> str:
+    """Format a time as the time since another one: `+3.2 s`."""
+    return f"+{format_span(max(0.0, (parse_instant(iso) - parse_instant(first)) / MICROSECONDS_PER_SECOND))}"
+
+
+def elapsed_s(since: str | None, now: Instant) -> float | None:
+    """Return the time since `since`, seconds; None if it is unknown."""
+    return None if since is None else max(0.0, (now - parse_instant(since)) / MICROSECONDS_PER_SECOND)
+
+
+def format_count(value: int) -> str:
+    """Format a count with separators: `1,463`."""
+    return f"{value:,}"
+
+
 def format_percent(share: float | None) -> str:
     """Format a share of one as a percentage."""
     return "–" if share is None else f"{share:.0%}"
@@ -111,7 +156,23 @@ def format_offset(seconds: float | None) -> str:
     return "–" if seconds is None else f"{round(seconds, 3) + 0.0:+.3f} s"
 
 
-def pool_strip(pool: PoolUseView, answer: PoolUseAnswer, until: Instant) -> Markup:
+class NeedGroup(NamedTuple):
+    """Items that need attention for the same reason: the first one, and all of them."""
+
+    first: NeedView
+    members: tuple[NeedView, ...]
+
+
+def group_needs(needs: Iterable[NeedView]) -> list[NeedGroup]:
+    """Group the items of one kind, user and reason, so that each problem is shown once."""
+    found: dict[tuple[str, ...], list[NeedView]] = {}
+    for need in needs:
+        key = (need.kind, need.user, need.sentence) if need.job_id else (need.kind, need.subject, need.sentence)
+        found.setdefault(key, []).append(need)
+    return [NeedGroup(items[0], tuple(items)) for items in found.values()]
+
+
+def pool_chart(pool: PoolUseView, answer: PoolUseAnswer, until: Instant) -> Markup:
     """Return the chart of a pool's use until a time; NEVER: until the end of the data."""
     from markupsafe import Markup
 
@@ -123,8 +184,20 @@ def pool_strip(pool: PoolUseView, answer: PoolUseAnswer, until: Instant) -> Mark
     ]
     last = pool.steps[-1]
     held, total = format_size(last.held_bytes, pool.unit), format_size(last.quantity_bytes, pool.unit)
-    title = f"Pool {pool.name}: {held} of {total} in use"
-    return Markup(area_strip(frame, layers, most, title))
+    title = f"Pool {pool.name}: {held} of {total} used"
+    scale = [format_size(most * share, pool.unit) for share in (1, 0.5)]
+    return Markup(areas(frame, layers, most, title, (*scale, "0")))
+
+
+def used_bar(used: int, total: int) -> Markup:
+    """Return a bar of the used share."""
+    from markupsafe import Markup
+
+    share = min(1.0, used / total) if total > 0 else 0.0
+    return Markup(
+        f'<svg class="meter" aria-hidden="true"><rect width="100%" height="100%" class="served"/>'
+        f'<rect width="{100 * share:.2f}%" height="100%" class="held"/></svg>'
+    )
 
 
 def frame_of(answer: PoolUseAnswer, until: Instant) -> ChartFrame:
@@ -141,9 +214,9 @@ def stage_bars(rows: Iterable[HistoryRow], until: Instant) -> list[ChartBar]:
         from_us = parse_instant(row.at)
         to_us = parse_instant(known[place + 1].at) if place + 1 < len(known) else max(until, from_us)
         word = row.burst_buffer_state
-        kind = STAYS.get(row.state, "over")
-        if word in _STAGING and kind in ("waits", "over", "runs"):
-            kind = "moves"
+        kind = BAR_CLASSES.get(row.state, "finished")
+        if word in _STAGING_WORDS and kind in ("pending", "finished", "running"):
+            kind = "staging"
         if word in _FAILED or row.event == _STAGE_FAILED:
             kind = "failed"
         says = label(row.state) + (f", buffer {word}" if word else "")
@@ -164,7 +237,7 @@ def job_strip(bars: list[ChartBar], name: str) -> Markup:
     from markupsafe import Markup
 
     frame = ChartFrame(bars[0].from_us, max(bars[-1].to_us, bars[0].from_us + MICROSECONDS_PER_SECOND))
-    return Markup(bar_strip(frame, bars, f"Timeline of job {name}, as the table below says it"))
+    return Markup(bar_strip(frame, bars, f"Timeline of job {name}; the table below has the same"))
 
 
 @functools.lru_cache(maxsize=1)
@@ -184,15 +257,25 @@ def environment() -> Environment:
         "size": format_size,
         "moment": format_moment,
         "span": format_span,
+        "ago": format_ago,
+        "after": format_after,
+        "elapsed": elapsed_s,
+        "count_of": format_count,
         "percent": format_percent,
         "offset": format_offset,
         "spoken": label,
     }
     made.globals |= {
-        "pool_strip": pool_strip, "job_strip": job_strip, "days_left": days_left, "KEYS": KEYS,
+        "pool_chart": pool_chart,
+        "used_bar": used_bar,
+        "job_strip": job_strip,
+        "group_needs": group_needs,
+        "days_left": days_left,
+        "KEYS": KEYS,
+        "STATE_SIGNS": STATE_SIGNS,
         "SLOW_SYNC_S": SLOW_SYNC_S,
         "SOON_DAYS": EXPIRY_NOTICE_DAYS,
-    }  # fmt: skip
+    }
     for name in made.list_templates():
         made.get_template(name)
     return made

@@ -15,10 +15,11 @@ import msgspec
 
 from cluster.api.page.labels import environment, is_over, stage_bars
 from cluster.api.web import Problem, Redirect, check_query
-from cluster.schemas import Answer, ApiOperation, JobView, PoolUseAnswer
+from cluster.schemas import NUMBER_MAX, Answer, ApiOperation, JobView, PoolUseAnswer
 from cluster.schemas import operations as ops
 from cluster.system import Clock, SystemClock, format_instant
 from cluster.system.eventloop import SlicedWork
+from replica.model import ENDED, JobState
 from replica.values import NEVER, Instant
 
 PAGES_PATH: Final = "/page"
@@ -26,8 +27,8 @@ PAGES_PATH: Final = "/page"
 ROWS: Final = 50
 """Rows of a list per page, count."""
 
-ROWS_EXPECTED: Final = 20
-"""Rows of waiting jobs per page, count: with a thousand nodes, one expected start takes 14 ms."""
+ROWS_JOBS: Final = 20
+"""Rows of jobs per page, count: with a thousand nodes, one expected start takes 14 ms."""
 
 ROWS_FIRST: Final = 10
 """Rows per list on the overview page, count."""
@@ -41,9 +42,17 @@ HISTORY_ROWS: Final = 200
 POOLS_WAIT_S: Final = 0.5
 """Time a page waits for pool use, seconds; otherwise it is shown without it."""
 
-WAITING: Final = "PENDING"
+ANY_STATE: Final = "ALL"
+UNFINISHED: Final = ",".join(state.name for state in JobState if state not in ENDED)
+FINISHED_STATES: Final = tuple(state.name for state in JobState if state in ENDED)
 
 NO_LEADER: Final = "no_leader"
+
+_CONSTANTS: Final = {
+    "ANY_STATE": ANY_STATE, "FINISHED_STATES": FINISHED_STATES, "STATE_CHOICES": (ANY_STATE, *JobState.__members__),
+    "ROWS": ROWS, "ROWS_JOBS": ROWS_JOBS, "NODES_ROWS": NODES_ROWS,
+}  # fmt: skip
+"""Names that templates use."""
 
 HTML: Final = "text/html; charset=utf-8"
 
@@ -78,6 +87,8 @@ class Page(NamedTuple):
 
     template: str
     title: str
+    tab: str
+    """Entry of the navigation that is marked."""
     query: Mapping[str, str]
     asks: Callable[[dict[str, str], Query], dict[str, PageQuery]]
 
@@ -100,22 +111,33 @@ class RenderedPage(NamedTuple):
     status: int = 200
 
 
-def _first(params: dict[str, str], query: Query) -> dict[str, PageQuery]:
+def _overview(params: dict[str, str], query: Query) -> dict[str, PageQuery]:
     rows = str(ROWS_FIRST)
+    pending = {"state": JobState.PENDING.name, "after": "0", "limit": rows, "expected": "yes", "collapse": "yes"}
     return {
         "overview": PageQuery(ops.SHOW_OVERVIEW),
         "pools": PageQuery(ops.LIST_POOLS),
         "use": PageQuery(ops.LIST_POOL_USE, may_fail=True, wait_s=POOLS_WAIT_S),
-        "queue": PageQuery(ops.LIST_JOBS, {}, {"state": WAITING, "after": "0", "limit": rows, "expected": "yes"}),
+        "running": PageQuery(
+            ops.LIST_JOBS, {}, {"state": JobState.RUNNING.name, "before": str(NUMBER_MAX), "limit": rows}
+        ),
+        "queue": PageQuery(ops.LIST_JOBS, {}, pending),
         "transfers": PageQuery(ops.LIST_TRANSFERS, {}, {"limit": rows}),
     }
 
 
 def _jobs(params: dict[str, str], query: Query) -> dict[str, PageQuery]:
-    asked = {"state": query.get("state", WAITING), "after": query.get("after", "0"), "limit": str(ROWS)}
-    asked |= {name: query[name] for name in ("user",) if name in query}
-    if asked["state"] == WAITING:
-        asked |= {"expected": "yes", "limit": str(ROWS_EXPECTED)}
+    """Return the queries of the jobs page: unfinished jobs oldest first, others newest first, arrays collapsed."""
+    state = query.get("state") or UNFINISHED
+    asked = {name: query[name] for name in ("user", "name", "job", "after", "before") if query.get(name)}
+    if "after" not in asked and "before" not in asked:
+        is_newest_first = state == ANY_STATE or state in FINISHED_STATES
+        asked |= {"before": str(NUMBER_MAX)} if is_newest_first else {"after": "0"}
+    if "job" not in asked:
+        asked["collapse"] = "yes"
+    if state != ANY_STATE:
+        asked["state"] = state
+    asked |= {"limit": str(ROWS_JOBS), "expected": "yes"}
     return {"overview": PageQuery(ops.SHOW_OVERVIEW), "queue": PageQuery(ops.LIST_JOBS, {}, asked)}
 
 
@@ -142,14 +164,22 @@ def _job(params: dict[str, str], query: Query) -> dict[str, PageQuery]:
     }
 
 
-_AFTER: Final = {"after": "where the page before this one ended"}
+_AFTER: Final = {"after": "last row of the previous page"}
+_JOBS_QUERY: Final = {
+    **_AFTER,
+    "before": "last row of the previous page, newest first",
+    "state": f"job states; {ANY_STATE}: also finished jobs",
+    "user": "only jobs of this user",
+    "name": "part of the job's name",
+    "job": "only tasks of this array",
+}
 
 _PAGES: Final = {
-    (): Page("overview.html", "Overview", {}, _first),
-    ("jobs",): Page("jobs.html", "Jobs", {**_AFTER, "state": "job states", "user": "of one user"}, _jobs),
-    ("transfers",): Page("transfers.html", "Transfers", _AFTER, _transfers),
-    ("nodes",): Page("nodes.html", "Nodes", {**_AFTER, "state": "node states"}, _nodes),
-    ("jobs", "{id}"): Page("job.html", "Job", {}, _job),
+    (): Page("overview.html", "Overview", "Overview", {}, _overview),
+    ("jobs",): Page("jobs.html", "Jobs", "Jobs", _JOBS_QUERY, _jobs),
+    ("transfers",): Page("transfers.html", "Transfers", "Transfers", _AFTER, _transfers),
+    ("nodes",): Page("nodes.html", "Nodes", "Nodes", {**_AFTER, "state": "node states"}, _nodes),
+    ("jobs", "{id}"): Page("job.html", "Job", "Jobs", {}, _job),
 }
 """Pages by path below PAGES_PATH."""
 
@@ -167,7 +197,7 @@ def is_page(path: str) -> bool:
 def find_page(method: str, path: str) -> PageMatch:
     """Return the target of a path; Problem 404 or 405."""
     if method != "GET":
-        words = f"{method} is not possible here: pages only show"
+        words = f"{method} is not possible here: pages are read-only"
         raise Problem(405, "method_not_allowed", words, "use the command line", headers={"Allow": "GET"})
     parts = tuple(path.removeprefix(PAGES_PATH).strip("/").split("/")) if path.strip("/") else ()
     if path == "/":
@@ -179,7 +209,7 @@ def find_page(method: str, path: str) -> PageMatch:
         return PageMatch(_PAGES["jobs", "{id}"], {"id": parts[1]})
     page = _PAGES.get(parts)
     if page is None:
-        raise Problem(404, "unknown_route", "there is no such page", f"begin at {PAGES_PATH}")
+        raise Problem(404, "unknown_route", "there is no such page", f"start at {PAGES_PATH}")
     return PageMatch(page)
 
 
@@ -217,8 +247,9 @@ class Pages:
         revision = min(one.revision for one in answers.values() if isinstance(one, Answer | JobView))
         now = self._clock.now()
         context = {
-            "title": page.title, "query": query, "note": note, "stale": stale, "status": status, "revision": revision,
-            "now": now, "now_iso": format_instant(now), "until": NEVER if stale else now, **answers,
+            **_CONSTANTS, "title": page.title, "tab": page.tab, "query": query, "note": note, "stale": stale,
+            "status": status, "revision": revision, "now": now, "now_iso": format_instant(now),
+            "until": NEVER if stale else now, **answers,
         }  # fmt: skip
         if isinstance(answers.get("use"), PoolUseAnswer):
             context["use_of"] = {pool.name: pool for pool in answers["use"].pools}
@@ -230,9 +261,12 @@ class Pages:
             )
         return RenderedPage(await self._render(page.template, context, work), HTML, revision)
 
-    async def problem(self, problem: Problem, work: SlicedWork) -> bytes:
-        """Render an error page."""
-        return await self._render("problem.html", {"problem": problem.view, "status_code": problem.status}, work)
+    async def problem(self, problem: Problem, path: str, work: SlicedWork) -> bytes:
+        """Render an error page for a path."""
+        first = path.removeprefix(PAGES_PATH).strip("/").partition("/")[0]
+        page = _PAGES.get((first,) if first else ())
+        context = {"problem": problem.view, "status_code": problem.status, "tab": page.tab if page else ""}
+        return await self._render("problem.html", context, work)
 
     def _until(self, job: JobView) -> Instant:
         """Return the end of a job's timeline: its end, or now."""

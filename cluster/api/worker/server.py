@@ -294,7 +294,7 @@ class Server:
         """Return an error, for browsers as a page."""
         if not is_page(path):
             return self._problem(problem)
-        content = await self._pages.problem(problem, self._core.slices.work(request.protocol))
+        content = await self._pages.problem(problem, path, self._core.slices.work(request.protocol))
         headers = {**page_headers(), **problem.headers}
         return self._answer(problem.status, content, "text/html; charset=utf-8", self._core.revision, headers)
 

@@ -5,11 +5,13 @@ from cluster.audit.report.figures import (
     JobBars,
     PendingJobs,
     PoolUsage,
+    ReasonFigures,
     ReportSource,
     StateBar,
     Term,
     TransferFigures,
     WindowReport,
+    WindowTotals,
 )
 from cluster.audit.report.jobs import JobRow, read_jobs
 from cluster.audit.report.page import KIND_COLOURS, amount, page_of, waiting_picture

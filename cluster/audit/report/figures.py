@@ -5,6 +5,7 @@ Times are microseconds since 1970 of the cluster's clock (`at_us`), those of tra
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 import msgspec
@@ -30,6 +31,13 @@ class PendingJobs(msgspec.Struct, frozen=True):
 
     at_us: int
     jobs: dict[str, int]
+
+
+UNFINISHED: Final = "UNFINISHED"
+"""Outcome of a job that had not finished at the end of the window."""
+
+NO_WAIT: Final = "None"
+"""Reason of a job for whose waiting none was sampled."""
 
 
 class StateBar(msgspec.Struct, frozen=True):
@@ -68,6 +76,16 @@ class JobBars(msgspec.Struct, frozen=True):
     waited_us: int
     bars: tuple[StateBar, ...]
     left_out: int = 0
+    called: str = ""
+    """Display name: `17`, `17_3` or `slurm:42`."""
+
+    @property
+    def main_reason(self) -> str:
+        """Return the first reason of the longest wait, or NO_WAIT."""
+        waits = [bar for bar in self.bars if bar.reasons]
+        if not waits:
+            return NO_WAIT
+        return max(waits, key=lambda bar: sys.maxsize if bar.to_us is None else bar.to_us - bar.from_us).reasons[0]
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -112,10 +130,38 @@ class ReportSource(msgspec.Struct, frozen=True):
     state_digest: str
 
 
+class ReasonFigures(msgspec.Struct, frozen=True):
+    """Jobs that waited longest for the same reason."""
+
+    jobs: int
+    waited_us: int
+    """Total time they were pending in the window."""
+
+
+class WindowTotals(msgspec.Struct, frozen=True):
+    """Headline figures of a window, over all its jobs and transfers."""
+
+    outcomes: dict[str, int]
+    """Final state -> jobs; UNFINISHED: at the end of the window."""
+    wait_p50_us: int
+    """Median of the time that a job was pending in the window."""
+    wait_p95_us: int
+    staged_in_bytes: int
+    """Moved by transfers that ended in the window."""
+    staged_out_bytes: int
+    failovers: int
+    """Changes of the leader's term, by failure or by command."""
+    interruptions: int
+    """Runs that ended because their node was lost."""
+    reasons: dict[str, ReasonFigures]
+    """Reason -> the jobs of the window, each under the reason for which it waited longest."""
+
+
 class WindowReport(msgspec.Struct, frozen=True):
     """Figures of a window. Lists of jobs and transfers are bounded: `jobs_left_out`, `transfers_left_out`."""
 
     source: ReportSource
+    totals: WindowTotals
     pools: tuple[PoolUsage, ...]
     waiting: tuple[PendingJobs, ...]
     jobs: tuple[JobBars, ...]

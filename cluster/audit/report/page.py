@@ -1,4 +1,4 @@
-"""Report page: charts, each with its figures as a table, and the command that reproduces it. It is self-contained."""
+"""Report page: headline figures, charts with their figures as tables, and the command that reproduces it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-from cluster.audit.report.figures import COLUMNS, JobBars, PendingJobs, PoolUsage, StateBar, WindowReport
-from cluster.cli.text import format_span
+from cluster.audit.report.figures import COLUMNS, NO_WAIT, JobBars, PendingJobs, PoolUsage, StateBar, WindowReport
+from cluster.cli.text import format_span, readable_size
 from cluster.schemas.page import ChartBar as Drawn
-from cluster.schemas.page import ChartFrame, Layer, bars, details, html_table, key, lines, moment, page, stacked_areas
-from replica.values import format_size
+from cluster.schemas.page import (
+    ChartFrame,
+    Layer,
+    Tile,
+    bars,
+    details,
+    html_table,
+    key,
+    lines,
+    moment,
+    page,
+    stacked_areas,
+    tiles,
+)
+from replica.model import JobState
 
 NODES_SHOWN_MAX: Final = 8
 """Nodes whose transfers are drawn separately, those with most bytes; the others are combined."""
@@ -18,42 +31,45 @@ NODES_SHOWN_MAX: Final = 8
 REASONS_SHOWN_MAX: Final = 7
 """Reasons drawn separately; the others are combined."""
 
+JOBS_DRAWN_MAX: Final = 40
+"""Jobs drawn, count: those that waited longest; the others are counted by reason."""
+
 KINDS: Final = {
-    "pending": "waits",
-    "allocating": "moves",
-    "allocated": "moves",
-    "staging-in": "moves",
+    "pending": "pending",
+    "allocating": "staging-in",
+    "allocated": "staging-in",
+    "staging-in": "staging-in",
     "staged-in": "staged",
-    "configuring": "begins",
-    "pre-run": "begins",
-    "running": "runs",
+    "configuring": "around",
+    "pre-run": "around",
+    "running": "running",
     "suspended": "staged",
-    "post-run": "begins",
-    "staging-out": "exports",
-    "stage_out": "exports",
-    "deleting": "ends",
-    "deleted": "ends",
-    "teardown": "ends",
-    "completed": "ends",
-    "failed": "ends",
-    "cancelled": "ends",
-    "timeout": "ends",
-    "node_fail": "ends",
-    "alloc-revoke": "fails",
-    "teardown-fail": "fails",
+    "post-run": "around",
+    "staging-out": "staging-out",
+    "stage_out": "staging-out",
+    "deleting": "teardown",
+    "deleted": "teardown",
+    "teardown": "teardown",
+    "completed": "teardown",
+    "failed": "teardown",
+    "cancelled": "teardown",
+    "timeout": "teardown",
+    "node_fail": "teardown",
+    "alloc-revoke": "failed",
+    "teardown-fail": "failed",
 }
 _LEGEND: Final = {
-    "waits": "waits",
-    "moves": "staged in",
-    "staged": "staged, not running",
-    "begins": "begins or ends",
-    "runs": "runs",
-    "exports": "staged out",
-    "ends": "torn down",
-    "fails": "failed or revoked",
+    "pending": "pending",
+    "staging-in": "staging in",
+    "staged": "staged in or suspended",
+    "around": "before or after the run",
+    "running": "running",
+    "staging-out": "staging out",
+    "teardown": "teardown",
+    "failed": "failed or revoked",
 }
 KIND_COLOURS: Final = dict(
-    zip(_LEGEND, ("#bbbbbb", "#0072b2", "#56b4e9", "#f0e442", "#009e73", "#e69f00", "#cc79a7", "#d55e00"), strict=True)
+    zip(_LEGEND, ("#9aa3ad", "#0072b2", "#56b4e9", "#c9b800", "#009e73", "#e69f00", "#cc79a7", "#d55e00"), strict=True)
 )
 
 
@@ -62,46 +78,95 @@ def page_of(report: WindowReport, command: str) -> str:
     source = report.source
     frame = ChartFrame(source.from_us, source.to_us)
     title = f"Forebay: {source.cluster or source.cluster_id}, {moment(source.from_us)} to {moment(source.to_us)} UTC"
-    parts = list[str]()
-    for draw in (_waiting, _pools, _terms, _transfers, _jobs):
+    parts = [tiles(_headline(report))]
+    for draw in (_waiting, _pools, _jobs, _transfers, _terms):
         parts.extend(draw(report, frame))
     facts = (
         ("Revisions", f"{source.first_revision} to {source.last_revision}"),
         ("Ledger", f"{source.ledger_digest}@{source.last_index}"),
         ("State", source.state_digest),
-        ("Made by", command),
+        ("Command", command),
     )
-    parts.append("<h2>Where this is from</h2>")
+    parts.append("<h2>Source</h2>")
     parts.append(html_table(("", ""), facts))
     return page(title, parts, KIND_COLOURS)
 
 
+_FAILURES: Final = frozenset({JobState.FAILED.name, JobState.TIMEOUT.name, JobState.NODE_FAIL.name})
+
+
+def _headline(report: WindowReport) -> Iterable[Tile]:
+    """Yield the headline figures."""
+    totals = report.totals
+    jobs = sum(totals.outcomes.values())
+    failed = sum(count for outcome, count in totals.outcomes.items() if outcome in _FAILURES)
+    outcomes = ", ".join(f"{count:,} {outcome.lower()}" for outcome, count in totals.outcomes.items())
+    yield Tile("Jobs", f"{jobs:,}", outcomes or "none")
+    yield Tile(
+        "Failed jobs", f"{failed:,}", f"{failed / jobs:.1%} of all" if jobs else "", "warn" if failed else "good"
+    )
+    yield Tile("Median wait", format_span(totals.wait_p50_us), f"95th percentile {format_span(totals.wait_p95_us)}")
+    moved = totals.staged_in_bytes + totals.staged_out_bytes
+    more = f"{readable_size(totals.staged_in_bytes)} in, {readable_size(totals.staged_out_bytes)} out"
+    yield Tile("Data moved", readable_size(moved), more)
+    yield Tile("Failovers", f"{totals.failovers:,}", "changes of the leader's term")
+    kind = "bad" if totals.interruptions else "good"
+    yield Tile("Unplanned interruptions", f"{totals.interruptions:,}", "runs lost with their node", kind)
+
+
 def _jobs(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
     yield "<h2>Jobs</h2>"
-    if report.jobs_left_out:
-        yield f"<p>The {len(report.jobs)} that waited longest; {report.jobs_left_out} more are not drawn.</p>"
+    jobs = drawn_jobs(report.jobs)
+    if len(jobs) < sum(report.totals.outcomes.values()):
+        yield f"<p>The {len(jobs)} jobs that waited longest, one for each array:</p>"
     yield key((kind, _LEGEND[kind]) for kind in _LEGEND)
     drawn = [
         Drawn(row, bar.from_us, frame.to_us if bar.to_us is None else bar.to_us, KINDS[bar.word], title)
-        for row, job in enumerate(report.jobs)
+        for row, job in enumerate(jobs)
         for bar in job.bars
         for title in (_bar_title(job, bar, frame),)
     ]
-    yield bars(frame, [f"{job.job} {job.name}"[:26] for job in report.jobs], drawn)
+    yield bars(frame, [f"{job.called} {job.name}" for job in jobs], drawn)
     rows = [
         (
-            job.job,
+            job.called,
             job.name,
             job.user,
             job.pool,
-            format_size(job.size_bytes),
+            readable_size(job.size_bytes),
             format_span(job.waited_us),
             ", ".join(f"{bar.word} {format_span(_length(bar, frame))}" for bar in job.bars),
-            job.result or "goes on",
+            job.result.lower() or "unfinished",
         )
-        for job in report.jobs
+        for job in jobs
     ]
-    yield details(html_table(("job", "name", "user", "pool", "size", "pending", "stays", "became"), rows))
+    yield details(html_table(("Job", "Name", "User", "Pool", "Size", "Pending", "States", "Result"), rows))
+    yield from _other_jobs(report, jobs)
+
+
+def drawn_jobs(jobs: Sequence[JobBars]) -> list[JobBars]:
+    """Return the jobs to draw by their start: those that waited longest, and of an array only one."""
+    found: dict[str, JobBars] = {}
+    for job in sorted(jobs, key=lambda job: (-job.waited_us, job.job)):
+        found.setdefault(job.called.partition("_")[0], job)
+    drawn = {job.job for job in list(found.values())[:JOBS_DRAWN_MAX]}
+    return [job for job in jobs if job.job in drawn]
+
+
+def _other_jobs(report: WindowReport, drawn: Sequence[JobBars]) -> Iterable[str]:
+    """Yield the jobs that are not drawn, by the reason for which they waited longest."""
+    rest = {reason: [found.jobs, found.waited_us] for reason, found in report.totals.reasons.items()}
+    for job in drawn:
+        found = rest.setdefault(job.main_reason, [0, 0])
+        found[0], found[1] = found[0] - 1, found[1] - job.waited_us
+    rows = [
+        ("no sampled wait" if reason == NO_WAIT else reason, count, format_span(max(0, waited_us) // count))
+        for reason, (count, waited_us) in sorted(rest.items(), key=lambda item: -item[1][0])
+        if count > 0
+    ]
+    if rows:
+        yield f"<h3>The other {sum(row[1] for row in rows):,} jobs</h3>"
+        yield html_table(("Main reason", "Jobs", "Mean wait"), rows)
 
 
 def _length(bar: StateBar, frame: ChartFrame) -> int:
@@ -111,11 +176,11 @@ def _length(bar: StateBar, frame: ChartFrame) -> int:
 def _bar_title(job: JobBars, bar: StateBar, frame: ChartFrame) -> str:
     why = f" ({', '.join(bar.reasons)})" if bar.reasons else ""
     begun = moment(bar.from_us)[11:]
-    return f"{job.job} {job.name}: {bar.word}{why} from {begun}, {format_span(_length(bar, frame))}"
+    return f"{job.called} {job.name}: {bar.word}{why} from {begun}, {format_span(_length(bar, frame))}"
 
 
 def _waiting(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
-    yield "<h2>Pending jobs, by why they waited</h2>"
+    yield "<h2>Pending jobs by reason</h2>"
     yield from waiting_picture(report.waiting, frame)
 
 
@@ -135,49 +200,51 @@ def waiting_picture(waiting: Sequence[PendingJobs], frame: ChartFrame) -> Iterab
     yield stacked_areas(frame, [seen.at_us for seen in waiting], layers, kinds)
     columns = [*shown, *(["others"] if others else [])]
     rows = [(moment(seen.at_us), *(int(layers[name][place]) for name in columns)) for place, seen in enumerate(waiting)]
-    yield details(html_table(("at", *columns), rows))
+    yield details(html_table(("Time", *columns), rows))
 
 
 def _pools(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
     for pool in report.pools:
         yield f"<h2>Pool {escape(pool.name)}</h2>"
         most = max((max(held, total) for _, held, _, total in pool.steps), default=0) or 1
-        yield key((("c0", "held"), ("c5", "in service"), ("c7", "in all")))
+        yield key((("c0", "used"), ("c5", "in service"), ("c7", "total")))
         yield lines(
             frame,
             (
-                Layer("held", "c0", [(at, held) for at, held, _, _ in pool.steps]),
+                Layer("used", "c0", [(at, held) for at, held, _, _ in pool.steps]),
                 Layer("in service", "c5", [(at, served) for at, _, served, _ in pool.steps]),
-                Layer("in all", "c7", [(at, total) for at, _, _, total in pool.steps]),
+                Layer("total", "c7", [(at, total) for at, _, _, total in pool.steps]),
             ),
             most,
-            amount(pool, most),
+            (amount(pool, most), amount(pool, most // 2), "0"),
         )
         rows = [
             (moment(at), amount(pool, held), amount(pool, served), amount(pool, total))
             for at, held, served, total in pool.steps
         ]
-        yield details(html_table(("at", "held", "in service", "in all"), rows))
+        yield details(html_table(("Time", "Used", "In service", "Total"), rows))
 
 
 def amount(pool: PoolUsage, units: int) -> str:
     """Format a pool quantity for display."""
-    return format_size(units) if pool.unit == "bytes" else f"{units}"
+    return readable_size(units) if pool.unit == "bytes" else f"{units}"
 
 
 def _terms(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
-    yield "<h2>Leaders' terms, and commands settled</h2>"
+    yield "<h2>Leaders and commands</h2>"
     if report.terms_left_out:
-        yield f"<p>The last {len(report.terms)}; {report.terms_left_out} more are not drawn.</p>"
+        yield f"<p>The last {len(report.terms)} terms; {report.terms_left_out:,} earlier ones are not drawn.</p>"
     drawn = [
         Drawn(0, term.from_us, term.to_us, f"c{place % 2 * 4}", f"term {term.term}, {term.entries} entries")
         for place, term in enumerate(report.terms)
     ]
-    yield bars(frame, ["terms"], drawn)
+    yield key((("c0", "term of a leader"), ("c4", "next term")))
+    yield bars(frame, ["Terms"], drawn)
     width_us = max(1, frame.to_us - frame.from_us) / COLUMNS
     steps = [(int(frame.from_us + place * width_us), count) for place, count in enumerate(report.commands)]
     most = max(report.commands, default=0) or 1
-    yield lines(frame, (Layer("commands", "c0", steps),), most, f"{most} in {format_span(int(width_us))}", height=80)
+    yield f'<p class="small">Commands in each {format_span(int(width_us))}</p>'
+    yield lines(frame, (Layer("commands", "c0", steps),), most, (f"{most:,}", "0"))
     rows = [
         (
             term.term,
@@ -189,13 +256,13 @@ def _terms(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
         )
         for term in report.terms
     ]
-    yield details(html_table(("term", "first entry", "from", "to", "entries", "nothing before it for"), rows))
+    yield details(html_table(("Term", "First entry", "From", "To", "Entries", "Gap before"), rows))
 
 
 def _transfers(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
-    yield "<h2>Bytes moved, by node</h2>"
+    yield "<h2>Data moved by node</h2>"
     if not report.moved:
-        yield "<p>No transfer ended in this window.</p>"
+        yield "<p>No transfers ended in this window.</p>"
         return
     totals = {node: sum(columns) for node, columns in report.moved.items()}
     named = sorted(totals, key=lambda node: (-totals[node], node))
@@ -203,28 +270,29 @@ def _transfers(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
     if others := named[NODES_SHOWN_MAX - 1 :]:
         layers["others"] = [sum(report.moved[node][place] for node in others) for place in range(COLUMNS)]
     kinds = {name: f"c{place}" for place, name in enumerate(layers)}
-    yield key((kinds[name], f"{name} {format_size(sum(map(int, layer)))}") for name, layer in layers.items())
+    yield key((kinds[name], f"{name} {readable_size(sum(map(int, layer)))}") for name, layer in layers.items())
     width_us = max(1, frame.to_us - frame.from_us) / COLUMNS
     moments = [int(frame.from_us + place * width_us) for place in range(COLUMNS)]
     rates = {name: [value / width_us for value in layer] for name, layer in layers.items()}
-    yield "<p>MB/s, as if each transfer had gone at its mean rate; by the clocks of the nodes.</p>"
-    yield stacked_areas(frame, moments, rates, kinds)
+    yield '<p class="small">Mean rate of each transfer, by the clocks of the nodes</p>'
+    yield stacked_areas(frame, moments, rates, kinds, " MB/s")
     if report.transfers_left_out:
-        yield f"<p>The {len(report.transfers)} largest; {report.transfers_left_out} more are not listed.</p>"
+        left_out = f"{report.transfers_left_out:,} more are not listed"
+        yield f"<p>The {len(report.transfers)} largest transfers; {left_out}.</p>"
     rows = [
         (
-            made.job,
+            f"{made.job}",
             made.node,
-            made.stage,
+            made.stage.replace("_", " "),
             made.attempt,
             "yes" if made.complete else "no",
             made.files,
-            format_size(made.size_bytes),
+            readable_size(made.size_bytes),
             moment(made.from_us),
             format_span(made.to_us - made.from_us),
             f"{made.size_bytes / max(1, made.to_us - made.from_us):.1f}",
         )
         for made in report.transfers
     ]
-    heads = ("job", "node", "stage", "attempt", "complete", "files", "size", "from", "took", "MB/s")
+    heads = ("Job", "Node", "Stage", "Attempt", "Complete", "Files", "Size", "Start", "Duration", "MB/s")
     yield details(html_table(heads, rows))

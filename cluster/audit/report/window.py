@@ -10,20 +10,25 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from cluster.api.render import job_words
 from cluster.audit.replay import Progress, ReplayFold, ReplayRefused, fold, from_image, from_nothing
 from cluster.audit.report.figures import (
     COLUMNS,
+    UNFINISHED,
     JobBars,
     PendingJobs,
     PoolUsage,
+    ReasonFigures,
     ReportSource,
     StateBar,
     Term,
     TransferFigures,
     WindowReport,
+    WindowTotals,
 )
 from replica.messages import Batch, TransferRecorded, jobs_of
-from replica.model import JobState
+from replica.messages import events as e
+from replica.model import JobState, Stage
 from replica.scheduler import SchedulingIndex, verdicts_of
 from replica.state import State, state_digest
 from replica.values import NEVER, Instant
@@ -143,8 +148,8 @@ def _start(ledger: Ledger, snapshots: Sequence[tuple[int, Path]], window: Window
 class _Life:
     """Observed job."""
 
-    def __init__(self, name: str, user: str, pool: str, size_bytes: int) -> None:
-        self.name, self.user, self.pool, self.size_bytes = name, user, pool, size_bytes
+    def __init__(self, called: str, name: str, user: str, pool: str, size_bytes: int) -> None:
+        self.called, self.name, self.user, self.pool, self.size_bytes = called, name, user, pool, size_bytes
         self.bars: list[StateBar] = []
         self.left_out = 0
         self.waited_us = 0
@@ -175,7 +180,9 @@ class _Life:
             self._close(self.is_now, None, end_us)
             self.is_now = None
         bars, waited = tuple(self.bars), self.waited_us
-        return JobBars(job, self.name, self.user, self.pool, self.size_bytes, result, waited, bars, self.left_out)
+        return JobBars(
+            job, self.name, self.user, self.pool, self.size_bytes, result, waited, bars, self.left_out, self.called
+        )
 
 
 def _by_job(seen: Iterable[JobBars]) -> tuple[JobBars, ...]:
@@ -213,6 +220,44 @@ class _Most(Generic[Item]):
     def items(self) -> list[Item]:
         """Return the items, the largest first."""
         return [item for _, item in sorted(self._kept, key=lambda kept: kept[0], reverse=True)]
+
+
+class _JobTotals:
+    """Headline figures of the jobs of a window; a job that finished and was requeued counts once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[str, int, str]] = {}
+        self.moved_bytes: Counter[Stage] = Counter()
+        self.interruptions = 0
+
+    def add(self, job: JobBars) -> None:
+        """Add a job, or the next part of its life."""
+        before = self._seen.get(job.job, ("", 0, ""))
+        self._seen[job.job] = (job.result or UNFINISHED, before[1] + job.waited_us, job.main_reason)
+
+    def totals(self, failovers: int) -> WindowTotals:
+        """Return the figures."""
+        waits = sorted(waited_us for _, waited_us, _ in self._seen.values())
+        outcomes = Counter(outcome for outcome, _, _ in self._seen.values())
+        reasons: dict[str, ReasonFigures] = {}
+        for _, waited_us, reason in self._seen.values():
+            before = reasons.get(reason, ReasonFigures(0, 0))
+            reasons[reason] = ReasonFigures(before.jobs + 1, before.waited_us + waited_us)
+        return WindowTotals(
+            outcomes=dict(sorted(outcomes.items())),
+            wait_p50_us=_quantile(waits, 50),
+            wait_p95_us=_quantile(waits, 95),
+            staged_in_bytes=self.moved_bytes[Stage.STAGE_IN],
+            staged_out_bytes=self.moved_bytes[Stage.STAGE_OUT],
+            failovers=failovers,
+            interruptions=self.interruptions,
+            reasons=dict(sorted(reasons.items())),
+        )
+
+
+def _quantile(values: Sequence[int], percent: int) -> int:
+    """Return the smallest of the sorted values that `percent` of them do not exceed; 0 for none."""
+    return values[max(0, -(-len(values) * percent // 100) - 1)] if values else 0
 
 
 class PoolColumns:
@@ -313,6 +358,7 @@ class _Walk(WindowReplay):
         self._moved: dict[str, list[int]] = {}
         self._transfers: _Most[TransferFigures] = _Most(TRANSFERS_MAX)
         self._first_revision = 0
+        self._totals = _JobTotals()
 
     def begins(self, state: State) -> None:
         """Record the state at the start of the window."""
@@ -335,6 +381,8 @@ class _Walk(WindowReplay):
         for event in events:
             if isinstance(event, TransferRecorded):
                 self._note_transfer(event)
+            elif isinstance(event, e.RunEnded) and event.result is JobState.NODE_FAIL:
+                self._totals.interruptions += 1
         self._count_pools(state, at_us)
         if self._window.column(at_us) >= self._next_look:
             self._look(state, at_us)
@@ -361,7 +409,8 @@ class _Walk(WindowReplay):
             if job is None or job_id not in state.unfinished:
                 return
             pool, size_bytes = ("", 0) if buffer is None else (buffer.pool, buffer.granted_bytes)
-            life = self._lives[job_id] = _Life(job.request.name, job.request.user, pool, size_bytes)
+            called = job_words(state, job_id) if job.external_job is None else job.called
+            life = self._lives[job_id] = _Life(called, job.request.name, job.request.user, pool, size_bytes)
         if job is not None and job_id in state.unfinished:
             life.becomes((job.state.name, buffer_word(state, job_id), job.attempt), at_us)
             return
@@ -371,10 +420,12 @@ class _Walk(WindowReplay):
 
     def _keep(self, seen: JobBars) -> None:
         if seen.bars:
+            self._totals.add(seen)
             self._over.add((seen.waited_us, -seen.job, seen.bars[0].from_us), seen)
 
     def _note_transfer(self, event: TransferRecorded) -> None:
         receipt = event.receipt
+        self._totals.moved_bytes[receipt.stage] += receipt.size_bytes
         begun, ended = receipt.started_at, receipt.ended_at
         if begun == NEVER or ended == NEVER or ended < begun:
             return
@@ -443,6 +494,7 @@ class _Walk(WindowReplay):
         )
         return WindowReport(
             source=source,
+            totals=self._totals.totals(max(0, len(self._terms) + self._terms_left_out - 1)),
             pools=tuple(PoolUsage(name, steps.unit, steps.steps()) for name, steps in sorted(self._pools.items())),
             waiting=tuple(self._waiting),
             jobs=_by_job(self._over.items()),

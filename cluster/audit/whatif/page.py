@@ -27,7 +27,7 @@ def what_if_page(found: WhatIf, command: str) -> str:
     frame = ChartFrame(source.from_us, source.to_us)
     window = f"{moment(source.from_us)} to {moment(source.to_us)} UTC"
     title = f"Forebay: what if, {source.cluster or source.cluster_id}, {window}"
-    parts = [f"<h1>{escape(title)}</h1>"]
+    parts = list[str]()
     parts.append(f"<p>Changed: {escape(', '.join(found.changes) or 'nothing')}.</p>")
     parts.append(f"<p>{escape(calibration_words(found))}</p>")
     parts.append(html_table(("", *(name for name, _ in worlds_of(found))), rows_of(found)))
@@ -35,14 +35,14 @@ def what_if_page(found: WhatIf, command: str) -> str:
     parts.extend(_waiting(found, frame))
     parts.extend(_moved("Jobs that start earlier", found.earlier, found.gaining, frame))
     parts.extend(_moved("Jobs that start later", found.later, found.losing, frame))
-    parts.append("<h2>What is assumed</h2>")
+    parts.append("<h2>Assumptions</h2>")
     sentences = (*found.assumptions, *left_out_words(found))
     parts.append(f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in sentences)}</ul>")
-    parts.append("<h2>Where this is from</h2>")
+    parts.append("<h2>Source</h2>")
     facts = (
         ("Revisions", f"{source.first_revision} to {source.last_revision}"),
         ("Ledger", f"{source.ledger_digest}@{source.last_index}"),
-        ("Made by", command),
+        ("Command", command),
     )
     parts.append(html_table(("", ""), facts))
     return page(title, parts, KIND_COLOURS)
@@ -57,20 +57,20 @@ def _pools(found: WhatIf, frame: ChartFrame) -> Iterator[str]:
         # The first layer is drawn as an area, the others as lines over it.
         layers = [Layer(word, _COLOURS[word], [step[:2] for step in use.steps]) for word, use in reversed(uses.items())]
         served = Layer("in service", "c5", [(at, in_service) for at, _, in_service, _ in last.steps])
-        yield f"<h2>Held of pool {escape(name)}</h2>"
+        yield f"<h2>Pool {escape(name)}</h2>"
         yield key((*((_COLOURS[word], word) for word in uses), ("c5", "in service")))
-        yield lines(frame, (*layers, served), most, amount(last, most))
+        yield lines(frame, (*layers, served), most, (amount(last, most), amount(last, most // 2), "0"))
         rows = [
             (word, moment(at), amount(use, held), amount(use, in_service))
             for word, use in uses.items()
             for at, held, in_service, _ in use.steps
         ]
-        yield details(html_table(("", "at", "held", "in service"), rows))
+        yield details(html_table(("World", "Time", "Used", "In service"), rows))
 
 
 def _waiting(found: WhatIf, frame: ChartFrame) -> Iterator[str]:
     for word, world in worlds_of(found):
-        yield f"<h2>Pending jobs, by why they waited: {word}</h2>"
+        yield f"<h2>Pending jobs by reason: {word}</h2>"
         yield from waiting_picture(world.waiting, frame)
 
 
@@ -80,15 +80,15 @@ def _moved(title: str, count: int, jobs: Iterable[MovedJob], frame: ChartFrame) 
         return
     yield f"<h2>{escape(title)}</h2>"
     if count > len(named):
-        yield f"<p>The {len(named)} by most; {count - len(named)} more are not drawn.</p>"
-    yield key((("waits", "waits"),))
+        yield f"<p>The {len(named)} jobs that move most; {count - len(named)} more are not drawn.</p>"
+    yield key((("pending", "pending"),))
     rows: list[str] = []
     drawn: list[Drawn] = []
     for job in named:
         for word, started_us in (("unchanged", job.unchanged_us), ("changed", job.changed_us)):
             until_us = frame.to_us if started_us is None else started_us
             became = "does not start" if started_us is None else f"starts {moment(started_us)}"
-            drawn.append(Drawn(len(rows), job.submitted_us, until_us, "waits", f"{job.job} {job.name}: {became}"))
-            rows.append(f"{job.job} {job.name}"[:18] + f" {word}")
+            drawn.append(Drawn(len(rows), job.submitted_us, until_us, "pending", f"{job.job} {job.name}: {became}"))
+            rows.append(f"{job.job} {job.name} {word}")
     yield bars(frame, rows, drawn)
     yield details(html_table([head.lower() for head in MOVED_HEADS], map(moved_row, named)))

@@ -417,6 +417,7 @@ def _fields(one: DrillView) -> Iterable[tuple[str, str | int | None]]:
         yield "Aborted by", one.abort
     if one.forced:
         yield "Forced", ", ".join(one.forced)
-    for name, value in sorted(one.figures.items()):
-        label = name.removesuffix("_us").replace("_", " ").capitalize()
-        yield label, _ms(value) if name.endswith("_us") else str(value)
+    from cluster.cli.drills.figure_labels import display_order, format_figure, label_of
+
+    for name in display_order(one.figures):
+        yield label_of(name), format_figure(name, one.figures[name])

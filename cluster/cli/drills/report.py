@@ -1,25 +1,27 @@
-"""Self-contained HTML page of a drill: leaders, write stops, figures, earlier drills."""
+"""Self-contained HTML report of a drill: verdict, timeline, figures, events, and earlier drills."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Final
 
+from cluster.cli.drills.figure_labels import display_order, format_duration, format_figure, label_of
 from cluster.schemas.drills import DrillAnswer, DrillView
 from cluster.schemas.ledger import LeaderTermView, StoryRow
-from cluster.schemas.page import ChartBar, ChartFrame, bars, details, html_table, key, moment, page
+from cluster.schemas.page import ChartBar, ChartFrame, Tile, bars, details, html_table, key, moment, page, tiles
 from cluster.system import parse_instant
 from replica.values import Instant
 
 COMPARED: Final = 20
-"""Earlier drills of its kind in the comparison, count."""
+"""Earlier drills of the same scenario that are listed, count."""
 
 ROWS_MAX: Final = 500
-"""Events on the page, count."""
+"""Events listed, count."""
 
 _FAULT, _STOPPED, _ANSWERED, _CONTROL = "c1", "c5", "c2", "c4"
 _LASTED: Final = ("held_us", "handover_us", "stands_loss_us", "upgraded_us")
-"""Figures with the duration of the fault, or of the recovery."""
+"""Figures with the duration of a fault, or of the recovery from it; the first one that exists counts."""
 
 _TERMS: Final = ("c0", "c3")
 
@@ -31,25 +33,26 @@ def render_page(
     story: Sequence[StoryRow],
     command: str,
 ) -> str:
-    """Return the page of an ended drill.
+    """Return the page of a drill that has ended.
 
-    `earlier` has previous drills, newest first; `terms` and `story` are the leaders' terms and events of its period;
-    `command` is the command that makes the page.
+    `earlier`: other drills, the newest first; `terms` and `story`: leaders and events during the drill; `command`
+    reproduces the page.
     """
     began, ended = _instant(drill.began), _instant(drill.ended)
     frame = ChartFrame(began, max(ended, began + 1))
     title = f"Forebay: drill {drill.drill}, {drill.scenario} of {drill.target}, {moment(began)} UTC"
     facts = (
-        ("Verdict", f"{drill.verdict}: {drill.sentence}"),
+        ("Result", drill.sentence),
         ("By", drill.by + (f", approved by {drill.second}" if drill.second else "")),
-        ("Plan", drill.plan),
+        ("Plan", drill.plan or "none"),
         ("Preconditions overridden", ", ".join(drill.forced) or "none"),
         ("Ended", f"{moment(ended)} UTC"),
-        ("Made by", command),
+        ("Command", command),
     )
     return page(
         title,
         (
+            tiles(_headline(drill)),
             html_table(("", ""), facts),
             *_timeline(drill, terms, frame),
             *_goals(drill),
@@ -59,14 +62,32 @@ def render_page(
     )
 
 
+_VERDICT_KINDS: Final = {"passed": "good", "failed": "bad"}
+
+
+def _headline(drill: DrillAnswer) -> Iterable[Tile]:
+    """Yield the verdict and the figures it rests on."""
+    figures = drill.figures
+    kind = _VERDICT_KINDS.get(drill.verdict, "warn")
+    yield Tile("Verdict", drill.verdict, f"{drill.scenario} of {drill.target}", kind)
+    goal, stop = figures.get("goal_us"), figures.get("write_stop_us")
+    yield Tile("Goal", "none" if goal is None else f"≤ {format_duration(goal)}", "without acknowledged writes")
+    met = "" if goal is None or stop is None else "good" if stop <= goal else "bad"
+    yield Tile("Measured", "–" if stop is None else format_duration(stop), "without acknowledged writes", met)
+    for name, label in (("writes_lost", "Acknowledged writes lost"), ("runs_again", "Jobs re-run")):
+        value = figures.get(name)
+        kind = "" if value is None else "bad" if value else "good"
+        yield Tile(label, "–" if value is None else f"{value:,}", "not checked" if value is None else "goal: 0", kind)
+
+
 def _instant(text: str | None) -> Instant:
     return parse_instant(text) if text else Instant(0)
 
 
 def _timeline(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: ChartFrame) -> Iterable[str]:
-    """Yield the timeline: a row each for the fault, the writes and the leaders."""
+    """Yield the timeline: the fault, writes, and leaders."""
     figures, began = drill.figures, frame.from_us
-    yield "<h2>What happened when</h2>"
+    yield "<h2>Timeline</h2>"
     drawn = []
     if "fault_at_us" in figures:
         fault = began + figures["fault_at_us"]
@@ -74,10 +95,10 @@ def _timeline(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: ChartF
         over = fault + figures.get("begun_us", 0) + lasted
         stop, stop_us = fault + figures["write_stop_at_us"], figures["write_stop_us"]
         drawn = [
-            ChartBar(0, fault, over, _FAULT, f"{drill.scenario} of {drill.target}, {_ms(over - fault)}"),
-            ChartBar(1, began, fault, _CONTROL, "writes before it, to see what is normal"),
-            ChartBar(1, fault, fault + figures["watched_us"], _ANSWERED, "writes from it on"),
-            ChartBar(1, stop, stop + stop_us, _STOPPED, f"no write was acknowledged for {_ms(stop_us)}"),
+            ChartBar(0, fault, over, _FAULT, f"{drill.scenario} of {drill.target}, {format_duration(over - fault)}"),
+            ChartBar(1, began, fault, _CONTROL, "writes before the fault, for comparison"),
+            ChartBar(1, fault, fault + figures["watched_us"], _ANSWERED, "writes from the fault on"),
+            ChartBar(1, stop, stop + stop_us, _STOPPED, f"no write was acknowledged for {format_duration(stop_us)}"),
         ]
     seen = [
         (max(frame.from_us, since), min(frame.to_us, until), term)
@@ -86,71 +107,70 @@ def _timeline(drill: DrillAnswer, terms: Sequence[LeaderTermView], frame: ChartF
         if term.from_at is not None and since <= frame.to_us and until >= frame.from_us
     ]
     drawn += [
-        ChartBar(2, since, until, _TERMS[place % 2], f"{term.leader or 'an unknown replica'} led term {term.term}")
+        ChartBar(2, since, until, _TERMS[place % 2], f"{term.leader or 'unknown'}: leader in term {term.term}")
         for place, (since, until, term) in enumerate(seen)
     ]
-    legend = ((_FAULT, "the fault"), (_CONTROL, "control"), (_ANSWERED, "writes"), (_STOPPED, "none acknowledged"))
-    yield key((*legend, *((kind, "leaders' terms") for kind in _TERMS[:1])))
-    yield bars(frame, [drill.scenario, "writes", "leaders"], drawn)
+    yield key(
+        (
+            (_FAULT, "fault"),
+            (_CONTROL, "writes before the fault"),
+            (_ANSWERED, "writes from the fault on"),
+            (_STOPPED, "no write acknowledged"),
+            *zip(_TERMS, ("leader", "next leader"), strict=True),
+        )
+    )
+    yield bars(frame, [drill.scenario, "Writes", "Leaders"], drawn)
     rows = [
         (
-            term.term,
-            term.leader or "",
+            str(term.term),
+            term.leader or "unknown",
             moment(since),
             moment(until),
             "" if term.silent_s is None else f"{term.silent_s:g} s",
         )
         for since, until, term in seen
     ]
-    yield details(html_table(("term", "leader", "from", "to", "nothing before it for"), rows))
+    yield details(html_table(("Term", "Leader", "From", "To", "Gap before"), rows))
 
 
 def _goals(drill: DrillAnswer) -> Iterable[str]:
     """Yield every figure with its goal."""
     figures = drill.figures
-    goals = {
-        "write_stop_us": figures.get("goal_us"),
-        "writes_lost": 0,
-        "runs_again": 0,
-        "states_agree": 1,
-        "folds_agree": 1,
-    }
+    goals = {"writes_lost": "0", "runs_again": "0", "states_agree": "yes", "folds_agree": "yes"}
+    if "goal_us" in figures:
+        goals["write_stop_us"] = f"at most {format_duration(figures['goal_us'])}"
     yield "<h2>Figures</h2>"
-    rows = []
-    for name, value in sorted(figures.items()):
-        goal = goals.get(name)
-        shown = "" if goal is None else (f"at most {_ms(goal)}" if name.endswith("_us") else f"{goal}")
-        read = _ms(value) if name.endswith("_us") else ""
-        rows.append((name, value, read, shown))
-    yield html_table(("figure", "value", "", "goal"), rows)
+    names = display_order(figures)
+    yield html_table(
+        ("Figure", "Value", "Goal"),
+        ((label_of(name), format_figure(name, figures[name]), goals.get(name, "")) for name in names),
+    )
 
 
 def _earlier_drills(drill: DrillAnswer, earlier: Sequence[DrillView]) -> Iterable[str]:
-    kind = [one for one in earlier if one.scenario == drill.scenario and one.drill < drill.drill][:COMPARED]
-    yield f"<h2>The ones before it of its kind: {len(kind)}</h2>"
+    same = [one for one in earlier if one.scenario == drill.scenario and one.drill < drill.drill][:COMPARED]
+    if not same:
+        return
+    yield f"<h2>Earlier {escape(drill.scenario)} drills: {len(same)}</h2>"
     rows = [
-        (one.drill, one.began or "", one.target, one.verdict, *(_figure(one, name) for name in _COMPARED_FIGURES))
-        for one in (drill, *kind)
+        (
+            str(one.drill),
+            moment(_instant(one.began)),
+            one.target,
+            one.verdict,
+            *(format_figure(name, one.figures[name]) if name in one.figures else "" for name in _COMPARED_FIGURES),
+        )
+        for one in same
     ]
-    heads = ("drill", "began", "target", "verdict", "writes stopped", "reads stopped", "target back", "lost")
-    yield html_table(heads, rows)
+    yield html_table(("Drill", "Began", "Target", "Verdict", *map(label_of, _COMPARED_FIGURES)), rows)
 
 
 _COMPARED_FIGURES: Final = ("write_stop_us", "read_stop_us", "target_back_us", "writes_lost")
 
 
-def _figure(one: DrillView, name: str) -> str:
-    value = one.figures.get(name)
-    return "" if value is None else (_ms(value) if name.endswith("_us") else str(value))
-
-
 def _meanwhile(story: Sequence[StoryRow]) -> Iterable[str]:
-    yield "<h2>What happened meanwhile</h2>"
+    yield "<h2>Events during the drill</h2>"
     if len(story) > ROWS_MAX:
-        yield f"<p>The first {ROWS_MAX}; there is more.</p>"
-    rows = [(one.at, one.actor, one.job_id or "", one.sentence) for one in story[:ROWS_MAX]]
-    yield html_table(("at", "who", "job", "what"), rows)
-
-
-def _ms(length_us: int) -> str:
-    return f"{length_us / 1000:.1f} ms"
+        yield f"<p>The first {ROWS_MAX} events; there are more.</p>"
+    rows = [(one.at, one.actor, str(one.job_id or ""), one.sentence) for one in story[:ROWS_MAX]]
+    yield html_table(("Time", "By", "Job", "Event"), rows)

@@ -60,7 +60,10 @@ MODE: Final = 0o666
 """Mode of the socket: all accounts may connect."""
 
 _PASSED_ON: Final = ("Accept", "Content-Type", "Last-Event-ID")
-_PASSED_BACK: Final = ("Allow", "Cache-Control", "Content-Type", "Forebay-Revision", "Location", "Retry-After")
+_PASSED_BACK: Final = (
+    "Allow", "Cache-Control", "Content-Security-Policy", "Content-Type", "Cross-Origin-Resource-Policy",
+    "Forebay-Revision", "Location", "Referrer-Policy", "Retry-After", "X-Content-Type-Options",
+)  # fmt: skip
 
 
 class GatewayError(Exception):
@@ -261,7 +264,9 @@ class Gateway:
     def _replica(self, request: web.BaseRequest) -> Address:
         """Return the target of a request: a configured replica, or one another replica redirected to."""
         wanted = request.headers.get("Host", "")
-        if not request.raw_path.startswith("/v1/"):
+        path = request.raw_path.partition("?")[0]
+        is_page = request.method == "GET" and (path in ("/", "/page") or path.startswith("/page/"))
+        if not request.raw_path.startswith("/v1/") and not is_page:
             raise _Refusal(404, "unknown_route", "there is nothing there", "see /v1/openapi.json")
         for address in self._replicas:
             if str(address) == wanted:

@@ -1,17 +1,17 @@
-"""SVG charts over one time axis, and self-contained HTML pages with the figures as tables."""
+"""Charts over one time axis, and self-contained HTML pages with the figures as tables."""
 
 from typing import TYPE_CHECKING
 
 from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.schemas.page.document import COLOURS, details, html_table, key, page
+    from cluster.schemas.page.document import COLOURS, Tile, details, html_table, key, page, tiles
     from cluster.schemas.page.svg import (
-        BAR,
+        BAR_WIDTH_MIN,
         ChartBar,
         ChartFrame,
         Layer,
-        area_strip,
+        areas,
         bar_strip,
         bars,
         lines,
@@ -23,7 +23,7 @@ else:
     __getattr__ = export_lazily(
         __name__,
         """
-        document: COLOURS details html_table key page
-        svg: BAR ChartBar ChartFrame Layer area_strip bar_strip bars lines moment number stacked_areas
+        document: COLOURS Tile details html_table key page tiles
+        svg: BAR_WIDTH_MIN ChartBar ChartFrame Layer areas bar_strip bars lines moment number stacked_areas
         """,
     )

@@ -1,4 +1,8 @@
-"""SVG charts over one time axis: bars, steps and stacked steps. Equal figures give equal bytes."""
+"""Charts over one time axis as SVG and HTML: bars, steps and stacked steps. Equal figures give equal bytes.
+
+Shapes are stretched to the available width, and texts are HTML or positioned in percent, so that they stay readable on
+a phone. The page supplies the style sheet (`cluster.schemas.page.document`, or its own).
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
-WIDTH: Final = 1100
-LEFT: Final = 170
-RIGHT: Final = 16
-TOP: Final = 8
-AXIS: Final = 26
-BAR: Final = 14
-ROW: Final = 18
+STRIP: Final = 1000
+"""Width of a strip, units; it is stretched to the available width."""
+
+HEIGHT: Final = 100
+"""Height of a strip, units; it is stretched to that of the style sheet."""
+
+MARGIN: Final = 2
+"""Margin above and below a plot, so that lines at its edges are visible, units."""
+
+BAR_WIDTH_MIN: Final = 1.0
+"""Width of the shortest bar, units."""
+
+TICKS: Final = 4
+"""Labelled times of an axis, count: as many as fit on a phone."""
 
 _STEPS_US: Final = tuple(
     seconds * 1_000_000
     for seconds in (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
 )
-_TICKS_MAX: Final = 8
 _DAY_US: Final = 86_400_000_000
+_LABELS_TO_MINUTES_US: Final = 600_000_000
+"""Length of an axis from which labels have no seconds, microseconds."""
+
+_EDGE: Final = 0.08
+"""Share of an axis at its ends in which labels are aligned with the end."""
 
 
 class ChartFrame(NamedTuple):
@@ -29,22 +44,27 @@ class ChartFrame(NamedTuple):
     from_us: int
     to_us: int
 
-    def x(self, at_us: float) -> float:
-        """Return the x coordinate of a time, clipped to the chart."""
-        return LEFT + self.share(at_us) * (WIDTH - LEFT - RIGHT)
-
     def share(self, at_us: float) -> float:
         """Return the position of a time on the axis, from 0 to 1."""
         return min(max((at_us - self.from_us) / max(1, self.to_us - self.from_us), 0.0), 1.0)
 
+    def x(self, at_us: float) -> float:
+        """Return the x coordinate of a time in a strip."""
+        return self.share(at_us) * STRIP
+
     def ticks(self) -> list[int]:
-        """Return at most eight round times for the axis labels."""
+        """Return round times for the axis labels, about TICKS at most."""
         span = self.to_us - self.from_us
-        step = next((step for step in _STEPS_US if span // step <= _TICKS_MAX), 0)
+        step = next((step for step in _STEPS_US if span // step <= TICKS), 0)
         if not step:
-            step = -(-span // (_TICKS_MAX * _DAY_US)) * _DAY_US
+            step = -(-span // (TICKS * _DAY_US)) * _DAY_US
         first = -(-self.from_us // step) * step
         return list(range(first, self.to_us + 1, step))
+
+    def label(self, at_us: int) -> str:
+        """Format a tick's time as precisely as the axis needs: to the day, minute or second."""
+        span, shown = self.to_us - self.from_us, moment(at_us)
+        return shown[5:16] if span > _DAY_US else shown[11:16] if span > _LABELS_TO_MINUTES_US else shown[11:]
 
 
 def moment(at_us: int, *, seconds: bool = True) -> str:
@@ -77,37 +97,29 @@ class Layer(NamedTuple):
 
 
 def bars(frame: ChartFrame, rows: Sequence[str], found: Iterable[ChartBar]) -> str:
-    """Return rows of bars with their titles."""
-    height = TOP + len(rows) * ROW
-    parts = [
-        f'<text x="{LEFT - 8}" y="{number(TOP + row * ROW + BAR - 3)}" class="label">{escape(name)}</text>'
-        for row, name in enumerate(rows)
-    ]
+    """Return rows of bars, each with its name and its bars' titles, over one axis."""
+    drawn: list[list[ChartBar]] = [[] for _ in rows]
     for bar in found:
-        left, right = frame.x(bar.from_us), frame.x(bar.to_us)
-        parts.append(
-            f'<rect x="{number(left)}" y="{number(TOP + bar.row * ROW)}" width="{number(max(right - left, 0.5))}" '
-            f'height="{BAR}" class="{escape(bar.kind)}"><title>{escape(bar.title)}</title></rect>'
-        )
-    return _picture(frame, height, parts)
+        drawn[bar.row].append(bar)
+    parts = [
+        f'<div class="name">{escape(name)}</div>{bar_strip(frame, line, name)}'
+        for name, line in zip(rows, drawn, strict=True)
+    ]
+    return f'<div class="rows">{"".join(parts)}{_times(frame)}</div>'
 
 
-def lines(frame: ChartFrame, layers: Sequence[Layer], most: float, top: str, height: int = 120) -> str:
-    """Return step lines; the first is an area. `most` is the value at the top edge, `top` its label."""
-    parts = [_scale(height, top)]
+def lines(frame: ChartFrame, layers: Sequence[Layer], most: float, scale: Sequence[str]) -> str:
+    """Return steps over each other: the first as an area, the others as lines.
+
+    `most` is the value at the top edge; `scale` labels the values from there to 0 at equal distances.
+    """
+    parts = []
     for place, layer in enumerate(layers):
-        points = _corners(frame, layer.steps, most, height)
-        if not points:
-            continue
-        path = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-        name = f"<title>{escape(layer.name)}</title>"
-        if place == 0:
-            base = number(TOP + height)
-            closed = f"{number(points[0][0])},{base} {path} {number(points[-1][0])},{base}"
-            parts.append(f'<polygon points="{closed}" class="area {escape(layer.kind)}">{name}</polygon>')
-        else:
-            parts.append(f'<polyline points="{path}" class="line {escape(layer.kind)}">{name}</polyline>')
-    return _picture(frame, TOP + height, parts)
+        points = _corners(frame, layer.steps, most)
+        if points:
+            shape = _area(points, layer.kind, layer.name) if place == 0 else _line(points, layer.kind, layer.name)
+            parts.append(shape)
+    return _plot(frame, parts, ", ".join(layer.name for layer in layers), scale)
 
 
 def stacked_areas(
@@ -115,97 +127,99 @@ def stacked_areas(
     moments: Sequence[int],
     layers: Mapping[str, Sequence[float]],
     kinds: Mapping[str, str],
-    height: int = 160,
+    unit: str = "",
 ) -> str:
     """Return stacked areas, the first at the bottom, with one value per time, valid until the next."""
     sums = [sum(layer[place] for layer in layers.values()) for place in range(len(moments))]
     most = max(sums, default=0) or 1
     below = [0.0] * len(moments)
-    parts = [_scale(height, f"{most:g}")]
+    parts = []
     for name, layer in layers.items():
         above = [low + value for low, value in zip(below, layer, strict=True)]
-        upper = _corners(frame, list(zip(moments, above, strict=True)), most, height)
-        lower = _corners(frame, list(zip(moments, below, strict=True)), most, height)
+        upper = _corners(frame, list(zip(moments, above, strict=True)), most)
+        lower = _corners(frame, list(zip(moments, below, strict=True)), most)
         path = " ".join(f"{number(x)},{number(y)}" for x, y in (*upper, *reversed(lower)))
         parts.append(f'<polygon points="{path}" class="{escape(kinds[name])}"><title>{escape(name)}</title></polygon>')
         below = above
-    return _picture(frame, TOP + height, parts)
+    top = f"{most:.3g}" if most < 1000 else f"{most:,.0f}"
+    return _plot(frame, parts, ", ".join(layers), (f"{top}{unit}", "0"))
 
 
-STRIP: Final = 1000
-"""Width of a strip, units; it is stretched to the available width."""
-
-
-def area_strip(frame: ChartFrame, layers: Sequence[Layer], most: float, label: str, height: int = 100) -> str:
-    """Return steps as areas without text, stretched to the available width; the page prints the scale beside them.
-
-    `label` describes the chart for screen readers.
-    """
+def areas(frame: ChartFrame, layers: Sequence[Layer], most: float, label: str, scale: Sequence[str]) -> str:
+    """Return steps as areas, each in front of the one before; `label` describes the chart for screen readers."""
     parts = []
     for layer in layers:
-        points = [
-            (frame.share(at_us) * STRIP, height - min(value / most, 1.0) * height) for at_us, value in layer.steps
-        ]
-        corners: list[tuple[float, float]] = []
-        for x, y in points:
-            if corners:
-                corners.append((x, corners[-1][1]))
-            corners.append((x, y))
-        if not corners:
-            continue
-        path = " ".join(f"{number(x)},{number(y)}" for x, y in (*corners, (STRIP, corners[-1][1])))
-        closed = f"{number(corners[0][0])},{height} {path} {STRIP},{height}"
-        parts.append(f'<polygon points="{closed}" class="{escape(layer.kind)}"/>')
-    return _strip(parts, label, height)
+        points = _corners(frame, layer.steps, most)
+        if points:
+            parts.append(_area(points, layer.kind))
+    return _plot(frame, parts, label, scale)
 
 
-def bar_strip(frame: ChartFrame, found: Iterable[ChartBar], label: str, height: int = 100) -> str:
-    """Return bars in one row with their titles, stretched to the available width."""
+def bar_strip(frame: ChartFrame, found: Iterable[ChartBar], label: str) -> str:
+    """Return bars in one row with their titles."""
     parts = []
     for bar in found:
-        left, right = frame.share(bar.from_us) * STRIP, frame.share(bar.to_us) * STRIP
+        left, right = frame.x(bar.from_us), frame.x(bar.to_us)
         parts.append(
-            f'<rect x="{number(left)}" y="0" width="{number(max(right - left, 1))}" height="{height}" '
+            f'<rect x="{number(left)}" y="0" width="{number(max(right - left, BAR_WIDTH_MIN))}" height="{HEIGHT}" '
             f'class="{escape(bar.kind)}"><title>{escape(bar.title)}</title></rect>'
         )
-    return _strip(parts, label, height)
+    return _strip(parts, label)
 
 
-def _strip(parts: Iterable[str], label: str, height: int) -> str:
+def _plot(frame: ChartFrame, parts: Iterable[str], label: str, scale: Sequence[str]) -> str:
+    """Return a strip with both axes."""
+    levels = len(scale) - 1
+    grid = [_grid_line(0, STRIP, HEIGHT * place / levels, HEIGHT * place / levels) for place in range(1, levels)]
+    grid += [_grid_line(frame.x(at_us), frame.x(at_us), 0, HEIGHT) for at_us in frame.ticks()]
+    values = "".join(f"<span>{escape(one)}</span>" for one in scale)
+    strip = _strip((*parts, f'<g class="grid">{"".join(grid)}</g>'), label, MARGIN)
+    return f'<div class="plot"><div class="y" aria-hidden="true">{values}</div>{strip}{_times(frame)}</div>'
+
+
+def _grid_line(x1: float, x2: float, y1: float, y2: float) -> str:
+    return f'<line x1="{number(x1)}" x2="{number(x2)}" y1="{number(y1)}" y2="{number(y2)}"/>'
+
+
+def _times(frame: ChartFrame) -> str:
+    texts = []
+    for at_us in frame.ticks():
+        share = frame.share(at_us)
+        anchor = "start" if share < _EDGE else "end" if share > 1 - _EDGE else "middle"
+        shown = escape(frame.label(at_us))
+        texts.append(f'<text x="{number(100 * share)}%" y="1em" text-anchor="{anchor}">{shown}</text>')
+    return f'<svg class="x" aria-hidden="true">{"".join(texts)}</svg>'
+
+
+def _strip(parts: Iterable[str], label: str, margin: int = 0) -> str:
     return (
-        f'<svg class="strip" viewBox="0 0 {STRIP} {height}" preserveAspectRatio="none" role="img" '
+        f'<svg class="strip" viewBox="0 {-margin} {STRIP} {HEIGHT + 2 * margin}" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )
 
 
-def _corners(
-    frame: ChartFrame, steps: Sequence[tuple[int, float]], most: float, height: int
-) -> list[tuple[float, float]]:
+def _corners(frame: ChartFrame, steps: Sequence[tuple[int, float]], most: float) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     for at_us, value in steps:
-        x, y = frame.x(at_us), TOP + height - min(value / most, 1.0) * height
+        x, y = frame.x(at_us), HEIGHT - min(value / most, 1.0) * HEIGHT
         if found:
             found.append((x, found[-1][1]))
         found.append((x, y))
     if found:
-        found.append((frame.x(frame.to_us), found[-1][1]))
+        found.append((STRIP, found[-1][1]))
     return found
 
 
-def _scale(height: int, top: str) -> str:
-    return (
-        f'<text x="{LEFT - 8}" y="{TOP + 10}" class="label">{escape(top)}</text>'
-        f'<text x="{LEFT - 8}" y="{TOP + height}" class="label">0</text>'
-    )
+def _area(points: Sequence[tuple[float, float]], kind: str, name: str = "") -> str:
+    path = " ".join(f"{number(x)},{number(y)}" for x, y in points)
+    closed = f"{number(points[0][0])},{HEIGHT} {path} {STRIP},{HEIGHT}"
+    return f'<polygon points="{closed}" class="{escape(kind)}">{_title(name)}</polygon>'
 
 
-def _picture(frame: ChartFrame, height: int, parts: Iterable[str]) -> str:
-    axis = [f'<line x1="{LEFT}" y1="{height}" x2="{WIDTH - RIGHT}" y2="{height}" class="axis"/>']
-    long = frame.to_us - frame.from_us > _DAY_US
-    for at_us in frame.ticks():
-        x = number(frame.x(at_us))
-        shown = moment(at_us, seconds=False)[5:] if long else moment(at_us)[11:]
-        axis.append(f'<line x1="{x}" y1="{TOP}" x2="{x}" y2="{height}" class="tick"/>')
-        axis.append(f'<text x="{x}" y="{height + 16}" class="time">{shown}</text>')
-    body = "".join((*axis, *parts))
-    return f'<svg viewBox="0 0 {WIDTH} {height + AXIS}" role="img">{body}</svg>'
+def _line(points: Sequence[tuple[float, float]], kind: str, name: str) -> str:
+    path = " ".join(f"{number(x)},{number(y)}" for x, y in points)
+    return f'<polyline points="{path}" class="line {escape(kind)}">{_title(name)}</polyline>'
+
+
+def _title(name: str) -> str:
+    return f"<title>{escape(name)}</title>" if name else ""

@@ -68,6 +68,7 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
             Case("alice", "/v1/jobs?limit=10000&after=0"),
             Case("alice", "/v1/jobs?user=nobody"),
             Case("alice", "/v1/jobs?limit=1&state=RUNNING"),
+            Case("alice", "/v1/jobs?limit=10000&before=9999999&name=JOB&collapse=yes"),
             Case("alice", "/v1/jobs?state=PENDING&after=0&expected=yes"),
         ],
         "send_commands": [

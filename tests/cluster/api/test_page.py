@@ -13,14 +13,22 @@ import pytest
 
 from cluster.api.history_service.capacity import POINTS_MAX, STEP_US_MAX, Capacity
 from cluster.api.history_service.frames import PoolUseQuery
-from cluster.api.page.labels import POLICY, format_moment, format_size, format_span
+from cluster.api.page.labels import (
+    POLICY,
+    format_after,
+    format_ago,
+    format_moment,
+    format_size,
+    format_span,
+    group_needs,
+)
 from cluster.api.page.pages import _PAGES, Pages, RenderedPage
 from cluster.api.statuses import FIRST_WAIT_S, FRESH_S, Statuses
 from cluster.api.watch.attention import _of_job
 from cluster.api.watch.overview import _members
 from cluster.api.web import Problem, bad_request
 from cluster.config.config import Config
-from cluster.schemas import ErrorView, MemberView, StatusView
+from cluster.schemas import ErrorView, MemberView, NeedView, StatusView
 from cluster.schemas.operations import OPERATIONS
 from cluster.system import parse_instant
 from cluster.system.eventloop.slices import Slices
@@ -112,7 +120,11 @@ async def test_pages_are_for_people_and_nothing_but_shown(config: Config) -> Non
         assert (there.status, there.headers["Location"]) == (303, "/page")
         for path in ("/page/nothing", "/page/jobs/99", "/page/jobs?after=x", "/page/jobs?what=x", "/page/jobs/%3Cb%3E"):
             answer = await harness.ask("GET", path)
-            assert answer.status in (400, 404) and b"This cannot be shown" in answer.body and b"<b>" not in answer.body
+            assert (
+                answer.status in (400, 404)
+                and b"This page cannot be shown" in answer.body
+                and b"<b>" not in answer.body
+            )
 
 
 @story
@@ -156,7 +168,12 @@ async def test_a_page_loads_nothing_but_its_own_files_and_has_nothing_written_in
             found = await read(harness, path)
             assert [one["src"] for one in found.all("script")] == ["/page/page.js"]
             assert [one["href"] for one in found.all("link")] == ["/page/icon.svg", "/page/page.css"]
-            assert not {tag for tag, _ in found.tags} & {"style", "img", "iframe", "form", "object", "embed", "base"}
+            assert not {tag for tag, _ in found.tags} & {"style", "img", "iframe", "object", "embed", "base"}
+            # A form only asks for another page of the same kind.
+            forms = [(one["method"], one["action"]) for one in found.all("form")]
+            assert forms == ([("get", "/page/jobs")] if path == "/page/jobs" else [])
+            marked = [one["href"] for one in found.all("a") if "aria-current" in one]
+            assert marked[0] == ("/page/jobs" if path == "/page/jobs/1" else path)
             names = {name for _, attributes in found.tags for name in attributes}
             assert not any(name.startswith("on") or name == "style" for name in names)
             targets = [one["href"] for one in found.all("a")]
@@ -172,6 +189,8 @@ async def test_a_page_loads_nothing_but_its_own_files_and_has_nothing_written_in
             answer = await harness.ask("GET", f"/page/{name}")
             assert answer.status == 200 and b"http:" not in answer.body.replace(b"http://www.w3.org/2000/svg", b"")
 
+
+NOON = parse_instant("2026-01-31T12:00:00Z")
 
 EVIL = "\"'><evil onevil=1></table></section><script>evil()</script>{{ 7 * 7 }}&lt;"
 
@@ -218,7 +237,7 @@ async def test_every_text_of_every_answer_is_a_text_whatever_it_holds(config: Co
                 try:
                     shown = await pages.page(found, dict(query), list(query), ask, work)
                 except Problem as problem:
-                    shown = RenderedPage(await pages.problem(problem, work), "", 0)
+                    shown = RenderedPage(await pages.problem(problem, "/page", work), "", 0)
                 text = Read(shown.content.decode())
                 assert not {tag for tag, _ in text.tags} & {"evil"}
                 assert len(text.all("script")) <= 1
@@ -226,7 +245,7 @@ async def test_every_text_of_every_answer_is_a_text_whatever_it_holds(config: Co
                 assert len(text.all("section")) == shown.content.count(b"</section>")
                 assert "49" not in " ".join(text.texts).replace(EVIL, "").split()
         view = ErrorView(code=EVIL, sentence=EVIL, remedy=EVIL)
-        said = await pages.problem(Problem(400, view.code, view.sentence, view.remedy), work)
+        said = await pages.problem(Problem(400, view.code, view.sentence, view.remedy), "/page/jobs/x", work)
         assert b"<evil" not in said and b"evil onevil" in said
 
 
@@ -276,6 +295,44 @@ async def test_lists_are_paged_and_counts_are_of_all(config: Config) -> None:
         assert (last["rows"], last["left_out"]) == (rows[-1:], len(rows) - 1)
 
 
+@story
+async def test_a_page_of_jobs_says_where_it_stands_among_all_that_match(config: Config) -> None:
+    async with Harness(config) as harness:
+        await some_jobs(harness)
+        array = await harness.submit(name="Array", array="0-3,7", hold=True)
+        first = array.body["job_id"]
+
+        async def asked(query: str, who: str = "alice") -> dict[str, Any]:
+            answer = await harness.ask("GET", f"/v1/jobs?{query}", who=who)
+            assert answer.status == 200, answer.body
+            return dict(answer.body)
+
+        plain = await asked("after=4&limit=3")
+        assert (plain["matching"], plain["matching_jobs"], plain["skipped"]) == (14, 14, 4)
+        assert [job["job_id"] for job in plain["jobs"]] == [5, 6, 7] and plain["collapsed"] == {}
+        newest = await asked("before=5&limit=3")
+        assert (newest["skipped"], newest["truncated"]) == (10, True)
+        assert [job["job_id"] for job in newest["jobs"]] == [4, 3, 2]
+        last = await asked("limit=3")
+        assert (last["skipped"], [job["job_id"] for job in last["jobs"]]) == (11, [12, 13, 14])
+        assert (await harness.ask("GET", "/v1/jobs?after=1&before=9")).status == 400
+
+        together = await asked("after=0&collapse=yes&name=ARR&state=PENDING")
+        assert (together["matching"], together["matching_jobs"]) == (1, 5)
+        assert [job["job_id"] for job in together["jobs"]] == [first]
+        row = together["collapsed"][str(first)]
+        assert (row["reference"], row["count"]) == (f"{first}_[0-3,7]", 5)
+        assert row["reasons"] == {"JobHeldUser": 5}
+        assert (await asked("name=array&user=bob"))["matching"] == 0
+        alone = await asked("after=0&collapse=yes&name=job-3")
+        assert (alone["matching"], alone["collapsed"]) == (1, {})
+        nodes = await asked("limit=1")
+        assert nodes["truncated"]
+        found = (await harness.ask("GET", "/v1/nodes?after=n0&limit=1")).body
+        assert (found["matching"], found["skipped"], found["truncated"]) == (1, 0, False)
+        assert (await harness.ask("GET", "/v1/nodes?after=n1")).body["skipped"] == 1
+
+
 @pytest.mark.parametrize(
     ("state", "stuck", "kind"),
     [
@@ -298,6 +355,18 @@ def test_a_job_needs_somebody_where_nothing_goes_on_by_itself(
     found = _of_job(job, Buffer(1, state, "fast", 1))
     assert (found and found[0]) == kind
     assert found is None or (found[1] == "said" and "forebay" in found[2])
+
+
+def test_items_of_one_cause_are_one_problem_and_others_are_their_own() -> None:
+    def need(job: int | None, sentence: str, user: str = "ann", subject: str = "") -> NeedView:
+        kind: Any = "not_exported" if job else "node_down"
+        return NeedView(kind=kind, subject=subject or f"job {job}", job_id=job, user=user, sentence=sentence)
+
+    rows = [need(1, "full"), need(None, "down", "", "node a"), need(2, "full"), need(None, "down", "", "node b")]
+    groups = group_needs([*rows, need(3, "full", "bob"), need(4, "gone")])
+    assert [[one.subject for one in group.members] for group in groups] == [
+        ["job 1", "job 2"], ["node a"], ["node b"], ["job 3"], ["job 4"],
+    ]  # fmt: skip
 
 
 class _Levels:
@@ -369,6 +438,10 @@ def test_how_full_a_pool_was_is_what_each_step_ended_with_and_is_bounded() -> No
         (format_size(None), "–"), (format_span(3.21), "3.2 s"), (format_span(200_000), "2 d 7 h"),
         (format_span(None), "–"), (format_span(61), "1 min"),
         (format_moment("2026-01-31T12:00:01.5Z"), "2026-01-31 12:00:01"), (format_moment(None), "–"),
+        (format_ago("2026-01-31T12:00:00Z", NOON), "now"), (format_ago("2026-01-31T11:59:51Z", NOON), "9 s ago"),
+        (format_ago("2026-01-31T11:57:00Z", NOON), "3 min ago"),
+        (format_ago("2026-01-31T14:05:00Z", NOON), "in 2 h 5 min"),
+        (format_ago(None, NOON), "–"), (format_after("2026-01-31T12:00:03.2Z", "2026-01-31T12:00:00Z"), "+3.2 s"),
     ],
 )  # fmt: skip
 def test_figures_are_written_for_people(found: str, said: str) -> None:

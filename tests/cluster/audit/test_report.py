@@ -17,10 +17,10 @@ import pytest
 
 from cluster.api.render import job_words
 from cluster.audit.report import COLUMNS, StateBar, WindowReport, page_of, read_window
-from cluster.audit.report.page import KIND_COLOURS, KINDS
+from cluster.audit.report.page import JOBS_DRAWN_MAX, KIND_COLOURS, KINDS, NO_WAIT, drawn_jobs
 from cluster.audit.report.window import BARS_MAX, Window
 from cluster.cli.exits import ExitCode
-from cluster.schemas.page import BAR, ChartFrame, number
+from cluster.schemas.page import BAR_WIDTH_MIN, ChartFrame, number
 from cluster.system import format_instant
 from replica.fold import apply_batch
 from replica.model import BufferState, JobState, Pool
@@ -273,15 +273,50 @@ class _Page(HTMLParser):
 def test_each_bar_of_the_page_is_a_stay_at_its_place(whole: WindowReport) -> None:
     page, frame = _Page(page_of(whole, "made")), ChartFrame(whole.source.from_us, whole.source.to_us)
     drawn = [bar for bar in page.bars if not bar[1].startswith("term ")]
-    stays = [(job, bar) for job in whole.jobs for bar in job.bars]
+    jobs = drawn_jobs(whole.jobs)
+    assert len(jobs) == JOBS_DRAWN_MAX < len(whole.jobs)
+    stays = [(job, bar) for job in jobs for bar in job.bars]
     assert len(drawn) == len(stays)
     for (attributes, title), (job, bar) in zip(drawn, stays, strict=True):
         end_us = whole.source.to_us if bar.to_us is None else bar.to_us
         left, right = frame.x(bar.from_us), frame.x(end_us)
         assert attributes["x"] == number(left)
-        assert attributes["width"] == number(max(right - left, 0.5))
+        assert attributes["width"] == number(max(right - left, BAR_WIDTH_MIN))
         assert attributes["class"] == KINDS[bar.word]
-        assert title.startswith(f"{job.job} {job.name}: {bar.word}")
+        assert title.startswith(f"{job.called} {job.name}: {bar.word}")
+
+
+def test_the_headline_figures_are_those_of_all_jobs(lived: Lived, whole: WindowReport) -> None:
+    last, totals = lived[-1][1], whole.totals
+    jobs = {job for _, state in lived for job in state.jobs}
+    assert sum(totals.outcomes.values()) == len(jobs) == len(whole.jobs)
+    assert totals.outcomes["UNFINISHED"] == len(last.unfinished)
+    waits = sorted(job.waited_us for job in whole.jobs)
+    assert totals.wait_p50_us == waits[(len(waits) + 1) // 2 - 1] and totals.wait_p95_us in waits
+    assert sum(wait <= totals.wait_p95_us for wait in waits) >= 0.95 * len(waits)
+    moved = totals.staged_in_bytes + totals.staged_out_bytes
+    assert not whole.transfers_left_out and moved == sum(one.size_bytes for one in whole.transfers)
+    assert totals.failovers == len(whole.terms) - 1
+    for reason, found in totals.reasons.items():
+        of_it = [job for job in whole.jobs if job.main_reason == reason]
+        assert (found.jobs, found.waited_us) == (len(of_it), sum(job.waited_us for job in of_it))
+
+
+def test_jobs_that_are_not_drawn_are_counted_by_reason_and_a_page_begins_with_its_figures(whole: WindowReport) -> None:
+    text = page_of(whole, "made")
+    rest = len(whole.jobs) - JOBS_DRAWN_MAX
+    assert f"The other {rest:,} jobs" in text
+    table = text.partition("The other")[2].partition("</table>")[0]
+    assert sum(map(int, re.findall(r'class="n" data-label="Jobs">(\d+)<', table))) == rest
+    assert text.index("Median wait") < text.index("95th percentile") < text.index("<h2>")
+    for label in ("Jobs", "Failed jobs", "Data moved", "Failovers", "Unplanned interruptions"):
+        assert text.index(f"<span>{label}</span>") < text.index("<h2>")
+
+
+def test_of_an_array_one_task_is_drawn(whole: WindowReport) -> None:
+    tasks = [msgspec.structs.replace(whole.jobs[0], job=n, called=f"7_{n}", waited_us=n) for n in range(1, 9)]
+    assert [job.called for job in drawn_jobs(tasks)] == ["7_8"]
+    assert tasks[0].main_reason in (NO_WAIT, *tasks[0].bars[0].reasons)
 
 
 def test_every_stay_has_a_colour() -> None:
@@ -332,7 +367,7 @@ def _forebay() -> list[str]:
 def test_a_job_that_is_tried_again_for_ever_does_not_grow_the_page() -> None:
     from cluster.audit.report.window import _Life
 
-    life = _Life("loop", "ada", "fast", 1)
+    life = _Life("1", "loop", "ada", "fast", 1)
     for attempt in range(BARS_MAX + 50):
         life.becomes(("PENDING", "staging-in", attempt), attempt * 10)
     seen = life.ended(1, "", (BARS_MAX + 50) * 10)
@@ -372,6 +407,9 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
 
 # ---- in a browser
 
+BAR_PIXELS = (966, 16)
+"""Widest and highest bar in a window that is 1300 wide, pixels: the page without its margins and the names of jobs."""
+
 CHROMIUM = shutil.which("chromium")
 
 
@@ -397,17 +435,18 @@ def test_a_browser_draws_the_bars_where_the_figures_say_without_a_network(whole:
     assert "CONSOLE" not in done.stderr
     colours = [_rgb(KIND_COLOURS[KINDS[bar.word]]) for job in jobs for bar in job.bars if _share(whole, bar) > 0.05]
     rows = list(_png(picture.read_bytes()))
-    # Each of these is a rectangle in one colour as high as a bar: the page is 1100 wide at its widest, so in scale.
+    # Each of these is a rectangle in one colour as high as a bar, in the scale of the window that is left for bars.
+    wide, high = BAR_PIXELS
     for colour in set(colours):
         widest = max(_longest(row, colour) for row in rows)
         expected = max(
-            _share(whole, bar) * 914
+            _share(whole, bar) * wide
             for job in jobs
             for bar in job.bars
             if _rgb(KIND_COLOURS[KINDS[bar.word]]) == colour
         )
         assert abs(widest - expected) < 0.12 * expected + 4, (colour, widest, expected)
-        assert sum(_longest(row, colour) > widest * 0.9 for row in rows) >= BAR - 3
+        assert sum(_longest(row, colour) > widest * 0.9 for row in rows) >= high - 3
 
 
 def _share(report: WindowReport, bar: Any) -> float:

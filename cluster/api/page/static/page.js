@@ -1,5 +1,6 @@
-// Keeps a page as it is now: on an event its parts are fetched anew, at most once a second and a tenth of the time, so
-// that a large site does not pay for who looks; and every ten seconds without an event. Nothing is asked while nobody looks. Without this file the page says its time, and is right as of then.
+// Updates the page: its parts are fetched again on an event, at most once a second and a tenth of the time, so that
+// watching costs a large site little; and every ten seconds without an event. A hidden page requests nothing.
+// Without this file the page shows the time of its data.
 "use strict";
 (() => {
   const LEAST_MS = 1000, LEAST_SHARE = 10, MOST_MS = 10000, RETRY_MS = 1000, RETRY_MS_MAX = 30000;
@@ -34,7 +35,7 @@
       replace(new DOMParser().parseFromString(await answer.text(), "text/html"));
       retry = RETRY_MS;
       least = Math.max(LEAST_MS, LEAST_SHARE * (performance.now() - last));
-      say("It is kept up to date.");
+      say(`Live from ${document.getElementById("live").dataset.source}`);
       later(wanted ? least : Math.max(least, MOST_MS), number);
     } catch {
       lost(number);
@@ -47,30 +48,37 @@
     if (number !== round) return;
     const wait = retry * (0.75 + Math.random() / 2);
     retry = Math.min(2 * retry, RETRY_MS_MAX);
-    say("Connection lost: this is how it was then. Trying again; the other replicas show the same.", true);
+    say("Connection lost; retrying. Other replicas show the same page.", true);
     later(wait, number);
   }
 
-  // Parts that differ are put in place of the old ones; what had the focus has it again.
+  // Replace the parts that differ, and keep focus, scroll position, open lists and the status line's element.
   function replace(found) {
     for (const part of found.querySelectorAll("[data-part]")) {
       const old = document.getElementById(part.id);
-      if (part.id === "as-of" && old) part.querySelector("#live").replaceWith(old.querySelector("#live").cloneNode(true));
+      if (part.id === "as-of" && old) {
+        const live = old.querySelector("#live"), found = part.querySelector("#live");
+        live.dataset.source = found.dataset.source;
+        found.replaceWith(live.cloneNode(true));
+      }
       if (!old) document.getElementById("main").prepend(part);
       else if (old.innerHTML !== part.innerHTML) {
         const scrolled = [...old.querySelectorAll(".region")].map((one) => one.scrollLeft);
+        const opened = [...old.querySelectorAll("details")].map((one) => one.open);
         const focus = old.contains(document.activeElement) ? key(document.activeElement) : null;
         old.replaceWith(part);
         [...part.querySelectorAll(".region")].forEach((one, place) => { one.scrollLeft = scrolled[place] || 0; });
+        [...part.querySelectorAll("details")].forEach((one, place) => { one.open = Boolean(opened[place]); });
         if (focus) [...part.querySelectorAll("a, [tabindex]")].find((one) => key(one) === focus)?.focus({ preventScroll: true });
       }
     }
+    unlink();
     if (!found.getElementById("banner")) document.getElementById("banner")?.remove();
   }
 
   const key = (one) => `${one.tagName} ${one.getAttribute("href")} ${one.getAttribute("aria-label")}`;
 
-  // The stream names each event, so it is read as it comes: what is no comment is news.
+  // Only the names of events matter: everything that is no comment is news.
   async function follow(number) {
     while (number === round) {
       try {
@@ -101,7 +109,21 @@
     stop.abort();
   }
 
+  // A redirect of a form to the leader would be blocked by the policy, one of a plain navigation is not.
+  document.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const fields = [...new FormData(event.target)].filter(([, value]) => value !== "");
+    location.assign(`${event.target.action}?${new URLSearchParams(fields)}`);
+  });
+
+  // Behind `forebay page` the browser has no certificate for other replicas, and needs none: any of them answers.
+  const unlink = () => {
+    if (location.protocol === "https:") return;
+    for (const one of document.querySelectorAll("a[href^='https:']")) one.removeAttribute("href");
+  };
+
   document.addEventListener("visibilitychange", begin);
   addEventListener("pagehide", end);
   addEventListener("pageshow", begin);
+  unlink();
 })();

@@ -1,0 +1,143 @@
+"""Pictures of the status page and of reports: `python -m tests.screenshots --into DIRECTORY`.
+
+A replica serves a working day of so many jobs (`tests.working_day`) to Chromium, light and dark, on a desk and on a
+phone. `--docs` writes those of docs/images instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from cluster.audit.report import page_of, read_window
+from cluster.config import Config
+from cluster.config.new_site import Founding, PoolSpec, create_site
+from cluster.system import SystemClock
+from tests.browser import SCREENS, Browser, browser, relayed
+from tests.cluster.harness import PATIENCE_S, Harness, placed
+from tests.working_day import NODES, WorkingDay, write_ledger
+from wal import Environment, Ledger
+
+PAGES = ("", "/jobs", "/jobs?state=FAILED", "/transfers", "/nodes", "/jobs/17", "/jobs/nothing")
+
+DOCS = Path(__file__).parents[1] / "docs" / "images"
+DOCS_BYTES_MAX = 150_000
+"""Size of a picture in the documents, bytes."""
+
+
+def site_in(directory: Path) -> Config:
+    """Write the configuration and certificates of a replica alone."""
+    founding = Founding(
+        name="aurora",
+        replicas=1,
+        agents=NODES,
+        pools=(PoolSpec("fast", "96GiB", "64MiB", True), PoolSpec("wide", "768GiB", "64MiB")),
+        users=("alice",),
+        source_roots=(directory / "in",),
+        destination_roots=(directory / "out",),
+        allow_root=True,
+    )
+    return placed(create_site(directory / "site", founding, clock=SystemClock()), directory / "data")
+
+
+@contextlib.asynccontextmanager
+async def serving(directory: Path, jobs: int) -> AsyncIterator[Harness]:
+    """Run a replica on the ledger of a day of so many jobs, which ends now; its agents move data."""
+    config = site_in(directory)
+    clock = SystemClock()
+    day = WorkingDay(clock.now(), jobs, cluster_id=config.cluster.id)
+    api = str(config.replica("r1").api)
+    write_ledger(day, config.wal_directory("r1"), config.cluster.id, "r1", api)
+    write_report(config, directory / "report.html")
+    async with Harness(config, clock=clock) as harness:
+        async with asyncio.timeout(PATIENCE_S):
+            while not (await harness.ask("GET", "/v1/history/pools")).body.get("pools"):
+                await asyncio.sleep(0.1)
+        await report_progress(harness)
+        yield harness
+
+
+async def report_progress(harness: Harness) -> None:
+    """Have each agent poll once, with how far its transfers are."""
+    for number in range(1, NODES + 1):
+        node = f"n{number}"
+        state = harness.controller.state
+        progress = []
+        for job in sorted(state.on_node.get(node, ())):
+            buffer = state.buffers.get(job)
+            if buffer is not None and buffer.state.name in ("STAGING_IN", "STAGING_OUT"):
+                total = int(buffer.granted_bytes * 0.8)
+                stage = "stage_in" if buffer.state.name == "STAGING_IN" else "stage_out"
+                row = {"job": job, "attempt": state.jobs[job].attempt, "stage": stage, "rate_bytes_s": 180e6}
+                progress.append({**row, "bytes_done": total * (job % 9 + 1) // 10, "bytes_total": total})
+        body = {"instance": "i1", "wait_s": 0, "progress": progress}
+        answer = await harness.ask("POST", f"/v1/agents/{node}/poll", body, who=node)
+        assert answer.status == 200, answer.body
+
+
+async def write_pictures(page: Browser, harness: Harness, directory: Path, jobs: int, report: Path) -> None:
+    """Write every page and report on every screen."""
+    async with relayed(harness.config, "operator", "r1") as url:
+        for path in PAGES:
+            await report_progress(harness)
+            name = path.replace("/", "-").replace("?state=", "-") or "-overview"
+            await page.pictures(f"{url}/page{path}", directory, f"{jobs}{name}", SCREENS)
+    await page.pictures(report.as_uri(), directory, f"{jobs}-report", SCREENS)
+
+
+def write_report(config: Config, file: Path) -> None:
+    """Write the report of the replica's whole ledger."""
+    with Environment.open_readonly(config.wal_directory("r1")) as environment:
+        ledger = Ledger(environment)
+        report = read_window(ledger, (), from_us=None, to_us=None)
+    file.write_text(page_of(report, "forebay audit report html report.html --last 6h"))
+
+
+async def write_docs(page: Browser, harness: Harness, report: Path) -> None:
+    """Write the pictures of the documents."""
+    DOCS.mkdir(exist_ok=True)
+    async with relayed(harness.config, "operator", "r1") as url:
+        for name, address, size in (
+            ("page-overview", f"{url}/page", {"width": 1400, "height": 1000}),
+            ("page-overview-dark", f"{url}/page", {"width": 1400, "height": 1000, "dark": True}),
+            ("page-phone", f"{url}/page", {"width": 390, "height": 844}),
+            ("page-jobs", f"{url}/page/jobs?state=PENDING", {"width": 1400, "height": 900}),
+            ("report", report.as_uri(), {"width": 1400, "height": 1000}),
+        ):
+            await report_progress(harness)
+            await page.look(**size)
+            await page.open(address)
+            file = DOCS / f"{name}.webp"
+            await page.picture(file, first_screen=True)
+            assert file.stat().st_size < DOCS_BYTES_MAX, file
+
+
+async def run(options: Any) -> None:
+    for jobs in [2_000] if options.docs else options.jobs:
+        with tempfile.TemporaryDirectory(prefix="forebay-pictures-") as place:
+            directory = Path(place)
+            async with serving(directory, jobs) as harness, browser(directory / "profile") as page:
+                if options.docs:
+                    await write_docs(page, harness, directory / "report.html")
+                else:
+                    options.into.mkdir(parents=True, exist_ok=True)
+                    await write_pictures(page, harness, options.into, jobs, directory / "report.html")
+        print(f"{jobs} jobs: done", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--into", type=Path, default=Path("pictures"), help="Directory for the pictures.")
+    parser.add_argument("--jobs", type=int, nargs="+", default=[0, 20, 2_000], help="Jobs of the day, one run each.")
+    parser.add_argument("--docs", action="store_true", help="Write the pictures of docs/images.")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
