@@ -95,7 +95,7 @@ def _version() -> str:
     type=click.FloatRange(0, DEADLINE_S_MAX, min_open=True),
     default=DEADLINE_S,
     metavar="SECONDS",
-    help=f"Wait at most this long.  [default: {DEADLINE_S:g}]",
+    help=f"Maximum wait, default {DEADLINE_S:g}.",
 )
 @JSON_ANYWHERE
 @click.option(

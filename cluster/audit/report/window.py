@@ -409,7 +409,7 @@ class _Walk(WindowReplay):
             if job is None or job_id not in state.unfinished:
                 return
             pool, size_bytes = ("", 0) if buffer is None else (buffer.pool, buffer.granted_bytes)
-            called = job_words(state, job_id) if job.external_job is None else job.called
+            called = job_words(state, job_id) if job.external_job is None else job.display_name
             life = self._lives[job_id] = _Life(called, job.request.name, job.request.user, pool, size_bytes)
         if job is not None and job_id in state.unfinished:
             life.becomes((job.state.name, buffer_word(state, job_id), job.attempt), at_us)
