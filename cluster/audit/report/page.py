@@ -11,8 +11,8 @@ from cluster.cli.text import format_span, readable_size
 from cluster.schemas.page import ChartBar as Drawn
 from cluster.schemas.page import (
     ChartFrame,
+    HeadlineFigure,
     Layer,
-    Tile,
     bars,
     details,
     html_table,
@@ -95,23 +95,25 @@ def page_of(report: WindowReport, command: str) -> str:
 _FAILURES: Final = frozenset({JobState.FAILED.name, JobState.TIMEOUT.name, JobState.NODE_FAIL.name})
 
 
-def _headline(report: WindowReport) -> Iterable[Tile]:
+def _headline(report: WindowReport) -> Iterable[HeadlineFigure]:
     """Yield the headline figures."""
     totals = report.totals
     jobs = sum(totals.outcomes.values())
     failed = sum(count for outcome, count in totals.outcomes.items() if outcome in _FAILURES)
     outcomes = ", ".join(f"{count:,} {outcome.lower()}" for outcome, count in totals.outcomes.items())
-    yield Tile("Jobs", f"{jobs:,}", outcomes or "none")
-    yield Tile(
+    yield HeadlineFigure("Jobs", f"{jobs:,}", outcomes or "none")
+    yield HeadlineFigure(
         "Failed jobs", f"{failed:,}", f"{failed / jobs:.1%} of all" if jobs else "", "warn" if failed else "good"
     )
-    yield Tile("Median wait", format_span(totals.wait_p50_us), f"95th percentile {format_span(totals.wait_p95_us)}")
+    yield HeadlineFigure(
+        "Median wait", format_span(totals.wait_p50_us), f"95th percentile {format_span(totals.wait_p95_us)}"
+    )
     moved = totals.staged_in_bytes + totals.staged_out_bytes
     more = f"{readable_size(totals.staged_in_bytes)} in, {readable_size(totals.staged_out_bytes)} out"
-    yield Tile("Data moved", readable_size(moved), more)
-    yield Tile("Failovers", f"{totals.failovers:,}", "changes of the leader's term")
+    yield HeadlineFigure("Data moved", readable_size(moved), more)
+    yield HeadlineFigure("Failovers", f"{totals.failovers:,}", "changes of the leader's term")
     kind = "bad" if totals.interruptions else "good"
-    yield Tile("Unplanned interruptions", f"{totals.interruptions:,}", "runs lost with their node", kind)
+    yield HeadlineFigure("Unplanned interruptions", f"{totals.interruptions:,}", "runs lost with their node", kind)
 
 
 def _jobs(report: WindowReport, frame: ChartFrame) -> Iterable[str]:

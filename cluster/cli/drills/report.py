@@ -9,7 +9,18 @@ from typing import Final
 from cluster.cli.drills.figure_labels import display_order, format_duration, format_figure, label_of
 from cluster.schemas.drills import DrillAnswer, DrillView
 from cluster.schemas.ledger import LeaderTermView, StoryRow
-from cluster.schemas.page import ChartBar, ChartFrame, Tile, bars, details, html_table, key, moment, page, tiles
+from cluster.schemas.page import (
+    ChartBar,
+    ChartFrame,
+    HeadlineFigure,
+    bars,
+    details,
+    html_table,
+    key,
+    moment,
+    page,
+    tiles,
+)
 from cluster.system import parse_instant
 from replica.values import Instant
 
@@ -65,19 +76,23 @@ def render_page(
 _VERDICT_KINDS: Final = {"passed": "good", "failed": "bad"}
 
 
-def _headline(drill: DrillAnswer) -> Iterable[Tile]:
+def _headline(drill: DrillAnswer) -> Iterable[HeadlineFigure]:
     """Yield the verdict and the figures it rests on."""
     figures = drill.figures
     kind = _VERDICT_KINDS.get(drill.verdict, "warn")
-    yield Tile("Verdict", drill.verdict, f"{drill.scenario} of {drill.target}", kind)
+    yield HeadlineFigure("Verdict", drill.verdict, f"{drill.scenario} of {drill.target}", kind)
     goal, stop = figures.get("goal_us"), figures.get("write_stop_us")
-    yield Tile("Goal", "none" if goal is None else f"≤ {format_duration(goal)}", "without acknowledged writes")
+    yield HeadlineFigure(
+        "Goal", "none" if goal is None else f"≤ {format_duration(goal)}", "without acknowledged writes"
+    )
     met = "" if goal is None or stop is None else "good" if stop <= goal else "bad"
-    yield Tile("Measured", "–" if stop is None else format_duration(stop), "without acknowledged writes", met)
+    yield HeadlineFigure("Measured", "–" if stop is None else format_duration(stop), "without acknowledged writes", met)
     for name, label in (("writes_lost", "Acknowledged writes lost"), ("runs_again", "Jobs re-run")):
         value = figures.get(name)
         kind = "" if value is None else "bad" if value else "good"
-        yield Tile(label, "–" if value is None else f"{value:,}", "not checked" if value is None else "goal: 0", kind)
+        yield HeadlineFigure(
+            label, "–" if value is None else f"{value:,}", "not checked" if value is None else "goal: 0", kind
+        )
 
 
 def _instant(text: str | None) -> Instant:

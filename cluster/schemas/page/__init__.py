@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.schemas.page.document import COLOURS, Tile, details, html_table, key, page, tiles
+    from cluster.schemas.page.document import COLOURS, HeadlineFigure, details, html_table, key, page, tiles
     from cluster.schemas.page.svg import (
         BAR_WIDTH_MIN,
         ChartBar,
@@ -23,7 +23,7 @@ else:
     __getattr__ = export_lazily(
         __name__,
         """
-        document: COLOURS Tile details html_table key page tiles
+        document: COLOURS HeadlineFigure details html_table key page tiles
         svg: BAR_WIDTH_MIN ChartBar ChartFrame Layer areas bar_strip bars lines moment number stacked_areas
         """,
     )

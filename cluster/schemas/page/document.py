@@ -57,7 +57,7 @@ th { color: var(--muted); font-size: .87em; } td.n { text-align: right; }
 """
 
 
-class Tile(NamedTuple):
+class HeadlineFigure(NamedTuple):
     """Headline figure: label, value, explanation, and class (`good`, `warn`, `bad` or none)."""
 
     label: str
@@ -66,7 +66,7 @@ class Tile(NamedTuple):
     kind: str = ""
 
 
-def tiles(found: Iterable[Tile]) -> str:
+def tiles(found: Iterable[HeadlineFigure]) -> str:
     """Return headline figures."""
     parts = (
         f'<div class="tile {escape(one.kind)}"><span>{escape(one.label)}</span><b>{escape(one.value)}</b>'
