@@ -52,7 +52,9 @@ def _unknown_name_refusal(what: str, name: str, known: list[str]) -> Refusal:
 
 
 def _limit_refusal(what: str, most: int) -> Refusal:
-    return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {most} {what}s already", "delete one that is not used", what)
+    return Refusal(
+        RefusalCode.LIMIT_EXCEEDED, f"the limit of {most} {what} records is reached", "delete an unused one", what
+    )
 
 
 def _set_account(state: Facts, command: c.SetAccount, at: Instant) -> EventsOrRefusal:
@@ -73,8 +75,8 @@ def _delete_account(state: Facts, command: c.DeleteAccount, at: Instant) -> Even
     if below:
         return Refusal(
             RefusalCode.WRONG_STATE,
-            f"account {command.account} has accounts below it: {', '.join(below[:20])}",
-            "delete those first, or give them another parent",
+            f"account {command.account} has subaccounts: {', '.join(below[:20])}",
+            "delete them first, or change their parent",
             "account",
         )
     return (e.AccountDeleted(command.account),)
@@ -138,7 +140,7 @@ def _overbooking_refusal(state: Facts, new: Reservation) -> Refusal | None:
                     RefusalCode.CAPACITY_OVER_TOTAL,
                     f"{format_size(taken + space.size_bytes)} of pool {space.pool} would be reserved at once, and it "
                     f"has {format_size(most)}",
-                    "reserve less, or at another time",
+                    "reserve less, or for another time",
                     "reservation.burst_buffer",
                 )
     return None
@@ -241,7 +243,12 @@ def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) 
     if account is not None and account.member(user) is None:
         return _permission_refusal("account", f"user {user} is not in account {account.name}")
     if account is None and state.scheduling_rules.accounts_required:
-        return Refusal(RefusalCode.INVALID_FIELD, "the job names no account", "add --account=NAME", "account")
+        return Refusal(
+            RefusalCode.INVALID_FIELD,
+            "the job has no account, and this site requires one",
+            "add --account=NAME",
+            "account",
+        )
     qos = state.qos.get(options.qos) if options.qos else None
     if options.qos and qos is None:
         return _unknown_name_refusal("qos", options.qos, sorted(state.qos))
@@ -253,7 +260,7 @@ def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) 
             RefusalCode.LIMIT_EXCEEDED,
             f"{over.verdict.reason}: user {user} has {over.used} jobs in QOS {options.qos}, which allows "
             f"{over.limit.value}",
-            "wait until some are over, or use another QOS",
+            "wait until some have finished, or use another QOS",
             "qos",
         )
     for name, count in options.licenses:
@@ -263,8 +270,8 @@ def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) 
         if count > known.total:
             return Refusal(
                 RefusalCode.LIMIT_EXCEEDED,
-                f"the job asks for {count} of licence {name}, and there are {known.total}",
-                f"ask for at most {known.total}",
+                f"licence {name}: {count} requested, but only {known.total} exist",
+                f"request at most {known.total}",
                 "licenses",
             )
     reservation = state.reservations.get(options.reservation) if options.reservation else None
@@ -276,7 +283,7 @@ def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) 
 
 
 def _permission_refusal(place: str, sentence: str) -> Refusal:
-    return Refusal(RefusalCode.PERMISSION_DENIED, sentence, "leave it out, or ask an operator", place)
+    return Refusal(RefusalCode.PERMISSION_DENIED, sentence, "omit it, or ask an operator for access", place)
 
 
 def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: int) -> None:
@@ -287,7 +294,7 @@ def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: in
     """
     qos = state.qos.get(request.effective_options.qos) if request.effective_options.qos else None
     if qos is not None and qos.deny_on_limit:
-        check_own_limits(state, request, pool, granted_bytes, "ask for less, or use another QOS")
+        check_own_limits(state, request, pool, granted_bytes, "request less, or use another QOS")
 
 
 def check_own_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: int, remedy: str) -> None:
@@ -321,8 +328,8 @@ def _set_partition(state: Facts, command: c.SetPartition) -> EventsOrRefusal:
     if refusal is not None:
         return refusal
     if partition.name not in state.partitions and len(state.partitions) >= PARTITIONS_MAX:
-        sentence = f"there are {PARTITIONS_MAX} partitions"
-        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "delete one that nobody uses", "partition")
+        sentence = f"the limit of {PARTITIONS_MAX} partitions is reached"
+        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "delete an unused one", "partition")
     if state.partitions.get(partition.name) == partition:
         return ()
     events: list[e.Event] = [e.PartitionSet(partition)]
@@ -341,7 +348,7 @@ def _delete_partition(state: Facts, command: c.DeletePartition) -> EventsOrRefus
 def _reset_usage(state: Facts, command: c.ResetUsage) -> EventsOrRefusal:
     if command.whose not in ("a", "q"):
         sentence = f"{command.whose[:16]!r} is neither an account (a) nor a QOS (q)"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "say whose usage it is", "whose")
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "use a or q", "whose")
     what, known = ("account", state.accounts) if command.whose == "a" else ("qos", state.qos)
     if command.name not in known:
         return _unknown_name_refusal(what, command.name, sorted(known))

@@ -34,27 +34,25 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
     """
     tasks, throttle = command.tasks, command.throttle
     if command.request.array is not None:
-        raise _invalid_array("which array a task belongs to is decided by the controller", "leave it out")
+        raise _invalid_array("array is set by the controller", "leave it out")
     if not tasks:
         if throttle:
-            raise _invalid_array("there is a throttle and no array", "write --array=1-10%2")
+            raise _invalid_array("a throttle is given without an array", "write --array=1-10%2")
         return
     if list(tasks) != sorted(set(tasks)) or tasks[0] < 0:
-        raise _invalid_array("the tasks are not in ascending order, each once", "write --array=1-10")
+        raise _invalid_array("the task numbers are not ascending and distinct", "write --array=1-10")
     if tasks[-1] >= limits.ARRAY_SIZE_MAX:
-        raise _invalid_array(f"task {tasks[-1]} is too large", f"use numbers up to {limits.ARRAY_SIZE_MAX - 1}")
+        raise _invalid_array(f"task number {tasks[-1]} is too large", f"use numbers up to {limits.ARRAY_SIZE_MAX - 1}")
     if not 0 <= throttle <= limits.ARRAY_SIZE_MAX:
-        raise _invalid_array(
-            f"the throttle of the array is {throttle}", f"use a number from 1 to {limits.ARRAY_SIZE_MAX}"
-        )
+        raise _invalid_array(f"throttle {throttle} is out of range", f"use a number from 1 to {limits.ARRAY_SIZE_MAX}")
     if command.request.effective_options.nodes == 0:
-        remedy = "leave --array out, or ask for nodes: a job of no nodes cannot be an array"
+        remedy = "omit --array, or request a node: a job without nodes cannot be an array"
         raise RejectionError(RefusalCode.INVALID_FIELD, NODE_COUNT_INVALID, remedy, "array")
     if len(state.unfinished) + len(tasks) > limits.JOBS_UNFINISHED_MAX:
         raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
-            f"{len(tasks)} tasks and the jobs that are not over yet are more than {limits.JOBS_UNFINISHED_MAX}",
-            "wait until some are over, or submit fewer tasks",
+            f"{len(tasks)} tasks would exceed the limit of {limits.JOBS_UNFINISHED_MAX} unfinished jobs",
+            "wait until some have finished, or submit fewer tasks",
             "array",
         )
 
@@ -99,7 +97,7 @@ def resolve_array(
     )
     size_bytes = len(_ENCODER.encode(event))
     if size_bytes > limits.ARRAY_ENTRY_BYTES_MAX:
-        raise _array_too_large(f"what is to be written of it takes {size_bytes} bytes")
+        raise _array_too_large(f"its record takes {size_bytes} bytes")
     return event
 
 
@@ -110,7 +108,7 @@ def _array_too_large(sentence: str) -> RejectionError:
     return RejectionError(
         RefusalCode.LIMIT_EXCEEDED,
         f"the array is too large: {sentence}",
-        f"at most {limits.ARRAY_ENTRY_BYTES_MAX} bytes; submit fewer tasks, or stage whole directories",
+        f"submit fewer tasks, or stage whole directories; the limit is {limits.ARRAY_ENTRY_BYTES_MAX} bytes",
         "array",
     )
 
@@ -150,7 +148,7 @@ def _is_purged(state: Facts, job_id: int) -> bool:
 def _unknown_dependency(word: str, job: str) -> RejectionError:
     return RejectionError(
         RefusalCode.UNKNOWN_DEPENDENCY,
-        f"{word}:{job}: there is no job {job}",
+        f"{word}:{job}: job {job} does not exist",
         "forebay queue shows the jobs",
         "dependencies",
     )
@@ -171,7 +169,7 @@ def jobs_of_tasks(state: Facts, job: int, tasks: Tasks) -> tuple[int, ...] | Ref
         known = 0 < job < state.next_job
         return Refusal(
             RefusalCode.UNKNOWN_JOB,
-            f"job {job} is no array, or none of its tasks is in the state" if known else f"there is no job {job}",
+            f"array {job} does not exist, or all of its tasks were purged" if known else f"job {job} does not exist",
             "forebay queue shows the jobs",
             "job",
         )
@@ -181,7 +179,7 @@ def jobs_of_tasks(state: Facts, job: int, tasks: Tasks) -> tuple[int, ...] | Ref
     if unknown:
         return Refusal(
             RefusalCode.UNKNOWN_JOB,
-            f"array {job} has no task {unknown[0]}, or it is no longer in the state",
+            f"task {unknown[0]} of array {job} does not exist, or was purged",
             f"its tasks are {format_tasks(sorted(array))}"[:1_000],
             "job",
         )

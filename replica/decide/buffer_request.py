@@ -68,8 +68,8 @@ def resolve_buffer(
     if asked.swap_bytes and _pool_unit(state, asked.pool, _pool_place(asked)) is not PoolUnit.BYTES:
         raise RejectionError(
             RefusalCode.INVALID_CAPACITY,
-            "swap is asked of a pool that does not count bytes",
-            "name a pool that does",
+            "swap requires a pool that counts bytes",
+            "use such a pool",
             _pool_place(asked),
         )
     lists = tuple(_resolve_list(state, request, transfer, number, of_array=of_array) for transfer in asked.lists)
@@ -126,13 +126,13 @@ def persistent_fault(buffer: BufferRequest | None) -> Refusal | None:
     for kind, named in kinds.items():
         if len(named) > limits.PERSISTENT_PER_JOB_MAX:
             most = limits.PERSISTENT_PER_JOB_MAX
-            sentence = f"there are {len(named)} {kind}"
+            sentence = f"the job has {len(named)} {kind} directives"
             return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, f"write at most {most} in one job", named[most][1])
         seen: set[str] = set()
         for name, place in named:
             fault = "starts with a digit" if name[:1].isdigit() else name_fault(name)
             if fault is not None:
-                sentence = f"the name {name!r} of a persistent buffer {fault}"
+                sentence = f"persistent buffer name {name!r} {fault}"
                 return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "choose another", place)
             if name in seen and kind != "persistentdw":
                 sentence = f"{kind} names {name} twice"
@@ -141,8 +141,8 @@ def persistent_fault(buffer: BufferRequest | None) -> Refusal | None:
     wanted = {*(one.name for one in buffer.creates), *buffer.uses}
     for destroy in buffer.destroys:
         if destroy.name in wanted:
-            sentence = f"the job destroys the persistent buffer {destroy.name} that it creates or uses"
-            return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "destroy it in a job of its own", destroy.place)
+            sentence = f"the job destroys persistent buffer {destroy.name}, which it also creates or uses"
+            return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "destroy it in a separate job", destroy.place)
     return None
 
 
@@ -151,8 +151,8 @@ def _check_nodes(request: JobRequest) -> None:
     if nodes > 1 or nodes < 0:
         raise RejectionError(
             RefusalCode.INVALID_FIELD,
-            f"the job asks for {nodes} nodes; a job of Forebay runs on one",
-            "ask for one node, or for none to create or destroy persistent buffers only",
+            f"the job requests {nodes} nodes, but jobs run on one node",
+            "request one node, or 0 to only create or destroy persistent buffers",
             "nodes",
         )
     if nodes:
@@ -169,8 +169,8 @@ def _check_nodes(request: JobRequest) -> None:
     if own or commands or not (asked.creates or asked.destroys):
         raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
-            "a job of no nodes may only create or destroy persistent buffers",
-            "ask for a node, or leave the job's own buffer out",
+            "a job without nodes may only create or destroy persistent buffers",
+            "request a node, or remove the job's own buffer",
             asked.places[1] if len(asked.places) > 1 and asked.places[1] else "nodes",
         )
 
@@ -200,7 +200,7 @@ def _check_variable(state: Facts, asked: BufferRequest, record: CreatePersistent
         if other != record.name and len(other) == len(record.name) and persistent_variable(other) == variable:
             raise RejectionError(
                 RefusalCode.INVALID_DIRECTIVE,
-                f"the persistent buffers {record.name!r} and {other!r} have the same variable ${variable}",
+                f"persistent buffers {record.name!r} and {other!r} have the same variable ${variable}",
                 "choose a name that differs in letters or digits",
                 record.place,
             )
@@ -221,12 +221,12 @@ def _check_together(state: Facts, asked: BufferRequest) -> None:
     for record in asked.creates:
         if record.name not in state.persistent:
             pool = find_pool(state, record.pool, record.place)
-            found.append((pool.name, f"the persistent buffer {record.name} is made", record.place))
+            found.append((pool.name, f"persistent buffer {record.name} is created", record.place))
     named = [(made.name, made.place) for made in asked.creates] + [(gone.name, gone.place) for gone in asked.destroys]
     for name, place in (*named, *((used, "") for used in asked.uses)):
         known = state.persistent.get(name)
         if known is not None:
-            found.append((known.pool, f"the persistent buffer {name} lies", place or f"persistentdw name={name}"))
+            found.append((known.pool, f"persistent buffer {name} is", place or f"persistentdw name={name}"))
     placed: dict[bool, tuple[str, str]] = {}
     for pool_name, what, place in found:
         lies_in = filesystem_of_pool(state, pool_name)
@@ -236,8 +236,8 @@ def _check_together(state: Facts, asked: BufferRequest) -> None:
         (first, _), (second, place) = placed.values()
         raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
-            f"{first}, and {second}: no job works with both",
-            "ask for space in pools that are alike: `forebay pool list` shows which use a shared filesystem",
+            f"{first}, and {second}: no job can use both",
+            "use pools of the same kind: `forebay pool list` shows which use a shared filesystem",
             place,
         )
 
@@ -253,8 +253,8 @@ def _check_supported(state: Facts, asked: BufferRequest) -> None:
     if asked.swap_bytes:
         raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
-            "swap is not set up by the provider native: Linux gives swap to everything on a node, and nodes are shared",
-            "leave it out, and ask for the memory that the job needs",
+            "swap is not supported by the provider native, because all jobs on a node share its swap space",
+            "omit it, and request the memory that the job needs",
             asked.places[-1] if len(asked.places) > 2 else "swap",
         )
     if asked.stage_in_command or asked.stage_out_command:
@@ -288,11 +288,11 @@ def _check_backend(state: Facts, backend: str, place: str) -> None:
     allowed = state.transfer_rules.backends
     if backend in allowed:
         return
-    what = "a command that stages" if backend == "command" else f"backend={backend}"
+    what = "a stage command" if backend == "command" else f"backend={backend}"
     raise RejectionError(
         RefusalCode.INVALID_DIRECTIVE,
         f"{what} is not allowed on this cluster",
-        f"use one of {', '.join(allowed)}, or have an operator add {backend} to the backends of transfers",
+        f"use one of {', '.join(allowed)}, or ask an operator to permit {backend}",
         place,
     )
 
@@ -309,8 +309,8 @@ def _over_capacity(state: Facts, size: int, pool: Pool, place: str) -> Rejection
     most = format_amount(pool.usable_bytes, unit)
     return RejectionError(
         RefusalCode.CAPACITY_OVER_TOTAL,
-        f"{format_amount(size, unit)} is more than pool {pool.name} has in all, {most}",
-        f"ask for at most {most}, or for another pool",
+        f"{format_amount(size, unit)} exceeds the capacity of pool {pool.name}, {most}",
+        f"request at most {most}, or use another pool",
         place,
     )
 
@@ -350,14 +350,14 @@ def resolve_units(written: str, unit: PoolUnit, place: str) -> str:
     if written == "count" and unit is not PoolUnit.NODES:
         raise RejectionError(
             RefusalCode.INVALID_CAPACITY,
-            f"the capacity is a number of nodes (N), and its pool counts {_unit_label(unit)}",
-            "write it without N, or name a pool of nodes",
+            f"the capacity is a number of nodes (N), but the pool counts {_unit_label(unit)}",
+            "write it without N, or use a pool that counts nodes",
             place,
         )
     if written == "bytes" and unit is not PoolUnit.BYTES:
         raise RejectionError(
             RefusalCode.INVALID_CAPACITY,
-            f"the capacity is a size in bytes, and its pool counts {_unit_label(unit)}",
+            f"the capacity is a size in bytes, but the pool counts {_unit_label(unit)}",
             "write a number without a suffix" + (" or with N" if unit is PoolUnit.NODES else ""),
             place,
         )
@@ -376,8 +376,8 @@ def _resolve_list(
     if of_array and _TASK_SYMBOL.search(transfer.source + transfer.destination):
         raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
-            "the tasks of an array share their lists, so %a and %j mean nothing in them",
-            "stage a directory for each task, or leave them out",
+            "%a and %j cannot be used in lists of an array, because its tasks share the lists",
+            "stage a directory for each task, or omit the symbols",
             place,
         )
     source = expand(transfer.source, request, job_id, place)
@@ -424,7 +424,9 @@ def _resolve_pool(state: Facts, asked: BufferRequest, swap_bytes: int) -> tuple[
     pool = find_pool(state, asked.pool, pool_place)
     granted = round_up(asked.capacity_bytes, pool.granularity_bytes) + round_up(swap_bytes, pool.granularity_bytes)
     if granted > SIZE_BYTES_MAX:
-        raise RejectionError(RefusalCode.INVALID_CAPACITY, "the request overflows", "ask for less", capacity_place)
+        raise RejectionError(
+            RefusalCode.INVALID_CAPACITY, "the requested size overflows", "ask for less", capacity_place
+        )
     if granted > pool.usable_bytes and not state.site.hold_oversized:
         raise _over_capacity(state, asked.capacity_bytes + swap_bytes, pool, capacity_place)
     return pool.name, granted
@@ -440,16 +442,16 @@ def find_pool(state: Facts, name: str, place: str) -> Pool:
         pool = state.pools.get(name)
         if pool is None:
             remedy = names_remedy(
-                state.pools, "this site has no pool: an operator makes one with `forebay pool create`"
+                state.pools, "this site has no pools: ask an operator to create one with `forebay pool create`"
             )
-            raise RejectionError(RefusalCode.UNKNOWN_POOL, f"there is no pool {name!r}", remedy, place)
+            raise RejectionError(RefusalCode.UNKNOWN_POOL, f"pool {name!r} does not exist", remedy, place)
         return pool
     for pool in state.pools.values():
         if pool.is_default:
             return pool
     raise RejectionError(
         RefusalCode.NO_DEFAULT_POOL,
-        "the request names no pool, and there is no default pool",
+        "the request names no pool, and the site has no default pool",
         f"add pool=, one of: {', '.join(sorted(state.pools))}",
         place,
     )

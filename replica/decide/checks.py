@@ -90,7 +90,10 @@ def check_number(field: str, number: int) -> None:
     least, most = _RANGES[field]
     if not least <= number <= most:
         raise RejectionError(
-            RefusalCode.INVALID_FIELD, f"{field} is {number}", f"use a number from {least} to {most}", field
+            RefusalCode.INVALID_FIELD,
+            f"{field} {number} is out of range",
+            f"use a number from {least} to {most}",
+            field,
         )
 
 
@@ -106,9 +109,9 @@ def check_unprivileged(priority: int, priority_before: int, nice: int, nice_befo
         RejectionError: The user does.
     """
     if priority > priority_before:
-        raise permission_denied("priority", "only an operator may raise the priority of a job")
+        raise permission_denied("priority", "raising a job's priority requires the operator role")
     if nice < min(0, nice_before):
-        raise permission_denied("nice", "only an operator may set a negative nice value")
+        raise permission_denied("nice", "setting a negative nice value requires the operator role")
 
 
 def check_options(options: JobOptions) -> None:
@@ -122,8 +125,8 @@ def check_options(options: JobOptions) -> None:
         if fault is not None:
             raise RejectionError(
                 RefusalCode.INVALID_FIELD,
-                f"the partition {fault}",
-                "write the name of a partition, or several with one comma between them",
+                f"the partition name {fault}",
+                "write partition names separated by commas",
                 "partition",
             )
     check_number("tasks", options.tasks)
@@ -136,7 +139,7 @@ def check_options(options: JobOptions) -> None:
     if options.open_mode and options.open_mode not in OPEN_MODES:
         raise RejectionError(
             RefusalCode.INVALID_FIELD,
-            f"the open mode {options.open_mode[:48]!r} is unknown",
+            f"open mode {options.open_mode[:48]!r} is unknown",
             f"write {' or '.join(OPEN_MODES)}",
             "open_mode",
         )
@@ -145,7 +148,7 @@ def check_options(options: JobOptions) -> None:
     if unknown:
         raise RejectionError(
             RefusalCode.INVALID_FIELD,
-            f"the mail type {unknown[0][:48]!r} is unknown",
+            f"mail type {unknown[0][:48]!r} is unknown",
             f"use some of {', '.join(MAIL_TYPES)}",
             "mail_types",
         )
@@ -164,8 +167,8 @@ def check_options(options: JobOptions) -> None:
     if options.mail_user and not is_mail_address(options.mail_user):
         raise RejectionError(
             RefusalCode.INVALID_FIELD,
-            f"{options.mail_user[:48]!r} is no address",
-            "write a user or an address",
+            f"{options.mail_user[:48]!r} is not a mail address",
+            "write a user name or an address",
             "mail_user",
         )
 
@@ -175,12 +178,12 @@ def _check_arguments(arguments: tuple[str, ...]) -> None:
     if len(arguments) > limits.ARGUMENTS_MAX or size_bytes > limits.ARGUMENTS_BYTES_MAX:
         raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
-            f"the script is given {len(arguments)} arguments of {size_bytes} bytes",
-            f"give it at most {limits.ARGUMENTS_MAX} of {limits.ARGUMENTS_BYTES_MAX} bytes, the rest in a file",
+            f"the script has {len(arguments)} arguments with {size_bytes} bytes",
+            f"pass at most {limits.ARGUMENTS_MAX} with {limits.ARGUMENTS_BYTES_MAX} bytes, and the rest in a file",
             "arguments",
         )
     if any("\0" in argument for argument in arguments):
-        raise RejectionError(RefusalCode.INVALID_FIELD, "an argument holds a zero byte", "give it text", "arguments")
+        raise RejectionError(RefusalCode.INVALID_FIELD, "an argument contains a NUL byte", "pass text", "arguments")
 
 
 def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> None:
@@ -192,14 +195,14 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
     if len(dependencies) > limits.DEPENDENCIES_MAX:
         raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
-            f"there are more than {limits.DEPENDENCIES_MAX} dependencies",
+            f"the job has more than {limits.DEPENDENCIES_MAX} dependencies",
             "depend on fewer jobs",
             "dependencies",
         )
     if len({dependency.job for dependency in dependencies if dependency.kind.is_for_array}) > limits.WHOLE_ARRAYS_MAX:
         raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
-            f"there are dependencies on more than {limits.WHOLE_ARRAYS_MAX} whole arrays",
+            f"the job depends on more than {limits.WHOLE_ARRAYS_MAX} whole arrays",
             "depend on fewer arrays, or on some of their tasks",
             "dependencies",
         )
@@ -207,7 +210,7 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
         if dependency.job not in state.jobs and not dependency.kind.is_for_array:
             raise RejectionError(
                 RefusalCode.UNKNOWN_DEPENDENCY,
-                f"{dependency.kind.word}:{dependency.job}: there is no job {dependency.job}",
+                f"{dependency.kind.word}:{dependency.job}: job {dependency.job} does not exist",
                 "forebay queue shows the jobs",
                 "dependencies",
             )
@@ -226,7 +229,7 @@ def expand(text: str, request: JobRequest, job_id: int | str, place: str, node: 
     except UnknownSymbol as symbol:
         raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
-            f"{text!r} has the symbol {symbol}, which means nothing here",
+            f"{text!r} has the unknown symbol {symbol}",
             f"use {SYMBOLS if node is None else FILE_SYMBOLS}",
             place,
         ) from None
@@ -268,14 +271,14 @@ def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place:
     if not expanded:
         raise RejectionError(
             RefusalCode.PATH_NOT_ALLOWED,
-            f"{path!r} cannot be staged: this site has no {key} yet",
-            f"ask an operator to say what may be staged: forebay config set {key.title()}=DIRECTORY",
+            f"{path!r} cannot be staged: the site has set no {key}",
+            f"ask an operator to run: forebay config set {key.title()}=DIRECTORY",
             place,
         )
     raise RejectionError(
         RefusalCode.PATH_NOT_ALLOWED,
-        f"{path!r} is outside what user {user} may touch",
-        f"use a path beneath one of {', '.join(expanded)}",
+        f"{path!r} is outside the directories that user {user} may stage",
+        f"use a path below one of {', '.join(expanded)}",
         place,
     )
 

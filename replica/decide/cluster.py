@@ -59,7 +59,7 @@ _MARK = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: Instant) -> Decision:
     if state.feature_level:
-        return Refusal(RefusalCode.ALREADY_FOUNDED, f"the cluster {state.name!r} is founded", "join it instead")
+        return Refusal(RefusalCode.ALREADY_FOUNDED, f"cluster {state.name!r} already exists", "join it instead")
     refusal = check_site(command.site)
     placed: dict[str, SharedFilesystem] = {}
     for filesystem in command.filesystems:
@@ -69,19 +69,19 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
         refusal = refusal or pool_refusal(pool, placed)
     if refusal is None and sum(pool.is_default for pool in command.pools) > 1:
         refusal = Refusal(
-            RefusalCode.INVALID_FIELD, "more than one pool is the default", "leave default on one", "pool.default"
+            RefusalCode.INVALID_FIELD, "more than one pool is marked as default", "mark only one", "pool.default"
         )
     for node in command.nodes:
         refusal = refusal or _node_name_refusal(node)
     if len(command.nodes) > NODES_MAX:
         refusal = refusal or Refusal(
-            RefusalCode.LIMIT_EXCEEDED, f"there are {len(command.nodes)} nodes", "leave some out"
+            RefusalCode.LIMIT_EXCEEDED, f"{len(command.nodes)} nodes exceed the limit of {NODES_MAX}", "list fewer"
         )
     if len(command.disclosure_key) not in {0, DISCLOSURE_KEY_BYTES}:
         refusal = refusal or Refusal(
             RefusalCode.INVALID_FIELD,
             f"the disclosure key has {len(command.disclosure_key)} bytes",
-            f"draw {DISCLOSURE_KEY_BYTES}",
+            f"use {DISCLOSURE_KEY_BYTES} bytes",
         )
     if refusal is not None:
         return refusal
@@ -102,15 +102,18 @@ def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> 
         pool = replace(pool, filesystem=known.filesystem)
     refusal = pool_refusal(pool, state.filesystems)
     if refusal is None and known is not None and pool.filesystem != known.filesystem:
-        remedy = "change it with `forebay pool set`, while nobody uses the pool"
+        remedy = "change it with `forebay pool set` while the pool is unused"
         refusal = Refusal(
-            RefusalCode.WRONG_STATE, f"pool {pool.name} has its buffers elsewhere", remedy, "pool.filesystem"
+            RefusalCode.WRONG_STATE, f"pool {pool.name} has another shared filesystem", remedy, "pool.filesystem"
         )
     if refusal is not None:
         return refusal
     if pool.name not in state.pools and len(state.pools) >= POOLS_MAX:
         return Refusal(
-            RefusalCode.LIMIT_EXCEEDED, f"there are {POOLS_MAX} pools", "change one that exists", "pool.name"
+            RefusalCode.LIMIT_EXCEEDED,
+            f"the limit of {POOLS_MAX} pools is reached",
+            "change an existing pool",
+            "pool.name",
         )
     return Acceptance(set_pool_events(state, pool))
 
@@ -172,12 +175,12 @@ def _change_partitions(state: Facts, actor: c.Actor, command: c.Command, at: Ins
 
 def _set_clock(state: State, actor: c.Actor, command: c.SetClock, at: Instant) -> Decision:
     if command.at <= NEVER:
-        return Refusal(RefusalCode.INVALID_FIELD, "the time is before 1970", "name the time that it is", "at")
+        return Refusal(RefusalCode.INVALID_FIELD, "the time is before 1970", "use the current time", "at")
     if command.at >= at:
         return Refusal(
             RefusalCode.WRONG_STATE,
-            "the cluster's time is not ahead of that",
-            "nothing is to be set: it follows a majority's clocks by itself where it is behind",
+            "the cluster's clock is not ahead of the given time",
+            "no action is needed: a clock that is behind follows the majority of the replicas",
             "at",
         )
     touched = []
@@ -193,25 +196,27 @@ def _raise_feature_level(state: Facts, actor: c.Actor, command: c.RaiseFeatureLe
     if command.level != state.feature_level + 1:
         return Refusal(
             RefusalCode.WRONG_STATE,
-            f"the cluster has feature level {state.feature_level}, which goes up by one, not to {command.level}",
-            "nothing is left to raise"
+            f"feature level {command.level} does not follow the cluster's level {state.feature_level}",
+            "this release has no higher level"
             if state.feature_level == features.FEATURE_LEVEL_KNOWN
             else f"raise it to {state.feature_level + 1}",
             "level",
         )
     without = [(member, known) for member, known in command.known if known < command.level]
     if without:
-        who = ", ".join(f"{member} knows {known}" if known else f"{member} did not answer" for member, known in without)
+        who = ", ".join(
+            f"{member} supports {known}" if known else f"{member} did not answer" for member, known in without
+        )
         return Refusal(
             RefusalCode.WRONG_STATE,
-            f"not every member is known to support feature level {command.level}: {who}"[:MESSAGE_CHARACTERS_MAX],
-            "start a release that knows it on each of them; remove a member that does not come back",
+            f"feature level {command.level} is not supported by every member: {who}"[:MESSAGE_CHARACTERS_MAX],
+            "start a release that supports it on each of them, or remove members that will not return",
             "level",
         )
     release = features.release_of(command.level)
     if not release or not command.known:
         return Refusal(
-            RefusalCode.INVALID_FIELD, f"feature level {command.level} is unknown", "let a leader gather who knows it"
+            RefusalCode.INVALID_FIELD, f"feature level {command.level} is unknown", "send the command to the leader"
         )
     return Acceptance((e.FeatureLevelRaised(command.level, release),))
 
@@ -221,8 +226,8 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
     if bad is not None:
         return bad
     if command.filesystems and command.cpus:
-        sentence = f"a mover runs no scripts, and cpus is {command.cpus}"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "register a mover with 0", "cpus")
+        sentence = f"cpus is {command.cpus}, but a mover runs no scripts"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "register a mover with cpus 0", "cpus")
     if not command.filesystems and not 1 <= command.cpus <= CPUS_MAX:
         return Refusal(
             RefusalCode.INVALID_FIELD, f"cpus is {command.cpus}", f"use a number from 1 to {CPUS_MAX}", "cpus"
@@ -231,7 +236,7 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
         return Refusal(
             RefusalCode.INVALID_FIELD,
             f"the directory of the buffers {path_fault(command.buffers)}",
-            "say an absolute path without ..",
+            "use an absolute path without ..",
             "buffers",
         )
     controls = (
@@ -241,22 +246,24 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
     for field, said, words in controls:
         if said not in words:
             remedy = f"use one of {', '.join(words[1:])}, or nothing"
-            return Refusal(RefusalCode.INVALID_FIELD, f"{field} is {said[:32]!r}", remedy, field)
+            return Refusal(RefusalCode.INVALID_FIELD, f"{field} {said[:32]!r} is unknown", remedy, field)
     known = state.nodes.get(command.node)
     if known is None and command.node not in state.admitted:
         # A certificate proves the identity of an agent. An operator decides whether its machine belongs to the cluster.
         return Refusal(
             RefusalCode.UNKNOWN_NODE,
             f"node {command.node} is not admitted to this cluster",
-            f"an operator admits it with: forebay node admit {command.node}",
+            f"ask an operator to run: forebay node admit {command.node}",
             "node",
         )
     if known is None and len(state.nodes) >= NODES_MAX:
-        return Refusal(RefusalCode.LIMIT_EXCEEDED, f"there are {NODES_MAX} nodes", "use one that exists", "node")
+        return Refusal(
+            RefusalCode.LIMIT_EXCEEDED, f"the limit of {NODES_MAX} nodes is reached", "use an existing node", "node"
+        )
     jobs = [state.jobs[job_id] for job_id in sorted(state.on_node.get(command.node, ()))]
     if known is not None and jobs and known.is_mover != bool(command.filesystems):
         here, there = ("a mover", "as a node for jobs") if known.is_mover else ("a node for jobs", "as a mover")
-        sentence = f"{command.node} is {here}, came {there}, and has {len(jobs)} jobs"
+        sentence = f"node {command.node} has {len(jobs)} jobs as {here}, and cannot register {there}"
         return Refusal(RefusalCode.WRONG_STATE, sentence, "start it as before, or drain it first", "filesystems")
     refusal = mover_refusal(state, command.node, command.filesystems)
     if refusal is not None:
@@ -266,8 +273,8 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
     if known is not None and known.storage_id != command.storage_id and held:
         return Refusal(
             RefusalCode.STORAGE_CHANGED,
-            f"node {command.node} came with another directory, but {len(held)} jobs have data in its former one",
-            "start the agent with its former directory, or cancel those jobs first",
+            f"node {command.node} has another storage directory, but {len(held)} jobs have data in the previous one",
+            "start the agent with its previous directory, or cancel those jobs first",
             "storage_id",
         )
     fields = [field for field in command.__struct_fields__ if field != "node"]
@@ -303,14 +310,18 @@ def _admit_node(state: Facts, actor: c.Actor, command: c.AdmitNode, at: Instant)
     if command.node in state.admitted or command.node in state.nodes:
         return NOTHING
     if len(state.admitted) >= NODES_MAX:
-        return Refusal(RefusalCode.LIMIT_EXCEEDED, f"{NODES_MAX} nodes are admitted", "use one of them", "node")
+        return Refusal(
+            RefusalCode.LIMIT_EXCEEDED, f"the limit of {NODES_MAX} admitted nodes is reached", "use one of them", "node"
+        )
     return Acceptance((e.NodeAdmitted(command.node, actor.name),))
 
 
 def _unknown_node_refusal(state: Facts, node: str) -> Refusal | None:
     if node in state.nodes:
         return None
-    return Refusal(RefusalCode.UNKNOWN_NODE, f"there is no node {node!r}", "forebay node list shows the nodes", "node")
+    return Refusal(
+        RefusalCode.UNKNOWN_NODE, f"node {node!r} does not exist", "forebay node list shows the nodes", "node"
+    )
 
 
 def _drain_node(state: Facts, actor: c.Actor, command: c.DrainNode, at: Instant) -> Decision:
@@ -337,13 +348,13 @@ def loss_refusal(state: Facts, name: str) -> Refusal | None:
         return Refusal(
             RefusalCode.WRONG_STATE,
             f"node {name} is {node.state.name}: its agent answers",
-            "only a node that is DOWN can be lost; forebay node drain keeps new work from one that answers",
+            "only nodes that are DOWN can be declared lost; to stop new work, use `forebay node drain`",
             "node",
         )
     if node.is_mover:
         return Refusal(
             RefusalCode.WRONG_STATE,
-            f"node {name} is a mover: it holds nothing, since buffers lie in its shared filesystems",
+            f"node {name} is a mover, whose buffers are in its shared filesystems",
             f"start another mover of {', '.join(node.filesystems)}; it takes over",
             "node",
         )
@@ -384,16 +395,16 @@ def _revoke_certificate(state: Facts, actor: c.Actor, command: c.RevokeCertifica
         remedy = "write serial:1f2e for one certificate, user:NAME for all of a user"
         return Refusal(RefusalCode.INVALID_FIELD, f"the certificate {fault}", remedy, "certificate")
     if certificate == f"operator:{actor.name}":
-        sentence = f"{certificate} is who asks, and could not take it back"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "ask as another operator", "certificate")
+        sentence = f"{certificate} is your own identity, and you could not undo its revocation"
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "use the identity of another operator", "certificate")
     if command.until != NEVER and command.until <= at:
-        sentence = "the certificate has expired, and is refused by everybody"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "nothing is left to do", "until")
+        sentence = "the certificate has already expired"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "no action is needed", "until")
     expired = [known.certificate for known in state.revocations.values() if known.until != NEVER and known.until <= at]
     expired = sorted(set(expired) - {certificate})[:REVOCATIONS_DROPPED_MAX]
     if certificate not in state.revocations and len(state.revocations) - len(expired) >= REVOCATIONS_MAX:
-        sentence = f"{REVOCATIONS_MAX} certificates are revoked"
-        remedy = "take those off the list that nobody can use any more, or renew the authority"
+        sentence = f"the limit of {REVOCATIONS_MAX} revoked certificates is reached"
+        remedy = "remove entries of unusable certificates, or renew the authority"
         return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, remedy, "certificate")
     revoked = Revocation(certificate, command.reason[:MESSAGE_CHARACTERS_MAX], actor.name, at, command.until)
     events: tuple[e.Event, ...] = (e.CertificatesUnrevoked(tuple(expired)),) if expired else ()
@@ -403,7 +414,7 @@ def _revoke_certificate(state: Facts, actor: c.Actor, command: c.RevokeCertifica
 def _unrevoke_certificate(state: Facts, actor: c.Actor, command: c.UnrevokeCertificate, at: Instant) -> Decision:
     if command.certificate not in state.revocations:
         sentence = f"{command.certificate!r:.80} is not revoked"
-        remedy = "`forebay cert revocations` shows what is"
+        remedy = "`forebay cert revocations` lists revoked certificates"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, "certificate")
     return Acceptance((e.CertificatesUnrevoked((command.certificate,)),))
 
@@ -417,12 +428,14 @@ def _record_state_digest(state: Facts, actor: c.Actor, command: c.RecordStateDig
 
 def _recover_cluster(state: Facts, actor: c.Actor, command: c.RecoverCluster, at: Instant) -> Decision:
     if not _MARK.fullmatch(command.mark):
-        return Refusal(RefusalCode.INVALID_FIELD, f"{command.mark!r:.80} is no mark", "draw 16 digits", "mark")
+        return Refusal(
+            RefusalCode.INVALID_FIELD, f"mark {command.mark!r:.80} is not valid", "use 16 hexadecimal digits", "mark"
+        )
     if len(command.members) > MEMBERS_MAX:
-        sentence = f"{len(command.members)} members are named"
+        sentence = f"{len(command.members)} members exceed the limit"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, f"name at most {MEMBERS_MAX}", "members")
     if not 0 <= command.known_index <= command.kept_index:
-        sentence = f"entry {command.known_index} is known, and {command.kept_index} is the last one"
+        sentence = f"known_index {command.known_index} is not between 0 and kept_index {command.kept_index}"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, "name the last entry that is kept", "kept_index")
     recovery = Recovery(
         incarnation=max(state.recoveries, default=1) + 1,
@@ -443,8 +456,8 @@ def _recover_cluster(state: Facts, actor: c.Actor, command: c.RecoverCluster, at
 
 def _record_histories(state: Facts, actor: c.Actor, command: c.RecordHistories, at: Instant) -> Decision:
     if not 0 < command.jobs < state.next_job:
-        sentence = f"there is no job {command.jobs}; the last one is {state.next_job - 1}"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "count jobs that there are", "jobs")
+        sentence = f"job {command.jobs} does not exist; the last one is {state.next_job - 1}"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "count existing jobs", "jobs")
     return Acceptance((e.HistoriesCounted(command.index, command.jobs, command.root),))
 
 

@@ -71,7 +71,7 @@ def target_configuration(
     """Return the configuration after the settings are applied, or a Refusal if one of them is invalid."""
     given = tuple(settings)
     if len(given) > SETTINGS_MAX:
-        sentence = f"there are {len(given)} settings"
+        sentence = f"{len(given)} settings exceed the limit of one change"
         return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, f"change at most {SETTINGS_MAX} at once", "settings")
     try:
         values = parse_settings(given, reset_value(state) if partial else None)
@@ -88,7 +88,7 @@ def target_configuration(
             return Refusal(
                 RefusalCode.INVALID_FIELD,
                 f"{flag}=no contradicts Flags={','.join(site.flags)}",
-                "leave out one of them",
+                "remove one of them",
                 values[flag][2].place(),
             )
         rest = tuple(other for other in site.flags if other != flag)
@@ -111,7 +111,7 @@ def reset_value(state: Facts) -> Callable[[SettingKey], object]:
     def default_of(key: SettingKey) -> object:
         if key.field == "default_pool" and _current_default_pool(state):
             pool = _current_default_pool(state)
-            raise ValueFormatError(f"{pool} is the default pool", f"use `forebay pool set {pool} --no-default`")
+            raise ValueFormatError(f"pool {pool} is the default pool", f"use `forebay pool set {pool} --no-default`")
         return value_of(key, DEFAULT_SITE)
 
     return default_of
@@ -140,10 +140,10 @@ def _site_refusal(state: Facts, site: Site) -> Refusal | None:
         return refusal
     name = site.default_pool
     if name and name not in state.pools and not provider_facts(site.provider).names_pools:
-        remedy = names_remedy(state.pools, "make one with `forebay pool create`")
+        remedy = names_remedy(state.pools, "create one with `forebay pool create`")
         return Refusal(
             RefusalCode.UNKNOWN_POOL,
-            f"there is no pool {name!r}",
+            f"pool {name!r} does not exist",
             remedy,
             "site.default_pool",
         )
@@ -184,9 +184,9 @@ def stale_change_refusal(state: Facts, expected_revision: int | None) -> Refusal
         return None
     return Refusal(
         RefusalCode.WRONG_STATE,
-        f"the configuration was changed at revision {state.site.revision}, and this change is based on revision "
+        f"the configuration was changed at revision {state.site.revision}, but this change is based on revision "
         f"{expected_revision}",
-        "look at it again with `forebay config diff`, then apply with --expect-revision of what you saw",
+        "review it with `forebay config diff`, then apply with its revision as --expect-revision",
         "expect_revision",
     )
 

@@ -92,11 +92,18 @@ def _decide_array(state: Facts, actor: c.Actor, command: Any, at: Instant) -> St
 def _permission_refusal(state: Facts, request: c.Request) -> Refusal | None:
     """Return the rejection of a command that its sender may not send, or not yet; else None."""
     command, actor, kind = request.command, request.actor, type(request.command)
-    if actor.role not in _ROLES_OF[kind] or (kind in _AGENT_ONLY and not _is_own_node(actor, command)):
+    if actor.role not in _ROLES_OF[kind]:
+        roles = " or ".join(sorted(role.name.lower() for role in _ROLES_OF[kind]))
         return Refusal(
             RefusalCode.PERMISSION_DENIED,
-            f"{actor} may not {c.kind_of(command).replace('_', ' ')}",
-            "use the identity of somebody who may",
+            f"permission denied: {c.kind_of(command).replace('_', ' ')} requires the role {roles}",
+            "use an identity with this role",
+        )
+    if kind in _AGENT_ONLY and not _is_own_node(actor, command):
+        return Refusal(
+            RefusalCode.PERMISSION_DENIED,
+            f"permission denied: agent {actor.name} may act only for its own node",
+            "use the certificate of that node",
         )
     if not state.feature_level and not isinstance(command, c.FoundCluster):
         return Refusal(RefusalCode.NOT_FOUNDED, "the cluster has not been founded yet", "try again in a moment")

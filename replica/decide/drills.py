@@ -49,7 +49,7 @@ def _start_drill(state: Facts, actor: c.Actor, command: c.StartDrill, at: Instan
                 "scenario",
             )
         silent_s = last.lease_s or last.lasts_s
-        events.append(e.DrillEnded(last.id, DrillVerdict.LOST, f"nothing was heard of it for {silent_s} s"))
+        events.append(e.DrillEnded(last.id, DrillVerdict.LOST, f"no probe came for {silent_s} s"))
     forgotten = min(state.drills) if len(state.drills) >= DRILLS_KEPT else 0
     events.append(
         e.DrillStarted(
@@ -69,22 +69,22 @@ def _start_drill(state: Facts, actor: c.Actor, command: c.StartDrill, at: Instan
 
 def _start_fault(command: c.StartDrill) -> Refusal | None:
     if command.scenario not in SCENARIOS:
-        sentence = f"there is no scenario {command.scenario[:NAME_CHARACTERS_MAX]!r}"
+        sentence = f"scenario {command.scenario[:NAME_CHARACTERS_MAX]!r} does not exist"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use one of: {', '.join(SCENARIOS)}", "scenario")
     names = [("target", command.target), *(("forced", one) for one in command.forced[:DRILL_FIGURES_MAX])]
     for field, name in (*names, *((("plan", command.plan),) if command.plan else ())):
         fault = name_fault(name)
         if fault is not None:
-            return Refusal(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "name it as the plan does", field)
+            return Refusal(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "use the name in the plan", field)
     if len(command.forced) > DRILL_FIGURES_MAX:
-        sentence = f"more than {DRILL_FIGURES_MAX} preconditions are overridden"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "name those of the plan that do not hold", "forced")
+        sentence = f"forced has more than {DRILL_FIGURES_MAX} preconditions"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, "list only the plan's failed preconditions", "forced")
     if not 1 <= command.lasts_s <= DRILL_S_MAX:
-        sentence = f"a drill cannot last {command.lasts_s} s"
+        sentence = f"lasts_s {command.lasts_s} is out of range"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use 1 to {DRILL_S_MAX}", "lasts_s")
     if command.lease_s and not DRILL_LEASE_S_LEAST <= command.lease_s <= DRILL_S_MAX:
         remedy = f"use {DRILL_LEASE_S_LEAST} to {DRILL_S_MAX}, or 0 for none"
-        return Refusal(RefusalCode.INVALID_FIELD, f"a lease cannot last {command.lease_s} s", remedy, "lease_s")
+        return Refusal(RefusalCode.INVALID_FIELD, f"lease_s {command.lease_s} is out of range", remedy, "lease_s")
     return None
 
 
@@ -92,7 +92,7 @@ def _lock_refusal(state: Facts) -> Refusal | None:
     for name in sorted(state.drill_locks)[:1]:
         return Refusal(
             RefusalCode.WRONG_STATE,
-            f"{name} wants no drills: {state.drill_locks[name].reason}",
+            f"drills are locked by {name}: {state.drill_locks[name].reason}",
             f"ask {name}; then: forebay drill unlock {name}",
         )
     return None
@@ -102,11 +102,11 @@ def _find_active_drill(state: Facts, number: int, at: Instant) -> Drill | Refusa
     drill = state.drills.get(number)
     if drill is None:
         last = max(state.drills, default=0)
-        remedy = f"the last one is {last}" if last else "there was none yet"
-        return Refusal(RefusalCode.INVALID_FIELD, f"there is no drill {number}", remedy, "drill")
+        remedy = f"the last one is {last}" if last else "no drill has run yet"
+        return Refusal(RefusalCode.INVALID_FIELD, f"drill {number} does not exist", remedy, "drill")
     if not drill.is_under_way(at):
-        word = drill.verdict.word if drill.verdict is not DrillVerdict.UNDER_WAY else "beyond its time"
-        return Refusal(RefusalCode.WRONG_STATE, f"drill {number} is {word}", "begin another one", "drill")
+        word = drill.verdict.word if drill.verdict is not DrillVerdict.UNDER_WAY else "past its time limit"
+        return Refusal(RefusalCode.WRONG_STATE, f"drill {number} is {word}", "start another one", "drill")
     return drill
 
 
@@ -115,8 +115,8 @@ def _confirm_drill(state: Facts, actor: c.Actor, command: c.ConfirmDrill, at: In
     if isinstance(drill, Refusal):
         return drill
     if actor.name == drill.by:
-        sentence = f"drill {drill.id} is carried out by {drill.by}, who cannot be the other operator"
-        return Refusal(RefusalCode.PERMISSION_DENIED, sentence, "have somebody else confirm it", "drill")
+        sentence = f"drill {drill.id} was started by {drill.by}, who cannot confirm it"
+        return Refusal(RefusalCode.PERMISSION_DENIED, sentence, "ask another operator to confirm it", "drill")
     return NOTHING if drill.second else Acceptance((e.DrillConfirmed(drill.id, actor.name),))
 
 
@@ -142,15 +142,15 @@ def _end_drill(state: Facts, actor: c.Actor, command: c.EndDrill, at: Instant) -
             return late
         drill = late
     if command.verdict not in (DrillVerdict.PASSED, DrillVerdict.FAILED, DrillVerdict.ABORTED):
-        sentence = f"a drill does not end as {command.verdict.word}"
+        sentence = f"verdict {command.verdict.word} does not end a drill"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, "use passed, failed or aborted", "verdict")
     figures = command.figures
     wrong = next((name for name, value in figures if not _FIGURE.fullmatch(name) or abs(value) > _FIGURE_MAX), None)
     if len(figures) > DRILL_FIGURES_MAX or wrong is not None or len(dict(figures)) < len(figures):
-        what = "one is named twice" if wrong is None else f"{wrong[:NAME_CHARACTERS_MAX]!r} is none"
-        what = f"there are {len(figures)}" if len(figures) > DRILL_FIGURES_MAX else what
-        remedy = f"send at most {DRILL_FIGURES_MAX}, each by a name of its own such as write_stop_us"
-        return Refusal(RefusalCode.INVALID_FIELD, f"the figures cannot be kept: {what}", remedy, "figures")
+        what = "a name occurs twice" if wrong is None else f"{wrong[:NAME_CHARACTERS_MAX]!r} is not valid"
+        what = f"there are {len(figures)} figures" if len(figures) > DRILL_FIGURES_MAX else what
+        remedy = f"send at most {DRILL_FIGURES_MAX} with distinct names such as write_stop_us"
+        return Refusal(RefusalCode.INVALID_FIELD, f"the figures are not valid: {what}", remedy, "figures")
     return Acceptance((e.DrillEnded(drill.id, command.verdict, command.sentence, figures),))
 
 
@@ -158,7 +158,7 @@ def _text_fault(text: str, field: str) -> Refusal | None:
     if text.strip() and len(text) <= MESSAGE_CHARACTERS_MAX and text.isprintable():
         return None
     remedy = f"write a sentence of 1 to {MESSAGE_CHARACTERS_MAX} printable characters"
-    return Refusal(RefusalCode.INVALID_FIELD, f"the {field} is none", remedy, field)
+    return Refusal(RefusalCode.INVALID_FIELD, f"the {field} is empty, too long or not printable", remedy, field)
 
 
 def _probe_drill(state: Facts, actor: c.Actor, command: c.ProbeDrill, at: Instant) -> Decision:
@@ -175,8 +175,8 @@ def _lock_drills(state: Facts, actor: c.Actor, command: c.LockDrills, at: Instan
     if refusal is not None:
         return refusal
     if known is None and len(state.drill_locks) >= DRILL_LOCKS_MAX:
-        sentence = f"{DRILL_LOCKS_MAX} operators want no drills"
-        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "have one of them unlock drills first")
+        sentence = f"the limit of {DRILL_LOCKS_MAX} drill locks is reached"
+        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "ask one of the operators to unlock drills")
     if known is not None and known.reason == command.reason:
         return NOTHING
     return Acceptance((e.DrillsLocked(actor.name, command.reason),))
@@ -185,9 +185,9 @@ def _lock_drills(state: Facts, actor: c.Actor, command: c.LockDrills, at: Instan
 def _unlock_drills(state: Facts, actor: c.Actor, command: c.UnlockDrills, at: Instant) -> Decision:
     if command.by in state.drill_locks:
         return Acceptance((e.DrillsUnlocked(command.by),))
-    listed = ", ".join(sorted(state.drill_locks)) or "nobody"
+    listed = ", ".join(sorted(state.drill_locks)) or "none"
     sentence = f"{command.by[:NAME_CHARACTERS_MAX]} has not locked drills"
-    return Refusal(RefusalCode.INVALID_FIELD, sentence, f"who has: {listed}", "by")
+    return Refusal(RefusalCode.INVALID_FIELD, sentence, f"operators with a lock: {listed}", "by")
 
 
 DRILLS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {

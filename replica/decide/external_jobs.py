@@ -156,8 +156,10 @@ def _register_scheduler(state: Facts, actor: c.Actor, command: c.RegisterSchedul
             return Refusal(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
     known = state.schedulers.get(actor.name)
     if known is None and len(state.schedulers) >= SCHEDULERS_MAX:
-        sentence = f"{SCHEDULERS_MAX} schedulers have external jobs here"
-        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "release one that has none any more", "scheduler")
+        sentence = f"the limit of {SCHEDULERS_MAX} schedulers is reached"
+        return Refusal(
+            RefusalCode.LIMIT_EXCEEDED, sentence, "release an unused one: forebay slurm release NAME", "scheduler"
+        )
     refusal = None if known is None else _other_cluster_refusal(known, command.cluster)
     if refusal is not None:
         return refusal
@@ -172,8 +174,8 @@ def _other_cluster_refusal(known: Scheduler, cluster: str) -> Refusal | None:
         return None
     return Refusal(
         RefusalCode.PERMISSION_DENIED,
-        f"the external jobs of scheduler {known.name} are of another cluster, which last came from {known.address}",
-        "give one of the two clusters another name; if that one is no more, an operator releases the name with: "
+        f"scheduler name {known.name} is in use by another cluster, last seen at {known.address}",
+        "rename one of the two clusters; if the other one no longer exists, ask an operator to run: "
         f"forebay slurm release {known.name}",
         "cluster",
     )
@@ -181,8 +183,8 @@ def _other_cluster_refusal(known: Scheduler, cluster: str) -> Refusal | None:
 
 def _release_scheduler(state: Facts, actor: c.Actor, command: c.ReleaseScheduler, at: Instant) -> Decision:
     if command.scheduler not in state.schedulers:
-        remedy = names_remedy(state.schedulers, "there is nothing to release: no scheduler has registered")
-        sentence = f"there is no scheduler {command.scheduler[: limits.NAME_CHARACTERS_MAX]!r}"
+        remedy = names_remedy(state.schedulers, "no scheduler has registered")
+        sentence = f"scheduler {command.scheduler[: limits.NAME_CHARACTERS_MAX]!r} does not exist"
         return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, "scheduler")
     return Acceptance((e.SchedulerReleased(command.scheduler),))
 
@@ -192,7 +194,7 @@ def _find_target(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: in
     refusal = scheduler_refusal(state, actor, cluster)
     fault = external_job_id_fault(job)
     if fault is not None and (refusal is None or refusal.code is not RefusalCode.WRONG_STATE):
-        return Refusal(RefusalCode.INVALID_FIELD, f"the job {fault}", "send the job's number", "job")
+        return Refusal(RefusalCode.INVALID_FIELD, f"the job {fault}", "send the job's ID", "job")
     return refusal or find_external_job(state, external_job_name(actor.name, job), epoch)
 
 
@@ -200,7 +202,7 @@ def scheduler_refusal(state: Facts, actor: c.Actor, cluster: str) -> Refusal | N
     """Return the rejection of any command of a scheduler that is not registered for this cluster, or None."""
     known = state.schedulers.get(actor.name)
     if known is None:
-        sentence = f"scheduler {actor.name} has not said which cluster it is of"
+        sentence = f"scheduler {actor.name} is not registered"
         return Refusal(RefusalCode.WRONG_STATE, sentence, "register it first", "cluster")
     return _other_cluster_refusal(known, cluster)
 
@@ -249,27 +251,27 @@ def _setup_request(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
     """
     asked, user = command.request.buffer, command.request.user
     if state.site.provider != NATIVE:
-        sentence = f"external jobs need the provider {NATIVE}, and this site has {state.site.provider}"
-        raise RejectionError(RefusalCode.WRONG_STATE, sentence, "have Forebay's own agents move the data", "")
+        sentence = f"external jobs require the provider {NATIVE}, but this site has {state.site.provider}"
+        raise RejectionError(RefusalCode.WRONG_STATE, sentence, "ask an operator to change the provider", "")
     check_name("user", user)
     if not command.uid or user == "root":
         sentence = "User root can not allocate burst buffers"
         raise RejectionError(RefusalCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
     if command.uid < 0:
-        raise RejectionError(RefusalCode.INVALID_FIELD, f"uid is {command.uid}", "send the user's id", "uid")
+        raise RejectionError(RefusalCode.INVALID_FIELD, f"uid is {command.uid}", "send the user's ID", "uid")
     require(check_user_lists(state.site, user, command.uid))
     if asked is None or not (asked.capacity_bytes or asked.uses):
         raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
-            "the job asks for no space of its own",
-            "write a pool and a capacity: external jobs stage to pools in a shared filesystem that all nodes see",
+            "the job requests no space",
+            "specify a capacity, and a pool in a shared filesystem",
             "capacity" if asked is None or len(asked.places) < 2 else asked.places[1],
         )
     _check_shared(asked)
     options = JobOptions(gid=command.request.effective_options.gid, groups=command.request.effective_options.groups)
     check_name("name", command.request.name)
     if has_control_character(command.request.workdir):
-        raise RejectionError(RefusalCode.INVALID_FIELD, "workdir has a control character", "send its path", "workdir")
+        raise RejectionError(RefusalCode.INVALID_FIELD, "workdir has a control character", "send a path", "workdir")
     plain = JobRequest(command.request.name, user, "", command.request.workdir, 0, cpus=0, buffer=asked)
     return with_options(plain, options)
 
@@ -283,7 +285,7 @@ def _check_shared(asked: BufferRequest) -> None:
     if Access.PRIVATE in asked.access:
         raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
-            "access_mode=private cannot be set up for each node: the nodes of the job are not known",
+            "access_mode=private is not possible, because the job's nodes are not known yet",
             "use access_mode=striped",
             asked.places[1] if len(asked.places) > 1 else "access",
         )
@@ -291,8 +293,8 @@ def _check_shared(asked: BufferRequest) -> None:
     if named:
         raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
-            "a job of another scheduler neither makes nor removes persistent buffers: it asks for that itself",
-            "leave them out",
+            "an external job cannot create or destroy persistent buffers; its scheduler does that",
+            "remove these directives",
             named[0],
         )
     require(persistent_fault(asked))
@@ -316,8 +318,8 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
         RejectionError: The request cannot be satisfied.
     """
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
-        sentence = f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet"
-        raise RejectionError(RefusalCode.LIMIT_EXCEEDED, sentence, "wait until some are", "")
+        sentence = f"the limit of {limits.JOBS_UNFINISHED_MAX} unfinished jobs is reached"
+        raise RejectionError(RefusalCode.LIMIT_EXCEEDED, sentence, "wait until some have finished", "")
     resolved = resolve_buffer(state, actor, request, of_array=False, number=external_job.job)
     asked = resolved.buffer
     assert asked is not None
@@ -326,8 +328,8 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
         if known is not None and not known.filesystem:
             raise RejectionError(
                 RefusalCode.INVALID_DIRECTIVE,
-                f"the persistent buffer {used} is on node {known.node}, and the nodes of the job are not known yet",
-                "use one of a pool in a shared filesystem: forebay buffer list shows which have a path",
+                f"persistent buffer {used} is on node {known.node}, but the job's nodes are not known yet",
+                "use one in a shared filesystem: `forebay buffer list` shows its path",
                 f"persistentdw name={used}",
             )
     pool = None
@@ -337,14 +339,14 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
         shared = sorted(name for name, one in state.pools.items() if one.filesystem)
         raise RejectionError(
             RefusalCode.INVALID_DIRECTIVE,
-            f"pool {pool.name} is on the nodes themselves, and the nodes of the job are not known yet",
-            f"use one of: {', '.join(shared)}" if shared else "have an operator make a pool in a shared filesystem",
+            f"pool {pool.name} has its buffers on nodes, but the job's nodes are not known yet",
+            f"use one of: {', '.join(shared)}" if shared else "ask an operator to create a pool in a shared filesystem",
             asked.places[0] if asked.places else "pool",
         )
     resolved = admit_request(state, resolved, 1)
     asked, name, granted = resolve_space(state, resolved, asked, external_job.job)
     # A setup waits for seconds only, so a request that exceeds a limit on its own is rejected at once.
-    check_own_limits(state, resolved, name, granted, "ask for less, or have an operator change the limit")
+    check_own_limits(state, resolved, name, granted, "request less, or ask an operator to change the limit")
     return e.ExternalJobSetUp(state.next_job, replace(resolved, buffer=asked), name, granted, external_job)
 
 
@@ -352,7 +354,7 @@ def _end_previous_epoch(state: Facts, found: ExternalJobLookup, outcome: Externa
     """Return the events that end the latest epoch of an external job when the next one begins."""
     if found.job is None or found.buffer is None or outcome is ExternalJobOutcome.BEGIN_EPOCH:
         return ()
-    reason = "its number was set up anew"
+    reason = "the job was set up again"
     if outcome is ExternalJobOutcome.SUPERSEDE:
         return _retain_results(found.job, found.phase, reason)
     if found.phase is ExternalJobPhase.WAITING:
@@ -402,7 +404,7 @@ def _report_missing_external_job(
 def _text_fault(text: str, characters_max: int) -> str | None:
     """Return the error in a text for display, worded to follow `the reason `, or None."""
     if len(text) > characters_max:
-        return f"has {len(text)} characters, and the most are {characters_max}"
+        return f"has {len(text)} characters, more than {characters_max}"
     return "has a control character" if has_control_character(text) else None
 
 
@@ -431,10 +433,10 @@ _EVENTS_WITH_REASON = (e.ExternalJobRetained, e.TeardownStarted)
 
 def _phase_refusal(found: ExternalJobLookup, asked: SchedulerCommand) -> Refusal:
     if found.phase is ExternalJobPhase.NONE:
-        last = f"there is no such epoch of external job {found.name} any more: the last one is {found.epoch}"
-        sentence = last if found.epoch else f"there is no external job {found.name}"
+        last = f"this epoch of external job {found.name} has ended; the latest is {found.epoch}"
+        sentence = last if found.epoch else f"external job {found.name} does not exist"
         return Refusal(RefusalCode.UNKNOWN_JOB, sentence, "set it up first", "job")
-    sentence = f"{found.name} is {found.phase.value}: no {asked.value} is possible"
+    sentence = f"external job {found.name} is {found.phase.value}: {asked.value} is not possible"
     if found.phase in _ENDED or found.phase is ExternalJobPhase.LINGERING:
         return Refusal(RefusalCode.WRONG_STATE, sentence, "it was torn down: set it up first", "job")
     remedy = "wait until it is staged in" if asked is SchedulerCommand.BEGIN_RUN else "wait until it has its space"
@@ -446,14 +448,14 @@ def _phase_refusal(found: ExternalJobLookup, asked: SchedulerCommand) -> Refusal
 def _order_stage_in(state: Facts, job: Job, phase: ExternalJobPhase) -> Events | Refusal:
     filesystems = filesystems_of(state, state.buffers[job.id])
     if not filesystems:
-        sentence = f"pool {state.buffers[job.id].pool} has no shared filesystem any more that all nodes see"
+        sentence = f"pool {state.buffers[job.id].pool} no longer has a shared filesystem"
         return Refusal(RefusalCode.WRONG_STATE, sentence, "tear the external job down, and use another pool", "job")
     mover = choose_external_job_mover(state, job, filesystems)
     if not mover:
         shown = " and ".join(filesystem.name for filesystem in filesystems)
         sentence, remedy = (
-            f"no agent stages for shared filesystem {shown}",
-            "start one for it: forebay run agent --name NAME --mover",
+            f"shared filesystem {shown} has no mover that is up",
+            "start one: forebay run agent --name NAME --mover",
         )
         return Refusal(RefusalCode.WRONG_STATE, sentence, remedy, "job")
     return (e.ExternalJobStageInOrdered(job.id, mover, job.attempt + 1),)
@@ -463,7 +465,7 @@ def _retry(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     stage = {ExternalJobPhase.STAGE_IN_FAILED: Stage.STAGE_IN, ExternalJobPhase.STAGE_OUT_FAILED: Stage.STAGE_OUT}.get(
         phase
     )
-    return (e.StageRetried(job.id, stage or Stage.TEARDOWN, job.attempt + 1, "asked for again"),)
+    return (e.StageRetried(job.id, stage or Stage.TEARDOWN, job.attempt + 1, "requested again"),)
 
 
 def _begin_run(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
@@ -482,7 +484,7 @@ def _export(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     if buffer.state is BufferState.POST_RUN:
         return (stage_out_event(state, job, buffer, job.attempt + 1),)
     if job.stuck:
-        return (e.StageRetried(job.id, Stage.STAGE_OUT, job.attempt + 1, "asked for again"),)
+        return (e.StageRetried(job.id, Stage.STAGE_OUT, job.attempt + 1, "requested again"),)
     return ()
 
 
@@ -496,7 +498,7 @@ def export_again(state: Facts, job: Job, partial: bool) -> Events | Refusal:
         and external_job_phase(job, buffer) is ExternalJobPhase.PARKED
     )
     if failed:
-        why = "asked for again, without what is not there" if partial else "asked for again"
+        why = "requested again, without missing files" if partial else "requested again"
         return (e.StageRetried(job.id, Stage.STAGE_OUT, job.attempt + 1, why, partial),)
     if parked and buffer is not None and buffer.state is BufferState.POST_RUN and not partial:
         return (stage_out_event(state, job, buffer, job.attempt + 1),)
@@ -504,8 +506,8 @@ def export_again(state: Facts, job: Job, partial: bool) -> Events | Refusal:
         return ()  # under way
     return Refusal(
         RefusalCode.WRONG_STATE,
-        f"job {job.display_name} has no results that are to be exported again",
-        "say partial only of what has failed" if parked else "forebay buffer list --parked shows those that have",
+        f"job {job.display_name} has no results to export",
+        "use partial only after a failed export" if parked else "`forebay buffer list --parked` lists jobs that have",
         "job",
     )
 

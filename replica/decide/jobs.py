@@ -44,14 +44,14 @@ def _find_job(state: Facts, actor: c.Actor, job_id: int, *, of_external_jobs: bo
         gone = 0 < job_id < state.next_job
         return Refusal(
             RefusalCode.UNKNOWN_JOB,
-            f"job {job_id} is no longer in the state" if gone else f"there is no job {job_id}",
-            f"forebay job history {job_id} shows what became of it" if gone else "forebay queue shows the jobs",
+            f"job {job_id} was purged" if gone else f"job {job_id} does not exist",
+            f"forebay job history {job_id} shows its history" if gone else "forebay queue shows the jobs",
             "job",
         )
     if actor.role is c.ActorRole.USER and actor.name != job.request.user:
         return Refusal(
             RefusalCode.PERMISSION_DENIED,
-            f"job {job_id} is of user {job.request.user}",
+            f"job {job_id} belongs to user {job.request.user}",
             "ask its user or an operator",
             "job",
         )
@@ -61,8 +61,8 @@ def _find_job(state: Facts, actor: c.Actor, job_id: int, *, of_external_jobs: bo
 def _external_job_refusal(job: Job, external_job: ExternalJob) -> Refusal:
     return Refusal(
         RefusalCode.WRONG_STATE,
-        f"job {job.id} is {external_job.name}, of another scheduler, which alone says what becomes of it",
-        f"ask that scheduler, for its job {external_job.job}; forebay buffer export and clear are for what it has left",
+        f"job {job.id} is external job {external_job.name}, which only its scheduler controls",
+        "use its scheduler; for retained results, use `forebay buffer export`",
         "job",
     )
 
@@ -139,18 +139,18 @@ def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instan
     if command.partial and stage is not Stage.STAGE_OUT:
         return Refusal(
             RefusalCode.WRONG_STATE,
-            f"no stage-out of job {job.id} has failed",
-            "say partial only of a job whose results cannot be staged out",
+            f"job {job.id} has no failed stage-out",
+            "use partial only after a failed stage-out",
             "job",
         )
     if stage is not None:
-        why = "released, without what is not there" if command.partial else "released"
+        why = "released, without missing files" if command.partial else "released"
         events.append(e.StageRetried(job.id, stage, job.attempt + 1, why, command.partial))
     if not events:
         return Refusal(
             RefusalCode.WRONG_STATE,
-            f"job {job.id} is not held and no operation of it has failed",
-            "nothing is left to release",
+            f"job {job.id} is not held and has no failed operation",
+            "no action is needed",
             "job",
         )
     return Acceptance(tuple(events))

@@ -94,8 +94,10 @@ def _make_persistent(state: Facts, actor: c.Actor, command: c.MakePersistent, at
             shared = sorted(name for name, one in state.pools.items() if one.filesystem)
             raise RejectionError(
                 RefusalCode.INVALID_DIRECTIVE,
-                f"pool {pool.name} is on the nodes themselves, and no scheduler's job could use a buffer there",
-                f"use one of: {', '.join(shared)}" if shared else "have an operator make a pool in a shared filesystem",
+                f"pool {pool.name} has its buffers on nodes, where external jobs cannot use them",
+                f"use one of: {', '.join(shared)}"
+                if shared
+                else "ask an operator to create a pool in a shared filesystem",
                 "pool",
             )
     except RejectionError as error:
@@ -146,7 +148,7 @@ def _check_caller(state: Facts, actor: c.Actor, cluster: str, user: str, uid: in
 
 
 def _owned_by_another(name: str, sentence: str, remedy: str) -> RejectionError:
-    return RejectionError(RefusalCode.PERMISSION_DENIED, f"{sentence}: {name} is another user's", remedy, "name")
+    return RejectionError(RefusalCode.PERMISSION_DENIED, f"{sentence}: {name} belongs to another user", remedy, "name")
 
 
 def _submit(

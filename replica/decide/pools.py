@@ -50,11 +50,14 @@ def pool_refusal(pool: Pool, filesystems: Container[str] = ()) -> Refusal | None
         return Refusal(RefusalCode.INVALID_FIELD, "quantity is negative", "use 0 or more bytes", "pool.quantity")
     if max(pool.quantity_bytes, pool.granularity_bytes, pool.out_of_service_bytes) > SIZE_BYTES_MAX:
         return Refusal(
-            RefusalCode.INVALID_FIELD, "a size overflows", f"the largest size is {SIZE_BYTES_MAX}", "pool.quantity"
+            RefusalCode.INVALID_FIELD,
+            "a size of pool {pool.name} is too large",
+            f"use at most {SIZE_BYTES_MAX}",
+            "pool.quantity",
         )
     if pool.filesystem and pool.filesystem not in filesystems:
         shown = pool.filesystem[:NAME_CHARACTERS_MAX]
-        sentence = f"pool {pool.name}: shared filesystem {shown!r} does not exist"
+        sentence = f"shared filesystem {shown!r} of pool {pool.name} does not exist"
         return Refusal(
             RefusalCode.INVALID_FIELD,
             sentence,
@@ -66,7 +69,7 @@ def pool_refusal(pool: Pool, filesystems: Container[str] = ()) -> Refusal | None
         return Refusal(
             RefusalCode.INVALID_FIELD,
             sentence,
-            "leave the shared filesystem out, or have it count bytes",
+            "omit the shared filesystem, or let the pool count bytes",
             "pool.filesystem",
         )
     return None
@@ -134,16 +137,21 @@ def change_pool(
     if not exists and known is not None:
         return Refusal(
             RefusalCode.WRONG_STATE,
-            f"there is a pool {name!r} already",
+            f"pool {name!r} already exists",
             "resize it with `forebay pool set`, or choose another name",
             "pool.name",
         )
     if known is None:
         if quantity is None:
-            return Refusal(RefusalCode.INVALID_FIELD, "the pool has no quantity", "give one", "pool.quantity")
+            return Refusal(
+                RefusalCode.INVALID_FIELD, "pool {name!r} has no quantity", "specify its quantity", "pool.quantity"
+            )
         if len(state.pools) >= POOLS_MAX:
             return Refusal(
-                RefusalCode.LIMIT_EXCEEDED, f"there are {POOLS_MAX} pools", "change one that exists", "pool.name"
+                RefusalCode.LIMIT_EXCEEDED,
+                f"the limit of {POOLS_MAX} pools is reached",
+                "change an existing pool",
+                "pool.name",
             )
         known = Pool(name, quantity, state.site.granularity)
     pool = replace(
@@ -159,9 +167,9 @@ def change_pool(
         pool = replace(pool, out_of_service_bytes=pool.quantity_bytes)
     refusal = pool_refusal(pool if unit is None else replace(pool, unit=unit), state.filesystems)
     if refusal is None and exists and pool.filesystem != known.filesystem:
-        refusal = _in_use_refusal(state, name, "its buffers cannot lie elsewhere", "pool.filesystem")
+        refusal = _in_use_refusal(state, name, "its shared filesystem cannot be changed", "pool.filesystem")
     if refusal is None and unit is not None and unit != pool_unit(state.pools, name):
-        refusal = _in_use_refusal(state, name, "its numbers cannot count something else", "pool.unit")
+        refusal = _in_use_refusal(state, name, "its unit cannot be changed", "pool.unit")
     return set_pool_events(state, pool, unit) if refusal is None else refusal
 
 
@@ -177,10 +185,10 @@ def remove_pool(state: State, name: str) -> tuple[e.Event, ...] | Refusal:
 
 def unknown_pool_refusal(state: Facts, name: str) -> Refusal:
     """Build the rejection of a command about a pool that does not exist."""
-    remedy = names_remedy(state.pools, "make one with `forebay pool create`")
+    remedy = names_remedy(state.pools, "create one with `forebay pool create`")
     return Refusal(
         RefusalCode.UNKNOWN_POOL,
-        f"there is no pool {name!r}",
+        f"pool {name!r} does not exist",
         remedy[:MESSAGE_CHARACTERS_MAX],
         "pool.name",
     )
@@ -194,7 +202,7 @@ def _in_use_refusal(state: State, name: str, therefore: str, place: str) -> Refu
     return Refusal(
         RefusalCode.WRONG_STATE,
         f"pool {name!r} is in use, so {therefore}: {'; '.join(users[:USERS_NAMED_MAX])}{more}",
-        "drain it with `forebay pool drain`, wait until its holders have given back, and cancel who waits for it",
+        "drain it with `forebay pool drain`, wait until its space is released, and cancel jobs that wait for it",
         place,
     )
 
@@ -210,7 +218,7 @@ def pool_users(state: State, name: str) -> Iterator[str]:
     for named in sorted(state.reservations):
         size = state.reservations[named].size_in(name)
         if size:
-            yield f"reservation {named} sets {format_amount(size, unit)} aside"
+            yield f"reservation {named} reserves {format_amount(size, unit)}"
     for job_id in sorted(state.unfinished):
         job_buffer, request = state.buffers.get(job_id), state.jobs[job_id].request
         if job_buffer is not None and job_buffer.pool == name:
@@ -223,7 +231,7 @@ def pool_users(state: State, name: str) -> Iterator[str]:
             asked.name for asked in request.buffer.creates if asked.pool == name or (is_default and not asked.pool)
         ]
         if creates and not set(creates) <= set(state.persistent):
-            yield f"job {job_id} of {request.user} will make {', '.join(creates)} there"
+            yield f"job {job_id} of {request.user} will create {', '.join(creates)} there"
 
 
 # ---- shared filesystems
@@ -235,15 +243,15 @@ def filesystem_removal_refusal(state: Facts, name: str) -> Refusal | None:
         return _unknown_filesystem_refusal(state, name, "filesystem.name")
     pools = sorted(pool.name for pool in state.pools.values() if pool.filesystem == name)
     if pools:
-        sentence = f"shared filesystem {name} is in use: pool {', '.join(pools)} has its buffers there"
-        remedy = "remove such pools first, or have their buffers lie elsewhere with `forebay pool set`"
+        sentence = f"shared filesystem {name} is in use by pool {', '.join(pools)}"
+        remedy = "remove these pools, or change their shared filesystem with `forebay pool set`"
         return Refusal(RefusalCode.WRONG_STATE, sentence[:MESSAGE_CHARACTERS_MAX], remedy, "filesystem.name")
     for mover in state.filesystems[name].movers:
         for job_id in state.on_node.get(mover, ()):
             buffer = state.buffers.get(job_id)
             if buffer is not None and name in buffer.filesystems:
-                sentence = f"shared filesystem {name} is in use: job {job_id} has its buffer there"
-                return Refusal(RefusalCode.WRONG_STATE, sentence, "wait until that is removed", "filesystem.name")
+                sentence = f"shared filesystem {name} is in use by the buffer of job {job_id}"
+                return Refusal(RefusalCode.WRONG_STATE, sentence, "wait until the buffer is removed", "filesystem.name")
     return None
 
 
@@ -259,10 +267,13 @@ def mover_refusal(state: Facts, node: str, seen: tuple[ObservedFilesystem, ...])
         fault = name_fault(found.identity)
         if fault is not None:
             return Refusal(
-                RefusalCode.INVALID_FIELD, f"the identity of {filesystem.name} {fault}", "read it", "filesystems"
+                RefusalCode.INVALID_FIELD,
+                f"the identity of {filesystem.name} {fault}",
+                "send the identity that the mount has",
+                "filesystems",
             )
         if filesystem.identity and found.identity != filesystem.identity:
-            sentence = f"node {node} has another filesystem than {filesystem.name} mounted at {filesystem.path}"
+            sentence = f"node {node} has a file system other than {filesystem.name} mounted at {filesystem.path}"
             return Refusal(
                 RefusalCode.STORAGE_CHANGED,
                 sentence,
@@ -270,12 +281,12 @@ def mover_refusal(state: Facts, node: str, seen: tuple[ObservedFilesystem, ...])
                 "filesystems",
             )
         if node not in filesystem.movers and len(filesystem.movers) >= MOVERS_PER_FILESYSTEM_MAX:
-            sentence = f"shared filesystem {filesystem.name} has {MOVERS_PER_FILESYSTEM_MAX} movers"
-            return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "use one that exists", "filesystems")
+            sentence = f"shared filesystem {filesystem.name} has the maximum of {MOVERS_PER_FILESYSTEM_MAX} movers"
+            return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "use an existing mover", "filesystems")
     return None
 
 
 def _unknown_filesystem_refusal(state: Facts, name: str, field: str) -> Refusal:
-    remedy = names_remedy(state.filesystems, "make one with `forebay pool filesystem add`")
-    sentence = f"there is no shared filesystem {name[:NAME_CHARACTERS_MAX]!r}"
+    remedy = names_remedy(state.filesystems, "add one with `forebay pool filesystem add`")
+    sentence = f"shared filesystem {name[:NAME_CHARACTERS_MAX]!r} does not exist"
     return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy[:MESSAGE_CHARACTERS_MAX], field)

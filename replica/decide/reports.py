@@ -81,7 +81,7 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
         return NOTHING
     job = state.jobs.get(command.job)
     if job is None:
-        return Refusal(RefusalCode.UNKNOWN_JOB, f"there is no job {command.job}", "drop the report", "job")
+        return Refusal(RefusalCode.UNKNOWN_JOB, f"job {command.job} does not exist", "drop the report", "job")
     buffer = state.buffers.get(job.id)
     stage = active_stage(job, buffer)
     performs = agent_of(job, buffer)
@@ -89,7 +89,7 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
         ordered = "nothing" if stage is None else f"{stage.word} as attempt {job.attempt} on {performs}"
         return Refusal(
             RefusalCode.STALE_ATTEMPT,
-            f"job {job.id}: {command.stage.word} as attempt {command.attempt} on {command.node} is not ordered now, "
+            f"job {job.id}: {command.stage.word} as attempt {command.attempt} on {command.node} is not ordered, "
             f"but {ordered}",
             "drop the report",
             "attempt",
@@ -99,9 +99,7 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
         if isinstance(result, c.ScriptStarted):
             if job.state is JobState.CONFIGURING:
                 return Acceptance((e.RunStarted(job.id),))
-            return Refusal(
-                RefusalCode.STALE_ATTEMPT, f"the start of job {job.id} is known", "drop the report", "result"
-            )
+            return Refusal(RefusalCode.STALE_ATTEMPT, f"job {job.id} has already started", "drop the report", "result")
         if isinstance(result, c.ScriptEnded) and result.result in ENDED:
             return Acceptance(
                 script_end_events(state, job, buffer, result.result, result.exit_code, result.signal, result.message)
@@ -118,7 +116,7 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
                 return Acceptance(changed)
             return Refusal(
                 RefusalCode.STALE_ATTEMPT,
-                f"job {job.id} has no persistent buffer {result.name[:NAME_CHARACTERS_MAX]!r} to make or remove now",
+                f"job {job.id} has no persistent buffer {result.name[:NAME_CHARACTERS_MAX]!r} to create or destroy",
                 "drop the report",
                 "result",
             )
@@ -132,8 +130,8 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
             return Acceptance((*receipt_events(state, job, stage, result.receipt), *follows))
     return Refusal(
         RefusalCode.INVALID_FIELD,
-        f"a {type(result).__name__} is no answer to {stage.word}",
-        "report what the order asks for",
+        f"result {type(result).__name__} does not fit stage {stage.word}",
+        "report a result of the ordered stage",
         "result",
     )
 
@@ -142,7 +140,7 @@ def _settle_mails(state: Facts, actor: c.Actor, command: c.SettleMails, at: Inst
     if len(command.sent) + len(command.dropped) > MAILS_SETTLED_MAX:
         return Refusal(
             RefusalCode.LIMIT_EXCEEDED,
-            f"{len(command.sent) + len(command.dropped)} mails are to be settled",
+            f"{len(command.sent) + len(command.dropped)} mails exceed the limit",
             f"settle at most {MAILS_SETTLED_MAX} at once",
             "sent",
         )

@@ -34,7 +34,7 @@ def suspend_job(state: Facts, job: Job) -> Events | Refusal:
     if job.state is not JobState.RUNNING:
         return _wrong_state(job, f"is {job.state.name}", "only running jobs can be suspended")
     if job.cancelled or job.effective_interruptions.requeueing:
-        return _wrong_state(job, "is being ended", "nothing is left to suspend")
+        return _wrong_state(job, "is ending", "no action is needed")
     return (e.JobSuspended(job.id),)
 
 
@@ -60,7 +60,7 @@ def requeue_job(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
     if job.state is JobState.PENDING:
         buffer = state.buffers.get(job.id)
         if buffer is None or buffer.state is BufferState.PENDING:
-            return _wrong_state(job, "is pending and has no buffer yet", "it waits already")
+            return _wrong_state(job, "is pending and has no buffer yet", "no action is needed: the job already waits")
         return revocation_events(state, job, reason) if buffer.state in _STAGED_BEFORE_RUN else ()
     if job.state not in (JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED):
         return _wrong_state(job, f"is {job.state.name}", "only jobs that wait or run can be requeued; submit it again")
@@ -76,7 +76,7 @@ def _requeue_finished(state: Facts, job: Job) -> Events | Refusal:
     buffer = state.buffers.get(job.id)
     if job.id in state.unfinished:
         return _wrong_state(
-            job, f"is {job.state.name} and its buffer is not torn down yet", "requeue it once that is done"
+            job, f"is {job.state.name} and its buffer is not torn down yet", "requeue it after the teardown"
         )
     try:
         check_requeue(state, job.request, "" if buffer is None else buffer.pool)
@@ -104,7 +104,7 @@ def clear_job_buffer(state: Facts, actor: c.Actor, job: Job, discard: bool) -> E
         return _wrong_state(
             job,
             f"has its buffer on node {node.name}, which is DOWN",
-            f"start the node's agent, or give up what is on it: forebay node lost {node.name}",
+            f"start the node's agent, or declare the node lost: forebay node lost {node.name}",
         )
     if job.state is JobState.STAGE_OUT:
         if not discard:
@@ -112,14 +112,14 @@ def clear_job_buffer(state: Facts, actor: c.Actor, job: Job, discard: bool) -> E
             return _wrong_state(
                 job,
                 f"has results that are not staged out (its buffer is {buffer.state.word})",
-                f"{again} to try again, or say --discard to lose them",
+                f"{again} to retry, or use --discard to delete them",
             )
         result = JobState.CANCELLED if job.result is JobState.PENDING else job.result
         return (e.TeardownStarted(job.id, job.attempt + 1, result, True, f"results discarded, {by}"),)
     return _wrong_state(
         job,
         f"has a buffer that is {buffer.state.word}",
-        "only a buffer that could not be removed, or not be staged out, can be cleared",
+        "only buffers whose teardown or stage-out failed can be cleared",
     )
 
 
@@ -129,19 +129,19 @@ def clear_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -> 
     if buffer is None:
         return Refusal(
             RefusalCode.WRONG_STATE,
-            f"there is no persistent buffer {name!r}",
+            f"persistent buffer {name!r} does not exist",
             "forebay slurm burst shows the buffers",
             "name",
         )
     using = len(state.using.get(name, ()))
     if using:
-        sentence = f"{using} jobs use the persistent buffer {name}"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "wait until they are over", "name")
+        sentence = f"persistent buffer {name} is in use by {using} jobs"
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "wait until they have finished", "name")
     if buffer.state is BufferState.ALLOCATED and not discard:
         return Refusal(
             RefusalCode.WRONG_STATE,
-            f"the persistent buffer {name} is allocated",
-            "submit a job with destroy_persistent, or say --discard to forget it where it cannot be removed",
+            f"persistent buffer {name} is allocated",
+            "submit a job with destroy_persistent, or use --discard if it cannot be removed",
             "name",
         )
     removal = e.PersistentDeleted(name, buffer.job, f"cleared by {actor.name}")
@@ -159,7 +159,7 @@ def restart_operations(state: Facts, jobs: Iterable[int]) -> Events | Refusal:
     if len(wanted) > RESTARTED_MAX:
         return Refusal(
             RefusalCode.LIMIT_EXCEEDED,
-            f"the operations of {len(wanted)} jobs are to be restarted",
+            f"{len(wanted)} jobs exceed the limit of one restart",
             f"name at most {RESTARTED_MAX} at once",
             "jobs",
         )

@@ -75,9 +75,9 @@ def _open_session(state: State, actor: Actor, command: c.OpenSession, at: Instan
     if not may_cache(own, len(state.sessions), bounds):
         return Refusal(
             RefusalCode.LIMIT_EXCEEDED,
-            f"{actor} has {own} sessions of {len(state.sessions)}; at most {SESSIONS_PER_ACTOR_MAX} are possible, and "
-            f"{SESSIONS_MAX} of all",
-            "close one that no program uses (forebay support session list), or wait: one ends when it was idle for "
+            f"{actor} has {own} of {len(state.sessions)} sessions; the limits are {SESSIONS_PER_ACTOR_MAX} for an actor, "
+            f"and {SESSIONS_MAX} in total",
+            "close an unused one (forebay support session list), or wait: a session expires when it is idle for "
             f"{SESSION_IDLE_S_MAX} s",
         )
     return Acceptance((e.SessionOpened(state.revision + 1, actor),))
@@ -94,7 +94,7 @@ def own_session_refusal(request: c.Request, command: c.CloseSession) -> Refusal 
     """Return the rejection of a command that closes its own session, or None. Its reply could not be cached."""
     if not is_in_session(request.id) or decode_session_command_id(request.id).session != command.session:
         return None
-    remedy = "close it with the id of a single command"
+    remedy = "use a command ID outside the session"
     return Refusal(RefusalCode.WRONG_STATE, "a session cannot be closed by a command in it", remedy, "command_id")
 
 

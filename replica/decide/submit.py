@@ -121,8 +121,8 @@ def _check_ignored(state: Facts, command: c.SubmitJob) -> None:
     if command.ignored and state.site.unknown_sbatch_options == "reject":
         raise RejectionError(
             RefusalCode.INVALID_FIELD,
-            f"Forebay does not carry out {', '.join(command.ignored)}",
-            "leave them out, or ask an operator: forebay config set UnknownSbatchOptions=warn",
+            f"options {', '.join(command.ignored)} are not supported",
+            "remove them, or ask an operator to run: forebay config set UnknownSbatchOptions=warn",
             "ignored_options",
         )
 
@@ -140,8 +140,8 @@ def _with_whole_node(state: Facts, request: JobRequest) -> JobRequest:
     if not nodes:
         raise RejectionError(
             RefusalCode.WRONG_STATE,
-            "the job asks for a whole node, and no node of its partition is registered",
-            "wait until `forebay node list` shows one, or leave out --exclusive",
+            "the job requests a whole node, but no node of its partition is registered",
+            "wait until `forebay node list` shows one, or omit --exclusive",
             "exclusive",
         )
     return replace(request, cpus=max(request.cpus, *(node.cpus for node in nodes)))
@@ -173,7 +173,7 @@ def _resolve_job(state: Facts, request: JobRequest, job_id: int, command: c.Subm
     if NODE_SYMBOL in _resolve_file(request, job_id, written, "output", node=""):
         raise RejectionError(
             RefusalCode.INVALID_FIELD,
-            f"the name of the output {written[:48]!r} comes to {NODE_SYMBOL}, which stands for the job's node",
+            f"output {written[:48]!r} expands to {NODE_SYMBOL}, which is reserved for the job's node",
             "use another name",
             "output",
         )
@@ -195,13 +195,16 @@ def check_requeue(state: Facts, request: JobRequest, pool: str) -> None:
     """
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
         raise RejectionError(
-            RefusalCode.LIMIT_EXCEEDED, f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet", "wait until some are", ""
+            RefusalCode.LIMIT_EXCEEDED,
+            f"the limit of {limits.JOBS_UNFINISHED_MAX} unfinished jobs is reached",
+            "wait until some have finished",
+            "",
         )
     _with_partition(state, admit_request(state, request, 1))
     if request.buffer is not None:
         check_buffer_user(state, request.user)
     if pool and pool not in state.pools:
-        raise RejectionError(RefusalCode.UNKNOWN_POOL, f"there is no pool {pool!r} any more", "submit it again", "job")
+        raise RejectionError(RefusalCode.UNKNOWN_POOL, f"pool {pool!r} no longer exists", "submit the job again", "job")
 
 
 def _resolve_file(request: JobRequest, job_id: int, written: str, place: str, node: str = NODE_SYMBOL) -> str:
@@ -222,7 +225,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     if actor.role is c.ActorRole.USER and request.user != actor.name:
         raise RejectionError(
             RefusalCode.PERMISSION_DENIED,
-            f"{actor} may not submit for user {request.user!r}",
+            f"permission denied: submitting for user {request.user!r} requires the operator role",
             "submit as yourself",
             "user",
         )
@@ -240,8 +243,8 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     if not request.script.startswith("#!"):
         raise RejectionError(
             RefusalCode.INVALID_FIELD,
-            "the script does not say what runs it",
-            "start its first line with #!, for example #!/bin/bash",
+            "the script has no interpreter line",
+            "start it with #!, for example #!/bin/bash",
             "script line 1, column 1",
         )
     most = script_bytes_max(request.script)
@@ -253,14 +256,16 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
             "script",
         )
     if "\0" in request.script:
-        raise RejectionError(RefusalCode.INVALID_FIELD, "the script holds a zero byte", "submit a text file", "script")
+        raise RejectionError(
+            RefusalCode.INVALID_FIELD, "the script contains a NUL byte", "submit a text file", "script"
+        )
     check_number("time_limit_s", request.time_limit_s)
     check_number("cpus", request.cpus)
     if request.effective_options.nodes and request.effective_options.tasks > request.cpus:
         raise RejectionError(
             RefusalCode.INVALID_FIELD,
             f"the job has {request.effective_options.tasks} tasks on {request.cpus} CPUs",
-            "ask for at least one CPU for each task: cpus counts those of all tasks",
+            "request at least one CPU per task; cpus is the total",
             "tasks",
         )
     check_number("priority", request.priority)
@@ -273,15 +278,18 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
         largest = max(node.cpus for node in state.nodes.values())
         raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
-            f"the job needs {request.cpus} CPUs, and no node has more than {largest}",
-            f"ask for at most {largest}",
+            f"the job requests {request.cpus} CPUs, but no node has more than {largest}",
+            f"request at most {largest}",
             "cpus",
         )
     _check_environment(request)
     check_dependencies(state, request.dependencies)
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
         raise RejectionError(
-            RefusalCode.LIMIT_EXCEEDED, f"{limits.JOBS_UNFINISHED_MAX} jobs are not over yet", "wait until some are", ""
+            RefusalCode.LIMIT_EXCEEDED,
+            f"the limit of {limits.JOBS_UNFINISHED_MAX} unfinished jobs is reached",
+            "wait until some have finished",
+            "",
         )
 
 
@@ -289,7 +297,7 @@ def _check_environment(request: JobRequest) -> None:
     if len(request.environment) > limits.ENVIRONMENT_VARIABLES_MAX:
         raise RejectionError(
             RefusalCode.LIMIT_EXCEEDED,
-            f"there are more than {limits.ENVIRONMENT_VARIABLES_MAX} variables",
+            f"the environment has more than {limits.ENVIRONMENT_VARIABLES_MAX} variables",
             "export fewer",
             "environment",
         )
@@ -298,7 +306,10 @@ def _check_environment(request: JobRequest) -> None:
         size += _utf8_bytes(name) + _utf8_bytes(value)
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise RejectionError(
-                RefusalCode.INVALID_FIELD, f"{name!r} cannot be a variable", "use NAME=VALUE", "environment"
+                RefusalCode.INVALID_FIELD,
+                f"{name!r} is not a valid environment variable",
+                "use NAME=VALUE",
+                "environment",
             )
     if size > limits.ENVIRONMENT_BYTES_MAX:
         raise RejectionError(

@@ -58,8 +58,8 @@ _WAIT_FIELDS = ("dependencies", "singleton", "name")
 def update_job(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events | Refusal:
     """Return the events that change one job. `jobs` is the number of jobs changed alike by the same command."""
     if job.state is not JobState.PENDING:
-        sentence = f"job {job.id} is {job.state.name}: it is no longer pending"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "only jobs that wait can be changed", "job")
+        sentence = f"job {job.id} is {job.state.name}"
+        return Refusal(RefusalCode.WRONG_STATE, sentence, "only pending jobs can be changed", "job")
     try:
         return _update_job(state, actor, job, command, jobs)
     except RejectionError as error:
@@ -115,7 +115,7 @@ def _check_permitted(actor: c.Actor, request: JobRequest, change: JobChange) -> 
     if actor.role is c.ActorRole.OPERATOR:
         return
     if change.time_limit_s is not None and change.time_limit_s > request.time_limit_s:
-        raise permission_denied("time_limit_s", "only an operator may raise the time limit of a job")
+        raise permission_denied("time_limit_s", "raising a job's time limit requires the operator role")
     priority = request.priority if change.priority is None else change.priority
     nice = request.effective_options.nice if change.nice is None else change.nice
     check_unprivileged(priority, request.priority, nice, request.effective_options.nice)
@@ -143,13 +143,15 @@ def check_dependency_cycle(state: Facts, job: Job, after: JobRequest) -> None:
     while waiting:
         for other in _awaited_jobs(state, *waiting.pop(), job.id, after):
             if other == job.id:
-                sentence = f"job {job.id} would wait for itself, directly or by way of others"
-                raise RejectionError(RefusalCode.WRONG_STATE, sentence, "leave that dependency out", "dependencies")
+                sentence = f"job {job.id} would wait for itself, directly or through other jobs"
+                raise RejectionError(RefusalCode.WRONG_STATE, sentence, "remove this dependency", "dependencies")
             if other in seen:
                 continue
             seen.add(other)
             if len(seen) > DEPENDENCY_CHAIN_MAX:
-                sentence = f"the job would wait, by way of others, for more than {DEPENDENCY_CHAIN_MAX} jobs"
+                sentence = (
+                    f"job {job.id} would wait for more than {DEPENDENCY_CHAIN_MAX} jobs, directly or through other jobs"
+                )
                 raise RejectionError(RefusalCode.LIMIT_EXCEEDED, sentence, "depend on fewer", "dependencies")
             waiting.append((other, state.jobs[other].request))
 
@@ -195,18 +197,18 @@ def _resolve_new_buffer(
         raise RejectionError(RefusalCode.WRONG_STATE, sentence, "cancel the job, and submit it again", "--bb")
     buffer = state.buffers.get(job.id)
     if after.array is not None:
-        sentence = "the tasks of an array share what they ask of burst buffers"
+        sentence = "the buffer request of an array cannot be changed, because its tasks share it"
         raise RejectionError(RefusalCode.WRONG_STATE, sentence, "cancel the array, and submit it again", "--bb")
     if buffer is not None and buffer.state is not BufferState.PENDING:
-        sentence = f"the buffer of job {job.id} is {buffer.state.word}: what it asks for can no longer be changed"
+        sentence = f"the buffer of job {job.id} is {buffer.state.word}, so its request cannot be changed"
         raise RejectionError(
-            RefusalCode.WRONG_STATE, sentence, "requeue the job first, which takes its buffer back", "--bb"
+            RefusalCode.WRONG_STATE, sentence, "requeue the job first, which revokes its buffer", "--bb"
         )
     asked = resolve_buffer(state, actor, replace(after, buffer=command.buffer), of_array=False).buffer
     assert asked is not None  # resolving keeps the request
     if asked.creates or asked.destroys or asked.uses or asked.lists:
-        sentence = "persistent buffers and lists (type=list) cannot be asked for of a job that is there already"
-        raise RejectionError(RefusalCode.INVALID_DIRECTIVE, sentence, "submit a job for it", "--bb")
+        sentence = "persistent buffers and lists (type=list) cannot be added to an existing job"
+        raise RejectionError(RefusalCode.INVALID_DIRECTIVE, sentence, "submit another job", "--bb")
     check_buffer_user(state, after.user)
     asked, pool, granted = resolve_space(state, after, asked, job.id)
     same = buffer is not None and job.request.buffer == asked and (buffer.pool, buffer.granted_bytes) == (pool, granted)

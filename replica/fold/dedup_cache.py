@@ -72,17 +72,17 @@ def look_up_reply(state: Facts, request: Request) -> CachedReply | Refusal | Non
         if known is None and said.sequence <= session.acknowledged:
             return Refusal(
                 RefusalCode.COMMAND_TOO_OLD,
-                f"session {said.session} has every answer up to {session.acknowledged}, as its program said: that to "
-                f"{said.sequence} is forgotten",
-                "number a new command higher; look whether this one was carried out, if that is not known",
+                f"the reply to command {said.sequence} of session {said.session} was dropped: its program acknowledged "
+                f"replies up to {session.acknowledged}",
+                "use a higher sequence number for a new command; check whether this one was carried out",
                 "command_id",
             )
         return _compare_digest(known, request)
     if may_be_forgotten(state, request.id):
         return Refusal(
             RefusalCode.COMMAND_TOO_OLD,
-            "the command id is older than the answers that are kept, so it may have been carried out already",
-            "look whether it was, and send it again with a new command id if not",
+            "the command ID is older than the cached replies, so the command may have been carried out already",
+            "check whether it was, and resend it with a new command ID if not",
             "command_id",
         )
     return _compare_digest(state.receipts.get(request.id), request)
@@ -93,8 +93,8 @@ def _compare_digest(known: CachedReply | None, request: Request) -> CachedReply 
         return known
     return Refusal(
         RefusalCode.COMMAND_ID_REUSED,
-        f"this command id was used for another command, settled at revision {known.revision}",
-        "make a new command id for a new command; repeat an id only with the very same command",
+        f"the command ID was used for another command, settled at revision {known.revision}",
+        "use a new command ID for each new command",
         "command_id",
     )
 
@@ -145,8 +145,8 @@ def unknown_session_refusal(session: int) -> Refusal:
     """Build the rejection of a command whose session has ended, was never opened, or belongs to another actor."""
     return Refusal(
         RefusalCode.UNKNOWN_SESSION,
-        f"you have no session {session}: it was closed, has expired, or is somebody else's",
-        "open another one; what was sent in this one and not answered may have been carried out: look",
+        f"session {session} does not exist: it was closed, has expired, or belongs to another user",
+        "open another one, and check whether unanswered commands were carried out",
         "session",
     )
 

@@ -71,7 +71,7 @@ def check_level(level: int, release: str, *, revision: int | None = None, place:
         ReleaseNeeded: The level is not supported.
     """
     if level > FEATURE_LEVEL_KNOWN:
-        what = f"the cluster has feature level {level}, and this release knows levels up to {FEATURE_LEVEL_KNOWN}"
+        what = f"the cluster has feature level {level}, but this release supports levels up to {FEATURE_LEVEL_KNOWN}"
         raise ReleaseNeeded(what, level=level, release=release, revision=revision, place=place)
 
 
@@ -84,7 +84,7 @@ def level_refusal(feature_level: int, needed: int, what: str, place: str = "") -
         return None
     return Refusal(
         RefusalCode.WRONG_STATE,  # the ledger contains rejections, so only codes of level 1 are possible
-        f"{what} came with feature level {needed}, and the cluster is at {feature_level}",
-        "raise it once every replica runs a release that knows it: forebay cluster raise-feature-level",
+        f"{what} requires feature level {needed}, but the cluster has {feature_level}",
+        "raise it once every replica runs a release that supports it: forebay cluster raise-feature-level",
         place,
     )

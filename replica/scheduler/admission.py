@@ -292,21 +292,23 @@ def space_verdict(current: CycleState, job: Job, buffer: Buffer) -> Verdict:
     passed = head.passed if head is not None else 0
     in_service = usable_bytes(current.state, request.pool)
     sentence = {
-        SpaceDecision.GIVEN: "the job may have its space now",
-        SpaceDecision.NEXT_CYCLE: "the job may have its space in the next pass",
-        SpaceDecision.STAGES_FULL: f"{under_way} stage-ins are under way, and no more may be",
-        SpaceDecision.NO_NODE: "no node that is up could hold the job"
+        SpaceDecision.GIVEN: "the job can get its space now",
+        SpaceDecision.NEXT_CYCLE: "the job gets its space in the next scheduling cycle",
+        SpaceDecision.STAGES_FULL: f"{under_way} stage-ins are under way, which is the limit",
+        SpaceDecision.NO_NODE: "no node that is up has enough CPUs for the job"
         + (f" in partition {request.partition}" if node_set_name(current.state.partitions, request.partition) else ""),
-        SpaceDecision.NO_MOVER: f"no mover of the shared filesystem that pool {request.pool} has its buffers in is up",
-        SpaceDecision.TOO_LARGE: (f"it asks for more than its pool has in service now, {format_size(in_service)}"),
-        SpaceDecision.NOT_ENOUGH: "its pool has not enough free space",
-        SpaceDecision.TOO_FAR_BEHIND: (
-            f"at least {CANDIDATES_BEHIND_MAX} jobs are between it and job {first}, which is first in line for the pool"
+        SpaceDecision.NO_MOVER: f"no mover of the shared filesystem of pool {request.pool} is up",
+        SpaceDecision.TOO_LARGE: (
+            f"the request exceeds the {format_size(in_service)} that pool {request.pool} has in service"
         ),
-        SpaceDecision.LIMITED: "a limit keeps the job back",
-        SpaceDecision.RESERVED: "a reservation keeps the job back",
-        SpaceDecision.SKIPPED: f"at least {SKIPPED_MAX} jobs of the same limits are before it and have to wait",
-        SpaceDecision.MUST_NOT_PASS: f"job {first} is first in line for the pool and has been passed {passed} times",
+        SpaceDecision.NOT_ENOUGH: "the pool does not have enough free space",
+        SpaceDecision.TOO_FAR_BEHIND: (
+            f"at least {CANDIDATES_BEHIND_MAX} jobs are between this job and job {first}, the first in the queue"
+        ),
+        SpaceDecision.LIMITED: "a limit blocks the job",
+        SpaceDecision.RESERVED: "a reservation blocks the job",
+        SpaceDecision.SKIPPED: f"at least {SKIPPED_MAX} jobs with the same limits are ahead and blocked",
+        SpaceDecision.MUST_NOT_PASS: f"job {first} is first in the queue, and has been passed {passed} times",
     }[decision]
     return Verdict(Reason.BURST_BUFFER_RESOURCES, sentence, tuple(figures))
 
@@ -378,20 +380,20 @@ def place_verdict(current: CycleState, job: Job, buffer: Buffer | None) -> Verdi
     match decision:
         case PlaceDecision.LIMITED:
             verdict = run_verdict(current, scheduling_class_of(job.request), cpus)
-            return verdict or Verdict(Reason.NONE, "nothing holds the job back")
+            return verdict or Verdict(Reason.NONE, "nothing blocks the job")
         case PlaceDecision.RUNS:
-            return Verdict(Reason.NONE, "nothing holds the job back")
+            return Verdict(Reason.NONE, "nothing blocks the job")
         case PlaceDecision.NEXT_CYCLE:
-            return Verdict(Reason.NONE, "the job runs in the next pass")
+            return Verdict(Reason.NONE, "the job runs in the next scheduling cycle")
         case PlaceDecision.PRE_RUNS_FULL:
             under_way = current.slots.get(Stage.RUN, 0)
-            return Verdict(Reason.BURST_BUFFER_OPERATION, f"{under_way} pre-runs are under way, and no more may be", ())
+            return Verdict(Reason.BURST_BUFFER_OPERATION, f"{under_way} pre-runs are under way, which is the limit", ())
         case PlaceDecision.NODE_DOWN:
             sentence = f"the job's data is on node {job.node}, which is down"
             return Verdict(Reason.NODE_DOWN, sentence, (("node", job.node),))
         case PlaceDecision.NO_NODE:
             figures: tuple[tuple[str, str], ...] = (("cpus", str(cpus)), *_partition_figure(current, job))
-            return Verdict(Reason.REQ_NODE_NOT_AVAIL, "no node that is up has so many CPUs", figures)
+            return Verdict(Reason.REQ_NODE_NOT_AVAIL, "no node that is up has {cpus} CPUs", figures)
         case PlaceDecision.AFTER_OTHERS:
             if runs_anywhere(job, buffer):
                 first = current.any_node.first_in(nodes_of(current.state, job.id))

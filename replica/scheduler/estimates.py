@@ -99,12 +99,12 @@ def estimate(state: State, job_id: int, at: Instant, ahead: JobsAhead) -> Estima
 def _early_steps(state: State, job: Job, at: Instant) -> list[Step]:
     """Return the conditions that a job waits for before it is a candidate for space or CPUs."""
     if job.hold is not Hold.NONE:
-        return [Step("hold", NEVER, "the job is held; nobody can say when it will be released")]
+        return [Step("hold", NEVER, "the job is held until it is released")]
     if job.late:
-        return [Step("limits", NEVER, "the job could no longer end before its deadline")]
+        return [Step("limits", NEVER, "the job can no longer end before its deadline")]
     steps: list[Step] = []
     if job.request.begin_at > at:
-        steps.append(Step("begin_time", job.request.begin_at, "its begin time"))
+        steps.append(Step("begin_time", job.request.begin_at, "the begin time of the job"))
     waits = _dependency_steps(state, job, at)
     if any(step.until == NEVER for step in waits):
         return [*steps, next(step for step in waits if step.until == NEVER)]
@@ -112,7 +112,7 @@ def _early_steps(state: State, job: Job, at: Instant) -> list[Step]:
     options = job.request.options
     reservation = None if options is None else state.reservations.get(options.reservation)
     if reservation is not None and not reservation.active:
-        steps.append(Step("reservation", reservation.start_at, f"reservation {reservation.name} begins"))
+        steps.append(Step("reservation", reservation.start_at, f"reservation {reservation.name} starts"))
     gate = early_gate(state, job)
     known = (Reason.BEGIN_TIME, Reason.DEPENDENCY, Reason.RESERVATION)
     if gate is not None and (gate.reason not in known or not steps):
@@ -128,11 +128,11 @@ def _dependency_steps(state: State, job: Job, at: Instant) -> list[Step]:
         if other is None or other.state in ENDED:
             continue
         if other.started_at == NEVER:
-            found.append(Step("dependency", NEVER, f"it waits for job {other.id}, which has not started"))
+            found.append(Step("dependency", NEVER, f"the job waits for job {other.id}, which has not started"))
             continue
         pool = state.buffers[other.id].pool if other.id in state.buffers else ""
         over_at = release_at(other.started_at + seconds(other.request.time_limit_s), at, drain_us(state, pool))
-        found.append(Step("dependency", Instant(over_at), f"job {other.id} is over at its time limit"))
+        found.append(Step("dependency", Instant(over_at), f"job {other.id} finishes at its time limit"))
     if not job.request.effective_options.any_of:
         return found
     known = [step for step in found if step.until != NEVER]
@@ -144,15 +144,17 @@ def _space_step(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: i
     if buffer.state is BufferState.STAGING_IN or not buffer.granted_bytes:
         return None
     if buffer.state is not BufferState.PENDING:
-        return Step("space", Instant(at + drain_us(state, buffer.pool)), "its former buffer is being removed")
+        return Step(
+            "space", Instant(at + drain_us(state, buffer.pool)), "the previous buffer of the job is being removed"
+        )
     pool, size_bytes = state.pools.get(buffer.pool), buffer.granted_bytes
     if pool is None or size_bytes > pool.usable_bytes:
         return Step("space", NEVER, f"pool {buffer.pool} never has {format_size(size_bytes)}")
     ahead = ahead_of(queue_position_of(state, job), buffer.pool)
     if ahead is None:
-        return Step("space", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for pool {pool.name}")
+        return Step("space", NEVER, f"more than {AHEAD_MAX} jobs are ahead in the queue of pool {pool.name}")
     drains_us, stages_us = drain_us(state, pool.name), rates_of(state.rates.get(pool.name), pool.name).stage_in.mean_us
-    before = f"; {len(ahead)} jobs are before it" if ahead else ""
+    before = f"; {len(ahead)} jobs are ahead" if ahead else ""
     if any(reservation.size_in(pool.name) for reservation in state.reservations.values()):
         return _reserved_space_step(state, job, buffer, at, asked_at, ahead, stages_us + drains_us, before)
     # Negative for an overcommitted pool, which needs releases before any space is free.
@@ -168,12 +170,12 @@ def _space_step(state: State, job: Job, buffer: Buffer, at: Instant, asked_at: i
         wanted = state.buffers[other].granted_bytes
         while free < wanted:
             if not releases:
-                return Step("space", NEVER, f"job {other} waits for space that nobody gives back")
+                return Step("space", NEVER, f"job {other} waits for space that is never released")
             instant, given = heappop(releases)
             now, free = max(now, instant), free + given
         free -= wanted
         heappush(releases, (now + stages_us + seconds(state.jobs[other].request.time_limit_s) + drains_us, wanted))
-    return Step("space", Instant(now), f"{format_size(size_bytes)} of pool {pool.name} are free{before}")
+    return Step("space", Instant(now), f"{format_size(size_bytes)} of pool {pool.name} become free{before}")
 
 
 def _reserved_space_step(
@@ -189,10 +191,12 @@ def _reserved_space_step(
             wanted = state.buffers[other].granted_bytes
             until = timeline.place(other, wanted, takes_us, asked_at if other == job.id else at)
     except TooManySteps:
-        return Step("space", NEVER, f"{len(ahead)} jobs are before it in line for pool {pool}: too many to say")
+        return Step(
+            "space", NEVER, f"{len(ahead)} jobs are ahead in the queue of pool {pool}, too many for an estimate"
+        )
     if until is None:
-        return Step("space", NEVER, f"nobody gives back {size} of pool {pool} that are not set aside for reservations")
-    return Step("space", Instant(until), f"{size} of pool {pool} are free beside what is set aside{before}")
+        return Step("space", NEVER, f"{size} of pool {pool} never become free beside its reservations")
+    return Step("space", Instant(until), f"{size} of pool {pool} become free beside its reservations{before}")
 
 
 def _stage_in_time(state: State, job: Job, buffer: Buffer) -> tuple[int, str] | None:
@@ -201,20 +205,20 @@ def _stage_in_time(state: State, job: Job, buffer: Buffer) -> tuple[int, str] | 
         return None
     measured = rates_of(state.rates.get(buffer.pool), buffer.pool).stage_in
     if not measured.count:
-        return 0, "no stage-in of its pool was measured yet, so it counts as nothing"
+        return 0, "the stage-in is not counted, because none was measured in its pool yet"
     takes_us = measured.expected_us(buffer.granted_bytes)
     rate = f"{format_size(measured.bytes_per_s)}/s" if measured.bytes_per_s else "no data"
-    return takes_us, f"stage-ins of its pool move {rate} ({measured.count} measured)"
+    return takes_us, f"stage-ins of the pool move {rate} ({measured.count} measured)"
 
 
 def _cpus_step(state: State, job: Job, ready_at: Instant, ahead_of: JobsAhead) -> Step:
     """Return the wait for CPUs of a job that is ready to run at `ready_at`."""
     ahead = ahead_of(queue_position_of(state, job), None)
     if ahead is None:
-        return Step("cpus", NEVER, f"more than {AHEAD_MAX} jobs are before it in line for CPUs")
+        return Step("cpus", NEVER, f"more than {AHEAD_MAX} jobs are ahead in the queue for CPUs")
     nodes = {name: _NodeTimeline(state, name) for name, node in state.nodes.items() if node.is_up and not node.is_mover}
     if len(ahead) * len(nodes) > NODE_QUERIES_MAX:
-        sentence = f"{len(ahead)} jobs are before it in line for the CPUs of {len(nodes)} nodes: too many to say"
+        sentence = f"{len(ahead)} jobs are ahead in the queue for CPUs of {len(nodes)} nodes, too many for an estimate"
         return Step("cpus", NEVER, sentence)
     for other in (*(state.jobs[other_id] for other_id in ahead), job):
         buffer = state.buffers.get(other.id)
@@ -230,11 +234,11 @@ def _cpus_step(state: State, job: Job, ready_at: Instant, ahead_of: JobsAhead) -
         if not starts:
             if other is not job:
                 continue
-            return Step("cpus", NEVER, f"no node that is up and may hold it has {job.request.cpus} CPUs")
+            return Step("cpus", NEVER, f"no usable node has {job.request.cpus} CPUs")
         start_at, name = min(starts)
         if other is job:
-            before = f"; {len(ahead)} jobs are before it" if ahead else ""
-            return Step("cpus", Instant(start_at), f"{job.request.cpus} CPUs of node {name} are free{before}")
+            before = f"; {len(ahead)} jobs are ahead" if ahead else ""
+            return Step("cpus", Instant(start_at), f"{job.request.cpus} CPUs of node {name} become free{before}")
         nodes[name].take(other.request.cpus, start_at, start_at + seconds(other.request.time_limit_s))
     raise AssertionError("the job itself is the last one")
 

@@ -32,7 +32,7 @@ from replica.scheduler.quotas import class_gate
 from replica.state import Facts, State, is_finished
 from replica.values import NEVER, Reason, Verdict, format_size
 
-_SLOTS_TAKEN = "as many operations are under way as may be, in all or of this user"
+_SLOTS_TAKEN = "the limit of operations, in total or of this user, is reached"
 
 
 def early_gate(state: State, job: Job) -> Verdict | None:
@@ -55,13 +55,15 @@ def _reservation(state: Facts, job: Job, options: JobOptions) -> Verdict | None:
     figures: tuple[tuple[str, str], ...] = (("reservation", name),)
     reservation = state.reservations.get(name)
     if reservation is None:
-        return Verdict(Reason.RESERVATION_DELETED, f"reservation {name} is no more; submit the job without it", figures)
+        return Verdict(
+            Reason.RESERVATION_DELETED, f"reservation {name} was deleted; submit the job without it", figures
+        )
     if not reservation.admits(job.request.user, options.account):
-        return Verdict(Reason.RESERVATION, f"reservation {name} is for others now", figures)
+        return Verdict(Reason.RESERVATION, f"reservation {name} no longer admits the job's user or account", figures)
     if reservation.active:
         return None
     figures += (("begins_at_us", str(reservation.start_at)),)
-    return Verdict(Reason.RESERVATION, f"reservation {name} has not begun", figures)
+    return Verdict(Reason.RESERVATION, f"reservation {name} has not started", figures)
 
 
 def _hold(state: State, job: Job) -> Verdict | None:
@@ -69,11 +71,11 @@ def _hold(state: State, job: Job) -> Verdict | None:
         return None
     because = job.effective_interruptions.held_because
     if because:
-        return Verdict(because, "an operation failed; release the job to try again, or cancel it", ())
+        return Verdict(because, "an operation failed; release the job to retry, or cancel it", ())
     if job.stuck and job.message:
         return Verdict(
             job.message,
-            "an operation failed and is not tried again by itself; release the job to try again, or cancel it",
+            "an operation failed and is not retried automatically; release the job to retry, or cancel it",
             (("failures", str(job.failures)),),
         )
     reason = Reason.JOB_HELD_USER if job.hold is Hold.USER else Reason.JOB_HELD_ADMIN
@@ -83,7 +85,7 @@ def _hold(state: State, job: Job) -> Verdict | None:
 _HOLD_SENTENCES = {
     Hold.USER: "the job is held by its user",
     Hold.ADMIN: "the job is held by an operator",
-    Hold.SYSTEM: "the job is held since an operation of it failed; release it to try again",
+    Hold.SYSTEM: "the job is held because an operation failed; release it to retry",
 }
 """Sentence for each kind of hold, with the remedy where that is not obvious."""
 
@@ -92,14 +94,14 @@ def _deadline(job: Job) -> Verdict | None:
     if not job.late:
         return None
     figures = (("deadline_us", str(job.request.deadline)),)
-    return Verdict(Reason.DEADLINE, "the job could no longer end before its deadline", figures)
+    return Verdict(Reason.DEADLINE, "the job can no longer end before its deadline", figures)
 
 
 def _begin(job: Job) -> Verdict | None:
     if job.eligible_at != NEVER:
         return None
     figures = (("begin_at_us", str(job.request.begin_at)),)
-    return Verdict(Reason.BEGIN_TIME, "the job's begin time has not come", figures)
+    return Verdict(Reason.BEGIN_TIME, "the job's begin time is not reached yet", figures)
 
 
 def _dependency(state: Facts, job: Job) -> Verdict | None:
@@ -126,7 +128,7 @@ def _dependency(state: Facts, job: Job) -> Verdict | None:
         return Verdict(Reason.DEPENDENCY_NEVER_SATISFIED, f"{name} can no longer be met", (("dependency", name),))
     if not unmet:
         return None
-    separator, sentence = ("?", "one of other jobs") if any_of else (",", "other jobs")
+    separator, sentence = ("?", "one of several jobs") if any_of else (",", "other jobs")
     return Verdict(Reason.DEPENDENCY, f"the job waits for {sentence}", (("waits_for", separator.join(unmet)),))
 
 
@@ -239,7 +241,7 @@ def down_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
     if node is None or not node.down:
         return None
     if performs == job.mover:
-        sentence = f"mover {job.mover} is down, and no other mover of its place is up"
+        sentence = f"mover {job.mover} is down, and no other mover of its shared filesystem is up"
         return Verdict(Reason.NODE_DOWN, sentence, (("node", job.mover),))
     what = "the job" if job.state is JobState.RUNNING else "the job's data"
     return Verdict(Reason.NODE_DOWN, f"{what} is on node {job.node}, which is down", (("node", job.node),))
@@ -257,11 +259,11 @@ def buffer_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None
         figures = (("attempt", str(job.attempt)), ("failures", str(job.failures)))
         sentence = "the job's data is being staged in"
         if awaited_slot(job, buffer) is not None:
-            sentence = f"staging in waits for its turn: {_SLOTS_TAKEN}"
+            sentence = f"stage-in waits for a slot: {_SLOTS_TAKEN}"
         if job.retry_at:
-            sentence = f"staging in failed ({job.message}) and will be tried again"
+            sentence = f"stage-in failed ({job.message}) and will be retried"
         return Verdict(Reason.BURST_BUFFER_STAGE_IN, sentence, figures)
-    return Verdict(Reason.BURST_BUFFER_OPERATION, "the job's former buffer is being torn down")
+    return Verdict(Reason.BURST_BUFFER_OPERATION, "the job's previous buffer is being torn down")
 
 
 def later_reason(state: Facts, job: Job, buffer: Buffer | None) -> Verdict:
@@ -279,29 +281,29 @@ def _later_reason(state: Facts, job: Job, buffer: Buffer | None) -> Verdict:
         if (job.stuck or job.retry_at) and job.message:
             return Verdict(
                 job.message,
-                "an operation after the run failed; release the job to try again"
+                "an operation after the run failed; release the job to retry"
                 if job.stuck
-                else "an operation after the run failed and will be tried again",
+                else "an operation after the run failed and will be retried",
             )
         sentence = "the job's results are being staged out"
         if awaited_slot(job, buffer) is not None:
-            sentence = f"staging out waits for its turn: {_SLOTS_TAKEN}"
+            sentence = f"stage-out waits for a slot: {_SLOTS_TAKEN}"
         return Verdict(f"burst_buffer/{state.site.provider}: Stage-out in progress", sentence)
     if buffer is not None and buffer.state is BufferState.TEARDOWN_FAIL and job.message:
-        return Verdict(job.message, "the buffer could not be removed; its space stays counted")
+        return Verdict(job.message, "the buffer could not be removed; its space still counts as used")
     if job.state not in ENDED:
-        return Verdict(Reason.NONE, "nothing holds the job back")
+        return Verdict(Reason.NONE, "nothing blocks the job")
     if job.state is JobState.FAILED and not job.exit_code and job.comment:
         # The script was ended from outside, for example because its buffer is full, so the exit code explains nothing.
         return Verdict(job.comment.rsplit("\n", 1)[-1], "the job has finished: its script was ended")
-    reason, sentence = _END_REASONS.get(job.state, (Reason.NONE, "the job is over"))
+    reason, sentence = _END_REASONS.get(job.state, (Reason.NONE, "the job has finished"))
     return Verdict(reason, sentence)
 
 
 _END_REASONS = {
-    JobState.FAILED: (Reason.NON_ZERO_EXIT_CODE, "the job is over: its script failed"),
-    JobState.TIMEOUT: (Reason.TIME_LIMIT, "the job is over: it reached its time limit"),
-    JobState.NODE_FAIL: (Reason.NODE_DOWN, "the job is over: its node failed"),
+    JobState.FAILED: (Reason.NON_ZERO_EXIT_CODE, "the job has finished: its script failed"),
+    JobState.TIMEOUT: (Reason.TIME_LIMIT, "the job has finished: it reached its time limit"),
+    JobState.NODE_FAIL: (Reason.NODE_DOWN, "the job has finished: its node failed"),
 }
 """Slurm's reasons of unsuccessful ends. A cancelled job needs no explanation."""
 
@@ -322,35 +324,35 @@ def external_job_verdict(state: Facts, job: Job, buffer: Buffer) -> Verdict:
             return Verdict(Reason.BURST_BUFFER_RESOURCES, "the external job waits for space in its pool", asked)
         case ExternalJobPhase.SET_UP:
             return Verdict(
-                Reason.NONE, f"the external job has its space, and {scheduler} has not asked for its stage-in"
+                Reason.NONE, f"the external job has its space, and {scheduler} has not requested its stage-in"
             )
         case ExternalJobPhase.STAGING_IN | ExternalJobPhase.STAGE_IN_FAILED:
             if phase is ExternalJobPhase.STAGE_IN_FAILED:
-                return Verdict(job.message, f"staging in failed, and is tried again when {scheduler} asks for it")
+                return Verdict(job.message, f"stage-in failed, and is retried when {scheduler} requests it")
             verdict = buffer_gate(state, job, buffer)
             assert verdict is not None
             return verdict
         case ExternalJobPhase.STAGED_IN:
-            return Verdict(Reason.NONE, f"the external job is staged in, and {scheduler} has not begun its job")
+            return Verdict(Reason.NONE, f"the external job is staged in, and {scheduler} has not started it")
         case ExternalJobPhase.RUNNING:
             return Verdict(Reason.NONE, f"the job runs at {scheduler}")
         case ExternalJobPhase.POST_RUN:
-            return Verdict(Reason.NONE, f"the job has ended, and {scheduler} has not asked for its stage-out")
+            return Verdict(Reason.NONE, f"the job has ended, and {scheduler} has not requested its stage-out")
         case ExternalJobPhase.STAGE_OUT_FAILED:
-            sentence = f"staging out failed; it is tried again when {scheduler} asks, or by forebay buffer export"
+            sentence = f"stage-out failed; it is retried when {scheduler} requests it, or with forebay buffer export"
             return Verdict(job.message, sentence)
         case ExternalJobPhase.LINGERING:
             figures = (("kept_until_us", str(lingers_until(state, job))),)
             sentence = (
-                f"{scheduler} has torn the external job down before it ran; its data is kept until the space is needed"
+                f"{scheduler} has torn down the external job before it ran; its data is kept until the space is needed"
             )
             return Verdict(Reason.NONE, sentence, figures)
         case ExternalJobPhase.PARKED:
-            what = "they are being exported" if _is_exporting(job, buffer) else "forebay buffer export tries it again"
-            sentence = f"{scheduler} has torn the external job down, and its results are not exported: {what}"
+            what = "the export is under way" if _is_exporting(job, buffer) else "forebay buffer export retries it"
+            sentence = f"{scheduler} has torn down the external job, and its results are not exported: {what}"
             return Verdict(job.message if failed else Reason.NONE, sentence)
         case ExternalJobPhase.OVER if job.message:
-            return Verdict(job.message, "the external job is over: it got no space")
+            return Verdict(job.message, "the external job has finished: it got no space")
     return _later_reason(state, job, buffer)
 
 
@@ -384,9 +386,7 @@ def current_verdict(state: State, job: Job, buffer: Buffer | None) -> Verdict:
         return external_job_verdict(state, job, buffer)
     if job.state is not JobState.PENDING:
         return later_reason(state, job, buffer)
-    return (
-        early_gate(state, job) or buffer_gate(state, job, buffer) or Verdict(Reason.NONE, "nothing holds the job back")
-    )
+    return early_gate(state, job) or buffer_gate(state, job, buffer) or Verdict(Reason.NONE, "nothing blocks the job")
 
 
 def reservation_of(state: State, job_id: int) -> str:

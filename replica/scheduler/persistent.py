@@ -119,12 +119,12 @@ def persistent_decision(
     if limited is not None:
         return PersistentDecision(limited)
     if current.persistent_checked >= CANDIDATES_BEHIND_MAX:
-        return _wait_decision(f"at least {CANDIDATES_BEHIND_MAX} jobs with persistent buffers are before it")
+        return _wait_decision(f"at least {CANDIDATES_BEHIND_MAX} jobs with persistent buffers are ahead")
     under_way = current.slots.get(Stage.STAGE_IN, 0)
     if under_way >= state.site.operations_per_stage_max:
-        return _wait_decision(f"{under_way} stage-ins are under way, and no more may be")
+        return _wait_decision(f"{under_way} stage-ins are under way, which is the limit")
     if current.is_full:
-        return _wait_decision("the job may have its space in the next pass")
+        return _wait_decision("the job gets its space in the next scheduling cycle")
     refused = _permanent_failure(state, job, asked)
     if refused is not None:
         return PersistentDecision(Verdict(refused.reason, refused.comment), (refused,))
@@ -136,10 +136,10 @@ def persistent_decision(
     ]
     needs: dict[str, int] = {buffer.pool: buffer.granted_bytes} if buffer.granted_bytes else {}
     if len(state.persistent) + len(creates) + _reserved_in_cycle(current) > PERSISTENT_BUFFERS_MAX:
-        return _wait_decision(f"there are {len(state.persistent)} persistent buffers, and no more may be")
+        return _wait_decision(f"there are {len(state.persistent)} persistent buffers, which is the limit")
     for reserved in creates:
         if reserved is None:
-            return _wait_decision("there is no such pool for a persistent buffer that the job creates")
+            return _wait_decision("the pool of a persistent buffer that the job creates does not exist")
         needs[reserved.pool] = needs.get(reserved.pool, 0) + reserved.granted_bytes
     where = _find_agent(current, job, buffer, asked, [reserved for reserved in creates if reserved is not None])
     if isinstance(where, Verdict):
@@ -147,11 +147,11 @@ def persistent_decision(
     for pool, needed in sorted(needs.items()):
         head, free = current.reservation_heads.get(pool), free_bytes_for(current, pool, request.reservation)
         if head is not None:
-            return _wait_decision(f"job {head.job} is first in line for the pool {pool}")
+            return _wait_decision(f"job {head.job} is first in the queue of pool {pool}")
         if needed > usable_bytes(state, pool):
-            return _wait_decision(f"it asks for more than the pool {pool} has in service now")
+            return _wait_decision(f"the request exceeds what pool {pool} has in service")
         if needed > free:
-            verdict = _wait_decision("its pool has not enough free space").verdict
+            verdict = _wait_decision("the pool does not have enough free space").verdict
             return PersistentDecision(verdict, head_of=(pool, needed))
         until = NEVER_RELEASED if creates else release_time(current, request)
         coming = current.quotas.upcoming_reservation_gate(
@@ -169,7 +169,7 @@ def persistent_decision(
         for destroy in asked.destroys
         if destroy.name in state.persistent
     )
-    verdict = _wait_decision("the job may have its space now").verdict
+    verdict = _wait_decision("the job can get its space now").verdict
     return PersistentDecision(verdict, tuple(events), True, where.node, tuple(sorted(needs.items())))
 
 
@@ -231,11 +231,11 @@ def _missing_name(current: PersistentCycleState, job: Job, asked: BufferRequest)
     for name in (*own, *(destroy.name for destroy in asked.destroys), *asked.uses):
         known = state.persistent.get(name)
         if name in moving or (known is not None and known.state is not BufferState.ALLOCATED):
-            word = "coming or going" if known is None or name in moving else known.state.word
-            return f"the persistent buffer {name} is {word}"
+            word = "being created or destroyed" if known is None or name in moving else known.state.word
+            return f"persistent buffer {name} is {word}"
     for name in asked.uses:
         if name not in own and name not in state.persistent:
-            return f"there is no persistent buffer {name} yet"
+            return f"persistent buffer {name} does not exist yet"
     for destroy in asked.destroys:
         using = len(state.using.get(destroy.name, ()))
         starting = sum(
@@ -243,7 +243,7 @@ def _missing_name(current: PersistentCycleState, job: Job, asked: BufferRequest)
             for event in current.events
         )
         if using + starting:
-            return f"{using + starting} jobs use the persistent buffer {destroy.name}"
+            return f"persistent buffer {destroy.name} is in use by {using + starting} jobs"
     return ""
 
 
@@ -318,7 +318,7 @@ def _find_agent(
         for name in sorted(persistent_names(asked)):
             known = state.persistent.get(name)
             if known is not None:
-                names.setdefault(known.filesystem, f"the persistent buffer {name} lies")
+                names.setdefault(known.filesystem, f"persistent buffer {name} is")
     filesystems = tuple(state.filesystems[name] for name in names if name)
     if not filesystems:
         node = _find_node(current, job, asked)
@@ -326,7 +326,7 @@ def _find_agent(
     if "" in names:
         on_node, elsewhere = names[""], names[filesystems[0].name]
         sentence = (
-            f"{on_node} on one node, and {elsewhere} in shared filesystem {filesystems[0].name}: no job uses both"
+            f"{on_node} on one node, and {elsewhere} in shared filesystem {filesystems[0].name}: no job can use both"
         )
         return Verdict(Reason.REQ_NODE_NOT_AVAIL, sentence, (("filesystem", filesystems[0].name),))
     mover = choose_mover(state, filesystems[0], current.slots.begun, filesystems[1:])
@@ -339,7 +339,7 @@ def _find_agent(
     nodes, cpus = nodes_of(state, job.id), job.request.cpus
     if job.request.effective_options.nodes and cpus > current.cpus_max_in(nodes):
         within = f" in partition {nodes}" if nodes else ""
-        return Verdict(Reason.BURST_BUFFER_RESOURCES, f"no node that is up could hold the job{within}")
+        return Verdict(Reason.BURST_BUFFER_RESOURCES, f"no node that is up has enough CPUs for the job{within}")
     return _AgentChoice("", mover, tuple(filesystem.name for filesystem in filesystems))
 
 
@@ -357,20 +357,20 @@ def _find_node(current: PersistentCycleState, job: Job, asked: BufferRequest) ->
                 places.setdefault(known.node, name)
     if len(places) > 1:
         where = ", ".join(f"{name} on {node}" for node, name in sorted(places.items()))
-        return Verdict(Reason.REQ_NODE_NOT_AVAIL, f"its persistent buffers are on different nodes: {where}")
+        return Verdict(Reason.REQ_NODE_NOT_AVAIL, f"the job's persistent buffers are on different nodes: {where}")
     nodes = nodes_of(state, job.id)
     if not places:
         if cpus > current.cpus_max_in(nodes):
             where = f" in partition {nodes}" if nodes else ""
-            return Verdict(Reason.BURST_BUFFER_RESOURCES, f"no node that is up could hold the job{where}")
+            return Verdict(Reason.BURST_BUFFER_RESOURCES, f"no node that is up has enough CPUs for the job{where}")
         return current.fewest_jobs(cpus, nodes)
     node, name = next(iter(places.items()))
     if not is_node_in(state.partitions, nodes, node):
-        sentence = f"the persistent buffer {name} is on node {node}, which is not in partition {nodes}"
+        sentence = f"persistent buffer {name} is on node {node}, which is not in partition {nodes}"
         return Verdict(Reason.PARTITION_CONFIG, sentence, (("partition", nodes), ("node", node)))
     use = current.node_use(node)
     if use is None or use[0] < cpus:
         lacks = "is not up" if use is None else f"has only {use[0]} CPUs"
-        sentence = f"the persistent buffer {name} is on node {node}, which {lacks}"
+        sentence = f"persistent buffer {name} is on node {node}, which {lacks}"
         return Verdict(Reason.REQ_NODE_NOT_AVAIL, sentence, (("node", node),))
     return node

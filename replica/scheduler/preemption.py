@@ -104,7 +104,7 @@ def _choose_enough(
 def preemption_events(state: State, job_id: int, beneficiary: int) -> tuple[e.Event, ...]:
     """Return the events that revoke the buffer of a job for the job `beneficiary`."""
     job = state.jobs[job_id]
-    reason = f"job {beneficiary} should start sooner, and this one did not start"
+    reason = f"preempted for job {beneficiary}"
     return (
         e.AllocationRevoked(job_id, job.attempt, reason, beneficiary),
         e.TeardownStarted(job_id, job.attempt + 1, JobState.PENDING, True, reason),

@@ -76,7 +76,11 @@ class ExceededLimit(NamedTuple):
     def verdict(self) -> Verdict:
         """Verdict on the job that the limit blocks."""
         word = "least" if self.limit.kind is LimitKind.MIN_BB else "limit"
-        what = "has no more room" if self.used else "never allows it: change the job, or have the limit changed"
+        what = (
+            "has reached a limit"
+            if self.used
+            else "never permits the job: change the job, or ask an operator to change the limit"
+        )
         amounts = (("in_use", self.used), ("asked", self.asked), (word, self.limit.value))
         figures = tuple((name, self._amount(value)) for name, value in amounts)
         return Verdict(self.scope.reason(self.limit.kind), f"{self.scope.label} {what}", figures)
@@ -100,12 +104,12 @@ def class_gate(state: Facts, job: Job, buffer: Buffer | None) -> Verdict | None:
     if account:
         found = state.accounts.get(account)
         if found is None or found.member(user) is None:
-            what = f"there is no account {account}" if found is None else f"user {user} is not in account {account}"
+            what = f"account {account} does not exist" if found is None else f"user {user} is not in account {account}"
             return Verdict(Reason.INVALID_ACCOUNT, what, (("account", account), ("user", user)))
     if qos:
         quality = state.qos.get(qos)
         if quality is None or not quality.admits(user, account):
-            what = f"there is no QOS {qos}" if quality is None else f"user {user} may not use QOS {qos}"
+            what = f"QOS {qos} does not exist" if quality is None else f"user {user} may not use QOS {qos}"
             return Verdict(Reason.INVALID_QOS, what, (("qos", qos), ("user", user)))
     if buffer is not None and buffer.held_bytes:
         return None
@@ -310,7 +314,7 @@ class QuotaCheck:
             used = self.used("licenses", "l", name)
             if used + count > total:
                 figures = (("license", name), ("total", str(total)), ("in_use", str(used)), ("asked", str(count)))
-                return Verdict(Reason.LICENSES, f"not enough of licence {name} is free", figures)
+                return Verdict(Reason.LICENSES, f"licence {name} does not have enough free", figures)
         return None
 
     # Reservations
@@ -363,7 +367,7 @@ class QuotaCheck:
                     ("free_then", str(free)),
                     ("set_aside_then", str(wanted)),
                 )
-                sentence = f"reservation {coming.name} begins before the job would have given back its space"
+                sentence = f"reservation {coming.name} starts before the job would release its space"
                 return Verdict(Reason.BURST_BUFFER_RESOURCES, sentence, figures)
         return None
 

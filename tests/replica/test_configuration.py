@@ -191,7 +191,7 @@ def test_a_key_without_a_value_in_a_whole_file_stays_a_fault_and_the_flag_of_a_p
     assert isinstance(refused, Refusal) and "AllowUsers has no value" in refused.sentence
     refused = world.settle(c.ConfigureSite((ConfSetting("DefaultPool", ""),), True))
     assert isinstance(refused, Refusal)
-    assert (refused.sentence, refused.place) == ("fast is the default pool", "DefaultPool")
+    assert (refused.sentence, refused.place) == ("pool fast is the default pool", "DefaultPool")
     assert refused.remedy == "use `forebay pool set fast --no-default`"
 
 

@@ -44,10 +44,10 @@ def test_there_is_one_drill_at_a_time_and_one_that_was_not_heard_of_again_is_los
     world.settle(START)
     assert refused(world.settle(START, EVE)).startswith("drill 1 (switchover of r2, by ")
     world.at += 60 * SECOND_US
-    assert refused(world.settle(c.ProbeDrill(1))) == "drill 1 is beyond its time"
+    assert refused(world.settle(c.ProbeDrill(1))) == "drill 1 is past its time limit"
     assert world.settle(START, EVE) == 0
     assert [world.state.drills[number].verdict for number in (1, 2)] == [DrillVerdict.LOST, DrillVerdict.UNDER_WAY]
-    assert world.state.drills[1].sentence == "nothing was heard of it for 60 s"
+    assert world.state.drills[1].sentence == "no probe came for 60 s"
 
 
 LEASED = c.StartDrill("switchover", "r2", 60, lease_s=9)
@@ -68,9 +68,9 @@ def test_a_drill_is_over_when_nothing_was_heard_of_who_carries_it_out_for_as_lon
     assert world.settle(c.ProbeDrill(1), EVE) == 0
     assert world.state.drills[1].renewed_at == renewed_at, "somebody else keeps nobody alive"
     world.at += 3 * SECOND_US
-    assert refused(world.settle(c.ProbeDrill(1))) == "drill 1 is beyond its time"
+    assert refused(world.settle(c.ProbeDrill(1))) == "drill 1 is past its time limit"
     assert world.settle(LEASED, EVE) == 0
-    assert world.state.drills[1].sentence == "nothing was heard of it for 9 s"
+    assert world.state.drills[1].sentence == "no probe came for 9 s"
     late = c.EndDrill(1, DrillVerdict.PASSED, "so")
     assert refused(world.settle(late)) == "drill 1 is lost", "it was said to be"
 
@@ -82,7 +82,7 @@ def test_who_was_silent_for_too_long_may_still_say_how_it_ended_until_another_be
     assert world.settle(c.EndDrill(1, DrillVerdict.ABORTED, "no write was acknowledged")) == 0
     world.settle(LEASED)
     world.at += 60 * SECOND_US
-    assert refused(world.settle(c.EndDrill(2, DrillVerdict.ABORTED, "late"))) == "drill 2 is beyond its time"
+    assert refused(world.settle(c.EndDrill(2, DrillVerdict.ABORTED, "late"))) == "drill 2 is past its time limit"
 
 
 def test_while_one_operator_wants_no_drills_there_is_none() -> None:
@@ -92,7 +92,7 @@ def test_while_one_operator_wants_no_drills_there_is_none() -> None:
     assert world.settle(c.LockDrills("an audit"), EVE) == 0, "said again it is a repeat"
     assert refused(world.settle(START)).endswith("wants no drills: an audit")
     assert world.settle(c.UnlockDrills(ROOT.name), EVE) == 0
-    assert refused(world.settle(START)) == "eve wants no drills: an audit"
+    assert refused(world.settle(START)) == "drills are locked by eve: an audit"
     assert refused(world.settle(c.UnlockDrills(ROOT.name))) == f"{ROOT.name} has not locked drills"
     world.settle(c.UnlockDrills("eve"))
     assert world.settle(START) == 0
@@ -149,21 +149,21 @@ MANY = tuple((f"a{number}", number) for number in range(65))
 BAD: tuple[tuple[Any, str], ...] = (
     (c.StartDrill("flood", "r2", 60), "there is no scenario 'flood'"),
     (c.StartDrill("switchover", "../r2", 60), "the target "),
-    (c.StartDrill("switchover", "r2", 0), "a drill cannot last 0 s"),
+    (c.StartDrill("switchover", "r2", 0), "lasts_s 0 is out of range"),
     (c.StartDrill("switchover", "r2", DRILL_S_MAX + 1), "a drill cannot last "),
     (c.StartDrill("switchover", "r2", 60, ("a b",)), "the forced "),
     (c.StartDrill("switchover", "r2", 60, (), "a b"), "the plan "),
-    (c.StartDrill("switchover", "r2", 60, ("lag",) * 65), "more than 64 preconditions are overridden"),
-    (c.AbortDrill(7, "why"), "there is no drill 7"),
+    (c.StartDrill("switchover", "r2", 60, ("lag",) * 65), "forced has more than 64 preconditions"),
+    (c.AbortDrill(7, "why"), "drill 7 does not exist"),
     (c.AbortDrill(1, " "), "the reason is none"),
     (c.AbortDrill(1, "x" * 100_000), "the reason is none"),
     (c.LockDrills("\x1b[2J"), "the reason is none"),
-    (c.EndDrill(1, DrillVerdict.LOST, "gone"), "a drill does not end as lost"),
-    (c.EndDrill(1, DrillVerdict.UNDER_WAY, "gone"), "a drill does not end as under way"),
-    (c.EndDrill(1, DrillVerdict.PASSED, "x", (("Stop", 1),)), "the figures cannot be kept: 'Stop' is none"),
-    (c.EndDrill(1, DrillVerdict.PASSED, "x", (("a", 1), ("a", 2))), "the figures cannot be kept: one is named twice"),
-    (c.EndDrill(1, DrillVerdict.PASSED, "x", (("a", 2**63),)), "the figures cannot be kept: 'a' is none"),
-    (c.EndDrill(1, DrillVerdict.PASSED, "x", MANY), "the figures cannot be kept: there are 65"),
+    (c.EndDrill(1, DrillVerdict.LOST, "gone"), "verdict lost does not end a drill"),
+    (c.EndDrill(1, DrillVerdict.UNDER_WAY, "gone"), "verdict under way does not end a drill"),
+    (c.EndDrill(1, DrillVerdict.PASSED, "x", (("Stop", 1),)), "the figures are not valid: 'Stop' is not valid"),
+    (c.EndDrill(1, DrillVerdict.PASSED, "x", (("a", 1), ("a", 2))), "the figures are not valid: a name occurs twice"),
+    (c.EndDrill(1, DrillVerdict.PASSED, "x", (("a", 2**63),)), "the figures are not valid: 'a' is not valid"),
+    (c.EndDrill(1, DrillVerdict.PASSED, "x", MANY), "the figures are not valid: there are 65 figures"),
 )  # fmt: skip
 
 

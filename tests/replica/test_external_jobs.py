@@ -239,8 +239,8 @@ def test_a_setup_over_a_limit_by_itself_is_refused_at_once_with_the_limit() -> N
     assert isinstance(refusal, Refusal)
     assert refusal.code is RefusalCode.LIMIT_EXCEEDED
     assert refusal.sentence == (
-        "AssocGrpBB: account people never allows it: change the job, or have the limit changed (in_use 0, asked 6, "
-        "limit 5)"
+        "AssocGrpBB: account people never permits the job: change the job, or ask an operator to change the limit "
+        "(in_use 0, asked 6, limit 5)"
     )
     assert world.phase("1") is ExternalJobPhase.NONE
 
@@ -252,7 +252,7 @@ def test_a_setup_that_a_limit_keeps_waiting_fails_with_the_limit_and_not_with_sp
     world.setup("2", asked(6, DATA))
     world.advance(20)
     assert world.phase("2") is ExternalJobPhase.OVER
-    message = "AssocGrpBB for 20 s: account people has no more room (in_use 6, asked 6, limit 10)"
+    message = "AssocGrpBB for 20 s: account people has reached a limit (in_use 6, asked 6, limit 10)"
     assert world.external_job("2").message == message
 
 
@@ -262,14 +262,14 @@ def test_why_an_external_job_waits_names_the_limit_or_the_reservation_that_keeps
     world.setup("1", asked(6, DATA))
     world.setup("2", asked(6, DATA))
     why = verdict_of(world.state, world.external_job("2").id)
-    assert (str(why.reason), why.sentence) == ("AssocGrpBB", "account people has no more room")
+    assert (str(why.reason), why.sentence) == ("AssocGrpBB", "account people has reached a limit")
     assert why.figures == (("in_use", "6"), ("asked", "6"), ("limit", "10"))
     limited(world, 100)
     assert world.phase("2") is ExternalJobPhase.SET_UP
     reserve(world, 3_600, 3_600, 70)
     world.setup("3", asked(31, DATA))
     why = verdict_of(world.state, world.external_job("3").id)
-    assert why.sentence == "reservation r begins before the job would have given back its space"
+    assert why.sentence == "reservation r starts before the job would release its space"
     world.settle(c.DeleteReservation("r"))
     limited(world, 1_000)
     world.setup("4", asked(89, DATA))

@@ -71,7 +71,7 @@ def test_every_cluster_begins_at_level_1_and_an_operator_raises_it_when_every_me
 def test_a_level_that_is_not_the_next_one_is_refused(level: int) -> None:
     refusal = refused(founded(), level, (("r1", 2**32),))
     assert refusal.code is RefusalCode.WRONG_STATE
-    assert refusal.sentence == f"the cluster has feature level 1, which goes up by one, not to {level}"
+    assert refusal.sentence == f"feature level {level} does not follow the cluster's level 1"
     assert refusal.remedy == "raise it to 2"
 
 
@@ -82,7 +82,7 @@ def test_a_level_that_was_reached_is_refused_and_nothing_is_left_to_raise() -> N
     for level in range(3, features.FEATURE_LEVEL_KNOWN + 1):
         assert refused(world, level - 1).remedy == f"raise it to {level}"
         raised(world, level, (("r1", level),))
-    assert refused(world, features.FEATURE_LEVEL_KNOWN).remedy == "nothing is left to raise"
+    assert refused(world, features.FEATURE_LEVEL_KNOWN).remedy == "this release has no higher level"
 
 
 def test_a_level_that_a_member_does_not_know_or_did_not_say_is_refused_and_the_members_are_named() -> None:
@@ -208,7 +208,7 @@ def test_deciding_at_level_1_gives_nothing_that_level_1_does_not_have_except_the
 def test_what_came_with_a_level_is_refused_below_it_with_the_remedy() -> None:
     refusal = level_refusal(1, 2, "a job that dances", "dance")
     assert refusal is not None and refusal.code.name in WORDS_OF_FORMAT_1["RefusalCode"] and refusal.place == "dance"
-    assert refusal.sentence == "a job that dances came with feature level 2, and the cluster is at 1"
+    assert refusal.sentence == "a job that dances requires feature level 2, but the cluster has 1"
     assert refusal.remedy.endswith("forebay cluster raise-feature-level")
     assert level_refusal(2, 2, "a job that dances") is None
 

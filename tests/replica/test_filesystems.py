@@ -125,7 +125,7 @@ def test_a_job_waits_while_no_mover_is_up_and_says_so() -> None:
     for mover in MOVERS:
         world.settle(c.DrainNode(mover, "x"))
     job, other = world.submit("capacity=10 pool=bulk"), world.submit("capacity=10 pool=fast")
-    assert world.verdict(job).sentence == "no mover of the shared filesystem that pool bulk has its buffers in is up"
+    assert world.verdict(job).sentence == "no mover of the shared filesystem of pool bulk is up"
     assert world.order(other).stage == "stage_in", "a pool without a shared filesystem has nothing to do with it"
     world.settle(c.ResumeNode("m2"))
     assert world.agent_of(job) == "m2"
@@ -488,7 +488,7 @@ def test_what_lies_in_a_shared_filesystem_and_what_lies_on_a_node_is_refused_in_
         assert isinstance(answer, Refusal) and words in answer.sentence and answer.place == where, answer
     with_lake(world, "fast")
     answer = asks(world, USES_LAKE, bb="capacity=10 pool=bulk")
-    assert isinstance(answer, Refusal) and "the persistent buffer lake lies on one node" in answer.sentence
+    assert isinstance(answer, Refusal) and "persistent buffer lake is on one node" in answer.sentence
     assert answer.place == "persistentdw name=lake"
 
 
@@ -497,8 +497,7 @@ def test_a_job_that_waits_for_a_name_is_told_when_that_comes_where_the_job_canno
     job = submitted(world, USES_LAKE, bb="capacity=10 pool=bulk")
     with_lake(world, "fast")
     assert world.verdict(job).sentence == (
-        "the persistent buffer lake lies on one node, and pool bulk has its buffers in shared filesystem bb: "
-        "no job uses both"
+        "persistent buffer lake is on one node, and pool bulk has its buffers in shared filesystem bb: no job uses both"
     )
 
 

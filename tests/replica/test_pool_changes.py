@@ -65,7 +65,7 @@ def test_a_pool_is_added_and_only_once() -> None:
     assert world.settle(c.ChangePool("bulk", exists=False, quantity=50, granularity=5)) == 0
     assert world.state.pools["bulk"] == Pool("bulk", 50, 5)
     assert (
-        "there is a pool 'bulk' already"
+        "pool 'bulk' already exists"
         in refused(world, c.ChangePool("bulk", exists=False, quantity=1), RefusalCode.WRONG_STATE).sentence
     )
     refused(world, c.ChangePool("none", quantity=1), RefusalCode.UNKNOWN_POOL)
@@ -181,7 +181,7 @@ def test_a_pool_where_a_job_will_make_a_persistent_buffer_is_not_removed() -> No
         state = replace(world.state, jobs=world.state.jobs.set(job, replace(record, request=request)))
         named = asked or "fast"
         assert [who for who in pool_users(state, named) if "alpha" in who] == [
-            f"job {job} of alan will make alpha there"
+            f"job {job} of alan will create alpha there"
         ]
 
 
@@ -215,7 +215,7 @@ def test_what_a_pool_counts_does_not_change_while_it_is_in_use() -> None:
     world = World({"fast": 100})
     world.submit("capacity=1")
     answer = refused(world, c.ChangePool("fast", unit=PoolUnit.COUNT), RefusalCode.WRONG_STATE)
-    assert "its numbers cannot count something else" in answer.sentence
+    assert "its unit cannot be changed" in answer.sentence
 
 
 @pytest.mark.parametrize(

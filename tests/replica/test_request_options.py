@@ -247,7 +247,7 @@ def test_a_backend_that_the_site_does_not_allow_is_refused_by_name() -> None:
     assert "backend=rsync is not allowed on this cluster" in found.sentence and "native, command" in found.remedy
     made.state = replace(made.state, transfer_rules=TransferRules(backends=("native", "rsync")))
     assert taken(made, line)
-    assert "a command that stages is not allowed" in refused(made, bb="stage_out:rm -r x").sentence
+    assert "a stage command is not allowed" in refused(made, bb="stage_out:rm -r x").sentence
 
 
 def test_spurs_form_without_commands_is_taken() -> None:

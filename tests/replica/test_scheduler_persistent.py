@@ -250,7 +250,7 @@ def test_one_that_is_on_a_node_is_refused() -> None:
 
     command = c.SetUpExternalJob(CLUSTER, "42", 1000, uses(0))
     outcome = decide(here.state, c.Request(bytes(16), SLURM, command), here.at)
-    assert isinstance(outcome, Refusal) and "the persistent buffer lake is on node n1" in outcome.sentence
+    assert isinstance(outcome, Refusal) and "persistent buffer lake is on node n1" in outcome.sentence
 
 
 def test_a_native_job_and_a_scheduler_remove_the_same_buffer_once() -> None:

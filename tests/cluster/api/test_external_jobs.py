@@ -150,7 +150,7 @@ async def test_why_an_external_job_waits_names_the_limit_that_keeps_it(config: C
         assert (await slurm.setup("43")).body["phase"] == "waiting"
         why = (await harness.ask("GET", "/v1/jobs/slurm:43/why", who="alice")).body
         assert why["reason"] == "AssocGrpBB"
-        assert why["sentence"] == "account people has no more room (in use 8MiB, asked 8MiB, limit 8MiB)"
+        assert why["sentence"] == "account people has reached a limit (in use 8MiB, asked 8MiB, limit 8MiB)"
         listed = (await harness.ask("GET", "/v1/jobs?external_jobs=yes", who="alice")).body["jobs"]
         assert [job["reason"] for job in listed if job["external_job"] == "slurm:43"] == ["AssocGrpBB"]
 

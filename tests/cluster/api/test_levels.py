@@ -84,7 +84,7 @@ async def test_a_member_that_knows_less_does_not_answer_or_is_somebody_else_keep
             )
             answer = await harness.ask("POST", "/v1/feature-level", {"command_id": harness.new_id(), "level": 2})
             assert (answer.status, answer.code) == (409, "wrong_state")
-            assert answer.sentence == f"not every member is known to support feature level 2: {words}"
+            assert answer.sentence == f"feature level 2 is not supported by every member: {words}"
             assert harness.controller.state.feature_level == 1
         of_three(harness, monkeypatch, {"r2": STATUS, "r3": of_r3})
         assert await harness.controller.levels.gather() == (

@@ -15,7 +15,7 @@ async def test_what_is_done_to_a_run_is_refused_with_the_words_of_the_decision_w
         for what, words in (
             ("suspend", "only running jobs can be suspended"),
             ("resume", "only suspended jobs can be resumed"),
-            ("requeue", "it waits already"),
+            ("requeue", "no action is needed: the job already waits"),
             ("clear", "only a buffer that could not be removed"),
         ):
             answer = await harness.ask("POST", f"/v1/jobs/{job}/{what}", {"command_id": harness.new_id()})

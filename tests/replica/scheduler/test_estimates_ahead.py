@@ -75,7 +75,7 @@ def test_with_too_many_before_it_or_too_many_nodes_to_ask_nobody_says_when_a_job
         monkeypatch.setattr(estimates, "AHEAD_MAX", 2)
         found = estimate(world.state, last, world.at, ahead)
         assert not found.is_known
-        assert "more than 2 jobs are before it in line for pool fast" in found.steps[-1].sentence
+        assert "more than 2 jobs are ahead in the queue of pool fast" in found.steps[-1].sentence
         monkeypatch.undo()
     monkeypatch.setattr(estimates, "NODE_QUERIES_MAX", 0)
     found = estimate(world.state, bare[-1], world.at, jobs_ahead_in(index))

@@ -45,7 +45,7 @@ def test_a_staged_job_that_does_not_start_gives_way_to_one_that_could_run_at_onc
         (event.reason, event.beneficiary) for event in events if isinstance(event, e.AllocationRevoked)
     ]
     assert beneficiary == urgent
-    assert why == f"job {urgent} should start sooner, and this one did not start"
+    assert why == f"preempted for job {urgent}"
     world.done(waiting)
     assert world.shown(urgent)[2] == "staging-in"
     assert world.shown(waiting)[2] == "pending"

@@ -124,7 +124,7 @@ async def two_clusters(slurm: Slurm) -> None:
     code, said = await site.refused_bridge(other, site.directory / "other-run")
     require(code == EXIT_CONFIGURATION, f"the second bridge ended with {code}: {said}")
     for sentence in (
-        f"the external jobs of scheduler slurm are of another cluster, which last came from {await slurm.host()}",
+        f"scheduler name slurm is in use by another cluster, last seen at {await slurm.host()}",
         "give one of the two clusters another name",
         "forebay slurm release slurm",
     ):

@@ -74,7 +74,7 @@ async def quota(slurm: Slurm) -> None:
     other = await slurm.site.submit(slurm.site.script("quota", "sleep 15", *COPY, grains=2))
     await slurm.phase(other, "running")
     third = await slurm.site.submit(slurm.site.script("quota", grains=1))
-    await slurm.held(third, "setup", f"AssocGrpBB for {SETUP_WAIT_S} s: account people has no more room")
+    await slurm.held(third, "setup", f"AssocGrpBB for {SETUP_WAIT_S} s: account people has reached a limit")
     await slurm.cli("config", "set", "DefaultAccount=")
     await slurm.cli("policy", "account", "delete", "people", "--yes")
     await slurm.ends_well(other, "quota", data)
