@@ -75,7 +75,7 @@ def _open_session(state: State, actor: Actor, command: c.OpenSession, at: Instan
     if not may_cache(own, len(state.sessions), bounds):
         return Refusal(
             RefusalCode.LIMIT_EXCEEDED,
-            f"{actor} has {own} of {len(state.sessions)} sessions; the limits are {SESSIONS_PER_ACTOR_MAX} for an actor, "
+            f"{actor} has {own} of {len(state.sessions)} sessions; the limits are {SESSIONS_PER_ACTOR_MAX} per actor "
             f"and {SESSIONS_MAX} in total",
             "close an unused one (forebay support session list), or wait: a session expires when it is idle for "
             f"{SESSION_IDLE_S_MAX} s",

@@ -192,7 +192,7 @@ def test_a_session_is_its_actors_and_its_program_is_told_where_it_is_over() -> N
     refusal = world.settle(c.CloseSession(session), user("bob"))
     assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_SESSION
     refusal = world.settle(c.CloseSession(session), user("ann"), encode_session_command_id(session, 1, 0))
-    assert isinstance(refusal, Refusal) and "single command" in refusal.remedy
+    assert isinstance(refusal, Refusal) and "outside the session" in refusal.remedy
     assert world.settle(c.CloseSession(session), OPERATOR) == 0
     assert not world.state.sessions and not world.state.answers
     again = world.settle(c.CancelJob(1), user("ann"), encode_session_command_id(session, 2, 0))

@@ -177,8 +177,8 @@ def test_an_unknown_task_or_an_array_that_is_none_is_refused_by_name() -> None:
     world = World()
     array, single = world.submit(array=(1, 2)), world.submit()
     for command, words in (
-        (c.CancelJob(array, tasks=(1, 9)), "no task 9"),
-        (c.CancelJob(single, tasks=(1,)), "no array"),
+        (c.CancelJob(array, tasks=(1, 9)), "task 9 of array"),
+        (c.CancelJob(single, tasks=(1,)), "without an array"),
         (c.CancelJob(77, tasks=(1,)), "no job 77"),
     ):
         refusal = world.settle(command, OPERATOR)
@@ -192,8 +192,8 @@ def test_an_unknown_task_or_an_array_that_is_none_is_refused_by_name() -> None:
         ((2, 1), {}, "ascending"),
         ((limits.ARRAY_SIZE_MAX,), {}, "too large"),
         ((1, 2), {"options": JobOptions(nodes=0)}, "Node count"),
-        ((), {"throttle": 2}, "no array"),
-        ((), {"request_array": ArrayTask(3, 1)}, "decided by the controller"),
+        ((), {"throttle": 2}, "without an array"),
+        ((), {"request_array": ArrayTask(3, 1)}, "set by the controller"),
         ((1,), {"throttle": -1}, "throttle"),
     ],
 )

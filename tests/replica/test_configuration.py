@@ -243,7 +243,7 @@ def test_only_operators_change_the_configuration(who: c.Actor) -> None:
         ("\nValidateTimeout=99999999", "burst_buffer.conf line 2, column 17", "ValidateTimeout is 99999999"),
         ("AllowUsers=a\nDenyUsers=b", "burst_buffer.conf line 2, column 11", "there are both AllowUsers and DenyUsers"),
         ("Flags=PrivateData PrivateData=no", "burst_buffer.conf line 1, column 31", "PrivateData=no contradicts"),
-        ("DefaultPool=ssd", "burst_buffer.conf line 1, column 13", "there is no pool 'ssd'"),
+        ("DefaultPool=ssd", "burst_buffer.conf line 1, column 13", "pool 'ssd' does not ex"),
         ("Sources=relative", "burst_buffer.conf line 1, column 9", "'relative' is not an absolute directory"),
     ],
 )

@@ -90,7 +90,7 @@ def test_while_one_operator_wants_no_drills_there_is_none() -> None:
     for actor in (ROOT, EVE):
         assert world.settle(c.LockDrills("an audit"), actor) == 0
     assert world.settle(c.LockDrills("an audit"), EVE) == 0, "said again it is a repeat"
-    assert refused(world.settle(START)).endswith("wants no drills: an audit")
+    assert refused(world.settle(START)) == "drills are locked by eve: an audit"
     assert world.settle(c.UnlockDrills(ROOT.name), EVE) == 0
     assert refused(world.settle(START)) == "drills are locked by eve: an audit"
     assert refused(world.settle(c.UnlockDrills(ROOT.name))) == f"{ROOT.name} has not locked drills"
@@ -117,7 +117,7 @@ LOCKS: tuple[c.Command, ...] = (c.LockDrills("x"), c.UnlockDrills("x"), c.Confir
 def test_drills_are_for_operators_and_the_role_that_carries_them_out(role: c.ActorRole) -> None:
     world, actor = World(), c.Actor(role, "n1")
     for command in LOCKS if role is c.ActorRole.DRILL else (*CARRIED_OUT, *LOCKS):
-        assert "may not" in refused(world.settle(command, actor))
+        assert "permission denied" in refused(world.settle(command, actor))
 
 
 def test_who_has_the_role_drill_carries_one_out_from_its_beginning_to_its_end() -> None:
@@ -136,7 +136,7 @@ def test_the_plan_that_was_confirmed_is_told_to_whoever_asks_for_the_drill() -> 
 def test_another_operator_agrees_to_a_drill_and_never_who_carries_it_out() -> None:
     world = World()
     world.settle(START)
-    assert refused(world.settle(c.ConfirmDrill(1))).endswith("who cannot be the other operator")
+    assert refused(world.settle(c.ConfirmDrill(1))).endswith("who cannot confirm it")
     for actor in (EVE, c.Actor(c.ActorRole.OPERATOR, "bob")):
         assert world.settle(c.ConfirmDrill(1), actor) == 0
     assert world.state.drills[1].second == "eve", "who was first is shown"
@@ -147,17 +147,17 @@ def test_another_operator_agrees_to_a_drill_and_never_who_carries_it_out() -> No
 MANY = tuple((f"a{number}", number) for number in range(65))
 
 BAD: tuple[tuple[Any, str], ...] = (
-    (c.StartDrill("flood", "r2", 60), "there is no scenario 'flood'"),
+    (c.StartDrill("flood", "r2", 60), "scenario 'flood'"),
     (c.StartDrill("switchover", "../r2", 60), "the target "),
     (c.StartDrill("switchover", "r2", 0), "lasts_s 0 is out of range"),
-    (c.StartDrill("switchover", "r2", DRILL_S_MAX + 1), "a drill cannot last "),
+    (c.StartDrill("switchover", "r2", DRILL_S_MAX + 1), "lasts_s "),
     (c.StartDrill("switchover", "r2", 60, ("a b",)), "the forced "),
     (c.StartDrill("switchover", "r2", 60, (), "a b"), "the plan "),
     (c.StartDrill("switchover", "r2", 60, ("lag",) * 65), "forced has more than 64 preconditions"),
     (c.AbortDrill(7, "why"), "drill 7 does not exist"),
-    (c.AbortDrill(1, " "), "the reason is none"),
-    (c.AbortDrill(1, "x" * 100_000), "the reason is none"),
-    (c.LockDrills("\x1b[2J"), "the reason is none"),
+    (c.AbortDrill(1, " "), "the reason is empty"),
+    (c.AbortDrill(1, "x" * 100_000), "the reason is empty"),
+    (c.LockDrills("\x1b[2J"), "the reason is empty"),
     (c.EndDrill(1, DrillVerdict.LOST, "gone"), "verdict lost does not end a drill"),
     (c.EndDrill(1, DrillVerdict.UNDER_WAY, "gone"), "verdict under way does not end a drill"),
     (c.EndDrill(1, DrillVerdict.PASSED, "x", (("Stop", 1),)), "the figures are not valid: 'Stop' is not valid"),

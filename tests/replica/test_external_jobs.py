@@ -181,12 +181,12 @@ def test_the_number_in_its_paths_is_that_of_its_scheduler() -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (c.CancelJob(1), "of another scheduler"),
-        (c.HoldJob(1), "of another scheduler"),
-        (c.RequeueJob(1), "of another scheduler"),
-        (c.SuspendJob(1), "of another scheduler"),
-        (c.ResumeJob(1), "of another scheduler"),
-        (c.UpdateJob(1), "of another scheduler"),
+        (c.CancelJob(1), "only its scheduler controls"),
+        (c.HoldJob(1), "only its scheduler controls"),
+        (c.RequeueJob(1), "only its scheduler controls"),
+        (c.SuspendJob(1), "only its scheduler controls"),
+        (c.ResumeJob(1), "only its scheduler controls"),
+        (c.UpdateJob(1), "only its scheduler controls"),
     ],
 )
 def test_what_becomes_of_an_external_job_its_own_scheduler_says(command: c.Command, words: str) -> None:
@@ -308,9 +308,9 @@ def test_external_jobs_get_space_in_the_order_in_which_they_came() -> None:
 REFUSED = [
     ({"request": replace(WANTED, user="root")}, "User root can not allocate burst buffers"),
     ({"uid": 0}, "User root can not allocate burst buffers"),
-    ({"request": asked(101, DATA)}, "more than pool fast has in all"),
-    ({"request": asked(10, pool="fsat")}, "there is no pool 'fsat'"),
-    ({"request": replace(WANTED, buffer=None)}, "asks for no space of its own"),
+    ({"request": asked(101, DATA)}, "exceeds the capacity of pool fast"),
+    ({"request": asked(10, pool="fsat")}, "pool 'fsat' does not exist"),
+    ({"request": replace(WANTED, buffer=None)}, "requests no space"),
     ({"job": "../7"}, "letters, digits, _ or -"),
     ({"job": "1" * 41}, "letters, digits, _ or -"),
     ({"job": ""}, "letters, digits, _ or -"),
@@ -333,7 +333,7 @@ def test_a_pool_that_is_on_the_nodes_is_refused_with_those_that_are_not() -> Non
     world.settle(c.ChangePool("local", filesystem=""))
     refusal = world.setup(request=asked(10, pool="local"))
     assert isinstance(refusal, Refusal)
-    assert "pool local is on the nodes themselves" in refusal.sentence
+    assert "pool local has its buffers on nodes" in refusal.sentence
     assert refusal.remedy == "use one of: fast"
 
 
@@ -342,7 +342,7 @@ def test_access_mode_private_is_refused() -> None:
     assert WANTED.buffer is not None
     refusal = world.setup(request=replace(WANTED, buffer=replace(WANTED.buffer, access=(Access.PRIVATE,))))
     assert isinstance(refusal, Refusal)
-    assert "access_mode=private cannot be set up for each node" in refusal.sentence
+    assert "access_mode=private is not possible" in refusal.sentence
 
 
 def test_a_user_who_may_have_no_buffers_has_none_as_an_external_job() -> None:
@@ -364,7 +364,7 @@ def test_the_same_name_of_another_cluster_is_refused_with_the_address_of_the_fir
     ):
         refusal = world.ask(command)
         assert isinstance(refusal, Refusal)
-        assert "which last came from head1" in refusal.sentence
+        assert "last seen at head1" in refusal.sentence
         assert "forebay slurm release slurm" in refusal.remedy
     assert world.phase() is ExternalJobPhase.STAGED_IN
 
@@ -375,7 +375,7 @@ def test_another_host_of_the_same_cluster_takes_over() -> None:
     assert world.begin() != 0
     refusal = world.ask(c.RegisterScheduler("another", "head7"))
     assert isinstance(refusal, Refusal)
-    assert "which last came from backup2" in refusal.sentence
+    assert "last seen at backup2" in refusal.sentence
 
 
 def test_a_name_that_an_operator_releases_is_free_for_another_cluster() -> None:
@@ -570,7 +570,7 @@ def test_what_is_parked_is_removed_only_with_discard() -> None:
     job = world.external_job().id
     refused = world.settle(c.ClearBuffer(job))
     assert isinstance(refused, Refusal) and refused.sentence.startswith("job slurm:42 has results")
-    assert refused.remedy.startswith("export it (forebay buffer export) to try again")
+    assert refused.remedy.startswith("export it (forebay buffer export) to retry")
     assert world.settle(c.ClearBuffer(job, discard=True)) == job
     again = world.settle(c.ExportBuffer(job))
     assert isinstance(again, Refusal) and again.sentence.startswith("job slurm:42 has no results")

@@ -88,7 +88,7 @@ def test_a_level_that_was_reached_is_refused_and_nothing_is_left_to_raise() -> N
 def test_a_level_that_a_member_does_not_know_or_did_not_say_is_refused_and_the_members_are_named() -> None:
     refusal = refused(founded(), 2, (("r1", 2), ("r2", 1), ("r3#4", 0)))
     assert refusal.code is RefusalCode.WRONG_STATE
-    assert refusal.sentence.endswith("feature level 2: r2 knows 1, r3#4 did not answer")
+    assert refusal.sentence.endswith("feature level 2: r2 supports 1, r3#4 did not answer")
 
 
 def test_a_level_above_what_this_release_knows_or_without_facts_is_refused_whatever_others_say() -> None:
@@ -125,8 +125,8 @@ def test_a_level_above_the_known_one_stops_the_replica_at_its_revision_and_names
     with pytest.raises(ReleaseNeeded) as stopped:
         apply_entry(before, entry_that_raises(known + 1, "7.1.0"), world.at)
     assert str(stopped.value) == (
-        f"revision {before.revision + 1}: the cluster has feature level {known + 1}, and this release knows levels up "
-        f"to {known}; start release 7.1.0 or a later one, on the same directory: nothing in it was changed"
+        f"revision {before.revision + 1}: the cluster has feature level {known + 1}, but this release supports levels "
+        f"up to {known}; start release 7.1.0 or a later one, on the same directory: nothing in it was changed"
     )
     found = stopped.value
     assert (found.level, found.release, found.revision) == (known + 1, "7.1.0", before.revision + 1)

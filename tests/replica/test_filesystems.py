@@ -195,7 +195,7 @@ def test_an_operation_waits_for_the_only_mover_and_its_time_stands_still() -> No
     attempt = world.state.jobs[job].attempt
     world.advance(10**6)
     assert world.state.jobs[job].attempt == attempt and world.state.jobs[job].failures == 0
-    assert world.verdict(job).sentence.endswith("is down, and no other mover of its place is up")
+    assert world.verdict(job).sentence.endswith("is down, and no other mover of its shared filesystem is up")
     world.settle(c.MarkNodeBack("m1"), c.CONTROLLER)
     world.finish(job)
 
@@ -265,7 +265,7 @@ def test_shared_filesystems_are_made_once_and_removed_when_no_pool_names_them() 
     revision = world.state.filesystems
     assert world.settle(c.AddFilesystem("bb", "/bb/fast")) == 0 and world.state.filesystems == revision
     refused(world, c.AddFilesystem("bb", "/bb/slow"), RefusalCode.WRONG_STATE)
-    assert "pool bulk has its buffers there" in refused(world, c.RemoveFilesystem("bb"), RefusalCode.WRONG_STATE)
+    assert "in use by pool bulk" in refused(world, c.RemoveFilesystem("bb"), RefusalCode.WRONG_STATE)
     assert world.settle(c.ChangePool("bulk", filesystem="")) == 0
     assert world.settle(c.RemoveFilesystem("bb")) == 0 and not world.state.filesystems
     refused(world, c.RemoveFilesystem("bb"), RefusalCode.INVALID_FIELD)
@@ -286,7 +286,7 @@ def test_a_mover_that_sees_another_file_system_at_the_path_is_refused() -> None:
     world = filesystem_world()
     world.made(c.AdmitNode("m3"))
     elsewhere = c.RegisterNode("m3", 0, "i1", "s1", filesystems=(ObservedFilesystem("bb", "other"),))
-    assert "another filesystem than bb" in refused(world, elsewhere, RefusalCode.STORAGE_CHANGED, agent("m3"))
+    assert "a file system other than bb" in refused(world, elsewhere, RefusalCode.STORAGE_CHANGED, agent("m3"))
     for filesystems, cpus in (((ObservedFilesystem("bc", "x"),), 0), ((HERE[0], HERE[0]), 0), (HERE, 4), ((), 0)):
         command = c.RegisterNode("m3", cpus, "i1", "s1", filesystems=filesystems)
         refused(world, command, RefusalCode.INVALID_FIELD, agent("m3"))
@@ -481,8 +481,8 @@ def test_a_job_that_needs_two_shared_filesystems_has_a_mover_of_both_and_waits_w
 def test_what_lies_in_a_shared_filesystem_and_what_lies_on_a_node_is_refused_in_one_job_with_where_it_stands() -> None:
     world = lake_world()
     for request, bb, words, where in (
-        (creates_lake("bulk"), "capacity=10 pool=fast", "lake is made in shared filesystem bb", "line 2"),
-        (creates_lake("fast"), "capacity=10 pool=bulk", "lake is made on one node", "line 2"),
+        (creates_lake("bulk"), "capacity=10 pool=fast", "lake is created in shared filesystem bb", "line 2"),
+        (creates_lake("fast"), "capacity=10 pool=bulk", "lake is created on one node", "line 2"),
     ):
         answer = asks(world, request, bb=bb)
         assert isinstance(answer, Refusal) and words in answer.sentence and answer.place == where, answer
@@ -497,7 +497,8 @@ def test_a_job_that_waits_for_a_name_is_told_when_that_comes_where_the_job_canno
     job = submitted(world, USES_LAKE, bb="capacity=10 pool=bulk")
     with_lake(world, "fast")
     assert world.verdict(job).sentence == (
-        "persistent buffer lake is on one node, and pool bulk has its buffers in shared filesystem bb: no job uses both"
+        "persistent buffer lake is on one node, and pool bulk has its buffers in shared filesystem bb: "
+        "no job can use both"
     )
 
 

@@ -105,7 +105,7 @@ def test_jobs_share_a_buffer_and_it_is_not_destroyed_while_one_works_with_it() -
     remover = submitted(here, DESTROYS_LAKE, nodes=0)
     for job in users:
         assert lake(here) == "allocated"
-        assert "use the persistent buffer lake" in here_why(here, remover)
+        assert "persistent buffer lake is in use" in here_why(here, remover)
         here.finish(job)
     assert lake(here) == "deleting"
     later = submitted(here, USES_LAKE)
@@ -278,7 +278,7 @@ def test_an_operator_clears_a_buffer_that_cannot_be_removed_and_nobody_else() ->
     for actor in (user(), agent("n1")):
         assert isinstance(here.settle(c.ClearBuffer(name="lake", discard=True), actor), Refusal)
     busy = here.settle(c.ClearBuffer(name="lake", discard=True))
-    assert isinstance(busy, Refusal) and "1 jobs use" in busy.sentence
+    assert isinstance(busy, Refusal) and "in use by 1 jobs" in busy.sentence
     here.finish(job)
     assert isinstance(here.settle(c.ClearBuffer(name="lake")), Refusal)
     assert not isinstance(here.settle(c.ClearBuffer(name="lake", discard=True)), Refusal)
@@ -292,7 +292,7 @@ def test_an_operator_clears_a_buffer_that_cannot_be_removed_and_nobody_else() ->
         (beside_space(creates=(CreatePersistent("../x", 1),)), "'../x'"),
         (beside_space(creates=(CreatePersistent("lake", 1), CreatePersistent("lake", 2))), "names lake twice"),
         (beside_space(uses=("lake",), destroys=(DestroyPersistent("lake"),)), "creates or uses"),
-        (beside_space(uses=tuple(f"b{n}" for n in range(65))), "there are 65 persistentdw"),
+        (beside_space(uses=tuple(f"b{n}" for n in range(65))), "the job has 65 persistentdw"),
     ],
 )
 def test_names_that_cannot_be_are_refused_before_a_job_waits_for_them(options: BufferRequest, words: str) -> None:

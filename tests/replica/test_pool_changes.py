@@ -382,6 +382,6 @@ def test_who_waits_for_more_than_a_shrunken_pool_has_keeps_nobody_from_it() -> N
     for _ in range(6):
         for order in world.orders():
             report(world, order)
-    assert "more than its pool has in service now, 40" in verdict_of(world.state, later).sentence
+    assert "exceeds the 40 that pool" in verdict_of(world.state, later).sentence
     small = [world.submit("capacity=10") for _ in range(4)]
     assert {reason_of(world.state, job) for job in small} == {"BurstBufferStageIn"}

@@ -42,7 +42,7 @@ def test_a_hold_after_a_failure_is_not_called_an_operators() -> None:
     here.settle(c.RequeueJob(job), user())
     here.done(job)
     assert here.reason(job) == "JobHeldAdmin"
-    assert "an operation of it failed; release it" in here.verdict(job).sentence
+    assert "an operation failed; release it" in here.verdict(job).sentence
 
 
 def test_a_name_that_does_not_exist_comes_with_what_to_do() -> None:

@@ -69,7 +69,7 @@ def test_a_name_that_cannot_be_shown_on_one_line_is_rejected(name: str) -> None:
 
 def test_tasks_share_the_cpus_of_their_job_and_have_one_each_at_least() -> None:
     made = World(cpus=8)
-    assert requested(made, run=JobOptions(tasks=4), cpus=8).asked.tasks == 4
+    assert requested(made, run=JobOptions(tasks=4), cpus=8).effective_options.tasks == 4
     for tasks, cpus in ((9, 8), (0, 8), (2, 1)):
         assert refused(made, run=JobOptions(tasks=tasks), cpus=cpus).place == "tasks"
 
@@ -180,7 +180,7 @@ def test_the_signals_have_the_numbers_of_this_system() -> None:
 
 def test_of_several_partitions_a_job_gets_the_first_that_takes_it() -> None:
     made = World()
-    assert requested(made, partition="debug,batch").asked.partition == "debug"
+    assert requested(made, partition="debug,batch").effective_options.partition == "debug"
     for name, users in (("own", ("brenda",)), ("batch", ())):
         assert made.settle(c.SetPartition(Partition(name, every_node=True, users=users))) == 0
     assert requested(made, partition="nosuch,own,batch").asked.partition == "batch"

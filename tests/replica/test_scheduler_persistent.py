@@ -119,7 +119,7 @@ def test_nobody_else_makes_or_removes_what_is_a_users_own() -> None:
     made(here)
     for outcome in (make(here, who="brenda", uid=1001), remove(here, who="brenda", uid=1001)):
         assert isinstance(outcome, Refusal) and outcome.code is RefusalCode.PERMISSION_DENIED
-        assert "lake is another user's" in outcome.sentence
+        assert "lake belongs to another user" in outcome.sentence
     assert lake(here) == "allocated"
 
 
@@ -159,7 +159,7 @@ def test_a_pool_of_the_nodes_themselves_is_refused() -> None:
     here = world(pools={"fast": 100})
     here.settle(c.SetPool(here.state.pools["fast"].__class__("own", 100, 1)))
     outcome = make(here, pool="own")
-    assert isinstance(outcome, Refusal) and "pool own is on the nodes themselves" in outcome.sentence
+    assert isinstance(outcome, Refusal) and "pool own has its buffers on nodes" in outcome.sentence
     assert outcome.remedy == "use one of: fast"
 
 

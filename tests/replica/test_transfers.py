@@ -277,7 +277,7 @@ def test_only_so_many_transfers_are_under_way_and_the_others_wait_with_their_spa
     assert len(ordered(world, "stage_in")) == under_way
     waiting = [job for job in jobs if job not in ordered(world, "stage_in")]
     assert world.free() == 920 and {world.shown(job)[2] for job in jobs} == {"staging-in"}
-    assert "waits for its turn" in world.verdict(waiting[0]).sentence
+    assert "waits for a slot" in world.verdict(waiting[0]).sentence
     while ordered(world, "stage_in"):
         world.done(ordered(world, "stage_in")[0])
         assert len(ordered(world, "stage_in")) <= under_way

@@ -80,7 +80,7 @@ def test_only_a_job_that_waits_can_be_changed(ended: bool) -> None:
     if ended:
         made.finish(job)
     refusal = refused(update(made, job, OPERATOR, comment="x"))
-    assert refusal.code is RefusalCode.WRONG_STATE and "no longer pending" in refusal.sentence
+    assert refusal.code is RefusalCode.WRONG_STATE and "only pending jobs" in refusal.remedy
     assert refused(update(made, 99, OPERATOR, comment="x")).code is RefusalCode.UNKNOWN_JOB
 
 
@@ -272,7 +272,7 @@ def test_the_tasks_of_an_array_that_wait_are_changed_and_the_others_left() -> No
         "later",
     ]
     refusal = refused(made.settle(c.UpdateJob(array, JobChange(comment="x"), tasks=(1,)), user()))
-    assert "no longer pending" in refusal.sentence
+    assert "only pending jobs" in refusal.remedy
     assert refused(made.settle(c.UpdateJob(array, JobChange(comment="x"), tasks=(9,)), user())).place == "job"
 
 

@@ -20,7 +20,7 @@ def destroyed_while_used() -> list[Any]:
 
     def blind(*given: Any) -> str:
         sentence = original(*given)
-        return "" if " jobs use the persistent buffer " in sentence else sentence
+        return "" if " is in use by " in sentence else sentence
 
     return [patch.object(persistent, "_waits_for_names", blind)]
 

@@ -58,7 +58,7 @@ async def test_what_cannot_be_done_to_a_run_is_said_in_bulk_as_one_by_one(config
             alone = await harness.ask("POST", f"/v1/jobs/{job}/{path}", {"command_id": harness.new_id()})
             assert (result["status"], result["error"]) == (alone.status, alone.body["error"])
         (gone,) = await all_of(harness, {"type": "clear_buffer", "name": "lake", "discard": True}, who="operator")
-        assert "there is no persistent buffer 'lake'" in gone["error"]["sentence"]
+        assert "persistent buffer 'lake' does not exist" in gone["error"]["sentence"]
 
 
 @story

@@ -107,12 +107,12 @@ async def test_people_name_an_external_job_as_its_scheduler_does(config: Config)
             shown = await harness.ask("GET", "/v1/jobs/slurm:42", who=who)
             assert (shown.status, shown.body["external_job"], shown.body["phase"]) == (200, "slurm:42", "set-up")
             why = await harness.ask("GET", "/v1/jobs/slurm:42/why", who=who)
-            assert "has not asked for its stage-in" in why.body["sentence"]
+            assert "has not requested its stage-in" in why.body["sentence"]
         listed = await harness.ask("GET", "/v1/jobs?external_jobs=yes", who="alice")
         assert [job["external_job"] for job in listed.body["jobs"]] == ["slurm:42"]
         cancelled = await harness.ask("POST", "/v1/jobs/slurm:42/cancel", {"command_id": harness.new_id()})
         assert (cancelled.status, cancelled.code) == (409, "wrong_state")
-        assert "ask that scheduler, for its job 42" in cancelled.remedy
+        assert "use its scheduler" in cancelled.remedy
         gone = await harness.ask("GET", "/v1/jobs/slurm:43", who="alice")
         assert (gone.status, gone.sentence) == (404, "there is no external job 'slurm:43' in the state")
         estimate = await harness.ask("GET", "/v1/jobs/slurm:42/estimate", who="alice")
@@ -188,7 +188,7 @@ async def test_a_second_cluster_of_the_same_name_is_refused_with_the_address_of_
         await Slurm(harness).ready()
         other = await Slurm(harness, "another").register("head7")
         assert (other.status, other.code) == (403, "permission_denied")
-        assert "which last came from head1" in other.sentence
+        assert "last seen at head1" in other.sentence
         listed = (await harness.ask("GET", "/v1/schedulers", who="alice")).body["schedulers"]
         assert [(row["scheduler"], row["address"]) for row in listed] == [("slurm", "head1")]
         body = {"command_id": harness.new_id()}
@@ -202,7 +202,7 @@ async def test_what_is_wrong_in_directives_has_its_line_and_column(config: Confi
         slurm = Slurm(harness)
         await slurm.ready()
         unknown = await slurm.setup(capacity="8MiB pool=fsat")
-        assert (unknown.status, unknown.sentence) == (400, "there is no pool 'fsat'")
+        assert (unknown.status, unknown.sentence) == (400, "pool 'fsat' does not exist")
         assert unknown.remedy == "use one of: fast, wide"
         size = await slurm.setup(capacity="8XiB")
         assert (size.status, size.place) == (400, "script line 2, column 25")

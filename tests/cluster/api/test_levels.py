@@ -71,7 +71,7 @@ async def test_a_member_that_knows_less_does_not_answer_or_is_somebody_else_keep
         del of_before["feature_level_known"]
         earlier = msgspec.convert(of_before, StatusView)
         cases: list[tuple[dict[str, StatusView], int | None, str]] = [
-            ({"r2": STATUS, "r3": earlier}, 1, "r3#4 knows 1"),
+            ({"r2": STATUS, "r3": earlier}, 1, "r3#4 supports 1"),
             ({"r2": STATUS}, None, "r3#4 did not answer"),
             ({"r2": STATUS, "r3": STATUS}, None, "r3#4 did not answer"),
         ]

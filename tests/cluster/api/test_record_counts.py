@@ -112,7 +112,7 @@ async def test_jobs_that_there_are_not_cannot_be_counted(config: Config) -> None
         await busy(harness)
         for jobs in (0, harness.controller.state.next_job):
             refused = await harness.controller.submit(Request(b"", CONTROLLER, RecordHistories(3, jobs, bytes(32))))
-            assert refused.refusal is not None and "there is no job" in refused.refusal.sentence
+            assert refused.refusal is not None and "does not exist" in refused.refusal.sentence
 
 
 class Noted:

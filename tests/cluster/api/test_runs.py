@@ -16,7 +16,7 @@ async def test_what_is_done_to_a_run_is_refused_with_the_words_of_the_decision_w
             ("suspend", "only running jobs can be suspended"),
             ("resume", "only suspended jobs can be resumed"),
             ("requeue", "no action is needed: the job already waits"),
-            ("clear", "only a buffer that could not be removed"),
+            ("clear", "only buffers whose teardown"),
         ):
             answer = await harness.ask("POST", f"/v1/jobs/{job}/{what}", {"command_id": harness.new_id()})
             assert (answer.status, answer.code) == (409, "wrong_state"), what
@@ -30,4 +30,4 @@ async def test_clearing_a_persistent_buffer_that_is_not_there_says_where_the_buf
             "POST", "/v1/persistent/lake/clear", {"command_id": harness.new_id(), "discard": True}
         )
         assert (answer.status, answer.code) == (409, "wrong_state")
-        assert "there is no persistent buffer 'lake'" in answer.sentence
+        assert "persistent buffer 'lake' does not exist" in answer.sentence

@@ -32,7 +32,7 @@ def test_only_so_many_stage_outs_are_ordered_and_the_others_follow_in_the_order_
     assert ordered(world, "stage_out") == jobs[:2]
     verdict = world.verdict(jobs[2])
     assert verdict.reason == "burst_buffer/native: Stage-out in progress"
-    assert "waits for its turn" in verdict.sentence
+    assert "waits for a slot" in verdict.sentence
     assert active_stage(world.state.jobs[jobs[2]], world.state.buffers[jobs[2]]) is None
     world.done(jobs[1])
     assert ordered(world, "stage_out") == [jobs[0], jobs[2]]
@@ -96,7 +96,7 @@ def test_a_failed_stage_in_that_somebody_must_release_gives_up_its_slot() -> Non
     assert world.shown(first)[2] == "staging-in" and world.shown(second)[2] == "staging-in"
     world.settle(c.ReleaseJob(first), user())
     assert ordered(world, "stage_in") == [second]
-    assert "waits for its turn" in world.verdict(first).sentence
+    assert "waits for a slot" in world.verdict(first).sentence
     world.done(second)
     assert ordered(world, "stage_in") == [first]
 

@@ -145,11 +145,11 @@ def test_requests_larger_than_their_pool_are_not_checked_and_do_not_keep_others_
 def test_a_pool_that_grows_again_admits_them_and_one_that_shrinks_keeps_them_back() -> None:
     made = shrunk(3)
     assert [made.reason(job) for job in (1, 2, 3)] == ["BurstBufferResources"] * 3
-    assert "more than its pool has in service" in made.verdict(1).sentence
+    assert "that pool fast has in service" in made.verdict(1).sentence
     made.settle(c.SetPool(Pool("fast", 90, 1, is_default=True)))
     assert made.shown(1)[2] == "staging-in" and "not enough free" in made.verdict(2).sentence
     made.settle(c.SetPool(Pool("fast", 95, 1, is_default=True, out_of_service_bytes=10)))
-    assert "more than its pool has in service" in made.verdict(2).sentence
+    assert "that pool fast has in service" in made.verdict(2).sentence
 
 
 def test_tasks_of_an_array_and_what_a_limit_skips_are_decided_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

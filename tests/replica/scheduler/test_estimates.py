@@ -36,7 +36,7 @@ def test_a_job_that_waits_for_space_starts_when_the_holder_s_time_is_over() -> N
     assert found.start_at == world.at + seconds(3600 + DRAIN_TIME_S)
     assert steps(found) == ["space", "cpus"]
     assert of(world, third).start_at == world.at + seconds(3600 + 600 + 2 * DRAIN_TIME_S)
-    assert "1 jobs are before it" in of(world, third).steps[0].sentence
+    assert "1 jobs are ahead" in of(world, third).steps[0].sentence
 
 
 def test_measured_transfers_take_the_place_of_the_constant() -> None:
@@ -126,7 +126,7 @@ def test_a_job_that_would_be_in_the_way_of_a_reservation_is_estimated_after_it()
     late = given(world, "capacity=50", time_limit_s=5_000)
     assert world.reason(late) == "BurstBufferResources"
     assert of(world, late).start_at == end_at
-    assert "beside what is set aside" in of(world, late).steps[0].sentence
+    assert "beside its reservations" in of(world, late).steps[0].sentence
 
 
 def test_what_a_reservation_s_jobs_give_back_is_its_own_again_until_it_ends() -> None:
@@ -190,4 +190,4 @@ def test_a_line_that_is_too_long_to_say_is_said_to_be_that(monkeypatch: pytest.M
     reserve(world, 0, 90_000)
     jobs = [given(world, "capacity=40", time_limit_s=600) for _ in range(9)]
     assert of(world, jobs[-1]).start_at == NEVER
-    assert "too many to say" in of(world, jobs[-1]).steps[0].sentence
+    assert "too many for an estimate" in of(world, jobs[-1]).steps[0].sentence

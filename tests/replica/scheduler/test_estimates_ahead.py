@@ -80,4 +80,4 @@ def test_with_too_many_before_it_or_too_many_nodes_to_ask_nobody_says_when_a_job
     monkeypatch.setattr(estimates, "NODE_QUERIES_MAX", 0)
     found = estimate(world.state, bare[-1], world.at, jobs_ahead_in(index))
     assert not found.is_known
-    assert "too many to say" in found.steps[-1].sentence
+    assert "too many for an estimate" in found.steps[-1].sentence

@@ -125,7 +125,7 @@ async def two_clusters(slurm: Slurm) -> None:
     require(code == EXIT_CONFIGURATION, f"the second bridge ended with {code}: {said}")
     for sentence in (
         f"scheduler name slurm is in use by another cluster, last seen at {await slurm.host()}",
-        "give one of the two clusters another name",
+        "rename one of the two clusters",
         "forebay slurm release slurm",
     ):
         require(sentence in said, f"{sentence!r} is not in {said!r}")
