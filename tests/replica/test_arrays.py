@@ -178,7 +178,7 @@ def test_an_unknown_task_or_an_array_that_is_none_is_refused_by_name() -> None:
     array, single = world.submit(array=(1, 2)), world.submit()
     for command, words in (
         (c.CancelJob(array, tasks=(1, 9)), "task 9 of array"),
-        (c.CancelJob(single, tasks=(1,)), "without an array"),
+        (c.CancelJob(single, tasks=(1,)), "array 3 does not exist"),
         (c.CancelJob(77, tasks=(1,)), "no job 77"),
     ):
         refusal = world.settle(command, OPERATOR)

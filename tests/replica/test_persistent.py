@@ -111,7 +111,7 @@ def test_jobs_share_a_buffer_and_it_is_not_destroyed_while_one_works_with_it() -
     later = submitted(here, USES_LAKE)
     assert here.shown(later)[2] == "pending"
     here.finish(remover)
-    assert "no persistent buffer lake yet" in here_why(here, later)
+    assert "persistent buffer lake does not exist yet" in here_why(here, later)
 
 
 def here_why(here: World, job: int) -> str:

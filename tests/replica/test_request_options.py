@@ -147,7 +147,7 @@ def test_a_job_of_no_nodes_that_makes_a_persistent_buffer_is_taken() -> None:
 @pytest.mark.parametrize("nodes", [-1, 2])
 def test_a_job_runs_on_one_node(nodes: int) -> None:
     found = refused(world(), nodes=nodes)
-    assert found.place == "nodes" and "runs on one" in found.sentence
+    assert found.place == "nodes" and "run on one" in found.sentence
 
 
 def test_a_lua_job_of_no_nodes_is_refused_as_in_slurm() -> None:

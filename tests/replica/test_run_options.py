@@ -183,7 +183,7 @@ def test_of_several_partitions_a_job_gets_the_first_that_takes_it() -> None:
     assert requested(made, partition="debug,batch").effective_options.partition == "debug"
     for name, users in (("own", ("brenda",)), ("batch", ())):
         assert made.settle(c.SetPartition(Partition(name, every_node=True, users=users))) == 0
-    assert requested(made, partition="nosuch,own,batch").asked.partition == "batch"
+    assert requested(made, partition="nosuch,own,batch").effective_options.partition == "batch"
     assert "no partition 'nosuch'" in refused(made, partition="nosuch,own").sentence
     assert refused(made, partition="a,,b").place == "partition"
 
@@ -202,9 +202,9 @@ UNDEFINED: dict[str, Any] = {
 
 def test_what_the_site_has_not_defined_is_left_out_where_the_submit_says_so() -> None:
     made = defined(World())
-    asked = requested(made, **UNDEFINED, if_defined=FIELDS).asked
+    asked = requested(made, **UNDEFINED, if_defined=FIELDS).effective_options
     assert (asked.account, asked.qos, asked.licenses, asked.reservation) == ("", "", (("matlab", 2),), "")
-    kept = requested(made, qos="high", licenses=(("matlab", 1),), if_defined=FIELDS).asked
+    kept = requested(made, qos="high", licenses=(("matlab", 1),), if_defined=FIELDS).effective_options
     assert (kept.qos, kept.licenses) == ("high", (("matlab", 1),))
 
 

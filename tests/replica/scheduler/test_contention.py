@@ -147,7 +147,7 @@ def test_a_pool_that_grows_again_admits_them_and_one_that_shrinks_keeps_them_bac
     assert [made.reason(job) for job in (1, 2, 3)] == ["BurstBufferResources"] * 3
     assert "that pool fast has in service" in made.verdict(1).sentence
     made.settle(c.SetPool(Pool("fast", 90, 1, is_default=True)))
-    assert made.shown(1)[2] == "staging-in" and "not enough free" in made.verdict(2).sentence
+    assert made.shown(1)[2] == "staging-in" and "not have enough free" in made.verdict(2).sentence
     made.settle(c.SetPool(Pool("fast", 95, 1, is_default=True, out_of_service_bytes=10)))
     assert "that pool fast has in service" in made.verdict(2).sentence
 
