@@ -88,7 +88,7 @@ def test_a_level_that_was_reached_is_refused_and_nothing_is_left_to_raise() -> N
 def test_a_level_that_a_member_does_not_know_or_did_not_say_is_refused_and_the_members_are_named() -> None:
     refusal = refused(founded(), 2, (("r1", 2), ("r2", 1), ("r3#4", 0)))
     assert refusal.code is RefusalCode.WRONG_STATE
-    assert refusal.sentence.endswith("feature level 2: r2 supports 1, r3#4 did not answer")
+    assert refusal.sentence.endswith("by every member: r2 supports 1, r3#4 did not answer")
 
 
 def test_a_level_above_what_this_release_knows_or_without_facts_is_refused_whatever_others_say() -> None:
