@@ -255,9 +255,13 @@ TREE: Final[Mapping[str, Mapping[str, Leaf | Branch]]] = MappingProxyType(
 GUESSES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
     {
         **dict.fromkeys([("ls",), ("list",), ("jobs",), ("ps",), ("squeue",), ("job", "list")], ("queue",)),
-        **dict.fromkeys([("kill",), ("scancel",), ("job", "cancel")], ("cancel",)),
-        ("sbatch",): ("submit",),
-        ("job", "submit"): ("submit",),
+        **dict.fromkeys([("job", "ls"), ("job", "jobs"), ("qstat",), ("bjobs",)], ("queue",)),
+        **dict.fromkeys([("kill",), ("scancel",), ("qdel",), ("job", "cancel"), ("job", "kill")], ("cancel",)),
+        **dict.fromkeys([("sbatch",), ("qsub",), ("job", "submit")], ("submit",)),
+        **dict.fromkeys([("show",), ("job", "status"), ("job", "info")], ("job", "show")),
+        ("why",): ("job", "why"),
+        ("sacct",): ("audit", "jobs"),
+        **{(group, "ls"): (group, "list") for group in ("buffer", "transfer", "pool", "node", "cert", "drill")},
         ("nodes",): ("node", "list"),
         ("sinfo",): ("node", "list"),
         ("pools",): ("pool", "list"),

@@ -260,7 +260,12 @@ def timeline(history: HistoryAnswer, now: Instant) -> RenderableType:
         parts += [
             Text(),
             Text("Time in each state", style="bold"),
-            table(("STATE", "DURATION", "SHARE", ""), bars, right=frozenset({"DURATION", "SHARE"})),
+            table(
+                ("STATE", "DURATION", "SHARE", ""),
+                bars,
+                right=frozenset({"DURATION", "SHARE"}),
+                flexible=frozenset({"STATE"}),
+            ),
         ]
     return Group(*parts)
 

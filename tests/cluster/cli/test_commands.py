@@ -395,7 +395,7 @@ def test_an_unknown_job_state_is_refused_with_the_near_one(double: Double) -> No
 
 def test_a_list_that_was_cut_off_says_so_on_stderr(double: Double) -> None:
     double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=1, jobs=(PENDING,), truncated=True))
-    assert "more than these 1 jobs" in forebay(double.config, "queue").stderr
+    assert "Only the newest 1 jobs" in forebay(double.config, "queue").stderr
 
 
 @pytest.mark.parametrize(("limit", "cut"), [(12_345, True), (25_000, False), (20_003, False)])
@@ -600,11 +600,11 @@ def test_changing_one_thing_of_a_pool_sends_nothing_else(double: Double) -> None
     sent = double.asked[-1].body
     assert sent.pop("command_id") and sent == {"quantity": "64MiB"}
     nothing = forebay(double.config, "pool", "set", "fast")
-    assert nothing.exit_code == ExitCode.BAD_INPUT and "name an option" in nothing.stderr
+    assert nothing.exit_code == ExitCode.BAD_INPUT and "use an option" in nothing.stderr
 
 
 def test_a_quantity_that_is_no_multiple_of_the_granularity_is_warned_of(double: Double) -> None:
-    for granularity, warning in ((10 * 1024**2, "the last 6MiB cannot be given"), (8 * 1024**2, "")):
+    for granularity, warning in ((10 * 1024**2, "the last 6MiB cannot be used"), (8 * 1024**2, "")):
         double.answer("POST", "/v1/pools/fast/change", msgspec.structs.replace(POOL, granularity_bytes=granularity))
         result = forebay(double.config, "pool", "set", "fast", "--granularity", str(granularity))
         assert result.exit_code == 0
@@ -684,14 +684,14 @@ def test_what_other_users_wrote_cannot_take_over_the_terminal(double: Double) ->
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["job", "show", "0"], "numbers of jobs begin at 1"),
+        (["job", "show", "0"], "job IDs begin at 1"),
         (["job", "show", "x"], "names no job"),
         (["cancel", "12_[3-1]"], "names no tasks"),
         (["job", "shw"], "job show"),
         (["submit"], ""),
         (["queue", "--nope"], "--nope"),
-        (["queue", "--all", "--state", "R"], "contradict"),
-        (["queue", "--watch", "--json"], "contradict"),
+        (["queue", "--all", "--state", "R"], "exclude each other"),
+        (["queue", "--watch", "--json"], "exclude each other"),
         (["queue", "--watch"], "terminal"),
         (["node", "drain", "n1"], "--reason"),
         (["audit", "verify", "--from", "1"], "--from"),

@@ -100,7 +100,7 @@ def test_single_keys_are_set_and_all_others_left(answering: Double) -> None:
     body = answering.asked[-1].body
     assert body["partial"] and [row["key"] for row in body["settings"]] == ["OtherTimeout", "Flags"]
     result = forebay(answering.config, "config", "set", "OtherTimeout")
-    assert result.exit_code == ExitCode.BAD_INPUT and "has no =" in result.stderr
+    assert result.exit_code == ExitCode.BAD_INPUT and "has no equals sign" in result.stderr
 
 
 def test_every_fault_of_a_file_is_told_with_its_place_and_nothing_is_sent(answering: Double, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_read_is_told_by_name_and_never_read_without_a_bou
     missing = forebay(answering.config, "config", "apply", written(tmp_path, "\nInclude gone.conf\n", "a.conf"))
     assert "a.conf line 2: " in missing.stderr and missing.exit_code == ExitCode.NOT_FOUND
     large = written(tmp_path, "#" * (FILE_BYTES_MAX + 1), "large.conf")
-    assert "larger than" in forebay(answering.config, "config", "apply", large).stderr
+    assert "has more than" in forebay(answering.config, "config", "apply", large).stderr
     os.mkfifo(tmp_path / "pipe")
     assert "no regular file" in forebay(answering.config, "config", "apply", str(tmp_path / "pipe")).stderr
     assert forebay(answering.config, "config", "apply", str(tmp_path)).exit_code == ExitCode.BAD_INPUT
@@ -159,4 +159,5 @@ def test_ids_of_users_become_their_names_on_the_machine_where_the_file_is(answer
     file = written(tmp_path, f"DenyUsers=alan:{os.getuid()}:{unknown}\n")
     result = forebay(answering.config, "config", "diff", file)
     assert answering.asked[-1].body["settings"][0]["value"] == f"alan,{me},{unknown}"
-    assert f"the id {os.getuid()} is user {me}" in result.stderr and f"the id {unknown}, which no user" in result.stderr
+    assert f"ID {os.getuid()} is replaced by user {me}" in result.stderr
+    assert f"no user of this machine has the ID {unknown}" in result.stderr

@@ -209,6 +209,18 @@ def test_every_list_has_all_of_each_figure_in_a_narrow_terminal(
     assert missing == []
 
 
+def test_a_timeline_of_80_columns_has_all_of_each_state_and_duration(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    reasons = [f"BurstBufferResourcesOf{number}" for number in range(len(HISTORY.rows))]
+    rows = tuple(msgspec.structs.replace(row, reason=reason) for row, reason in zip(HISTORY.rows, reasons, strict=True))
+    show(timeline(msgspec.structs.replace(HISTORY, rows=rows), NOW))
+    bars = capsys.readouterr().out.partition("Time in each state")[2]
+    assert [reason for reason in reasons[:-1] if f"({reason})" not in bars] == []
+    assert "DURATION  SHARE" in bars and "10.00 s" in bars and "█" * 32 in bars
+
+
 def test_a_long_reason_takes_one_line_and_a_mark_and_a_line_break_in_it_breaks_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ UNKNOWN_YET = {
     "pool create NAME --unit count --quantity N": "the pool does not exist yet",
     "run replica --name NAME --first-start": "a table of conditions, for any replica",
     "submit SCRIPT && forebay queue": "an example",
-    "transfer receipt JOB shows it": "how the command is used",
+    "transfer receipt JOB": "how the command is used",
 }
 """Commands whose placeholder only the reader can fill in -> why."""
 

@@ -15,6 +15,7 @@ from cluster.cli.audit import offline
 from cluster.cli.commands.submit import submit
 from cluster.cli.exits import MEANINGS, SERVE_MEANINGS, ExitCode
 from cluster.cli.submission.sbatch_options import OPTIONS, UNNAMED_FIELDS, Treatment
+from cluster.cli.tree import GUESSES
 from tests.repo import cli_reference
 
 
@@ -26,6 +27,14 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[t
 
 
 ALL = dict(commands(cli))
+
+
+@pytest.mark.parametrize("words", GUESSES, ids=" ".join)
+def test_a_guessed_word_runs_the_command_that_it_stands_for(words: tuple[str, ...]) -> None:
+    assert words not in ALL, "a guess must hide no command"
+    help_text = ALL[GUESSES[words]].help
+    assert help_text is not None
+    assert help_text.split("\n")[0] in CliRunner().invoke(cli, [*words, "--help"]).output
 
 
 def render() -> str:
