@@ -91,7 +91,11 @@ def receipt(job_id: str, stage: str | None, attempt: int | None, as_json: bool) 
     if not answer.receipts:
         what = f" of {stage}" if stage else ""
         number = f" of attempt {attempt}" if attempt else ""
-        where = "" if answer.complete else "; the replica that answered lacks the beginning of the job's history"
+        where = (
+            ""
+            if answer.complete
+            else "; the replica that answered lacks the beginning of the job's history: try another one"
+        )
         raise Failure(
             ExitCode.NOT_FOUND,
             f"job {job_id} has no receipt{what}{number}{where}",

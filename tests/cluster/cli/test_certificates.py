@@ -87,11 +87,11 @@ def test_a_replica_is_reached_where_the_configuration_says_unless_told_otherwise
 @pytest.mark.parametrize(
     ("name", "role", "words", "expected"),
     [
-        ("r1", "user", ["--replace"], "r1 is a replica of"),
-        ("n1", "operator", ["--replace"], "n1 is an agent of"),
-        ("operator", "user", ["--replace"], "operator is an operator of"),
-        ("alice", "operator", ["--replace"], "alice is a user already"),
-        ("ca", "user", [], "the authority's own"),
+        ("r1", "user", ["--replace"], "r1 is a replica in"),
+        ("n1", "operator", ["--replace"], "n1 is an agent in"),
+        ("operator", "user", ["--replace"], "operator is an operator in"),
+        ("alice", "operator", ["--replace"], "alice already has a certificate as a user"),
+        ("ca", "user", [], "reserved for the authority"),
         ("../x", "user", [], "is not a valid name"),
         ("dora", "user", ["--host", "x"], "serves nobody"),
     ],

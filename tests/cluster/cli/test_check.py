@@ -135,7 +135,7 @@ def test_each_thing_that_a_start_would_fail_at_fails(config: Config, monkeypatch
     config.file.write_text(moved)
     _, found = checked(config, "--name", "r1")
     verdict, sentence = found["r1", "certificate hosts"]
-    assert verdict == "FAIL" and "it lacks 127.0.0.9" in sentence and "--host 127.0.0.9 --replace" in sentence
+    assert verdict == "FAIL" and "127.0.0.9 is missing" in sentence and "--host 127.0.0.9 --replace" in sentence
     config.file.write_text(text.replace(f'"{row.peer}"', f'"192.0.2.1:{row.peer.port}"'))
     assert checked(config, "--name", "r1")[1]["r1", "peer port"][0] == "FAIL"
 

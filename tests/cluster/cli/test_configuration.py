@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_read_is_told_by_name_and_never_read_without_a_bou
     large = written(tmp_path, "#" * (FILE_BYTES_MAX + 1), "large.conf")
     assert "has more than" in forebay(answering.config, "config", "apply", large).stderr
     os.mkfifo(tmp_path / "pipe")
-    assert "no regular file" in forebay(answering.config, "config", "apply", str(tmp_path / "pipe")).stderr
+    assert "not a regular file" in forebay(answering.config, "config", "apply", str(tmp_path / "pipe")).stderr
     assert forebay(answering.config, "config", "apply", str(tmp_path)).exit_code == ExitCode.BAD_INPUT
     (tmp_path / "latin.conf").write_bytes(b"\n# \xe9\n")
     result = forebay(answering.config, "config", "apply", str(tmp_path / "latin.conf"))

@@ -66,7 +66,7 @@ def test_of_jobs_there_is_only_what_was_asked_for(double: Double, tmp_path: Path
     }
     for bad in ("../x", "٤٢", "42/..", ""):
         refused = forebay(double.config, "support", "debug", "--output", str(tmp_path / "c"), "--job", bad)
-        assert refused.exit_code == ExitCode.BAD_INPUT and "is no job" in refused.stderr
+        assert refused.exit_code == ExitCode.BAD_INPUT and "is not a job" in refused.stderr
 
 
 def test_no_key_gets_into_it_by_any_way_and_a_log_is_cut_at_its_beginning(double: Double, tmp_path: Path) -> None:

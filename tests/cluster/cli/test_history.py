@@ -56,9 +56,9 @@ def test_a_history_is_read_to_its_end_a_stretch_at_a_time_and_each_thing_is_a_li
         "was",
         "set",
     ]
-    assert lines[1].endswith("refused hold_job: there is no job 7; see")
+    assert lines[1].endswith("rejected hold_job: there is no job 7; see")
     assert [one.target for one in told.asked] == [
-        f"/v1/history?user=ada&kind=refused&from=2{after}" for after in ("", "&after=3", "&after=8")
+        f"/v1/history?user=ada&kind=rejected&from=2{after}" for after in ("", "&after=3", "&after=8")
     ]
 
 
@@ -125,12 +125,12 @@ def test_a_difference_says_of_each_thing_what_it_was_and_who_changed_it(double: 
         "",
         "pool fast changed, last at revision 8, 2026-11-23T10:03:00Z, by operator: set_pool",
         "   quantity_bytes: 1GiB -> 2GiB",
-        "   x: yes -> nothing",
+        "   x: yes -> none",
         "",
-        "job 7 is new",
+        "job 7 created",
         "   state: pending",
         "",
-        "job 3 is gone",
+        "job 3 deleted",
         "",
         "more changes are not shown: use --job, --of or a larger --limit",
     ]

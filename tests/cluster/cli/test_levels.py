@@ -31,14 +31,14 @@ def test_the_level_is_shown_with_what_each_replica_knows_and_what_may_be_turned_
     result = forebay(double.config, "cluster", "feature-level")
     assert result.exit_code == ExitCode.OK
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert "REPLICA VOTES KNOWS VERSION" in lines and "r1 yes 2 0.2.0" in lines
+    assert "REPLICA VOTES KNOWN-LEVEL VERSION" in lines and "r1 yes 2 0.2.0" in lines
     assert any(line.startswith("r2 no") for line in lines)
-    assert "feature level 2 (release 0.2.0: more) may be turned on" in result.stderr
+    assert "feature level 2 (release 0.2.0: more) is available" in result.stderr
     double.answer("GET", PATH, msgspec.structs.replace(PRESENT, may_be_raised=False))
     result = forebay(double.config, "cluster", "feature-level", "--json")
     assert result.stderr == "" and json.loads(result.stdout)["members"][1]["known"] is None
     result = forebay(double.config, "cluster", "feature-level")
-    assert "may not be turned on yet: upgrade every replica" in result.stderr
+    assert "is not available yet: upgrade every replica" in result.stderr
 
 
 def test_a_raise_without_a_level_asks_for_the_next_one(double: Double) -> None:
@@ -72,7 +72,7 @@ def test_a_replica_of_a_release_without_feature_levels_is_told_apart_from_a_wron
     for words in (("feature-level",), ("raise-feature-level",), ("raise-feature-level", "2")):
         result = forebay(double.config, "cluster", *words)
         assert result.exit_code == ExitCode.REFUSED
-        assert "knows no feature levels, so the cluster is at level 1" in result.stderr
+        assert "without feature levels, so the cluster is at level 1" in result.stderr
 
 
 def test_a_level_below_the_first_step_is_bad_input(double: Double) -> None:
@@ -82,7 +82,7 @@ def test_a_level_below_the_first_step_is_bad_input(double: Double) -> None:
 
 
 def test_the_exit_code_of_a_release_that_is_too_old_is_documented() -> None:
-    assert "start the release that it names" in SERVE_MEANINGS[EXIT_RELEASE_NEEDED]
+    assert "start the release that stderr names" in SERVE_MEANINGS[EXIT_RELEASE_NEEDED]
 
 
 def test_whose_clock_is_off_is_named_beside_the_time_of_the_cluster(double: Double) -> None:
@@ -90,6 +90,6 @@ def test_whose_clock_is_off_is_named_beside_the_time_of_the_cluster(double: Doub
     double.answer("GET", "/v1/clock", answer)
     result = forebay(double.config, "cluster", "clock")
     assert "2026-01-31T12:00:00Z" in result.stdout
-    assert "the wall clock of r2 is off from those of a majority" in result.stderr
+    assert "the wall clock of r2 differs from a majority's" in result.stderr
     double.answer("GET", "/v1/clock", msgspec.structs.replace(answer, off=()))
     assert forebay(double.config, "cluster", "clock").stderr == ""

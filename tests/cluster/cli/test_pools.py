@@ -61,7 +61,7 @@ def test_a_person_is_told_that_more_is_held_than_there_is(double: Double) -> Non
     shrunk = msgspec.structs.replace(FAST, quantity_bytes=20 * GIB + 5, free_bytes=0, overcommitted_bytes=12 * GIB)
     double.answer("POST", "/v1/pools/fast/change", shrunk)
     result = forebay(double.config, "pool", "set", "fast", "--quantity", "20GiB")
-    assert "12GiB more is held than is in service" in result.stderr
+    assert "12GiB more is in use than in service" in result.stderr
     assert "the last 5 cannot be used" in result.stderr
     result = forebay(double.config, "pool", "set", "fast", "--quantity", "20GiB", "--json")
     assert json.loads(result.stdout)["overcommitted_bytes"] == 12 * GIB

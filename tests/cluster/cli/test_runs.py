@@ -33,7 +33,7 @@ def test_a_buffer_is_cleared_by_its_job_or_by_its_name_and_data_is_only_discarde
     assert forebay(double.config, "buffer", "clear", "1", "--yes").exit_code == ExitCode.OK
     assert "discard" not in double.asked[-1].body
     result = forebay(double.config, "buffer", "clear", "--name", "lake", "--discard", "--yes")
-    assert (result.exit_code, result.stdout) == (ExitCode.OK, "the persistent buffer lake is cleared\n")
+    assert (result.exit_code, result.stdout) == (ExitCode.OK, "Cleared persistent buffer lake.\n")
     assert double.asked[-1].body["discard"] is True
 
 

@@ -117,4 +117,4 @@ def test_a_new_reservation_says_until_when_and_what(double: Double, words: tuple
     double.answer("GET", "/v1/reservations", v.ReservationsAnswer(revision=1, reservations=()))
     result = forebay(double.config, "policy", "reservation", "set", "new", *words)
     assert result.exit_code == ExitCode.BAD_INPUT
-    assert "there is no reservation 'new' yet" in result.stderr and [one.method for one in double.asked] == ["GET"]
+    assert "reservation 'new' does not exist yet" in result.stderr and [one.method for one in double.asked] == ["GET"]

@@ -163,7 +163,7 @@ def test_an_id_to_repeat_belongs_to_one_script_and_standard_input_is_read_once(
     twice = forebay(double.config, "submit", "-", "-", stdin=SCRIPT.encode())
     assert (identified.exit_code, twice.exit_code) == (ExitCode.BAD_INPUT, ExitCode.BAD_INPUT)
     assert "--command-id: several scripts are given" in identified.stderr
-    assert "read once" in twice.stderr
+    assert "given twice" in twice.stderr
     assert double.asked == []
 
 

@@ -32,10 +32,10 @@ def test_where_there_is_no_receipt_that_is_an_error_and_a_beginning_that_is_miss
     cut = ReceiptsAnswer(revision=5, job_id=42, receipts=(RECEIPT,), complete=False)
     double.answer("GET", r"/v1/transfers/42/receipts.*", cut)
     result = forebay(double.config, "transfer", "receipt", "42")
-    assert result.exit_code == 0 and "may be earlier receipts" in result.stderr
+    assert result.exit_code == 0 and "Earlier receipts may be missing" in result.stderr
     none = ReceiptsAnswer(revision=5, job_id=42, receipts=(), complete=False)
     double.answer("GET", r"/v1/transfers/42/receipts.*", none)
-    assert "ask another one" in forebay(double.config, "transfer", "receipt", "42").stderr
+    assert "try another one" in forebay(double.config, "transfer", "receipt", "42").stderr
 
 
 def test_drawing_needs_a_terminal_and_no_json(double: Double) -> None:
@@ -44,7 +44,7 @@ def test_drawing_needs_a_terminal_and_no_json(double: Double) -> None:
         piped = forebay(double.config, "transfer", *words, "--watch")
         assert piped.exit_code == ExitCode.BAD_INPUT and "needs a terminal" in piped.stderr
         both = forebay(double.config, "transfer", *words, "--watch", "--json")
-        assert both.exit_code == ExitCode.BAD_INPUT and "contradict each other" in both.stderr
+        assert both.exit_code == ExitCode.BAD_INPUT and "exclude each other" in both.stderr
     assert double.asked == []
 
 
