@@ -88,7 +88,7 @@ def test_a_switchover_is_planned_confirmed_measured_and_told_and_no_job_notices_
 
     unconfirmed, stale = operator.types(*run), operator.types(*run, "--confirm", "00000000")
     assert (unconfirmed.returncode, stale.returncode) == (2, 1), (unconfirmed, stale)
-    assert f"--confirm {made['id']}" in unconfirmed.stderr and "is not what would be done now" in stale.stderr
+    assert f"--confirm {made['id']}" in unconfirmed.stderr and "is outdated" in stale.stderr
     assert operator.json("drill", "list")["drills"] == [], "nothing was done"
 
     done = operator.types(*run, "--confirm", operator.plan()["id"], "--json")

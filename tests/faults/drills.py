@@ -54,10 +54,10 @@ DRILL_S = 300.0
 FORCED = ("--force", "digests")
 """What is overridden: replicas that were started again just now have not compared states yet."""
 
-STALE = ("is not what would be done now", "does not hold")
+STALE = ("is outdated", "does not hold")
 """What is said of a plan that is another one by now, or of a target that leads by now."""
 
-MEASURED = "every acknowledged write is asked for again"
+MEASURED = "checking every acknowledged write"
 """What a drill says when it has measured, and looks at what is left."""
 
 OVER_S = 180.0

@@ -206,7 +206,7 @@ def test_an_agent_starts_only_as_the_account_that_its_configuration_is_for(
 
 
 def test_init_warns_when_jobs_may_stage_nothing(tmp_path: Path) -> None:
-    assert "may not stage in or out yet" in typed("cluster", "init", str(tmp_path / "c")).stderr
+    assert "cannot stage in or out" in typed("cluster", "init", str(tmp_path / "c")).stderr
 
 
 def test_every_replica_and_agent_of_the_configuration_is_started_from_safe_modules(tmp_path: Path) -> None:
