@@ -199,7 +199,7 @@ def _find_target(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: in
 
 
 def scheduler_refusal(state: Facts, actor: c.Actor, cluster: str) -> Refusal | None:
-    """Return the rejection of any command of a scheduler that is not registered for this cluster, or None."""
+    """Return the rejection of a scheduler that is not registered, or is registered for another cluster, else None."""
     known = state.schedulers.get(actor.name)
     if known is None:
         sentence = f"scheduler {actor.name} is not registered"

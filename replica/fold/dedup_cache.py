@@ -115,7 +115,7 @@ REPLY_LIMITS: Final = CacheLimits(RECEIPTS_LEAST, RECEIPTS_PER_ACTOR_MAX, RECEIP
 
 
 def may_cache(own: int, total: int, bounds: CacheLimits) -> bool:
-    """Return whether an actor with `own` of `total` entries may have another one.
+    """Return whether an actor with `own` of the `total` cached entries may have another one.
 
     Beyond its guarantee, an actor may use at most a quarter of the free entries, so some always remain free.
     """

@@ -270,7 +270,7 @@ class SchedulingIndex:
         return {user: places for (of_stage, user), places in self.slots.keys.items() if of_stage == stage}
 
     def gate_verdict(self, job_id: int) -> Verdict | None:
-        """Return the verdict on an unfinished job that follows without a cycle.
+        """Return the verdict on an unfinished job, if no scheduling cycle is needed to find it.
 
         Return None for candidates for space or CPUs, and for external jobs that wait for space.
         """

@@ -179,7 +179,7 @@ def test_an_unknown_task_or_an_array_that_is_none_is_refused_by_name() -> None:
     for command, words in (
         (c.CancelJob(array, tasks=(1, 9)), "task 9 of array"),
         (c.CancelJob(single, tasks=(1,)), "array 3 does not exist"),
-        (c.CancelJob(77, tasks=(1,)), "no job 77"),
+        (c.CancelJob(77, tasks=(1,)), "job 77 does not exist"),
     ):
         refusal = world.settle(command, OPERATOR)
         assert isinstance(refusal, Refusal) and words in refusal.sentence
