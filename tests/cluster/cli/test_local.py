@@ -108,7 +108,7 @@ def test_init_asks_for_the_fixed_part_of_a_root_only(tmp_path: Path) -> None:
     roots = (("home/%u", False), ("home/%u/data", False), ("work/%u", True), ("work", True))
     for number, (root, warned) in enumerate(roots):
         result = typed("cluster", "init", str(tmp_path / f"c{number}"), "--source-root", str(tmp_path / root))
-        assert ("is no directory yet" in result.stderr) == warned, root
+        assert ("does not exist: create it" in result.stderr) == warned, root
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_init_says_which_users_have_no_account_to_run_their_jobs_as(tmp_path: Pa
     result = typed(
         "cluster", "init", str(tmp_path / "c"), "--accounts", "switch", "--user", known, "--user", "nobody-at-all"
     )
-    assert "no account nobody-at-all" in result.stderr
+    assert "user nobody-at-all has no account" in result.stderr
     assert f"no account {known}" not in result.stderr
 
 
