@@ -21,9 +21,7 @@ def render() -> str:
     lines.append("    classDef holding stroke-width:3px")
     lines.append(f"    class {','.join(_identifier(state) for state in BufferState if state in HOLDING)} holding")
     lines += ["```", "", "## Every state and every input", ""]
-    lines.append(
-        "A dash: the input is refused when it is asked for, and ends the replica when it is found in a ledger."
-    )
+    lines.append("A dash: the input is rejected. If it is found in a ledger, it ends the replica.")
     lines.append("")
     lines.append("| input | " + " | ".join(state.word for state in BufferState) + " |")
     lines.append("|---" * (len(BufferState) + 1) + "|")
