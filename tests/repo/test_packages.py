@@ -249,7 +249,7 @@ def test_each_command_has_a_page_that_man_can_read(packages: dict[str, Package])
         assert text.startswith('.TH "') and "\n.SH SYNOPSIS\n" in text, name
         requests = {line.split()[0] for line in text.splitlines() if line[:1] in (".", "'")}
         assert requests <= {".TH", ".SH", ".B", ".BR", ".TP", ".PP", ".I"}, f"{name}: a line of text is a request"
-    assert "no member any more" in found["forebay-run"]
+    assert "earlier incarnation of the cluster" in found["forebay-run"]
 
 
 def test_the_document_has_whole_statements_for_each_way_that_is_typed() -> None:
